@@ -2,6 +2,7 @@
 
     python bench/serve.py runs/en-de --text data/multi30k/test2016.en
     python bench/serve.py runs/en-de --text test.en --clients 1 8 64 256 --rounds 5 --out serve.json
+    python bench/serve.py runs/en-de --text test.en --servers dragoman libretranslate --libretranslate-python PYTHON
 
 Each server runs in a process of its own.  Closed loop: each of N clients sends one sentence after the other.  Open
 loop: sentences arrive at random (a Poisson process) at 70 % of the slowest server's throughput with 64 clients, and of
@@ -9,6 +10,7 @@ its own.  Every round asks each server in turn.  The client, which is written fo
 
 CTranslate2 gets the best batching that we know: everything that waits becomes a batch as soon as one of its workers is
 free (`bench/serve_ctranslate2.py`); tokenizer, search (beam) and precision (int8) are those of Dragoman.
+LibreTranslate runs in an environment of its own with the same weights (`bench/serve_libretranslate.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes import processor
+from serve_libretranslate import argos_packages
 
 WARM_UP = 1.0  # seconds
 HEAD = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
@@ -170,7 +173,26 @@ def commands(given: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
             "--threads", str(given.threads),
         ],
     }  # fmt: skip
+    if "libretranslate" in given.servers:
+        known["libretranslate"] = libretranslate(given, folder)
     return {name: known[name] for name in given.servers}
+
+
+def libretranslate(given: argparse.Namespace, folder: Path) -> list[str]:
+    """Return the command of LibreTranslate, with packages of the exported model."""
+    from dragoman.models.model_folder import find_model, read_config
+
+    config, model = read_config(given.model), find_model(given.model)
+    data, tokenizer = config.parallel, model / "tokenizer.model"
+    if given.libretranslate_python is None:
+        sys.exit("libretranslate: specify --libretranslate-python, the Python of the environment with libretranslate")
+    if not tokenizer.is_file():
+        sys.exit(f"{model}: no tokenizer.model; LibreTranslate needs one SentencePiece model for both languages")
+    languages = (data.source_language, data.target_language)
+    argos_packages(folder / "packages", folder / "ctranslate2", tokenizer, languages)
+    os.environ["ARGOS_BEAM_SIZE"] = str(config.search.beam)
+    script = Path(__file__).parent / "serve_libretranslate.py"
+    return [given.libretranslate_python, str(script), str(folder / "packages"), "--cores", str(given.threads)]
 
 
 def bodies_of(given: argparse.Namespace) -> list[bytes]:
@@ -235,13 +257,15 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64, 256])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--threads", type=int, default=2, help="threads of CTranslate2; Dragoman chooses its own")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the others; Dragoman chooses its own")
+    parser.add_argument("--libretranslate-python", help="Python of an environment with the package libretranslate")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     print(f"{processor()}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        servers = [Server(name, command) for name, command in commands(given, Path(folder)).items()]
+        servers: list[Server] = []
         try:
+            servers.extend(Server(name, command) for name, command in commands(given, Path(folder)).items())
             rows = measure(servers, bodies_of(given), given)
         finally:
             for server in servers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 import os
@@ -144,6 +145,52 @@ def test_serve(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "serve.jsonl").read_text().splitlines()]
     assert {row["server"] for row in rows} == {"dragoman", "ctranslate2"} and "| 4 clients | dragoman |" in out
     assert all(set(row["statuses"]) == {"200"} for row in rows if "statuses" in row)
+
+
+def test_language_identification(tmp_path: Path) -> None:
+    """Texts that every identifier knows, in the places of the corpora."""
+    texts = {
+        "en": "This is a sentence that we have written in English.",
+        "de": "Das ist ein Satz, den wir auf Deutsch geschrieben haben.",
+        "fr": "Ceci est une phrase que nous avons écrite en français.",
+        "zh": "这是我们用中文写的一句话",
+        "cs": "Toto je věta, kterou jsme napsali česky.",
+    }
+    sys.path.insert(0, str(BENCH))
+    try:
+        from language_identification import CORPORA
+    finally:
+        sys.path.remove(str(BENCH))
+    for language, names in CORPORA.items():
+        for name in names:
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            line = f"# text = {texts[language]}\n1\tx\n" if ".conllu" in name else texts[language] + "\n"
+            data = (line * 10).encode()
+            path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    out = output_of("language_identification.py", str(tmp_path), "--libraries", "py3langid", "--count", "30")
+    row = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
+    assert row["sentences, restricted"] == {"mean": 100.0, **dict.fromkeys(texts, 100.0)}
+    assert 50 < row["1-3 words, restricted"]["mean"] <= 100 and "| py3langid 0.4" in out
+
+
+def test_argos_packages(tmp_path: Path) -> None:
+    """Two packages of one model, in the layout that Argos Translate reads."""
+    sys.path.insert(0, str(BENCH))
+    try:
+        from serve_libretranslate import argos_packages
+    finally:
+        sys.path.remove(str(BENCH))
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "model.bin").write_bytes(b"weights")
+    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
+    argos_packages(tmp_path / "packages", tmp_path / "exported", tmp_path / "tokenizer.model", ("en", "de"))
+    for source, target in (("en", "de"), ("de", "en")):
+        package = tmp_path / "packages" / f"{source}_{target}"
+        assert (package / "model" / "model.bin").read_bytes() == b"weights"
+        assert (package / "sentencepiece.model").read_bytes() == b"pieces"
+        described = json.loads((package / "metadata.json").read_text())
+        assert (described["from_code"], described["to_code"]) == (source, target)
 
 
 def test_glossary(tmp_path: Path) -> None:

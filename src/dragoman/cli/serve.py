@@ -54,8 +54,16 @@ def serve(
     log_requests: Annotated[
         bool | None, typer.Option("--log-requests", help="Print one JSON object per request, without its texts.")
     ] = None,
+    use_ray: Annotated[
+        bool, typer.Option("--ray", help="Serve by replicas on the Ray cluster at RAY_ADDRESS, or on this machine.")
+    ] = False,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Number of replicas of --ray; default: one per machine.")
+    ] = None,
 ) -> None:
     """Serve a page that translates, LibreTranslate and DeepL clients, and a page that shows each step."""
+    if replicas is not None and not use_ray:
+        raise UsageError(f"--replicas {replicas} has no effect without --ray; add it, or start several servers")
     try:
         from dragoman.serve.start import start
     except ModuleNotFoundError as error:
@@ -80,4 +88,9 @@ def serve(
     def read() -> ServerConfig:
         return ServerConfig.parse(given, "dragoman serve") if config is None else read_server_config(config, **given)
 
-    start(read(), log, read)
+    if use_ray:
+        from dragoman.serve.ray import serve_on_ray
+
+        serve_on_ray(read(), replicas, log)
+    else:
+        start(read(), log, read)

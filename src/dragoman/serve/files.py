@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from starlette.datastructures import FormData, UploadFile
@@ -21,6 +23,7 @@ from dragoman.pipelines.glossary import Glossary, Term
 from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Overloaded
+from dragoman.serve.documents import DocumentStore
 from dragoman.serve.requests import BadRequest
 
 __all__ = ["Document", "DocumentJobs", "Job", "Upload", "read_upload", "translate_upload"]
@@ -115,13 +118,13 @@ class _TermRecorder:
 class Job:
     """A document that is being translated, or was.
 
-    key: secret that reads the result.  size: of the upload in bytes.
+    key: secret that reads the result.  size: of the upload in bytes.  task: None if it runs, or ran, elsewhere.
     """
 
     name: str
     key: str
     size: int
-    task: asyncio.Task[None]
+    task: asyncio.Task[None] | None
     begun: float = field(default_factory=time.monotonic)
     result: Document | None = None
     error: str | None = None
@@ -133,20 +136,30 @@ class Job:
 
 
 class DocumentJobs:
-    """Documents in memory: at most 1,000, of 256 MB together, ten minutes after their upload."""
+    """Documents: at most 1,000, of 256 MB together, ten minutes after their upload.
 
-    def __init__(self) -> None:
+    database: file that several servers share, so that each of them knows the documents of the others; None = in memory.
+    """
+
+    def __init__(self, database: Path | None = None) -> None:
         self._jobs: dict[str, Job] = {}
+        """With a database, those that are not finished."""
+        self._store = DocumentStore(database, _KEPT_SECONDS) if database else None
 
     def start(self, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Job]:
         """Begin to translate an upload of `size` bytes; return the identifier of the job.  Raises Overloaded."""
         self._drop_old()
-        if len(self._jobs) >= _MOST_JOBS or size + sum(job.held for job in self._jobs.values()) > _MOST_BYTES:
+        count, held = len(self._jobs), sum(job.held for job in self._jobs.values())
+        if self._store is not None:
+            count, held = self._store.held()
+        if count >= _MOST_JOBS or size + held > _MOST_BYTES:
             work.close()
             raise Overloaded(60)
-        identifier = secrets.token_hex(16)
+        identifier, key = secrets.token_hex(16), secrets.token_hex(32)
+        if self._store is not None:
+            self._store.add(identifier, name, key, size)
         task = asyncio.create_task(self._run(identifier, work))
-        job = self._jobs[identifier] = Job(name, secrets.token_hex(32), size, task)
+        job = self._jobs[identifier] = Job(name, key, size, task)
         return identifier, job
 
     async def _run(self, identifier: str, work: Coroutine[Any, Any, Document]) -> None:
@@ -157,10 +170,16 @@ class DocumentJobs:
             job.error = str(error)
         except Exception as error:
             job.error = f"internal error ({type(error).__name__}); this is a bug in Dragoman"
+        if self._store is not None:
+            data, characters = (None, 0) if job.result is None else (job.result.data, job.result.characters)
+            with suppress(sqlite3.Error):  # such as a full disk; then only this server knows the document
+                self._store.finish(identifier, data, characters, job.error)
+                self._jobs.pop(identifier, None)
 
     async def finished(self, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Document]:
         """Translate, and return the result and the identifier under which it waits."""
         identifier, job = self.start(name, size, work)
+        assert job.task is not None
         try:
             await job.task  # cancelled with this call
         except asyncio.CancelledError:
@@ -174,20 +193,30 @@ class DocumentJobs:
     def find(self, identifier: str) -> Job | None:
         """Return a job."""
         self._drop_old()
-        return self._jobs.get(identifier)
+        found = None if self._store is None or identifier in self._jobs else self._store.find(identifier)
+        if found is None:
+            return self._jobs.get(identifier)
+        name, key, size, data, characters, error = found
+        return Job(name, key, size, None, result=None if data is None else Document(data, characters), error=error)
 
     def forget(self, identifier: str) -> None:
         """Drop a job, and cancel it if it is not finished."""
         job = self._jobs.pop(identifier, None)
-        if job is not None:
+        if job is not None and job.task is not None:
             job.task.cancel()
+        if self._store is not None:
+            self._store.delete(identifier)
 
     def _drop_old(self) -> None:
         limit = time.monotonic() - _KEPT_SECONDS
         for identifier in [key for key, job in self._jobs.items() if job.begun < limit]:
             self.forget(identifier)
+        if self._store is not None:
+            self._store.drop_old()
 
     def close(self) -> None:
         """Cancel what is not finished."""
         for identifier in [*self._jobs]:
             self.forget(identifier)
+        if self._store is not None:
+            self._store.close()

@@ -20,6 +20,9 @@ __all__ = ["ApiKey", "KeyStore", "open_database"]
 _WAIT_SECONDS = 5.0
 """Time to wait for another process that writes the database."""
 
+_NETWORK = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "gluster", "fuse.")
+"""Beginnings of the names of file systems that several machines may use."""
+
 
 def open_database(path: Path | None, create: bool = True) -> sqlite3.Connection:
     """Open a database that several processes can use at the same time; None = in memory.
@@ -34,13 +37,26 @@ def open_database(path: Path | None, create: bool = True) -> sqlite3.Connection:
             path or ":memory:", timeout=_WAIT_SECONDS, check_same_thread=False, isolation_level=None
         )
         if path is not None:
-            connection.execute("PRAGMA journal_mode = WAL")  # readers do not wait for writers
+            # With a write-ahead log, readers do not wait for writers, but all processes must be on one machine.
+            connection.execute(f"PRAGMA journal_mode = {'DELETE' if _is_shared(path) else 'WAL'}")
             connection.execute("PRAGMA synchronous = NORMAL")
     except sqlite3.Error as error:
         if connection is not None:
             connection.close()
         raise UsageError(f"{path}: cannot be used as a database: {error}; specify another file") from None
     return connection
+
+
+def _is_shared(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """Return whether a file is on a file system that several machines may use."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    kinds = {Path(point.replace("\\040", " ")): kind for _, point, kind, *_ in map(str.split, lines)}
+    folder = path.resolve().parent
+    nearest = next((kinds[each] for each in (folder, *folder.parents) if each in kinds), "")
+    return nearest.startswith(_NETWORK)
 
 
 @dataclass(frozen=True)

@@ -77,13 +77,14 @@ def create_server(
 
     hosts: accepted host names of requests, "*" for any; local names are always accepted.  viewer: application of the
     page that shows a translation while it is generated, at /viewer/; the page at / links to it.  database: file of the
-    API keys and glossaries; without one, keys are not checked, and glossaries are kept until the server ends.
-    require_key: refuse requests without a key.  suggestions: file to which suggested translations are appended; None =
-    they are refused.  Raises UsageError for an invalid database, and for suggestions that cannot be written.
+    API keys, glossaries and documents, which several servers may share; without one, keys are not checked, and
+    glossaries are kept until the server ends.  require_key: refuse requests without a key.  suggestions: file to which
+    suggested translations are appended; None = they are refused.  Raises UsageError for an invalid database, and for
+    suggestions that cannot be written.
     """
-    limits, jobs, monitor = limits or Limits(), DocumentJobs(), Monitor(directions)
+    limits, monitor = limits or Limits(), Monitor(directions)
     clients = Clients(KeyStore(database, create=False) if database else None, require_key)
-    glossaries = GlossaryStore(database)
+    glossaries, jobs = GlossaryStore(database), DocumentJobs(database)
     suggested = None if suggestions is None else SuggestionFile(suggestions)
 
     @asynccontextmanager

@@ -16,6 +16,7 @@ from dragoman.errors import UsageError
 from dragoman.extras import has_torch
 from dragoman.serve.direction import Direction
 from dragoman.serve.directions import Directions
+from dragoman.serve.keys import KeyStore
 from dragoman.serve.listen import listen
 from dragoman.serve.model_source import ModelSource, model_sources
 from dragoman.serve.monitor import LOG
@@ -24,7 +25,7 @@ from dragoman.serve.requests import Limits
 from dragoman.serve.run import run_server
 from dragoman.serve.server import LazyApp, create_server, to_viewer
 
-__all__ = ["start"]
+__all__ = ["check", "create_application", "start"]
 
 _LOCAL = {"127.0.0.1", "localhost", "::1"}
 
@@ -36,9 +37,7 @@ def start(config: ServerConfig, log: Callable[[str], None], read: Callable[[], S
     configuration, read again at SIGHUP.  Raises UsageError, ModelFolderError, and DragomanError if the address cannot
     be used.
     """
-    sources = model_sources(config.models)
-    if not sources and not config.viewer:
-        raise UsageError("none of the models translates, so there is nothing to serve without the viewer")
+    check(config)
     with listen(config.host, config.port) as listener:
         address, bound_port = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
@@ -46,17 +45,37 @@ def start(config: ServerConfig, log: Callable[[str], None], read: Callable[[], S
         if config.log_requests:
             LOG.addHandler(logging.StreamHandler(sys.stdout))
             LOG.setLevel(logging.INFO)
-        page = _Viewer(config) if _with_viewer(config, sources, log) else None
-        if sources:
-            directions = _directions(config, sources, log)
-            app = _server(config, directions, page.app if page else None)
-            replaced = page.replace if page else (lambda config: None)
-            reloader = Reloader(directions, config, read or (lambda: config), log, replaced)
-            run_server(app, app.state.monitor, listener, config.drain, reloader, lambda: log(started))
-        elif page:
+        app, reloader = create_application(config, log, read)
+        if reloader is None:
             log(started)
-            viewer = Starlette(routes=[Mount("/viewer", page.app), Route("/", to_viewer)])
-            run_server(viewer, None, listener, config.drain)
+            run_server(app, None, listener, config.drain)
+        else:
+            run_server(app, app.state.monitor, listener, config.drain, reloader, lambda: log(started))
+
+
+def check(config: ServerConfig) -> None:
+    """Raise UsageError or ModelFolderError for models that cannot be served, and for an invalid database."""
+    if not model_sources(config.models) and not config.viewer:
+        raise UsageError("none of the models translates, so there is nothing to serve without the viewer")
+    if config.database:
+        KeyStore(Path(config.database), create=False).close()
+
+
+def create_application(
+    config: ServerConfig, log: Callable[[str], None], read: Callable[[], ServerConfig] | None = None
+) -> tuple[Starlette, Reloader | None]:
+    """Return the application, and what loads its models; only the viewer has none.
+
+    read: see `start`.  Raises UsageError and ModelFolderError.
+    """
+    sources = model_sources(config.models)
+    page = _Viewer(config) if _with_viewer(config, sources, log) else None
+    if not sources and page:
+        return Starlette(routes=[Mount("/viewer", page.app), Route("/", to_viewer)]), None
+    directions = _directions(config, sources, log)
+    app = _server(config, directions, page.app if page else None)
+    replaced = page.replace if page else (lambda config: None)
+    return app, Reloader(directions, config, read or (lambda: config), log, replaced)
 
 
 def _with_viewer(config: ServerConfig, sources: Sequence[ModelSource], log: Callable[[str], None]) -> bool:

@@ -1,0 +1,245 @@
+"""Several servers with one database: processes behind a balancer, and replicas of Ray Serve."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from typer.testing import CliRunner
+
+from dragoman.cli import app
+from dragoman.config.server import ServerConfig
+from dragoman.errors import DragomanError, UsageError
+from dragoman.pipelines.translation import Translator
+from dragoman.serve import keys
+from dragoman.serve import ray as ray_serve
+from dragoman.serve.keys import KeyStore
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PAIR = {"source": "en", "target": "xx"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN / "model_v1", tmp_path / "model"))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    KeyStore(tmp_path / "keys.sqlite").close()
+    return tmp_path / "keys.sqlite"
+
+
+@contextmanager
+def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a server, give its address, and stop it."""
+    command = [sys.executable, "-m", "dragoman", "serve", "--no-viewer", *map(str, arguments)]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    try:
+        told = []
+        for line in server.stderr:
+            told.append(line)
+            if line.startswith("http://"):
+                break
+        else:
+            raise AssertionError(f"the server did not start: {''.join(told)}")
+        yield server, line.split()[0]
+        server.terminate()
+        assert server.wait(60) == 0
+        assert "Traceback" not in server.stderr.read()
+    finally:
+        with suppress(ProcessLookupError):
+            server.kill()
+        server.wait()
+        server.stderr.close()
+
+
+def translated(address: str, secret: str, **values: Any) -> httpx.Response:
+    body = {"text": ["one two"], "source_lang": "en", "target_lang": "xx", **values}
+    return httpx.post(f"{address}/v2/translate", json=body, headers=authorized(secret), timeout=30)
+
+
+def authorized(secret: str) -> dict[str, str]:
+    return {"authorization": f"DeepL-Auth-Key {secret}"}
+
+
+def sent(address: str, content: bytes) -> str:
+    """Translate a document; return the path of its result."""
+    answer = httpx.post(f"{address}/translate_file", files={"file": ("a.txt", content)}, data=PAIR, timeout=30)
+    return httpx.URL(answer.json()["translatedFileUrl"]).path
+
+
+# ------------------------------------------------------------------------------------------------- behind a balancer
+
+
+def test_processes_share_keys_glossaries_and_documents(model: Path, database: Path) -> None:
+    store = KeyStore(database)
+    key, secret = store.add("someone", characters=1_000)
+    arguments = (model, "--database", database, "--port", "0")
+    with started(*arguments) as (_, first), started(*arguments) as (_, second):
+        values = {"name": "n", "source_lang": "en", "target_lang": "xx", "entries_format": "tsv"}
+        made = httpx.post(
+            f"{first}/v2/glossaries", json=values | {"entries": "two\tzwei"}, headers=authorized(secret)
+        ).json()
+        listed = httpx.get(f"{second}/v2/glossaries", headers=authorized(secret)).json()["glossaries"]
+        assert listed == [made]
+        used = translated(second, secret, glossary_id=made["glossary_id"])
+        assert used.status_code == 200, used.text
+
+        path = sent(first, b"one two\n")
+        results = [httpx.get(address + path) for address in (first, second)]
+        assert [result.content for result in results] == [b"deux un\n"] * 2
+        assert "a.txt" in results[1].headers["content-disposition"]
+
+        upload = {"files": {"file": ("b.txt", b"one two\n")}, "data": {"source_lang": "en", "target_lang": "xx"}}
+        job = httpx.post(f"{first}/v2/document", headers=authorized(secret), **upload).json()
+        state = f"{second}/v2/document/{job['document_id']}"
+        secret_of = {"document_key": job["document_key"]}
+        for _ in range(100):
+            found = httpx.post(state, json=secret_of, headers=authorized(secret)).json()
+            if found["status"] != "translating":
+                break
+            time.sleep(0.05)
+        assert (found["status"], found["billed_characters"]) == ("done", 7)
+        assert httpx.post(f"{state}/result", json=secret_of, headers=authorized(secret)).content == b"deux un\n"
+        assert httpx.post(state.replace(second, first), json=secret_of, headers=authorized(secret)).status_code == 404
+
+        assert store.revoke(key.id)
+        assert [translated(address, secret).status_code for address in (first, second)] == [403, 403]
+    store.close()
+
+
+def test_the_journal_of_a_database_that_several_machines_use(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write-ahead log works on one machine only."""
+    mounts = tmp_path / "mounts"
+    shared = tmp_path / "two words"
+    shared.mkdir()
+    escaped = str(shared).replace(" ", "\\040")
+    mounts.write_text(f"/dev/a / ext4 rw 0 0\nserver:/b {escaped} nfs4 rw 0 0\n")
+    assert not keys._is_shared(database, mounts) and keys._is_shared(shared / "keys.sqlite", mounts)
+    assert not keys._is_shared(database, tmp_path / "missing")
+
+    def journal() -> str:
+        connection = keys.open_database(database)
+        (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        connection.close()
+        return str(mode)
+
+    assert journal() == "wal"
+    monkeypatch.setattr(keys, "_is_shared", lambda path: True)
+    assert journal() == "delete"
+
+
+# ------------------------------------------------------------------------------------------------------- on Ray Serve
+
+
+def free_port() -> int:
+    """Return a port that the processes of Ray do not take for their own connections."""
+    for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no free port")
+
+
+@pytest.mark.slow
+def test_replicas_of_ray(model: Path, database: Path) -> None:
+    """Two replicas translate as the translator, share documents, and are replaced when they die."""
+    if subprocess.run([sys.executable, "-c", "import ray.serve"], capture_output=True, check=False).returncode:
+        pytest.skip("Ray Serve cannot be imported")
+    texts = [" ".join(["one", "two", "three"][: 1 + i % 3] * (1 + i % 7)) for i in range(200)]
+    wanted = [translation.text for translation in Translator.load(model, "cpu").translate(texts)]
+    options = ("--ray", "--replicas", 2, "--port", free_port(), "--database", database)
+    with started(model, *options) as (_, address), httpx.Client(base_url=address, timeout=60) as client:
+
+        def ask(text: str) -> str:
+            return str(client.post("/translate", json={"q": text, **PAIR}).json()["translatedText"])
+
+        def handled() -> set[str]:
+            name = 'dragoman_requests_total{route="/translate",status="200"}'
+            told = [client.get("/metrics").text.splitlines() for _ in range(30)]
+            return {line for lines in told for line in lines if line.startswith(name)}
+
+        with ThreadPoolExecutor(32) as pool:
+            assert list(pool.map(ask, texts)) == wanted
+        assert len(handled()) == 2, "only one replica was used"
+        assert client.post("/translate", json={"q": texts, **PAIR}).json()["translatedText"] == wanted
+        refused = client.post("/translate", json={"q": "one", "source": "en", "target": "zz"})
+        assert (refused.status_code, refused.json()) == (400, {"error": "zz is not supported"})
+        assert client.get("/languages", headers={"host": "elsewhere.example"}).status_code == 400
+        path = sent(address, b"one two\n")
+        assert {client.get(path).content for _ in range(10)} == {b"deux un\n"}
+
+        os.kill(replica_processes()[0], signal.SIGKILL)
+        end = time.monotonic() + 60
+        while len(replica_processes()) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        assert [ask(text) for text in texts[:20]] == wanted[:20]
+
+
+def replica_processes() -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::ServeReplica:dragoman"):
+                found.append(int(folder.name))
+    return found
+
+
+def test_options_that_ray_does_not_accept(model: Path) -> None:
+    config = ServerConfig.parse({"models": [{"path": str(model)}], "port": 0, "log_requests": True}, "test")
+    with pytest.raises(UsageError, match=r"(?s)--ray does not accept:.*port 0: .*--port 8000.*log_requests: "):
+        ray_serve.serve_on_ray(config, 2, print)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        used = ServerConfig.parse({"models": [{"path": str(model)}], "port": other.getsockname()[1]}, "test")
+        with pytest.raises(DragomanError, match=r"cannot listen on 127.0.0.1:\d+"):
+            ray_serve.serve_on_ray(used, 2, print)
+    with pytest.raises(UsageError, match="--replicas 2 has no effect without --ray"):
+        CliRunner().invoke(app, ["serve", str(model), "--replicas", "2"], catch_exceptions=False)
+
+
+def test_without_ray(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ray", "ray.serve"):
+        monkeypatch.setitem(sys.modules, "ray", SimpleNamespace())
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(UsageError, match=r"serving on Ray needs ray, .* pip install 'dragoman\[scale\]'"):
+            CliRunner().invoke(app, ["serve", str(model), "--ray", "--port", str(free_port())], catch_exceptions=False)
+
+
+def test_replicas_without_a_database(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": False, "Resources": {"CPU": 9.0}}]
+    cluster = SimpleNamespace(is_initialized=lambda: True, nodes=lambda: nodes)
+    cluster.status = lambda: SimpleNamespace(proxies={})
+    monkeypatch.setattr(ray_serve, "extra_package", lambda *names: cluster)
+    config = ServerConfig.parse({"models": [{"path": str(model)}], "viewer": False, "port": free_port()}, "test")
+    with pytest.raises(UsageError, match=r"several replicas need a database .*--database FILE"):
+        ray_serve.serve_on_ray(config, 2, print)
+    with pytest.raises(UsageError, match=r"has 4 CPU in total, .* lower --replicas 5"):
+        ray_serve.serve_on_ray(config, 5, print)
+    cluster.status = lambda: SimpleNamespace(proxies={"node": "HEALTHY"})
+    with pytest.raises(UsageError, match="Ray Serve already runs on this cluster"):
+        ray_serve.serve_on_ray(config, 1, print)
+
+
+@pytest.mark.parametrize(
+    ("cores", "replicas", "threads"), [([4], 1, 4), ([4], 3, 1), ([4, 4, 4], 5, 2), ([2, 6], 2, 3), ([1, 8], 2, 4)]
+)
+def test_replicas_fit_into_the_machines(cores: list[int], replicas: int, threads: int) -> None:
+    assert ray_serve._threads(cores, replicas) == threads

@@ -18,7 +18,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from dragoman.data.segment import JoinedParts, join_parts
-from dragoman.decoding.service import Search
+from dragoman.decoding.service import Search, SearchService
 from dragoman.errors import DragomanError
 from dragoman.serve import events as events_module
 from dragoman.serve.direction import Direction
@@ -134,14 +134,17 @@ def test_errors_before_the_first_event_are_those_of_the_plain_answer(
         assert streamed.json() == client.post("/translate", json={**asked, "stream": False}).json()
 
 
-class ByHand:
-    """A service whose searches end when a test says so.  Their results are those of `direction`."""
+class ByHand(SearchService):
+    """A service whose searches end when a test says so.  Their results are those of another direction.
+
+    direction: that direction with this service.
+    """
 
     def __init__(self, direction: Direction) -> None:
         self.service = direction.service
         self.searches: list[tuple[Search, tuple[Any, ...]]] = []
         self.cancelled = 0
-        direction.service = self  # type: ignore[assignment]
+        self.direction = Direction(direction.translator, direction.name, self)
 
     def submit(self, *arguments: Any) -> Search:
         self.searches.append((Search(len(arguments[0])), arguments))
@@ -155,7 +158,9 @@ class ByHand:
         self.cancelled += 1
         search.future.cancel()
 
-    load = 0, 0
+    @property
+    def load(self) -> tuple[int, int]:
+        return 0, 0
 
     def close(self) -> None:
         self.service.close()
@@ -180,9 +185,11 @@ def read_until(connection: socket.socket, end: bytes) -> bytes:
 
 
 def test_a_sentence_is_sent_before_the_others_are_translated_and_in_order() -> None:
-    direction = of_sentences(copying_direction())
-    service = ByHand(direction)
-    with serving(create_server(Directions([direction]))) as address, posted(address, {"q": SENTENCES}) as connection:
+    service = ByHand(of_sentences(copying_direction()))
+    with (
+        serving(create_server(Directions([service.direction]))) as address,
+        posted(address, {"q": SENTENCES}) as connection,
+    ):
         until(lambda: len(service.searches) == 4)
         service.finish(1)  # waits for the sentence before it
         service.finish(0)
@@ -194,10 +201,9 @@ def test_a_sentence_is_sent_before_the_others_are_translated_and_in_order() -> N
 
 
 def test_texts_of_a_list_do_not_wait_for_each_other() -> None:
-    direction = of_sentences(copying_direction())
-    service = ByHand(direction)
+    service = ByHand(of_sentences(copying_direction()))
     with (
-        serving(create_server(Directions([direction]))) as address,
+        serving(create_server(Directions([service.direction]))) as address,
         posted(address, {"q": ["one", "two"]}) as connection,
     ):
         until(lambda: len(service.searches) == 2)
@@ -210,9 +216,8 @@ def test_texts_of_a_list_do_not_wait_for_each_other() -> None:
 def test_a_client_that_disconnects_frees_its_rows_and_is_charged_for_what_it_has(tmp_path: Path) -> None:
     store = KeyStore(tmp_path / "keys.sqlite")
     key, secret = store.add("reader")
-    direction = of_sentences(copying_direction())
-    service = ByHand(direction)
-    directions = Directions([direction])
+    service = ByHand(of_sentences(copying_direction()))
+    directions = Directions([service.direction])
     server = create_server(directions, database=tmp_path / "keys.sqlite", require_key=True)
     with serving(server) as address:
         with posted(address, {"q": SENTENCES, "api_key": secret}) as connection:
@@ -230,9 +235,8 @@ def test_a_client_that_disconnects_frees_its_rows_and_is_charged_for_what_it_has
 
 
 def test_an_error_after_the_first_event_is_an_event() -> None:
-    direction = of_sentences(copying_direction())
-    service = ByHand(direction)
-    directions = Directions([direction])
+    service = ByHand(of_sentences(copying_direction()))
+    directions = Directions([service.direction])
     with serving(create_server(directions)) as address, posted(address, {"q": SENTENCES}) as connection:
         until(lambda: len(service.searches) == 4)
         service.finish(0)
@@ -246,19 +250,17 @@ def test_an_error_after_the_first_event_is_an_event() -> None:
 
 
 def test_an_error_without_a_first_event_has_its_status() -> None:
-    direction = of_sentences(copying_direction())
-    service = ByHand(direction)
+    service = ByHand(of_sentences(copying_direction()))
     limits = Limits(seconds=0.2)
-    with TestClient(create_server(Directions([direction]), limits)) as client:
+    with TestClient(create_server(Directions([service.direction]), limits)) as client:
         answer = client.post("/translate", json={**QUERY, "q": SENTENCES, "stream": True})
     assert answer.status_code == 503 and "took longer than 0.2 s" in answer.json()["error"]
     assert service.cancelled == 4
 
 
 def test_the_time_limit_ends_a_stream() -> None:
-    direction = of_sentences(copying_direction())
-    service = ByHand(direction)
-    with serving(create_server(Directions([direction]), Limits(seconds=0.6))) as address:
+    service = ByHand(of_sentences(copying_direction()))
+    with serving(create_server(Directions([service.direction]), Limits(seconds=0.6))) as address:
         begun = time.monotonic()
         with posted(address, {"q": SENTENCES}) as connection:
             until(lambda: len(service.searches) == 4)
@@ -270,9 +272,11 @@ def test_the_time_limit_ends_a_stream() -> None:
 def test_comments_keep_a_quiet_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
     assert events_module._QUIET_SECONDS == 15
     monkeypatch.setattr(events_module, "_QUIET_SECONDS", 0.05)
-    direction = of_sentences(copying_direction())
-    service = ByHand(direction)
-    with serving(create_server(Directions([direction]))) as address, posted(address, {"q": "one"}) as connection:
+    service = ByHand(of_sentences(copying_direction()))
+    with (
+        serving(create_server(Directions([service.direction]))) as address,
+        posted(address, {"q": "one"}) as connection,
+    ):
         assert b"event" not in read_until(connection, b": translating\n\n").partition(b"\r\n\r\n")[2]
         service.finish(0)
         assert b"event: done" in read_until(connection, b"0\r\n\r\n")

@@ -154,7 +154,7 @@ def test_a_full_disk_is_reported_and_leaves_no_part_of_a_line(file: Path, monkey
     with opened(file) as client:
         assert client.post("/suggest", json=VALUES).status_code == 200
         before = file.read_bytes()
-        monkeypatch.setattr("dragoman.serve.suggestions.os.write", write)
+        monkeypatch.setattr(os, "write", write)
         answer = client.post("/suggest", json=VALUES)
         assert answer.status_code == 500 and "(No space left on device)" in answer.json()["error"]
         assert file.read_bytes() == before and before.endswith(b"\n")

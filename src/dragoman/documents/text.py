@@ -10,7 +10,7 @@ from dragoman.documents.segments import DocumentTranslator
 from dragoman.documents.translation import read_segments
 from dragoman.errors import UsageError
 from dragoman.markup.html import translate_html
-from dragoman.markup.segment import Segment, plain_text
+from dragoman.markup.segment import Segment
 
 __all__ = ["document_text"]
 
@@ -68,7 +68,7 @@ class _TextReader(DocumentTranslator):
                 raise _EnoughError
 
     def segments(self, segments: Sequence[Segment]) -> list[Segment]:
-        self._add([plain_text(segment) for segment in segments])
+        self._add([_with_line_ends(segment) for segment in segments])
         return list(segments)
 
     def page(self, text: str, attributes: bool = False) -> str:
@@ -77,3 +77,8 @@ class _TextReader(DocumentTranslator):
         except _PageTexts as found:
             self._add(found.texts)
         return text
+
+
+def _with_line_ends(segment: Segment) -> str:
+    """Return the text of a segment with the line ends, which are tags, and without other tags."""
+    return "".join(item if isinstance(item, str) else item.raw if item.raw.isspace() else "" for item in segment)

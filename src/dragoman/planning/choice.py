@@ -15,8 +15,8 @@ from dragoman.training.plan import PARAMETERS_PER_TOKEN, overfits
 __all__ = ["SIZES", "CorpusFacts", "Setting", "Size", "Speed", "Training", "choose_size", "choose_training",
            "choose_vocabulary", "enough_tokens", "expect", "model_settings", "optimizer_settings"]  # fmt: skip
 
-TOKENS_PER_WEIGHT = 5.0
-"""Training tokens per weight of the layers that a size needs to be better than the next smaller one."""
+TOKENS_PER_WEIGHT = 4.1
+"""Training tokens per weight of the layers that a size needs to be better than the next smaller one, with Muon."""
 _TRAINED_SHARE = 0.93
 """Share of the budget that is used for steps; validation and saving use the rest."""
 _STEPS = 5000

@@ -35,6 +35,7 @@ from recipes import processor
 from serve_libretranslate import argos_packages
 
 WARM_UP = 1.0  # seconds
+CONNECTIONS = 96  # of an open loop; LibreTranslate accepts 100, and further ones wait until others are closed
 HEAD = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
 
 
@@ -48,13 +49,17 @@ class Client:
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
         return self
 
+    async def ask(self, body: bytes) -> tuple[int, bytes, bytes]:
+        """Return status, headers and body of the answer."""
+        self.writer.write(HEAD + str(len(body)).encode() + b"\r\n\r\n" + body)
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        status = int(head.split(b" ", 2)[1])
+        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        return status, head, await self.reader.readexactly(length)
+
     async def translate(self, body: bytes) -> tuple[int, bytes]:
-        head = HEAD + str(len(body)).encode() + b"\r\n\r\n"
-        self.writer.write(head + body)
-        answer = await self.reader.readuntil(b"\r\n\r\n")
-        status = int(answer.split(b" ", 2)[1])
-        length = next(int(line[15:]) for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        return status, await self.reader.readexactly(length)
+        status, _, answer = await self.ask(body)
+        return status, answer
 
     def close(self) -> None:
         self.writer.close()
@@ -91,15 +96,17 @@ async def open_loop(port: int, bodies: Sequence[bytes], rate: float, seconds: fl
     latencies: list[float] = []
     statuses: Counter[int] = Counter()
     tasks = []
+    free = asyncio.Semaphore(CONNECTIONS)
 
     async def send(counted: bool) -> None:
         sent = time.monotonic()
-        if not idle:
-            every.append(await Client(port).open())
-            idle.append(every[-1])
-        client = idle.pop()
-        status, _ = await client.translate(chosen.choice(bodies))
-        idle.append(client)
+        async with free:
+            if not idle:
+                every.append(await Client(port).open())
+                idle.append(every[-1])
+            client = idle.pop()
+            status, _ = await client.translate(chosen.choice(bodies))
+            idle.append(client)
         if counted:
             latencies.append(time.monotonic() - sent)
             statuses[status] += 1
@@ -144,6 +151,10 @@ class Server:
             sys.exit(f"{name}: the server has ended")
         self.ready = time.monotonic() - begin
 
+    def resident(self) -> int:
+        """Resident memory in bytes."""
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
     def memory(self) -> dict[str, int]:
         """Resident memory and its peak in MB."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -157,7 +168,11 @@ class Server:
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(30)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:  # LibreTranslate waits for its connections
+            self.process.kill()
+            self.process.wait()
 
 
 def commands(given: argparse.Namespace, folder: Path) -> dict[str, list[str]]:

@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise answers take 40 ms without uvloop
         print(f"http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
         uvicorn.Server(uvicorn.Config(create_app(given), log_level="error")).run(sockets=[listener])
 

@@ -617,6 +617,14 @@ def test_a_model_that_writes_no_text_is_refused(monkeypatch: pytest.MonkeyPatch)
         ServedModel.load("runs/tags")
 
 
+def test_connections_send_at_once() -> None:
+    """Without TCP_NODELAY, the second of two small writes waits for the acknowledgement of the first, 40 ms."""
+    with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
 def test_a_port_that_is_taken_and_a_host_that_is_not_here() -> None:
     with listen("127.0.0.1", 0) as door:
         port = door.getsockname()[1]

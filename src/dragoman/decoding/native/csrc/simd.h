@@ -44,12 +44,23 @@ inline VecF32 copysign(VecF32 magnitude, VecF32 sign) {
 inline VecF32 ldexp(VecF32 x, VecF32 n) { return _mm512_scalef_ps(x, n); }
 // Bit i is set if x[i] > limit[i].
 inline uint32_t greater_mask(VecF32 x, VecF32 limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ); }
+using VecMask = __mmask16;
+inline VecMask at_least(VecF32 x, VecF32 limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GE_OQ); }
+// x where the mask is set, y elsewhere.
+inline VecF32 select(VecMask mask, VecF32 x, VecF32 y) { return _mm512_mask_blend_ps(mask, y, x); }
+inline VecI32 select(VecMask mask, VecI32 x, VecI32 y) { return _mm512_mask_blend_epi32(mask, y, x); }
+// The last lane of `before`, and all lanes of x but the last.
+inline VecI32 shift_in(VecI32 before, VecI32 x) { return _mm512_alignr_epi32(x, before, VEC_SIZE - 1); }
+inline VecF32 shift_in(VecF32 before, VecF32 x) {
+  return _mm512_castsi512_ps(shift_in(_mm512_castps_si512(before), _mm512_castps_si512(x)));
+}
 inline float reduce_sum(VecF32 x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(VecF32 x) { return _mm512_reduce_max_ps(x); }
 
 inline VecI32 zeros_i32() { return _mm512_setzero_si512(); }
 inline VecI32 broadcast_i32(int32_t x) { return _mm512_set1_epi32(x); }
 inline VecI32 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline void store_i32(int32_t* p, VecI32 x) { _mm512_storeu_si512(p, x); }
 inline VecI32 load_i8(const int8_t* p) { return _mm512_loadu_si512(p); }
 inline VecI32 sub(VecI32 a, VecI32 b) { return _mm512_sub_epi32(a, b); }
 inline VecF32 to_f32(VecI32 x) { return _mm512_cvtepi32_ps(x); }
@@ -97,6 +108,21 @@ inline VecF32 ldexp(VecF32 x, VecF32 n) {
 inline uint32_t greater_mask(VecF32 x, VecF32 limit) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x, limit, _CMP_GT_OQ)));
 }
+using VecMask = __m256;
+inline VecMask at_least(VecF32 x, VecF32 limit) { return _mm256_cmp_ps(x, limit, _CMP_GE_OQ); }
+// x where the mask is set, y elsewhere.
+inline VecF32 select(VecMask mask, VecF32 x, VecF32 y) { return _mm256_blendv_ps(y, x, mask); }
+inline VecI32 select(VecMask mask, VecI32 x, VecI32 y) {
+  return _mm256_castps_si256(select(mask, _mm256_castsi256_ps(x), _mm256_castsi256_ps(y)));
+}
+// The last lane of `before`, and all lanes of x but the last.
+inline VecI32 shift_in(VecI32 before, VecI32 x) {
+  const __m256i rotated = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
+  return _mm256_blend_epi32(_mm256_permutevar8x32_epi32(x, rotated), _mm256_permutevar8x32_epi32(before, rotated), 1);
+}
+inline VecF32 shift_in(VecF32 before, VecF32 x) {
+  return _mm256_castsi256_ps(shift_in(_mm256_castps_si256(before), _mm256_castps_si256(x)));
+}
 inline float reduce_sum(VecF32 x) {
   __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   y = _mm_add_ps(y, _mm_movehl_ps(y, y));
@@ -111,6 +137,7 @@ inline float reduce_max(VecF32 x) {
 inline VecI32 zeros_i32() { return _mm256_setzero_si256(); }
 inline VecI32 broadcast_i32(int32_t x) { return _mm256_set1_epi32(x); }
 inline VecI32 load_i32(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline void store_i32(int32_t* p, VecI32 x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
 inline VecI32 load_i8(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline VecI32 sub(VecI32 a, VecI32 b) { return _mm256_sub_epi32(a, b); }
 inline VecF32 to_f32(VecI32 x) { return _mm256_cvtepi32_ps(x); }
@@ -150,19 +177,25 @@ inline VecF32 sub(VecF32 a, VecF32 b) { return a - b; }
 inline VecF32 mul(VecF32 a, VecF32 b) { return a * b; }
 inline VecF32 div(VecF32 a, VecF32 b) { return a / b; }
 
-// e^x for x clipped to [-87, 88], relative error below (2 + |x| / 2) 2^-23; NaN stays NaN.
+constexpr float LOG2_E = 1.44269504f;
+
+// e^x 2^-shift for integral shifts, relative error below (2 + |x| / 2) 2^-23; NaN stays NaN.
+// x log2 e - shift must be in [-126, 127].
 // With n = round(x log2 e) and r = x log2 e - n in [-1/2, 1/2], e^x = 2^n 2^r; 2^r is a polynomial that is exactly 1 at
 // 0.
-inline VecF32 exp(VecF32 x) {
-  const VecF32 log2e = broadcast(1.44269504f);
-  const VecF32 clipped = min(broadcast(88.0f), max(broadcast(-87.0f), x));  // this operand order propagates NaN
-  const VecF32 n = round(mul(clipped, log2e));
-  const VecF32 r = fmadd(clipped, log2e, -n);
+inline VecF32 shifted_exp(VecF32 x, VecF32 shift) {
+  const VecF32 n = round(mul(x, broadcast(LOG2_E)));
+  const VecF32 r = fmadd(x, broadcast(LOG2_E), -n);
   VecF32 p = broadcast(1.32647273e-3f);
   for (const float c : {9.67151299e-3f, 5.55073358e-2f, 2.40222424e-1f, 6.93147004e-1f, 1.0f}) {
     p = fmadd(p, r, broadcast(c));
   }
-  return ldexp(p, n);
+  return ldexp(p, sub(n, shift));
+}
+
+// e^x for x clipped to [-87, 88].
+inline VecF32 exp(VecF32 x) {
+  return shifted_exp(min(broadcast(88.0f), max(broadcast(-87.0f), x)), zeros());  // this operand order propagates NaN
 }
 
 // 1 / (1 + e^-x)

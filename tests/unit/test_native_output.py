@@ -1,0 +1,72 @@
+"""The output layer of the native engine: normalizer and best tokens for extreme logits, equal logits and wide beams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman.data.batching import collate_source
+from dragoman.data.tokenizer import EOS
+from dragoman.decoding import ModelStepper, SearchSettings, generate
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.decoding.native.pack import pack
+from dragoman.decoding.native.stepper import EngineStepper
+from dragoman.models.seq2seq import Model
+from every_kind import TRANSLATORS, built
+
+pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
+
+VOCAB = 1500
+SOURCE = [5, 6, 7, EOS]
+
+
+def model_with_output(change: str) -> Model:
+    """A model in float64 with other output weights: the logits then grow or fall with the token, or are equal."""
+    shape = {"encoder_layers": 1, "decoder_layers": 1, "tie": "none"}
+    model = built(TRANSLATORS["paper"] | shape, VOCAB).double()
+    weight = model.get_parameter("output.weight")
+    with torch.no_grad():
+        steps = torch.arange(VOCAB, dtype=torch.float64)[:, None]
+        if change == "equal":
+            weight[:] = weight[:1]
+        elif change != "large":
+            weight[:] = weight[:1] * steps * (1 if change == "rising" else -1)
+        weight *= {"small": 1e-6, "large": 300.0}.get(change, 1.0)
+    return model
+
+
+def log_probs_of(stepper: EngineStepper | ModelStepper) -> torch.Tensor:
+    source, mask = collate_source([SOURCE])
+    state = stepper.start(source, mask, 1, 5)
+    return stepper.step(torch.tensor([2]), state)[0].double()
+
+
+@pytest.mark.parametrize("change", ["large", "rising", "falling", "equal", "small"])
+def test_log_probs_are_those_of_float64(change: str, tmp_path: Path) -> None:
+    """The logits differ by thousands, more than a float32 sum of exponentials without a reference can hold."""
+    model = model_with_output(change)
+    with torch.no_grad():
+        theirs = log_probs_of(ModelStepper(model))
+    ours = log_probs_of(EngineStepper(Engine(pack(model.float(), tmp_path / "p", "float32"))))
+    if change in ("large", "rising", "falling"):
+        assert theirs.min() < -200
+    rounding = 5e-7 * theirs.abs().max().item()  # of the largest logit
+    assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-5 + rounding)
+
+
+@pytest.mark.parametrize("change", ["large", "rising", "falling", "equal", "small"])
+@pytest.mark.parametrize("beam", [1, 4, 20])
+def test_a_search_does_not_depend_on_threads(change: str, beam: int, tmp_path: Path) -> None:
+    """Twenty beams need more best tokens than a vector has lanes."""
+    model = model_with_output(change)
+    engine = Engine(pack(model.float(), tmp_path / "p", "float32"))
+    settings = SearchSettings(beam=beam, nbest=beam, max_extra=0)
+    found = [engine.search([SOURCE], [4], settings, threads=threads) for threads in (1, 2, 3, 7)]
+    assert all(other == found[0] for other in found[1:])
+    if change not in ("equal", "small"):  # torch.topk does not define the order of equal values
+        theirs = generate(ModelStepper(model.double()), *collate_source([SOURCE]), settings)[0]
+        assert found[0][0][0].tokens == theirs[0].tokens
+        assert found[0][0][0].log_prob == pytest.approx(theirs[0].log_prob, rel=1e-4, abs=1e-4)

@@ -61,11 +61,12 @@ def test_chosen_files_are_translated_one_after_the_other(page: Page, address: st
     assert len(page.all(".job")) == 1
 
 
-def test_a_dropped_file_in_the_language_that_is_chosen_for_files(page: Page, address: str) -> None:
+def test_a_dropped_file_whose_language_is_detected(page: Page, address: str) -> None:
     open_page(page, address, source="auto", target="de", language="zh-CN")
-    assert page.run("return [...byId('file-source').options].map((option) => option.value)") == ["en"]
+    assert page.text("#direction") == "自动检测 → 德语"
     page.run(
-        "window.drag = (type) => { const data = new DataTransfer(); data.items.add(new File(['one\\n'], '一.txt'));"
+        "const text = 'The weather was really nice yesterday.';"
+        "window.drag = (type) => { const data = new DataTransfer(); data.items.add(new File([text], '一.txt'));"
         "document.body.dispatchEvent(new DragEvent(type, { dataTransfer: data, bubbles: true, cancelable: true })) };"
         "drag('dragover')"
     )
@@ -76,6 +77,15 @@ def test_a_dropped_file_in_the_language_that_is_chosen_for_files(page: Page, add
     assert page.text(".job-name") == "一.txt\n英语 → 德语" and page.text(".job .state") == "翻译完成"
     assert page.find(".job a").get_attribute("download") == "一.de.txt"
     assert page.errors() == []
+
+
+def test_the_glossary_applies_to_documents(page: Page, address: str, tmp_path: Path) -> None:
+    open_page(page, address, target="fr")
+    page.run("glossaries['en>fr'] = { terms: [['two', 'nine']], strict: true }")
+    choose(page, written(tmp_path, "one.txt", "one two\nseven\ntwo\n"))
+    finished(page, "done")
+    assert page.text(".job .state") == "Translated; glossary terms applied: 2 of 2"
+    assert page.flaws() == [] and page.errors() == []
 
 
 def test_files_that_cannot_be_translated_are_explained(page: Page, address: str, tmp_path: Path) -> None:

@@ -4,12 +4,8 @@
 const files = { waiting: [], busy: false };
 const FORM_BYTES = 2048;  // of the form around a file
 const mostBytes = () => Number(document.body.dataset.mostBytes) - FORM_BYTES;
-const fileSource = () => (chosenSource() === AUTO ? byId("file-source").value : chosenSource());
 
 function showFileDirection() {
-  const automatic = chosenSource() === AUTO;
-  byId("file-source-setting").hidden = !automatic;
-  byId("direction").hidden = automatic;
   byId("direction").replaceChildren(both(...["en", "zh"].map((reader) => directionIn(reader, chosenSource(), chosenTarget()))));
 }
 
@@ -35,14 +31,15 @@ function problemOf(file) {
 
 class Job {
   constructor(file) {
-    Object.assign(this, { file, source: fileSource(), target: chosenTarget(), abort: new AbortController(), link: null });
+    Object.assign(this, { file, source: chosenSource(), target: chosenTarget(), abort: new AbortController(), link: null });
     this.state = el("p", { class: "state", role: "status" });
     this.seconds = el("span", { class: "seconds", "aria-hidden": "true" });
     this.bar = bothIn(el("progress", { max: 1, value: 0, hidden: "" }), "aria-label", "Progress", "进度");
     this.actions = el("div", { class: "controls" });
+    this.direction = el("span", { class: "note" }, directionNode(this));
     this.remove = el("button", { type: "button", class: "quiet", onclick: () => this.leave() }, both("Cancel", "取消"));
     this.actions.append(this.remove);
-    this.node = el("li", { class: "job" }, el("div", { class: "job-name" }, el("bdi", {}, file.name), el("span", { class: "note" }, directionNode(this))),
+    this.node = el("li", { class: "job" }, el("div", { class: "job-name" }, el("bdi", {}, file.name), this.direction),
       el("div", { class: "job-state" }, this.state, this.seconds), this.bar, this.actions);
   }
 
@@ -88,16 +85,25 @@ class Job {
   async run() {
     const { signal } = this.abort, form = new FormData();
     for (const name of ["source", "target", "file"]) form.append(name, this[name]);
+    const { glossary, glossary_mode } = glossaryFor(this.source, this.target);
+    if (glossary) {
+      form.append("glossary", JSON.stringify(glossary));
+      form.append("glossary_mode", glossary_mode);
+    }
     this.bar.hidden = false;
     this.progress(0);
     try {
       const waits = (node) => { clearInterval(this.clock); if (node) this.show(node); };
-      const { translatedFileUrl } = await upload("translate_file", form, signal, waits, (share) => this.progress(share));
+      const answer = await upload("translate_file", form, signal, waits, (share) => this.progress(share));
+      if (answer.detectedLanguage) {
+        this.source = answer.detectedLanguage.language;
+        this.direction.replaceChildren(directionNode(this));
+      }
       // The last part only, because behind a proxy the server does not know its address.  The result is fetched at once,
       // because the server deletes it after ten minutes.
-      const result = await fetch(`download_file/${translatedFileUrl.split("/").at(-1)}`, { signal });
+      const result = await fetch(`download_file/${answer.translatedFileUrl.split("/").at(-1)}`, { signal });
       if (!result.ok) throw failureOf(await answerOf(result));
-      this.offer(await result.blob());
+      this.offer(await result.blob(), answer.glossary ?? []);
     } catch (error) {
       if (signal.aborted) return;
       const failure = error instanceof Failure ? error : unreachable();
@@ -107,13 +113,16 @@ class Job {
     }
   }
 
-  offer(blob) {
+  // terms: those of the glossary that occur in the document.
+  offer(blob, terms) {
     const [stem, suffix] = splitName(this.file.name), name = `${stem}.${this.target}${suffix}`;
     this.link = URL.createObjectURL(blob);
     const link = el("a", { class: "button go", href: this.link, download: name }, both("Download", "下载"));
     bothIn(link, "aria-label", `Download ${name}`, `下载 ${name}`);
     this.actions.prepend(link);
-    this.end(both("Translated", "翻译完成"), "done");
+    const missed = terms.reduce((count, term) => count + term.missed, 0);
+    const all = terms.reduce((count, term) => count + term.occurrences, 0);
+    this.end(terms.length ? both(`Translated; glossary terms applied: ${all - missed} of ${all}`, `翻译完成；术语已应用 ${all - missed}/${all} 处`) : both("Translated", "翻译完成"), "done");
   }
 }
 

@@ -14,6 +14,7 @@ const targetsOf = (source) => (source === AUTO
   : here.languages.find(({ code }) => code === source)?.targets ?? []);
 
 function nameIn(reader, code) {
+  if (code === AUTO) return reader === "zh" ? "自动检测" : "Detected language";
   try {
     const name = new Intl.DisplayNames([LANGUAGES[reader].lang], { type: "language", fallback: "none" }).of(code);
     if (name) return name;
@@ -56,7 +57,6 @@ function fillLanguages() {
 
 function fillTargets() {
   fill(byId("target"), targetsOf(chosenSource()));
-  fill(byId("file-source"), here.languages.filter(({ targets }) => targets.includes(chosenTarget())).map(({ code }) => code));
   markLanguage(byId("text"), sourceLanguage());
   showSwap();
 }

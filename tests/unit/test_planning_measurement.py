@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from dragoman.config import Config
 from dragoman.errors import UsageError
 from dragoman.planning import measurement
-from dragoman.planning.choice import CorpusFacts, Size, Speed, enough_tokens
+from dragoman.planning.choice import CorpusFacts, Size, Speed, choose_training, enough_tokens
+from dragoman.planning.document import nested
 from dragoman.planning.measurement import corpus_facts, measure_speeds
 from dragoman.training.forecast import StepTiming
 from small_run import digit_pairs
@@ -26,7 +28,10 @@ class Machine:
         monkeypatch.setattr(measurement, "time_steps", self.time_steps)
         monkeypatch.setattr(measurement, "SIZES", SIZES)
 
+        self.configs: list[Config] = []
+
     def time_steps(self, run: Any, seconds: float) -> StepTiming:
+        self.configs.append(run.config)
         if run.config.model.d_model > self.largest:
             raise UsageError("no memory")
         return StepTiming(1000.0, 10, 1e8, 5000, self.share, 7)
@@ -48,6 +53,15 @@ def test_sizes_are_measured_until_one_is_too_slow(tmp_path: Path, monkeypatch: p
     assert said[0] == "speed: width 16, 1 + 1 layers: 1,000 tokens/s (10 steps)"
     words = sum(len(source.split()) + len(target.split()) + 2 for source, target in SAMPLE) / len(SAMPLE)
     assert words < facts.tokens_per_pair < 5 * words and facts.tokens == 600 * facts.tokens_per_pair
+
+
+def test_speeds_are_measured_with_the_optimizer_of_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch)
+    facts, speeds, _ = measured(tmp_path, 1e9)
+    planned = nested(choose_training(facts, speeds[0], "the smallest", 360.0))
+    assert len(machine.configs) == len(SIZES)
+    for config in machine.configs:
+        assert config.train.optimizer.kind == planned["train"]["optimizer"]["kind"] == "muon"
 
 
 def test_a_size_that_does_not_fit_into_the_memory_ends_the_list(

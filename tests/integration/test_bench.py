@@ -147,6 +147,18 @@ def test_serve(tmp_path: Path) -> None:
     assert all(set(row["statuses"]) == {"200"} for row in rows if "statuses" in row)
 
 
+@native
+@pytest.mark.parametrize("limit", [None, 2])
+def test_serve_soak(limit: int | None, tmp_path: Path) -> None:
+    """With a limit of two tokens, some of eight clients are refused; memory may grow within a second."""
+    model = shutil.copytree(GOLDEN, tmp_path / "model")
+    (tmp_path / "text").write_text("1 2 3\n4 5\n", encoding="utf-8")
+    options = [] if limit is None else ["--waiting-tokens", str(limit)]
+    command = ["--text", str(tmp_path / "text"), "--clients", "8", "--minutes", "0.02", "--growth", "9", *options]
+    row = json.loads(output_of("serve_soak.py", str(model), *command).splitlines()[0])
+    assert set(row["statuses"]) == ({"200"} if limit is None else {"200", "429"}) and row["wrong"] == 0
+
+
 def test_language_identification(tmp_path: Path) -> None:
     """Texts that every identifier knows, in the places of the corpora."""
     texts = {

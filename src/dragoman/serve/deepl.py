@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import secrets
 from collections.abc import Callable
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dragoman.documents import document_text
+from dragoman.errors import UsageError
 from dragoman.markup.html import translate_html
 from dragoman.markup.xml import translate_xml
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.answers import ErrorFormat, answered
 from dragoman.serve.clients import Client, Clients
 from dragoman.serve.directions import Directions
-from dragoman.serve.files import Document, DocumentJobs, Job, read_upload, translate_upload
+from dragoman.serve.files import Document, DocumentJobs, Job, Upload, read_upload, translate_upload
 from dragoman.serve.glossaries import GlossaryStore, StoredGlossary
 from dragoman.serve.languages import Options, english_name, identify, model_code, route_of, translate_texts
 from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
@@ -31,6 +35,14 @@ _MAX_TEXTS = 50
 _UNLIMITED = 1_000_000_000_000
 _REGIONS = {"en": ["EN-GB", "EN-US"], "pt": ["PT-PT", "PT-BR"]}
 """Target codes that DeepL's client requires for languages with variants."""
+_MODEL_TYPES = {
+    "quality_optimized": "quality_optimized",
+    "prefer_quality_optimized": "quality_optimized",
+    "latency_optimized": "latency_optimized",
+}
+"""Requested types, and those that are reported as used: the server has one model per direction."""
+_REFUSED = ("custom_instructions", "style_id", "translation_memory_id")
+"""Parameters whose effect a client relies on, which these models cannot have."""
 
 
 def deepl_routes(
@@ -74,15 +86,16 @@ class _DeepL:
         values = parameters(request, await read_body(request, self.limits))
         client = self._client(request)
         texts = self._texts(values.get("text"))
-        target = _required(values, "target_lang")
+        target = self._target(values)
         self._check_options(values)
+        used = self._model_type(values)
         detected = [identify(self.directions, text)[0][0] if text else self.directions.sources[0] for text in texts]
         given = values.get("source_lang")
         languages = [self._source(given)] * len(texts) if given else detected
         options = Options(
             target,
             client.name,
-            glossary=self._glossary(client, values.get("glossary_id"), given),
+            glossary=self._glossary(client, values, target),
             split=False if str(values.get("split_sentences", "1")) == "0" else None,
             markup=_markup(values),
         )
@@ -98,6 +111,7 @@ class _DeepL:
                     "text": translation.text,
                     "billed_characters": len(text),
                 }
+                | used
                 for text, language, translation in zip(texts, languages, found, strict=True)
             ]
         }
@@ -114,6 +128,9 @@ class _DeepL:
         return texts
 
     def _check_options(self, values: dict[str, Any]) -> None:
+        for name in _REFUSED:
+            if values.get(name):
+                raise BadRequest(f"'{name}' is not supported by these models; send the request without it")
         if values.get("formality", "default") not in ("default", "prefer_more", "prefer_less"):
             raise BadRequest(
                 f"'formality' = {str(values['formality'])[:40]} is not supported by these models; accepted: default, "
@@ -124,18 +141,42 @@ class _DeepL:
         if str(values.get("split_sentences", "1")) not in ("0", "1", "nonewlines"):
             raise BadRequest("'split_sentences' not supported; accepted: 0, 1, nonewlines")
 
+    def _model_type(self, values: dict[str, Any]) -> dict[str, str]:
+        """Return what the answer says about the type of the model; {} if the request names none."""
+        given = values.get("model_type")
+        if given is None:
+            return {}
+        if given not in _MODEL_TYPES:
+            accepted = ", ".join(_MODEL_TYPES)
+            raise BadRequest(f"Value for 'model_type' not supported: {str(given)[:40]}; accepted: {accepted}")
+        return {"model_type_used": _MODEL_TYPES[given]}
+
+    def _target(self, values: dict[str, Any]) -> str:
+        target = _required(values, "target_lang")
+        if model_code(self.directions, target) not in self.directions.languages:
+            raise BadRequest(f"Value for 'target_lang' not supported: {target[:40]}")
+        return target
+
     def _source(self, code: Any) -> str:
         known = model_code(self.directions, code)
         if known not in self.directions.sources:
             raise BadRequest(f"Value for 'source_lang' not supported: {str(code)[:40]}")
         return known
 
-    def _glossary(self, client: Client, identifier: Any, source: Any) -> Glossary | None:
+    def _glossary(self, client: Client, values: dict[str, Any], target: str) -> Glossary | None:
+        """Return the glossary of a request from `source_lang` to `target`.  Raises BadRequest."""
+        identifier, source = values.get("glossary_id"), values.get("source_lang")
         if not identifier:
             return None
         if not source:
             raise BadRequest("Use of a glossary requires the source_lang parameter to be specified")
-        return Glossary(self._stored(client, str(identifier)).entries)
+        stored = self._stored(client, str(identifier))
+        if (stored.source, stored.target) != (self._source(source), model_code(self.directions, target)):
+            raise BadRequest(
+                f"The glossary has terms from {stored.source} to {stored.target}, which do not match 'source_lang' = "
+                f"{str(source)[:40]} and 'target_lang' = {target[:40]}; use a glossary of these languages"
+            )
+        return Glossary(stored.entries)
 
     def _stored(self, client: Client, identifier: str) -> StoredGlossary:
         stored = self.glossaries.find(client.owner, identifier)
@@ -144,20 +185,38 @@ class _DeepL:
         return stored
 
     async def upload(self, request: Request) -> dict[str, str]:
-        upload = await read_upload(request, await read_body(request, self.limits))
-        client = self._client(request)
-        source = upload.fields.get("source_lang")
-        if not source:
-            accepted = ", ".join(code.upper() for code in self.directions.sources)
-            raise BadRequest(f"Parameter 'source_lang' not specified: documents need it; accepted: {accepted}")
-        self._check_options(upload.fields)
-        route = route_of(self.directions, self._source(source), _required(upload.fields, "target_lang"))
-        glossary = self._glossary(client, upload.fields.get("glossary_id"), source)
-        work = partial(translate_upload, upload.format, route[-1].target if route else "", glossary)
+        body = await read_body(request, self.limits)
+        try:
+            upload = await read_upload(request, body)
+        except UsageError as error:
+            raise BadRequest(f"Invalid file: {error}") from None
+        client, fields = self._client(request), upload.fields
+        target = self._target(fields)
+        source = self._source(fields["source_lang"]) if fields.get("source_lang") else None
+        self._check_options(fields)
+        suffix = PurePosixPath(upload.name).suffix[1:].lower()
+        if (written := fields.get("output_format") or suffix).lower() != suffix:
+            raise BadRequest(f"'output_format' = {written[:40]}: documents keep their format; accepted: {suffix}")
+        if source is not None:
+            route_of(self.directions, source, target)  # a direction that does not exist is refused at once
+        glossary = self._glossary(client, fields, target)
         self.clients.accept(client, len(upload.data))
-        run = self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
+        run = self._translated(upload, source, target, glossary, client)
         identifier, job = self.jobs.start(upload.name, len(upload.data), run)
         return {"document_id": identifier, "document_key": job.key}
+
+    async def _translated(
+        self, upload: Upload, source: str | None, target: str, glossary: Glossary | None, client: Client
+    ) -> Document:
+        """Translate an upload.  source: None = it is identified.  Raises UsageError for the language of the target."""
+        if source is None:
+            text = await asyncio.to_thread(document_text, upload.data, upload.format)
+            source = identify(self.directions, text)[0][0]
+        route = route_of(self.directions, source, target)
+        if not route:
+            raise UsageError(f"Source and target language are equal ({source.upper()}); specify another target_lang")
+        work = partial(translate_upload, upload.format, route[-1].target, glossary)
+        return await self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
 
     async def _job(self, request: Request) -> Job:
         values = parameters(request, await read_body(request, self.limits))
@@ -217,8 +276,11 @@ class _DeepL:
         if not entries:
             raise BadRequest("Invalid glossary entries: no entries")
         Glossary(entries)
-        languages = [model_code(self.directions, given[name]) for name in ("source_lang", "target_lang")]
-        return _shown(self.glossaries.add(owner, given["name"], languages[0], languages[1], entries))
+        source, target = self._source(given["source_lang"]), model_code(self.directions, self._target(given))
+        if target not in self.directions.targets(source):
+            pair = f"{given['source_lang'][:40]} to {given['target_lang'][:40]}"
+            raise BadRequest(f"Glossaries from {pair} are not supported: the server does not translate between them")
+        return _shown(self.glossaries.add(owner, given["name"], source, target, entries))
 
     async def list_glossaries(self, request: Request) -> dict[str, Any]:
         return {"glossaries": [_shown(stored) for stored in self.glossaries.owned_by(self._client(request).owner)]}

@@ -89,9 +89,17 @@ _DEEPL_TRANSLATE = _object(
     ignore_tags=_array(_TEXT),
     splitting_tags=_array(_TEXT),
     non_splitting_tags=_array(_TEXT),
+    model_type={"enum": ["quality_optimized", "prefer_quality_optimized", "latency_optimized"]},
 )
 _DEEPL_TRANSLATED = _object(
-    translations=_array(_object(detected_source_language=_CODE, text=_TEXT, billed_characters=_NUMBER))
+    translations=_array(
+        _object(
+            detected_source_language=_CODE,
+            text=_TEXT,
+            billed_characters=_NUMBER,
+            model_type_used={**_TEXT, "description": "with model_type"},
+        )
+    )
 )
 _GLOSSARY = _object(
     glossary_id=_TEXT,
@@ -111,9 +119,9 @@ _NEW_GLOSSARY = _object(
     entries_format={"enum": ["tsv", "csv"], "default": "tsv"},
 )
 _DEEPL_UPLOAD = _object(
-    "file source_lang target_lang",
+    "file target_lang",
     file={"type": "string", "format": "binary"},
-    source_lang=_CODE,
+    source_lang={**_CODE, "description": "source language; without it, it is identified"},
     target_lang=_CODE,
     glossary_id=_TEXT,
 )

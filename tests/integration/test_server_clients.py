@@ -124,13 +124,58 @@ def test_deepl_glossaries(deepl_client: Any, address: str) -> None:
     assert [(p.source_lang, p.target_lang) for p in pairs] == [("de", "en"), ("en", "de"), ("en", "fr")]
     for given in ({"source_lang": "EN", "target_lang": "DE"}, {"source_lang": "DE", "target_lang": "FR"}):
         stored = deepl_client.create_glossary("terms", "EN", "FR", {"one": "seven"})
-        with pytest.raises(deepl.DeepLException, match="from en to fr, which do not match 'source_lang' = "):
+        with pytest.raises(deepl.DeepLException, match=r"no dictionary from .*; it has: en to fr"):
             deepl_client.translate_text(TEXT, glossary=stored.glossary_id, **given)
-    for pair, told in (("EN", "XX"), "'target_lang' not"), (("FR", "DE"), "'source_lang' not"), (("DE", "DE"), "DE to"):
+    for pair, told in (
+        (("EN", "XX"), "'target_lang' not"),
+        (("FR", "DE"), "'source_lang' not"),
+        (("DE", "DE"), "from de to de"),
+    ):
         with pytest.raises(deepl.DeepLException, match=told):
             deepl_client.create_glossary("terms", *pair, {"one": "seven"})
     from_csv = deepl_client.create_glossary_from_csv("csv", "EN", "DE", 'one,"a, b"\n')
     assert deepl_client.get_glossary_entries(from_csv) == {"one": "a, b"}
+
+
+def test_deepl_multilingual_glossaries(deepl_client: Any, address: str) -> None:
+    import deepl
+    from deepl.api_data import MultilingualGlossaryDictionaryEntries as Entries
+
+    created = deepl_client.create_multilingual_glossary(
+        "terms", [Entries("EN", "FR", {"one": "seven"}), Entries("DE", "EN", {"zwei": "two"})]
+    )
+    translator, texts = tiny_translator(), {"source_lang": "EN", "target_lang": "FR", "glossary": created}
+    assert (
+        deepl_client.translate_text(TEXT, **texts).text
+        == translator.translate([TEXT], glossary={"one": "seven"})[0].text
+    )
+    with pytest.raises(deepl.DeepLException, match="no dictionary from en to de; it has: en to fr, de to en"):
+        deepl_client.translate_text(TEXT, source_lang="EN", target_lang="DE", glossary=created.glossary_id)
+    changed = deepl_client.update_multilingual_glossary_dictionary(created, Entries("EN", "FR", {"two": "nine"}))
+    assert [(d.source_lang, d.target_lang, d.entry_count) for d in changed.dictionaries] == [
+        ("EN", "FR", 2), ("DE", "EN", 1),
+    ]  # fmt: skip
+    assert deepl_client.update_multilingual_glossary_name(created, "names").dictionaries[0].entry_count == 2
+    assert deepl_client.get_multilingual_glossary(created.glossary_id).name == "names"
+    assert (
+        deepl_client.replace_multilingual_glossary_dictionary(created, Entries("DE", "EN", {"a": "b"})).entry_count == 1
+    )
+    found = deepl_client.get_multilingual_glossary_entries(created, "DE", "EN").dictionaries[0]
+    assert (found.source_lang, found.target_lang, found.entries) == ("de", "en", "a\tb")
+    with closing(deepl.DeepLClient("another key", server_url=address)) as other:
+        assert other.list_multilingual_glossaries() == []
+        with pytest.raises(deepl.GlossaryNotFoundException):
+            other.update_multilingual_glossary_name(created, "theirs")
+    assert created.glossary_id not in {own.glossary_id for own in deepl_client.list_glossaries()}, "two dictionaries"
+    with pytest.raises(deepl.DeepLException, match="2 dictionaries; use /v3/glossaries"):
+        deepl_client.get_glossary(created.glossary_id)
+    deepl_client.delete_multilingual_glossary_dictionary(created, source_lang="EN", target_lang="FR")
+    with pytest.raises(deepl.GlossaryNotFoundException, match="no dictionary from en to fr; it has: de to en"):
+        deepl_client.delete_multilingual_glossary_dictionary(created, source_lang="EN", target_lang="FR")
+    assert deepl_client.get_glossary(created.glossary_id).entry_count == 1
+    deepl_client.delete_multilingual_glossary(created)
+    with pytest.raises(deepl.GlossaryNotFoundException):
+        deepl_client.get_multilingual_glossary(created.glossary_id)
 
 
 @pytest.mark.parametrize(

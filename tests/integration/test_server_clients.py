@@ -86,6 +86,12 @@ def test_deepl_text(deepl_client: Any) -> None:
     assert back.detected_source_lang == "DE"
 
 
+@pytest.mark.parametrize("kind", ["quality_optimized", "prefer_quality_optimized", "latency_optimized"])
+def test_deepl_model_types(deepl_client: Any, kind: str) -> None:
+    result = deepl_client.translate_text(TEXT, source_lang="EN", target_lang="DE", model_type=kind)
+    assert result.model_type_used == kind.removeprefix("prefer_") and result.text == round_trip(TEXT)
+
+
 def test_deepl_languages_and_usage(deepl_client: Any) -> None:
     assert [language.code for language in deepl_client.get_source_languages()] == ["DE", "EN"]
     assert [language.code for language in deepl_client.get_target_languages()] == ["DE", "EN-GB", "EN-US", "FR"]
@@ -116,17 +122,72 @@ def test_deepl_glossaries(deepl_client: Any, address: str) -> None:
         deepl_client.get_glossary(created.glossary_id)
     pairs = deepl_client.get_glossary_languages()
     assert [(p.source_lang, p.target_lang) for p in pairs] == [("de", "en"), ("en", "de"), ("en", "fr")]
+    for given in ({"source_lang": "EN", "target_lang": "DE"}, {"source_lang": "DE", "target_lang": "FR"}):
+        stored = deepl_client.create_glossary("terms", "EN", "FR", {"one": "seven"})
+        with pytest.raises(deepl.DeepLException, match=r"no dictionary from .*; it has: en to fr"):
+            deepl_client.translate_text(TEXT, glossary=stored.glossary_id, **given)
+    for pair, told in (
+        (("EN", "XX"), "'target_lang' not"),
+        (("FR", "DE"), "'source_lang' not"),
+        (("DE", "DE"), "from de to de"),
+    ):
+        with pytest.raises(deepl.DeepLException, match=told):
+            deepl_client.create_glossary("terms", *pair, {"one": "seven"})
     from_csv = deepl_client.create_glossary_from_csv("csv", "EN", "DE", 'one,"a, b"\n')
     assert deepl_client.get_glossary_entries(from_csv) == {"one": "a, b"}
+
+
+def test_deepl_multilingual_glossaries(deepl_client: Any, address: str) -> None:
+    import deepl
+    from deepl.api_data import MultilingualGlossaryDictionaryEntries as Entries
+
+    created = deepl_client.create_multilingual_glossary(
+        "terms", [Entries("EN", "FR", {"one": "seven"}), Entries("DE", "EN", {"zwei": "two"})]
+    )
+    translator, texts = tiny_translator(), {"source_lang": "EN", "target_lang": "FR", "glossary": created}
+    assert (
+        deepl_client.translate_text(TEXT, **texts).text
+        == translator.translate([TEXT], glossary={"one": "seven"})[0].text
+    )
+    with pytest.raises(deepl.DeepLException, match="no dictionary from en to de; it has: en to fr, de to en"):
+        deepl_client.translate_text(TEXT, source_lang="EN", target_lang="DE", glossary=created.glossary_id)
+    changed = deepl_client.update_multilingual_glossary_dictionary(created, Entries("EN", "FR", {"two": "nine"}))
+    assert [(d.source_lang, d.target_lang, d.entry_count) for d in changed.dictionaries] == [
+        ("EN", "FR", 2), ("DE", "EN", 1),
+    ]  # fmt: skip
+    assert deepl_client.update_multilingual_glossary_name(created, "names").dictionaries[0].entry_count == 2
+    assert deepl_client.get_multilingual_glossary(created.glossary_id).name == "names"
+    assert (
+        deepl_client.replace_multilingual_glossary_dictionary(created, Entries("DE", "EN", {"a": "b"})).entry_count == 1
+    )
+    found = deepl_client.get_multilingual_glossary_entries(created, "DE", "EN").dictionaries[0]
+    assert (found.source_lang, found.target_lang, found.entries) == ("de", "en", "a\tb")
+    with closing(deepl.DeepLClient("another key", server_url=address)) as other:
+        assert other.list_multilingual_glossaries() == []
+        with pytest.raises(deepl.GlossaryNotFoundException):
+            other.update_multilingual_glossary_name(created, "theirs")
+    assert created.glossary_id not in {own.glossary_id for own in deepl_client.list_glossaries()}, "two dictionaries"
+    with pytest.raises(deepl.DeepLException, match="2 dictionaries; use /v3/glossaries"):
+        deepl_client.get_glossary(created.glossary_id)
+    deepl_client.delete_multilingual_glossary_dictionary(created, source_lang="EN", target_lang="FR")
+    with pytest.raises(deepl.GlossaryNotFoundException, match="no dictionary from en to fr; it has: de to en"):
+        deepl_client.delete_multilingual_glossary_dictionary(created, source_lang="EN", target_lang="FR")
+    assert deepl_client.get_glossary(created.glossary_id).entry_count == 1
+    deepl_client.delete_multilingual_glossary(created)
+    with pytest.raises(deepl.GlossaryNotFoundException):
+        deepl_client.get_multilingual_glossary(created.glossary_id)
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"target_lang": "ES"}, "ES is not supported"),
+        ({"target_lang": "ES"}, "'target_lang' not supported: ES"),
         ({"target_lang": "DE", "source_lang": "FR"}, "'source_lang' not supported"),
         ({"target_lang": "DE", "formality": "more"}, "'formality' = more is not supported"),
         ({"target_lang": "DE", "source_lang": "EN", "glossary": "none"}, "Glossary not found"),
+        ({"target_lang": "DE", "model_type": "largest"}, "'model_type' not supported: largest; accepted: quality_opt"),
+        ({"target_lang": "DE", "custom_instructions": ["Be concise."]}, "'custom_instructions' is not supported"),
+        ({"target_lang": "DE", "style_rule": "formal"}, "'style_id' is not supported"),
     ],
 )
 def test_deepl_errors(deepl_client: Any, settings: dict[str, str], told: str) -> None:
@@ -163,9 +224,39 @@ def test_deepl_documents(deepl_client: Any, tmp_path: Path) -> None:
     damaged = tmp_path / "text.docx"
     damaged.write_bytes(b"PK damaged")
     with pytest.raises(deepl.DocumentTranslationException, match="not a complete zip archive"):
-        deepl_client.translate_document_from_filepath(damaged, target, source_lang="EN", target_lang="DE")
+        deepl_client.translate_document_from_filepath(
+            damaged, tmp_path / "out.docx", source_lang="EN", target_lang="DE"
+        )
     handle = deepl_client.translate_document_upload(
         source.read_bytes(), filename="a.md", source_lang="EN", target_lang="DE"
     )
     with pytest.raises(deepl.DeepLException, match="Document not found"):
         deepl_client.translate_document_get_status(deepl.DocumentHandle(handle.document_id, "another key"))
+
+
+def test_deepl_documents_whose_language_is_identified(deepl_client: Any, tmp_path: Path) -> None:
+    import deepl
+
+    source, target = tmp_path / "text.txt", tmp_path / "out.txt"
+    source.write_text("The weather was very nice yesterday.\n", encoding="utf-8")
+    assert deepl_client.translate_document_from_filepath(source, target, target_lang="FR").done
+    with pytest.raises(deepl.DocumentTranslationException, match=r"target language are equal \(EN") as found:
+        deepl_client.translate_document_from_filepath(source, target, target_lang="EN-GB")
+    handle = found.value.document_handle
+    assert (len(handle.document_id), len(handle.document_key)) == (32, 64)
+    assert handle.document_id + handle.document_key == (handle.document_id + handle.document_key).upper()
+
+
+def test_deepl_documents_that_are_refused(deepl_client: Any, tmp_path: Path) -> None:
+    import deepl
+
+    source, target = tmp_path / "text.txt", tmp_path / "out.docx"
+    source.write_text(f"{TEXT}\n", encoding="utf-8")
+    languages = {"source_lang": "EN", "target_lang": "DE"}
+    with pytest.raises(deepl.DeepLException, match=r"'output_format' = docx: .*; accepted: txt"):
+        deepl_client.translate_document_from_filepath(source, target, **languages)
+    unknown = source.rename(tmp_path / "text.unknown")
+    with pytest.raises(deepl.DeepLException, match=r"Invalid file: .*'\.unknown' is not that of a document"):
+        deepl_client.translate_document_from_filepath(unknown, tmp_path / "out.unknown", **languages)
+    with pytest.raises(deepl.DeepLException, match="'target_lang' not supported: ES"):
+        deepl_client.translate_document_upload("one", filename="a.txt", target_lang="ES")

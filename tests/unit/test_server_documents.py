@@ -19,7 +19,7 @@ from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Directions
 from dragoman.serve.server import create_server
-from running_server import copying_direction, direction_of
+from running_server import copying_direction, direction_of, until
 from tiny_translator import tiny_translator
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -108,6 +108,10 @@ def test_a_detected_language_that_is_not_translated_to_the_target(client: TestCl
     fields = {"source": "auto", "target": "de"}
     answer = client.post("/translate_file", data=fields, files={"file": ("a.txt", english)})
     assert answer.status_code == 400 and "not available as a target language from en" in answer.json()["error"]
+    document = client.post("/v2/document", data={"target_lang": "DE"}, files={"file": ("a.txt", english)}).json()
+    path, key = f"/v2/document/{document['document_id']}", {"document_key": document["document_key"]}
+    until(lambda: client.post(path, json=key).json()["status"] != "translating")
+    assert "DE is not available as a target language from en" in client.post(path, json=key).json()["error_message"]
 
 
 def epub() -> bytes:

@@ -23,7 +23,7 @@ INTERNAL_ERROR = "internal error; this is a bug in Dragoman"
 
 def error_key(path: str) -> str:
     """Return the key of error messages in the interface of a route."""
-    return "message" if path.startswith("/v2/") else "error"
+    return "message" if path.startswith(("/v2/", "/v3/")) else "error"
 
 
 @dataclass(frozen=True)

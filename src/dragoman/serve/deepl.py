@@ -1,57 +1,64 @@
-"""DeepL's interface, version 2: its official client works unchanged."""
+"""DeepL's interface: its official client works unchanged."""
 
 from __future__ import annotations
 
-import csv
-import io
+import asyncio
 import secrets
 from collections.abc import Callable
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from dragoman.documents import document_text
+from dragoman.errors import UsageError
 from dragoman.markup.html import translate_html
 from dragoman.markup.xml import translate_xml
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.answers import ErrorFormat, answered
+from dragoman.serve.answers import answered
 from dragoman.serve.clients import Client, Clients
+from dragoman.serve.deepl_glossaries import DeepLGlossaries
+from dragoman.serve.deepl_values import DEEPL_ERRORS, source_language, target_language
 from dragoman.serve.directions import Directions
-from dragoman.serve.files import Document, DocumentJobs, Job, read_upload, translate_upload
-from dragoman.serve.glossaries import GlossaryStore, StoredGlossary
-from dragoman.serve.languages import Options, english_name, identify, model_code, route_of, translate_texts
+from dragoman.serve.files import Document, DocumentJobs, Job, Upload, read_upload, translate_upload
+from dragoman.serve.glossaries import GlossaryStore
+from dragoman.serve.languages import Options, english_name, identify, route_of, translate_texts
 from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
 
 __all__ = ["deepl_routes"]
 
-_ERRORS = ErrorFormat("message", 456, failure="translation failed: ")
 _MAX_TEXTS = 50
 _UNLIMITED = 1_000_000_000_000
 _REGIONS = {"en": ["EN-GB", "EN-US"], "pt": ["PT-PT", "PT-BR"]}
 """Target codes that DeepL's client requires for languages with variants."""
+_MODEL_TYPES = {
+    "quality_optimized": "quality_optimized",
+    "prefer_quality_optimized": "quality_optimized",
+    "latency_optimized": "latency_optimized",
+}
+"""Requested types, and those that are reported as used: the server has one model per direction."""
+_REFUSED = ("custom_instructions", "style_id", "translation_memory_id")
+"""Parameters whose effect a client relies on, which these models cannot have."""
 
 
 def deepl_routes(
     directions: Directions, limits: Limits, clients: Clients, glossaries: GlossaryStore, jobs: DocumentJobs
 ) -> list[Route]:
     """Return the routes for a server."""
-    api = _DeepL(directions, limits, clients, glossaries, jobs)
+    stored = DeepLGlossaries(directions, limits, clients, glossaries)
+    api = _DeepL(directions, limits, clients, stored, jobs)
     both = ["GET", "POST"]
     return [
-        Route("/v2/translate", answered(api.translate, _ERRORS), methods=["POST"]),
-        Route("/v2/document", answered(api.upload, _ERRORS), methods=["POST"]),
-        Route("/v2/document/{id}", answered(api.document_status, _ERRORS), methods=["POST"]),
-        Route("/v2/document/{id}/result", answered(api.document_result, _ERRORS), methods=["POST"]),
-        Route("/v2/languages", answered(api.languages, _ERRORS), methods=both),
-        Route("/v2/usage", answered(api.usage, _ERRORS), methods=both),
-        Route("/v2/glossary-language-pairs", answered(api.pairs, _ERRORS), methods=["GET"]),
-        Route("/v2/glossaries", answered(api.create_glossary, _ERRORS, 201), methods=["POST"]),
-        Route("/v2/glossaries", answered(api.list_glossaries, _ERRORS), methods=["GET"]),
-        Route("/v2/glossaries/{id}", answered(api.show_glossary, _ERRORS), methods=["GET"]),
-        Route("/v2/glossaries/{id}", answered(api.delete_glossary, _ERRORS), methods=["DELETE"]),
-        Route("/v2/glossaries/{id}/entries", answered(api.glossary_entries, _ERRORS), methods=["GET"]),
+        Route("/v2/translate", answered(api.translate, DEEPL_ERRORS), methods=["POST"]),
+        Route("/v2/document", answered(api.upload, DEEPL_ERRORS), methods=["POST"]),
+        Route("/v2/document/{id}", answered(api.document_status, DEEPL_ERRORS), methods=["POST"]),
+        Route("/v2/document/{id}/result", answered(api.document_result, DEEPL_ERRORS), methods=["POST"]),
+        Route("/v2/languages", answered(api.languages, DEEPL_ERRORS), methods=both),
+        Route("/v2/usage", answered(api.usage, DEEPL_ERRORS), methods=both),
+        *stored.routes(),
     ]
 
 
@@ -61,7 +68,7 @@ class _DeepL:
         directions: Directions,
         limits: Limits,
         clients: Clients,
-        glossaries: GlossaryStore,
+        glossaries: DeepLGlossaries,
         jobs: DocumentJobs,
     ) -> None:
         self.directions, self.limits, self.clients = directions, limits, clients
@@ -74,15 +81,16 @@ class _DeepL:
         values = parameters(request, await read_body(request, self.limits))
         client = self._client(request)
         texts = self._texts(values.get("text"))
-        target = _required(values, "target_lang")
+        target = target_language(self.directions, values)
         self._check_options(values)
+        used = self._model_type(values)
         detected = [identify(self.directions, text)[0][0] if text else self.directions.sources[0] for text in texts]
         given = values.get("source_lang")
-        languages = [self._source(given)] * len(texts) if given else detected
+        languages = [source_language(self.directions, given)] * len(texts) if given else detected
         options = Options(
             target,
             client.name,
-            glossary=self._glossary(client, values.get("glossary_id"), given),
+            glossary=self.glossaries.of_request(client, values),
             split=False if str(values.get("split_sentences", "1")) == "0" else None,
             markup=_markup(values),
         )
@@ -98,6 +106,7 @@ class _DeepL:
                     "text": translation.text,
                     "billed_characters": len(text),
                 }
+                | used
                 for text, language, translation in zip(texts, languages, found, strict=True)
             ]
         }
@@ -114,6 +123,9 @@ class _DeepL:
         return texts
 
     def _check_options(self, values: dict[str, Any]) -> None:
+        for name in _REFUSED:
+            if values.get(name):
+                raise BadRequest(f"'{name}' is not supported by these models; send the request without it")
         if values.get("formality", "default") not in ("default", "prefer_more", "prefer_less"):
             raise BadRequest(
                 f"'formality' = {str(values['formality'])[:40]} is not supported by these models; accepted: default, "
@@ -124,40 +136,49 @@ class _DeepL:
         if str(values.get("split_sentences", "1")) not in ("0", "1", "nonewlines"):
             raise BadRequest("'split_sentences' not supported; accepted: 0, 1, nonewlines")
 
-    def _source(self, code: Any) -> str:
-        known = model_code(self.directions, code)
-        if known not in self.directions.sources:
-            raise BadRequest(f"Value for 'source_lang' not supported: {str(code)[:40]}")
-        return known
-
-    def _glossary(self, client: Client, identifier: Any, source: Any) -> Glossary | None:
-        if not identifier:
-            return None
-        if not source:
-            raise BadRequest("Use of a glossary requires the source_lang parameter to be specified")
-        return Glossary(self._stored(client, str(identifier)).entries)
-
-    def _stored(self, client: Client, identifier: str) -> StoredGlossary:
-        stored = self.glossaries.find(client.owner, identifier)
-        if stored is None:
-            raise BadRequest("Glossary not found", 404)
-        return stored
+    def _model_type(self, values: dict[str, Any]) -> dict[str, str]:
+        """Return what the answer says about the type of the model; {} if the request names none."""
+        given = values.get("model_type")
+        if given is None:
+            return {}
+        if given not in _MODEL_TYPES:
+            accepted = ", ".join(_MODEL_TYPES)
+            raise BadRequest(f"Value for 'model_type' not supported: {str(given)[:40]}; accepted: {accepted}")
+        return {"model_type_used": _MODEL_TYPES[given]}
 
     async def upload(self, request: Request) -> dict[str, str]:
-        upload = await read_upload(request, await read_body(request, self.limits))
-        client = self._client(request)
-        source = upload.fields.get("source_lang")
-        if not source:
-            accepted = ", ".join(code.upper() for code in self.directions.sources)
-            raise BadRequest(f"Parameter 'source_lang' not specified: documents need it; accepted: {accepted}")
-        self._check_options(upload.fields)
-        route = route_of(self.directions, self._source(source), _required(upload.fields, "target_lang"))
-        glossary = self._glossary(client, upload.fields.get("glossary_id"), source)
-        work = partial(translate_upload, upload.format, route[-1].target if route else "", glossary)
+        body = await read_body(request, self.limits)
+        try:
+            upload = await read_upload(request, body)
+        except UsageError as error:
+            raise BadRequest(f"Invalid file: {error}") from None
+        client, fields = self._client(request), upload.fields
+        target = target_language(self.directions, fields)
+        source = source_language(self.directions, fields["source_lang"]) if fields.get("source_lang") else None
+        self._check_options(fields)
+        suffix = PurePosixPath(upload.name).suffix[1:].lower()
+        if (written := fields.get("output_format") or suffix).lower() != suffix:
+            raise BadRequest(f"'output_format' = {written[:40]}: documents keep their format; accepted: {suffix}")
+        if source is not None:
+            route_of(self.directions, source, target)  # a direction that does not exist is refused at once
+        glossary = self.glossaries.of_request(client, fields)
         self.clients.accept(client, len(upload.data))
-        run = self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
+        run = self._translated(upload, source, target, glossary, client)
         identifier, job = self.jobs.start(upload.name, len(upload.data), run)
         return {"document_id": identifier, "document_key": job.key}
+
+    async def _translated(
+        self, upload: Upload, source: str | None, target: str, glossary: Glossary | None, client: Client
+    ) -> Document:
+        """Translate an upload.  source: None = it is identified.  Raises UsageError for the language of the target."""
+        if source is None:
+            text = await asyncio.to_thread(document_text, upload.data, upload.format)
+            source = identify(self.directions, text)[0][0]
+        route = route_of(self.directions, source, target)
+        if not route:
+            raise UsageError(f"Source and target language are equal ({source.upper()}); specify another target_lang")
+        work = partial(translate_upload, upload.format, route[-1].target, glossary)
+        return await self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
 
     async def _job(self, request: Request) -> Job:
         values = parameters(request, await read_body(request, self.limits))
@@ -196,46 +217,6 @@ class _DeepL:
         limit = client.key.characters if client.key else None
         return {"character_count": self.clients.used(client), "character_limit": limit or _UNLIMITED}
 
-    async def pairs(self, request: Request) -> dict[str, Any]:
-        pairs = sorted(self.directions.by_pair)
-        return {"supported_languages": [{"source_lang": source, "target_lang": target} for source, target in pairs]}
-
-    async def create_glossary(self, request: Request) -> dict[str, Any]:
-        values = parameters(request, await read_body(request, self.limits))
-        owner = self._client(request).owner
-        given = {name: _required(values, name) for name in ("name", "source_lang", "target_lang", "entries")}
-        delimiter = {"tsv": "\t", "csv": ","}.get(str(values.get("entries_format", "tsv")))
-        if delimiter is None:
-            raise BadRequest("Unsupported value for 'entries_format'; accepted: tsv, csv")
-        entries: dict[str, str] = {}
-        for number, row in enumerate(_rows(given["entries"], delimiter), start=1):
-            if len(row) < 2:
-                raise BadRequest(f"Invalid glossary entries: line {number} has no target term")
-            if row[0] in entries:
-                raise BadRequest(f"Invalid glossary entries: line {number}: {row[0][:40]!r} stands before")
-            entries[row[0].strip()] = row[1].strip()
-        if not entries:
-            raise BadRequest("Invalid glossary entries: no entries")
-        Glossary(entries)
-        languages = [model_code(self.directions, given[name]) for name in ("source_lang", "target_lang")]
-        return _shown(self.glossaries.add(owner, given["name"], languages[0], languages[1], entries))
-
-    async def list_glossaries(self, request: Request) -> dict[str, Any]:
-        return {"glossaries": [_shown(stored) for stored in self.glossaries.owned_by(self._client(request).owner)]}
-
-    async def show_glossary(self, request: Request) -> dict[str, Any]:
-        return _shown(self._stored(self._client(request), request.path_params["id"]))
-
-    async def delete_glossary(self, request: Request) -> Response:
-        if not self.glossaries.delete(self._client(request).owner, request.path_params["id"]):
-            raise BadRequest("Glossary not found", 404)
-        return Response(status_code=204)
-
-    async def glossary_entries(self, request: Request) -> Response:
-        entries = self._stored(self._client(request), request.path_params["id"]).entries
-        lines = (f"{source}\t{target}" for source, target in entries.items())
-        return Response("\n".join(lines), media_type="text/tab-separated-values")
-
 
 def _markup(values: dict[str, Any]) -> Callable[..., list[str]] | None:
     """Return the function that translates texts with tags, with the options of a request."""
@@ -252,34 +233,3 @@ def _markup(values: dict[str, Any]) -> Callable[..., list[str]] | None:
             raise BadRequest(f"'{name}' not supported; accepted: a list of names")
         options[name] = [tag.strip() for tag in listed if tag.strip()]
     return partial(translate_xml, **options)
-
-
-def _rows(text: str, delimiter: str) -> list[list[str]]:
-    lines = io.StringIO(text, newline="")
-    try:
-        if delimiter == "\t":
-            rows = list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE))
-        else:
-            rows = list(csv.reader(lines, delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        raise BadRequest(f"Invalid glossary entries: {error}") from None
-    return [row for row in rows if row]
-
-
-def _required(values: dict[str, Any], name: str) -> str:
-    value = values.get(name)
-    if not isinstance(value, str) or not value:
-        raise BadRequest(f"Parameter '{name}' not specified")
-    return value
-
-
-def _shown(stored: StoredGlossary) -> dict[str, Any]:
-    return {
-        "glossary_id": stored.id,
-        "name": stored.name,
-        "ready": True,
-        "source_lang": stored.source,
-        "target_lang": stored.target,
-        "creation_time": stored.created,
-        "entry_count": len(stored.entries),
-    }

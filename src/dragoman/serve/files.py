@@ -155,7 +155,7 @@ class DocumentJobs:
         if count >= _MOST_JOBS or size + held > _MOST_BYTES:
             work.close()
             raise Overloaded(60)
-        identifier, key = secrets.token_hex(16), secrets.token_hex(32)
+        identifier, key = secrets.token_hex(16).upper(), secrets.token_hex(32).upper()  # as DeepL's
         if self._store is not None:
             self._store.add(identifier, name, key, size)
         task = asyncio.create_task(self._run(identifier, work))
@@ -166,7 +166,7 @@ class DocumentJobs:
         job = self._jobs[identifier]
         try:
             job.result = await work
-        except (DragomanError, Overloaded) as error:
+        except (DragomanError, Overloaded, BadRequest) as error:
             job.error = str(error)
         except Exception as error:
             job.error = f"internal error ({type(error).__name__}); this is a bug in Dragoman"

@@ -88,7 +88,10 @@ class Gateway:
 def _preflight(headers: Sequence[tuple[bytes, bytes]]) -> Response:
     """Answer the question of a browser whether a page may send a request: any method and header (CORS)."""
     wanted = next((value for name, value in headers if name == b"access-control-request-headers"), b"")
-    allowed = {"access-control-allow-methods": "DELETE, GET, HEAD, OPTIONS, POST", "access-control-max-age": "600"}
+    allowed = {
+        "access-control-allow-methods": "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT",
+        "access-control-max-age": "600",
+    }
     if wanted:
         allowed |= {"access-control-allow-headers": wanted.decode("latin-1"), "vary": "access-control-request-headers"}
     return PlainTextResponse("OK", headers=allowed)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dragoman.errors import UsageError
 
-__all__ = ["ApiKey", "KeyStore", "open_database"]
+__all__ = ["ApiKey", "KeyStore", "open_database", "transaction"]
 
 _WAIT_SECONDS = 5.0
 """Time to wait for another process that writes the database."""
@@ -136,7 +136,7 @@ class KeyStore:
             unsaved, self._unsaved = self._unsaved, Counter()
         rows = [(_month(), characters, identifier) for identifier, characters in unsaved.items()]
         try:
-            with self._lock, _transaction(self._database):
+            with self._lock, transaction(self._database):
                 self._database.executemany(
                     "INSERT INTO usage SELECT id, ?, ? FROM keys WHERE id = ? "
                     "ON CONFLICT (key, month) DO UPDATE SET characters = characters + excluded.characters",
@@ -166,7 +166,8 @@ class KeyStore:
 
 
 @contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Write everything within, or nothing if it raises; other processes wait."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -89,9 +89,17 @@ _DEEPL_TRANSLATE = _object(
     ignore_tags=_array(_TEXT),
     splitting_tags=_array(_TEXT),
     non_splitting_tags=_array(_TEXT),
+    model_type={"enum": ["quality_optimized", "prefer_quality_optimized", "latency_optimized"]},
 )
 _DEEPL_TRANSLATED = _object(
-    translations=_array(_object(detected_source_language=_CODE, text=_TEXT, billed_characters=_NUMBER))
+    translations=_array(
+        _object(
+            detected_source_language=_CODE,
+            text=_TEXT,
+            billed_characters=_NUMBER,
+            model_type_used={**_TEXT, "description": "with model_type"},
+        )
+    )
 )
 _GLOSSARY = _object(
     glossary_id=_TEXT,
@@ -102,18 +110,24 @@ _GLOSSARY = _object(
     creation_time=_TEXT,
     entry_count=_NUMBER,
 )
-_NEW_GLOSSARY = _object(
-    "name source_lang target_lang entries",
-    name=_TEXT,
-    source_lang=_CODE,
-    target_lang=_CODE,
-    entries={**_TEXT, "description": "a source and a target term per line"},
-    entries_format={"enum": ["tsv", "csv"], "default": "tsv"},
+_DICTIONARY: dict[str, _Schema] = {
+    "source_lang": _CODE,
+    "target_lang": _CODE,
+    "entries": {**_TEXT, "description": "a source and a target term per line"},
+    "entries_format": {"enum": ["tsv", "csv"], "default": "tsv"},
+}
+_NEW_GLOSSARY = _object("name source_lang target_lang entries", name=_TEXT, **_DICTIONARY)
+_NEW_DICTIONARY = _object("source_lang target_lang entries", **_DICTIONARY)
+_DICTIONARY_INFO = _object(source_lang=_CODE, target_lang=_CODE, entry_count=_NUMBER)
+_MULTILINGUAL = _object(glossary_id=_TEXT, name=_TEXT, creation_time=_TEXT, dictionaries=_array(_DICTIONARY_INFO))
+_CHANGES: dict[str, _Schema] = {"name": _TEXT, "dictionaries": {**_array(_NEW_DICTIONARY), "minItems": 1}}
+_PAIR = tuple(
+    {"name": name, "in": "query", "required": True, "schema": _CODE} for name in ("source_lang", "target_lang")
 )
 _DEEPL_UPLOAD = _object(
-    "file source_lang target_lang",
+    "file target_lang",
     file={"type": "string", "format": "binary"},
-    source_lang=_CODE,
+    source_lang={**_CODE, "description": "source language; without it, it is identified"},
     target_lang=_CODE,
     glossary_id=_TEXT,
 )
@@ -152,6 +166,30 @@ def _error(key: str) -> _Schema:
     return {"description": "an error", "content": {"application/json": {"schema": schema}}}
 
 
+def _multilingual_glossaries() -> _Schema:
+    deepl, json = partial(_operation, deepl=True), "application/json"
+    new, changes = _object("name dictionaries", **_CHANGES), _object("", **_CHANGES)
+    entries = _object(dictionaries=_array(_object("", **_DICTIONARY)))
+    return {
+        "/v3/glossaries": {
+            "get": deepl("List the glossaries of the key", _object(glossaries=_array(_MULTILINGUAL))),
+            "post": deepl("Store a glossary", _MULTILINGUAL, new, json, status=201),
+        },
+        "/v3/glossaries/{id}": {
+            "get": deepl("Describe a glossary", _MULTILINGUAL, parameters=(_ID,)),
+            "patch": deepl("Rename a glossary, or add terms", _MULTILINGUAL, changes, json, parameters=(_ID,)),
+            "delete": deepl("Delete a glossary", parameters=(_ID,), status=204),
+        },
+        "/v3/glossaries/{id}/entries": {
+            "get": deepl("Entries of a dictionary", entries, parameters=(_ID, *_PAIR)),
+        },
+        "/v3/glossaries/{id}/dictionaries": {
+            "put": deepl("Store a dictionary", _DICTIONARY_INFO, _NEW_DICTIONARY, json, parameters=(_ID,)),
+            "delete": deepl("Delete a dictionary", parameters=(_ID, *_PAIR), status=204),
+        },
+    }
+
+
 def description() -> _Schema:
     """Return the document (OpenAPI 3.1)."""
     multipart = "multipart/form-data"
@@ -187,6 +225,7 @@ def description() -> _Schema:
             "delete": deepl("Delete a glossary", parameters=(_ID,), status=204),
         },
         "/v2/glossaries/{id}/entries": {"get": deepl("Entries of a glossary", parameters=(_ID,))},
+        **_multilingual_glossaries(),
         "/v2/document": {
             "post": deepl(
                 "Translate a document",

@@ -1,0 +1,254 @@
+"""Glossaries of DeepL's interface: of one direction (version 2), and of several that can be changed (version 3)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dragoman.pipelines.glossary import Glossary
+from dragoman.serve.answers import answered
+from dragoman.serve.clients import Client, Clients
+from dragoman.serve.deepl_values import DEEPL_ERRORS, language_pair, required
+from dragoman.serve.directions import Directions
+from dragoman.serve.glossaries import Dictionaries, GlossaryStore, StoredGlossary
+from dragoman.serve.requests import BadRequest, Limits, parameters, read_body
+
+__all__ = ["DeepLGlossaries"]
+
+_NOT_FOUND = "Glossary not found"
+
+
+class DeepLGlossaries:
+    """The routes, and the glossaries of requests for translations."""
+
+    def __init__(self, directions: Directions, limits: Limits, clients: Clients, store: GlossaryStore) -> None:
+        self.directions, self.limits, self.clients, self.store = directions, limits, clients, store
+
+    def routes(self) -> list[Route]:
+        """Return the routes for a server."""
+        table: list[tuple[str, str, Any, int]] = [
+            ("GET", "/v2/glossary-language-pairs", self.pairs, 200),
+            ("POST", "/v2/glossaries", self.create, 201),
+            ("GET", "/v2/glossaries", self.all, 200),
+            ("GET", "/v2/glossaries/{id}", self.show, 200),
+            ("DELETE", "/v2/glossaries/{id}", self.delete, 200),
+            ("GET", "/v2/glossaries/{id}/entries", self.entries, 200),
+            ("POST", "/v3/glossaries", self.create_multilingual, 201),
+            ("GET", "/v3/glossaries", self.all_multilingual, 200),
+            ("GET", "/v3/glossaries/{id}", self.show_multilingual, 200),
+            ("PATCH", "/v3/glossaries/{id}", self.update, 200),
+            ("DELETE", "/v3/glossaries/{id}", self.delete, 200),
+            ("GET", "/v3/glossaries/{id}/entries", self.dictionary_entries, 200),
+            ("PUT", "/v3/glossaries/{id}/dictionaries", self.replace_dictionary, 200),
+            ("DELETE", "/v3/glossaries/{id}/dictionaries", self.delete_dictionary, 200),
+        ]
+        return [
+            Route(path, answered(handler, DEEPL_ERRORS, status), methods=[method])
+            for method, path, handler, status in table
+        ]
+
+    def of_request(self, client: Client, values: Mapping[str, Any]) -> Glossary | None:
+        """Return the glossary that a request for a translation names.  Raises BadRequest."""
+        identifier = values.get("glossary_id")
+        if not identifier:
+            return None
+        if not values.get("source_lang"):
+            raise BadRequest("Use of a glossary requires the source_lang parameter to be specified")
+        stored = self.store.find(client.owner, str(identifier))
+        if stored is None:
+            raise BadRequest(_NOT_FOUND, 404)
+        return Glossary(_dictionary(stored, language_pair(self.directions, values), 400))
+
+    async def _read(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """Return the owner of the glossaries and the parameters of a request."""
+        values = parameters(request, await read_body(request, self.limits))
+        return self.clients.identify(request, missing=403).owner, values
+
+    async def _stored(self, request: Request) -> tuple[StoredGlossary, dict[str, Any]]:
+        owner, values = await self._read(request)
+        stored = self.store.find(owner, request.path_params["id"])
+        if stored is None:
+            raise BadRequest(_NOT_FOUND, 404)
+        return stored, values
+
+    def _terms(self, values: Any) -> Dictionaries:
+        """Return the dictionary that a request describes.  Raises BadRequest and UsageError."""
+        if not isinstance(values, dict):
+            raise BadRequest("Parameter 'dictionaries' not supported; accepted: a list of objects")
+        pair = language_pair(self.directions, values)
+        if pair[1] not in self.directions.targets(pair[0]):
+            raise BadRequest(f"Glossaries from {pair[0]} to {pair[1]} are not supported: no model translates them")
+        return {pair: _entries(values)}
+
+    def _dictionaries(self, values: Mapping[str, Any]) -> Dictionaries:
+        given = values.get("dictionaries")
+        if not isinstance(given, list) or not given:
+            raise BadRequest("Parameter 'dictionaries' not specified; accepted: a list of at least one")
+        listed = [row for dictionary in given for row in self._terms(dictionary).items()]
+        if len(dict(listed)) < len(listed):
+            raise BadRequest("Parameter 'dictionaries' not supported: two dictionaries have the same languages")
+        return dict(listed)
+
+    async def pairs(self, request: Request) -> dict[str, Any]:
+        pairs = sorted(self.directions.by_pair)
+        return {"supported_languages": [{"source_lang": source, "target_lang": target} for source, target in pairs]}
+
+    async def create(self, request: Request) -> dict[str, Any]:
+        owner, values = await self._read(request)
+        name = required(values, "name")
+        return _shown(self.store.add(owner, name, self._terms(values)))
+
+    async def all(self, request: Request) -> dict[str, Any]:
+        owned = self.store.owned_by(self.clients.identify(request, missing=403).owner)
+        return {"glossaries": [_shown(stored) for stored in owned if len(stored.dictionaries) == 1]}
+
+    async def show(self, request: Request) -> dict[str, Any]:
+        return _shown((await self._stored(request))[0])
+
+    async def entries(self, request: Request) -> Response:
+        stored, _ = await self._stored(request)
+        return Response(_tsv(_only(stored)[1]), media_type="text/tab-separated-values")
+
+    async def delete(self, request: Request) -> Response:
+        owner, _ = await self._read(request)
+        if not self.store.delete(owner, request.path_params["id"]):
+            raise BadRequest(_NOT_FOUND, 404)
+        return Response(status_code=204)
+
+    async def create_multilingual(self, request: Request) -> dict[str, Any]:
+        owner, values = await self._read(request)
+        return _shown_multilingual(self.store.add(owner, required(values, "name"), self._dictionaries(values)))
+
+    async def all_multilingual(self, request: Request) -> dict[str, Any]:
+        owned = self.store.owned_by(self.clients.identify(request, missing=403).owner)
+        return {"glossaries": [*map(_shown_multilingual, owned)]}
+
+    async def show_multilingual(self, request: Request) -> dict[str, Any]:
+        return _shown_multilingual((await self._stored(request))[0])
+
+    async def update(self, request: Request) -> dict[str, Any]:
+        """Change the name, and add terms to dictionaries; terms that exist are replaced."""
+        owner, values = await self._read(request)
+        name = required(values, "name") if "name" in values else None
+        added = self._dictionaries(values) if "dictionaries" in values else {}
+
+        def change(stored: StoredGlossary) -> StoredGlossary:
+            merged = {pair: stored.dictionaries.get(pair, {}) | entries for pair, entries in added.items()}
+            return replace(stored, name=name or stored.name, dictionaries={**stored.dictionaries, **merged})
+
+        return _shown_multilingual(self._changed(owner, request, change))
+
+    async def replace_dictionary(self, request: Request) -> dict[str, Any]:
+        owner, values = await self._read(request)
+        new = self._terms(values)
+
+        def change(stored: StoredGlossary) -> StoredGlossary:
+            return replace(stored, dictionaries={**stored.dictionaries, **new})
+
+        self._changed(owner, request, change)
+        return next(_dictionary_infos(new))
+
+    async def delete_dictionary(self, request: Request) -> Response:
+        owner, values = await self._read(request)
+
+        def change(stored: StoredGlossary) -> StoredGlossary:
+            pair = language_pair(self.directions, values)
+            _dictionary(stored, pair, 404)
+            return replace(stored, dictionaries={own: e for own, e in stored.dictionaries.items() if own != pair})
+
+        self._changed(owner, request, change)
+        return Response(status_code=204)
+
+    def _changed(self, owner: str, request: Request, change: Any) -> StoredGlossary:
+        changed = self.store.change(owner, request.path_params["id"], change)
+        if changed is None:
+            raise BadRequest(_NOT_FOUND, 404)
+        return changed
+
+    async def dictionary_entries(self, request: Request) -> dict[str, Any]:
+        stored, values = await self._stored(request)
+        source, target = pair = language_pair(self.directions, values)
+        entries = _tsv(_dictionary(stored, pair, 404))
+        row = {"source_lang": source, "target_lang": target, "entries": entries, "entries_format": "tsv"}
+        return {"dictionaries": [row]}
+
+
+def _dictionary(stored: StoredGlossary, pair: tuple[str, str], status: int) -> dict[str, str]:
+    """Return the terms of a glossary for a pair of languages.  Raises BadRequest with `status`."""
+    if pair not in stored.dictionaries:
+        has = ", ".join(" to ".join(own) for own in stored.dictionaries) or "none"
+        raise BadRequest(f"The glossary has no dictionary from {pair[0]} to {pair[1]}; it has: {has}", status)
+    return stored.dictionaries[pair]
+
+
+def _only(stored: StoredGlossary) -> tuple[tuple[str, str], dict[str, str]]:
+    """Return the only dictionary of a glossary for the routes of version 2.  Raises BadRequest."""
+    if len(stored.dictionaries) != 1:
+        raise BadRequest(f"The glossary has {len(stored.dictionaries)} dictionaries; use /v3/glossaries")
+    return next(iter(stored.dictionaries.items()))
+
+
+def _shown(stored: StoredGlossary) -> dict[str, Any]:
+    (source, target), entries = _only(stored)
+    return {
+        "glossary_id": stored.id,
+        "name": stored.name,
+        "ready": True,
+        "source_lang": source,
+        "target_lang": target,
+        "creation_time": stored.created,
+        "entry_count": len(entries),
+    }
+
+
+def _shown_multilingual(stored: StoredGlossary) -> dict[str, Any]:
+    named = {"glossary_id": stored.id, "name": stored.name, "creation_time": stored.created}
+    return {**named, "dictionaries": [*_dictionary_infos(stored.dictionaries)]}
+
+
+def _dictionary_infos(dictionaries: Dictionaries) -> Iterator[dict[str, Any]]:
+    for (source, target), entries in dictionaries.items():
+        yield {"source_lang": source, "target_lang": target, "entry_count": len(entries)}
+
+
+def _tsv(entries: Mapping[str, str]) -> str:
+    return "\n".join(f"{source}\t{target}" for source, target in entries.items())
+
+
+def _entries(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the terms of a request, `entries` in the format `entries_format`.  Raises BadRequest and UsageError."""
+    text = required(values, "entries")
+    delimiter = {"tsv": "\t", "csv": ","}.get(str(values.get("entries_format", "tsv")))
+    if delimiter is None:
+        raise BadRequest("Unsupported value for 'entries_format'; accepted: tsv, csv")
+    entries: dict[str, str] = {}
+    for number, row in enumerate(_rows(text, delimiter), start=1):
+        if len(row) < 2:
+            raise BadRequest(f"Invalid glossary entries: line {number} has no target term")
+        source = row[0].strip()
+        if source in entries:
+            raise BadRequest(f"Invalid glossary entries: line {number}: {source[:40]!r} stands before")
+        entries[source] = row[1].strip()
+    if not entries:
+        raise BadRequest("Invalid glossary entries: no entries")
+    Glossary(entries)  # raises UsageError for invalid terms
+    return entries
+
+
+def _rows(text: str, delimiter: str) -> list[list[str]]:
+    lines = io.StringIO(text, newline="")
+    try:
+        if delimiter == "\t":
+            rows = list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE))
+        else:
+            rows = list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise BadRequest(f"Invalid glossary entries: {error}") from None
+    return [row for row in rows if row]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from dragoman.serve.directions import Directions
 from dragoman.serve.events import event_stream, wants_events
 from dragoman.serve.files import Document, DocumentJobs, Upload, read_upload, translate_upload
 from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, route_of, translate_texts
-from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
+from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, read_json, unless_disconnected
 from dragoman.serve.sentences import Report
 from dragoman.serve.suggestions import SuggestionFile
 
@@ -119,7 +118,7 @@ class _LibreTranslate:
     def _alternatives(self, value: Any) -> int:
         try:
             number = int(value or 0)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # the last one for 1e999
             number = -1
         if not 0 <= number <= _MAX_ALTERNATIVES:
             raise BadRequest(
@@ -311,7 +310,7 @@ def _form_glossary(fields: dict[str, str]) -> Glossary | None:
     values: dict[str, Any] = dict(fields)
     if "glossary" in values:
         try:
-            values["glossary"] = json.loads(values["glossary"] or "null")
+            values["glossary"] = read_json(values["glossary"] or "null")
         except (ValueError, RecursionError):
             raise BadRequest("Invalid request: glossary is not valid JSON; accepted: an object of terms") from None
     return glossary_of(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import secrets
@@ -76,9 +77,8 @@ class _DeepL:
         texts = self._texts(values.get("text"))
         target = _required(values, "target_lang")
         self._check_options(values)
-        detected = [identify(self.directions, text)[0][0] if text else self.directions.sources[0] for text in texts]
         given = values.get("source_lang")
-        languages = [self._source(given)] * len(texts) if given else detected
+        languages = [self._source(given)] * len(texts) if given else [self._detected(text) for text in texts]
         options = Options(
             target,
             client.name,
@@ -124,6 +124,9 @@ class _DeepL:
         if str(values.get("split_sentences", "1")) not in ("0", "1", "nonewlines"):
             raise BadRequest("'split_sentences' not supported; accepted: 0, 1, nonewlines")
 
+    def _detected(self, text: str) -> str:
+        return identify(self.directions, text)[0][0] if text else self.directions.sources[0]
+
     def _source(self, code: Any) -> str:
         known = model_code(self.directions, code)
         if known not in self.directions.sources:
@@ -156,12 +159,12 @@ class _DeepL:
         work = partial(translate_upload, upload.format, route[-1].target if route else "", glossary)
         self.clients.accept(client, len(upload.data))
         run = self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
-        identifier, job = self.jobs.start(upload.name, len(upload.data), run)
+        identifier, job = await self.jobs.start(upload.name, len(upload.data), run)
         return {"document_id": identifier, "document_key": job.key}
 
     async def _job(self, request: Request) -> Job:
         values = parameters(request, await read_body(request, self.limits))
-        job = self.jobs.find(request.path_params["id"])
+        job = await self.jobs.find(request.path_params["id"])
         if job is None or not secrets.compare_digest(job.key.encode(), str(values.get("document_key")).encode()):
             raise BadRequest("Document not found", 404)
         return job
@@ -179,8 +182,9 @@ class _DeepL:
         job = await self._job(request)
         if job.result is None:
             raise BadRequest(job.error or "Document is not ready", 404 if job.error else 503)
-        self.jobs.forget(request.path_params["id"])
-        self.clients.charge(self._client(request), job.result.characters)
+        client = self._client(request)
+        await self.jobs.forget(request.path_params["id"])
+        self.clients.charge(client, job.result.characters)
         return Response(job.result.data, media_type="application/octet-stream")
 
     async def languages(self, request: Request) -> list[dict[str, Any]]:
@@ -217,8 +221,8 @@ class _DeepL:
         if not entries:
             raise BadRequest("Invalid glossary entries: no entries")
         Glossary(entries)
-        languages = [model_code(self.directions, given[name]) for name in ("source_lang", "target_lang")]
-        return _shown(self.glossaries.add(owner, given["name"], languages[0], languages[1], entries))
+        source, target = (model_code(self.directions, given[name]) for name in ("source_lang", "target_lang"))
+        return _shown(await asyncio.to_thread(self.glossaries.add, owner, given["name"], source, target, entries))
 
     async def list_glossaries(self, request: Request) -> dict[str, Any]:
         return {"glossaries": [_shown(stored) for stored in self.glossaries.owned_by(self._client(request).owner)]}
@@ -227,7 +231,8 @@ class _DeepL:
         return _shown(self._stored(self._client(request), request.path_params["id"]))
 
     async def delete_glossary(self, request: Request) -> Response:
-        if not self.glossaries.delete(self._client(request).owner, request.path_params["id"]):
+        owner = self._client(request).owner
+        if not await asyncio.to_thread(self.glossaries.delete, owner, request.path_params["id"]):
             raise BadRequest("Glossary not found", 404)
         return Response(status_code=204)
 

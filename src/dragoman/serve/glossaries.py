@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dragoman.errors import UsageError
-from dragoman.serve.keys import open_database
+from dragoman.serve.database import Database
 
 __all__ = ["GlossaryStore", "StoredGlossary"]
 
@@ -37,22 +36,21 @@ class GlossaryStore:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._lock = threading.Lock()
-        self._database = open_database(path)
-        self._database.execute(
+        self._database = Database(
+            path,
             "CREATE TABLE IF NOT EXISTS glossaries (id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT NOT NULL, "
-            "source TEXT NOT NULL, target TEXT NOT NULL, entries TEXT NOT NULL, created TEXT NOT NULL)"
+            "source TEXT NOT NULL, target TEXT NOT NULL, entries TEXT NOT NULL, created TEXT NOT NULL)",
         )
 
     def add(self, owner: str, name: str, source: str, target: str, entries: dict[str, str]) -> StoredGlossary:
         """Store a glossary.  Raises UsageError if the owner has too many."""
-        if len(self.owned_by(owner)) >= _MOST:
+        ((count,),) = self._database.read("SELECT count(*) FROM glossaries WHERE owner = ?", owner)
+        if count >= _MOST:
             raise UsageError(f"{_MOST:,} glossaries are stored already; delete some first")
         created = datetime.now(UTC).isoformat()
         stored = StoredGlossary(str(uuid.uuid4()), name, source, target, entries, created)
         values = stored.id, owner, name, source, target, json.dumps(entries, ensure_ascii=False), created
-        with self._lock:
-            self._database.execute("INSERT INTO glossaries VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+        self._database.write("INSERT INTO glossaries VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
         return stored
 
     def owned_by(self, owner: str) -> list[StoredGlossary]:
@@ -65,14 +63,11 @@ class GlossaryStore:
 
     def delete(self, owner: str, identifier: str) -> bool:
         """Delete a glossary; return whether the owner had it."""
-        with self._lock:
-            values = owner, identifier
-            return self._database.execute("DELETE FROM glossaries WHERE owner = ? AND id = ?", values).rowcount > 0
+        return self._database.write("DELETE FROM glossaries WHERE owner = ? AND id = ?", owner, identifier) > 0
 
     def _select(self, condition: str, *values: str) -> list[StoredGlossary]:
         query = f"SELECT id, name, source, target, entries, created FROM glossaries WHERE {condition}"
-        with self._lock:
-            rows = self._database.execute(query, values).fetchall()
+        rows = self._database.read(query, *values)
         return [
             StoredGlossary(identifier, name, source, target, json.loads(entries), created)
             for identifier, name, source, target, entries, created in rows

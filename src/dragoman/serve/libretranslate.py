@@ -52,7 +52,7 @@ def routes(
         Route("/languages", answered(api.languages, _ERRORS), methods=["GET", "POST"]),
         Route("/frontend/settings", answered(api.settings, _ERRORS), methods=["GET"]),
         Route("/translate_file", answered(api.translate_file, _ERRORS), methods=["POST"]),
-        Route("/download_file/{name}", api.download_file, methods=["GET"]),
+        Route("/download_file/{name}", answered(api.download_file, _ERRORS), methods=["GET"], name="download_file"),
         Route("/suggest", answered(api.suggest, _ERRORS), methods=["POST"]),
         Route("/health", answered(api.health, _ERRORS), methods=["GET"]),
     ]
@@ -166,7 +166,7 @@ class _LibreTranslate:
 
     async def download_file(self, request: Request) -> Response:
         identifier, _, _ = str(request.path_params["name"]).partition(".")
-        job = self.jobs.find(identifier)
+        job = await self.jobs.find(identifier)
         if job is None or job.result is None:
             return JSONResponse({"error": "Invalid filename"}, 404)
         named = {"content-disposition": f"attachment; filename*=UTF-8''{quote(job.name)}"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ _LOG = logging.getLogger(__name__)
 _LOCAL = ["localhost", "127.0.0.1", "[::1]"]
 _SAVE_SECONDS = 1.0
 """Seconds between two writes of the use of keys."""
+_DROP_SECONDS = 10.0
+"""Seconds between two deletions of documents whose time is over."""
 
 
 class LazyApp:
@@ -90,12 +93,15 @@ def create_server(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         directions.deliver_in(asyncio.get_running_loop())
-        saving = asyncio.create_task(_save_regularly(clients))
+        tasks = [
+            asyncio.create_task(_regularly(_SAVE_SECONDS, partial(asyncio.to_thread, clients.save))),
+            asyncio.create_task(_regularly(_DROP_SECONDS, jobs.drop_old)),
+        ]
         yield
-        saving.cancel()
-        with suppress(asyncio.CancelledError):
-            await saving
-        jobs.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await jobs.close()
         await asyncio.to_thread(directions.close)
         clients.close()
         glossaries.close()
@@ -137,13 +143,13 @@ async def _error(request: Request, exception: Exception) -> Response:
     return JSONResponse({error_key(path): f"{request.method} {path[:80]}: {detail}"}, status)
 
 
-async def _save_regularly(clients: Clients) -> None:
+async def _regularly(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
     while True:
-        await asyncio.sleep(_SAVE_SECONDS)
+        await asyncio.sleep(seconds)
         try:
-            await asyncio.to_thread(clients.save)
+            await work()
         except sqlite3.Error as error:  # such as a full disk; the next call writes what was not written
-            _LOG.error("the use of API keys cannot be written: %s", error)
+            _LOG.error("the database cannot be written: %s", error)
 
 
 async def to_viewer(request: Request) -> Response:

@@ -50,21 +50,24 @@ class LazyApp:
     def __init__(self, create: Callable[[], ASGIApp]) -> None:
         self._create, self._lock = create, asyncio.Lock()
         self._app: ASGIApp | None = None
+        self._version = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._lock:
-            if self._app is None:
+            app, version = self._app, self._version
+            if app is None:
                 try:
-                    self._app = await asyncio.to_thread(self._create)
+                    app = await asyncio.to_thread(self._create)
                 except DragomanError as error:
                     await PlainTextResponse(str(error), 500)(scope, receive, send)
                     return
-            app = self._app
+                if version == self._version:  # not reset meanwhile
+                    self._app = app
         await app(scope, receive, send)
 
     def reset(self) -> None:
         """Create the application again for the next request."""
-        self._app = None
+        self._app, self._version = None, self._version + 1
 
 
 def create_server(

@@ -18,7 +18,7 @@ import pytest
 
 from dragoman.errors import DragomanError, UsageError
 from dragoman.serve import database as databases
-from dragoman.serve import documents, files, server
+from dragoman.serve import documents, files, glossaries, server
 from dragoman.serve.admission import Overloaded
 from dragoman.serve.directions import Directions
 from dragoman.serve.files import Document, DocumentJobs
@@ -185,3 +185,37 @@ def test_errors_of_documents_have_the_status_of_those_of_texts(
         answer = httpx.post(f"{address}/translate_file", timeout=30, **UPLOAD)
     assert (answer.status_code, answer.json()) == (status, {"error": message})
     assert answer.headers.get("retry-after") == ("3" if status == 429 else None)
+
+
+def test_the_size_of_glossaries_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(glossaries, "_MOST_BYTES", 1_000)
+    monkeypatch.setattr(glossaries, "_MOST_BYTES_OF_ALL", 1_500)
+    store = GlossaryStore()
+
+    def add(owner: str, length: int) -> None:
+        store.add(owner, "name", "en", "de", {"a": "é" * (length // 2)})
+
+    add("Ada", 900)
+    with pytest.raises(UsageError, match="more than 0 MiB of entries; delete some first"):
+        add("Ada", 200)
+    add("Bob", 400)
+    with pytest.raises(UsageError, match="no room for more glossaries"):
+        add("Carl", 300)
+    assert [len(store.owned_by(owner)) for owner in ("Ada", "Bob", "Carl")] == [1, 1, 0]
+    store.close()
+
+
+def test_documents_are_accepted_as_long_as_characters_are_left(database: Path) -> None:
+    """The file of an office document is larger than its text."""
+    store = KeyStore(database)
+    _, secret = store.add("someone", characters=15)
+    store.close()
+    page = b"<!-- a long comment -->" * 10 + b"<p>one two three</p>"
+    app = create_server(Directions([copying_direction("en", "de")]), database=database)
+    with serving(app) as address:
+        libre = {"data": {**PAIR, "api_key": secret}, "files": {"file": ("a.html", page)}}
+        deepl = {"data": {"source_lang": "en", "target_lang": "de"}, "files": {"file": ("a.html", page)}}
+        headers = {"authorization": f"DeepL-Auth-Key {secret}"}
+        assert httpx.post(f"{address}/v2/document", headers=headers, timeout=30, **deepl).status_code == 200  # type: ignore[arg-type]
+        statuses = [httpx.post(f"{address}/translate_file", timeout=30, **libre).status_code for _ in range(3)]  # type: ignore[arg-type]
+    assert statuses == [200, 200, 403]

@@ -115,7 +115,9 @@ def test_a_client_that_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPa
     with serving(app) as address, connected(address, 3_000_000) as connection:
         read, pause = 0, 0
         while read < 2 * 3_000_000:
-            read += len(connection.recv(1 << 16))
+            part = connection.recv(1 << 16)
+            assert part, "closed too early"
+            read += len(part)
             if read > pause:
                 pause += 300_000
                 threading.Event().wait(0.05)

@@ -157,7 +157,7 @@ class _DeepL:
         route = route_of(self.directions, self._source(source), _required(upload.fields, "target_lang"))
         glossary = self._glossary(client, upload.fields.get("glossary_id"), source)
         work = partial(translate_upload, upload.format, route[-1].target if route else "", glossary)
-        self.clients.accept(client, len(upload.data))
+        self.clients.accept(client, 1)  # its characters are not known yet
         run = self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
         identifier, job = await self.jobs.start(upload.name, len(upload.data), run)
         return {"document_id": identifier, "document_key": job.key}

@@ -15,6 +15,10 @@ __all__ = ["GlossaryStore", "StoredGlossary"]
 
 _MOST = 1_000
 """Glossaries of one owner."""
+_MOST_BYTES = 10 << 20
+"""Size of the entries of one owner."""
+_MOST_BYTES_OF_ALL = 256 << 20
+"""Size of the entries of all owners, who are unlimited in number if keys are not checked."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,21 @@ class GlossaryStore:
         )
 
     def add(self, owner: str, name: str, source: str, target: str, entries: dict[str, str]) -> StoredGlossary:
-        """Store a glossary.  Raises UsageError if the owner has too many."""
-        ((count,),) = self._database.read("SELECT count(*) FROM glossaries WHERE owner = ?", owner)
+        """Store a glossary.  Raises UsageError if the owner, or all owners together, have too many."""
+        text = json.dumps(entries, ensure_ascii=False)
+        sizes = "SELECT count(*), coalesce(sum(length(CAST(entries AS BLOB))), 0) FROM glossaries"
+        ((count, size),) = self._database.read(f"{sizes} WHERE owner = ?", owner)
+        ((_, of_all),) = self._database.read(sizes)
+        new = len(text.encode())
         if count >= _MOST:
             raise UsageError(f"{_MOST:,} glossaries are stored already; delete some first")
+        if size + new > _MOST_BYTES:
+            raise UsageError(f"glossaries with more than {_MOST_BYTES >> 20} MiB of entries; delete some first")
+        if of_all + new > _MOST_BYTES_OF_ALL:
+            raise UsageError("the server has no room for more glossaries; tell its operator")
         created = datetime.now(UTC).isoformat()
         stored = StoredGlossary(str(uuid.uuid4()), name, source, target, entries, created)
-        values = stored.id, owner, name, source, target, json.dumps(entries, ensure_ascii=False), created
+        values = stored.id, owner, name, source, target, text, created
         self._database.write("INSERT INTO glossaries VALUES (?, ?, ?, ?, ?, ?, ?)", *values)
         return stored
 

@@ -143,7 +143,7 @@ class _LibreTranslate:
             if not upload.fields.get(name):
                 raise BadRequest(f"Invalid request: missing {name} parameter")
         glossary = _form_glossary(upload.fields)
-        self.clients.accept(client, len(upload.data))
+        self.clients.accept(client, 1)  # its characters are not known yet
         source, answer = await self._file_source(request, upload)
         route = route_of(self.directions, source, upload.fields["target"])
         work = partial(translate_upload, upload.format, route[-1].target if route else "", glossary)

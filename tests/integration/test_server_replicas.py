@@ -25,7 +25,7 @@ from dragoman.cli import app
 from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError
 from dragoman.pipelines.translation import Translator
-from dragoman.serve import keys
+from dragoman.serve import database as databases
 from dragoman.serve import ray as ray_serve
 from dragoman.serve.keys import KeyStore
 
@@ -133,17 +133,17 @@ def test_the_journal_of_a_database_that_several_machines_use(
     shared.mkdir()
     escaped = str(shared).replace(" ", "\\040")
     mounts.write_text(f"/dev/a / ext4 rw 0 0\nserver:/b {escaped} nfs4 rw 0 0\n")
-    assert not keys._is_shared(database, mounts) and keys._is_shared(shared / "keys.sqlite", mounts)
-    assert not keys._is_shared(database, tmp_path / "missing")
+    assert not databases._is_shared(database, mounts) and databases._is_shared(shared / "keys.sqlite", mounts)
+    assert not databases._is_shared(database, tmp_path / "missing")
 
     def journal() -> str:
-        connection = keys.open_database(database)
+        connection = databases._connect(database)
         (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
         connection.close()
         return str(mode)
 
     assert journal() == "wal"
-    monkeypatch.setattr(keys, "_is_shared", lambda path: True)
+    monkeypatch.setattr(databases, "_is_shared", lambda path: True)
     assert journal() == "delete"
 
 

@@ -100,9 +100,9 @@ def test_changes_of_several_processes_are_all_kept(tmp_path: Path) -> None:
 
 
 def test_a_glossary_that_grows_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glossaries, "_MOST_CHARACTERS", 100)
+    monkeypatch.setattr(glossaries, "_MOST_BYTES", 100)
     store = GlossaryStore()
     stored = store.add("me", "n", {("en", "de"): {"a": "b"}})
-    with pytest.raises(UsageError, match="accepted: at most 100"):
+    with pytest.raises(UsageError, match="delete some first"):
         store.change("me", stored.id, lambda found: replace(found, dictionaries={("en", "de"): {"a": "b" * 100}}))
     assert store.find("me", stored.id) == stored and store.change("me", stored.id, lambda found: found) == stored

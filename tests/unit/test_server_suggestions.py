@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 from dragoman.config.server import read_server_config
 from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
 from dragoman.errors import DragomanError, UsageError
+from dragoman.serve import suggestions
 from dragoman.serve.directions import Directions
 from dragoman.serve.keys import KeyStore
 from dragoman.serve.requests import Limits
@@ -161,6 +162,19 @@ def test_a_full_disk_is_reported_and_leaves_no_part_of_a_line(file: Path, monkey
         monkeypatch.undo()
         assert client.post("/suggest", json=VALUES).status_code == 200
     assert len(lines(file)) == 2
+
+
+def test_a_file_that_another_program_locks_is_reported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(suggestions, "_LOCK_SECONDS", 0.1)
+    store = SuggestionFile(file)
+    with file.open("rb") as other, ThreadPoolExecutor(3) as threads:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        for refused in [threads.submit(store.append, "en", "de", "one", "eins") for _ in range(3)]:
+            with pytest.raises(DragomanError, match="another program has locked the file"):
+                refused.result(10)
+    store.append("en", "de", "one", "eins")
+    assert [line["text"] for line in lines(file)] == ["one"]
 
 
 def test_a_folder_that_disappears_is_reported(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def serve(
     ] = None,
     device: Annotated[str | None, typer.Option(help="Device of the viewer: auto, cpu (default), cuda, ...")] = None,
     database: Annotated[
-        Path | None, typer.Option(help="SQLite file of API keys and glossaries; create it with 'dragoman keys add'.")
+        Path | None,
+        typer.Option(help="SQLite file of API keys, glossaries and documents; create it with 'dragoman keys add'."),
     ] = None,
     require_key: Annotated[
         bool | None, typer.Option("--require-key", help="Refuse requests without an API key.")

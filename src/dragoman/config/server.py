@@ -54,7 +54,9 @@ class ServerConfig(Section):
     )
     viewer: bool = Field(True, description="serve the page that shows how a translation is generated")
     device: str = Field("cpu", description="device of the viewer")
-    database: str = Field("", description='SQLite file of API keys and glossaries; "" = keys are not checked')
+    database: str = Field(
+        "", description='SQLite file of API keys, glossaries and documents; "" = keys are not checked'
+    )
     require_key: bool = Field(False, description="refuse requests without an API key; requires `database`")
     suggestions: str = Field(
         "", description='file of the translations that clients suggest, JSON lines; "" = suggestions are refused'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from dragoman.data.languages import language_code
 from dragoman.data.literals import has_words
@@ -14,6 +14,7 @@ from dragoman.markup.html import translate_html
 from dragoman.markup.segment import Segment, Tag, translate_segments
 
 if TYPE_CHECKING:
+    from dragoman.pipelines.translated import Translation
     from dragoman.pipelines.translation import Translator
 
 __all__ = ["Block", "Break", "DocumentTranslator", "Track", "is_identifier", "plain_text", "source_text"]
@@ -111,7 +112,10 @@ class DocumentTranslator:
 
     def page(self, text: str, attributes: bool = False) -> str:
         """Return the translation of an HTML page; see `translate_html`."""
-        [translated] = translate_html(self.translator, [text], attributes=attributes, **self.settings)
+        counter = _Counter(self.translator)
+        translator = cast("Translator", counter)
+        [translated] = translate_html(translator, [text], attributes=attributes, **self.settings)
+        self.characters += counter.characters
         return translated
 
     def translate_blocks(self, blocks: Sequence[Block]) -> None:
@@ -124,6 +128,21 @@ class DocumentTranslator:
             window = segments[start : start + _WINDOW]
             translated = translate_segments(self.translator, [*map(_with_single_spaces, window)], **self.settings)
             yield from map(_with_spaces, window, translated)
+
+
+class _Counter:
+    """A translator that counts the characters of its texts."""
+
+    def __init__(self, translator: Translator) -> None:
+        self._translator = translator
+        self.characters = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._translator, name)
+
+    def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
+        self.characters += sum(map(len, texts))
+        return self._translator.translate(texts, **settings)
 
 
 def _joined(items: Iterable[str | Tag]) -> Segment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,9 @@ class ErrorFormat:
                 return self.answer(str(error), 429, {"Retry-After": str(error.seconds)}, self.overload)
             case QuotaExceeded():
                 return self.answer(str(error), self.quota)
+            case sqlite3.OperationalError():  # such as another server that writes for a long time
+                _LOG.error("the database cannot be used: %s", error)
+                return self.answer("the database is busy; try again", 503, {"Retry-After": "1"})
             case Disconnected():
                 return Response(status_code=499)  # nobody reads it
             case UsageError() | DataError():

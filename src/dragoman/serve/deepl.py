@@ -84,9 +84,11 @@ class _DeepL:
         target = target_language(self.directions, values)
         self._check_options(values)
         used = self._model_type(values)
-        detected = [identify(self.directions, text)[0][0] if text else self.directions.sources[0] for text in texts]
         given = values.get("source_lang")
-        languages = [source_language(self.directions, given)] * len(texts) if given else detected
+        if given:
+            languages = [source_language(self.directions, given)] * len(texts)
+        else:
+            languages = [self._detected(text) for text in texts]
         options = Options(
             target,
             client.name,
@@ -136,6 +138,9 @@ class _DeepL:
         if str(values.get("split_sentences", "1")) not in ("0", "1", "nonewlines"):
             raise BadRequest("'split_sentences' not supported; accepted: 0, 1, nonewlines")
 
+    def _detected(self, text: str) -> str:
+        return identify(self.directions, text)[0][0] if text else self.directions.sources[0]
+
     def _model_type(self, values: dict[str, Any]) -> dict[str, str]:
         """Return what the answer says about the type of the model; {} if the request names none."""
         given = values.get("model_type")
@@ -162,9 +167,9 @@ class _DeepL:
         if source is not None:
             route_of(self.directions, source, target)  # a direction that does not exist is refused at once
         glossary = self.glossaries.of_request(client, fields)
-        self.clients.accept(client, len(upload.data))
+        self.clients.accept(client, 1)  # its characters are not known yet
         run = self._translated(upload, source, target, glossary, client)
-        identifier, job = self.jobs.start(upload.name, len(upload.data), run)
+        identifier, job = await self.jobs.start(upload.name, len(upload.data), run)
         return {"document_id": identifier, "document_key": job.key}
 
     async def _translated(
@@ -182,7 +187,7 @@ class _DeepL:
 
     async def _job(self, request: Request) -> Job:
         values = parameters(request, await read_body(request, self.limits))
-        job = self.jobs.find(request.path_params["id"])
+        job = await self.jobs.find(request.path_params["id"])
         if job is None or not secrets.compare_digest(job.key.encode(), str(values.get("document_key")).encode()):
             raise BadRequest("Document not found", 404)
         return job
@@ -200,8 +205,9 @@ class _DeepL:
         job = await self._job(request)
         if job.result is None:
             raise BadRequest(job.error or "Document is not ready", 404 if job.error else 503)
-        self.jobs.forget(request.path_params["id"])
-        self.clients.charge(self._client(request), job.result.characters)
+        client = self._client(request)
+        await self.jobs.forget(request.path_params["id"])
+        self.clients.charge(client, job.result.characters)
         return Response(job.result.data, media_type="application/octet-stream")
 
     async def languages(self, request: Request) -> list[dict[str, Any]]:

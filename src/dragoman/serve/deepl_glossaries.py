@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 from collections.abc import Iterator, Mapping
@@ -103,7 +104,7 @@ class DeepLGlossaries:
     async def create(self, request: Request) -> dict[str, Any]:
         owner, values = await self._read(request)
         name = required(values, "name")
-        return _shown(self.store.add(owner, name, self._terms(values)))
+        return _shown(await asyncio.to_thread(self.store.add, owner, name, self._terms(values)))
 
     async def all(self, request: Request) -> dict[str, Any]:
         owned = self.store.owned_by(self.clients.identify(request, missing=403).owner)
@@ -118,13 +119,14 @@ class DeepLGlossaries:
 
     async def delete(self, request: Request) -> Response:
         owner, _ = await self._read(request)
-        if not self.store.delete(owner, request.path_params["id"]):
+        if not await asyncio.to_thread(self.store.delete, owner, request.path_params["id"]):
             raise BadRequest(_NOT_FOUND, 404)
         return Response(status_code=204)
 
     async def create_multilingual(self, request: Request) -> dict[str, Any]:
         owner, values = await self._read(request)
-        return _shown_multilingual(self.store.add(owner, required(values, "name"), self._dictionaries(values)))
+        name, dictionaries = required(values, "name"), self._dictionaries(values)
+        return _shown_multilingual(await asyncio.to_thread(self.store.add, owner, name, dictionaries))
 
     async def all_multilingual(self, request: Request) -> dict[str, Any]:
         owned = self.store.owned_by(self.clients.identify(request, missing=403).owner)
@@ -143,7 +145,7 @@ class DeepLGlossaries:
             merged = {pair: stored.dictionaries.get(pair, {}) | entries for pair, entries in added.items()}
             return replace(stored, name=name or stored.name, dictionaries={**stored.dictionaries, **merged})
 
-        return _shown_multilingual(self._changed(owner, request, change))
+        return _shown_multilingual(await self._changed(owner, request, change))
 
     async def replace_dictionary(self, request: Request) -> dict[str, Any]:
         owner, values = await self._read(request)
@@ -152,7 +154,7 @@ class DeepLGlossaries:
         def change(stored: StoredGlossary) -> StoredGlossary:
             return replace(stored, dictionaries={**stored.dictionaries, **new})
 
-        self._changed(owner, request, change)
+        await self._changed(owner, request, change)
         return next(_dictionary_infos(new))
 
     async def delete_dictionary(self, request: Request) -> Response:
@@ -163,11 +165,11 @@ class DeepLGlossaries:
             _dictionary(stored, pair, 404)
             return replace(stored, dictionaries={own: e for own, e in stored.dictionaries.items() if own != pair})
 
-        self._changed(owner, request, change)
+        await self._changed(owner, request, change)
         return Response(status_code=204)
 
-    def _changed(self, owner: str, request: Request, change: Any) -> StoredGlossary:
-        changed = self.store.change(owner, request.path_params["id"], change)
+    async def _changed(self, owner: str, request: Request, change: Any) -> StoredGlossary:
+        changed = await asyncio.to_thread(self.store.change, owner, request.path_params["id"], change)
         if changed is None:
             raise BadRequest(_NOT_FOUND, 404)
         return changed

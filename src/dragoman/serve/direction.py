@@ -12,6 +12,7 @@ from typing import Any
 from dragoman.decoding.loader import open_service
 from dragoman.decoding.service import Search, SearchService
 from dragoman.errors import DragomanError, UsageError
+from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import SearchCall, Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Ticket
@@ -23,6 +24,9 @@ __all__ = ["BlockingTranslator", "Direction"]
 
 _SPLIT_HERE = 4000
 """Characters up to which a text is split and encoded on the event loop; longer ones would delay other requests."""
+
+_SEARCHED_HERE = 100
+"""Terms of a glossary up to which they are looked for on the event loop."""
 
 
 class Direction(Slot):
@@ -113,13 +117,17 @@ class Direction(Slot):
         report: receives each sentence as soon as those before it are translated (see `translate_sentences`).
         Cancelling the call cancels its searches.  Raises UsageError, and DragomanError if a search fails.
         """
-        long = sum(map(len, texts)) > _SPLIT_HERE
+        glossary = Glossary.of(settings.get("glossary"))
+        many = glossary is not None and len(glossary.entries) > _SEARCHED_HERE
+        long = many or sum(map(len, texts)) > _SPLIT_HERE
+        if many and glossary is not None:
+            await asyncio.to_thread(glossary.entries_in, "")  # compiles its expression, once
         if report is None:
             found: list[Translation] = await self._run(self.translator.searches(texts, **settings), ticket, long)
             return found
 
         def run(searches: Any, before: int) -> Any:
-            return self._run(searches, replace(ticket, before=before))
+            return self._run(searches, replace(ticket, before=before), many)
 
         return await translate_sentences(self.translator, texts, run, report, in_thread=long, **settings)
 

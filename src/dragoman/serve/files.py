@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import sqlite3
 import time
@@ -23,11 +24,13 @@ from dragoman.pipelines.glossary import Glossary, Term
 from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Overloaded
+from dragoman.serve.answers import INTERNAL_ERROR
 from dragoman.serve.documents import DocumentStore
 from dragoman.serve.requests import BadRequest
 
 __all__ = ["Document", "DocumentJobs", "Job", "Upload", "read_upload", "translate_upload"]
 
+_LOG = logging.getLogger(__name__)
 _KEPT_SECONDS = 600.0
 _MOST_BYTES = 256 << 20
 _MOST_JOBS = 1_000
@@ -119,6 +122,7 @@ class Job:
     """A document that is being translated, or was.
 
     key: secret that reads the result.  size: of the upload in bytes.  task: None if it runs, or ran, elsewhere.
+    error: what clients are told; failure: the exception itself.
     """
 
     name: str
@@ -128,6 +132,7 @@ class Job:
     begun: float = field(default_factory=time.monotonic)
     result: Document | None = None
     error: str | None = None
+    failure: Exception | None = None
 
     @property
     def held(self) -> int:
@@ -139,6 +144,7 @@ class DocumentJobs:
     """Documents: at most 1,000, of 256 MB together, ten minutes after their upload.
 
     database: file that several servers share, so that each of them knows the documents of the others; None = in memory.
+    One event loop uses it; the database is used in threads, because it may have to wait for other servers.
     """
 
     def __init__(self, database: Path | None = None) -> None:
@@ -146,77 +152,96 @@ class DocumentJobs:
         """With a database, those that are not finished."""
         self._store = DocumentStore(database, _KEPT_SECONDS) if database else None
 
-    def start(self, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Job]:
+    async def start(self, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Job]:
         """Begin to translate an upload of `size` bytes; return the identifier of the job.  Raises Overloaded."""
-        self._drop_old()
-        count, held = len(self._jobs), sum(job.held for job in self._jobs.values())
-        if self._store is not None:
-            count, held = self._store.held()
-        if count >= _MOST_JOBS or size + held > _MOST_BYTES:
+        identifier, job = (
+            secrets.token_hex(16).upper(),
+            Job(name, secrets.token_hex(32).upper(), size, None),
+        )  # as DeepL's
+        try:
+            await self._reserve(identifier, job)
+        except BaseException:
             work.close()
-            raise Overloaded(60)
-        identifier, key = secrets.token_hex(16).upper(), secrets.token_hex(32).upper()  # as DeepL's
-        if self._store is not None:
-            self._store.add(identifier, name, key, size)
-        task = asyncio.create_task(self._run(identifier, work))
-        job = self._jobs[identifier] = Job(name, key, size, task)
+            raise
+        self._jobs[identifier] = job
+        job.task = asyncio.create_task(self._run(identifier, job, work))
         return identifier, job
 
-    async def _run(self, identifier: str, work: Coroutine[Any, Any, Document]) -> None:
-        job = self._jobs[identifier]
+    async def _reserve(self, identifier: str, job: Job) -> None:
+        if self._store is None:
+            await self.drop_old()
+            held = sum(other.held for other in self._jobs.values())
+            is_free = len(self._jobs) < _MOST_JOBS and job.size + held <= _MOST_BYTES
+        else:
+            values = identifier, job.name, job.key, job.size, _MOST_JOBS, _MOST_BYTES
+            is_free = await asyncio.to_thread(self._store.add, *values)
+        if not is_free:
+            raise Overloaded(60)
+
+    async def _run(self, identifier: str, job: Job, work: Coroutine[Any, Any, Document]) -> None:
         try:
             job.result = await work
         except (DragomanError, Overloaded, BadRequest) as error:
-            job.error = str(error)
+            job.error, job.failure = str(error), error
         except Exception as error:
-            job.error = f"internal error ({type(error).__name__}); this is a bug in Dragoman"
+            job.error, job.failure = INTERNAL_ERROR, error
+            _LOG.error("the translation of a document failed", exc_info=error)
         if self._store is not None:
             data, characters = (None, 0) if job.result is None else (job.result.data, job.result.characters)
             with suppress(sqlite3.Error):  # such as a full disk; then only this server knows the document
-                self._store.finish(identifier, data, characters, job.error)
+                await asyncio.to_thread(self._store.finish, identifier, data, characters, job.error)
                 self._jobs.pop(identifier, None)
 
     async def finished(self, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Document]:
-        """Translate, and return the result and the identifier under which it waits."""
-        identifier, job = self.start(name, size, work)
+        """Translate, and return the result and the identifier under which it waits.
+
+        Raises Overloaded, and the exception of `work`.
+        """
+        identifier, job = await self.start(name, size, work)
         assert job.task is not None
         try:
             await job.task  # cancelled with this call
         except asyncio.CancelledError:
-            self.forget(identifier)
+            await self.forget(identifier)
             raise
         if job.result is None:
-            self.forget(identifier)
-            raise BadRequest(str(job.error))
+            await self.forget(identifier)
+            assert job.failure is not None
+            raise job.failure
         return identifier, job.result
 
-    def find(self, identifier: str) -> Job | None:
+    async def find(self, identifier: str) -> Job | None:
         """Return a job."""
-        self._drop_old()
-        found = None if self._store is None or identifier in self._jobs else self._store.find(identifier)
+        job = self._jobs.get(identifier)
+        if job is not None and job.begun < time.monotonic() - _KEPT_SECONDS:
+            return None
+        if job is not None or self._store is None:
+            return job
+        found = await asyncio.to_thread(self._store.find, identifier)
         if found is None:
-            return self._jobs.get(identifier)
+            return None
         name, key, size, data, characters, error = found
         return Job(name, key, size, None, result=None if data is None else Document(data, characters), error=error)
 
-    def forget(self, identifier: str) -> None:
-        """Drop a job, and cancel it if it is not finished."""
-        job = self._jobs.pop(identifier, None)
-        if job is not None and job.task is not None:
-            job.task.cancel()
-        if self._store is not None:
-            self._store.delete(identifier)
+    async def forget(self, *identifiers: str) -> None:
+        """Drop jobs, and cancel those that are not finished."""
+        for identifier in identifiers:
+            job = self._jobs.pop(identifier, None)
+            if job is not None and job.task is not None:
+                job.task.cancel()
+        if self._store is not None and identifiers:
+            await asyncio.to_thread(self._store.delete, *identifiers)
 
-    def _drop_old(self) -> None:
+    async def drop_old(self) -> None:
+        """Drop the documents whose time is over; called regularly."""
         limit = time.monotonic() - _KEPT_SECONDS
-        for identifier in [key for key, job in self._jobs.items() if job.begun < limit]:
-            self.forget(identifier)
+        await self.forget(*[identifier for identifier, job in self._jobs.items() if job.begun < limit])
         if self._store is not None:
-            self._store.drop_old()
+            await asyncio.to_thread(self._store.drop_old)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Cancel what is not finished."""
-        for identifier in [*self._jobs]:
-            self.forget(identifier)
+        with suppress(sqlite3.Error):  # others drop its documents when their time is over
+            await self.forget(*self._jobs)
         if self._store is not None:
             self._store.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import sqlite3
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import UsageError
-from dragoman.serve.keys import open_database, transaction
+from dragoman.serve.database import Database
 
 __all__ = ["Dictionaries", "GlossaryStore", "StoredGlossary"]
 
@@ -21,8 +21,11 @@ Dictionaries = Mapping[tuple[str, str], dict[str, str]]
 
 _MOST = 1_000
 """Glossaries of one owner."""
-_MOST_CHARACTERS = 10_000_000
-"""Characters of one glossary as JSON; changes could otherwise add terms without end."""
+_MOST_BYTES = 10 << 20
+"""Size of the glossaries of one owner, as JSON."""
+_MOST_BYTES_OF_ALL = 256 << 20
+"""Size of the glossaries of all owners, who are unlimited in number if keys are not checked."""
+_COLUMNS = "SELECT id, name, dictionaries, created FROM multilingual_glossaries WHERE "
 
 
 @dataclass(frozen=True)
@@ -38,79 +41,88 @@ class StoredGlossary:
 class GlossaryStore:
     """Glossaries by owner; several server processes may share the file.
 
-    path: file of the database; None = in memory, until the server ends.
+    path: file of the database; None = in memory, until the server ends.  `add`, `change` and `delete` may wait for
+    other processes and are called in a thread.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._lock = threading.Lock()
-        self._database = open_database(path)
-        self._database.execute(
+        self._database = Database(
+            path,
             "CREATE TABLE IF NOT EXISTS multilingual_glossaries (id TEXT PRIMARY KEY, owner TEXT NOT NULL, "
-            "name TEXT NOT NULL, dictionaries TEXT NOT NULL, created TEXT NOT NULL)"
+            "name TEXT NOT NULL, dictionaries TEXT NOT NULL, created TEXT NOT NULL)",
         )
 
     def add(self, owner: str, name: str, dictionaries: Dictionaries) -> StoredGlossary:
-        """Store a glossary.  Raises UsageError if the owner has too many, or if it is too large."""
-        if len(self.owned_by(owner)) >= _MOST:
-            raise UsageError(f"{_MOST:,} glossaries are stored already; delete some first")
+        """Store a glossary.  Raises UsageError if the owner, or all owners together, have too many."""
         created = datetime.now(UTC).isoformat(timespec="microseconds")  # clients expect them, also if they are 0
         stored = StoredGlossary(str(uuid.uuid4()), name, dictionaries, created)
-        values = stored.id, owner, name, _written(dictionaries), created
-        with self._lock:
-            self._database.execute("INSERT INTO multilingual_glossaries VALUES (?, ?, ?, ?, ?)", values)
+        text = _written(dictionaries)
+        with self._database.transaction() as connection:
+            _check_room(connection, owner, stored.id, text)
+            values = stored.id, owner, name, text, created
+            connection.execute("INSERT INTO multilingual_glossaries VALUES (?, ?, ?, ?, ?)", values)
         return stored
 
     def owned_by(self, owner: str) -> list[StoredGlossary]:
         """Return the glossaries of an owner, oldest first."""
-        with self._lock:
-            return self._select("owner = ? ORDER BY created, id", owner)
+        return [_read(row) for row in self._database.read(f"{_COLUMNS} owner = ? ORDER BY created, id", owner)]
 
     def find(self, owner: str, identifier: str) -> StoredGlossary | None:
         """Return a glossary of an owner."""
-        with self._lock:
-            return next(iter(self._select("owner = ? AND id = ?", owner, identifier)), None)
+        rows = self._database.read(f"{_COLUMNS} owner = ? AND id = ?", owner, identifier)
+        return _read(rows[0]) if rows else None
 
     def change(
         self, owner: str, identifier: str, change: Callable[[StoredGlossary], StoredGlossary]
     ) -> StoredGlossary | None:
         """Store what `change` returns for a glossary of an owner, if there is one, and return it.
 
-        Changes of several processes follow each other.  Raises UsageError if the glossary gets too large.
+        Changes of several processes follow each other.  Raises UsageError as `add` does.
         """
-        with self._lock, transaction(self._database):
-            found = next(iter(self._select("owner = ? AND id = ?", owner, identifier)), None)
-            if found is None:
+        with self._database.transaction() as connection:
+            rows = connection.execute(f"{_COLUMNS} owner = ? AND id = ?", (owner, identifier)).fetchall()
+            if not rows:
                 return None
-            changed = change(found)
-            values = changed.name, _written(changed.dictionaries), identifier
-            self._database.execute("UPDATE multilingual_glossaries SET name = ?, dictionaries = ? WHERE id = ?", values)
+            changed = change(_read(rows[0]))
+            text = _written(changed.dictionaries)
+            _check_room(connection, owner, identifier, text)
+            statement = "UPDATE multilingual_glossaries SET name = ?, dictionaries = ? WHERE id = ?"
+            connection.execute(statement, (changed.name, text, identifier))
         return changed
 
     def delete(self, owner: str, identifier: str) -> bool:
         """Delete a glossary; return whether the owner had it."""
         statement = "DELETE FROM multilingual_glossaries WHERE owner = ? AND id = ?"
-        with self._lock:
-            return self._database.execute(statement, (owner, identifier)).rowcount > 0
-
-    def _select(self, condition: str, *values: str) -> list[StoredGlossary]:
-        query = f"SELECT id, name, dictionaries, created FROM multilingual_glossaries WHERE {condition}"
-        rows = self._database.execute(query, values).fetchall()
-        return [StoredGlossary(identifier, name, _read(text), created) for identifier, name, text, created in rows]
+        return self._database.write(statement, owner, identifier) > 0
 
     def close(self) -> None:
         """Close the database."""
         self._database.close()
 
 
+def _check_room(connection: sqlite3.Connection, owner: str, identifier: str, text: str) -> None:
+    """Raise UsageError if there is no room for a glossary, besides those with other identifiers."""
+    query = (
+        "SELECT count(*), coalesce(sum(length(CAST(dictionaries AS BLOB))), 0) FROM multilingual_glossaries "
+        "WHERE id != ?"
+    )
+    count, size = connection.execute(f"{query} AND owner = ?", (identifier, owner)).fetchone()
+    _, of_all = connection.execute(query, (identifier,)).fetchone()
+    new = len(text.encode())
+    if count >= _MOST:
+        raise UsageError(f"{_MOST:,} glossaries are stored already; delete some first")
+    if size + new > _MOST_BYTES:
+        raise UsageError(f"glossaries with more than {_MOST_BYTES >> 20} MiB of entries; delete some first")
+    if of_all + new > _MOST_BYTES_OF_ALL:
+        raise UsageError("the server has no room for more glossaries; tell its operator")
+
+
 def _written(dictionaries: Dictionaries) -> str:
     rows: list[Any] = [[*languages, entries] for languages, entries in dictionaries.items()]
-    text = json.dumps(rows, ensure_ascii=False)
-    if len(text) > _MOST_CHARACTERS:
-        raise UsageError(
-            f"the glossary has {len(text):,} characters; accepted: at most {_MOST_CHARACTERS:,}. Divide it into several"
-        )
-    return text
+    return json.dumps(rows, ensure_ascii=False)
 
 
-def _read(text: str) -> Dictionaries:
-    return {(source, target): entries for source, target, entries in json.loads(text)}
+def _read(row: tuple[str, str, str, str]) -> StoredGlossary:
+    identifier, name, text, created = row
+    dictionaries = {(source, target): entries for source, target, entries in json.loads(text)}
+    return StoredGlossary(identifier, name, dictionaries, created)

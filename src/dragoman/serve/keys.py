@@ -7,56 +7,21 @@ import secrets
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dragoman.errors import UsageError
+from dragoman.serve.database import Database
 
-__all__ = ["ApiKey", "KeyStore", "open_database", "transaction"]
+__all__ = ["ApiKey", "KeyStore"]
 
-_WAIT_SECONDS = 5.0
-"""Time to wait for another process that writes the database."""
-
-_NETWORK = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "gluster", "fuse.")
-"""Beginnings of the names of file systems that several machines may use."""
-
-
-def open_database(path: Path | None, create: bool = True) -> sqlite3.Connection:
-    """Open a database that several processes can use at the same time; None = in memory.
-
-    create: whether a missing file is created.  Raises UsageError for a file that is not a database.
-    """
-    if path is not None and not create and not path.is_file():
-        raise UsageError(f"{path}: no such file; specify a database of keys, or create one with 'dragoman keys add'")
-    connection = None
-    try:
-        connection = sqlite3.connect(
-            path or ":memory:", timeout=_WAIT_SECONDS, check_same_thread=False, isolation_level=None
-        )
-        if path is not None:
-            # With a write-ahead log, readers do not wait for writers, but all processes must be on one machine.
-            connection.execute(f"PRAGMA journal_mode = {'DELETE' if _is_shared(path) else 'WAL'}")
-            connection.execute("PRAGMA synchronous = NORMAL")
-    except sqlite3.Error as error:
-        if connection is not None:
-            connection.close()
-        raise UsageError(f"{path}: cannot be used as a database: {error}; specify another file") from None
-    return connection
-
-
-def _is_shared(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
-    """Return whether a file is on a file system that several machines may use."""
-    try:
-        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return False
-    kinds = {Path(point.replace("\\040", " ")): kind for _, point, kind, *_ in map(str.split, lines)}
-    folder = path.resolve().parent
-    nearest = next((kinds[each] for each in (folder, *folder.parents) if each in kinds), "")
-    return nearest.startswith(_NETWORK)
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, hash TEXT UNIQUE NOT NULL, name TEXT NOT NULL, "
+    "per_minute INTEGER, characters INTEGER, created TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS usage (key TEXT NOT NULL, month TEXT NOT NULL, characters INTEGER NOT NULL, "
+    "PRIMARY KEY (key, month))",
+)
 
 
 @dataclass(frozen=True)
@@ -83,22 +48,9 @@ class KeyStore:
     """
 
     def __init__(self, path: Path | None, create: bool = True) -> None:
-        self._lock = threading.Lock()
-        self._database = open_database(path, create)
+        self._database = Database(path, *_TABLES, create=create)
         self._unsaved: Counter[str] = Counter()
         self._counting = threading.Lock()  # not held while the database is written
-        try:
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, hash TEXT UNIQUE NOT NULL, name TEXT NOT NULL, "
-                "per_minute INTEGER, characters INTEGER, created TEXT NOT NULL)"
-            )
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS usage (key TEXT NOT NULL, month TEXT NOT NULL, "
-                "characters INTEGER NOT NULL, PRIMARY KEY (key, month))"
-            )
-        except sqlite3.Error as error:
-            self._database.close()
-            raise UsageError(f"{path}: cannot be used as a database of keys: {error}; specify another file") from None
 
     def add(self, name: str, per_minute: int | None = None, characters: int | None = None) -> tuple[ApiKey, str]:
         """Create a key; return it and its secret, which is not stored.  Raises UsageError for an invalid name."""
@@ -107,8 +59,7 @@ class KeyStore:
         key = ApiKey(secrets.token_hex(4), name.strip(), per_minute, characters, datetime.now(UTC).isoformat())
         secret = secrets.token_urlsafe(32)
         values = key.id, _hash(secret), key.name, per_minute, characters, key.created
-        with self._lock:
-            self._database.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?)", values)
+        self._database.write("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?)", *values)
         return key, secret
 
     def all(self) -> list[ApiKey]:
@@ -121,9 +72,9 @@ class KeyStore:
 
     def revoke(self, identifier: str) -> bool:
         """Delete a key with its use; return whether it existed."""
-        with self._lock:
-            self._database.execute("DELETE FROM usage WHERE key = ?", (identifier,))
-            return self._database.execute("DELETE FROM keys WHERE id = ?", (identifier,)).rowcount > 0
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM usage WHERE key = ?", (identifier,))
+            return connection.execute("DELETE FROM keys WHERE id = ?", (identifier,)).rowcount > 0
 
     def charge(self, identifier: str, characters: int) -> None:
         """Add to the use of a key; `save` writes it."""
@@ -134,10 +85,12 @@ class KeyStore:
         """Write the use since the last call.  Raises sqlite3.Error, and keeps it for the next call."""
         with self._counting:
             unsaved, self._unsaved = self._unsaved, Counter()
+        if not unsaved:
+            return
         rows = [(_month(), characters, identifier) for identifier, characters in unsaved.items()]
         try:
-            with self._lock, transaction(self._database):
-                self._database.executemany(
+            with self._database.transaction() as connection:
+                connection.executemany(
                     "INSERT INTO usage SELECT id, ?, ? FROM keys WHERE id = ? "
                     "ON CONFLICT (key, month) DO UPDATE SET characters = characters + excluded.characters",
                     rows,
@@ -157,24 +110,11 @@ class KeyStore:
             "SELECT id, name, per_minute, keys.characters, created, coalesce(usage.characters, 0) FROM keys "
             f"LEFT JOIN usage ON usage.key = keys.id AND usage.month = ? WHERE {condition}"
         )
-        with self._lock:
-            rows = self._database.execute(query, (_month(), *values)).fetchall()
+        rows = self._database.read(query, _month(), *values)
         return [
             ApiKey(identifier, name, per_minute, characters, created, used + self._unsaved[identifier])
             for identifier, name, per_minute, characters, created, used in rows
         ]
-
-
-@contextmanager
-def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """Write everything within, or nothing if it raises; other processes wait."""
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        database.execute("ROLLBACK")
-        raise
-    database.execute("COMMIT")
 
 
 def _hash(secret: str) -> str:

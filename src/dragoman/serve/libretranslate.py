@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,7 +25,7 @@ from dragoman.serve.directions import Directions
 from dragoman.serve.events import event_stream, wants_events
 from dragoman.serve.files import Document, DocumentJobs, Upload, read_upload, translate_upload
 from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, route_of, translate_texts
-from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
+from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, read_json, unless_disconnected
 from dragoman.serve.sentences import Report
 from dragoman.serve.suggestions import SuggestionFile
 
@@ -53,7 +52,7 @@ def routes(
         Route("/languages", answered(api.languages, _ERRORS), methods=["GET", "POST"]),
         Route("/frontend/settings", answered(api.settings, _ERRORS), methods=["GET"]),
         Route("/translate_file", answered(api.translate_file, _ERRORS), methods=["POST"]),
-        Route("/download_file/{name}", api.download_file, methods=["GET"]),
+        Route("/download_file/{name}", answered(api.download_file, _ERRORS), methods=["GET"], name="download_file"),
         Route("/suggest", answered(api.suggest, _ERRORS), methods=["POST"]),
         Route("/health", answered(api.health, _ERRORS), methods=["GET"]),
     ]
@@ -119,7 +118,7 @@ class _LibreTranslate:
     def _alternatives(self, value: Any) -> int:
         try:
             number = int(value or 0)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # the last one for 1e999
             number = -1
         if not 0 <= number <= _MAX_ALTERNATIVES:
             raise BadRequest(
@@ -144,7 +143,7 @@ class _LibreTranslate:
             if not upload.fields.get(name):
                 raise BadRequest(f"Invalid request: missing {name} parameter")
         glossary = _form_glossary(upload.fields)
-        self.clients.accept(client, len(upload.data))
+        self.clients.accept(client, 1)  # its characters are not known yet
         source, answer = await self._file_source(request, upload)
         route = route_of(self.directions, source, upload.fields["target"])
         work = partial(translate_upload, upload.format, route[-1].target if route else "", glossary)
@@ -167,7 +166,7 @@ class _LibreTranslate:
 
     async def download_file(self, request: Request) -> Response:
         identifier, _, _ = str(request.path_params["name"]).partition(".")
-        job = self.jobs.find(identifier)
+        job = await self.jobs.find(identifier)
         if job is None or job.result is None:
             return JSONResponse({"error": "Invalid filename"}, 404)
         named = {"content-disposition": f"attachment; filename*=UTF-8''{quote(job.name)}"}
@@ -311,7 +310,7 @@ def _form_glossary(fields: dict[str, str]) -> Glossary | None:
     values: dict[str, Any] = dict(fields)
     if "glossary" in values:
         try:
-            values["glossary"] = json.loads(values["glossary"] or "null")
+            values["glossary"] = read_json(values["glossary"] or "null")
         except (ValueError, RecursionError):
             raise BadRequest("Invalid request: glossary is not valid JSON; accepted: an object of terms") from None
     return glossary_of(values)

@@ -120,9 +120,9 @@ class ModelMemory:
 
     async def load(self, slot: Slot) -> None:
         """Load a model unless it is loaded; several calls share the work.  Raises as `open` does."""
-        if not slot.is_open:
-            if slot.opening is None:
-                slot.opening = self._start(self._open(slot))
+        if slot.opening is None and not slot.is_open:
+            slot.opening = self._start(self._open(slot))
+        if slot.opening is not None:  # also at its end, when the model is open and its size is checked
             await asyncio.shield(slot.opening)
 
     def retire(self, slot: Slot) -> None:

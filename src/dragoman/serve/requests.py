@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-__all__ = ["BadRequest", "Disconnected", "Limits", "parameters", "read_body", "unless_disconnected"]
+__all__ = ["BadRequest", "Disconnected", "Limits", "parameters", "read_body", "read_json", "unless_disconnected"]
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def parameters(request: Request, body: bytes) -> dict[str, Any]:
         repeated = {name: [text for other, text in pairs if other == name] for name in values}
         return found | values | {name: texts for name, texts in repeated.items() if len(texts) > 1}
     try:
-        values = json.loads(body)
+        values = read_json(body.decode("utf-8-sig"))
     except RecursionError:
         raise BadRequest("Invalid request: the JSON is nested too deeply") from None
     except ValueError:  # also for invalid UTF-8
@@ -100,6 +100,17 @@ def parameters(request: Request, body: bytes) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise BadRequest("Invalid request: the body is not a JSON object")
     return found | values
+
+
+def read_json(text: str) -> Any:
+    """Return a JSON value, in which "?" replaces lone surrogates, which neither answers nor databases can hold.
+
+    Raises ValueError and RecursionError.
+    """
+    value = json.loads(text)
+    if "\\ud" in text or "\\uD" in text:
+        value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
 
 
 def _form(body: bytes) -> list[tuple[str, str]]:

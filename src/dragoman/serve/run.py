@@ -27,14 +27,17 @@ _IDLE_SECONDS = 30
 """Seconds after which a connection without a request is closed."""
 _HEADER_SECONDS = 10.0
 """Seconds within which the headers of a request must arrive."""
+_READER_SECONDS = 60.0
+"""Seconds after which a connection is closed whose client reads nothing of its answer."""
 _CANCEL_SECONDS = 2
 """Seconds that remain for requests that are cancelled because the server stops."""
 
 
 class _Protocol(HttpToolsProtocol):
-    """HTTP with a time limit for the headers: a client that sends them slowly would occupy a connection forever."""
+    """HTTP with time limits for headers and for answers that are not read, which would occupy a connection forever."""
 
     _limit: asyncio.TimerHandle | None = None
+    _reader: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
@@ -49,8 +52,33 @@ class _Protocol(HttpToolsProtocol):
         self._cancel_limit()
         super().on_headers_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._forget_reader()
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._forget_reader()
+        self._reader = self.loop.call_later(_READER_SECONDS, self._check_reader, left)
+
+    def _check_reader(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_reader()
+        else:
+            self.transport.abort()
+
+    def _forget_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_limit()
+        self._forget_reader()
         super().connection_lost(exc)
 
     def _cancel_limit(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ _LOG = logging.getLogger(__name__)
 _LOCAL = ["localhost", "127.0.0.1", "[::1]"]
 _SAVE_SECONDS = 1.0
 """Seconds between two writes of the use of keys."""
+_DROP_SECONDS = 10.0
+"""Seconds between two deletions of documents whose time is over."""
 
 
 class LazyApp:
@@ -47,21 +50,24 @@ class LazyApp:
     def __init__(self, create: Callable[[], ASGIApp]) -> None:
         self._create, self._lock = create, asyncio.Lock()
         self._app: ASGIApp | None = None
+        self._version = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._lock:
-            if self._app is None:
+            app, version = self._app, self._version
+            if app is None:
                 try:
-                    self._app = await asyncio.to_thread(self._create)
+                    app = await asyncio.to_thread(self._create)
                 except DragomanError as error:
                     await PlainTextResponse(str(error), 500)(scope, receive, send)
                     return
-            app = self._app
+                if version == self._version:  # not reset meanwhile
+                    self._app = app
         await app(scope, receive, send)
 
     def reset(self) -> None:
         """Create the application again for the next request."""
-        self._app = None
+        self._app, self._version = None, self._version + 1
 
 
 def create_server(
@@ -90,12 +96,15 @@ def create_server(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         directions.deliver_in(asyncio.get_running_loop())
-        saving = asyncio.create_task(_save_regularly(clients))
+        tasks = [
+            asyncio.create_task(_regularly(_SAVE_SECONDS, partial(asyncio.to_thread, clients.save))),
+            asyncio.create_task(_regularly(_DROP_SECONDS, jobs.drop_old)),
+        ]
         yield
-        saving.cancel()
-        with suppress(asyncio.CancelledError):
-            await saving
-        jobs.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await jobs.close()
         await asyncio.to_thread(directions.close)
         clients.close()
         glossaries.close()
@@ -137,13 +146,13 @@ async def _error(request: Request, exception: Exception) -> Response:
     return JSONResponse({error_key(path): f"{request.method} {path[:80]}: {detail}"}, status)
 
 
-async def _save_regularly(clients: Clients) -> None:
+async def _regularly(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
     while True:
-        await asyncio.sleep(_SAVE_SECONDS)
+        await asyncio.sleep(seconds)
         try:
-            await asyncio.to_thread(clients.save)
+            await work()
         except sqlite3.Error as error:  # such as a full disk; the next call writes what was not written
-            _LOG.error("the use of API keys cannot be written: %s", error)
+            _LOG.error("the database cannot be written: %s", error)
 
 
 async def to_viewer(request: Request) -> Response:

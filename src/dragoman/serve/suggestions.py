@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,6 +18,10 @@ __all__ = ["SuggestionFile"]
 
 _MAX_BYTES = 64 << 20
 """Size at which the file accepts no more, so that clients cannot fill the disk."""
+
+_LOCKED = "another program has locked the file"
+_LOCK_SECONDS = 5.0
+"""Time to wait for another process that has locked the file; meanwhile a thread of the server is occupied."""
 
 
 class SuggestionFile:
@@ -43,8 +48,12 @@ class SuggestionFile:
         entry = {"time": now, "source": source, "target": target, "text": text, "translation": translation}
         line = json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         try:
-            with self._lock:
+            if not self._lock.acquire(timeout=_LOCK_SECONDS):
+                raise OSError(None, _LOCKED)
+            try:
                 self._write(line)
+            finally:
+                self._lock.release()
         except OSError as error:
             raise DragomanError(
                 f"the suggestion cannot be stored ({error.strerror or error}); tell the operator of the server"
@@ -57,8 +66,10 @@ class SuggestionFile:
                 size = os.fstat(file).st_size
                 if size + len(line) > self.max_bytes:
                     raise DragomanError("the file of suggestions is full; tell the operator of the server")
-                if size and os.pread(file, 1, size - 1) != b"\n":  # a process was killed while it wrote
-                    line = b"\n" + line
+                if size:
+                    os.lseek(file, size - 1, os.SEEK_SET)
+                    if os.read(file, 1) != b"\n":  # a process was killed while it wrote
+                        line = b"\n" + line
                 try:
                     written = 0
                     while written < len(line):
@@ -72,7 +83,8 @@ class SuggestionFile:
 
     def _open(self) -> int:
         """Open the file; only its owner may read it, because it has texts of clients.  Raises OSError."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)  # does not wait at a pipe
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # does not wait at a pipe
         file = os.open(self.path, flags, 0o600)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
@@ -82,13 +94,24 @@ class SuggestionFile:
 
 @contextmanager
 def _locked(file: int) -> Iterator[None]:
-    """Hold the lock of an open file, where the system has such locks; closing the file releases it as well."""
+    """Hold the lock of an open file, where the system has such locks; closing the file releases it as well.
+
+    Raises OSError if another process has locked it for a long time.
+    """
     try:
         import fcntl
     except ModuleNotFoundError:
         yield
         return
-    fcntl.flock(file, fcntl.LOCK_EX)
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise OSError(None, _LOCKED) from None
+            time.sleep(0.01)
     try:
         yield
     finally:

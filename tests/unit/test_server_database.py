@@ -1,0 +1,221 @@
+"""The database of a server: other processes that write it, and documents whose time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from dragoman.errors import DragomanError, UsageError
+from dragoman.serve import database as databases
+from dragoman.serve import documents, files, glossaries, server
+from dragoman.serve.admission import Overloaded
+from dragoman.serve.directions import Directions
+from dragoman.serve.files import Document, DocumentJobs
+from dragoman.serve.glossaries import GlossaryStore
+from dragoman.serve.keys import KeyStore
+from dragoman.serve.server import create_server
+from running_server import copying_direction, serving, until
+
+PAIR = {"source": "en", "target": "de"}
+UPLOAD: dict[str, Any] = {"data": PAIR, "files": {"file": ("a.txt", b"one")}}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    KeyStore(tmp_path / "keys.sqlite").close()
+    return tmp_path / "keys.sqlite"
+
+
+@contextmanager
+def locked(database: Path) -> Iterator[None]:
+    """Write the database in another connection, as another server does."""
+    other = sqlite3.connect(database, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+async def content(text: bytes) -> Document:
+    return Document(text)
+
+
+def test_only_the_owner_may_read_a_new_database(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        KeyStore(tmp_path / "keys.sqlite").close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "keys.sqlite").stat().st_mode) == 0o600
+
+
+def test_other_requests_do_not_wait_for_another_process_that_writes(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "_WAIT_SECONDS", 1.5)
+    store = KeyStore(database)
+    _, secret = store.add("someone")
+    store.close()
+    app = create_server(Directions([copying_direction("en", "de")]), database=database)
+    glossary = {"name": "n", "source_lang": "en", "target_lang": "de", "entries": "a\tb"}
+    with serving(app) as address, httpx.Client(base_url=address, timeout=30) as client:
+        done = client.post("/translate_file", **UPLOAD).json()["translatedFileUrl"]
+        refused: list[Any] = []
+
+        def write() -> None:
+            refused.append(httpx.post(f"{address}/translate_file", timeout=30, **UPLOAD))
+            refused.append(httpx.post(f"{address}/v2/glossaries", json=glossary, timeout=30))
+
+        with locked(database):
+            thread = threading.Thread(target=write)
+            thread.start()
+            slowest = 0.0
+            while thread.is_alive():
+                begun = time.monotonic()
+                assert client.get("/livez").status_code == 200 and client.get(done).content == b"one"
+                answer = client.post("/translate", json={**PAIR, "q": "one", "api_key": secret})
+                assert answer.json() == {"translatedText": "one"}
+                slowest = max(slowest, time.monotonic() - begun)
+            assert slowest < 1, "less than the time for which the database waits"
+        assert [answer.status_code for answer in refused] == [503, 503]
+        assert all("the database is busy" in answer.text and answer.headers["retry-after"] for answer in refused)
+        assert client.post("/v2/glossaries", json=glossary).status_code == 201
+
+
+def test_a_database_that_another_process_writes_at_the_start(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "_WAIT_SECONDS", 0.1)
+    with locked(database), pytest.raises(UsageError, match="cannot be used as a database: database is locked"):
+        GlossaryStore(database)
+    KeyStore(database).close()
+
+
+def test_a_server_writes_the_use_of_keys_only_if_there_is_any(database: Path) -> None:
+    store = KeyStore(database)
+    with locked(database):
+        store.save()
+    store.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_documents_are_dropped_without_further_requests(
+    tmp_path: Path, database: Path, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_KEPT_SECONDS", 1.0)
+    monkeypatch.setattr(server, "_DROP_SECONDS", 0.1)
+    jobs: list[DocumentJobs] = []
+    monkeypatch.setattr(server, "DocumentJobs", lambda path: jobs.append(DocumentJobs(path)) or jobs[0])
+    app = create_server(Directions([copying_direction("en", "de")]), database=database if shared else None)
+    with serving(app) as address:
+        upload = {"data": PAIR, "files": {"file": ("a.txt", b"the text of somebody")}}
+        done = httpx.post(f"{address}/translate_file", timeout=30, **upload).json()["translatedFileUrl"]
+        assert httpx.get(done).content == b"the text of somebody"
+
+        def is_kept() -> bool:
+            in_files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+            return bool(jobs[0]._jobs) or b"the text of somebody" in in_files
+
+        assert is_kept()
+        until(lambda: not is_kept())
+        assert httpx.get(done).status_code == 404
+
+
+def test_deleted_documents_are_overwritten_at_once(database: Path) -> None:
+    store = documents.DocumentStore(database, 600)
+    assert store.add("a", "a.txt", "key", 5, most=1, most_bytes=10) and not store.add("b", "b.txt", "key", 5, 1, 10)
+    store.finish("a", b"the text of somebody", 20, None)
+    assert b"the text" in b"".join(path.read_bytes() for path in database.parent.iterdir())
+    store.delete("a")
+    assert b"the text" not in b"".join(path.read_bytes() for path in database.parent.iterdir())
+    assert not store.add("c", "c.txt", "key", 11, most=1, most_bytes=10), "too large"
+    store.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_too_many_documents(database: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_MOST_JOBS", 1)
+
+    async def run() -> None:
+        jobs = DocumentJobs(database if shared else None)
+        identifier, job = await jobs.start("a", 1, content(b"x"))
+        refused = content(b"y")
+        with pytest.raises(Overloaded):
+            await jobs.start("b", 1, refused)
+        assert refused.cr_frame is None, "closed"
+        await job.task  # type: ignore[misc]
+        await jobs.forget(identifier)
+        await jobs.finished("b", 1, content(b"z"))
+        await jobs.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (Overloaded(3), 429, "Slowdown: the server is busy; try again in 3 s"),
+        (DragomanError("the model is broken"), 500, "Cannot translate text: the model is broken"),
+        (KeyError("the text of somebody"), 500, "internal error; this is a bug in Dragoman"),
+        (UsageError("an invalid file"), 400, "Invalid request: an invalid file"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_errors_of_documents_have_the_status_of_those_of_texts(
+    error: Exception, status: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directions = Directions([copying_direction("en", "de")])
+
+    async def failing(*_: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(directions, "run", failing)
+    with serving(create_server(directions)) as address:
+        answer = httpx.post(f"{address}/translate_file", timeout=30, **UPLOAD)
+    assert (answer.status_code, answer.json()) == (status, {"error": message})
+    assert answer.headers.get("retry-after") == ("3" if status == 429 else None)
+
+
+def test_the_size_of_glossaries_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(glossaries, "_MOST_BYTES", 1_000)
+    monkeypatch.setattr(glossaries, "_MOST_BYTES_OF_ALL", 1_500)
+    store = GlossaryStore()
+
+    def add(owner: str, length: int) -> None:
+        store.add(owner, "name", {("en", "de"): {"a": "é" * (length // 2)}})
+
+    add("Ada", 900)
+    with pytest.raises(UsageError, match="more than 0 MiB of entries; delete some first"):
+        add("Ada", 200)
+    add("Bob", 400)
+    with pytest.raises(UsageError, match="no room for more glossaries"):
+        add("Carl", 300)
+    assert [len(store.owned_by(owner)) for owner in ("Ada", "Bob", "Carl")] == [1, 1, 0]
+    store.close()
+
+
+def test_documents_are_accepted_as_long_as_characters_are_left(database: Path) -> None:
+    """The file of an office document is larger than its text."""
+    store = KeyStore(database)
+    _, secret = store.add("someone", characters=15)
+    store.close()
+    page = b"<!-- a long comment -->" * 10 + b"<p>one two three</p>"
+    app = create_server(Directions([copying_direction("en", "de")]), database=database)
+    with serving(app) as address:
+        libre = {"data": {**PAIR, "api_key": secret}, "files": {"file": ("a.html", page)}}
+        deepl = {"data": {"source_lang": "en", "target_lang": "de"}, "files": {"file": ("a.html", page)}}
+        headers = {"authorization": f"DeepL-Auth-Key {secret}"}
+        assert httpx.post(f"{address}/v2/document", headers=headers, timeout=30, **deepl).status_code == 200  # type: ignore[arg-type]
+        statuses = [httpx.post(f"{address}/translate_file", timeout=30, **libre).status_code for _ in range(3)]  # type: ignore[arg-type]
+    assert statuses == [200, 200, 403]

@@ -298,7 +298,21 @@ class TransformerConfig(BlockConfig):
     decoder_layers: limits.Layers = Field(
         6, description="number of decoder layers; the decoder runs once per output token", examples=[3]
     )
+    decoder_self: Literal["attention", "ssru"] = Field(
+        "attention",
+        description="what connects the positions of the decoder: self-attention, or the simpler simple recurrent unit "
+        "(Kim et al. 2019), whose state has the same size at every length",
+        examples=["ssru"],
+    )
     tie: Tie = "all"
+
+    def _combinations(self) -> Iterator[str]:
+        yield from super()._combinations()
+        if self.decoder_self == "ssru" and self.position.kind in ("shaw", "t5", "alibi", "rotary"):
+            yield (
+                f"{self.position.kind} positions act on self-attention, which a decoder with decoder_self = \"ssru\" "
+                "does not have; accepted: none, sinusoidal, learned, recurrent"
+            )
 
 
 class DecoderOnlyConfig(BlockConfig):

@@ -293,7 +293,11 @@ def _encoder_layers(config: BlockConfig, count: int) -> list[EncoderLayer]:
 
 
 def _decoder_layer(config: TransformerConfig) -> DecoderLayer | SSRUDecoderLayer:
-    cross_attn, ffn, sublayer = CrossAttention(*_softmax_arguments(config)), _feed_forward(config), partial(_sublayer, config)
+    cross_attn, ffn, sublayer = (
+        CrossAttention(*_softmax_arguments(config)),
+        _feed_forward(config),
+        partial(_sublayer, config),
+    )
     if config.decoder_self == "ssru":
         return SSRUDecoderLayer(SSRU(config.d_model), cross_attn, ffn, sublayer)
     return DecoderLayer(_self_attention(config), cross_attn, ffn, sublayer)

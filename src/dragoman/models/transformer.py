@@ -105,7 +105,7 @@ class Encoder(Stack):
 
 @dataclass
 class DecoderLayerState(LayerState):
-    """The record of a decoder layer: its self-attention cache or SSRU cells (None: not kept), and the projected memory."""
+    """The record of a decoder layer: its self-attention cache or SSRU cells, None if not kept, and the memory."""
 
     self_attn: SelfState | None
     cross_attn: CrossKeyValues

@@ -92,7 +92,7 @@ def linear_recurrence(f: Tensor, b: Tensor, first: Tensor) -> Tensor:
 
 
 class SSRU(nn.Module):
-    """The recurrent unit; `project` is W and `gate` is W_f with b_f."""
+    """The recurrent unit; `project` is W and `gate` is W_f with b_f.  Its output is tap `update` of the sub-layer."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -102,7 +102,6 @@ class SSRU(nn.Module):
         self.candidate = Tap("row", "position", "feature")
         self.forget_gate = Tap("row", "position", "feature")
         self.cell = Tap("row", "position", "feature")
-        self.hidden = Tap("row", "position", "feature")
 
     def new_cache(self, rows: int, like: Tensor) -> SSRUCells:
         """Return the cells of `rows` rows before the first position."""
@@ -120,7 +119,7 @@ class SSRU(nn.Module):
             cells = self.cell(linear_recurrence(f, (1 - f) * candidate, first))
         if cache is not None:
             cache.cells = cells[:, -1]
-        return self.hidden(F.relu(cells)).to(x.dtype)
+        return F.relu(cells).to(x.dtype)
 
     def _explicit(self, f: Tensor, candidate: Tensor, cell: Tensor) -> Tensor:
         """Write out the formula; the tap is called per position, so that a replaced cell changes those after it."""

@@ -98,8 +98,8 @@ def _layer_shapes(config: TransformerConfig | DecoderOnlyConfig, layer: str, cro
         if config.bias:
             shapes[f"{layer}.{name}.bias"] = shape[:1]
     if has_ssru:  # the gate always has a bias
-        gate = {f"{layer}.ssru.gate.bias": (d_model,)}
-        shapes |= {f"{layer}.ssru.{part}.weight": (d_model, d_model) for part in ("project", "gate")} | gate
+        shapes |= {f"{layer}.ssru.{part}.weight": (d_model, d_model) for part in ("project", "gate")}
+        shapes[f"{layer}.ssru.gate.bias"] = (d_model,)
     first = "ssru" if has_ssru else "self_attn"
     for part in (first, "cross_attn", "ffn") if crosses else (first, "ffn"):
         shapes |= _norm_shapes(config, f"{layer}.around_{part}.norm")

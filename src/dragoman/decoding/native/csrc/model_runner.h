@@ -1,8 +1,8 @@
 // Runs a model for one search: the encoder, single steps of the decoder, and the memory that both need.
 //
-// A target slot is the decoder's self-attention cache of one hypothesis, or its SSRU cells.  A source slot is the cross-attention cache of
-// one sentence, shared by all of its hypotheses.  Arrays are row-major; "rows" are source tokens in the encoder and
-// hypotheses in the decoder.
+// A target slot is the decoder's self-attention cache of one hypothesis, or its SSRU cells.  A source slot is the
+// cross-attention cache of one sentence, shared by all of its hypotheses.  Arrays are row-major; "rows" are source
+// tokens in the encoder and hypotheses in the decoder.
 #pragma once
 
 #include <vector>
@@ -48,7 +48,7 @@ class ModelRunner {
   // Run one step of the decoder.  Afterwards `hidden_states` returns its output.
   void step(const StepRow* rows, int count);
 
-  // Copy the first `length` positions of a target slot to another one.
+  // Copy the first `length` positions of a target slot to another one; with SSRU, its cells after the last step.
   void copy_slot(int from, int to, int length);
 
   // Discard the content of all memory (`Buffer::release_pages`).
@@ -66,8 +66,8 @@ class ModelRunner {
   // f(all members whose size depends on the batch).
   template <typename Self, typename F>
   static auto for_all_buffers(Self& self, const F& f) {
-    return f(self.self_cache_, self.cells_, self.cross_cache_, self.encoder_cache_, self.x_, self.normalized_, self.projected_,
-             self.context_, self.gated_, self.scales_, self.scores_, self.quantized_, self.bf16_,
+    return f(self.self_cache_, self.cells_, self.cross_cache_, self.encoder_cache_, self.x_, self.normalized_,
+             self.projected_, self.context_, self.gated_, self.scales_, self.scores_, self.quantized_, self.bf16_,
              self.shortlist_memory_);
   }
 

@@ -54,6 +54,7 @@ MODELS: dict[str, tuple[dict[str, Any], str, int]] = {
     "padded": (BOTH | {"d_model": 70, "d_ff": 131, "n_heads": 5, "activation": "gelu"}, "int8", 64),
     "t5": (BOTH | {"position": {"kind": "t5", "buckets": 8, "max_distance": 12}, "order": "pre"}, "int8", VOCAB),
     "alibi": (BOTH | {"position": {"kind": "alibi"}, "activation": "gelu_tanh"}, "float32", VOCAB),
+    "ssru": (BOTH | {"decoder_self": "ssru"}, "int8", VOCAB),
     "alone": ({"architecture": "decoder_only", **BLOCK, "n_layers": 2, **MODERN}, "int8", VOCAB),
     "learned": (
         {"architecture": "decoder_only", **BLOCK, "n_layers": 2, "position": {"kind": "learned", "max_len": 40}},

@@ -43,6 +43,11 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "linear relu": {"attention": {"kind": "linear", "feature_map": "relu"}, "order": "pre"},
     "linear softmax": {"attention": {"kind": "linear", "feature_map": "softmax"}},
     "linear rotary": {"attention": {"kind": "linear"}, "position": {"kind": "rotary"}},
+    "ssru": {"decoder_self": "ssru"},
+    "ssru pre-norm": {
+        "decoder_self": "ssru", "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "none"}, "bias": False,
+        "n_kv_heads": 1,
+    },
 }  # fmt: skip
 """By name, the changes to a small Transformer."""
 

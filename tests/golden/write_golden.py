@@ -7,6 +7,7 @@ What exists is left alone.  The formats and the files:
     model_v<N>/, expected_v<N>.json               a Transformer as `dragoman train` writes it, without training files
     lstm_v<N>/, expected_lstm_v<N>.json           a recurrent translation model
     every_step_v<N>/, expected_every_step_v<N>.json   one that reads the context at every step, with two tokenizers
+    ssru_v<N>/, expected_ssru_v<N>.json           a Transformer whose decoder has an SSRU
     language_v<N>/, expected_language_v<N>.json   a language model
     recurrent_lm_v<N>/, expected_recurrent_lm_v<N>.json   a recurrent language model
     tagger_v<N>/, expected_tagger_v<N>.json       a recurrent encoder with labels and a learned initial state
@@ -119,7 +120,7 @@ def budget(steps: int) -> dict[str, str]:
 
 
 def write_translator(name: str, version: int, *overrides: str) -> None:
-    """A recurrent translation model."""
+    """A translation model, recurrent unless the overrides change it."""
     from small_run import small_document, write_corpus
 
     with tempfile.TemporaryDirectory() as place:
@@ -300,10 +301,15 @@ EVERY_STEP = (
     "model.attention.kind=none", "model.attention.context=every_step", "tokenizer.shared=false",
     "tokenizer.target.kind=char", "tokenizer.target.byte_fallback=false",
 )  # fmt: skip
+SSRU = (
+    "model.architecture=transformer", "model.decoder_self=ssru", "model.d_ff=16", "model.n_heads=2",
+    "model.dropout=0.0",
+)  # fmt: skip
 PIECES: dict[str, Callable[[int], None]] = {
     "model_v{}": write_model,
     "lstm_v{}": partial(write_translator, "lstm"),
     "every_step_v{}": lambda version: write_translator("every_step", version, *EVERY_STEP),
+    "ssru_v{}": lambda version: write_translator("ssru", version, *SSRU),
     "language_v{}": lambda version: write_language("language", version, DECODER_ONLY),
     "recurrent_lm_v{}": lambda version: write_language("recurrent_lm", version, RECURRENT_LM, 600),
     "tagger_v{}": write_tagger,

@@ -20,6 +20,7 @@ MODERN = TransformerConfig.model_validate(
         "bias": False,
     }
 )
+SSRU = TransformerConfig.model_validate(SIZES | {"decoder_self": "ssru"})
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,7 @@ MODERN = TransformerConfig.model_validate(
         pytest.param("copy", PAPER, 400, id="copy"),
         pytest.param("reverse", PAPER, 500, id="reverse"),
         pytest.param("sort", PAPER, 450, id="sort"),
+        pytest.param("reverse", SSRU, 500, id="reverse, ssru"),
         pytest.param("reverse", MODERN, 500, id="reverse, pre-norm rotary gated", marks=pytest.mark.slow),
     ],
 )

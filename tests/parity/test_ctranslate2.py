@@ -23,7 +23,7 @@ VOCAB = 37
 PIECES = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{i}" for i in range(4, VOCAB))]
 REFUSED = {
     "batch norm", "recurrent over embeddings", "recurrent positions", "alibi",
-    "linear", "linear relu", "linear softmax", "linear rotary", "small keys", "large keys",
+    "ssru", "ssru pre-norm", "linear", "linear relu", "linear softmax", "linear rotary", "small keys", "large keys",
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "gelu": {"activation": "gelu", "gated": True},

@@ -112,7 +112,10 @@ def test_equal_tokens_and_scores(name: str, beam: int, tmp_path: Path) -> None:
 @native
 @pytest.mark.parametrize("build", ["avx512", "avx2"])
 @pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_every_build(build: str, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["gelu_tanh gated odd sizes", "ssru"])
+def test_every_build(
+    build: str, precision: Precision, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
     monkeypatch.setattr("dragoman.decoding.native.library._load", _load.__wrapped__)
     loaded = load_native()
@@ -120,7 +123,7 @@ def test_every_build(build: str, precision: Precision, tmp_path: Path, monkeypat
         pytest.skip(unavailable_reason())
     assert loaded.build == build
     settings = SearchSettings(beam=3, nbest=2, max_extra=6)
-    rows, model = sources(), of_kind("gelu_tanh gated odd sizes")
+    rows, model = sources(), of_kind(kind)
     found = native_search(model, tmp_path, rows, settings, precision=precision)
     assert native_search(model, tmp_path, rows[::-1], settings, precision=precision, threads=2) == found[::-1]
     if precision == "float32":

@@ -54,6 +54,8 @@ DIGESTS = {
     "learned": "073b66b8373173a4",
     "t5": "8714b847faf1198c",
     "alibi": "8134dc955002f243",
+    "ssru": "58802259e822f079",
+    "ssru pre-norm": "fc7d040cea7e96bc",
     "decoder only": "523e5ee6a8d22de2",
     "wide": "70c6b8f8522efec4",
     "wide rotary": "b6b1e320293865b3",

@@ -37,7 +37,9 @@ LANGUAGE_MODEL = {
     "architecture": "decoder_only", "d_model": 24, "d_ff": 40, "n_heads": 2, "n_layers": 2, "dropout": 0.0,
     "order": "pre", "position": {"kind": "rotary"}, "norm": {"kind": "rms"},
 }  # fmt: skip
-KINDS = {name: TRANSLATORS[name] for name in ("paper", "pre-norm", "modern", "multi-query", "grouped-query", "alibi")}
+KINDS = {
+    name: TRANSLATORS[name] for name in ("paper", "pre-norm", "modern", "multi-query", "grouped-query", "alibi", "ssru")
+}
 KINDS |= {"decoder-only": LANGUAGE_MODEL}
 Pairs = list[tuple[list[int], list[int]]]
 

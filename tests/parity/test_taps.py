@@ -68,6 +68,8 @@ def test_recorded_weights_are_the_formula_of_recorded_queries_and_keys(name: str
     model = built(TRANSLATORS[name], V, shake=False)
     seen = everything(model)
     for path, sight in attentions(model):
+        if "ssru" in name and path.startswith("decoder.") and path.endswith("self_attn"):
+            continue  # this decoder has no self-attention
         kinds = ("queries", "keys", "values", "scores", "masked", "weights", "heads")
         q, k, v, scores, masked, weights, heads = (seen.joined(f"{path}.{kind}") for kind in kinds)
         k, v = (x.repeat_interleave(q.size(1) // k.size(1), dim=1) for x in (k, v))

@@ -84,12 +84,13 @@ def test_golden_model(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", ["lstm", "every_step"])
+@pytest.mark.parametrize("name", ["lstm", "every_step", "ssru"])
 def test_golden_recurrent_model(name: str, version: int) -> None:
     folder = HERE / f"{name}_v{version}"
     assert verify(folder)["format_version"] == version
     network, _, config = load_network(folder)
-    assert config.model.architecture == "lstm"
+    assert config.model.architecture == ("transformer" if name == "ssru" else "lstm")
+    assert getattr(config.model, "decoder_self", "") == ("ssru" if name == "ssru" else "")
     assert (getattr(config.model.attention, "context", ""), config.tokenizer.sides[1].kind) == (
         ("every_step", "char") if name == "every_step" else ("", "bpe")
     )

@@ -493,6 +493,8 @@ def test_patches_fit_an_image_and_positions_fit_the_patches() -> None:
         (("model.attention.kind=linear", "model.position.kind=alibi"), "alibi positions change attention scores"),
         (("model.attention.kind=linear", "model.attention_dropout=0.1"), "no attention weights to drop"),
         (("model.attention.kind=linear", "model.n_kv_heads=1"), "remove n_kv_heads"),
+        (("model.decoder_self=ssru", "model.position.kind=rotary"), "rotary positions act on self-attention, which a"),
+        (("model.decoder_self=ssru", "model.position.kind=t5"), "accepted: none, sinusoidal, learned, recurrent"),
         (("model.architecture=lstm", "model.d_model=15"), "d_model 15 must be even, because two directions share it"),
         (("model.architecture=convolutional", "model.kernel=4"), "kernel 4 must be odd"),
         (("model.position.kind=rotary", "model.position.fraction=0.1"), "must be even and at least 2"),

@@ -117,6 +117,15 @@ def test_half_precision_takes_half_the_bytes(tmp_path: Path) -> None:
     assert usage.bytes == keys_and_values(20, size=2) + keys_and_values(5, size=2)
 
 
+def test_the_bytes_of_ssru_cells_do_not_depend_on_the_length_of_the_target(tmp_path: Path) -> None:
+    """64 padded features in float32 per beam and layer, in any precision of the weights."""
+    engine = Engine(pack(model_of("ssru"), tmp_path / "p", "float32", max_positions=POSITIONS))
+    for beam, limit in ((1, 9), (1, 40), (3, 40)):
+        usage = Usage()
+        engine.search([line(5)], [limit], SearchSettings(beam=beam), usage=usage)
+        assert usage.bytes == beam * LAYERS * 64 * 4 + keys_and_values(5)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("sentences", "short"), [(5, 0), (5, 1), (1, 0), (0.5, 0)])
 def test_memory_at_once(sentences: float, short: int, threads: int, engine: Engine) -> None:

@@ -37,9 +37,9 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model() -> object:
-    return built(TRANSLATORS["modern"], VOCAB).float()
+@pytest.fixture(scope="module", params=["modern", "ssru"])
+def model(request: pytest.FixtureRequest) -> object:
+    return built(TRANSLATORS[request.param], VOCAB).float()
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,8 @@ def unsupported(config: ModelConfig) -> list[str]:
         reasons.append(f"norm.kind = {config.norm.kind!r}; CTranslate2 supports layer, rms")
     if config.attention.kind != "softmax":
         reasons.append(f"attention.kind = {config.attention.kind!r}; CTranslate2 supports softmax")
+    if isinstance(config, TransformerConfig) and config.decoder_self != "attention":
+        reasons.append(f"decoder_self = {config.decoder_self!r}; CTranslate2 supports attention")
     if config.key_size != config.d_head:
         reasons.append(f"d_key = {config.key_size}; CTranslate2 supports d_model / n_heads = {config.d_head}")
     return reasons

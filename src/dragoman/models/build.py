@@ -82,10 +82,11 @@ from dragoman.nn.recurrent import (
     VanillaRNN,
 )
 from dragoman.nn.recurrent_attention import AdditiveAttention, BahdanauLayer, DotAttention, GeneralAttention, LuongLayer
+from dragoman.nn.ssru import SSRU, SSRUDecoderLayer
 
 __all__ = ["assemble", "build_model"]
 
-Layer = TypeVar("Layer", EncoderLayer, DecoderLayer)
+Layer = TypeVar("Layer", EncoderLayer, DecoderLayer | SSRUDecoderLayer)
 
 _NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
 """Kind of norm -> its class, whose arguments after d_model are the other keys of the section."""
@@ -291,9 +292,15 @@ def _encoder_layers(config: BlockConfig, count: int) -> list[EncoderLayer]:
     return [EncoderLayer(_self_attention(config), _feed_forward(config), sublayer) for _ in range(count)]
 
 
-def _decoder_layer(config: BlockConfig) -> DecoderLayer:
-    cross_attn = CrossAttention(*_softmax_arguments(config))
-    return DecoderLayer(_self_attention(config), cross_attn, _feed_forward(config), partial(_sublayer, config))
+def _decoder_layer(config: TransformerConfig) -> DecoderLayer | SSRUDecoderLayer:
+    cross_attn, ffn, sublayer = (
+        CrossAttention(*_softmax_arguments(config)),
+        _feed_forward(config),
+        partial(_sublayer, config),
+    )
+    if config.decoder_self == "ssru":
+        return SSRUDecoderLayer(SSRU(config.d_model), cross_attn, ffn, sublayer)
+    return DecoderLayer(_self_attention(config), cross_attn, ffn, sublayer)
 
 
 def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:

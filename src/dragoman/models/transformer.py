@@ -18,6 +18,7 @@ from dragoman.nn.attention import add_biases, causal_bias, padding_bias
 from dragoman.nn.dropout import Dropout, repeated_dropout
 from dragoman.nn.layers import DecoderLayer, Embedding
 from dragoman.nn.positions import Positions
+from dragoman.nn.ssru import SSRUDecoderLayer
 from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState, SelfState
 from dragoman.nn.taps import Tap
 
@@ -104,7 +105,7 @@ class Encoder(Stack):
 
 @dataclass
 class DecoderLayerState(LayerState):
-    """The record of a decoder layer: its self-attention cache, None if none is kept, and the projected memory."""
+    """The record of a decoder layer: its self-attention cache or SSRU cells, None if not kept, and the memory."""
 
     self_attn: SelfState | None
     cross_attn: CrossKeyValues
@@ -120,8 +121,8 @@ class Decoder(Stack):
         states = memory.states
         layers = []
         for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            cache = layer.self_attn.new_cache(states.size(0) * beams, max_len, like=states) if max_len else None
+            assert isinstance(layer, DecoderLayer | SSRUDecoderLayer)
+            cache = layer.new_cache(states.size(0) * beams, max_len, like=states) if max_len else None
             layers.append(DecoderLayerState(cache, layer.cross_attn.project(states)))
         return DecodeState(list(layers), beams, memory_bias=padding_bias(memory.mask, states.dtype))
 

@@ -291,6 +291,10 @@ class DecoderLayer(nn.Module):
         self.ffn, self.around_ffn = ffn, sublayer()
         self.stream = Tap("row", "position", "feature")
 
+    def new_cache(self, rows: int, max_len: int, like: Tensor) -> SelfState:
+        """Return an empty cache of the self-attention (`SelfAttention.new_cache`)."""
+        return self.self_attn.new_cache(rows, max_len, like)
+
     def forward(
         self,
         x: Tensor,

@@ -20,6 +20,7 @@ __all__ = [
     "DecodeState",
     "LayerState",
     "LinearSums",
+    "SSRUCells",
     "SelfKeyValues",
     "SelfState",
     "StaticKeyValues",
@@ -106,8 +107,16 @@ class LinearSums(LayerState):
         self.keys = like.new_zeros(rows, n_heads, 1, d_key, dtype=dtype)
 
 
-SelfState = SelfKeyValues | LinearSums
-"""The record of a self-attention, created by its `new_cache`."""
+class SSRUCells(LayerState):
+    """The cell state of an SSRU, `cells` (N, D): 0 before the first position."""
+
+    def __init__(self, rows: int, d_model: int, like: Tensor) -> None:
+        dtype = torch.promote_types(like.dtype, torch.float32)  # 16 bits are too imprecise for a long sum
+        self.cells = like.new_zeros(rows, d_model, dtype=dtype)
+
+
+SelfState = SelfKeyValues | LinearSums | SSRUCells
+"""The record of a self-attention, or of what replaces it, created by its `new_cache`."""
 
 
 @dataclass(eq=False)

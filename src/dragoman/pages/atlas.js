@@ -16,7 +16,7 @@ const STACKS = {
   "decoder.cross_attn": ["Decoder, cross-attention", "解码器，交叉注意力"],
   self_attn: ["Self-attention", "自注意力"],
 };
-const PARTS = { self_attn: ["self-attention", "自注意力"], cross_attn: ["cross-attention", "交叉注意力"], ffn: ["feed-forward", "前馈层"], conv: ["convolution", "卷积"] };
+const PARTS = { self_attn: ["self-attention", "自注意力"], ssru: ["SSRU", "SSRU"], cross_attn: ["cross-attention", "交叉注意力"], ffn: ["feed-forward", "前馈层"], conv: ["convolution", "卷积"] };
 const SIDES = { encoder: ["encoder", "编码器"], decoder: ["decoder", "解码器"], "": ["layers", "各层"] };
 const stackName = (stack) => STACKS[stack] || [stack, stack];
 

@@ -26,6 +26,7 @@ from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import SelfAttention
 from dragoman.nn.modes import evaluating
 from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPositions
+from dragoman.nn.ssru import SSRUDecoderLayer
 
 __all__ = ["CudaGraphBackend", "capture", "cuda_graph_unsupported_reasons"]
 
@@ -50,7 +51,9 @@ def cuda_graph_unsupported_reasons(model: Network) -> list[str]:
     reasons = []
     if isinstance(stack.positions, RecurrentOverEmbeddings | RecurrentPositions):
         reasons.append(f"its positions are {type(stack.positions).__name__}")
-    if any(not isinstance(layer.self_attn, SelfAttention) for layer in stack.layers):
+    if any(isinstance(layer, SSRUDecoderLayer) for layer in stack.layers):
+        reasons.append("its decoder has an SSRU in place of self-attention")
+    elif any(not isinstance(layer.self_attn, SelfAttention) for layer in stack.layers):
         reasons.append("its attention is linear")
     return reasons
 

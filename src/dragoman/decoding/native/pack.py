@@ -44,6 +44,8 @@ _POSITION_KINDS = {
     "t5": _RELATIVE_BIAS,
     "alibi": _RELATIVE_BIAS,
 }
+_SSRU = ("project", "gate")
+"""The matrices of an SSRU: for candidates and for forget gates."""
 _ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid")
 
 
@@ -126,7 +128,9 @@ class _Packer:
         self.stacks = {"": config.n_layers} if isinstance(config, DecoderOnlyConfig) else {
             "encoder.": config.encoder_layers, "decoder.": config.decoder_layers,
         }  # fmt: skip
+        self.padded_d_model = _padded(config.d_model)
         self.d_key, self.d_head, self.head_features = config.key_size, config.d_head, _head_features(config)
+        self.has_ssru = isinstance(config, TransformerConfig) and config.decoder_self == "ssru"
         self.position_kind = _POSITION_KINDS[config.position.kind]
         rotary = config.position if isinstance(config.position, RotaryPosition) else None
         self.rotated = int(config.key_size * rotary.fraction) if rotary else 0
@@ -163,7 +167,7 @@ class _Packer:
         integers = [
             VERSION,
             self.precision == "int8",
-            _padded(config.d_model), config.d_model, _padded(config.d_ff),
+            self.padded_d_model, config.d_model, _padded(config.d_ff),
             config.n_heads, config.n_kv_heads or config.n_heads, self.head_features,
             layers[0] if has_encoder else 0, layers[-1],
             len(self.weights[self.embeddings[0]]), len(self.weights[self.embeddings[-1]]),
@@ -173,7 +177,7 @@ class _Packer:
             self.position_kind, self.rotated, self.max_positions,
         ]  # fmt: skip
         floats = [config.norm.eps, 1 / math.sqrt(self.d_key), math.sqrt(config.d_model)]
-        return b"DRAGOMAN" + struct.pack(f"<{len(integers)}i3f", *map(int, integers), *floats)
+        return b"DRAGOMAN" + struct.pack(f"<{len(integers)}i3fi", *map(int, integers), *floats, self.has_ssru)
 
     def _write_positions(self, stack: str) -> None:
         position, count = self.config.position, self.max_positions
@@ -195,10 +199,14 @@ class _Packer:
         queries, keys, values = heads * d_key, kv_heads * d_key, kv_heads * d_head
         for index in range(layers):
             layer = f"{stack}layers.{index}"
-            self._write_norm(f"{layer}.around_self_attn.norm")
-            sizes = (d_key, d_key, d_head)
-            self._write_projection(f"{layer}.self_attn.qkv", (queries, keys, values), sizes, rotated=2)
-            self._write_output(f"{layer}.self_attn.out")
+            if stack == "decoder." and self.has_ssru:
+                self._write_norm(f"{layer}.around_ssru.norm")
+                self._write_ssru(f"{layer}.ssru")
+            else:
+                self._write_norm(f"{layer}.around_self_attn.norm")
+                sizes = (d_key, d_key, d_head)
+                self._write_projection(f"{layer}.self_attn.qkv", (queries, keys, values), sizes, rotated=2)
+                self._write_output(f"{layer}.self_attn.out")
             if stack == "decoder.":
                 self._write_norm(f"{layer}.around_cross_attn.norm")
                 self._write_projection(f"{layer}.cross_attn.q", (queries,), (d_key,))
@@ -226,6 +234,11 @@ class _Packer:
 
     def _write_output(self, name: str) -> None:
         self._write_matrix(self._pad_heads(self._weight(f"{name}.weight").T, self.d_head).T, self._bias(name))
+
+    def _write_ssru(self, name: str) -> None:
+        candidates, gates = (_pad_rows(self._weight(f"{name}.{part}.weight"), self.padded_d_model) for part in _SSRU)
+        bias = _pad_rows(self._weight(f"{name}.gate.bias"), self.padded_d_model)
+        self._write_matrix(np.concatenate([candidates, gates]), np.concatenate([np.zeros_like(bias), bias]))
 
     def _write_feed_forward(self, name: str) -> None:
         d_ff = self.config.d_ff

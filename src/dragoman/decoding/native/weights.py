@@ -79,12 +79,13 @@ def _stack_shapes(config: TransformerConfig | DecoderOnlyConfig, stack: str, lay
 def _layer_shapes(config: TransformerConfig | DecoderOnlyConfig, layer: str, crosses: bool) -> Shapes:
     d_model, kv_heads = config.d_model, config.n_kv_heads or config.n_heads
     queries, keys_and_values = config.n_heads * config.key_size, kv_heads * (config.key_size + config.d_head)
+    has_ssru = crosses and isinstance(config, TransformerConfig) and config.decoder_self == "ssru"
     matrices = {
-        "self_attn.qkv": (queries + keys_and_values, d_model),
-        "self_attn.out": (d_model, d_model),
         "ffn.inner": ((1 + config.gated) * config.d_ff, d_model),
         "ffn.outer": (d_model, config.d_ff),
     }
+    if not has_ssru:
+        matrices |= {"self_attn.qkv": (queries + keys_and_values, d_model), "self_attn.out": (d_model, d_model)}
     if crosses:
         matrices |= {
             "cross_attn.q": (queries, d_model),
@@ -96,7 +97,11 @@ def _layer_shapes(config: TransformerConfig | DecoderOnlyConfig, layer: str, cro
         shapes[f"{layer}.{name}.weight"] = shape
         if config.bias:
             shapes[f"{layer}.{name}.bias"] = shape[:1]
-    for part in ("self_attn", "cross_attn", "ffn") if crosses else ("self_attn", "ffn"):
+    if has_ssru:  # the gate always has a bias
+        shapes |= {f"{layer}.ssru.{part}.weight": (d_model, d_model) for part in ("project", "gate")}
+        shapes[f"{layer}.ssru.gate.bias"] = (d_model,)
+    first = "ssru" if has_ssru else "self_attn"
+    for part in (first, "cross_attn", "ffn") if crosses else (first, "ffn"):
         shapes |= _norm_shapes(config, f"{layer}.around_{part}.norm")
     return shapes
 

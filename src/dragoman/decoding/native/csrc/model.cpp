@@ -80,8 +80,12 @@ class WeightReader {
     const int q_width = model_.q_width();
     LayerWeights l;
     l.self_norm = norm();
-    l.qkv = matrix(model_.qkv_width(), h.d_model);
-    l.self_out = matrix(h.d_model, q_width);
+    if (cross_attention && h.ssru != 0) {
+      l.ssru = matrix(2 * h.d_model, h.d_model);
+    } else {
+      l.qkv = matrix(model_.qkv_width(), h.d_model);
+      l.self_out = matrix(h.d_model, q_width);
+    }
     if (cross_attention) {
       l.cross_norm = norm();
       l.cross_q = matrix(q_width, h.d_model);
@@ -142,7 +146,8 @@ void Model::check_header() const {
       within(h.decoder_layers, 1, 1 << 10) && within(h.encoder_layers, 0, 1 << 10) && within(h.src_vocab, 1, 1 << 24) &&
       within(h.tgt_vocab, 1, 1 << 24) && (h.shared_embedding == 0 || h.src_vocab == h.tgt_vocab) &&
       within(h.activation, 0, 4) && within(h.position_kind, none, relative_bias) && within(h.rotary_dim, 0, h.d_head) &&
-      h.rotary_dim % 2 == 0 && within(h.max_positions, 1, 1 << 20) && std::isfinite(h.eps) &&
+      h.rotary_dim % 2 == 0 && within(h.max_positions, 1, 1 << 20) && within(h.ssru, 0, 1) &&
+      (h.ssru == 0 || (h.encoder_layers > 0 && h.position_kind <= additive)) && std::isfinite(h.eps) &&
       std::isfinite(h.attention_scale) && std::isfinite(h.embedding_scale);
   if (!valid) throw std::runtime_error("the header holds invalid sizes");
 }

@@ -27,7 +27,11 @@ void ModelRunner::reserve(const std::vector<int>& target_lengths, const std::vec
   const auto longest = [](const std::vector<int>& lengths) {
     return std::max(1, *std::max_element(lengths.begin(), lengths.end()));
   };
-  self_cache_.reserve(target_lengths, h_.decoder_layers, h_.n_kv_heads, h_.d_head);
+  if (h_.ssru != 0) {
+    cells_.reserve(target_lengths.size() * times(h_.decoder_layers, h_.d_model));
+  } else {
+    self_cache_.reserve(target_lengths, h_.decoder_layers, h_.n_kv_heads, h_.d_head);
+  }
   if (h_.encoder_layers > 0) {
     cross_cache_.reserve(source_lengths, h_.decoder_layers, h_.n_kv_heads, h_.d_head);
     encoder_cache_.reserve({longest(source_lengths)}, 1, h_.n_kv_heads, h_.d_head);
@@ -46,7 +50,8 @@ int64_t ModelRunner::sentence_bytes(const Model& model, int hypotheses, int targ
   const auto cache_bytes = [&](int length) {
     return KVCache::sequence_bytes(length, h.decoder_layers, h.n_kv_heads, h.d_head, h.fp16 != 0);
   };
-  return hypotheses * cache_bytes(target_length) + (h.encoder_layers > 0 ? cache_bytes(source_length) : 0) +
+  const int64_t cells_bytes = int64_t{h.decoder_layers} * h.d_model * static_cast<int64_t>(sizeof(float));
+  return hypotheses * (h.ssru != 0 ? cells_bytes : cache_bytes(target_length)) + (h.encoder_layers > 0 ? cache_bytes(source_length) : 0) +
          static_cast<int64_t>(Shortlist::bytes(model.output, shortlist_size));
 }
 
@@ -55,6 +60,11 @@ const Shortlist* ModelRunner::set_shortlist(int source_slot, const int32_t* toke
   char* memory = shortlist_memory_.data() + static_cast<size_t>(source_slot) * shortlist_bytes_;
   shortlist.gather(model_.output, tokens, count, memory, pool_);
   return &shortlist;
+}
+
+void ModelRunner::copy_slot(int from, int to, int length) {
+  if (h_.ssru == 0) return self_cache_.copy(from, to, length);
+  std::memcpy(cell(to, 0), cell(from, 0), times(h_.decoder_layers, h_.d_model) * sizeof(float));
 }
 
 size_t ModelRunner::capacity_bytes() const {
@@ -254,7 +264,10 @@ void ModelRunner::step(const StepRow* rows, int count) {
   for (int r = 0; r < count; ++r) embed(model_.decoder, rows[r].token, rows[r].position, x + times(r, h_.d_model));
   for (int i = 0; i < h_.decoder_layers; ++i) {
     const LayerWeights& layer = model_.decoder.layers[static_cast<size_t>(i)];
-    sublayer(layer.self_norm, count, [&](const float* in) { decoder_self_attention(layer, i, in, rows, count); });
+    sublayer(layer.self_norm, count, [&](const float* in) {
+      if (h_.ssru != 0) return decoder_ssru(layer, i, in, rows, count);
+      decoder_self_attention(layer, i, in, rows, count);
+    });
     if (h_.encoder_layers > 0) {
       sublayer(layer.cross_norm, count, [&](const float* in) { cross_attention(layer, i, in, rows, count); });
     }
@@ -301,6 +314,26 @@ void ModelRunner::decoder_self_attention(const LayerWeights& layer, int layer_in
     }
   });
   linear(layer.self_out, context, count, x_.data(), true);
+}
+
+float* ModelRunner::cell(int target_slot, int layer_index) const {
+  return cells_.data() + (times(target_slot, h_.decoder_layers) + static_cast<size_t>(layer_index)) *
+                             static_cast<size_t>(h_.d_model);
+}
+
+void ModelRunner::decoder_ssru(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows,
+                               int count) {
+  const int width = layer.ssru.outputs;
+  float* projected = projected_.reserve(times(count, width));
+  linear(layer.ssru, in, count, projected);
+  pool_.parallel_for(count, ELEMENTWISE_COST * count * h_.d_model, [&](int, int begin, int end) {
+    for (int r = begin; r < end; ++r) {
+      float* state = cell(rows[r].target_slot, layer_index);
+      if (rows[r].position == 0) std::fill(state, state + h_.d_model, 0.0f);
+      const float* candidates = projected + times(r, width);
+      advance_ssru(candidates, candidates + h_.d_model, state, x_.data() + times(r, h_.d_model), h_.d_model);
+    }
+  });
 }
 
 void ModelRunner::cross_attention(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows,

@@ -1,8 +1,8 @@
 // Runs a model for one search: the encoder, single steps of the decoder, and the memory that both need.
 //
-// A target slot is the decoder's self-attention cache of one hypothesis.  A source slot is the cross-attention cache of
-// one sentence, shared by all of its hypotheses.  Arrays are row-major; "rows" are source tokens in the encoder and
-// hypotheses in the decoder.
+// A target slot is the decoder's self-attention cache of one hypothesis, or its SSRU cells.  A source slot is the
+// cross-attention cache of one sentence, shared by all of its hypotheses.  Arrays are row-major; "rows" are source
+// tokens in the encoder and hypotheses in the decoder.
 #pragma once
 
 #include <vector>
@@ -48,8 +48,8 @@ class ModelRunner {
   // Run one step of the decoder.  Afterwards `hidden_states` returns its output.
   void step(const StepRow* rows, int count);
 
-  // Copy the first `length` positions of a target slot to another one.
-  void copy_slot(int from, int to, int length) { self_cache_.copy(from, to, length); }
+  // Copy the first `length` positions of a target slot to another one; with SSRU, its cells after the last step.
+  void copy_slot(int from, int to, int length);
 
   // Discard the content of all memory (`Buffer::release_pages`).
   void release_pages();
@@ -66,8 +66,8 @@ class ModelRunner {
   // f(all members whose size depends on the batch).
   template <typename Self, typename F>
   static auto for_all_buffers(Self& self, const F& f) {
-    return f(self.self_cache_, self.cross_cache_, self.encoder_cache_, self.x_, self.normalized_, self.projected_,
-             self.context_, self.gated_, self.scales_, self.scores_, self.quantized_, self.bf16_,
+    return f(self.self_cache_, self.cells_, self.cross_cache_, self.encoder_cache_, self.x_, self.normalized_,
+             self.projected_, self.context_, self.gated_, self.scales_, self.scores_, self.quantized_, self.bf16_,
              self.shortlist_memory_);
   }
 
@@ -84,6 +84,8 @@ class ModelRunner {
   void fill_cross_cache(const int32_t* lengths, const int32_t* source_slots, int count, int rows);
   void decoder_self_attention(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows,
                               int count);
+  float* cell(int target_slot, int layer_index) const;
+  void decoder_ssru(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows, int count);
   void cross_attention(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows, int count);
 
   const Model& model_;
@@ -92,7 +94,8 @@ class ModelRunner {
   int group_size_;                       // query heads per key/value head
   int scores_size_ = KV_BLOCK;           // positions per thread in scores_
   int rows_ = 0;                         // of the last step
-  KVCache self_cache_;                   // one sequence per target slot
+  KVCache self_cache_;                   // one sequence per target slot; empty with SSRU
+  Buffer<float> cells_;                  // (target slots, decoder_layers, d_model): with SSRU only
   KVCache cross_cache_;                  // one sequence per source slot
   KVCache encoder_cache_;                // one layer of one source
   std::vector<int32_t> source_lengths_;  // by source slot

@@ -69,6 +69,15 @@ void apply_activation(Activation f, const float* x, const float* gate, float* y,
   }
 }
 
+void advance_ssru(const float* candidates, const float* gates, float* cell, float* y, int width) {
+  for (int i = 0; i < width; i += VEC_SIZE) {
+    const VecF32 candidate = load(candidates + i);
+    const VecF32 advanced = fmadd(sigmoid(load(gates + i)), sub(load(cell + i), candidate), candidate);
+    store(cell + i, advanced);
+    store(y + i, add(load(y + i), max(zeros(), advanced)));  // this operand order propagates NaN
+  }
+}
+
 void apply_rotary(float* head, const float* cos, const float* sin, int half) {
   for (int i = 0; i < half; ++i) {
     const float a = head[i];

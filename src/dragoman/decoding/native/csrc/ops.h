@@ -25,6 +25,10 @@ void normalize(const Norm& norm, const float* x, float* y, int width);
 // y = f(x), or f(x) * gate if gate is not null; all (width,).
 void apply_activation(Activation f, const float* x, const float* gate, float* y, int width);
 
+// One step of an SSRU: cell = f * cell + (1 - f) * candidates with f = sigmoid(gates), and y += relu(cell).
+// All arrays are (width,).
+void advance_ssru(const float* candidates, const float* gates, float* cell, float* y, int width);
+
 // Rotate the pairs (x[i], x[i + half]) of a head by the angles of one position.  cos, sin: (half,).
 void apply_rotary(float* head, const float* cos, const float* sin, int half);
 

@@ -6,9 +6,10 @@
 
 Vectors are rows and `*` is elementwise.  No product reads c_(t-1), so all products of a sequence are computed at once,
 and only the elementwise recurrence has an order.  A decoding step costs two products at any length, and its state is
-one vector.  The definition, including W without a bias and the residual connection and norm around h, was compared with
-the source code of Marian (`DecoderLayerRNN` with the cell "ssru"), whose parameters for layer N are `decoder_lN_rnn_W`,
-`decoder_lN_rnn_Wf`, `decoder_lN_rnn_bf`, and for the norm `decoder_lN_rnn_ffn_ln_scale` and `_ln_bias`.
+one vector.  The residual connection and the norm around h are those of Marian's `DecoderLayerRNN`; the cell, with W
+without a bias, is that of independent programs that read Marian's models, whose parameters for layer N are
+`decoder_lN_rnn_W`, `decoder_lN_rnn_Wf`, `decoder_lN_rnn_bf`, and for the norm `decoder_lN_rnn_ffn_ln_scale` and
+`_ln_bias`.
 
 Shapes: N rows, T positions, D d_model.
 """

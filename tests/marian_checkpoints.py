@@ -50,7 +50,11 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 def _model(lines: tuple[str, ...], size: int, kind: str = "unigram") -> bytes:
     model = io.BytesIO()
     spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type=kind, minloglevel=2,
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=size,
+        model_type=kind,
+        minloglevel=2,
         hard_vocab_limit=False,
     )
     return model.getvalue()
@@ -86,7 +90,7 @@ def marian_checkpoint(
     torch.manual_seed(seed)
     config = MarianConfig(
         **CONFIGURATIONS[name] | changes, vocab_size=len(vocabularies[0]), decoder_vocab_size=len(vocabularies[-1]),
-        max_position_embeddings=64, pad_token_id=pad, eos_token_id=0, decoder_start_token_id=pad, init_std=0.4,
+        max_position_embeddings=64, pad_token_id=pad, eos_token_id=0, decoder_start_token_id=pad, init_std=0.3,
         forced_eos_token_id=0,
     )  # fmt: skip
     model = MarianMTModel(config).eval()
@@ -97,6 +101,7 @@ def marian_checkpoint(
             elif "embed_tokens" in parameter_name or "shared" in parameter_name:
                 parameter[pad] = 0.3 * torch.randn_like(parameter[pad])
         model.final_logits_bias.add_(torch.randn_like(model.final_logits_bias))
+        model.final_logits_bias[0, 0] += 2  # so that most targets end before the limit of their length
     model.generation_config = GenerationConfig(
         bad_words_ids=[[pad]], num_beams=4, pad_token_id=pad, eos_token_id=0, decoder_start_token_id=pad,
         renormalize_logits=name == "tied", max_length=64,

@@ -298,9 +298,7 @@ class GeneratorConfig(BlockConfig):
         description="multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4); BART, T5, GPT-2 and Llama do not",
         examples=[False],
     )
-    output_bias: bool = Field(
-        False, description="add a bias per token to the logits, as Marian does", examples=[True]
-    )
+    output_bias: bool = Field(False, description="add a bias per token to the logits, as Marian does", examples=[True])
 
 
 class TransformerConfig(GeneratorConfig):

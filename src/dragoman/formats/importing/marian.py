@@ -154,9 +154,7 @@ def _order(pieces: list[str] | None, settings: Mapping[str, Any], name: str) -> 
 def _reordered(pieces: list[str], order: list[int]) -> list[str]:
     """Return the pieces in our order; the names of the special ones are ours, and occur once."""
     special = ["<pad>", "<unk>", "<s>", "</s>"]
-    return special + [
-        f"{pieces[i]} ({i})" if pieces[i] in special else pieces[i] for i in order[len(special) :]
-    ]
+    return special + [f"{pieces[i]} ({i})" if pieces[i] in special else pieces[i] for i in order[len(special) :]]
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan
@@ -205,7 +203,7 @@ def _document(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> dict[st
     settings, generation, tokenizer = checkpoint.settings, checkpoint.generation, vocabulary.tokenizer
     names = checkpoint.json("tokenizer_config.json") if (checkpoint.folder / "tokenizer_config.json").exists() else {}
     sides = {"source_language": names.get("source_lang"), "target_language": names.get("target_lang")}
-    beams = generation.get("num_beams")
+    beams, penalty = generation.get("num_beams"), generation.get("length_penalty")
     return {
         "data": {
             "kind": "parallel", "train": [], "filter": {"max_tokens": settings["max_position_embeddings"]},
@@ -223,14 +221,18 @@ def _document(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> dict[st
             "scale_embeddings": bool(settings.get("scale_embedding", False)),
             **{key: settings[key] for key in ("dropout", "attention_dropout", "activation_dropout") if key in settings},
         },
-        "search": {"beam": beams if type(beams) is int and beams > 0 else 4},
+        # Their score is divided by length ** penalty, ours by ((5 + length) / 6) ** alpha.
+        "search": {
+            "beam": beams if type(beams) is int and beams > 0 else 4,
+            "alpha": penalty if isinstance(penalty, int | float) and 0 <= penalty <= 10 else 1.0,
+        },
     }  # fmt: skip
 
 
 def _attention(ours: str, theirs: str) -> dict[str, Rule]:
     """Return the rules of a multi-head attention and of its norm."""
     queries, keys, values = (f"{theirs}.{part}_proj" for part in "qkv")
-    groups = {"qkv": (queries, keys, values)}
+    groups: dict[str, tuple[str, ...]] = {"qkv": (queries, keys, values)}
     if ours.endswith("cross_attn"):
         groups = {"q": (queries,), "kv": (keys, values)}
     rules = {}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 __all__ = ["Order", "Orders", "Rule", "Table", "converted", "expanded", "table_problems"]
 
+
 @dataclass(frozen=True)
 class Order:
     """The entries along an axis.
@@ -67,9 +68,7 @@ def table_problems(
     shapes: of our tensors.  unused: regular expression of names that need no rule.
     """
     names = {name for rule in table.values() for part in rule.theirs for name in part.split("|")}
-    missing = [
-        part.split("|")[0] for part in _parts(table) if not any(name in tensors for name in part.split("|"))
-    ]
+    missing = [part.split("|")[0] for part in _parts(table) if not any(name in tensors for name in part.split("|"))]
     if missing:
         yield f"missing tensors: {_listed(missing)}"
     if others := sorted(name for name in tensors if name not in names and not re.fullmatch(unused, name)):
@@ -125,17 +124,13 @@ def _found(rule: Rule, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
     return found
 
 
-def _shape_problem(
-    rule: Rule, orders: Orders, parts: Sequence[Tensor], ours: tuple[int, ...] | None
-) -> str | None:
+def _shape_problem(rule: Rule, orders: Orders, parts: Sequence[Tensor], ours: tuple[int, ...] | None) -> str | None:
     """Return what is wrong with the shapes of the tensors of a rule, or None."""
     shown = " + ".join(str(tuple(part.shape)) for part in parts)
     if any(part.dim() != len(rule.axes) or part.shape[1:] != parts[0].shape[1:] for part in parts):
         return f"shapes {shown} do not fit together"
     shape = (sum(part.size(0) for part in parts), *parts[0].shape[1:])
-    expected = tuple(
-        orders[name].size if name else size for name, size in zip(rule.axes, ours or shape, strict=True)
-    )
+    expected = tuple(orders[name].size if name else size for name, size in zip(rule.axes, ours or shape, strict=True))
     return None if shape == expected else f"shape {shown}, the settings and the vocabulary require {expected}"
 
 

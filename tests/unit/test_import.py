@@ -77,6 +77,8 @@ def test_the_command_writes_a_model_that_translates(cli: Cli, checkpoint: Path, 
     lines = [line for line in LINES if line]
     code, out, _ = cli("translate", tmp_path / "model", stdin="\n".join(lines).encode() + b"\n")
     assert code == 0 and out.count(b"\n") == len(lines)
+    code, _, err = cli("shortlist", tmp_path / "model")
+    assert code == 1 and "an imported model has no training data; use aligned text files" in err
     code, out, _ = cli("info", tmp_path / "model")
     assert code == 0 and b"output_bias yes" in out and b"native" in out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_spans_cover_the_text() -> None:
     ids = tokenizer.encode_source(text)[:-1]
     assert len(spans) == len(ids) and spans[0] == (0, len(TAG)) and spans[-1][1] == len(text)
     assert text[slice(*spans[ids.index(UNK)])] == MISSING
-    assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
     target = tokenizer.encode_target("one two three")[:-1]
     decoded = tokenizer.decode_target(target)
     parts = [decoded[a:b] for a, b in tokenizer.target_spans(target)]

@@ -100,7 +100,7 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
     origin = {"family": family, "settings": checkpoint.settings}
     try:
         with atomic_folder(folder) as unfinished:
-            save_model(unfinished, plan.config, plan.vocabulary.tokenizer, tensors, {"imported": family})
+            save_model(unfinished, plan.config, plan.vocabulary.tokenizer, tensors, {"step": 0, "imported": family})
             found = replace(_compare(checkpoint, unfinished, family, plan, check), folder=folder)
             facts = {**origin, "parity": asdict(found.parity), "tokenizer": asdict(found.tokenizer)}
             (unfinished / _REPORT).write_text(json.dumps(facts, indent=1, ensure_ascii=False))

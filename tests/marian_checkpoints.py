@@ -75,7 +75,7 @@ def marian_checkpoint(
     folder: Path, name: str = "tied", seed: int = 1, safetensors: bool = True, kind: str = "unigram", **changes: Any
 ) -> Path:
     """Write a checkpoint with random weights.  changes: of config.json."""
-    from transformers import GenerationConfig, MarianConfig, MarianMTModel
+    import transformers
 
     folder.mkdir(parents=True)
     models = _model(tuple(_SOURCE * 3), 40, kind), _model(tuple(_TARGET * 3), 44, kind)
@@ -88,12 +88,13 @@ def marian_checkpoint(
         at = next(piece for piece, i in vocabulary.items() if i == pad)
         vocabulary[at], vocabulary["<pad>"] = vocabulary["<pad>"], pad
     torch.manual_seed(seed)
-    config = MarianConfig(
+    package: Any = transformers  # its annotations are incomplete
+    config = package.MarianConfig(
         **CONFIGURATIONS[name] | changes, vocab_size=len(vocabularies[0]), decoder_vocab_size=len(vocabularies[-1]),
         max_position_embeddings=64, pad_token_id=pad, eos_token_id=0, decoder_start_token_id=pad, init_std=0.3,
         forced_eos_token_id=0,
     )  # fmt: skip
-    model = MarianMTModel(config).eval()
+    model = package.MarianMTModel(config).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.dim() == 1:  # biases and norms, which are 0 and 1 in a new model
@@ -102,7 +103,7 @@ def marian_checkpoint(
                 parameter[pad] = 0.3 * torch.randn_like(parameter[pad])
         model.final_logits_bias.add_(torch.randn_like(model.final_logits_bias))
         model.final_logits_bias[0, 0] += 2  # so that most targets end before the limit of their length
-    model.generation_config = GenerationConfig(
+    model.generation_config = package.GenerationConfig(
         bad_words_ids=[[pad]], num_beams=4, pad_token_id=pad, eos_token_id=0, decoder_start_token_id=pad,
         renormalize_logits=name == "tied", max_length=64,
     )  # fmt: skip

@@ -135,7 +135,8 @@ def test_greedy_text_is_that_of_generate(imported: tuple[Path, Imported]) -> Non
 
     source, _ = imported
     _, network, ours = both(imported)
-    model, theirs = MarianMTModel.from_pretrained(source), AutoTokenizer.from_pretrained(source)
+    model: Any = MarianMTModel.from_pretrained(source)
+    theirs = AutoTokenizer.from_pretrained(source)
     generated = model.generate(**theirs(LINES, return_tensors="pt", padding=True), num_beams=1)
     src, mask = collate_source([ours.encode_source(line) for line in LINES])
     found = generate(ModelStepper(network), src, mask, SearchSettings(beam=1, alpha=0))

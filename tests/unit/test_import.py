@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import DragomanError, UsageError
-from dragoman.formats.importing import importer
+from dragoman.formats.importing import importer, names
 from dragoman.formats.importing.importer import import_model
+from dragoman.formats.importing.reference import ReferenceTokenizer
 from dragoman.models.model_folder import load_network, read_config, read_meta, verify
 from marian_checkpoints import LINES, marian_checkpoint
 from small_run import Cli, write_lines
@@ -86,7 +87,7 @@ def test_the_command_writes_a_model_that_translates(cli: Cli, checkpoint: Path, 
 def test_without_parity_nothing_is_written(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path
 ) -> None:
-    convert = importer.converted
+    convert = names.converted
 
     def damaged(*arguments: Any) -> dict[str, Tensor]:
         tensors = convert(*arguments)
@@ -100,8 +101,8 @@ def test_without_parity_nothing_is_written(
 
 
 def test_other_tokens_are_no_parity(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importer.ReferenceTokenizer.encode_source
-    monkeypatch.setattr(importer.ReferenceTokenizer, "encode_source", lambda self, text: real(self, text)[1:])
+    real = ReferenceTokenizer.encode_source
+    monkeypatch.setattr(ReferenceTokenizer, "encode_source", lambda self, text: real(self, text)[1:])
     assert " 0 target ids, 0 decoded texts" in (message := refusal(checkpoint, DragomanError))
     assert "parity not met" in message and " 0 source ids" not in message
 

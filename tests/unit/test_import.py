@@ -152,6 +152,10 @@ def test_every_reason_is_in_one_message(checkpoint: Path) -> None:
         ({"d_ff": 9, "encoder_ffn_dim": 9, "decoder_ffn_dim": 9}, "fc1.weight: shape (7, 10), the settings"),
         ({"decoder_attention_heads": 2}, "encoder_attention_heads = 5, decoder_attention_heads = 2"),
         ({"decoder_start_token_id": 0}, "decoder_start_token_id = 0; accepted: pad_token_id"),
+        ({"d_model": 10**12}, "d_model"),
+        ({"encoder_layers": 10**12}, "encoder_layers"),
+        ({"dropout": "much"}, "dropout"),
+        ({"eos_token_id": [0, 1]}, "eos_token_id = [0, 1]; accepted: an integer"),
         ({"vocab_size": 40}, "but the vocabulary of config.json has 40"),
         ({"tie_word_embeddings": False}, "missing tensors: "),
     ],
@@ -159,6 +163,11 @@ def test_every_reason_is_in_one_message(checkpoint: Path) -> None:
 def test_wrong_settings(changes: dict[str, Any], reason: str, checkpoint: Path) -> None:
     set_values(checkpoint, **changes)
     assert reason in refusal(checkpoint)
+
+
+def test_what_transformers_cannot_load_is_not_imported(checkpoint: Path) -> None:
+    set_values(checkpoint, bad_words_ids=5, id2label=7)
+    assert "transformers cannot load" in refusal(checkpoint, DragomanError)
 
 
 def test_more_layers_than_the_settings_say(checkpoint: Path) -> None:

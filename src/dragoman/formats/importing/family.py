@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -41,7 +41,8 @@ class ImportedVocabulary:
 class Plan:
     """How a checkpoint becomes a model folder.
 
-    constants: expected values of tensors that are not imported, because they are computed.  unused: regular expression
+    constants: for tensors that are not imported, because they are computed, a function from the shape in the checkpoint
+    to the expected values, None for a wrong shape.  unused: regular expression
     of the names of tensors that are neither imported nor checked.  positions: maximum number of tokens of a sequence.
     """
 
@@ -49,7 +50,7 @@ class Plan:
     vocabulary: ImportedVocabulary
     table: Table
     orders: Orders
-    constants: Mapping[str, Tensor]
+    constants: Mapping[str, Callable[[tuple[int, ...]], Tensor | None]]
     unused: str
     positions: int
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dragoman.config import parse_config
 from dragoman.data.ids import BOS, EOS, PAD, UNK
@@ -162,21 +163,28 @@ def _reordered(pieces: list[str], order: list[int]) -> list[str]:
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
-    d_model, positions = settings["d_model"], settings["max_position_embeddings"]
+    config = parse_config(_document(checkpoint, vocabulary), where=str(checkpoint.folder), stored=True)  # checks limits
+    d_model, positions = config.model.d_model, settings["max_position_embeddings"]
     # Ours from theirs: feature 2k is a sine, 2k + 1 a cosine.
     stream = np.arange(d_model).reshape(2, -1).T.flatten()
-    theirs = torch.from_numpy(sinusoid_table(positions, d_model)[:, np.argsort(stream)])
+    sizes = max(vocabulary.source) + 1, max(vocabulary.target) + 1
+
+    def table(shape: tuple[int, ...]) -> Tensor | None:
+        if shape != (positions, d_model):
+            return None
+        return torch.from_numpy(sinusoid_table(positions, d_model)[:, np.argsort(stream)])
+
     return Plan(
-        config=parse_config(_document(checkpoint, vocabulary), where=str(checkpoint.folder), stored=True),
+        config=config,
         vocabulary=vocabulary,
         table=_table(settings),
         orders={
             "stream": Order(stream.tolist(), d_model),
-            "source": Order(vocabulary.source, max(vocabulary.source) + 1),
-            "target": Order(vocabulary.target, max(vocabulary.target) + 1),
-            "logits": Order(_generated(checkpoint.generation, vocabulary), max(vocabulary.target) + 1),
+            "source": Order(vocabulary.source, sizes[0]),
+            "target": Order(vocabulary.target, sizes[1]),
+            "logits": Order(_generated(checkpoint.generation, vocabulary), sizes[1]),
         },
-        constants={f"model.{stack}.embed_positions.weight": theirs for stack in ("encoder", "decoder")},
+        constants={f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")},
         unused="" if _tie(settings) == "all" else r"model\.shared\.weight",
         positions=positions,
     )
@@ -194,7 +202,8 @@ def _generated(generation: Mapping[str, Any], vocabulary: ImportedVocabulary) ->
     `bad_words_ids` alone excludes it after the softmax, as our search excludes BOS.
     """
     order, start = list(vocabulary.target), vocabulary.target[BOS]
-    if generation.get("renormalize_logits") and [start] in (generation.get("bad_words_ids") or []):
+    excluded = generation.get("bad_words_ids")
+    if generation.get("renormalize_logits") and isinstance(excluded, list) and [start] in excluded:
         order[BOS] = -1
     return order
 
@@ -223,8 +232,8 @@ def _document(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> dict[st
         },
         # Their score is divided by length ** penalty, ours by ((5 + length) / 6) ** alpha.
         "search": {
-            "beam": beams if type(beams) is int and beams > 0 else 4,
-            "alpha": penalty if isinstance(penalty, int | float) and 0 <= penalty <= 10 else 1.0,
+            "beam": beams if type(beams) is int and 1 <= beams <= 4096 else 4,
+            "alpha": float(penalty) if isinstance(penalty, int | float) and 0 <= penalty <= 10 else 1.0,
         },
     }  # fmt: skip
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dragoman.data.ids import BOS, EOS, PAD
+from dragoman.errors import DragomanError, is_out_of_memory
 from dragoman.extras import extra_package
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.parity import ParityCase
@@ -26,14 +27,22 @@ def transformers_package() -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress progress bars and warnings of `transformers`, which concern its own use."""
+def _calling(what: str) -> Iterator[None]:
+    """Convert errors of `transformers` into DragomanError, and suppress its progress bars and warnings.
+
+    what: description of the call, for the message.
+    """
     log = transformers_package().utils.logging
     level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()
     log.disable_progress_bar()
     try:
         yield
+    except Exception as error:  # any: the settings of a checkpoint reach most of its code
+        if is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise DragomanError(f"transformers cannot {what}, so that results cannot be compared: {reason}") from error
     finally:
         log.set_verbosity(level)
         if bars:
@@ -47,7 +56,7 @@ class TransformersRuntime:
         """output_bias: of the imported model, which tells the tokens that never occur."""
         transformers = transformers_package()
         self.name = f"transformers {transformers.__version__}, float32"
-        with _quiet():
+        with _calling(f"load {folder}"):
             model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
                 folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
             )
@@ -88,7 +97,7 @@ class TransformersRuntime:
             longest = max(map(len, rows))
             ids = torch.tensor([row + [self.target[BOS]] * (longest - len(row)) for row in rows])
             mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-            with _quiet():
+            with _calling("generate"):
                 generated = self.model.generate(
                     ids, attention_mask=mask, do_sample=False, num_beams=width, num_return_sequences=width,
                     min_new_tokens=min_length, max_new_tokens=max_length, length_penalty=0.0, early_stopping=False,
@@ -109,7 +118,7 @@ class ReferenceTokenizer:
 
     def __init__(self, folder: Path, vocabulary: ImportedVocabulary) -> None:
         package = transformers_package()
-        with _quiet():
+        with _calling(f"load the tokenizer of {folder}"):
             self.tokenizer = package.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )

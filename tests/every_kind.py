@@ -39,6 +39,8 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "shaw": {"position": {"kind": "shaw", "clip": 3}},
     "t5": {"position": {"kind": "t5", "buckets": 8, "max_distance": 12}, "order": "pre"},
     "alibi": {"position": {"kind": "alibi"}},
+    "unscaled": {"scale_embeddings": False, "position": {"kind": "learned", "max_len": 40}, "order": "pre"},
+    "output bias": {"output_bias": True, "tie": "target"},
     "linear": {"attention": {"kind": "linear"}},
     "linear relu": {"attention": {"kind": "linear", "feature_map": "relu"}, "order": "pre"},
     "linear softmax": {"attention": {"kind": "linear", "feature_map": "softmax"}},

@@ -44,7 +44,11 @@ PACKED: dict[str, dict[str, Any]] = {
 LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
     "decoder-only": {
         "architecture": "decoder_only", "d_model": 24, "d_ff": 40, "n_heads": 2, "n_layers": 2, "dropout": 0.0,
-        "order": "pre", "position": {"kind": "rotary"}, "norm": {"kind": "rms"},
+        "order": "pre", "position": {"kind": "rotary"}, "norm": {"kind": "rms"}, "scale_embeddings": False,
+    },
+    "decoder-only output bias": {
+        "architecture": "decoder_only", "d_model": 24, "d_ff": 40, "n_heads": 2, "n_layers": 1, "dropout": 0.0,
+        "output_bias": True, "tie": "none",
     },
     "decoder-only learned": {
         "architecture": "decoder_only", "d_model": 24, "d_ff": 40, "n_heads": 4, "n_layers": 2, "dropout": 0.0,

@@ -61,6 +61,8 @@ DIGESTS = {
     "wide rotary": "b6b1e320293865b3",
     "wide t5": "eb55b983fbf7227a",
     "six heads": "b9c373ee9f5f58c9",
+    "unscaled": "69a1e454a61472aa",
+    "output bias": "33a72100c69b11be",
 }
 """Of the three precisions with up to 1,024 positions, by a packer that read PyTorch models."""
 

@@ -27,7 +27,7 @@ from near_ties import assert_same_search, same_hypotheses
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
 VOCAB = 147
-KINDS = {name: TRANSLATORS[name] for name in ("paper", "modern", "grouped-query", "t5", "alibi")} | {
+KINDS = {name: TRANSLATORS[name] for name in ("paper", "modern", "grouped-query", "t5", "alibi", "output bias")} | {
     "odd sizes": {
         "architecture": "transformer", "d_model": 70, "d_ff": 131, "n_heads": 5, "dropout": 0.0, "encoder_layers": 1,
         "decoder_layers": 2, "activation": "gelu_tanh", "gated": True,

@@ -27,6 +27,7 @@ for command in (
     training.export,
 ):  # fmt: skip
     app.command(cls=Command)(command)
+app.command("import", cls=Command)(training.import_)  # `import` is no name of a function
 app.add_typer(keys.app, name="keys")
 
 

@@ -1,4 +1,4 @@
-"""Commands for training and its results: demo, doctor, prepare, train, average, info, shortlist, export."""
+"""Commands for training and its results: demo, doctor, prepare, train, average, info, shortlist, import, export."""
 
 from __future__ import annotations
 
@@ -313,3 +313,17 @@ def export(
     from dragoman.formats.export import export as export_model
 
     typer.echo("\n".join(export_model(model, out, format_, quantization, check).lines()))
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(help="Folder of a checkpoint in the layout of Hugging Face.")],
+    out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],
+    check: Annotated[Path | None, typer.Option(help="Source text to compare on; default: random tokens.")] = None,
+) -> None:
+    """Import a public checkpoint (MarianMT, OPUS-MT) and verify its results.
+
+    Both models are run on 200 lines of text. Nothing is written unless their results agree (parity).
+    """
+    from dragoman.formats.importing.importer import import_model
+
+    typer.echo("\n".join(import_model(source, out, check).lines()))

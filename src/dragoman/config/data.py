@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
 from dragoman.config import limits
 from dragoman.config.section import Section, is_stored
@@ -140,6 +142,16 @@ class CorpusConfig(Section):
         return {key: path for key in ("source", "target", "path") if (path := getattr(self, key)) is not None}
 
 
+def _not_empty(corpora: tuple[CorpusConfig, ...], info: ValidationInfo) -> tuple[CorpusConfig, ...]:
+    if not corpora and not is_stored(info):
+        raise PydanticKnownError("too_short", {"field_type": "Tuple", "min_length": 1, "actual_length": 0})
+    return corpora
+
+
+Corpora = Annotated[tuple[CorpusConfig, ...], AfterValidator(_not_empty)]
+"""At least one corpus; imported models have none."""
+
+
 class FilterConfig(Section):
     """Filters of sentence pairs for training."""
 
@@ -213,8 +225,7 @@ class ParallelData(_DataSection):
     target_language: str = Field(
         "target", description="language code of the target, which selects the tokenizer of BLEU", examples=["zh-Hans"]
     )
-    train: tuple[CorpusConfig, ...] = Field(
-        min_length=1,
+    train: Corpora = Field(
         description="training corpora",
         examples=[[{"source": "train.en", "target": "train.de"}]],
     )

@@ -211,7 +211,18 @@ class BlockConfig(Section):
             yield "linear attention has one key head per query head; remove n_kv_heads"
 
 
-class TransformerConfig(BlockConfig):
+class GeneratorConfig(BlockConfig):
+    """Settings of Transformers that read and write tokens, with the conventions of public checkpoints."""
+
+    scale_embeddings: bool = Field(
+        True,
+        description="multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4); BART, T5, GPT-2 and Llama do not",
+        examples=[False],
+    )
+    output_bias: bool = Field(False, description="add a bias per token to the logits, as Marian does", examples=[True])
+
+
+class TransformerConfig(GeneratorConfig):
     """Encoder-decoder (Vaswani et al. 2017); `preset` selects the sizes of a published model."""
 
     architecture: Literal["transformer"] = "transformer"
@@ -236,7 +247,7 @@ class TransformerConfig(BlockConfig):
             )
 
 
-class DecoderOnlyConfig(BlockConfig):
+class DecoderOnlyConfig(GeneratorConfig):
     """Language model (Radford et al. 2018)."""
 
     architecture: Literal["decoder_only"] = "decoder_only"

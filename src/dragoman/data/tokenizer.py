@@ -17,6 +17,7 @@ import sentencepiece as spm
 
 from dragoman.config import SideTokenizerConfig, TokenizerConfig
 from dragoman.data.ids import BOS, EOS, PAD, UNK
+from dragoman.data.pieces import PIECES_FILE, ListedPieces, PieceLists, Pieces
 from dragoman.data.subword_sampling import SubwordSampler
 from dragoman.errors import DataError, ModelFolderError
 from dragoman.io.reading import COPY_AGAIN, read_bytes
@@ -36,18 +37,22 @@ _LOSSLESS: dict[str, Any] = {
 class Tokenizer:
     """One vocabulary for both sides or one per side.  Encoded sentences end with EOS; decoding adds BOS.
 
-    source, target: serialized sentencepiece models; target None means shared.
+    source, target: serialized sentencepiece models; target None means shared.  pieces: a `PieceLists` file, if the ids
+    of an imported model are not those of sentencepiece.
     """
 
-    def __init__(self, source: bytes, target: bytes | None = None) -> None:
-        self._models = (source, target)
-        self.shared = target is None
-        self._source = spm.SentencePieceProcessor(model_proto=source)
-        self._target = self._source if target is None else spm.SentencePieceProcessor(model_proto=target)
+    def __init__(self, source: bytes, target: bytes | None = None, pieces: bytes | None = None) -> None:
+        self._models = (source, target, pieces)
+        lists = None if pieces is None else PieceLists.parse(pieces)
+        self.shared = target is None if lists is None else lists.target is None
+        self._source: Pieces = spm.SentencePieceProcessor(model_proto=source)
+        self._target: Pieces = self._source if target is None else spm.SentencePieceProcessor(model_proto=target)
+        if lists is not None:
+            self._source, self._target = lists.applied(self._source, self._target)
         self._target_pieces: dict[int, str] = {}
 
     @property
-    def models(self) -> tuple[bytes, bytes | None]:
+    def models(self) -> tuple[bytes, bytes | None, bytes | None]:
         """The arguments of the constructor."""
         return self._models
 
@@ -110,12 +115,16 @@ class Tokenizer:
         return [self._source_sampler.draw(text, rate, rng) or [UNK] for text in texts]
 
     @cached_property
-    def _source_sampler(self) -> SubwordSampler:
-        return SubwordSampler(self._source)
+    def _source_sampler(self) -> SubwordSampler | ListedPieces:
+        return self._sampler(self._source)
 
     @cached_property
-    def _target_sampler(self) -> SubwordSampler:
-        return self._source_sampler if self.shared else SubwordSampler(self._target)
+    def _target_sampler(self) -> SubwordSampler | ListedPieces:
+        return self._source_sampler if self._target is self._source else self._sampler(self._target)
+
+    @staticmethod
+    def _sampler(pieces: Pieces) -> SubwordSampler | ListedPieces:
+        return pieces if isinstance(pieces, ListedPieces) else SubwordSampler(pieces)
 
     def decode_target(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, ignoring special ids."""
@@ -151,8 +160,9 @@ class Tokenizer:
 
     def files(self) -> dict[str, bytes]:
         """Return the files of a model folder: name -> content."""
-        source, target = self._models
-        return {"tokenizer.model": source} if target is None else {"source.model": source, "target.model": target}
+        source, target, pieces = self._models
+        files = {"tokenizer.model": source} if target is None else {"source.model": source, "target.model": target}
+        return files if pieces is None else files | {PIECES_FILE: pieces}
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -164,14 +174,19 @@ class Tokenizer:
             raise ModelFolderError(
                 f"{folder}: no tokenizer; a model folder contains tokenizer.model, or source.model and target.model"
             )
-        models = [read_bytes(folder / name, ModelFolderError, COPY_AGAIN, _MAX_MODEL) for name in names]
+        listed = os.path.lexists(folder / PIECES_FILE)
+        read = [*names, PIECES_FILE] if listed else names
+        contents = {name: read_bytes(folder / name, ModelFolderError, COPY_AGAIN, _MAX_MODEL) for name in read}
+        models = [contents[name] for name in names]
         try:
-            tokenizer = cls(*models)
+            tokenizer = cls(models[0], models[1] if len(models) > 1 else None, contents.get(PIECES_FILE))
             sizes = tokenizer.source_size, tokenizer.target_size
         except RuntimeError as error:
             raise ModelFolderError(
                 f"{folder}: {' and '.join(names)} cannot be read by sentencepiece: {error}. {COPY_AGAIN}"
             ) from None
+        except ValueError as error:
+            raise ModelFolderError(f"{folder / PIECES_FILE}: cannot be read: {error}. {COPY_AGAIN}") from None
         special = [[m.pad_id(), m.unk_id(), m.bos_id(), m.eos_id()] for m in (tokenizer._source, tokenizer._target)]
         if min(sizes) <= EOS or any(ids != [PAD, UNK, BOS, EOS] for ids in special):
             raise ModelFolderError(

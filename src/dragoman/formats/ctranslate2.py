@@ -133,7 +133,8 @@ def _shape(config: TransformerConfig | DecoderOnlyConfig) -> dict[str, Any]:
 def _fill_stack(
     spec: Any, embedding: Any, stack: Encoder | Decoder | DecoderOnly, config: TransformerConfig | DecoderOnlyConfig
 ) -> None:
-    embedding.weight = _numbers(stack.embedding.weight)  # both multiply it by sqrt(D)
+    embedding.weight = _numbers(stack.embedding.weight)
+    spec.scale_embeddings = config.scale_embeddings  # by sqrt(D), as ours
     if config.position.kind in ("none", "sinusoidal", "learned"):
         count = config.position.max_len if isinstance(config.position, LearnedPosition) else _TABLE
         table, _ = stack.positions.embed(torch.zeros(1, count, config.d_model), torch.arange(count), None)

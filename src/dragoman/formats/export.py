@@ -134,7 +134,7 @@ def _write_description(done: Export, tokenizer: Tokenizer, model: Path) -> None:
         "parity": asdict(done.parity),
         "quantized": None if done.quantized is None else asdict(done.quantized),
     }
-    names = sorted(tokenizer.files())  # source.model before target.model
+    names = sorted(name for name in tokenizer.files() if name.endswith(".model"))  # source.model before target.model
     source = None if (done.folder / "vocabulary.json").exists() else names[0]
     files = tokenizer.files() | {
         "README.md": usage_page(source, names[-1], done.quantization).encode(),

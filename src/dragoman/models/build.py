@@ -114,7 +114,10 @@ def assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: boo
 def _assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, shared: bool) -> Network:
     match config:
         case TransformerConfig():
-            return _transformer(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
+            sizes = src_vocab, tgt_vocab
+            return _transformer(
+                config, *_embeddings(config, *sizes, shared, config.scale_embeddings, config.output_bias)
+            )
         case RecurrentConfig():
             return _recurrent(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
         case ConvolutionalConfig():
@@ -138,8 +141,8 @@ def _transformer(config: TransformerConfig, src: Embedding, tgt: Embedding, outp
 
 
 def _decoder_only(config: DecoderOnlyConfig, vocab: int) -> DecoderOnly:
-    embedding = Embedding(vocab, config.d_model)
-    output = _output(config.d_model, vocab, embedding if config.tie == "all" else None)
+    embedding = Embedding(vocab, config.d_model, config.scale_embeddings)
+    output = _output(config.d_model, vocab, embedding if config.tie == "all" else None, config.output_bias)
     stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=False)
     return DecoderOnly(embedding, *stack, output)
 
@@ -233,16 +236,21 @@ def _convolutional(
 
 
 def _embeddings(
-    config: TransformerConfig | RecurrentConfig | ConvolutionalConfig, src_vocab: int, tgt_vocab: int, shared: bool
+    config: TransformerConfig | RecurrentConfig | ConvolutionalConfig,
+    src_vocab: int,
+    tgt_vocab: int,
+    shared: bool,
+    scaled: bool = True,
+    bias: bool = False,
 ) -> tuple[Embedding, Embedding, OutputProjection]:
     """Build source embedding, target embedding and output projection, tied as configured."""
-    src = Embedding(src_vocab, config.d_model)
-    tgt = src if config.tie == "all" and shared else Embedding(tgt_vocab, config.d_model)
-    return src, tgt, _output(config.d_model, tgt_vocab, None if config.tie == "none" else tgt)
+    src = Embedding(src_vocab, config.d_model, scaled)
+    tgt = src if config.tie == "all" and shared else Embedding(tgt_vocab, config.d_model, scaled)
+    return src, tgt, _output(config.d_model, tgt_vocab, None if config.tie == "none" else tgt, bias)
 
 
-def _output(d_model: int, vocab: int, tied: Embedding | None) -> OutputProjection:
-    output = OutputProjection(d_model, vocab)
+def _output(d_model: int, vocab: int, tied: Embedding | None, bias: bool = False) -> OutputProjection:
+    output = OutputProjection(d_model, vocab, bias)
     if tied is not None:
         output.weight = tied.weight
     return output
@@ -336,6 +344,8 @@ def _initialize(model: Network, seed: int) -> None:
     output = model.output
     assert isinstance(output, nn.Linear)  # if tied, the embedding below initializes the same matrix again
     nn.init.normal_(output.weight, std=output.in_features**-0.5, generator=generator)
+    if output.bias is not None:
+        nn.init.zeros_(output.bias)
     parts: dict[nn.Module, tuple[int, ...]] = {}
     for module in model.modules():
         if isinstance(module, SelfAttention | LinearSelfAttention):

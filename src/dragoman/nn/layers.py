@@ -47,22 +47,25 @@ _SMALLEST = 1e-4
 
 
 class Embedding(nn.Module):
-    """Token ids (N, T) -> vectors (N, T, D), multiplied by sqrt(d_model) (Vaswani et al. 2017, section 3.4)."""
+    """Token ids (N, T) -> vectors (N, T, D), multiplied by sqrt(d_model) (Vaswani et al. 2017, section 3.4).
 
-    def __init__(self, vocab: int, d_model: int) -> None:
+    scaled: whether they are multiplied.
+    """
+
+    def __init__(self, vocab: int, d_model: int, scaled: bool = True) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab, d_model))
-        self.scale = math.sqrt(d_model)
+        self.scale = math.sqrt(d_model) if scaled else 1.0
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.weight) * self.scale
 
 
 class OutputProjection(Linear):
-    """Hidden states (..., D) -> logits (..., V), without a bias (section 3.4)."""
+    """Hidden states (..., D) -> logits (..., V), by default without a bias (section 3.4)."""
 
-    def __init__(self, d_model: int, vocab: int) -> None:
-        super().__init__(d_model, vocab, bias=False)
+    def __init__(self, d_model: int, vocab: int, bias: bool = False) -> None:
+        super().__init__(d_model, vocab, bias=bias)
         self.logits = Tap("row", "position", "word")
         self.probs = ReadOnlyTap("row", "position", "word")
 

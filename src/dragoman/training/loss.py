@@ -151,6 +151,13 @@ def counted_rows(hidden: Tensor, targets: Tensor, count: int | None = None) -> t
     return rows.index_select(0, indices), targets.index_select(0, indices)
 
 
+def _without_bias(rows: Tensor, output: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Return hidden states (M, D) and matrix (V, D) of an output layer; a bias becomes a feature, which is always 1."""
+    if output.bias is None:
+        return rows, output.weight
+    return torch.cat([rows, rows.new_ones(len(rows), 1)], 1), torch.cat([output.weight, output.bias[:, None]], 1)
+
+
 class TokenLoss:
     """A `models.seq2seq.Head` that returns the loss of a batch.
 
@@ -161,7 +168,7 @@ class TokenLoss:
         self.targets, self.smoothing, self.count = targets, smoothing, count
 
     def __call__(self, hidden: Tensor, output: nn.Module) -> Loss:
-        chunked = isinstance(output, nn.Linear) and output.bias is None
+        chunked = isinstance(output, nn.Linear)
         if isinstance(output, OutputProjection) and output.is_recorded:
             logits = output(hidden)  # (B, T, V), for recording hooks; only an intervention needs all logits
             if output.is_intervened:
@@ -171,7 +178,7 @@ class TokenLoss:
         rows, targets = counted_rows(hidden, self.targets, self.count)  # (M, D or V), (M,)
         if chunked:
             assert isinstance(output, nn.Linear)
-            smoothed, nll = chunked_cross_entropy(rows, output.weight, targets, self.smoothing)
+            smoothed, nll = chunked_cross_entropy(*_without_bias(rows, output), targets, self.smoothing)
         else:
             smoothed, nll = cross_entropy(rows, targets, self.smoothing)
         return Loss(smoothed, nll.detach(), targets.numel())

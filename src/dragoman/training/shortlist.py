@@ -150,6 +150,10 @@ def _check(source: Path | None, target: Path | None, best: int, frequent: int) -
 def _corpora(model: str | Path, config: Config, source: Path | None, target: Path | None) -> list[CorpusSpec]:
     if source is not None:
         return [CorpusSpec(source, target)]
+    if not config.parallel.train:
+        raise DataError(
+            f"{model}: an imported model has no training data; use aligned text files: --source FILE --target FILE"
+        )
     try:
         specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
         missing = [str(path) for spec in specs for path in spec.files if not path.is_file()]

@@ -84,7 +84,7 @@ class EncodeTask:
     stem: str
     pairs: int
     duplicates: NDArray[np.uint32]
-    models: tuple[bytes, bytes | None]
+    models: tuple[bytes, bytes | None, bytes | None]
     max_tokens: int
 
 
@@ -104,7 +104,7 @@ class EncodedSegment:
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(models: tuple[bytes, bytes | None]) -> Tokenizer:
+def _tokenizer(models: tuple[bytes, bytes | None, bytes | None]) -> Tokenizer:
     return Tokenizer(*models)
 
 

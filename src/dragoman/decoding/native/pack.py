@@ -153,7 +153,7 @@ class _Packer:
             self._write_stack(stack, layers)
         # Absent if it is tied to the embedding of the target.
         output = "output.weight" if "output.weight" in self.weights else self.embeddings[-1]
-        self._write_matrix(self._weight(output), None)
+        self._write_matrix(self._weight(output), self._weight("output.bias") if self.config.output_bias else None)
 
     def _weight(self, name: str) -> NDArray[np.float32]:
         return _float32(self.weights[name])
@@ -176,7 +176,8 @@ class _Packer:
             _ACTIVATIONS.index(config.activation), config.gated,
             self.position_kind, self.rotated, self.max_positions,
         ]  # fmt: skip
-        floats = [config.norm.eps, 1 / math.sqrt(self.d_key), math.sqrt(config.d_model)]
+        scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
+        floats = [config.norm.eps, 1 / math.sqrt(self.d_key), scale]
         return b"DRAGOMAN" + struct.pack(f"<{len(integers)}i3fi", *map(int, integers), *floats, self.has_ssru)
 
     def _write_positions(self, stack: str) -> None:

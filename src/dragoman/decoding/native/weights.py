@@ -54,15 +54,16 @@ def weight_shapes(
 ) -> Shapes:
     """Return name and shape of each parameter, as `models.build` builds them for kinds that the engine supports."""
     d_model = config.d_model
+    bias: Shapes = {"output.bias": (target_size,)} if config.output_bias else {}
     if not isinstance(config, TransformerConfig):
         shapes: Shapes = {"embedding.weight": (target_size, d_model), **_stack_shapes(config, "", config.n_layers)}
-        return shapes if config.tie == "all" else shapes | {"output.weight": (target_size, d_model)}
+        return shapes | bias if config.tie == "all" else shapes | {"output.weight": (target_size, d_model)} | bias
     shapes = {"encoder.embedding.weight": (source_size, d_model)}
     shapes |= _stack_shapes(config, "encoder.", config.encoder_layers)
     if not (config.tie == "all" and shared):
         shapes["decoder.embedding.weight"] = (target_size, d_model)
     shapes |= _stack_shapes(config, "decoder.", config.decoder_layers)
-    return shapes | ({"output.weight": (target_size, d_model)} if config.tie == "none" else {})
+    return shapes | ({"output.weight": (target_size, d_model)} if config.tie == "none" else {}) | bias
 
 
 def _stack_shapes(config: TransformerConfig | DecoderOnlyConfig, stack: str, layers: int) -> Shapes:

@@ -1,0 +1,99 @@
+"""A checkpoint in the layout of Hugging Face: settings in JSON and weights in safetensors or PyTorch files.
+
+Nothing in the files is executed: PyTorch files are read by its restricted unpickler, which accepts tensors only.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.errors import DragomanError, UsageError
+from dragoman.io.reading import read_bytes, read_json
+from dragoman.io.weights import load_file
+
+__all__ = ["Checkpoint"]
+
+_ADVICE = "Download the folder again, completely."
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_MAX_VOCABULARY = 1 << 28
+"""Largest vocabulary file that is read, in bytes."""
+
+
+class Checkpoint:
+    """The files of a checkpoint; each property raises UsageError if its file is missing or damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The content of `config.json`."""
+        return self.json("config.json")
+
+    @cached_property
+    def generation(self) -> dict[str, Any]:
+        """The settings of decoding, of which older checkpoints have a part in `config.json`."""
+        found = self.json("generation_config.json") if (self.folder / "generation_config.json").exists() else {}
+        return self.settings | found
+
+    def json(self, name: str) -> dict[str, Any]:
+        return read_json(self.folder / name, UsageError, _ADVICE, _MAX_VOCABULARY)
+
+    def bytes(self, name: str) -> bytes:
+        return read_bytes(self.folder / name, UsageError, _ADVICE, _MAX_VOCABULARY)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights by name.  Raises UsageError with all problems of all files."""
+        found: dict[str, Tensor] = {}
+        problems = []
+        for path in self._weight_files():
+            try:
+                found |= _load_pickle(path) if path.suffix == ".bin" else load_file(path)
+            except DragomanError as error:
+                problems.append(str(error))
+        if problems:
+            raise UsageError("; ".join(problems))
+        return found
+
+    def _weight_files(self) -> Iterator[Path]:
+        """Yield the files of the first format that is present, those of an index if there is one."""
+        name = next((name for name in _WEIGHTS if (self.folder / name).exists()), None)
+        if name is None:
+            raise UsageError(f"{self.folder}: no weights; accepted: {', '.join(_WEIGHTS)}")
+        if not name.endswith(".index.json"):
+            yield self.folder / name
+            return
+        files = self.json(name).get("weight_map")
+        names = sorted(set(map(str, files.values()))) if isinstance(files, dict) else []
+        if not names or not all(re.fullmatch(r"[\w.-]+\.(safetensors|bin)", each) for each in names):
+            raise UsageError(f"{self.folder / name}: weight_map does not name files of this folder. {_ADVICE}")
+        yield from (self.folder / each for each in names)
+
+
+def _load_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: missing. {_ADVICE}") from None
+    except pickle.UnpicklingError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(
+            f"{path}: a pickle with other objects than tensors, or a damaged one, is not loaded, because it could run "
+            f"code ({reason}); use the checkpoint in safetensors"
+        ) from None
+    except (OSError, RuntimeError, ValueError, EOFError, LookupError, TypeError, zipfile.BadZipFile) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(f"{path}: not a PyTorch file, or truncated ({reason}). {_ADVICE}") from None
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise UsageError(f"{path}: holds other objects than tensors by name; accepted: a state_dict")
+    return {str(name): value for name, value in content.items()}

@@ -1,0 +1,77 @@
+"""What a family of checkpoints provides, and what all families share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dragoman.config import Config
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.errors import UsageError
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.names import Orders, Table
+
+__all__ = ["NEVER", "Family", "ImportedVocabulary", "Plan", "ProblemList", "accepted_values"]
+
+NEVER = -100.0
+"""Logit of tokens that a checkpoint lacks: below every other one, and finite, so that losses stay finite."""
+
+
+class ProblemList(UsageError):
+    """Several problems of one part of a checkpoint."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = list(problems)
+
+
+@dataclass(frozen=True)
+class ImportedVocabulary:
+    """source, target: for each of our ids the id in the checkpoint, -1 for a special token that it lacks."""
+
+    tokenizer: Tokenizer
+    source: list[int]
+    target: list[int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a checkpoint becomes a model folder.
+
+    constants: for tensors that are not imported, because they are computed, a function from the shape in the checkpoint
+    to the expected values, None for a wrong shape.  unused: regular expression
+    of the names of tensors that are neither imported nor checked.  positions: maximum number of tokens of a sequence.
+    """
+
+    config: Config
+    vocabulary: ImportedVocabulary
+    table: Table
+    orders: Orders
+    constants: Mapping[str, Callable[[tuple[int, ...]], Tensor | None]]
+    unused: str
+    positions: int
+
+
+class Family(Protocol):
+    """A module of this package; each function reads a checkpoint whose `model_type` it is registered for."""
+
+    def unsupported(self, settings: Mapping[str, Any]) -> list[str]:
+        """Return all settings that cannot be imported, each with the accepted values."""
+
+    def read_vocabulary(self, checkpoint: Checkpoint) -> ImportedVocabulary:
+        """Raises ProblemList."""
+
+    def plan(self, checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
+        """Return the plan for a checkpoint whose settings are supported."""
+
+
+def accepted_values(settings: Mapping[str, Any], accepted: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return a problem for each setting that is present with another value than the accepted ones."""
+    return [
+        f"{key} = {settings[key]!r}; accepted: {', '.join(map(repr, values))}"
+        for key, values in accepted.items()
+        if key in settings and not any(settings[key] == v and type(settings[key]) is type(v) for v in values)
+    ]

@@ -1,0 +1,138 @@
+"""The name table of a family: from which tensors of a checkpoint each of our tensors is made, as data.
+
+Axes have names, and the order of the entries along an axis is given once per name: features of the residual stream,
+tokens of the source, tokens of the target.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Order", "Orders", "Rule", "Table", "converted", "expanded", "table_problems"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """The entries along an axis.
+
+    indices: for each of our entries its index in the checkpoint, -1 for an entry that we add.  size: number of entries
+    in the checkpoint.
+    """
+
+    indices: Sequence[int]
+    size: int
+
+
+Orders = Mapping[str, Order]
+"""By name of the axis."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One of our tensors.
+
+    theirs: names of tensors, concatenated along the first axis; "a|b" are names of one tensor, of which a file contains
+    at least one.  axes: name of each axis, "" for an axis that keeps its order.  added: value of entries that we add.
+    optional: zeros if a checkpoint lacks it.
+    """
+
+    theirs: tuple[str, ...]
+    axes: tuple[str, ...]
+    added: float = 0.0
+    optional: bool = False
+
+
+Table = Mapping[str, Rule]
+"""Our name -> its rule."""
+
+
+def expanded(templates: Table, layers: int) -> dict[str, Rule]:
+    """Return the rules of a stack from those of a layer, in which `{}` stands for the number of the layer."""
+    return {
+        ours.format(i): Rule(tuple(name.format(i) for name in rule.theirs), rule.axes, rule.added, rule.optional)
+        for i in range(layers)
+        for ours, rule in templates.items()
+    }
+
+
+def table_problems(
+    table: Table, orders: Orders, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], unused: str
+) -> Iterator[str]:
+    """Yield every missing, unused or incompatible tensor of a checkpoint.
+
+    shapes: of our tensors.  unused: regular expression of names that need no rule.
+    """
+    names = {name for rule in table.values() for part in rule.theirs for name in part.split("|")}
+    missing = [part.split("|")[0] for part in _parts(table) if not any(name in tensors for name in part.split("|"))]
+    if missing:
+        yield f"missing tensors: {_listed(missing)}"
+    if others := sorted(name for name in tensors if name not in names and not re.fullmatch(unused, name)):
+        yield f"unused tensors: {_listed(others)}"
+    for part in dict.fromkeys(part for rule in table.values() for part in rule.theirs):
+        copies = [tensors[name] for name in part.split("|") if name in tensors]
+        if any(copy.shape != copies[0].shape or not torch.equal(copy, copies[0]) for copy in copies[1:]):
+            yield f"{part.replace('|', ', ')}: different, but the settings say that they are one matrix"
+    for ours, rule in table.items():
+        parts = _found(rule, tensors)
+        if parts is None:
+            continue
+        if not all(part.is_floating_point() for part in parts):
+            yield f"{', '.join(rule.theirs)}: not floating-point numbers"
+        elif (problem := _shape_problem(rule, orders, parts, shapes.get(ours))) is not None:
+            yield f"{' + '.join(part.split('|')[0] for part in rule.theirs)}: {problem}"
+
+
+def converted(table: Table, orders: Orders, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return our tensors, in float32; `table_problems` yields nothing for the arguments."""
+    return {ours: _convert(rule, orders, tensors) for ours, rule in table.items()}
+
+
+def _convert(rule: Rule, orders: Orders, tensors: Mapping[str, Tensor]) -> Tensor:
+    parts = _found(rule, tensors)
+    if parts is None:
+        indices = torch.tensor(orders[rule.axes[0]].indices)
+        return torch.zeros(len(indices)).masked_fill_(indices < 0, rule.added)
+    tensor = torch.cat(parts).float()
+    for axis, name in enumerate(rule.axes):
+        if name:
+            indices = torch.tensor(orders[name].indices)
+            tensor = tensor.index_select(axis, indices.clamp(min=0))
+            tensor.index_fill_(axis, (indices < 0).nonzero().flatten(), rule.added)
+    return tensor
+
+
+def _parts(table: Table) -> Iterable[str]:
+    return dict.fromkeys(part for rule in table.values() if not rule.optional for part in rule.theirs)
+
+
+def _found(rule: Rule, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
+    """Return the tensors of a rule, without leading axes of size 1 that ours lacks; None if one is missing."""
+    found = []
+    for part in rule.theirs:
+        name = next((name for name in part.split("|") if name in tensors), None)
+        if name is None:
+            return None
+        tensor = tensors[name]
+        while tensor.dim() > len(rule.axes) and tensor.size(0) == 1:
+            tensor = tensor[0]
+        found.append(tensor)
+    return found
+
+
+def _shape_problem(rule: Rule, orders: Orders, parts: Sequence[Tensor], ours: tuple[int, ...] | None) -> str | None:
+    """Return what is wrong with the shapes of the tensors of a rule, or None."""
+    shown = " + ".join(str(tuple(part.shape)) for part in parts)
+    if any(part.dim() != len(rule.axes) or part.shape[1:] != parts[0].shape[1:] for part in parts):
+        return f"shapes {shown} do not fit together"
+    shape = (sum(part.size(0) for part in parts), *parts[0].shape[1:])
+    expected = tuple(orders[name].size if name else size for name, size in zip(rule.axes, ours or shape, strict=True))
+    return None if shape == expected else f"shape {shown}, the settings and the vocabulary require {expected}"
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,155 @@
+"""P9: imported MarianMT checkpoints compute the same as `transformers`, text in and text out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dragoman import Translator
+from dragoman.data.batching import collate_source
+from dragoman.data.ids import BOS, EOS, PAD
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.decoding import ModelStepper, SearchSettings, generate
+from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.importer import Imported, _plan, import_model
+from dragoman.formats.importing.reference import TransformersRuntime
+from dragoman.models.model_folder import load_network
+from dragoman.models.seq2seq import Model
+from marian_checkpoints import CONFIGURATIONS, LINES, marian_checkpoint
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
+
+
+@pytest.fixture(scope="module", params=CONFIGURATIONS)
+def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
+    """The folder of a checkpoint, and what was imported from it."""
+    folder = tmp_path_factory.mktemp("marian")
+    check = folder / "lines.txt"
+    check.write_text("\n".join(line for line in LINES * 3 if line))
+    source = marian_checkpoint(folder / "checkpoint", request.param)
+    return source, import_model(source, folder / "model", None if request.param == "untied" else check)
+
+
+def both(imported: tuple[Path, Imported]) -> tuple[TransformersRuntime, Model, Tokenizer]:
+    source, found = imported
+    network, tokenizer, _ = load_network(found.folder)
+    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    bias = network.output.bias
+    assert isinstance(bias, torch.Tensor)
+    return TransformersRuntime(source, _plan(Checkpoint(source))[1].vocabulary, bias.detach()), network, tokenizer
+
+
+def targets(tokenizer: Tokenizer, count: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(EOS + 1, tokenizer.target_size, (3 + i,), generator=generator).tolist() for i in range(count)]
+
+
+def exact_positions(runtime: TransformersRuntime) -> None:
+    """Their table in float64; `transformers` stores it in float32, which would be the largest difference."""
+    for stack in (runtime.model.model.encoder, runtime.model.model.decoder):
+        count, d_model = stack.embed_positions.weight.shape
+        angles = np.arange(count)[:, None] * 10000.0 ** (-np.arange(0, d_model, 2) / d_model)
+        table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+        stack.embed_positions.weight.data = torch.from_numpy(table)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_logits_are_equal(imported: tuple[Path, Imported], dtype: torch.dtype, tolerance: float) -> None:
+    runtime, network, tokenizer = both(imported)
+    runtime.model.to(dtype)
+    network.to(dtype)
+    if dtype == torch.float64:
+        exact_positions(runtime)
+    for line, target in zip(LINES, targets(tokenizer, len(LINES)), strict=True):
+        source = tokenizer.encode_source(line)
+        theirs = runtime.logits(source, target)
+        with torch.no_grad():
+            ours = network(torch.tensor([source]), None, torch.tensor([[BOS, *target]]))[0]
+        never = [PAD, BOS] if runtime.excluded else [PAD]
+        assert (ours[:, never] < -50).all()
+        kept = [token for token in range(tokenizer.target_size) if token not in never]
+        assert (ours - theirs)[:, kept].abs().max() < tolerance
+
+
+def test_cached_and_full_decoding_agree(imported: tuple[Path, Imported]) -> None:
+    _, network, tokenizer = both(imported)
+    network.double()
+    rows = [tokenizer.encode_source(line) for line in LINES]
+    src, mask = collate_source(rows)
+    tokens = torch.tensor([[BOS, *row[:6]] for row in targets(tokenizer, len(LINES) + 3)[3:]])
+    with torch.no_grad():
+        full = network(src, mask, tokens)
+        state = network.start(network.encode(src, mask), beams=1, max_len=tokens.size(1))
+        steps = [network.decode(tokens[:, [i]], state) for i in range(tokens.size(1))]
+    assert (torch.cat(steps, dim=1) - full).abs().max() < 1e-10
+
+
+def test_the_report_counts_no_difference(imported: tuple[Path, Imported]) -> None:
+    """Greedy search, and the four targets of a given length that beam search of width 4 finds."""
+    _, found = imported
+    assert found.parity.largest < 1e-4 and found.parity.width == 4
+    assert found.parity.greedy.same == found.parity.cases and found.parity.beam.same >= 0.95 * found.parity.cases
+    assert found.parity.beam.different == 0 and found.parity.cases >= 20
+    assert found.tokenizer.met and found.tokenizer.lines > 15
+
+
+def test_text_becomes_the_same_ids_and_the_same_text(imported: tuple[Path, Imported]) -> None:
+    """Compared with the package directly, not through the import's own comparison."""
+    from transformers import AutoTokenizer
+
+    source, found = imported
+    _, tokenizer, _ = load_network(found.folder)
+    vocabulary = _plan(Checkpoint(source))[1].vocabulary
+    theirs = AutoTokenizer.from_pretrained(source)
+    assert isinstance(tokenizer, Tokenizer)
+    lines = [*LINES, "ein Hund läuft", ">>deu<<", "zwei 漢字 hunde"]
+    for line in lines:
+        assert [vocabulary.source[i] for i in tokenizer.encode_source(line)] == theirs(line).input_ids
+        ids = tokenizer.encode_target(line)
+        assert [vocabulary.target[i] for i in ids] == theirs(text_target=line).input_ids
+        decoded = theirs.decode([vocabulary.target[i] for i in ids], skip_special_tokens=True)
+        assert tokenizer.decode_target(ids) == decoded
+    assert any(1 in tokenizer.encode_source(line) for line in lines)  # unknown pieces occur
+
+
+@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
+def test_the_native_engine_agrees(imported: tuple[Path, Imported]) -> None:
+    _, found = imported
+    engine = Translator.load(found.folder, engine="native", quantize="none")
+    reference = Translator.load(found.folder, engine="pytorch", quantize="none")
+    for width in (1, 4):
+        ours, theirs = (list(t.translate(LINES, beam=width)) for t in (engine, reference))
+        assert [each.text for each in ours] == [each.text for each in theirs]
+        assert [each.score for each in ours] == pytest.approx([each.score for each in theirs], abs=1e-4)
+
+
+def test_greedy_text_is_that_of_generate(imported: tuple[Path, Imported]) -> None:
+    """With the settings of the checkpoint, as a user would call `generate`."""
+    from transformers import AutoTokenizer, MarianMTModel
+
+    source, _ = imported
+    _, network, ours = both(imported)
+    model: Any = MarianMTModel.from_pretrained(source)
+    theirs = AutoTokenizer.from_pretrained(source)
+    generated = model.generate(**theirs(LINES, return_tensors="pt", padding=True), num_beams=1)
+    src, mask = collate_source([ours.encode_source(line) for line in LINES])
+    found = generate(ModelStepper(network), src, mask, SearchSettings(beam=1, alpha=0))
+    vocabulary = _plan(Checkpoint(source))[1].vocabulary
+    for (one,), row in zip(found, generated[:, 1:].tolist(), strict=True):
+        tokens = [vocabulary.target[token] for token in [*one.tokens, EOS]]
+        assert tokens[:50] == row[: len(tokens[:50])]  # the limits of both are beyond 50 tokens
+        text = theirs.decode([vocabulary.target[token] for token in one.tokens], skip_special_tokens=True)
+        assert ours.decode_target(one.tokens) == text
+
+
+@pytest.mark.parametrize("options", [{"safetensors": False}, {"kind": "bpe"}])
+def test_pytorch_files_and_bpe_give_the_same(options: dict[str, Any], tmp_path: Path) -> None:
+    source = marian_checkpoint(tmp_path / "checkpoint", "one layer, unscaled", **options)
+    found = import_model(source, tmp_path / "model")
+    assert found.parity.met and found.tokenizer.met

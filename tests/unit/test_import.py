@@ -1,0 +1,278 @@
+"""The command `import`: a model folder with a parity report, or one message with all reasons and no folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from dragoman.errors import DragomanError, UsageError
+from dragoman.formats.importing import importer, names
+from dragoman.formats.importing.importer import import_model
+from dragoman.formats.importing.reference import ReferenceTokenizer
+from dragoman.models.model_folder import load_network, read_config, read_meta, verify
+from marian_checkpoints import LINES, marian_checkpoint
+from small_run import Cli, write_lines
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
+NAME = "one layer, unscaled"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return marian_checkpoint(tmp_path_factory.mktemp("import") / "checkpoint", NAME)
+
+
+@pytest.fixture
+def checkpoint(original: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(original, tmp_path / "checkpoint"))
+
+
+def set_values(folder: Path, file: str = "config.json", **values: Any) -> None:
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | values))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    change(tensors)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def refusal(folder: Path, error: type[DragomanError] = UsageError) -> str:
+    """The message of a refused import, which leaves nothing behind."""
+    before = sorted(path.name for path in folder.parent.iterdir())
+    with pytest.raises(error) as caught:
+        import_model(folder, folder.parent / "model")
+    assert sorted(path.name for path in folder.parent.iterdir()) == before
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------- folders
+
+
+def test_the_command_writes_a_model_that_translates(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    check = write_lines(tmp_path / "lines.txt", [line for line in LINES if line])
+    code, out, _ = cli("import", checkpoint, tmp_path / "model", "--check", check)
+    text = out.decode()
+    assert code == 0 and "9 lines of lines.txt" in text and "greedy search: 9 identical" in text
+    assert "0 source ids, 0 target ids, 0 decoded texts" in text and "written: " in text
+    verify(tmp_path / "model")
+    config = read_config(tmp_path / "model")
+    assert (config.parallel.source_language, config.parallel.target_language) == ("en", "de")
+    assert config.search.beam == 4 and config.search.alpha == 1.0 and config.data.max_tokens == 64
+    assert read_meta(tmp_path / "model")["imported"] == "marian"
+    report = json.loads((tmp_path / "model" / "import.json").read_text())
+    assert report["parity"]["greedy"] == {"same": 9, "ties": 0, "different": 0}
+    assert report["settings"]["model_type"] == "marian"
+    lines = [line for line in LINES if line]
+    code, out, _ = cli("translate", tmp_path / "model", stdin="\n".join(lines).encode() + b"\n")
+    assert code == 0 and out.count(b"\n") == len(lines)
+    code, _, err = cli("shortlist", tmp_path / "model")
+    assert code == 1 and "an imported model has no training data; use aligned text files" in err
+    code, out, _ = cli("info", tmp_path / "model")
+    assert code == 0 and b"output_bias yes" in out and b"native" in out
+
+
+def test_without_parity_nothing_is_written(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path
+) -> None:
+    convert = names.converted
+
+    def damaged(*arguments: Any) -> dict[str, Tensor]:
+        tensors = convert(*arguments)
+        tensors["encoder.layers.0.ffn.inner.weight"] *= 1.01
+        return tensors
+
+    monkeypatch.setattr(importer, "converted", damaged)
+    assert "parity not met, nothing was written" in refusal(checkpoint, DragomanError)
+    code, _, err = cli("import", checkpoint, tmp_path / "model")
+    assert code == 1 and "maximum difference" in err and not (tmp_path / "model").exists()
+
+
+def test_other_tokens_are_no_parity(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ReferenceTokenizer.encode_source
+    monkeypatch.setattr(ReferenceTokenizer, "encode_source", lambda self, text: real(self, text)[1:])
+    assert " 0 target ids, 0 decoded texts" in (message := refusal(checkpoint, DragomanError))
+    assert "parity not met" in message and " 0 source ids" not in message
+
+
+def test_a_full_disk_is_reported(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    message = refusal(checkpoint, DragomanError)
+    assert "the disk is full" in message and "train.keep" not in message
+
+
+def test_invalid_options_are_reported_together(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError) as caught:
+        import_model(tmp_path / "none", tmp_path / "out")
+    message = str(caught.value)
+    assert "no such folder" in message and "hf download" in message and "already exists" in message
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_every_reason_is_in_one_message(checkpoint: Path) -> None:
+    set_values(
+        checkpoint, activation_function="quick_gelu", normalize_embedding=True, static_position_embeddings=False,
+        decoder_ffn_dim="many",
+    )  # fmt: skip
+    (checkpoint / "source.spm").unlink()
+    (checkpoint / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes()[:-9])
+    message = refusal(checkpoint)
+    for reason in (
+        "activation_function = 'quick_gelu'; accepted: 'relu'", "normalize_embedding = True; accepted: False",
+        "static_position_embeddings = False", "decoder_ffn_dim = 'many'; accepted: an integer, at least 1",
+        "source.spm: missing", "its header specifies",
+    ):  # fmt: skip
+        assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "whisper"}, "model_type 'whisper' of config.json is not supported; accepted: marian"),
+        ({"encoder_layers": 2}, "missing tensors: model.encoder.layers.1."),
+        ({"encoder_layers": True}, "encoder_layers = True; accepted: an integer"),
+        ({"d_ff": 9, "encoder_ffn_dim": 9, "decoder_ffn_dim": 9}, "fc1.weight: shape (7, 10), the settings"),
+        ({"decoder_attention_heads": 2}, "encoder_attention_heads = 5, decoder_attention_heads = 2"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id = 0; accepted: pad_token_id"),
+        ({"d_model": 10**12}, "d_model"),
+        ({"encoder_layers": 10**12}, "encoder_layers"),
+        ({"dropout": "much"}, "dropout"),
+        ({"eos_token_id": [0, 1]}, "eos_token_id = [0, 1]; accepted: an integer"),
+        ({"vocab_size": 40}, "but the vocabulary of config.json has 40"),
+        ({"tie_word_embeddings": False}, "missing tensors: "),
+    ],
+)
+def test_wrong_settings(changes: dict[str, Any], reason: str, checkpoint: Path) -> None:
+    set_values(checkpoint, **changes)
+    assert reason in refusal(checkpoint)
+
+
+def test_what_transformers_cannot_load_is_not_imported(checkpoint: Path) -> None:
+    set_values(checkpoint, bad_words_ids=5, id2label=7)
+    assert "transformers cannot load" in refusal(checkpoint, DragomanError)
+
+
+def test_more_layers_than_the_settings_say(checkpoint: Path) -> None:
+    def add(tensors: dict[str, Tensor]) -> None:
+        layer = {name: tensor for name, tensor in tensors.items() if "decoder.layers.0" in name}
+        tensors |= {name.replace("layers.0", "layers.1"): tensor.clone() for name, tensor in layer.items()}
+
+    change_tensors(checkpoint, add)
+    assert "unused tensors: model.decoder.layers.1." in refusal(checkpoint)
+
+
+def test_the_vocabulary_and_the_embedding_have_other_sizes(checkpoint: Path) -> None:
+    pieces = json.loads((checkpoint / "vocab.json").read_text())
+    (checkpoint / "vocab.json").write_text(json.dumps(pieces | {"more": len(pieces)}))
+    set_values(checkpoint, vocab_size=len(pieces) + 1)
+    assert "the settings and the vocabulary require" in refusal(checkpoint)
+
+
+def test_copies_that_differ_and_other_positions(checkpoint: Path) -> None:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.shared.weight"] + 1
+        tensors["model.encoder.embed_positions.weight"] = torch.zeros(64, 10)
+
+    change_tensors(checkpoint, change)
+    message = refusal(checkpoint)
+    assert "different, but the settings say that they are one matrix" in message
+    assert "model.encoder.embed_positions.weight: not the values that the model computes" in message
+
+
+def test_stored_positions_and_copies_are_accepted(checkpoint: Path, tmp_path: Path) -> None:
+    """As in checkpoints of earlier versions of `transformers`; a missing bias is zero."""
+    from transformers import MarianMTModel
+
+    table = MarianMTModel.from_pretrained(checkpoint).model.encoder.embed_positions.weight
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.shared.weight"].clone()
+        tensors["model.encoder.embed_positions.weight"] = table.detach().clone()
+        tensors["model.decoder.embed_positions.weight"] = table.detach().clone()
+        del tensors["final_logits_bias"]
+
+    change_tensors(checkpoint, change)
+    network = load_network(import_model(checkpoint, tmp_path / "model").folder)[0]
+    bias = network.output.bias
+    assert isinstance(bias, Tensor) and bias.count_nonzero() == 1  # padding only
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"</s>": 0, "<unk>": "1"}', b'{"</s>": 0}', b"\xff"])
+def test_damaged_vocabularies(content: bytes, checkpoint: Path) -> None:
+    (checkpoint / "vocab.json").write_bytes(content)
+    assert "vocab.json" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["source.spm", "target.spm"])
+def test_damaged_sentencepiece_models(name: str, checkpoint: Path) -> None:
+    (checkpoint / name).write_bytes(b"\x80\x04K\x01.")
+    assert "cannot be read by sentencepiece" in refusal(checkpoint)
+
+
+# ------------------------------------------------------------------------------------------------------------- pickles
+
+
+class Attack:
+    """Unpickled, it creates a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.file),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_a_crafted_pickle_does_not_execute(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "executed"
+    (checkpoint / "model.safetensors").unlink()
+    torch.save({"weight": Attack(target)}, checkpoint / name)
+    message = refusal(checkpoint)
+    assert not target.exists()
+    assert "it could run code" in message if name.endswith(".bin") else "not a safetensors file" in message
+    (checkpoint / name).rename(checkpoint / "attack.bin")
+    torch.load(checkpoint / "attack.bin", weights_only=False)
+    assert target.exists()  # the attack works where pickles are executed
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"not a pickle", b"\x80\x02]q\x00."])
+def test_damaged_pickles(content: bytes, checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "pytorch_model.bin").write_bytes(content)
+    assert "pytorch_model.bin" in refusal(checkpoint)
+
+
+def test_sharded_weights(checkpoint: Path, tmp_path: Path) -> None:
+    tensors = safetensors.torch.load_file(checkpoint / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, kept in parts.items():
+        safetensors.torch.save_file({name: tensors[name] for name in kept}, checkpoint / file, {"format": "pt"})
+    (checkpoint / "model.safetensors").unlink()
+    index = checkpoint / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../other/model.safetensors"}}))
+    assert "does not name files of this folder" in refusal(checkpoint)
+    files = {name: file for file, kept in parts.items() for name in kept}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    assert import_model(checkpoint, tmp_path / "model").parity.met
+    shutil.rmtree(tmp_path / "model")
+    (checkpoint / "model-2.safetensors").unlink()
+    assert "model-2.safetensors: missing" in refusal(checkpoint)

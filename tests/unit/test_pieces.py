@@ -1,0 +1,106 @@
+"""Vocabularies that list the pieces of sentencepiece in another order, and language tags."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from dragoman.data.ids import EOS, PAD, UNK
+from dragoman.data.pieces import PIECES_FILE, PieceLists
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.errors import ModelFolderError
+from tiny_translator import tiny_tokenizer
+
+TAG = ">>fra<<"
+MISSING = "w"
+
+
+def listed(tags: bool = True, reverse: bool = True) -> Tokenizer:
+    """The pieces of the small tokenizer in reverse order, without one of them, and a tag."""
+    plain = tiny_tokenizer()
+    pieces = [plain.source_piece(i) for i in range(EOS + 1, plain.source_size)]
+    special = [plain.source_piece(i) for i in range(EOS + 1)]
+    kept = [piece for piece in (pieces[::-1] if reverse else pieces) if piece != MISSING]
+    lists = PieceLists([*special, TAG, *kept], None, tags)
+    return Tokenizer(plain.models[0], plain.models[0], lists.file())
+
+
+def test_ids_are_positions_in_the_list() -> None:
+    plain, tokenizer = tiny_tokenizer(), listed()
+    for text in ("one three", "", "seven é\N{GRINNING FACE} nine", "  four  "):
+        pieces = [plain.source_piece(i) for i in plain.encode_source(text)]
+        assert [tokenizer.source_piece(i) for i in tokenizer.encode_source(text)] == pieces
+        assert tokenizer.encode_target(text) == tokenizer.encode_source(text)
+        assert tokenizer.decode_target(tokenizer.encode_target(text)) == plain.decode_target(plain.encode_target(text))
+    assert tokenizer.shared and tokenizer.source_size == plain.source_size  # one piece less, and the tag
+    assert tokenizer.encode_pairs([("one", "four")]) == [
+        (tokenizer.encode_source("one")[:-1], tokenizer.encode_target("four")[:-1])
+    ]
+
+
+def test_unlisted_pieces_are_unknown_and_decoded_to_nothing() -> None:
+    tokenizer = listed()
+    ids = tokenizer.encode_source("one two three")
+    assert ids.count(UNK) == 1 and tokenizer.decode_target(ids) == "one to three"
+    assert tokenizer.target_ids([MISSING, TAG]) == [UNK, EOS + 1]
+    assert UNK in tokenizer.encode_word("w") and PAD not in tokenizer.encode_source("<pad> </s> <s>")
+
+
+def test_a_tag_at_the_start_is_one_token() -> None:
+    tokenizer, untagged = listed(), listed(tags=False)
+    assert tokenizer.encode_source(f"{TAG} one") == [EOS + 1, *tokenizer.encode_source(" one")]
+    assert tokenizer.encode_source(">>xyz<< one")[0] == UNK
+    for text in (f"one {TAG}", ">> one", "<<", untagged.source_piece(5)):
+        assert tokenizer.encode_source(text) == untagged.encode_source(text)
+    assert untagged.encode_source(f"{TAG} one")[0] != EOS + 1
+
+
+def test_spans_cover_the_text() -> None:
+    tokenizer = listed()
+    text = f"{TAG} one two three"
+    spans = tokenizer.source_spans(text)
+    ids = tokenizer.encode_source(text)[:-1]
+    assert len(spans) == len(ids) and spans[0] == (0, len(TAG)) and spans[-1][1] == len(text)
+    assert text[slice(*spans[ids.index(UNK)])] == MISSING
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
+    target = tokenizer.encode_target("one two three")[:-1]
+    decoded = tokenizer.decode_target(target)
+    parts = [decoded[a:b] for a, b in tokenizer.target_spans(target)]
+    assert "".join(parts) == decoded and parts[target.index(UNK)] == ""
+
+
+def test_sampling_uses_the_list() -> None:
+    tokenizer, rng = listed(), random.Random(1)
+    (usual,) = tokenizer.sample_sources([f"{TAG} seven four"], 0.0, rng)
+    assert usual == tokenizer.encode_source(f"{TAG} seven four")[:-1]
+    drawn = {tuple(tokenizer.encode_sampled([("seven four", "one")], (0.5, 0.0), seed)[0][0]) for seed in range(20)}
+    assert len(drawn) > 1
+    assert {tokenizer.decode_source(ids) for ids in drawn} == {"seven four"}
+
+
+def test_files_are_loaded_again(tmp_path: Path) -> None:
+    tokenizer = listed()
+    for name, content in tokenizer.files().items():
+        (tmp_path / name).write_bytes(content)
+    again = Tokenizer.load(tmp_path)
+    assert again.models == tokenizer.models and again.encode_source("one") == tokenizer.encode_source("one")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"[]", b"\xff", b"[" * 100_000, b'{"source": ["a"], "target": null, "tags": true}',
+        json.dumps({"source": list("abcda"), "target": None, "tags": True}).encode(),
+        json.dumps({"source": list("abcde"), "target": [1, 2, 3, 4, 5], "tags": True}).encode(),
+        json.dumps({"source": list("abcde"), "target": None, "tags": "yes"}).encode(),
+    ],
+)  # fmt: skip
+def test_damaged_lists(content: bytes, tmp_path: Path) -> None:
+    for name, own in (listed().files() | {PIECES_FILE: content}).items():
+        (tmp_path / name).write_bytes(own)
+    with pytest.raises(ModelFolderError, match=r"pieces\.json"):
+        Tokenizer.load(tmp_path)

@@ -18,6 +18,9 @@ _NUMBER: _Schema = {"type": "integer"}
 _ID: _Schema = {"name": "id", "in": "path", "required": True, "schema": _TEXT}
 
 
+_MULTIPART = "multipart/form-data"
+
+
 def _object(required: str = "", **properties: _Schema) -> _Schema:
     return {"type": "object", "properties": properties, "required": required.split()} if required else {
         "type": "object", "properties": properties}  # fmt: skip
@@ -190,21 +193,19 @@ def _multilingual_glossaries() -> _Schema:
     }
 
 
-def description() -> _Schema:
-    """Return the document (OpenAPI 3.1)."""
-    multipart = "multipart/form-data"
+def _libretranslate() -> _Schema:
+    """Return the routes of LibreTranslate's interface, and those for operators."""
     ok = _object(status=_TEXT)
     name = {**_ID, "name": "name"}
-    deepl = partial(_operation, deepl=True)
     translate = _operation("Translate texts", _TRANSLATED, _TRANSLATE)
     translate["responses"]["200"]["content"]["text/event-stream"] = {"schema": _EVENTS}
-    paths = {
+    return {
         "/translate": {"post": translate},
         "/detect": {
             "post": _operation("Identify the language of a text", _DETECTED, _object("q", q=_TEXT, api_key=_TEXT))
         },
         "/languages": {"get": _operation("List the languages", _LANGUAGES)},
-        "/translate_file": {"post": _operation("Translate a document", _UPLOADED, _UPLOAD, multipart)},
+        "/translate_file": {"post": _operation("Translate a document", _UPLOADED, _UPLOAD, _MULTIPART)},
         "/suggest": {"post": _operation("Suggest a better translation", _object(success=_FLAG), _SUGGESTION)},
         "/download_file/{name}": {"get": _operation("Fetch a translated document", parameters=(name,))},
         "/frontend/settings": {"get": _operation("Limits and features of the server", _object())},
@@ -212,6 +213,13 @@ def description() -> _Schema:
         "/livez": {"get": _operation("Whether the process runs", ok)},
         "/readyz": {"get": _operation("Whether requests are accepted", ok)},
         "/metrics": {"get": _operation("Metrics in Prometheus' text format")},
+    }
+
+
+def _deepl() -> _Schema:
+    """Return the routes of DeepL's interface."""
+    deepl = partial(_operation, deepl=True)
+    return {
         "/v2/translate": {"post": deepl("Translate texts", _DEEPL_TRANSLATED, _DEEPL_TRANSLATE)},
         "/v2/languages": {"get": deepl("List the languages", _array(_object(language=_CODE, name=_TEXT)))},
         "/v2/usage": {"get": deepl("Characters of the key", _object(character_count=_NUMBER, character_limit=_NUMBER))},
@@ -231,7 +239,7 @@ def description() -> _Schema:
                 "Translate a document",
                 _object(document_id=_TEXT, document_key=_TEXT),
                 _DEEPL_UPLOAD,
-                multipart,
+                _MULTIPART,
             )
         },
         "/v2/document/{id}": {"post": deepl("State of a document", _STATUS, _DOCUMENT_KEY, parameters=(_ID,))},
@@ -239,11 +247,15 @@ def description() -> _Schema:
             "post": deepl("Fetch a translated document", None, _DOCUMENT_KEY, parameters=(_ID,))
         },
     }
+
+
+def description() -> _Schema:
+    """Return the document (OpenAPI 3.1)."""
     key = {"type": "apiKey", "in": "header", "name": "Authorization", "description": "DeepL-Auth-Key KEY"}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Dragoman", "version": __version__, "license": {"name": "Apache-2.0"}},
-        "paths": paths,
+        "paths": _libretranslate() | _deepl(),
         "components": {
             "responses": {"Error": _error("error"), "DeepLError": _error("message")},
             "securitySchemes": {"key": key},

@@ -222,6 +222,18 @@ def test_too_much_work_is_refused_until_some_is_done() -> None:
     assert admission.tokens == 0 and not admission.requests
 
 
+def test_a_busy_server_refuses_documents() -> None:
+    directions = Directions([copying_direction()], max_tokens=1)
+    directions.admission.accept("other", 5)
+    with TestClient(create_server(directions)) as client:
+        for path, fields in [
+            ("/translate_file", {"source": "en", "target": "de"}),
+            ("/v2/document", {"source_lang": "EN", "target_lang": "DE"}),
+        ]:
+            answer = client.post(path, data=fields, files={"file": ("a.txt", b"one")})
+            assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+
+
 def test_retry_after_of_a_busy_server() -> None:
     directions = Directions([copying_direction()], max_tokens=1)
     directions.admission.accept("other", 5)

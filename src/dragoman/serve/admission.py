@@ -57,10 +57,14 @@ class Admission:
         self._speed = 0.0  # tokens per second
         self._since, self._finished = time.monotonic(), 0
 
-    def accept(self, client: str, tokens: int) -> Ticket:
-        """Register a request.  Raises Overloaded."""
+    def check(self, tokens: int) -> None:
+        """Raise Overloaded if a request of so many tokens would not be accepted now."""
         if self.tokens and self.tokens + tokens > self.max_tokens:
             raise Overloaded((self.tokens + tokens - self.max_tokens) / self._speed if self._speed else 1.0)
+
+    def accept(self, client: str, tokens: int) -> Ticket:
+        """Register a request.  Raises Overloaded."""
+        self.check(tokens)
         self.tokens += tokens
         self.requests[client] += 1
         return Ticket(client, tokens, self.requests[client])

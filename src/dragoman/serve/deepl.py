@@ -167,6 +167,7 @@ class _DeepL:
         if source is not None:
             route_of(self.directions, source, target)  # a direction that does not exist is refused at once
         glossary = self.glossaries.of_request(client, fields)
+        self.directions.check_room(len(upload.data))
         self.clients.accept(client, 1)  # its characters are not known yet
         run = self._translated(upload, source, target, glossary, client)
         identifier, job = await self.jobs.start(upload.name, len(upload.data), run)

@@ -170,6 +170,10 @@ class Directions:
             raise UsageError(f"{direction.source} to {direction.target} is not translated any more")
         return current
 
+    def check_room(self, characters: int) -> None:
+        """Raise Overloaded if `run` would not accept a source of so many characters now."""
+        self.admission.check(_tokens_of(characters))
+
     async def run(
         self,
         route: Sequence[Direction],
@@ -183,7 +187,7 @@ class Directions:
         work: called in a thread with a translator and the result of the model before it, at first `source`.
         characters: of the source, for admission.  Raises Overloaded, and what `work` raises.
         """
-        ticket = self.admission.accept(client, len(route) * max(1, characters // 4))
+        ticket = self.admission.accept(client, len(route) * _tokens_of(characters))
         try:
             with self._pinned(route) as pinned:
                 for direction in pinned:
@@ -230,6 +234,10 @@ class Directions:
 def _cached_as(direction: Direction) -> tuple[str, str, str]:
     """Return what stands for a model in the cache; languages affect how texts are split, and the flags."""
     return direction.fingerprint, direction.source, direction.target
+
+
+def _tokens_of(characters: int) -> int:
+    return max(1, characters // 4)
 
 
 def _estimate(texts: Sequence[str]) -> int:

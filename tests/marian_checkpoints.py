@@ -47,7 +47,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def _model(lines: tuple[str, ...], size: int, kind: str = "unigram") -> bytes:
+def _model(lines: tuple[str, ...], size: int, kind: str, normalization: str) -> bytes:
     model = io.BytesIO()
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(lines),
@@ -56,6 +56,7 @@ def _model(lines: tuple[str, ...], size: int, kind: str = "unigram") -> bytes:
         model_type=kind,
         minloglevel=2,
         hard_vocab_limit=False,
+        normalization_rule_name=normalization,
     )
     return model.getvalue()
 
@@ -72,13 +73,19 @@ def _vocabulary(pieces: list[str], drop: int = 2) -> dict[str, int]:
 
 
 def marian_checkpoint(
-    folder: Path, name: str = "tied", seed: int = 1, safetensors: bool = True, kind: str = "unigram", **changes: Any
+    folder: Path,
+    name: str = "tied",
+    seed: int = 1,
+    safetensors: bool = True,
+    kind: str = "unigram",
+    normalization: str = "nmt_nfkc",
+    **changes: Any,
 ) -> Path:
     """Write a checkpoint with random weights.  changes: of config.json."""
     import transformers
 
     folder.mkdir(parents=True)
-    models = _model(tuple(_SOURCE * 3), 40, kind), _model(tuple(_TARGET * 3), 44, kind)
+    models = _model(tuple(_SOURCE * 3), 40, kind, normalization), _model(tuple(_TARGET * 3), 44, kind, normalization)
     two = CONFIGURATIONS[name].get("share_encoder_decoder_embeddings") is False and name == "two vocabularies"
     lists = [_pieces(model) for model in models]
     vocabularies = [_vocabulary(side) for side in lists] if two else [_vocabulary(lists[0] + lists[1])]

@@ -11,6 +11,7 @@ What exists is left alone.  The formats and the files:
     language_v<N>/, expected_language_v<N>.json   a language model
     recurrent_lm_v<N>/, expected_recurrent_lm_v<N>.json   a recurrent language model
     tagger_v<N>/, expected_tagger_v<N>.json       a recurrent encoder with labels and a learned initial state
+    imported_v<N>/, expected_imported_v<N>.json   an imported MarianMT checkpoint with random weights
     dialogue_v<N>/, expected_dialogue_v<N>.json   a model of dialogues, whose tokenizer has roles
     shortlist_v<N>.bin, expected_shortlist_v<N>.json   the shortlist of model_v1
     run_v<N>/                                     a run folder with training state, its data, and its prepared store;
@@ -187,6 +188,26 @@ def write_tagger(version: int) -> None:
     write_json(f"expected_tagger_v{version}.json", rows)
 
 
+def write_imported(version: int) -> None:
+    """An imported checkpoint: an output bias, pieces in a list, language tags."""
+    from dragoman.formats.importing.importer import import_model
+    from dragoman.models.model_folder import load_network
+    from marian_checkpoints import marian_checkpoint
+
+    folder = HERE / f"imported_v{version}"
+    with tempfile.TemporaryDirectory() as place:
+        import_model(
+            marian_checkpoint(Path(place) / "checkpoint", "one layer, unscaled", normalization="identity"), folder
+        )
+    model, tokenizer, _ = load_network(folder)
+    rows = []
+    for source, target in [("a dog runs", "ein hund"), (">>fra<< two people", "zwei leute"), ("12", "34 ein")]:
+        ids = tokenizer.encode_source(source), tokenizer.encode_target(target)  # type: ignore[union-attr]
+        logits = logits_of(model, *ids)
+        rows.append({"pair": [source, target], "ids": ids, "logits": logits, "best": clear_steps(logits)})
+    write_json(f"expected_imported_v{version}.json", rows)
+
+
 def write_dialogue(version: int) -> None:
     """A language model of dialogues: B answers A in one language, C in another one."""
     from dragoman.data.turns import Turn, encode_turns
@@ -313,6 +334,7 @@ PIECES: dict[str, Callable[[int], None]] = {
     "language_v{}": lambda version: write_language("language", version, DECODER_ONLY),
     "recurrent_lm_v{}": lambda version: write_language("recurrent_lm", version, RECURRENT_LM, 600),
     "tagger_v{}": write_tagger,
+    "imported_v{}": write_imported,
     "dialogue_v{}": write_dialogue,
     "shortlist_v{}.bin": write_shortlist,
     "run_v{}": write_run,

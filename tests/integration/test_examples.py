@@ -13,6 +13,7 @@ import pytest
 from dragoman.config import Config, parse_config
 from dragoman.config.server import ServerConfig
 from dragoman.serve.app import load_models
+from marian_checkpoints import marian_checkpoint
 from small_run import Cli, digit_pairs, write_lines
 
 ROOT = Path(__file__).parents[2]
@@ -95,11 +96,13 @@ def test_readme_walk_from_own_text(
     assert code == 0 and out.count(b"\n") == 1, err
 
 
+@pytest.mark.filterwarnings("ignore")  # of transformers, which computes what an import is compared with
 def test_documents_in_python(
     workshop: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     cli = Cli(monkeypatch, capsysbinary)
     assert cli("train", "en-de.toml", "--out", "runs/en-de")[0] == 0
+    marian_checkpoint(workshop / "opus-mt-en-de", "one layer, unscaled")
     ran = 0
     for path in DOCUMENTS[1:]:
         for block in blocks(path, "python"):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dragoman.config import load_config
 from dragoman.data.store.folder import DamagedStoreError
 from dragoman.data.store.reader import Store
-from dragoman.data.tokenizer import BOS
+from dragoman.data.tokenizer import BOS, Tokenizer
 from dragoman.data.turns import Turn, encode_turns
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
@@ -103,6 +103,19 @@ def test_golden_recurrent_model(name: str, version: int) -> None:
         (score,) = translator.score([row["pair"][0]], [row["pair"][1]])
         log_probs = torch.tensor(row["logits"]).log_softmax(1)[range(len(target)), target]
         assert score.token_log_probs == pytest.approx(log_probs.tolist(), abs=2 * TOLERANCE)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_imported_model(version: int) -> None:
+    folder = HERE / f"imported_v{version}"
+    assert verify(folder)["imported"] == "marian"
+    network, tokenizer, config = load_network(folder)
+    assert isinstance(tokenizer, Tokenizer) and tokenizer.encode_source(">>fra<< a") != tokenizer.encode_source("a")
+    assert config.model.architecture == "transformer" and config.model.output_bias
+    for row in expected(f"expected_imported_v{version}.json"):
+        source, target = row["ids"]
+        assert [tokenizer.encode_source(row["pair"][0]), tokenizer.encode_target(row["pair"][1])] == [source, target]
+        check_logits(network, source, target, row)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -1,7 +1,6 @@
 """`[model]`: architectures and the variants of their parts.
 
-Each variant is a section selected by `kind` (an architecture by `architecture`), so that a key exists only where it has
-an effect.
+A variant is a section of its own, selected by `kind` (an architecture by `architecture`), with the keys that it uses.
 """
 
 from __future__ import annotations
@@ -215,9 +214,7 @@ class GeneratorConfig(BlockConfig):
     """Settings of Transformers that read and write tokens, with the conventions of public checkpoints."""
 
     scale_embeddings: bool = Field(
-        True,
-        description="multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4); BART, T5, GPT-2 and Llama do not",
-        examples=[False],
+        True, description="multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4)", examples=[False]
     )
     output_bias: bool = Field(False, description="add a bias per token to the logits, as Marian does", examples=[True])
 

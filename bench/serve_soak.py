@@ -57,7 +57,7 @@ class Soak:
             elif status != 429 or b"retry-after" not in head.lower():
                 self.wrong.append(f"status {status}: {answer[:200].decode(errors='replace')}")
             else:
-                await asyncio.sleep(chosen.uniform(0, 0.2))  # a client would wait as long as Retry-After says
+                await asyncio.sleep(chosen.uniform(0, 0.2))  # shorter than Retry-After, to keep the server busy
         client.close()
 
     async def _sample(self) -> None:

@@ -105,7 +105,7 @@ def test_a_database_that_another_process_writes_at_the_start(database: Path, mon
 def test_a_server_writes_the_use_of_keys_only_if_there_is_any(database: Path) -> None:
     store = KeyStore(database)
     with locked(database):
-        store.save()
+        store.save()  # raises sqlite3.OperationalError if it writes
     store.close()
 
 
@@ -199,7 +199,7 @@ def test_the_size_of_glossaries_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UsageError, match="more than 0 MiB of entries; delete some first"):
         add("Ada", 200)
     add("Bob", 400)
-    with pytest.raises(UsageError, match="no room for more glossaries"):
+    with pytest.raises(UsageError, match="reached the limit of 0 MiB"):
         add("Carl", 300)
     assert [len(store.owned_by(owner)) for owner in ("Ada", "Bob", "Carl")] == [1, 1, 0]
     store.close()

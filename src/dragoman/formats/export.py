@@ -21,7 +21,7 @@ from dragoman.formats.ctranslate2 import (
 )
 from dragoman.formats.parity import TOLERANCE, Parity, ParityCases, compare_models, parity_cases
 from dragoman.formats.usage import usage_page
-from dragoman.io.writing import atomic_folder, not_written
+from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.seq2seq import Model
 
 __all__ = ["FORMATS", "Export", "export"]
@@ -88,10 +88,7 @@ def _check_request(folder: Path, format: str, quantization: str) -> None:
         problems.append(f"format = {format!r}; accepted: {', '.join(FORMATS)}")
     if quantization not in get_args(Quantization):
         problems.append(f"quantization = {quantization!r}; accepted: {', '.join(get_args(Quantization))}")
-    if folder.exists():
-        problems.append(f"{folder}: already exists; specify a new folder")
-    elif not folder.parent.is_dir():
-        problems.append(f"{folder}: the parent folder {folder.parent} does not exist; create it first")
+    problems += new_folder_problems(folder)
     try:
         package()
     except UsageError as error:

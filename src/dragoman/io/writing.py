@@ -20,6 +20,7 @@ __all__ = [
     "flush_file",
     "flush_folder",
     "is_full",
+    "new_folder_problems",
     "not_written",
     "reason_of",
     "recover_folders",
@@ -48,6 +49,15 @@ def is_full(error: OSError) -> bool:
 def reason_of(error: OSError) -> str:
     """Return a short reason why a file could not be written."""
     return _REASONS[error.errno][0] if error.errno in _REASONS else error.strerror or str(error)
+
+
+def new_folder_problems(folder: Path) -> list[str]:
+    """Return why `folder` cannot be created as a new folder; [] if it can."""
+    if folder.exists():
+        return [f"{folder}: already exists; specify a new folder"]
+    if not folder.parent.is_dir():
+        return [f"{folder}: the parent folder {folder.parent} does not exist; create it first"]
+    return []
 
 
 def not_written(what: object, error: OSError, also: str = "") -> str:

@@ -131,7 +131,7 @@ async function copyText(text) {
   showDone(both("Copied", "已复制"));
 }
 
-// Says for a moment what was done.
+// Shows a short confirmation.
 function showDone(node) {
   byId("done").replaceChildren(node);
   clearTimeout(here.done);

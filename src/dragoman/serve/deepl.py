@@ -142,7 +142,7 @@ class _DeepL:
         return identify(self.directions, text)[0][0] if text else self.directions.sources[0]
 
     def _model_type(self, values: dict[str, Any]) -> dict[str, str]:
-        """Return what the answer says about the type of the model; {} if the request names none."""
+        """Return the field `model_type_used` of the answer; {} if the request has no `model_type`."""
         given = values.get("model_type")
         if given is None:
             return {}

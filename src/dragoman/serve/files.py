@@ -122,7 +122,7 @@ class Job:
     """A document that is being translated, or was.
 
     key: secret that reads the result.  size: of the upload in bytes.  task: None if it runs, or ran, elsewhere.
-    error: what clients are told; failure: the exception itself.
+    error: message for clients; failure: the exception.
     """
 
     name: str

@@ -114,7 +114,10 @@ def _check_room(connection: sqlite3.Connection, owner: str, identifier: str, tex
     if size + new > _MOST_BYTES:
         raise UsageError(f"glossaries with more than {_MOST_BYTES >> 20} MiB of entries; delete some first")
     if of_all + new > _MOST_BYTES_OF_ALL:
-        raise UsageError("the server has no room for more glossaries; tell its operator")
+        raise UsageError(
+            f"the glossaries of all users have reached the limit of {_MOST_BYTES_OF_ALL >> 20} MiB; contact the operator "
+            "of the server"
+        )
 
 
 def _written(dictionaries: Dictionaries) -> str:

@@ -52,7 +52,7 @@ def cuda_graph_unsupported_reasons(model: Network) -> list[str]:
     if isinstance(stack.positions, RecurrentOverEmbeddings | RecurrentPositions):
         reasons.append(f"its positions are {type(stack.positions).__name__}")
     if any(isinstance(layer, SSRUDecoderLayer) for layer in stack.layers):
-        reasons.append("its decoder has an SSRU in place of self-attention")
+        reasons.append("its decoder uses an SSRU instead of self-attention")
     elif any(not isinstance(layer.self_attn, SelfAttention) for layer in stack.layers):
         reasons.append("its attention is linear")
     return reasons

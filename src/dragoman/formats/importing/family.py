@@ -41,9 +41,9 @@ class ImportedVocabulary:
 class Plan:
     """How a checkpoint becomes a model folder.
 
-    constants: for tensors that are not imported, because they are computed, a function from the shape in the checkpoint
-    to the expected values, None for a wrong shape.  unused: regular expression
-    of the names of tensors that are neither imported nor checked.  positions: maximum number of tokens of a sequence.
+    constants: for each tensor that the model computes instead of importing it, a function that returns the expected
+    values for the shape in the checkpoint, or None for a wrong shape.  unused: regular expression of the names of
+    tensors that are neither imported nor checked.  positions: maximum number of tokens of a sequence.
     """
 
     config: Config

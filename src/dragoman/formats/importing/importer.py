@@ -19,7 +19,7 @@ from dragoman.formats.importing.names import converted, table_problems
 from dragoman.formats.importing.reference import ReferenceTokenizer, TransformersRuntime, transformers_package
 from dragoman.formats.parity import TOLERANCE, Parity, compare_models, parity_cases
 from dragoman.io.lines import read_lines
-from dragoman.io.writing import atomic_folder, not_written
+from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.build import assemble
 from dragoman.models.model_folder import load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
@@ -121,10 +121,7 @@ def _check_request(source: Path, folder: Path) -> None:
         )
     elif not (source / "config.json").is_file():
         problems.append(f"{source}: no config.json; accepted: a folder in the layout of Hugging Face")
-    if folder.exists():
-        problems.append(f"{folder}: already exists; specify a new folder")
-    elif not folder.parent.is_dir():
-        problems.append(f"{folder}: the parent folder {folder.parent} does not exist; create it first")
+    problems += new_folder_problems(folder)
     try:
         transformers_package()
     except UsageError as error:
@@ -143,7 +140,8 @@ def _plan(checkpoint: Checkpoint) -> tuple[str, Plan]:
             f"{checkpoint.folder}: model_type {name!r} of config.json is not supported; accepted: {', '.join(FAMILIES)}"
         )
     family = FAMILIES[name]
-    problems = list(family.unsupported(checkpoint.settings))
+    unsupported = family.unsupported(checkpoint.settings)
+    problems = list(unsupported)
     vocabulary = _vocabulary(family, checkpoint, problems)
     tensors: dict[str, Tensor] = {}
     try:
@@ -151,7 +149,7 @@ def _plan(checkpoint: Checkpoint) -> tuple[str, Plan]:
     except DragomanError as error:
         problems.append(str(error))
     plan = None
-    if vocabulary is not None and not family.unsupported(checkpoint.settings):
+    if vocabulary is not None and not unsupported:
         try:
             plan = family.plan(checkpoint, vocabulary)
             problems += _tensor_problems(plan, tensors) if tensors else []

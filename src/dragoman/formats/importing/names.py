@@ -76,7 +76,7 @@ def table_problems(
     for part in dict.fromkeys(part for rule in table.values() for part in rule.theirs):
         copies = [tensors[name] for name in part.split("|") if name in tensors]
         if any(copy.shape != copies[0].shape or not torch.equal(copy, copies[0]) for copy in copies[1:]):
-            yield f"{part.replace('|', ', ')}: different, but the settings say that they are one matrix"
+            yield f"{part.replace('|', ', ')}: the tensors differ, but the settings tie them"
     for ours, rule in table.items():
         parts = _found(rule, tensors)
         if parts is None:

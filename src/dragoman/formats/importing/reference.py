@@ -53,7 +53,7 @@ class TransformersRuntime:
     """An encoder-decoder of `transformers` on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
 
     def __init__(self, folder: Path, vocabulary: ImportedVocabulary, output_bias: Tensor) -> None:
-        """output_bias: of the imported model, which tells the tokens that never occur."""
+        """output_bias: of the imported model; tokens with the logit NEVER are excluded from the comparison."""
         transformers = transformers_package()
         self.name = f"transformers {transformers.__version__}, float32"
         with _calling(f"load {folder}"):
@@ -62,7 +62,7 @@ class TransformersRuntime:
             )
         self.model, self.source, self.target = model.eval(), vocabulary.source, vocabulary.target
         self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
-        # The tokens that only the checkpoint can write: a start token that its generation excludes.
+        # The start token, if the generation settings of the checkpoint exclude it from the softmax.
         self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER else []
         # Settings of the folder, such as a forced end, are those of its own search.
         self.model.generation_config = transformers.GenerationConfig(

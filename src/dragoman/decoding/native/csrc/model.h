@@ -35,7 +35,7 @@ struct Header {
   int32_t rotary_dim;            // rotary: features of a head that are rotated, in pairs (i, i + rotary_dim / 2)
   int32_t max_positions;
   float eps, attention_scale, embedding_scale;  // attention_scale: 1 / sqrt(unpadded d_head)
-  // 1: the decoder has an SSRU in place of self-attention.  Files written before this field have zeros here, the
+  // 1: the decoder uses an SSRU instead of self-attention.  Files written before this field have zeros here, the
   // padding of the header to a multiple of 64 bytes.
   int32_t ssru;
 };
@@ -51,7 +51,7 @@ struct LayerWeights {
   Norm self_norm, cross_norm, ffn_norm;
   // qkv: queries of all heads, then keys, then values.  cross_kv: keys, then values.
   // ffn_in: (d_ff, d_model), or (2 d_ff, d_model) with the gate in the second half.
-  // ssru: in place of qkv and self_out; candidates, then forget gates (2 d_model, d_model).
+  // ssru replaces qkv and self_out: candidates, then forget gates (2 d_model, d_model).
   PackedMatrix qkv, self_out, ssru, cross_q, cross_kv, cross_out, ffn_in, ffn_out;
 };
 

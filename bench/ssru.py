@@ -4,8 +4,8 @@
     python bench/ssru.py --rounds 3 --models 256x2 --precisions int8
 
 A model `256x2` has d_model 256, 2 decoder layers and one encoder layer, with random weights and an output layer of
-8,000 words.  Each row translates a source of 25 tokens by greedy search to a target of a given length, on one thread.  Prints
-the processor time per decoding step, the smallest of all rounds, in which both kinds take turns.
+8,000 words.  Each row translates a source of 25 tokens by greedy search to a target of a given length, on one thread.
+Prints the processor time per decoding step, the smallest of all rounds, in which both kinds take turns.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def test_copies_that_differ_and_other_positions(checkpoint: Path) -> None:
 
     change_tensors(checkpoint, change)
     message = refusal(checkpoint)
-    assert "different, but the settings say that they are one matrix" in message
+    assert "the tensors differ, but the settings tie them" in message
     assert "model.encoder.embed_positions.weight: not the values that the model computes" in message
 
 

@@ -115,8 +115,8 @@ def _check_room(connection: sqlite3.Connection, owner: str, identifier: str, tex
         raise UsageError(f"glossaries with more than {_MOST_BYTES >> 20} MiB of entries; delete some first")
     if of_all + new > _MOST_BYTES_OF_ALL:
         raise UsageError(
-            f"the glossaries of all users have reached the limit of {_MOST_BYTES_OF_ALL >> 20} MiB; contact the operator "
-            "of the server"
+            f"the glossaries of all users have reached the limit of {_MOST_BYTES_OF_ALL >> 20} MiB; "
+            "contact the operator of the server"
         )
 
 

@@ -277,7 +277,7 @@ def test_position_tables_live_as_long_as_the_graph_that_reads_them() -> None:
     ("document", "reason"),
     [
         (TRANSLATORS["linear"], "its attention is linear"),
-        (TRANSLATORS["ssru"], "its decoder has an SSRU in place of self-attention"),
+        (TRANSLATORS["ssru"], "SSRU instead of self-attention"),
         (TRANSLATORS["recurrent positions"], "RecurrentPositions"),
         (TRANSLATORS["lstm"], "architecture"),
         (LANGUAGE_MODELS["lstm language model"], "architecture"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -13,8 +14,18 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.names import Orders, Table
+from dragoman.formats.parity import Parity
 
-__all__ = ["NEVER", "Family", "ImportedVocabulary", "Plan", "ProblemList", "accepted_values"]
+__all__ = [
+    "NEVER",
+    "Comparison",
+    "Family",
+    "ImportedVocabulary",
+    "Plan",
+    "ProblemList",
+    "TokenizerParity",
+    "accepted_values",
+]
 
 NEVER = -100.0
 """Logit of tokens that a checkpoint lacks: below every other one, and finite, so that losses stay finite."""
@@ -55,6 +66,41 @@ class Plan:
     positions: int
 
 
+@dataclass(frozen=True)
+class TokenizerParity:
+    """Number of lines whose ids (source, target) or decoded text differ."""
+
+    lines: int
+    source: int
+    target: int
+    decoded: int
+
+    @property
+    def met(self) -> bool:
+        return self.source == self.target == self.decoded == 0
+
+    def __str__(self) -> str:
+        return (
+            f"tokenizer: {self.lines} lines; different: {self.source} source ids, {self.target} target ids, "
+            f"{self.decoded} decoded texts"
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An imported model and its checkpoint on the same input."""
+
+    parity: Parity
+    tokenizer: TokenizerParity
+
+    @property
+    def met(self) -> bool:
+        return self.parity.met and self.tokenizer.met
+
+    def lines(self) -> list[str]:
+        return [*self.parity.lines(), str(self.tokenizer)]
+
+
 class Family(Protocol):
     """A module of this package; each function reads a checkpoint whose `model_type` it is registered for."""
 
@@ -66,6 +112,12 @@ class Family(Protocol):
 
     def plan(self, checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         """Return the plan for a checkpoint whose settings are supported."""
+
+    def compare(self, checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+        """Compare the model folder that was written with the checkpoint.
+
+        check: text of which the first 200 lines are compared; default: random tokens.
+        """
 
 
 def accepted_values(settings: Mapping[str, Any], accepted: Mapping[str, Sequence[Any]]) -> list[str]:

@@ -3,79 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import DragomanError, TrainingError, UsageError, check_problems
 from dragoman.formats.importing import marian
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.family import Family, ImportedVocabulary, Plan, ProblemList
+from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, ProblemList
 from dragoman.formats.importing.names import converted, table_problems
-from dragoman.formats.importing.reference import ReferenceTokenizer, TransformersRuntime, transformers_package
-from dragoman.formats.parity import TOLERANCE, Parity, compare_models, parity_cases
-from dragoman.io.lines import read_lines
+from dragoman.formats.importing.reference import transformers_package
+from dragoman.formats.parity import TOLERANCE
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.build import assemble
-from dragoman.models.model_folder import load_network, save_model, unique_tensors
-from dragoman.models.seq2seq import Model
+from dragoman.models.model_folder import save_model, unique_tensors
 
-__all__ = ["FAMILIES", "Imported", "TokenizerParity", "import_model"]
+__all__ = ["FAMILIES", "Imported", "import_model"]
 
 FAMILIES: Mapping[str, Family] = {"marian": marian}
 """`model_type` of a checkpoint -> the module that imports it."""
 _REPORT = "import.json"
-_LINES = 200
-_SAMPLES = (
-    "", " ", "a", "A line of text.", "  two  spaces and\ta tab ",
-    "\N{LATIN SMALL LIGATURE FI}ne \N{HORIZONTAL ELLIPSIS}",
-    "\N{LEFT DOUBLE QUOTATION MARK}quotes\N{RIGHT DOUBLE QUOTATION MARK} \N{VULGAR FRACTION ONE HALF}",
-    "\N{FULLWIDTH LATIN SMALL LETTER W}ide", "日本語 and Ελληνικά", "\N{GRINNING FACE}\N{GRINNING FACE} !?",
-    ">>xx<< text", ">>xx<<", ">> no tag", "A >>xx<< inside", "<< >>", "x" * 50, "1,234.56 % € $ # @",
-    "e\N{COMBINING ACUTE ACCENT}", "zero\N{ZERO WIDTH SPACE}width",
-)  # fmt: skip
-"""Text that is compared in addition to the given lines: spaces, unknown characters, normalization, tags."""
 
 
 @dataclass(frozen=True)
-class TokenizerParity:
-    """Number of lines whose ids (source, target) or decoded text differ."""
-
-    lines: int
-    source: int
-    target: int
-    decoded: int
-
-    @property
-    def met(self) -> bool:
-        return self.source == self.target == self.decoded == 0
-
-    def __str__(self) -> str:
-        return (
-            f"tokenizer: {self.lines} lines; different: {self.source} source ids, {self.target} target ids, "
-            f"{self.decoded} decoded texts"
-        )
-
-
-@dataclass(frozen=True)
-class Imported:
+class Imported(Comparison):
     """An imported model.  family: `model_type` of the checkpoint."""
 
     folder: Path
     family: str
-    parity: Parity
-    tokenizer: TokenizerParity
 
     def lines(self) -> list[str]:
         size = sum(file.stat().st_size for file in self.folder.iterdir()) / 1e6
-        return [*self.report(), f"written: {self.folder} ({self.family}, {size:.1f} MB)"]
-
-    def report(self) -> list[str]:
-        return [*self.parity.lines(), str(self.tokenizer)]
+        return [*super().lines(), f"written: {self.folder} ({self.family}, {size:.1f} MB)"]
 
 
 def import_model(source: str | Path, folder: str | Path, check: str | Path | None = None) -> Imported:
@@ -88,7 +50,7 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
     source, folder = Path(source), Path(folder)
     _check_request(source, folder)
     checkpoint = Checkpoint(source)
-    family, plan = _plan(checkpoint)
+    name, plan = _plan(checkpoint)
     network = assemble(
         plan.config.model,
         plan.vocabulary.tokenizer.source_size,
@@ -97,19 +59,20 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
     )
     tensors = converted(plan.table, plan.orders, checkpoint.tensors)
     assert tensors.keys() == unique_tensors(network).keys()
-    origin = {"family": family, "settings": checkpoint.settings}
+    origin = {"family": name, "settings": checkpoint.settings}
     try:
         with atomic_folder(folder) as unfinished:
-            save_model(unfinished, plan.config, plan.vocabulary.tokenizer, tensors, {"step": 0, "imported": family})
-            found = replace(_compare(checkpoint, unfinished, family, plan, check), folder=folder)
-            facts = {**origin, "parity": asdict(found.parity), "tokenizer": asdict(found.tokenizer)}
+            save_model(unfinished, plan.config, plan.vocabulary.tokenizer, tensors, {"step": 0, "imported": name})
+            found = FAMILIES[name].compare(checkpoint, unfinished, plan, None if check is None else Path(check))
+            _check_parity(found)
+            facts = origin | asdict(found)
             (unfinished / _REPORT).write_text(json.dumps(facts, indent=1, ensure_ascii=False))
     except OSError as error:
         raise DragomanError(not_written(folder, error)) from error
     except TrainingError as error:  # of `save_model`, with advice about training
         cause = error.__cause__
         raise DragomanError(not_written(folder, cause)) if isinstance(cause, OSError) else error from cause
-    return found
+    return Imported(found.parity, found.tokenizer, folder, name)
 
 
 def _check_request(source: Path, folder: Path) -> None:
@@ -189,40 +152,10 @@ def _are_close(found: Tensor, expected: Tensor | None) -> bool:
     return expected is not None and torch.allclose(found.float(), expected, atol=1e-3)
 
 
-# ---------------------------------------------------------------------------------------------------------- comparison
-
-
-def _compare(checkpoint: Checkpoint, folder: Path, family: str, plan: Plan, check: str | Path | None) -> Imported:
-    """Compare the model that was written with the checkpoint.  Raises DragomanError without parity."""
-    network, tokenizer, config = load_network(folder)
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
-    text = None if check is None else Path(check)
-    cases = parity_cases(network, tokenizer, config, text)
-    cases = replace(cases, limit=min(cases.limit, plan.positions - 1))
-    bias = network.output.bias
-    assert isinstance(bias, Tensor)
-    runtime = TransformersRuntime(checkpoint.folder, plan.vocabulary, bias)
-    parity = compare_models(network, runtime, cases, max(2, config.search.beam))
-    lines = [*_SAMPLES, *(tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases)]
-    if text is not None:
-        lines += [line for line, _ in zip(read_lines(text), range(_LINES), strict=False)]
-    same = _compare_tokenizers(tokenizer, ReferenceTokenizer(checkpoint.folder, plan.vocabulary), lines)
-    found = Imported(folder, family, parity, same)
-    if not (parity.met and same.met):
-        rows = "\n".join(f"  {line}" for line in found.report())
+def _check_parity(found: Comparison) -> None:
+    if not found.met:
+        rows = "\n".join(f"  {line}" for line in found.lines())
         raise DragomanError(
             f"parity not met, nothing was written; accepted: log-probability differences below {TOLERANCE:g}, no "
             f"different outputs, and the same tokens. Please report this with config.json of the checkpoint.\n{rows}"
         )
-    return found
-
-
-def _compare_tokenizers(ours: Tokenizer, theirs: ReferenceTokenizer, lines: Sequence[str]) -> TokenizerParity:
-    source, target = 0, 0
-    decoded = 0
-    for line in lines:
-        ids = ours.encode_target(line)
-        source += ours.encode_source(line) != theirs.encode_source(line)
-        target += ids != theirs.encode_target(line)
-        decoded += ours.decode_target(ids) != theirs.decode_target(ids)
-    return TokenizerParity(len(lines), source, target, decoded)

@@ -26,11 +26,12 @@ from dragoman.data.pieces import PieceLists
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.comparison import compare_translators as compare
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary, Plan, ProblemList, accepted_values
 from dragoman.formats.importing.names import Order, Rule, expanded
 from dragoman.nn.position_tables import sinusoid_table
 
-__all__ = ["plan", "read_vocabulary", "unsupported"]
+__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
 
 _ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",

@@ -1,0 +1,63 @@
+"""The comparison of an imported model with its checkpoint, as each kind of model needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from dragoman.data.tokenizer import EOS, Tokenizer
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.family import Comparison, Plan, TokenizerParity
+from dragoman.formats.importing.reference import ReferenceTokenizer, TransformersRuntime
+from dragoman.formats.parity import compare_models, parity_cases
+from dragoman.io.lines import read_lines
+from dragoman.models.model_folder import load_network
+from dragoman.models.seq2seq import Model
+
+__all__ = ["compare_tokenizers", "compare_translators"]
+
+_LINES = 200
+_SAMPLES = (
+    "", " ", "a", "A line of text.", "  two  spaces and\ta tab ",
+    "\N{LATIN SMALL LIGATURE FI}ne \N{HORIZONTAL ELLIPSIS}",
+    "\N{LEFT DOUBLE QUOTATION MARK}quotes\N{RIGHT DOUBLE QUOTATION MARK} \N{VULGAR FRACTION ONE HALF}",
+    "\N{FULLWIDTH LATIN SMALL LETTER W}ide", "日本語 and Ελληνικά", "\N{GRINNING FACE}\N{GRINNING FACE} !?",
+    ">>xx<< text", ">>xx<<", ">> no tag", "A >>xx<< inside", "<< >>", "x" * 50, "1,234.56 % € $ # @",
+    "e\N{COMBINING ACUTE ACCENT}", "zero\N{ZERO WIDTH SPACE}width",
+)  # fmt: skip
+"""Text that is compared in addition to the given lines: spaces, unknown characters, normalization, tags."""
+
+
+def compare_translators(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+    """Compare an encoder-decoder in a model folder with its checkpoint, run by `transformers`.
+
+    check: text in the source language; default: random tokens.
+    """
+    network, tokenizer, config = load_network(folder)
+    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    cases = parity_cases(network, tokenizer, config, check)
+    cases = replace(cases, limit=min(cases.limit, plan.positions - 1))
+    bias = network.output.bias
+    assert isinstance(bias, Tensor)
+    runtime = TransformersRuntime(checkpoint.folder, plan.vocabulary, bias)
+    parity = compare_models(network, runtime, cases, max(2, config.search.beam))
+    lines = [tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases]
+    if check is not None:
+        lines += [line for line, _ in zip(read_lines(check), range(_LINES), strict=False)]
+    same = compare_tokenizers(tokenizer, ReferenceTokenizer(checkpoint.folder, plan.vocabulary), lines)
+    return Comparison(parity, same)
+
+
+def compare_tokenizers(ours: Tokenizer, theirs: ReferenceTokenizer, lines: Sequence[str]) -> TokenizerParity:
+    """Compare ids and decoded text of lines, and of some with unusual characters."""
+    source, target, decoded = 0, 0, 0
+    lines = [*_SAMPLES, *lines]
+    for line in lines:
+        ids = ours.encode_target(line)
+        source += ours.encode_source(line) != theirs.encode_source(line)
+        target += ids != theirs.encode_target(line)
+        decoded += ours.decode_target(ids) != theirs.decode_target(ids)
+    return TokenizerParity(len(lines), source, target, decoded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import settings
 
 from dragoman.nn.dropout import seed_dropout
+from served_models import packed_models
 from small_run import Cli
 
 torch.set_num_threads(1)
@@ -36,6 +38,17 @@ def same_random_numbers() -> None:
 def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
     """The command line, called in this process."""
     return Cli(monkeypatch, capsysbinary)
+
+
+@pytest.fixture(scope="session")
+def packed_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return packed_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def model_folders(packed_folders: list[Path], tmp_path: Path) -> list[Path]:
+    """Three packed models that translate to different languages, for one test to change."""
+    return [Path(shutil.copytree(path, tmp_path / path.name)) for path in packed_folders]
 
 
 @pytest.fixture(scope="session")

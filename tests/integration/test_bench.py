@@ -49,6 +49,12 @@ def test_batch_size(tmp_path: Path) -> None:
     assert "| 512 |" in out and "| 1,024 |" in out
 
 
+@native
+def test_ssru() -> None:
+    out = output_of("ssru.py", "--rounds", "1", "--models", "32x1", "--precisions", "int8")
+    assert "| 32x1 | int8 | 32 | 30 |" in out
+
+
 def test_length() -> None:
     assert "LSTM" in output_of("length.py", "--threads", "1", "--up-to", "64")
 

@@ -27,46 +27,34 @@ from served_models import (
     directions_of,
     loaded,
     offline,
-    packed_models,
     translated,
 )
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return packed_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def paths(originals: list[Path], tmp_path: Path) -> list[Path]:
-    return [Path(shutil.copytree(path, tmp_path / path.name)) for path in originals]
-
 
 # --------------------------------------------------------------------------------------------- loading and unloading
 
 
-def test_a_model_is_loaded_by_its_first_request(paths: list[Path]) -> None:
-    directions = directions_of(paths)
+def test_a_model_is_loaded_by_its_first_request(model_folders: list[Path]) -> None:
+    directions = directions_of(model_folders)
     with TestClient(create_server(directions)) as client:
         languages = {row["code"]: row["targets"] for row in client.get("/languages").json()}
         assert languages["en"] == list(TARGETS) and loaded(directions) == []
         body = {"q": TEXTS, "source": "en", "target": "xb"}
-        assert client.post("/translate", json=body).json() == {"translatedText": offline(paths[1])}
+        assert client.post("/translate", json=body).json() == {"translatedText": offline(model_folders[1])}
         assert loaded(directions) == ["xb"]
         assert client.post("/translate", json={**body, "alternatives": 2}).status_code == 200
         html = client.post("/translate", json={**body, "target": "xc", "q": "<b>one</b>", "format": "html"})
-        assert html.json() == {"translatedText": f"<b>{offline(paths[2], ['one'])[0]}</b>"}
+        assert html.json() == {"translatedText": f"<b>{offline(model_folders[2], ['one'])[0]}</b>"}
         metrics = client.get("/metrics").text
         assert "dragoman_loaded_models 2.0" in metrics and "dragoman_model_loads_total 2.0" in metrics
 
 
-def test_the_model_that_was_unused_longest_is_unloaded(paths: list[Path]) -> None:
+def test_the_model_that_was_unused_longest_is_unloaded(model_folders: list[Path]) -> None:
     async def run() -> None:
-        directions = directions_of(paths, models=2)
+        directions = directions_of(model_folders, models=2)
         for target, expected in (
             ("xa", ["xa"]), ("xb", ["xa", "xb"]), ("xa", ["xa", "xb"]), ("xc", ["xa", "xc"]), ("xb", ["xb", "xc"]),
         ):  # fmt: skip
-            assert await translated(directions, target) == offline(paths[TARGETS.index(target)])
+            assert await translated(directions, target) == offline(model_folders[TARGETS.index(target)])
             assert loaded(directions) == expected
             assert directions.memory.bytes <= directions.memory.limit
         directions.close()
@@ -74,14 +62,14 @@ def test_the_model_that_was_unused_longest_is_unloaded(paths: list[Path]) -> Non
     asyncio.run(run())
 
 
-def test_many_clients_of_more_models_than_fit(paths: list[Path]) -> None:
+def test_many_clients_of_more_models_than_fit(model_folders: list[Path]) -> None:
     """Every model has its turn, nothing is answered by another model, and the limit holds at every load."""
-    expected = {target: offline(path) for target, path in zip(TARGETS, paths, strict=True)}
+    expected = {target: offline(path) for target, path in zip(TARGETS, model_folders, strict=True)}
     most = 0
 
     async def run() -> None:
         nonlocal most
-        directions = directions_of(paths, models=1.5)
+        directions = directions_of(model_folders, models=1.5)
 
         def note() -> None:
             nonlocal most
@@ -107,12 +95,12 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_unloading_returns_the_memory(paths: list[Path]) -> None:
+def test_unloading_returns_the_memory(model_folders: list[Path]) -> None:
     """50 loads, of two models in turn, do not let the process grow by a tenth of what they need together."""
     texts = [" ".join(TEXTS)] * 20
 
     async def run() -> int:
-        directions = directions_of(paths[:2], models=1)
+        directions = directions_of(model_folders[:2], models=1)
         sizes = []
         for _ in range(30):
             for target in TARGETS[:2]:
@@ -124,9 +112,9 @@ def test_unloading_returns_the_memory(paths: list[Path]) -> None:
     assert asyncio.run(run()) < 50 * 120_000 // 10
 
 
-def test_a_model_in_use_gives_way_when_its_requests_are_finished(paths: list[Path]) -> None:
+def test_a_model_in_use_gives_way_when_its_requests_are_finished(model_folders: list[Path]) -> None:
     async def run() -> None:
-        directions = directions_of(paths, models=1)
+        directions = directions_of(model_folders, models=1)
         first, second = (directions.route("en", target)[0] for target in ("xa", "xb"))
         order = []
 
@@ -150,7 +138,7 @@ def test_a_model_in_use_gives_way_when_its_requests_are_finished(paths: list[Pat
     asyncio.run(run())
 
 
-def test_concurrent_requests_share_one_load(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_share_one_load(model_folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     original = Direction.open
 
@@ -162,40 +150,40 @@ def test_concurrent_requests_share_one_load(paths: list[Path], monkeypatch: pyte
     monkeypatch.setattr(Direction, "open", slow)
 
     async def run() -> None:
-        directions = directions_of(paths)
+        directions = directions_of(model_folders)
         begun = time.monotonic()
         cancelled = asyncio.create_task(translated(directions, "xa"))
         tasks = [asyncio.create_task(translated(directions, "xa")) for _ in range(5)]
         await asyncio.sleep(0.02)
         assert time.monotonic() - begun < 0.09, "the event loop was blocked"
         cancelled.cancel()
-        assert await asyncio.gather(*tasks) == [offline(paths[0])] * 5
+        assert await asyncio.gather(*tasks) == [offline(model_folders[0])] * 5
         directions.close()
 
     asyncio.run(run())
     assert calls == ["m0"]
 
 
-def test_a_failed_load_is_the_error_of_its_request(paths: list[Path], caplog: pytest.LogCaptureFixture) -> None:
-    directions = directions_of(paths)
-    weights = paths[0] / "model.safetensors"
-    content = (weights.read_bytes(), (paths[0] / "config.json").read_bytes())
-    (paths[0] / "config.json").write_bytes(b"{}")
+def test_a_failed_load_is_the_error_of_its_request(model_folders: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    directions = directions_of(model_folders)
+    weights = model_folders[0] / "model.safetensors"
+    content = (weights.read_bytes(), (model_folders[0] / "config.json").read_bytes())
+    (model_folders[0] / "config.json").write_bytes(b"{}")
     with TestClient(create_server(directions)) as client:
         body = {"text": TEXTS, "source_lang": "en", "target_lang": "xa"}
         answer = client.post("/v2/translate", json=body)
         assert answer.status_code == 500 and "the model m0 cannot be loaded" in answer.json()["message"]
-        assert str(paths[0]) not in answer.text and str(paths[0]) in caplog.text
+        assert str(model_folders[0]) not in answer.text and str(model_folders[0]) in caplog.text
         assert client.post("/v2/translate", json={**body, "target_lang": "xb"}).status_code == 200
-        (paths[0] / "config.json").write_bytes(content[1])
+        (model_folders[0] / "config.json").write_bytes(content[1])
         texts = [row["text"] for row in client.post("/v2/translate", json=body).json()["translations"]]
-        assert texts == offline(paths[0])
+        assert texts == offline(model_folders[0])
 
 
-def test_another_language_at_the_same_place_is_refused(paths: list[Path]) -> None:
-    directions = directions_of(paths)
-    shutil.rmtree(paths[0])
-    copied_model(paths[0], 1, "xz")
+def test_another_language_at_the_same_place_is_refused(model_folders: list[Path]) -> None:
+    directions = directions_of(model_folders)
+    shutil.rmtree(model_folders[0])
+    copied_model(model_folders[0], 1, "xz")
     with pytest.raises(DragomanError, match="cannot be loaded") as caught:
         asyncio.run(translated(directions, "xa"))
     assert "replaced by a model from en to xz" in str(caught.value.__cause__)
@@ -212,29 +200,29 @@ def reloader_of(directions: Directions, config: ServerConfig, said: list[str] | 
     ("models", "load", "expected"),
     [(0, "start", 3), (0, "first_use", 0), (2, "start", 2), (2, "first_use", 0), (1.5, "start", 1)],
 )
-def test_models_loaded_at_the_start(paths: list[Path], models: float, load: str, expected: int) -> None:
-    directions = directions_of(paths, models)
-    asyncio.run(reloader_of(directions, configured(paths, load=load)).start())
+def test_models_loaded_at_the_start(model_folders: list[Path], models: float, load: str, expected: int) -> None:
+    directions = directions_of(model_folders, models)
+    asyncio.run(reloader_of(directions, configured(model_folders, load=load)).start())
     assert len(loaded(directions)) == expected
     directions.close()
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_model_larger_than_the_limit_is_refused_at_the_start(paths: list[Path], packed: bool) -> None:
-    directions = directions_of(paths, models=0.9)
+def test_a_model_larger_than_the_limit_is_refused_at_the_start(model_folders: list[Path], packed: bool) -> None:
+    directions = directions_of(model_folders, models=0.9)
     if not packed:
-        for path in paths:
+        for path in model_folders:
             shutil.rmtree(path / "packed")
-        limit, sizes = directions.memory.limit, [path / "model.safetensors" for path in paths]
-        directions = directions_of(paths)
+        limit, sizes = directions.memory.limit, [path / "model.safetensors" for path in model_folders]
+        directions = directions_of(model_folders)
         # Without packed weights, the size is that of the weights until the model has been loaded.
         directions.memory.limit = min(limit, sizes[0].stat().st_size - 1)
     with pytest.raises(UsageError, match=r"model m0: its weights have 0\.1 MiB; accepted: at most memory"):
-        asyncio.run(reloader_of(directions, configured(paths, load="first_use")).start())
+        asyncio.run(reloader_of(directions, configured(model_folders, load="first_use")).start())
     assert loaded(directions) == []
 
 
-def test_not_ready_while_models_are_loaded(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_ready_while_models_are_loaded(model_folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     import httpx2 as httpx
 
     original, may_load = Direction.open, []
@@ -244,9 +232,9 @@ def test_not_ready_while_models_are_loaded(paths: list[Path], monkeypatch: pytes
         original(self)
 
     monkeypatch.setattr(Direction, "open", slow)
-    directions = directions_of(paths)
+    directions = directions_of(model_folders)
     app, said = create_server(directions), []
-    reloader = reloader_of(directions, configured(paths))
+    reloader = reloader_of(directions, configured(model_folders))
     server = DrainingServer(server_config(app), app.state.monitor, 1, reloader, lambda: said.append("ready"))
     with serving(app, server) as address, httpx.Client(base_url=address) as client:
         answer = client.get("/readyz")
@@ -254,16 +242,19 @@ def test_not_ready_while_models_are_loaded(paths: list[Path], monkeypatch: pytes
         assert client.get("/livez").status_code == 200 and len(client.get("/languages").json()) == 4
         may_load.append(True)
         body = {"q": TEXTS, "source": "en", "target": "xc"}  # waits for its model
-        assert client.post("/translate", json=body).json() == {"translatedText": offline(paths[2])}
+        assert client.post("/translate", json=body).json() == {"translatedText": offline(model_folders[2])}
         until(lambda: client.get("/readyz").status_code == 200)
         assert said == ["ready"] and loaded(directions) == list(TARGETS)
 
 
-def test_a_server_whose_model_is_damaged_stops(paths: list[Path]) -> None:
-    directions = directions_of(paths[:1])
-    (paths[0] / "tokenizer.model").write_bytes(b"x")
+def test_a_server_whose_model_is_damaged_stops(model_folders: list[Path]) -> None:
+    directions = directions_of(model_folders[:1])
+    (model_folders[0] / "tokenizer.model").write_bytes(b"x")
     app = create_server(directions)
-    server = DrainingServer(server_config(app), app.state.monitor, 1, reloader_of(directions, configured(paths[:1])))
+    reloader = reloader_of(directions, configured(model_folders[:1]))
+    server = DrainingServer(server_config(app), app.state.monitor, 1, reloader)
+        server_config(app), app.state.monitor, 1, reloader_of(directions, configured(model_folders[:1]))
+    )
     with serving(app, server):
         until(lambda: server.should_exit)
     assert isinstance(server.failure, ModelFolderError) and "tokenizer.model" in str(server.failure)

@@ -23,19 +23,8 @@ from served_models import (
     directions_of,
     loaded,
     offline,
-    packed_models,
     translated,
 )
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return packed_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def paths(originals: list[Path], tmp_path: Path) -> list[Path]:
-    return [Path(shutil.copytree(path, tmp_path / path.name)) for path in originals]
 
 
 def replaced(path: Path, seed: int, target: str) -> None:
@@ -43,18 +32,18 @@ def replaced(path: Path, seed: int, target: str) -> None:
     copied_model(path, seed, target)
 
 
-def test_reload_replaces_adds_and_removes_models(paths: list[Path]) -> None:
+def test_reload_replaces_adds_and_removes_models(model_folders: list[Path]) -> None:
     async def run() -> None:
-        directions, said = directions_of(paths[:2]), []
-        configs = [configured(paths[:2])]
+        directions, said = directions_of(model_folders[:2]), []
+        configs = [configured(model_folders[:2])]
         reloader = Reloader(directions, configs[0], lambda: configs[-1], said.append)
         await reloader.start()
         before = dict(directions.by_pair)
         await reloader.reload()
         assert directions.by_pair == before and said[-1] == "models: 0 replaced, 0 added, 0 removed, 2 unchanged"
         old = await translated(directions, "xa")
-        replaced(paths[0], 5, "xa")
-        configs.append(configured([paths[0], paths[2]], cache=7))
+        replaced(model_folders[0], 5, "xa")
+        configs.append(configured([model_folders[0], model_folders[2]], cache=7))
         await reloader.reload()
         assert said[-2:] == [
             "models: 1 replaced, 1 added, 1 removed, 0 unchanged",
@@ -62,7 +51,7 @@ def test_reload_replaces_adds_and_removes_models(paths: list[Path]) -> None:
         ]
         assert loaded(directions) == ["xa", "xc"] == directions.targets("en")
         new = await translated(directions, "xa")
-        assert new == offline(paths[0]) != old
+        assert new == offline(model_folders[0]) != old
         await closed(before.values())
         directions.close()
 
@@ -70,10 +59,10 @@ def test_reload_replaces_adds_and_removes_models(paths: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("fault", ["damaged", "missing", "language model", "configuration", "none", "large"])
-def test_an_invalid_configuration_changes_nothing(paths: list[Path], fault: str) -> None:
+def test_an_invalid_configuration_changes_nothing(model_folders: list[Path], fault: str) -> None:
     async def run() -> None:
-        directions, said = directions_of(paths[:2], models=2), []
-        config = configured(paths[:2])
+        directions, said = directions_of(model_folders[:2], models=2), []
+        config = configured(model_folders[:2])
 
         def read() -> ServerConfig:
             if fault == "configuration":
@@ -83,14 +72,14 @@ def test_an_invalid_configuration_changes_nothing(paths: list[Path], fault: str)
         reloader = Reloader(directions, config, read, said.append)
         await reloader.start()
         expected, before = await translated(directions, "xb"), dict(directions.by_pair)
-        replaced(paths[0], 3, "xa")
+        replaced(model_folders[0], 3, "xa")
         if fault == "damaged":
-            (paths[0] / "model.safetensors").write_bytes(b"x" * 1000)
+            (model_folders[0] / "model.safetensors").write_bytes(b"x" * 1000)
         elif fault == "missing":
-            shutil.rmtree(paths[0])
+            shutil.rmtree(model_folders[0])
         elif fault == "language model":
-            config = configured([paths[1].parent / "lm"])
-            shutil.copytree(Path(__file__).parents[1] / "golden" / "tagger_v1", paths[1].parent / "lm")
+            config = configured([model_folders[1].parent / "lm"])
+            shutil.copytree(Path(__file__).parents[1] / "golden" / "tagger_v1", model_folders[1].parent / "lm")
         elif fault == "none":
             config = configured([Path(__file__).parents[1] / "golden" / "language_v1"])
         elif fault == "large":
@@ -104,22 +93,26 @@ def test_an_invalid_configuration_changes_nothing(paths: list[Path], fault: str)
     asyncio.run(run())
 
 
-def test_a_damaged_model_is_found_by_a_reload_though_it_is_not_loaded(paths: list[Path]) -> None:
+def test_a_damaged_model_is_found_by_a_reload_though_it_is_not_loaded(model_folders: list[Path]) -> None:
     async def run() -> None:
-        config, said = configured(paths[:1], load="first_use"), []
-        directions = directions_of(paths[:1])
+        config, said = configured(model_folders[:1], load="first_use"), []
+        directions = directions_of(model_folders[:1])
         reloader = Reloader(directions, config, lambda: config, said.append)
         await reloader.start()
         old = directions.route("en", "xa")
-        replaced(paths[0], 3, "xa")
-        (paths[0] / "model.safetensors").write_bytes(b"x" * 1000)
+        replaced(model_folders[0], 3, "xa")
+        (model_folders[0] / "model.safetensors").write_bytes(b"x" * 1000)
         await reloader.reload()
         assert "model.safetensors" in said[-1] and directions.route("en", "xa") == old and loaded(directions) == []
 
     asyncio.run(run())
 
 
-def test_a_reload_that_fails_unloads_what_it_has_loaded(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reload_that_fails_unloads_what_it_has_loaded(
+    model_folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[Direction] = []
     original = Direction.open
 
@@ -130,13 +123,13 @@ def test_a_reload_that_fails_unloads_what_it_has_loaded(paths: list[Path], monke
     monkeypatch.setattr(Direction, "open", noted)
 
     async def run() -> None:
-        config = configured(paths[:2])
-        directions = directions_of(paths[:2])
+        config = configured(model_folders[:2])
+        directions = directions_of(model_folders[:2])
         reloader = Reloader(directions, config, lambda: config, lambda text: None)
         await reloader.start()
-        for path in paths[:2]:
-            replaced(path, 3, f"x{'ab'[paths.index(path)]}")
-        (paths[1] / "model.safetensors").write_bytes(b"x" * 1000)
+        for path in model_folders[:2]:
+            replaced(path, 3, f"x{'ab'[model_folders.index(path)]}")
+        (model_folders[1] / "model.safetensors").write_bytes(b"x" * 1000)
         await reloader.reload()
         assert [direction.name for direction in opened] == ["m0", "m1"] * 2
         assert [direction.is_open for direction in opened] == [True, True, False, False]
@@ -145,12 +138,12 @@ def test_a_reload_that_fails_unloads_what_it_has_loaded(paths: list[Path], monke
     asyncio.run(run())
 
 
-def test_requests_in_progress_finish_on_the_models_they_began_with(paths: list[Path]) -> None:
+def test_requests_in_progress_finish_on_the_models_they_began_with(model_folders: list[Path]) -> None:
     """Also on the second model of two, which is removed while the first one translates."""
 
     async def run() -> None:
-        config = configured(paths[:2])
-        config.models[1] = ModelEntry(path=str(paths[1]), source="xa", target="xq")
+        config = configured(model_folders[:2])
+        config.models[1] = ModelEntry(path=str(model_folders[1]), source="xa", target="xq")
         sources = model_sources(config.models)
         directions = Directions([Direction(source, source.name) for source in sources])
         route = directions.route("en", "xq")
@@ -166,12 +159,12 @@ def test_requests_in_progress_finish_on_the_models_they_began_with(paths: list[P
         route[0].translate = slow  # type: ignore[method-assign]
         request = asyncio.create_task(directions.translate(route, TEXTS, "me"))
         await begun.wait()
-        reloader = Reloader(directions, config, lambda: configured(paths[2:]), lambda text: None)
+        reloader = Reloader(directions, config, lambda: configured(model_folders[2:]), lambda text: None)
         await reloader.reload()
         assert directions.targets("en") == ["xc"] and all(direction.retired for direction in route)
         go_on.set()
         found = await request
-        assert [t.text for t in found[1]] == offline(paths[1], [t.text for t in found[0]])
+        assert [t.text for t in found[1]] == offline(model_folders[1], [t.text for t in found[0]])
         await closed(route)
         with pytest.raises(UsageError, match="en to xa is not translated any more"):
             await directions.translate(route, TEXTS, "me")
@@ -181,15 +174,15 @@ def test_requests_in_progress_finish_on_the_models_they_began_with(paths: list[P
     asyncio.run(run())
 
 
-def test_a_retired_model_gives_way_to_its_successor(paths: list[Path]) -> None:
+def test_a_retired_model_gives_way_to_its_successor(model_folders: list[Path]) -> None:
     async def run() -> None:
-        directions = directions_of(paths[:1])
-        config = configured(paths[:1])
+        directions = directions_of(model_folders[:1])
+        config = configured(model_folders[:1])
         route = directions.route("en", "xa")
-        replaced(paths[0], 4, "xa")
+        replaced(model_folders[0], 4, "xa")
         await Reloader(directions, config, lambda: config, lambda text: None).reload()
         found = await directions.translate(route, TEXTS, "me")
-        assert [t.text for t in found[0]] == offline(paths[0])
+        assert [t.text for t in found[0]] == offline(model_folders[0])
         assert not route[0].is_open
         directions.close()
 

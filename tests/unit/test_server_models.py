@@ -253,8 +253,6 @@ def test_a_server_whose_model_is_damaged_stops(model_folders: list[Path]) -> Non
     app = create_server(directions)
     reloader = reloader_of(directions, configured(model_folders[:1]))
     server = DrainingServer(server_config(app), app.state.monitor, 1, reloader)
-        server_config(app), app.state.monitor, 1, reloader_of(directions, configured(model_folders[:1]))
-    )
     with serving(app, server):
         until(lambda: server.should_exit)
     assert isinstance(server.failure, ModelFolderError) and "tokenizer.model" in str(server.failure)

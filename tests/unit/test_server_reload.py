@@ -111,8 +111,6 @@ def test_a_damaged_model_is_found_by_a_reload_though_it_is_not_loaded(model_fold
 def test_a_reload_that_fails_unloads_what_it_has_loaded(
     model_folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model_folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
     opened: list[Direction] = []
     original = Direction.open
 

@@ -133,30 +133,38 @@ def test_documents_are_dropped_without_further_requests(
 
 
 def test_deleted_documents_are_overwritten_at_once(database: Path) -> None:
-    store = documents.DocumentStore(database, 600)
-    assert store.add("a", "a.txt", "key", 5, most=1, most_bytes=10) and not store.add("b", "b.txt", "key", 5, 1, 10)
+    limit = documents.DocumentLimit(1, 10)
+    store = documents.DocumentStore(database, 600, (limit, limit))
+    assert store.add("a", "me", "a.txt", "key", 5) and not store.add("b", "me", "b.txt", "key", 5)
     store.finish("a", b"the text of somebody", 20, None)
     assert b"the text" in b"".join(path.read_bytes() for path in database.parent.iterdir())
     store.delete("a")
     assert b"the text" not in b"".join(path.read_bytes() for path in database.parent.iterdir())
-    assert not store.add("c", "c.txt", "key", 11, most=1, most_bytes=10), "too large"
+    assert not store.add("c", "me", "c.txt", "key", 11), "too large"
     store.close()
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_too_many_documents(database: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_MOST_JOBS", 1)
+    monkeypatch.setattr(files, "_OF_ALL", documents.DocumentLimit(2, 100))
+    monkeypatch.setattr(files, "_OF_CLIENT", documents.DocumentLimit(1, 10))
+
+    async def refused(jobs: DocumentJobs, client: str, size: int = 1) -> None:
+        work = content(b"y")
+        with pytest.raises(Overloaded, match="too many documents"):
+            await jobs.start(client, "b", size, work)
+        assert work.cr_frame is None, "closed"
 
     async def run() -> None:
         jobs = DocumentJobs(database if shared else None)
-        identifier, job = await jobs.start("a", 1, content(b"x"))
-        refused = content(b"y")
-        with pytest.raises(Overloaded):
-            await jobs.start("b", 1, refused)
-        assert refused.cr_frame is None, "closed"
+        identifier, job = await jobs.start("me", "a", 1, content(b"x"))
+        await refused(jobs, "me")
+        await refused(jobs, "you", size=11)
+        await jobs.start("you", "b", 1, content(b"y"))
+        await refused(jobs, "somebody else")
         await job.task  # type: ignore[misc]
         await jobs.forget(identifier)
-        await jobs.finished("b", 1, content(b"z"))
+        await jobs.finished("me", "b", 1, content(b"z"))
         await jobs.close()
 
     asyncio.run(run())

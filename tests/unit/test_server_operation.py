@@ -118,6 +118,7 @@ def test_requests_per_minute(database: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert [answer.status_code for answer in found] == [200, 200, 429]
         assert found[2].headers["retry-after"] == "30" and found[2].json()["error"].startswith("Slowdown: ")
         assert client.post("/translate", json={**QUERY, "api_key": free}).status_code == 200
+        assert client.post("/detect", json={"q": "one", "api_key": limited}).status_code == 429
         now[0] = 30.0
         assert [client.post("/translate", json={**QUERY, "api_key": limited}).status_code for _ in "12"] == [200, 429]
 

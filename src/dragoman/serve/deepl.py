@@ -170,7 +170,7 @@ class _DeepL:
         self.directions.check_room(len(upload.data))
         self.clients.accept(client, 1)  # its characters are not known yet
         run = self._translated(upload, source, target, glossary, client)
-        identifier, job = await self.jobs.start(upload.name, len(upload.data), run)
+        identifier, job = await self.jobs.start(client.name, upload.name, len(upload.data), run)
         return {"document_id": identifier, "document_key": job.key}
 
     async def _translated(

@@ -25,15 +25,14 @@ from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Overloaded
 from dragoman.serve.answers import INTERNAL_ERROR
-from dragoman.serve.documents import DocumentStore
+from dragoman.serve.documents import DocumentLimit, DocumentStore
 from dragoman.serve.requests import BadRequest
 
 __all__ = ["Document", "DocumentJobs", "Job", "Upload", "read_upload", "translate_upload"]
 
 _LOG = logging.getLogger(__name__)
 _KEPT_SECONDS = 600.0
-_MOST_BYTES = 256 << 20
-_MOST_JOBS = 1_000
+_OF_ALL, _OF_CLIENT = DocumentLimit(1_000, 256 << 20), DocumentLimit(250, 64 << 20)
 
 
 @dataclass(frozen=True)
@@ -121,10 +120,11 @@ class _TermRecorder:
 class Job:
     """A document that is being translated, or was.
 
-    key: secret that reads the result.  size: of the upload in bytes.  task: None if it runs, or ran, elsewhere.
-    error: message for clients; failure: the exception.
+    client: name of the sender.  key: secret that reads the result.  size: of the upload in bytes.  task: None if it
+    runs, or ran, elsewhere.  error: message for clients; failure: the exception.
     """
 
+    client: str
     name: str
     key: str
     size: int
@@ -141,7 +141,7 @@ class Job:
 
 
 class DocumentJobs:
-    """Documents: at most 1,000, of 256 MB together, ten minutes after their upload.
+    """Documents, ten minutes after their upload: at most 1,000, of 256 MB together; a quarter of both per client.
 
     database: file that several servers share, so that each of them knows the documents of the others; None = in memory.
     One event loop uses it; the database is used in threads, because it may have to wait for other servers.
@@ -150,14 +150,12 @@ class DocumentJobs:
     def __init__(self, database: Path | None = None) -> None:
         self._jobs: dict[str, Job] = {}
         """With a database, those that are not finished."""
-        self._store = DocumentStore(database, _KEPT_SECONDS) if database else None
+        self._store = DocumentStore(database, _KEPT_SECONDS, (_OF_ALL, _OF_CLIENT)) if database else None
 
-    async def start(self, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Job]:
+    async def start(self, client: str, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Job]:
         """Begin to translate an upload of `size` bytes; return the identifier of the job.  Raises Overloaded."""
-        identifier, job = (
-            secrets.token_hex(16).upper(),
-            Job(name, secrets.token_hex(32).upper(), size, None),
-        )  # as DeepL's
+        identifier, key = secrets.token_hex(16).upper(), secrets.token_hex(32).upper()  # as DeepL's
+        job = Job(client, name, key, size, None)
         try:
             await self._reserve(identifier, job)
         except BaseException:
@@ -170,13 +168,13 @@ class DocumentJobs:
     async def _reserve(self, identifier: str, job: Job) -> None:
         if self._store is None:
             await self.drop_old()
-            held = sum(other.held for other in self._jobs.values())
-            is_free = len(self._jobs) < _MOST_JOBS and job.size + held <= _MOST_BYTES
+            jobs = self._jobs.values()
+            own = [other.held for other in jobs if other.client == job.client]
+            is_free = _OF_ALL.allows([other.held for other in jobs], job.size) and _OF_CLIENT.allows(own, job.size)
         else:
-            values = identifier, job.name, job.key, job.size, _MOST_JOBS, _MOST_BYTES
-            is_free = await asyncio.to_thread(self._store.add, *values)
+            is_free = await asyncio.to_thread(self._store.add, identifier, job.client, job.name, job.key, job.size)
         if not is_free:
-            raise Overloaded(60)
+            raise Overloaded(60, "too many documents wait to be fetched")
 
     async def _run(self, identifier: str, job: Job, work: Coroutine[Any, Any, Document]) -> None:
         try:
@@ -192,12 +190,14 @@ class DocumentJobs:
                 await asyncio.to_thread(self._store.finish, identifier, data, characters, job.error)
                 self._jobs.pop(identifier, None)
 
-    async def finished(self, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Document]:
+    async def finished(
+        self, client: str, name: str, size: int, work: Coroutine[Any, Any, Document]
+    ) -> tuple[str, Document]:
         """Translate, and return the result and the identifier under which it waits.
 
         Raises Overloaded, and the exception of `work`.
         """
-        identifier, job = await self.start(name, size, work)
+        identifier, job = await self.start(client, name, size, work)
         assert job.task is not None
         try:
             await job.task  # cancelled with this call
@@ -221,7 +221,7 @@ class DocumentJobs:
         if found is None:
             return None
         name, key, size, data, characters, error = found
-        return Job(name, key, size, None, result=None if data is None else Document(data, characters), error=error)
+        return Job("", name, key, size, None, result=None if data is None else Document(data, characters), error=error)
 
     async def forget(self, *identifiers: str) -> None:
         """Drop jobs, and cancel those that are not finished."""

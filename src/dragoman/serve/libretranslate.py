@@ -148,7 +148,7 @@ class _LibreTranslate:
         route = route_of(self.directions, source, upload.fields["target"])
         work = partial(translate_upload, upload.format, route[-1].target if route else "", glossary)
         run = self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
-        finished = self.jobs.finished(upload.name, len(upload.data), run)
+        finished = self.jobs.finished(client.name, upload.name, len(upload.data), run)
         identifier, document = await unless_disconnected(request, finished, self.limits.seconds)
         self.clients.charge(client, document.characters)
         suffix = PurePosixPath(upload.name).suffix
@@ -176,8 +176,9 @@ class _LibreTranslate:
         values = parameters(request, await read_body(request, self.limits))
         if not isinstance(values.get("q"), str) or not values["q"]:
             raise BadRequest("Invalid request: missing q parameter")
-        self.clients.identify(request, values.get("api_key"))
+        client = self.clients.identify(request, values.get("api_key"))
         self._texts(values["q"])
+        self.clients.accept(client, 0)
         return self._detect(values["q"])
 
     async def languages(self, request: Request) -> list[dict[str, Any]]:

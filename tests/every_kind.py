@@ -89,6 +89,14 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
 
 LABELLERS: dict[str, dict[str, Any]] = {
     "encoder only": {"architecture": "encoder_only", **BLOCK, "n_layers": 2},
+    "pooler": {
+        "architecture": "encoder_only", **BLOCK, "n_layers": 1, "pooling": "first", "head": "tanh", "output_bias": True,
+        "scale_embeddings": False,
+    },
+    "transform": {
+        "architecture": "encoder_only", **BLOCK, "n_layers": 1, "head": "transform", "activation": "gelu",
+        "output_bias": True,
+    },
     "rnn labels": {
         "architecture": "recurrent_encoder", **ONE_STACK, "cell": {"kind": "rnn", "activation": "relu"},
         "directions": 1, "pooling": "last",

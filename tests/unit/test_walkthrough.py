@@ -41,7 +41,7 @@ def network_of(kind: str) -> tuple[Network, tuple[Tensor, Tensor | None, Tensor,
         nothing = torch.zeros(1, 0, dtype=torch.long)
         return built(LANGUAGE_MODELS[name], VOCAB), (nothing, None, tgt_in, targets), labels(0, TGT_IN, TARGETS)
     if family == "labels":
-        tags = [4, 5, 6, 4, 5] if name == "lstm tags" else [5]
+        tags = [4, 5, 6, 4, 5] if name in ("lstm tags", "transform") else [5]
         given = torch.tensor([SRC]), None, torch.zeros(1, len(tags), dtype=torch.long), torch.tensor([tags])
         return built_network(LABELLERS[name], VOCAB, 7), given, labels(5, [], tags)
     if family == "decoder only":

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -31,6 +31,7 @@ __all__ = [
     "LabelledData",
     "MaskedData",
     "ParallelData",
+    "PixelConfig",
     "TaggedData",
     "TextData",
     "TreeData",
@@ -90,6 +91,7 @@ def _key(value: Any) -> Any:
     raise ValueError("must be a column number (0 to 9,999) or the name of a key, in quotes")
 
 
+Given = TypeVar("Given")
 Key = Annotated[str | int, BeforeValidator(_key)]
 Root = Annotated[
     str,
@@ -142,14 +144,16 @@ class CorpusConfig(Section):
         return {key: path for key in ("source", "target", "path") if (path := getattr(self, key)) is not None}
 
 
-def _not_empty(corpora: tuple[CorpusConfig, ...], info: ValidationInfo) -> tuple[CorpusConfig, ...]:
-    if not corpora and not is_stored(info):
+def _not_empty(given: tuple[Given, ...], info: ValidationInfo) -> tuple[Given, ...]:
+    if not given and not is_stored(info):
         raise PydanticKnownError("too_short", {"field_type": "Tuple", "min_length": 1, "actual_length": 0})
-    return corpora
+    return given
 
 
 Corpora = Annotated[tuple[CorpusConfig, ...], AfterValidator(_not_empty)]
 """At least one corpus; imported models have none."""
+Files = Annotated[tuple[str, ...], AfterValidator(_not_empty)]
+"""At least one file; imported models have none."""
 
 
 class FilterConfig(Section):
@@ -276,7 +280,7 @@ class _FileData(_DataSection):
     """Data in files of one format."""
 
     root: Root = ""
-    train: tuple[str, ...] = Field(min_length=1, description="training files", examples=[["train.txt"]])
+    train: Files = Field(description="training files", examples=[["train.txt"]])
     valid: str | None = Field(
         None, description="validation file, which selects the best checkpoint", examples=["valid.txt"]
     )
@@ -366,6 +370,15 @@ class TreeData(_FileData):
     )
 
 
+class PixelConfig(Section):
+    """How the values of pixels, from 0 to 1, become the input of a model: (value - mean) / std."""
+
+    mean: limits.PixelMeans = Field((0.5,), description="subtracted, per channel or once for all", examples=[[0.1307]])
+    std: limits.PixelDeviations = Field(
+        (0.5,), description="divides the difference, per channel or once for all", examples=[[0.3081]]
+    )
+
+
 class ImageData(_DataSection):
     """Images with one label: scikit-learn's digits, or `.npz` files with `images` (n, h, w[, c]) and `labels`."""
 
@@ -378,9 +391,14 @@ class ImageData(_DataSection):
     valid: str | None = Field(
         None, description="validation file (.npz); default: a fifth of the training images", examples=["valid.npz"]
     )
+    pixels: PixelConfig = Field(
+        PixelConfig(), description="normalization of pixels; by default from -1 to 1", examples=[{"mean": [0.1307]}]
+    )
 
     @model_validator(mode="after")
-    def _one_form(self) -> ImageData:
+    def _one_form(self, info: ValidationInfo) -> ImageData:
+        if is_stored(info) and self.dataset is None and self.train is None:
+            return self  # an imported model
         if (self.dataset is None) == (self.train is None) or (self.dataset and self.valid):
             raise ValueError('give either dataset = "digits" or train (and optionally valid) as .npz files')
         return self

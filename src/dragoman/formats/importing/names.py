@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,13 +38,15 @@ class Rule:
 
     theirs: names of tensors, concatenated along the first axis; "a|b" are names of one tensor, of which a file contains
     at least one.  axes: name of each axis, "" for an axis that keeps its order.  added: value of entries that we add.
-    optional: zeros if a checkpoint lacks it.
+    optional: zeros if a checkpoint lacks it.  flat: whether the last axis joins all remaining ones, as those of a
+    convolution.
     """
 
     theirs: tuple[str, ...]
     axes: tuple[str, ...]
     added: float = 0.0
     optional: bool = False
+    flat: bool = False
 
 
 Table = Mapping[str, Rule]
@@ -54,7 +56,7 @@ Table = Mapping[str, Rule]
 def expanded(templates: Table, layers: int) -> dict[str, Rule]:
     """Return the rules of a stack from those of a layer, in which `{}` stands for the number of the layer."""
     return {
-        ours.format(i): Rule(tuple(name.format(i) for name in rule.theirs), rule.axes, rule.added, rule.optional)
+        ours.format(i): replace(rule, theirs=tuple(name.format(i) for name in rule.theirs))
         for i in range(layers)
         for ours, rule in templates.items()
     }
@@ -111,13 +113,18 @@ def _parts(table: Table) -> Iterable[str]:
 
 
 def _found(rule: Rule, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
-    """Return the tensors of a rule, without leading axes of size 1 that ours lacks; None if one is missing."""
+    """Return the tensors of a rule with as many axes as ours, if possible; None if one is missing.
+
+    Leading axes of size 1 are left out, or, for a flat rule, the last axes joined.
+    """
     found = []
     for part in rule.theirs:
         name = next((name for name in part.split("|") if name in tensors), None)
         if name is None:
             return None
         tensor = tensors[name]
+        if rule.flat and tensor.dim() > len(rule.axes):
+            tensor = tensor.flatten(len(rule.axes) - 1)
         while tensor.dim() > len(rule.axes) and tensor.size(0) == 1:
             tensor = tensor[0]
         found.append(tensor)

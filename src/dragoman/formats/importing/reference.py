@@ -16,7 +16,7 @@ from dragoman.extras import extra_package
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.parity import ParityCase
 
-__all__ = ["ReferenceTokenizer", "TransformersRuntime", "transformers_package"]
+__all__ = ["ReferenceTokenizer", "TransformersRuntime", "reference_model", "transformers_package"]
 
 _BATCH = 32
 
@@ -49,18 +49,27 @@ def _calling(what: str) -> Iterator[None]:
             log.enable_progress_bar()
 
 
+def reference_model(folder: Path, loader: str) -> tuple[Any, str]:
+    """Return the model of a checkpoint in float32 and evaluation mode, and the name and version of `transformers`.
+
+    loader: name of a class of `transformers`, such as "AutoModelForMaskedLM".  Raises DragomanError.
+    """
+    package = transformers_package()
+    with _calling(f"load {folder}"):
+        model = getattr(package, loader).from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+        )
+    return model.eval(), f"transformers {package.__version__}, float32"
+
+
 class TransformersRuntime:
     """An encoder-decoder of `transformers` on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
 
     def __init__(self, folder: Path, vocabulary: ImportedVocabulary, output_bias: Tensor) -> None:
         """output_bias: of the imported model; tokens with the logit NEVER are excluded from the comparison."""
         transformers = transformers_package()
-        self.name = f"transformers {transformers.__version__}, float32"
-        with _calling(f"load {folder}"):
-            model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-            )
-        self.model, self.source, self.target = model.eval(), vocabulary.source, vocabulary.target
+        self.model, self.name = reference_model(folder, "AutoModelForSeq2SeqLM")
+        self.source, self.target = vocabulary.source, vocabulary.target
         self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
         # The start token, if the generation settings of the checkpoint exclude it from the softmax.
         self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER else []

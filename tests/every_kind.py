@@ -40,6 +40,10 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "t5": {"position": {"kind": "t5", "buckets": 8, "max_distance": 12}, "order": "pre"},
     "alibi": {"position": {"kind": "alibi"}},
     "unscaled": {"scale_embeddings": False, "position": {"kind": "learned", "max_len": 40}, "order": "pre"},
+    "normalized embeddings": {"normalize_embeddings": True, "position": {"kind": "learned", "max_len": 40}},
+    "normalized embeddings pre-norm": {
+        "normalize_embeddings": True, "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "none"},
+    },
     "output bias": {"output_bias": True, "tie": "target"},
     "linear": {"attention": {"kind": "linear"}},
     "linear relu": {"attention": {"kind": "linear", "feature_map": "relu"}, "order": "pre"},

@@ -233,6 +233,15 @@ def test_a_pre_norm_model_normalises_first() -> None:
     assert "decoder.final_norm.normed" in ids
 
 
+def test_normalized_embeddings_are_a_step() -> None:
+    network, given, words = network_of("translator: normalized embeddings")
+    steps = walkthrough(network, *given, words)["steps"]
+    ids = [step["id"] for step in steps]
+    place = ids.index("encoder.embedding_norm.normed")
+    assert ids[place - 1] == "encoder.positioned" and steps[place]["uses"] == [["encoder.positioned", "value"]]
+    assert "decoder.embedding_norm.normed.gradient" in ids
+
+
 def test_tokens_label_rows_and_columns() -> None:
     story = tiny_walkthrough()
     shown = {step["id"]: step["tensors"] for step in story["steps"]}

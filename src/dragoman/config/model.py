@@ -150,6 +150,11 @@ class BlockConfig(Section):
         examples=["pre"],
     )
     norm: Norm = Field(LayerNormConfig(), description="normalization layer", examples=["rms"])
+    normalize_embeddings: bool = Field(
+        False,
+        description="normalize the sum of embedding and position before the first layer, as BERT and BART do",
+        examples=[True],
+    )
     attention: Attention = Field(SoftmaxAttention(), description="type of self-attention", examples=["linear"])
     position: Position = Field(SinusoidalPosition(), description="position encoding", examples=["rotary"])
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid"] = Field(

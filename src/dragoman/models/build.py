@@ -276,11 +276,12 @@ def _encoder(config: BlockConfig, embedding: Embedding, layers: int) -> Encoder:
 
 def _stack(
     config: BlockConfig, layers: list[Layer], bidirectional: bool
-) -> tuple[positions.Positions, list[Layer], nn.Module, float]:
+) -> tuple[positions.Positions, list[Layer], nn.Module, float, nn.Module]:
     """Return the arguments of a `Stack` after the embedding."""
     # With pre-norm the output of the last layer is not yet normalized.
     final_norm = _norm(config) if config.order == "pre" else nn.Identity()
-    return _positions(config, bidirectional), layers, final_norm, config.dropout
+    embedding_norm = _norm(config) if config.normalize_embeddings else nn.Identity()
+    return _positions(config, bidirectional), layers, final_norm, config.dropout, embedding_norm
 
 
 def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:

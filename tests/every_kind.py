@@ -40,6 +40,10 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "t5": {"position": {"kind": "t5", "buckets": 8, "max_distance": 12}, "order": "pre"},
     "alibi": {"position": {"kind": "alibi"}},
     "unscaled": {"scale_embeddings": False, "position": {"kind": "learned", "max_len": 40}, "order": "pre"},
+    "normalized embeddings": {"normalize_embeddings": True, "position": {"kind": "learned", "max_len": 40}},
+    "normalized embeddings pre-norm": {
+        "normalize_embeddings": True, "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "none"},
+    },
     "output bias": {"output_bias": True, "tie": "target"},
     "linear": {"attention": {"kind": "linear"}},
     "linear relu": {"attention": {"kind": "linear", "feature_map": "relu"}, "order": "pre"},
@@ -89,6 +93,14 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
 
 LABELLERS: dict[str, dict[str, Any]] = {
     "encoder only": {"architecture": "encoder_only", **BLOCK, "n_layers": 2},
+    "pooler": {
+        "architecture": "encoder_only", **BLOCK, "n_layers": 1, "pooling": "first", "head": "tanh", "output_bias": True,
+        "scale_embeddings": False,
+    },
+    "transform": {
+        "architecture": "encoder_only", **BLOCK, "n_layers": 1, "head": "transform", "activation": "gelu",
+        "output_bias": True,
+    },
     "rnn labels": {
         "architecture": "recurrent_encoder", **ONE_STACK, "cell": {"kind": "rnn", "activation": "relu"},
         "directions": 1, "pooling": "last",

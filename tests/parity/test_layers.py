@@ -171,6 +171,7 @@ def test_feed_forward_is_the_formula(activation: str, gated: bool) -> None:
         "gelu_tanh": lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
         "silu": lambda x: x / (1 + torch.exp(-x)),
         "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+        "tanh": lambda x: 1 - 2 / (1 + torch.exp(2 * x)),
     }
     x = random(N, T, D)
     w1, b1 = ffn.inner.weight, ffn.inner.bias

@@ -50,6 +50,10 @@ LANGUAGE_MODELS: dict[str, dict[str, Any]] = {
         "architecture": "decoder_only", "d_model": 24, "d_ff": 40, "n_heads": 2, "n_layers": 1, "dropout": 0.0,
         "output_bias": True, "tie": "none",
     },
+    "decoder-only normalized embeddings": {
+        "architecture": "decoder_only", "d_model": 24, "d_ff": 40, "n_heads": 2, "n_layers": 1, "dropout": 0.0,
+        "normalize_embeddings": True,
+    },
     "decoder-only learned": {
         "architecture": "decoder_only", "d_model": 24, "d_ff": 40, "n_heads": 4, "n_layers": 2, "dropout": 0.0,
         "order": "pre", "position": {"kind": "learned", "max_len": 90}, "activation": "gelu",

@@ -140,7 +140,10 @@ def through(model: Model, seen: Recording, layer: str, kind: str, x: Tensor) -> 
     return residual if pre else after
 
 
-@pytest.mark.parametrize("name", ["paper", "pre-norm", "modern", "batch norm", "grouped-query", "linear relu"])
+@pytest.mark.parametrize(
+    "name",
+    ["paper", "pre-norm", "modern", "batch norm", "normalized embeddings", "grouped-query", "linear relu"],
+)
 def test_a_transformer_is_put_together_from_its_taps(name: str) -> None:
     model, data = built(TRANSLATORS[name], V), batch()
     seen = everything(model)
@@ -152,6 +155,8 @@ def test_a_transformer_is_put_together_from_its_taps(name: str) -> None:
         torch.testing.assert_close(seen.joined(f"{stack}.embedded"), module.embedding(ids), **EXACT)
         x, _ = module.positions.embed(module.embedding(ids), torch.arange(ids.size(1)), None)
         torch.testing.assert_close(seen.joined(f"{stack}.positioned"), x, **EXACT)
+        if not isinstance(module.embedding_norm, nn.Identity):
+            x = normed(module.embedding_norm, seen, f"{stack}.embedding_norm", x)
         for layer in range(len(module.layers)):
             for kind in kinds:
                 x = through(model, seen, f"{stack}.layers.{layer}", kind, x)

@@ -41,7 +41,7 @@ def network_of(kind: str) -> tuple[Network, tuple[Tensor, Tensor | None, Tensor,
         nothing = torch.zeros(1, 0, dtype=torch.long)
         return built(LANGUAGE_MODELS[name], VOCAB), (nothing, None, tgt_in, targets), labels(0, TGT_IN, TARGETS)
     if family == "labels":
-        tags = [4, 5, 6, 4, 5] if name == "lstm tags" else [5]
+        tags = [4, 5, 6, 4, 5] if name in ("lstm tags", "transform") else [5]
         given = torch.tensor([SRC]), None, torch.zeros(1, len(tags), dtype=torch.long), torch.tensor([tags])
         return built_network(LABELLERS[name], VOCAB, 7), given, labels(5, [], tags)
     if family == "decoder only":
@@ -231,6 +231,15 @@ def test_a_pre_norm_model_normalises_first() -> None:
     layer = [name for name in ids if name.startswith("encoder.layers.1.") and not name.endswith("gradient")]
     assert layer[0].endswith("around_self_attn.norm.normed") and layer[-1].endswith("around_ffn.residual")
     assert "decoder.final_norm.normed" in ids
+
+
+def test_normalized_embeddings_are_a_step() -> None:
+    network, given, words = network_of("translator: normalized embeddings")
+    steps = walkthrough(network, *given, words)["steps"]
+    ids = [step["id"] for step in steps]
+    place = ids.index("encoder.embedding_norm.normed")
+    assert ids[place - 1] == "encoder.positioned" and steps[place]["uses"] == [["encoder.positioned", "value"]]
+    assert "decoder.embedding_norm.normed.gradient" in ids
 
 
 def test_tokens_label_rows_and_columns() -> None:

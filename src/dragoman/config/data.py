@@ -31,6 +31,7 @@ __all__ = [
     "LabelledData",
     "MaskedData",
     "ParallelData",
+    "PixelConfig",
     "TaggedData",
     "TextData",
     "TreeData",
@@ -369,6 +370,15 @@ class TreeData(_FileData):
     )
 
 
+class PixelConfig(Section):
+    """How the values of pixels, from 0 to 1, become the input of a model: (value - mean) / std."""
+
+    mean: limits.PixelMeans = Field((0.5,), description="subtracted, per channel or once for all", examples=[[0.1307]])
+    std: limits.PixelDeviations = Field(
+        (0.5,), description="divides the difference, per channel or once for all", examples=[[0.3081]]
+    )
+
+
 class ImageData(_DataSection):
     """Images with one label: scikit-learn's digits, or `.npz` files with `images` (n, h, w[, c]) and `labels`."""
 
@@ -381,9 +391,14 @@ class ImageData(_DataSection):
     valid: str | None = Field(
         None, description="validation file (.npz); default: a fifth of the training images", examples=["valid.npz"]
     )
+    pixels: PixelConfig = Field(
+        PixelConfig(), description="normalization of pixels; by default from -1 to 1", examples=[{"mean": [0.1307]}]
+    )
 
     @model_validator(mode="after")
-    def _one_form(self) -> ImageData:
+    def _one_form(self, info: ValidationInfo) -> ImageData:
+        if is_stored(info) and self.dataset is None and self.train is None:
+            return self  # an imported model
         if (self.dataset is None) == (self.train is None) or (self.dataset and self.valid):
             raise ValueError('give either dataset = "digits" or train (and optionally valid) as .npz files')
         return self

@@ -15,10 +15,17 @@ from typing import Any
 import tomli_w
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
-from dragoman.config.data import DataConfig, ParallelData, move_root
+from dragoman.config.data import DataConfig, ImageData, ParallelData, move_root
 from dragoman.config.errors import describe, shown
 from dragoman.config.limits import ADAM_RATES
-from dragoman.config.model import PRESETS, ConvolutionalConfig, EncoderOnlyConfig, ModelConfig, TransformerConfig
+from dragoman.config.model import (
+    PRESETS,
+    ConvolutionalConfig,
+    EncoderOnlyConfig,
+    ModelConfig,
+    TransformerConfig,
+    VisionConfig,
+)
 from dragoman.config.overrides import apply_overrides
 from dragoman.config.recurrent import RecurrentEncoderConfig
 from dragoman.config.section import Section, is_stored
@@ -108,6 +115,13 @@ class Config(Section):
                 yield f'model.pooling is "{model.pooling}", but data of kind "{kind}" needs "none" (a label per word)'
             if model.tie == "all" and kind != "masked":
                 yield f'model.tie = "all": the outputs for data of kind "{kind}" are labels; remove it'
+        if isinstance(model, VisionConfig) and isinstance(self.data, ImageData):
+            for name, values in (("mean", self.data.pixels.mean), ("std", self.data.pixels.std)):
+                if len(values) not in (1, model.channels):
+                    yield (
+                        f"data.pixels.{name} has {len(values)} values, but model.channels is {model.channels}; "
+                        "accepted: one value per channel, or one for all"
+                    )
         key, available = "model.position.max_len", getattr(getattr(model, "position", None), "max_len", None)
         if isinstance(model, ConvolutionalConfig):
             key, available = "model.max_positions", model.max_positions

@@ -18,6 +18,7 @@ _NAMES = {
     "model.encoder_layers": "layers enc_layers enc_depth num_layers num_encoder_layers num_hidden_layers",
     "model.n_heads": "heads nhead num_heads num_attention_heads encoder_attention_heads transformer_heads",
     "model.n_kv_heads": "num_key_value_heads",
+    "model.normalize_embeddings": "layernorm_embedding normalize_embedding",
     "model.order": "norm_first pre_norm encoder_normalize_before",
     "model.position.kind": "position_encoding positional_encoding",
     "model.tie": "share_embeddings share_all_embeddings tied_embeddings tied_embeddings_all tie_word_embeddings",

@@ -70,6 +70,10 @@ Pixels = Annotated[_Whole, Field(ge=1, le=8192)]
 """Height and width of an image or a patch."""
 Channels = Annotated[_Whole, Field(ge=1, le=1024)]
 """Channels of an image: 1 for grey, 3 for colour; spectral cameras have hundreds."""
+PixelMeans = Annotated[tuple[Annotated[_Real, Field(ge=-1000, le=1000)], ...], Field(min_length=1, max_length=1024)]
+"""Means of pixels per channel, which are from 0 to 1; others are for models of other ranges."""
+PixelDeviations = Annotated[tuple[Annotated[_Real, Field(ge=1e-6, le=1000)], ...], Field(min_length=1, max_length=1024)]
+"""Standard deviations of pixels per channel: below 1e-6 all pixels of a channel are equal."""
 RotaryBase = Annotated[_Real, Field(gt=1, le=1e9)]
 """Base of the wavelengths of rotary positions: with 1 all are equal; long-context models use up to about 10**7."""
 RotaryFraction = Annotated[_Real, Field(ge=0.001, le=1)]

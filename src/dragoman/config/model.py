@@ -150,6 +150,11 @@ class BlockConfig(Section):
         examples=["pre"],
     )
     norm: Norm = Field(LayerNormConfig(), description="normalization layer", examples=["rms"])
+    normalize_embeddings: bool = Field(
+        False,
+        description="normalize the sum of embedding and position before the first layer, as BERT and BART do",
+        examples=[True],
+    )
     attention: Attention = Field(SoftmaxAttention(), description="type of self-attention", examples=["linear"])
     position: Position = Field(SinusoidalPosition(), description="position encoding", examples=["rotary"])
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid"] = Field(
@@ -210,16 +215,22 @@ class BlockConfig(Section):
             yield "linear attention has one key head per query head; remove n_kv_heads"
 
 
-class GeneratorConfig(BlockConfig):
-    """Settings of Transformers that read and write tokens, with the conventions of public checkpoints."""
+OutputBias = Annotated[
+    bool,
+    Field(description="add a bias per token or label to the logits, as Marian, BERT and ViT do", examples=[True]),
+]
+
+
+class TokenConfig(BlockConfig):
+    """Settings of Transformers that read tokens, with the conventions of public checkpoints."""
 
     scale_embeddings: bool = Field(
         True, description="multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4)", examples=[False]
     )
-    output_bias: bool = Field(False, description="add a bias per token to the logits, as Marian does", examples=[True])
+    output_bias: OutputBias = False
 
 
-class TransformerConfig(GeneratorConfig):
+class TransformerConfig(TokenConfig):
     """Encoder-decoder (Vaswani et al. 2017); `preset` selects the sizes of a published model."""
 
     architecture: Literal["transformer"] = "transformer"
@@ -244,7 +255,7 @@ class TransformerConfig(GeneratorConfig):
             )
 
 
-class DecoderOnlyConfig(GeneratorConfig):
+class DecoderOnlyConfig(TokenConfig):
     """Language model (Radford et al. 2018)."""
 
     architecture: Literal["decoder_only"] = "decoder_only"
@@ -252,7 +263,7 @@ class DecoderOnlyConfig(GeneratorConfig):
     tie: TieOutput = "all"
 
 
-class EncoderOnlyConfig(BlockConfig):
+class EncoderOnlyConfig(TokenConfig):
     """Encoder for tagging, classification and masked language modelling (Devlin et al. 2019)."""
 
     architecture: Literal["encoder_only"] = "encoder_only"
@@ -262,6 +273,12 @@ class EncoderOnlyConfig(BlockConfig):
         description="none: one output per token; first: one output per text, from its first token; mean: one output "
         "per text, from the mean over its tokens",
         examples=["mean"],
+    )
+    head: Literal["linear", "tanh", "transform"] = Field(
+        "linear",
+        description="what the output layer reads. linear: the output of the encoder; tanh: after a dense layer with "
+        "tanh, BERT's pooler; transform: after a dense layer with `activation` and `norm`, for masked text",
+        examples=["transform"],
     )
     tie: TieMasked = "none"
 
@@ -279,6 +296,7 @@ class VisionConfig(BlockConfig):
         2, description="height and width of a patch in pixels; image_size must be a multiple", examples=[4]
     )
     channels: limits.Channels = Field(1, description="number of channels: 1 = grey, 3 = colour", examples=[3])
+    output_bias: OutputBias = False
 
     @property
     def n_patches(self) -> int:

@@ -121,6 +121,7 @@ def _shape(config: TransformerConfig | DecoderOnlyConfig) -> dict[str, Any]:
         "activation": package("ctranslate2.specs").Activation[_ACTIVATIONS[config.activation]],
         "ffn_glu": config.gated,
         "rms_norm": config.norm.kind == "rms",
+        "layernorm_embedding": config.normalize_embeddings,
         "relative_position": config.position.kind == "shaw",
         "relative_attention_bias": config.position.kind == "t5",
     }
@@ -139,6 +140,8 @@ def _fill_stack(
         count = config.position.max_len if isinstance(config.position, LearnedPosition) else _TABLE
         table, _ = stack.positions.embed(torch.zeros(1, count, config.d_model), torch.arange(count), None)
         spec.position_encodings.encodings = _numbers(table[0])
+    if config.normalize_embeddings:
+        _fill_norm(spec.layernorm_embedding, stack.embedding_norm)
     if config.order == "pre":
         _fill_norm(spec.layer_norm, stack.final_norm)
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):

@@ -62,6 +62,7 @@ from dragoman.nn.convolution import (
 from dragoman.nn.layers import (
     BatchNorm,
     DecoderLayer,
+    DenseHead,
     Embedding,
     EncoderLayer,
     FeedForward,
@@ -148,13 +149,26 @@ def _decoder_only(config: DecoderOnlyConfig, vocab: int) -> DecoderOnly:
 
 
 def _encoder_only(config: EncoderOnlyConfig, vocab: int, labels: int) -> EncoderOnly:
-    embedding = Embedding(vocab, config.d_model)
-    output = _output(config.d_model, labels, embedding if config.tie == "all" else None)
-    return EncoderOnly(_encoder(config, embedding, config.n_layers), output, config.pooling)
+    embedding = Embedding(vocab, config.d_model, config.scale_embeddings)
+    output = _output(config.d_model, labels, embedding if config.tie == "all" else None, config.output_bias)
+    return EncoderOnly(_encoder(config, embedding, config.n_layers), _head(config), output, config.pooling)
+
+
+def _head(config: EncoderOnlyConfig) -> nn.Module:
+    match config.head:
+        case "linear":
+            return nn.Identity()
+        case "tanh":
+            return DenseHead(config.d_model, "tanh", nn.Identity())
+        case "transform":
+            return DenseHead(config.d_model, config.activation, _norm(config))
 
 
 def _vision(config: VisionConfig, patch_values: int, classes: int) -> Vision:
-    embedding, output = nn.Linear(patch_values, config.d_model), _output(config.d_model, classes, None)
+    embedding, output = (
+        nn.Linear(patch_values, config.d_model),
+        _output(config.d_model, classes, None, config.output_bias),
+    )
     stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=True)
     return Vision(embedding, *stack, output, config.n_patches)
 
@@ -262,11 +276,12 @@ def _encoder(config: BlockConfig, embedding: Embedding, layers: int) -> Encoder:
 
 def _stack(
     config: BlockConfig, layers: list[Layer], bidirectional: bool
-) -> tuple[positions.Positions, list[Layer], nn.Module, float]:
+) -> tuple[positions.Positions, list[Layer], nn.Module, float, nn.Module]:
     """Return the arguments of a `Stack` after the embedding."""
     # With pre-norm the output of the last layer is not yet normalized.
     final_norm = _norm(config) if config.order == "pre" else nn.Identity()
-    return _positions(config, bidirectional), layers, final_norm, config.dropout
+    embedding_norm = _norm(config) if config.normalize_embeddings else nn.Identity()
+    return _positions(config, bidirectional), layers, final_norm, config.dropout, embedding_norm
 
 
 def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:

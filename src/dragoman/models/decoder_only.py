@@ -31,9 +31,10 @@ class DecoderOnly(Stack, LanguageModel):
         layers: Iterable[EncoderLayer],
         final_norm: nn.Module,
         dropout: float,
+        embedding_norm: nn.Module,
         output: nn.Module,
     ) -> None:
-        super().__init__(embedding, positions, layers, final_norm, dropout)
+        super().__init__(embedding, positions, layers, final_norm, dropout, embedding_norm)
         self.output = output
 
     def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:

@@ -17,13 +17,17 @@ Pooling = Literal["none", "first", "last", "mean"]
 
 
 class EncoderOnly(Network):
-    """An encoder with an output layer over labels; encoder(src, src_mask) returns states (B, S, D)."""
+    """An encoder with an output layer over labels; encoder(src, src_mask) returns states (B, S, D).
+
+    head: applied to the pooled states, `nn.Identity` for none.
+    """
 
     architecture = "encoder_only"
 
-    def __init__(self, encoder: nn.Module, output: nn.Module, pooling: Pooling) -> None:
+    def __init__(self, encoder: nn.Module, head: nn.Module, output: nn.Module, pooling: Pooling) -> None:
         super().__init__()
         self.encoder = encoder
+        self.head = head
         self.output = output
         self.pooling = pooling
 
@@ -44,4 +48,5 @@ class EncoderOnly(Network):
 
     def hidden(self, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor) -> Tensor:
         """Return (B, S, D), or with pooling (B, 1, D), for src (B, S) and src_mask (B, S) or None; ignores tgt_in."""
-        return self.pool(self.encoder(src, src_mask), src_mask)
+        out: Tensor = self.head(self.pool(self.encoder(src, src_mask), src_mask))
+        return out

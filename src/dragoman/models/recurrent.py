@@ -156,7 +156,7 @@ class RecurrentEncoderOnly(EncoderOnly):
     encoder: RecurrentEncoder
 
     def __init__(self, encoder: RecurrentEncoder, output: nn.Module, pooling: Pooling, directions: int) -> None:
-        super().__init__(encoder, output, pooling)
+        super().__init__(encoder, nn.Identity(), output, pooling)
         self.directions = directions
 
     def pool(self, x: Tensor, mask: Tensor | None) -> Tensor:

@@ -26,7 +26,7 @@ __all__ = ["Decoder", "DecoderLayerState", "Encoder", "Stack", "Transformer"]
 
 
 class Stack(nn.Module):
-    """Embedding, positions, layers, and with pre-norm a final norm.
+    """Embedding, positions, with `normalize_embeddings` a norm, layers, and with pre-norm a final norm.
 
     recomputes: whether training stores only the inputs of the layers, and computes them again in the backward pass.
     """
@@ -40,10 +40,13 @@ class Stack(nn.Module):
         layers: Iterable[nn.Module],
         final_norm: nn.Module,
         dropout: float,
+        embedding_norm: nn.Module,
     ) -> None:
+        """final_norm, embedding_norm: `nn.Identity` without a norm."""
         super().__init__()
         self.embedding = embedding
         self.positions = positions
+        self.embedding_norm = embedding_norm
         self.dropout = Dropout(dropout)
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
@@ -53,10 +56,13 @@ class Stack(nn.Module):
     def add_positions(
         self, x: Tensor, pos: Tensor, length: int, carry: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return embeddings x (N, T, D) with positions pos (T,), all below `length`, and dropout; and the carry."""
+        """Return embeddings x (N, T, D) with positions pos (T,), all below `length`, normalized and with dropout.
+
+        The second result is the new carry of the positions.
+        """
         self.positions.ensure_length(length, like=x)
         x, carry = self.positions.embed(self.embedded(x), pos, carry)
-        return self.dropout(self.positioned(x)), carry
+        return self.dropout(self.embedding_norm(self.positioned(x))), carry
 
     def apply_layer(self, layer: nn.Module, *args: Any) -> Tensor:
         """Return layer(*args)."""

@@ -47,11 +47,12 @@ class Vision(Stack, Network):
         layers: Iterable[EncoderLayer],
         final_norm: nn.Module,
         dropout: float,
+        embedding_norm: nn.Module,
         output: nn.Module,
         n_patches: int,
     ) -> None:
         """embedding: C*P*P -> D.  n_patches: patches per image, without the class token."""
-        super().__init__(embedding, positions, layers, final_norm, dropout)
+        super().__init__(embedding, positions, layers, final_norm, dropout, embedding_norm)
         self.output = output
         self.n_patches = n_patches
         self.class_token = nn.Parameter(torch.empty(embedding.out_features))

@@ -25,6 +25,7 @@ __all__ = [
     "ACTIVATIONS",
     "BatchNorm",
     "DecoderLayer",
+    "DenseHead",
     "Embedding",
     "EncoderLayer",
     "FeedForward",
@@ -40,6 +41,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
 }
 
 _SMALLEST = 1e-4
@@ -229,6 +231,26 @@ class FeedForward(nn.Module):
         else:
             hidden = self.activation(hidden)
         out: Tensor = self.outer(self.dropout(self.hidden(hidden)))  # (N, T, D)
+        return out
+
+
+class DenseHead(nn.Module):
+    """norm(f(x W)), between the layers and the output layer of an encoder (Devlin et al. 2019).
+
+    With tanh and without a norm it is the pooler of BERT; with norm the transform of its masked language model.
+    """
+
+    def __init__(self, d_model: int, activation: str, norm: nn.Module) -> None:
+        """norm: `nn.Identity` without a norm."""
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.inner = Linear(d_model, d_model)
+        self.norm = norm
+        self.hidden = Tap("row", "position", "feature")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform states x (..., D)."""
+        out: Tensor = self.norm(self.hidden(self.activation(self.inner(x))))
         return out
 
 

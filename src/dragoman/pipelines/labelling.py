@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig
+from dragoman.config import Config, EncoderOnlyConfig, ImageData, RecurrentEncoderConfig, VisionConfig
 from dragoman.data.batch_plans import batches_within
 from dragoman.data.readers.images import as_images
 from dragoman.data.readers.labelled import tagged_row, text_source
@@ -110,8 +110,8 @@ class Labeller(Pipeline):
         return [self._labelled((), probs) for probs in self._probs(sources, batch_tokens)]
 
     def _images(self, arrays: Sequence[Any], batch_tokens: int) -> list[Labelled]:
-        assert isinstance(self.config.model, VisionConfig)
-        images = torch.from_numpy(as_images(arrays, "images"))
+        assert isinstance(self.config.model, VisionConfig) and isinstance(self.config.data, ImageData)
+        images = torch.from_numpy(as_images(arrays, "images", self.config.data.pixels))
         results: list[Labelled] = []
         for batch in images.split(max(1, batch_tokens // self.config.model.n_patches)):
             probs = self._run(patches(batch, self.config.model.patch).contiguous(), None)

@@ -11,17 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.config import PixelConfig
 from dragoman.errors import DataError
 from dragoman.extras import extra_package
 
 __all__ = ["LabelledImages", "as_images", "load_digits", "read_images", "split_off"]
 
+_PIXELS = PixelConfig()
 _ACCEPTED_ARRAY = "accepted: (n, height, width) or (n, height, width, channels) of uint8 (0 to 255) or floats (0 to 1)"
 _ACCEPTED_FILE = 'accepted: an .npz file with two numeric arrays, "images" and "labels", as written by numpy.savez'
 
 
 class LabelledImages(NamedTuple):
-    """images: (n, height, width, channels), float32 from -1 to 1.  labels: (n,), strings."""
+    """images: (n, height, width, channels), normalized float32.  labels: (n,), strings."""
 
     images: NDArray[np.float32]
     labels: NDArray[np.str_]
@@ -33,11 +35,11 @@ class LabelledImages(NamedTuple):
         return digest.hexdigest()
 
 
-def as_images(array: Any, where: str) -> NDArray[np.float32]:
-    """Convert images to float32 (n, height, width, channels) from -1 to 1.
+def as_images(array: Any, where: str, pixels: PixelConfig = _PIXELS) -> NDArray[np.float32]:
+    """Convert images to float32 (n, height, width, channels), by default from -1 to 1.
 
-    array: (n, height, width) or (n, height, width, channels), bytes from 0 to 255 or floats from 0 to 1.  Raises
-    DataError naming `where` for anything else.
+    array: (n, height, width) or (n, height, width, channels), bytes from 0 to 255 or floats from 0 to 1.  pixels:
+    normalization.  Raises DataError naming `where` for anything else.
     """
     try:
         images = np.asarray(array)
@@ -53,10 +55,14 @@ def as_images(array: Any, where: str) -> NDArray[np.float32]:
     if not (low >= 0 and high <= 1):  # also true for NaN
         raise DataError(f"{where}: pixels from {low:g} to {high:g}; {_ACCEPTED_ARRAY}")
     images = images if images.ndim == 4 else images[..., None]
-    return np.ascontiguousarray(images * 2 - 1, dtype=np.float32)
+    count = max(len(pixels.mean), len(pixels.std))
+    if count > 1 and images.shape[-1] != count:
+        raise DataError(f"{where}: images with {images.shape[-1]} channels; this model accepts {count} channels")
+    mean, std = (np.asarray(values, dtype=images.dtype) for values in (pixels.mean, pixels.std))
+    return np.ascontiguousarray((images - mean) / std, dtype=np.float32)
 
 
-def read_images(path: Path) -> LabelledImages:
+def read_images(path: Path, pixels: PixelConfig = _PIXELS) -> LabelledImages:
     """Read `images` (see `as_images`) and `labels` (n,) from an `.npz` file.  Raises DataError for anything else."""
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path}: not an .npz file, or truncated; {_ACCEPTED_FILE}")
@@ -72,16 +78,16 @@ def read_images(path: Path) -> LabelledImages:
         # numpy stores images of different sizes as a pickle, which is never read.
         reason = "images that differ in size, or objects" if "pickle" in str(error).lower() else str(error)
         raise DataError(f"{path}: cannot be read: {reason}; {_ACCEPTED_FILE}") from None
-    return _labelled(as_images(images, str(path)), labels, str(path))
+    return _labelled(as_images(images, str(path), pixels), labels, str(path))
 
 
-def load_digits() -> LabelledImages:
+def load_digits(pixels: PixelConfig = _PIXELS) -> LabelledImages:
     """Return 1,797 handwritten digits of 8 x 8 pixels (scikit-learn's copy of the test set of UCI).
 
     Raises UsageError if scikit-learn is not installed.
     """
     digits = extra_package("sklearn.datasets", "vision", 'data.dataset = "digits"').load_digits()
-    return _labelled(as_images(digits.images / 16, "digits"), digits.target, "digits")
+    return _labelled(as_images(digits.images / 16, "digits", pixels), digits.target, "digits")
 
 
 def _labelled(images: NDArray[np.float32], labels: NDArray[Any], where: str) -> LabelledImages:

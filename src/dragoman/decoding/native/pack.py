@@ -178,7 +178,9 @@ class _Packer:
         ]  # fmt: skip
         scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         floats = [config.norm.eps, 1 / math.sqrt(self.d_key), scale]
-        return b"DRAGOMAN" + struct.pack(f"<{len(integers)}i3fi", *map(int, integers), *floats, self.has_ssru)
+        return b"DRAGOMAN" + struct.pack(
+            f"<{len(integers)}i3f2i", *map(int, integers), *floats, self.has_ssru, config.normalize_embeddings
+        )
 
     def _write_positions(self, stack: str) -> None:
         position, count = self.config.position, self.max_positions
@@ -197,6 +199,8 @@ class _Packer:
     def _write_stack(self, stack: str, layers: int) -> None:
         d_key, d_head, heads = self.d_key, self.d_head, self.config.n_heads
         kv_heads = self.config.n_kv_heads or heads
+        if self.config.normalize_embeddings:
+            self._write_norm(f"{stack}embedding_norm")
         queries, keys, values = heads * d_key, kv_heads * d_key, kv_heads * d_head
         for index in range(layers):
             layer = f"{stack}layers.{index}"

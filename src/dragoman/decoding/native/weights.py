@@ -72,6 +72,8 @@ def _stack_shapes(config: TransformerConfig | DecoderOnlyConfig, stack: str, lay
         shapes[f"{stack}positions.table"] = (position.max_len, config.d_model)
     if isinstance(position, T5Position):
         shapes[f"{stack}positions.table"] = (position.buckets, config.n_heads)
+    if config.normalize_embeddings:
+        shapes |= _norm_shapes(config, f"{stack}embedding_norm")
     for index in range(layers):
         shapes |= _layer_shapes(config, f"{stack}layers.{index}", crosses=stack == "decoder.")
     return shapes | (_norm_shapes(config, f"{stack}final_norm") if config.order == "pre" else {})

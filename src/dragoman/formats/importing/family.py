@@ -10,17 +10,17 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dragoman.config import Config
-from dragoman.data.tokenizer import Tokenizer
+from dragoman.data.vocabulary import Vocabulary
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.names import Orders, Table
-from dragoman.formats.parity import Parity
 
 __all__ = [
     "NEVER",
     "Comparison",
     "Family",
     "ImportedVocabulary",
+    "ModelParity",
     "Plan",
     "ProblemList",
     "TokenizerParity",
@@ -41,9 +41,13 @@ class ProblemList(UsageError):
 
 @dataclass(frozen=True)
 class ImportedVocabulary:
-    """source, target: for each of our ids the id in the checkpoint, -1 for a special token that it lacks."""
+    """The vocabulary of a model folder.
 
-    tokenizer: Tokenizer
+    source, target: for each of our ids of tokens or labels the id in the checkpoint, -1 for a special one that it
+    lacks; [] for the source of images.
+    """
+
+    tokenizer: Vocabulary
     source: list[int]
     target: list[int]
 
@@ -86,19 +90,34 @@ class TokenizerParity:
         )
 
 
+class ModelParity(Protocol):
+    """The report on the outputs of a model: `formats.parity.Parity`, or that of another kind of model.
+
+    largest: difference of log-probabilities.
+    """
+
+    @property
+    def largest(self) -> float: ...
+
+    @property
+    def met(self) -> bool: ...
+
+    def lines(self) -> list[str]: ...
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """An imported model and its checkpoint on the same input."""
+    """An imported model and its checkpoint on the same input.  tokenizer: None for images."""
 
-    parity: Parity
-    tokenizer: TokenizerParity
+    parity: ModelParity
+    tokenizer: TokenizerParity | None
 
     @property
     def met(self) -> bool:
-        return self.parity.met and self.tokenizer.met
+        return self.parity.met and (self.tokenizer is None or self.tokenizer.met)
 
     def lines(self) -> list[str]:
-        return [*self.parity.lines(), str(self.tokenizer)]
+        return [*self.parity.lines(), *([] if self.tokenizer is None else [str(self.tokenizer)])]
 
 
 class Family(Protocol):

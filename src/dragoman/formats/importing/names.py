@@ -39,6 +39,8 @@ class Rule:
     theirs: names of tensors, concatenated along the first axis; "a|b" are names of one tensor, of which a file contains
     at least one.  axes: name of each axis, "" for an axis that keeps its order.  added: value of entries that we add.
     optional: zeros if a checkpoint lacks it.  transposed: matrices of a checkpoint are (in, out), ours (out, in).
+    flat: whether the last axis joins all remaining ones, as those of a convolution.  row: name of a matrix whose first
+    row is added to each row, "" for none.
     """
 
     theirs: tuple[str, ...]
@@ -46,6 +48,8 @@ class Rule:
     added: float = 0.0
     optional: bool = False
     transposed: bool = False
+    flat: bool = False
+    row: str = ""
 
 
 Table = Mapping[str, Rule]
@@ -58,7 +62,7 @@ def expanded(templates: Table, layers: int, first: int = 0) -> dict[str, Rule]:
     first: number of the first layer in the checkpoint.
     """
     return {
-        ours.format(i): replace(rule, theirs=tuple(name.format(i + first) for name in rule.theirs))
+        ours.format(i): replace(rule, theirs=tuple(name.replace("{}", str(i + first)) for name in rule.theirs))
         for i in range(layers)
         for ours, rule in templates.items()
     }
@@ -71,7 +75,7 @@ def table_problems(
 
     shapes: of our tensors.  unused: regular expression of names that need no rule.
     """
-    names = {name for rule in table.values() for part in rule.theirs for name in part.split("|")}
+    names = {name for rule in table.values() for part in (*rule.theirs, rule.row) for name in part.split("|")}
     missing = [part.split("|")[0] for part in _parts(table) if not any(name in tensors for name in part.split("|"))]
     if missing:
         yield f"missing tensors: {_listed(missing)}"
@@ -87,6 +91,8 @@ def table_problems(
             continue
         if not all(part.is_floating_point() for part in parts):
             yield f"{', '.join(rule.theirs)}: not floating-point numbers"
+        elif rule.row in tensors and tensors[rule.row].shape[1:] != parts[0].shape[1:]:
+            yield f"{rule.row}: shape {tuple(tensors[rule.row].shape)} does not fit {rule.theirs[0]}"
         elif (problem := _shape_problem(rule, orders, parts, shapes.get(ours))) is not None:
             yield f"{' + '.join(part.split('|')[0] for part in rule.theirs)}: {problem}"
 
@@ -102,6 +108,8 @@ def _convert(rule: Rule, orders: Orders, tensors: Mapping[str, Tensor]) -> Tenso
         indices = torch.tensor(orders[rule.axes[0]].indices)
         return torch.zeros(len(indices)).masked_fill_(indices < 0, rule.added)
     tensor = torch.cat(parts).float()
+    if rule.row:
+        tensor = tensor + tensors[rule.row][0].float()
     for axis, name in enumerate(rule.axes):
         if name:
             indices = torch.tensor(orders[name].indices)
@@ -111,17 +119,23 @@ def _convert(rule: Rule, orders: Orders, tensors: Mapping[str, Tensor]) -> Tenso
 
 
 def _parts(table: Table) -> Iterable[str]:
-    return dict.fromkeys(part for rule in table.values() if not rule.optional for part in rule.theirs)
+    required = [rule for rule in table.values() if not rule.optional]
+    return dict.fromkeys(part for rule in required for part in (*rule.theirs, rule.row) if part)
 
 
 def _found(rule: Rule, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
-    """Return the tensors of a rule with the axes of ours, without leading axes of size 1; None if one is missing."""
+    """Return the tensors of a rule with as many axes as ours, if possible; None if one is missing.
+
+    Leading axes of size 1 are left out, or, for a flat rule, the last axes joined.
+    """
     found = []
     for part in rule.theirs:
         name = next((name for name in part.split("|") if name in tensors), None)
         if name is None:
             return None
         tensor = tensors[name]
+        if rule.flat and tensor.dim() > len(rule.axes):
+            tensor = tensor.flatten(len(rule.axes) - 1)
         while tensor.dim() > len(rule.axes) and tensor.size(0) == 1:
             tensor = tensor[0]
         found.append(tensor.T if rule.transposed and tensor.dim() == 2 else tensor)

@@ -176,7 +176,7 @@ def _lens(network: Network, case: Case, recording: Recording) -> list[dict[str, 
         x = recording.joined(name)
         with torch.no_grad():
             hidden = norm(x[:, :1] if isinstance(network, Vision) else x)  # the class token of an image
-            hidden = network.pool(hidden, None) if isinstance(network, EncoderOnly) else hidden
+            hidden = network.head(network.pool(hidden, None)) if isinstance(network, EncoderOnly) else hidden
             predictions = [
                 {"top": p.alternatives[:_LENS_ALTERNATIVES], "prob": math.exp(p.log_prob), "rank": p.rank}
                 for p in _predictions(case, network.output(hidden))

@@ -46,14 +46,14 @@ def read_image_case(loaded: LoadedModel, source: Any, target: str | None) -> Cas
     side = Side(pieces, [[index] for index in range(len(pieces))])
     src = patches(torch.from_numpy(image[None]), patch).contiguous()
     given = None if target is None else [target.strip()]
-    pixels = {"across": across, "label": label, "pixels": packed(torch.from_numpy((image + 1) / 2))}
+    pixels = {"across": across, "label": label, "pixels": packed(torch.from_numpy(_shown(image, config.data)))}
     return label_case(loaded, "image", name, side, label_batch(src, [1]), given, image=pixels)
 
 
 def _read(source: Any, data: ImageData) -> tuple[Pixels, str, str | None]:
-    """Return the image (height, width, channels) from -1 to 1, its name, and its label if known."""
+    """Return the normalized image (height, width, channels), its name, and its label if known."""
     if isinstance(source, np.ndarray):
-        return as_images(source[None], "the image")[0], "an image", None
+        return as_images(source[None], "the image", data.pixels)[0], "an image", None
     text = str(source).strip()
     if text.isdecimal():
         return _select(_validation(data), int(text), "the validation images")
@@ -67,12 +67,18 @@ def _read(source: Any, data: ImageData) -> tuple[Pixels, str, str | None]:
     if not path.is_file():
         raise UsageError(f"{path}: no such file; give a .npy or .npz file, or the number of an image")
     if path.suffix == ".npy":
-        return as_images(_array(path)[None], str(path))[0], path.name, None
-    images = read_images(path)
+        return as_images(_array(path)[None], str(path), data.pixels)[0], path.name, None
+    images = read_images(path, data.pixels)
     count = len(images.labels)
     if not number and count > 1:
         raise UsageError(f"{path}: {count} images; select one: {path}:0 ... {path}:{count - 1}")
     return _select(images, int(number or 0), path.name)
+
+
+def _shown(image: Pixels, data: ImageData) -> Pixels:
+    """Return the values of the pixels, from 0 to 1."""
+    mean, std = (np.asarray(values, dtype=np.float32) for values in (data.pixels.mean, data.pixels.std))
+    return cast(Pixels, (image * std + mean).clip(0, 1))
 
 
 def _select(images: LabelledImages, number: int, name: str) -> tuple[Pixels, str, str | None]:
@@ -84,8 +90,13 @@ def _select(images: LabelledImages, number: int, name: str) -> tuple[Pixels, str
 def _validation(data: ImageData) -> LabelledImages:
     """Return the images that training uses for validation."""
     if data.valid is not None:
-        return read_images(resolve_path(data.valid, data.root))
-    images = load_digits() if data.train is None else read_images(resolve_path(data.train, data.root))
+        return read_images(resolve_path(data.valid, data.root), data.pixels)
+    if data.train is None and data.dataset is None:
+        raise UsageError("an imported model has no validation images; specify a .npy or .npz file")
+    if data.train is None:
+        images = load_digits(data.pixels)
+    else:
+        images = read_images(resolve_path(data.train, data.root), data.pixels)
     return split_off(images, _HELD_OUT)[1]
 
 

@@ -133,7 +133,7 @@ class Quantities:
         if ".back." in name:  # reads from the last token; padding stays in place
             end = len(source) if self.pair.src_mask is None else int(self.pair.src_mask.sum())
             return [*reversed(source[:end]), *source[end:]]
-        if name.startswith("output."):
+        if name.startswith(("output.", "head.")):
             return self.labels.targets
         if name.startswith("encoder.") or (axis == "key" and ".cross_attn." in name):
             return source

@@ -31,14 +31,14 @@ class ImageTask(Task):
     def __init__(self, config: Config, data: ImageData, reporter: Reporter) -> None:
         assert isinstance(config.model, VisionConfig)  # checked by the configuration
         self.model = config.model
-        where, images = _read(data.train, data.root)
+        where, images = _read(data.train, data)
         content = images.content()
         if data.valid is None:
             valid_where, (images, held_out) = f"{where}, the held-out part", split_off(images, _HELD_OUT)
             if not len(held_out.labels):
                 raise DataError(f"{where}: {len(images.labels)} images are too few to hold out a fifth; set data.valid")
         else:
-            valid_where, held_out = _read(data.valid, data.root)
+            valid_where, held_out = _read(data.valid, data)
         reporter.log(f"data: {len(images.labels):,} images for training, {len(held_out.labels):,} for validation")
         values = self.model.channels * self.model.patch**2
         labels = LabelVocabulary(sorted(set(images.labels.tolist())), patch_numbers=values)
@@ -74,12 +74,12 @@ class ImageTask(Task):
         return partial(label_scores, batches=[_batch(src, labels) for src, labels in pairs])
 
 
-def _read(path: str | None, root: str) -> tuple[str, LabelledImages]:
+def _read(path: str | None, data: ImageData) -> tuple[str, LabelledImages]:
     """Return the name of the data set and its images; None is scikit-learn's digits."""
     if path is None:
-        return "digits", load_digits()
-    file = resolve_path(path, root)
-    return str(file), read_images(file)
+        return "digits", load_digits(data.pixels)
+    file = resolve_path(path, data.root)
+    return str(file), read_images(file, data.pixels)
 
 
 def _batch(src: Tensor, labels: Tensor) -> Batch:

@@ -108,6 +108,7 @@ class WeightReader {
 
   void stack(StackWeights& stack, int layers, bool cross_attention) {
     const Header& h = model_.header();
+    if (h.embedding_norm != 0) stack.embedding_norm = norm();
     for (int i = 0; i < layers; ++i) stack.layers.push_back(layer(cross_attention));
     if (h.pre_norm != 0) stack.final_norm = norm();
   }
@@ -147,6 +148,7 @@ void Model::check_header() const {
       within(h.tgt_vocab, 1, 1 << 24) && (h.shared_embedding == 0 || h.src_vocab == h.tgt_vocab) &&
       within(h.activation, 0, 4) && within(h.position_kind, none, relative_bias) && within(h.rotary_dim, 0, h.d_head) &&
       h.rotary_dim % 2 == 0 && within(h.max_positions, 1, 1 << 20) && within(h.ssru, 0, 1) &&
+      within(h.embedding_norm, 0, 1) &&
       (h.ssru == 0 || (h.encoder_layers > 0 && h.position_kind <= additive)) && std::isfinite(h.eps) &&
       std::isfinite(h.attention_scale) && std::isfinite(h.embedding_scale);
   if (!valid) throw std::runtime_error("the header holds invalid sizes");

@@ -38,6 +38,7 @@ struct Header {
   // 1: the decoder uses an SSRU instead of self-attention.  Files written before this field have zeros here, the
   // padding of the header to a multiple of 64 bytes.
   int32_t ssru;
+  int32_t embedding_norm;  // 1: the sum of embedding and position is normalized; zero in older files, too
 };
 
 enum PositionKind : int32_t {
@@ -60,6 +61,7 @@ struct StackWeights {
   const float* positions = nullptr;  // additive: (max_positions, d_model)
   // relative_bias: (n_heads, 2 max_positions - 1), indexed by key position - query position + max_positions - 1.
   const float* position_bias = nullptr;
+  Norm embedding_norm;
   std::vector<LayerWeights> layers;
   Norm final_norm;
 };

@@ -192,6 +192,7 @@ void ModelRunner::encode(const int32_t* tokens, const int32_t* lengths, const in
   for (int i = 0, row = 0; i < count; ++i) {
     for (int p = 0; p < lengths[i]; ++p, ++row) embed(model_.encoder, tokens[row], p, x + times(row, h_.d_model));
   }
+  if (model_.encoder.embedding_norm.present) normalize_rows(model_.encoder.embedding_norm, x, x, rows);
   for (const LayerWeights& layer : model_.encoder.layers) {
     sublayer(layer.self_norm, rows, [&](const float* in) { encoder_self_attention(layer, in, lengths, count, rows); });
     sublayer(layer.ffn_norm, rows, [&](const float* in) { feed_forward(layer, in, rows); });
@@ -262,6 +263,7 @@ void ModelRunner::step(const StepRow* rows, int count) {
   rows_ = count;
   float* x = x_.reserve(times(count, h_.d_model));
   for (int r = 0; r < count; ++r) embed(model_.decoder, rows[r].token, rows[r].position, x + times(r, h_.d_model));
+  if (model_.decoder.embedding_norm.present) normalize_rows(model_.decoder.embedding_norm, x, x, count);
   for (int i = 0; i < h_.decoder_layers; ++i) {
     const LayerWeights& layer = model_.decoder.layers[static_cast<size_t>(i)];
     sublayer(layer.self_norm, count, [&](const float* in) {

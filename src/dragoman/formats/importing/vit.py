@@ -1,0 +1,172 @@
+"""Vision Transformers for image classification, in the layout of Hugging Face.
+
+Differences from our `vision`, and where each is resolved:
+
+- Their patch embedding is a convolution; its kernel (D, channels, rows, columns) is our matrix, flattened, because
+  `models.vision.patches` has the same order.
+- Labels start at 0, ours at 1: the output for "no label" is added, with the logit NEVER.
+- `preprocessor_config.json`: mean and standard deviation become `data.pixels`.  Images are not resized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dragoman.config import ImageData, VisionConfig, parse_config
+from dragoman.data.readers.images import as_images
+from dragoman.data.vocabulary import LabelVocabulary
+from dragoman.errors import DragomanError, UsageError
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.encoder_layers import (
+    ACTIVATIONS,
+    encoder_sizes,
+    feed_forward,
+    linear,
+    norm,
+    self_attention,
+)
+from dragoman.formats.importing.family import NEVER, Comparison, ImportedVocabulary, Plan, ProblemList, accepted_values
+from dragoman.formats.importing.labels import compare_labels, label_names
+from dragoman.formats.importing.names import Order, Rule, expanded
+from dragoman.formats.importing.reference import reference_model
+from dragoman.models.model_folder import load_network
+from dragoman.models.vision import patches
+
+__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+
+_ACCEPTED: dict[str, tuple[Any, ...]] = {
+    "architectures": (["ViTForImageClassification"],),
+    "hidden_act": tuple(ACTIVATIONS),
+    "qkv_bias": (True, False),
+}
+_SIZES = ("image_size", "patch_size", "num_channels")
+_PREPROCESSOR = "preprocessor_config.json"
+_IMAGES = 32
+"""Random images compared; one of 224 x 224 pixels takes about as long as a text of 200 tokens."""
+
+
+def unsupported(settings: Mapping[str, Any]) -> list[str]:
+    problems = accepted_values(settings, _ACCEPTED) + encoder_sizes(settings, _SIZES)
+    if not problems and settings["image_size"] % settings["patch_size"]:
+        problems.append(f"image_size = {settings['image_size']}; accepted: a multiple of patch_size")
+    return problems
+
+
+def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
+    """Read the names of the labels, and check the preparation of images."""
+    problems: list[str] = []
+    labels: list[str] = []
+    settings = checkpoint.settings
+    try:
+        labels = label_names(settings)
+    except ProblemList as error:
+        problems += error.problems
+    try:
+        problems += _preparation_problems(checkpoint.json(_PREPROCESSOR), settings.get("num_channels"))
+    except DragomanError as error:
+        problems.append(str(error))
+    if problems:
+        raise ProblemList(problems)
+    sizes = settings.get("patch_size"), settings.get("num_channels")
+    patch, channels = (size if type(size) is int and size > 0 else 1 for size in sizes)  # others are not supported
+    return ImportedVocabulary(LabelVocabulary(labels, patch_numbers=channels * patch**2), [], [-1, *range(len(labels))])
+
+
+def _preparation_problems(found: Mapping[str, Any], channels: object) -> Iterator[str]:
+    if found.get("do_rescale", True) is not True:
+        yield f"{_PREPROCESSOR}: do_rescale = {found['do_rescale']!r}; accepted: True"
+    factor = found.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, int | float) or abs(factor * 255 - 1) > 1e-6:
+        yield f"{_PREPROCESSOR}: rescale_factor = {factor!r}; accepted: 1/255"
+    if found.get("do_normalize", True) is False:
+        return
+    for key in ("image_mean", "image_std"):
+        values = found.get(key)
+        numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
+        if not numbers or (type(channels) is int and len(values or []) != channels):
+            yield f"{_PREPROCESSOR}: {key} = {str(values)[:60]}; accepted: a list with a number per channel"
+
+
+def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
+    settings = checkpoint.settings
+    labels, d_model = vocabulary.target, settings["hidden_size"]
+    config = parse_config(_document(checkpoint), where=str(checkpoint.folder), stored=True)  # checks limits
+    return Plan(
+        config=config,
+        vocabulary=vocabulary,
+        table=_table(settings),
+        orders={"labels": Order(labels, len(labels) - 1), "qkv": Order(range(3 * d_model), 3 * d_model)},
+        constants={},
+        unused="",
+        positions=1 + (settings["image_size"] // settings["patch_size"]) ** 2,
+    )
+
+
+def _document(checkpoint: Checkpoint) -> dict[str, Any]:
+    settings, found = checkpoint.settings, checkpoint.json(_PREPROCESSOR)
+    normalized = found.get("do_normalize", True) is not False
+    pixels = {"mean": found["image_mean"], "std": found["image_std"]} if normalized else {"mean": [0.0], "std": [1.0]}
+    dropouts = {"dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob"}
+    count = 1 + (settings["image_size"] // settings["patch_size"]) ** 2
+    return {
+        "data": {"kind": "images", "pixels": pixels},
+        "train": {"metric": "accuracy"},
+        "model": {
+            "architecture": "vision", "d_model": settings["hidden_size"], "d_ff": settings["intermediate_size"],
+            "n_heads": settings["num_attention_heads"], "n_layers": settings["num_hidden_layers"], "order": "pre",
+            "norm": {"kind": "layer", "eps": settings.get("layer_norm_eps", 1e-12)},
+            "activation": ACTIVATIONS[settings.get("hidden_act", "gelu")], "output_bias": True,
+            "position": {"kind": "learned", "max_len": count}, "image_size": settings["image_size"],
+            "patch": settings["patch_size"], "channels": settings["num_channels"],
+            **{ours: settings.get(theirs, 0.0) for ours, theirs in dropouts.items()},
+        },
+    }  # fmt: skip
+
+
+def _table(settings: Mapping[str, Any]) -> dict[str, Rule]:
+    ours, theirs = "layers.{}", "vit.encoder.layer.{}"
+    attention = [f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value")]
+    biases = settings.get("qkv_bias", True)
+    layer = {
+        **self_attention(f"{ours}.self_attn", attention, f"{theirs}.attention.output.dense", biases),
+        **norm(f"{ours}.around_self_attn.norm", f"{theirs}.layernorm_before"),
+        **feed_forward(f"{ours}.ffn", f"{theirs}.intermediate.dense", f"{theirs}.output.dense"),
+        **norm(f"{ours}.around_ffn.norm", f"{theirs}.layernorm_after"),
+    }
+    return {
+        "class_token": Rule(("vit.embeddings.cls_token",), ("",)),
+        **linear("embedding", "vit.embeddings.patch_embeddings.projection", flat=True),
+        "positions.table": Rule(("vit.embeddings.position_embeddings",), ("", "")),
+        **expanded(layer, settings["num_hidden_layers"]),
+        **norm("final_norm", "vit.layernorm"),
+        "output.weight": Rule(("classifier.weight",), ("labels", "")),
+        "output.bias": Rule(("classifier.bias",), ("labels",), added=NEVER),
+    }
+
+
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+    """Compare the probabilities of the classes of random images."""
+    if check is not None:
+        raise UsageError(f"--check {check}: a model of images is compared on random images; omit --check")
+    network, _, config = load_network(folder)
+    assert isinstance(config.model, VisionConfig) and isinstance(config.data, ImageData)
+    patch, size, channels = config.model.patch, config.model.image_size, config.model.channels
+    model, peer = reference_model(checkpoint.folder, "AutoModelForImageClassification")
+    noise = np.random.default_rng(1).integers(0, 256, (_IMAGES, size, size, channels), dtype=np.uint8)
+    images = torch.from_numpy(as_images(noise, "images", config.data.pixels))
+
+    def ours(image: Tensor) -> Tensor:
+        logits: Tensor = network(patches(image[None], patch), None, torch.zeros(1, 0, dtype=torch.long))
+        return logits[0, :, 1:]
+
+    def theirs(image: Tensor) -> Tensor:
+        logits: Tensor = model(pixel_values=image.permute(2, 0, 1)[None]).logits
+        return logits
+
+    return Comparison(compare_labels(ours, theirs, images, peer, "random images"), None)

@@ -31,10 +31,13 @@ _SAMPLES = (
 """Text that is compared in addition to the given lines: spaces, unknown characters, normalization, tags."""
 
 
-def compare_translators(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare_translators(
+    checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None, samples: Sequence[str] = ()
+) -> Comparison:
     """Compare an encoder-decoder in a model folder with its checkpoint, run by `transformers`.
 
-    check: text in the source language; default: random tokens.
+    check: text in the source language; default: random tokens.  samples: more lines that the tokenizers must treat
+    alike.
     """
     network, tokenizer, config = load_network(folder)
     assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
@@ -44,7 +47,8 @@ def compare_translators(checkpoint: Checkpoint, folder: Path, plan: Plan, check:
     assert isinstance(bias, Tensor)
     runtime = TransformersRuntime(checkpoint.folder, plan.vocabulary, bias)
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
-    lines = [tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases]
+    lines = [*samples]
+    lines += [tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases]
     if check is not None:
         lines += [line for line, _ in zip(read_lines(check), range(_LINES), strict=False)]
     same = compare_tokenizers(tokenizer, ReferenceTokenizer(checkpoint.folder, plan.vocabulary), lines)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,13 +38,15 @@ class Rule:
 
     theirs: names of tensors, concatenated along the first axis; "a|b" are names of one tensor, of which a file contains
     at least one.  axes: name of each axis, "" for an axis that keeps its order.  added: value of entries that we add.
-    optional: zeros if a checkpoint lacks it.
+    optional: zeros if a checkpoint lacks it.  factors: for each name in `theirs` a number by which its values are
+    multiplied; () for none.
     """
 
     theirs: tuple[str, ...]
     axes: tuple[str, ...]
     added: float = 0.0
     optional: bool = False
+    factors: tuple[float, ...] = ()
 
 
 Table = Mapping[str, Rule]
@@ -54,7 +56,7 @@ Table = Mapping[str, Rule]
 def expanded(templates: Table, layers: int) -> dict[str, Rule]:
     """Return the rules of a stack from those of a layer, in which `{}` stands for the number of the layer."""
     return {
-        ours.format(i): Rule(tuple(name.format(i) for name in rule.theirs), rule.axes, rule.added, rule.optional)
+        ours.format(i): replace(rule, theirs=tuple(name.format(i) for name in rule.theirs))
         for i in range(layers)
         for ours, rule in templates.items()
     }
@@ -97,7 +99,8 @@ def _convert(rule: Rule, orders: Orders, tensors: Mapping[str, Tensor]) -> Tenso
     if parts is None:
         indices = torch.tensor(orders[rule.axes[0]].indices)
         return torch.zeros(len(indices)).masked_fill_(indices < 0, rule.added)
-    tensor = torch.cat(parts).float()
+    factors = rule.factors or [1.0] * len(parts)
+    tensor = torch.cat([part.float() * factor for part, factor in zip(parts, factors, strict=True)])
     for axis, name in enumerate(rule.axes):
         if name:
             indices = torch.tensor(orders[name].indices)

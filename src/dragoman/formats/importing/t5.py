@@ -23,8 +23,9 @@ import sentencepiece as spm
 import torch
 
 from dragoman.config import parse_config
-from dragoman.data.byte_pieces import BytePieces
+from dragoman.data.byte_pieces import BYTES_FILE, BytePieces
 from dragoman.data.ids import BOS, EOS, UNK
+from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.data.pieces import PieceLists
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -37,6 +38,7 @@ from dragoman.formats.importing.family import (
     ProblemList,
     accepted_values,
 )
+from dragoman.formats.importing.json_vocabulary import json_vocabulary
 from dragoman.formats.importing.names import Order, Rule, expanded
 
 __all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
@@ -168,9 +170,10 @@ def _bytes(size: int, values: Mapping[str, Any], sentinels: int) -> ImportedVoca
 
 def _listed(checkpoint: Checkpoint, size: int, values: Mapping[str, Any], sentinels: int) -> ImportedVocabulary:
     if not (checkpoint.folder / "spiece.model").exists():
-        others = [name for name in ("tokenizer.json",) if (checkpoint.folder / name).exists()]
-        present = f"; {others[0]} alone is not supported" if others else ""
-        raise ProblemList([f"{checkpoint.folder / 'spiece.model'}: missing{present}"])
+        if not (checkpoint.folder / TOKENIZER_JSON).exists():
+            raise ProblemList([f"{checkpoint.folder}: no tokenizer; accepted: spiece.model or {TOKENIZER_JSON}"])
+        _order(size, {UNK: 2, BOS: values["pad_token_id"], EOS: values["eos_token_id"]})  # checks the ids
+        return json_vocabulary(checkpoint, TokenIds((None, 2, values["pad_token_id"], values["eos_token_id"]), size))
     content = checkpoint.bytes("spiece.model")
     try:
         model = spm.SentencePieceProcessor(model_proto=content)
@@ -227,11 +230,13 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
 
 
 def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
-    return compare_translators(checkpoint, folder, plan, check, samples=_SAMPLES)
+    # Of tokenizer.json, the names of sentinels in a text are text.
+    samples = () if TOKENIZER_JSON in plan.vocabulary.tokenizer.files() else _SAMPLES
+    return compare_translators(checkpoint, folder, plan, check, samples)
 
 
 def _has_bytes(vocabulary: ImportedVocabulary) -> bool:
-    return "bytes.json" in vocabulary.tokenizer.files()
+    return BYTES_FILE in vocabulary.tokenizer.files()
 
 
 def _is_tied(checkpoint: Checkpoint) -> bool:

@@ -64,6 +64,9 @@ class TransformersRuntime:
         self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
         # The start token, if the generation settings of the checkpoint exclude it from the softmax.
         self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER else []
+        # The cache of T5 has as many layers as the encoder, of which the decoder can have more.
+        layers = getattr(model.config, "num_layers", 0), getattr(model.config, "num_decoder_layers", 0)
+        self.cached = layers[1] <= layers[0]
         # Settings of the folder, such as a forced end, are those of its own search.
         self.model.generation_config = transformers.GenerationConfig(
             pad_token_id=self.target[BOS], eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]
@@ -101,7 +104,7 @@ class TransformersRuntime:
                 generated = self.model.generate(
                     ids, attention_mask=mask, do_sample=False, num_beams=width, num_return_sequences=width,
                     min_new_tokens=min_length, max_new_tokens=max_length, length_penalty=0.0, early_stopping=False,
-                    bad_words_ids=[[self.target[BOS]]], renormalize_logits=True,
+                    bad_words_ids=[[self.target[BOS]]], renormalize_logits=True, use_cache=self.cached,
                 )  # fmt: skip
             hypotheses = [self._ours(row) for row in generated[:, 1:].tolist()]
             found += [hypotheses[i : i + width] for i in range(0, len(hypotheses), width)]

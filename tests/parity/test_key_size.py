@@ -1,7 +1,7 @@
-"""Queries and keys of another size than the values, d_key: formulas evaluated directly, and torch.nn.
+"""Sizes of heads, d_key for queries and keys and d_value for values: formulas evaluated directly, and torch.nn.
 
 Vaswani et al. 2017, section 3.2.1 and Table 3, row B: softmax(Q K^T / sqrt(d_k)) V, with Q and K of d_k features per
-head and V of d_model / n_heads.
+head and V of d_v, by default d_model / n_heads.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from small_networks import EXACT, shaken
 N, H, T, S, DH, V = 2, 4, 4, 5, 3, 19
 D = H * DH
 SIZES = [2, 8]  # below and above DH
+HEADS = [(2, None), (8, None), (2, 5), (8, 1)]
+"""d_key and d_value."""
 BASE, CLIP = 50.0, 2
 
 
@@ -90,16 +92,17 @@ def choose(way: str, module: SelfAttention | CrossAttention, monkeypatch: pytest
 # --------------------------------------------------------------------------------------------------- direct formulas
 
 
-@pytest.mark.parametrize("d_key", SIZES)
+@pytest.mark.parametrize(("d_key", "d_value"), HEADS)
 @pytest.mark.parametrize("n_kv_heads", [1, 2])
 @pytest.mark.parametrize("way", ["short", "explicit", "fused"])
 @pytest.mark.parametrize("positions", ["none", "rotary", "shaw"])
 def test_self_attention_is_the_formula(
-    d_key: int, n_kv_heads: int, way: str, positions: str, monkeypatch: pytest.MonkeyPatch
+    d_key: int, d_value: int | None, n_kv_heads: int, way: str, positions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = shaken(SelfAttention(D, H, n_kv_heads=n_kv_heads, d_key=d_key))
+    module = shaken(SelfAttention(D, H, n_kv_heads=n_kv_heads, d_key=d_key, d_value=d_value))
+    size = d_value or DH
     choose(way, module, monkeypatch)
-    shaw = shaken(Shaw(DH, CLIP, d_key)) if positions == "shaw" else None
+    shaw = shaken(Shaw(size, CLIP, d_key)) if positions == "shaw" else None
     scheme = shaw or (Rotary(d_key, BASE) if positions == "rotary" else Positions())
     words = torch.arange(T) < torch.tensor([T, 2])[:, None]
     x = random(N, T, D).requires_grad_()
@@ -107,18 +110,20 @@ def test_self_attention_is_the_formula(
 
     q = heads(module.qkv, x, 0, H, d_key)
     k = heads(module.qkv, x, H * d_key, n_kv_heads, d_key)
-    v = heads(module.qkv, x, (H + n_kv_heads) * d_key, n_kv_heads, DH)
+    v = heads(module.qkv, x, (H + n_kv_heads) * d_key, n_kv_heads, size)
     if positions == "rotary":
         q, k = rotated(q), rotated(k)
     mask = words[:, None, :] & torch.ones(T, T, dtype=torch.bool).tril()
     check(got, joined(module, mixed(q, k, v, mask, shaw)), [x, *module.parameters(), *scheme.parameters()])
 
 
-@pytest.mark.parametrize("d_key", SIZES)
+@pytest.mark.parametrize(("d_key", "d_value"), HEADS)
 @pytest.mark.parametrize("n_kv_heads", [1, H])
 @pytest.mark.parametrize("way", ["short", "explicit", "fused"])
-def test_cross_attention_is_the_formula(d_key: int, n_kv_heads: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = shaken(CrossAttention(D, H, n_kv_heads=n_kv_heads, d_key=d_key))
+def test_cross_attention_is_the_formula(
+    d_key: int, d_value: int | None, n_kv_heads: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = shaken(CrossAttention(D, H, n_kv_heads=n_kv_heads, d_key=d_key, d_value=d_value))
     choose(way, module, monkeypatch)
     words = torch.arange(S) < torch.tensor([3, S])[:, None]
     x, memory = random(N, T, D).requires_grad_(), random(N, S, D).requires_grad_()
@@ -126,22 +131,22 @@ def test_cross_attention_is_the_formula(d_key: int, n_kv_heads: int, way: str, m
 
     q = heads(module.q, x, 0, H, d_key)
     k = heads(module.kv, memory, 0, n_kv_heads, d_key)
-    v = heads(module.kv, memory, n_kv_heads * d_key, n_kv_heads, DH)
+    v = heads(module.kv, memory, n_kv_heads * d_key, n_kv_heads, d_value or DH)
     out = mixed(q, k, v, words[:, None, :].expand(N, T, S))
     check(got, joined(module, out), [x, memory, *module.parameters()])
 
 
-@pytest.mark.parametrize("d_key", SIZES)
+@pytest.mark.parametrize(("d_key", "d_value"), HEADS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_linear_attention_is_the_formula(d_key: int, causal: bool) -> None:
-    module = shaken(LinearSelfAttention(D, H, "elu", d_key=d_key))
+def test_linear_attention_is_the_formula(d_key: int, d_value: int | None, causal: bool) -> None:
+    module, size = shaken(LinearSelfAttention(D, H, "elu", d_key=d_key, d_value=d_value)), d_value or DH
     x = random(N, T, D).requires_grad_()
     got = module(x, Positions(), torch.arange(T), None, causal)
 
     q, k = (heads(module.qkv, x, part * H * d_key, H, d_key) for part in range(2))
-    v = heads(module.qkv, x, 2 * H * d_key, H, DH)
+    v = heads(module.qkv, x, 2 * H * d_key, H, size)
     phi_q, phi_k = (nn.functional.elu(y) + 1 for y in (q, k))
-    out = torch.zeros(N, H, T, DH, dtype=torch.float64)
+    out = torch.zeros(N, H, T, size, dtype=torch.float64)
     for i in range(T):
         end = i + 1 if causal else T
         weights = (phi_q[:, :, i, None] * phi_k[:, :, :end]).sum(-1)  # (N, H, end)
@@ -152,7 +157,7 @@ def test_linear_attention_is_the_formula(d_key: int, causal: bool) -> None:
     parts = [module(x[:, t : t + 1], Positions(), torch.tensor([t]), None, True, cache) for t in range(T)]
     full = module(x, Positions(), torch.arange(T), None, True)
     torch.testing.assert_close(torch.cat(parts, 1), full, **EXACT)
-    assert cache.keys_values.shape == (N, H, d_key, DH) and cache.keys.shape == (N, H, 1, d_key)
+    assert cache.keys_values.shape == (N, H, d_key, size) and cache.keys.shape == (N, H, 1, d_key)
 
 
 def test_gradient_of_the_short_way_against_differences() -> None:
@@ -219,9 +224,9 @@ def test_a_query_after_cached_keys_is_causal() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shaw", "t5", "linear rotary", "grouped-query"])
-@pytest.mark.parametrize("d_key", SIZES)
-def test_cached_decoding_is_full_decoding(kind: str, d_key: int) -> None:
-    model = built(TRANSLATORS[kind] | {"d_key": d_key}, V)
+@pytest.mark.parametrize(("d_key", "d_value"), HEADS)
+def test_cached_decoding_is_full_decoding(kind: str, d_key: int, d_value: int | None) -> None:
+    model = built(TRANSLATORS[kind] | {"d_key": d_key, "d_value": d_value}, V)
     src, tokens = torch.randint(4, V, (3, S)), torch.randint(4, V, (6, T))
     rows, sentences = torch.tensor([3, 2, 4, 4]), torch.tensor([1, 1, 2, 2])  # the first sentence is dropped
     with torch.no_grad():
@@ -234,9 +239,9 @@ def test_cached_decoding_is_full_decoding(kind: str, d_key: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shaw", "alibi"])
-@pytest.mark.parametrize("d_key", SIZES)
-def test_search_with_fixed_shapes_finds_the_same(kind: str, d_key: int) -> None:
-    model = built(TRANSLATORS[kind] | {"d_key": d_key}, V)
+@pytest.mark.parametrize(("d_key", "d_value"), HEADS)
+def test_search_with_fixed_shapes_finds_the_same(kind: str, d_key: int, d_value: int | None) -> None:
+    model = built(TRANSLATORS[kind] | {"d_key": d_key, "d_value": d_value}, V)
     rows, settings = [[5, 9, 7, 2], [6, 2]], SearchSettings(beam=3, max_extra=4)
     found = [
         backend.search(rows, [[], []], settings, 300)
@@ -283,3 +288,18 @@ def test_parameters_of_the_key_size() -> None:
     attentions = 2 + 2 * 3
     small, large = (count_parameters(model_config(TRANSLATORS["paper"] | {"d_key": d}), V, V) for d in (4, 9))
     assert large - small == 5 * attentions * 2 * 2 * (12 + 1)
+
+
+def test_parameters_of_the_value_size() -> None:
+    """Each feature of a value adds a row to W^V, and a column to W^O, of each head: H (2 D + 1) numbers with biases."""
+    attentions = 2 + 2 * 3
+    sizes = [{"d_key": 4, "d_value": d, "n_heads": 5} for d in (4, 9)]
+    small, large = (count_parameters(model_config(TRANSLATORS["paper"] | size), V, V) for size in sizes)
+    assert large - small == 5 * attentions * 5 * (2 * 12 + 1)
+
+
+def test_keys_have_the_size_of_the_values_by_default() -> None:
+    config = model_config(TRANSLATORS["paper"] | {"n_heads": 5, "d_value": 7})
+    assert (config.d_head, config.key_size) == (7, 7)
+    with pytest.raises(ValueError, match=r"d_model 12 is not a multiple of n_heads 5; .* or any if d_value is set"):
+        model_config(TRANSLATORS["paper"] | {"n_heads": 5, "d_key": 7})

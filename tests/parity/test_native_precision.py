@@ -38,7 +38,8 @@ LANGUAGE_MODEL = {
     "order": "pre", "position": {"kind": "rotary"}, "norm": {"kind": "rms"},
 }  # fmt: skip
 KINDS = {
-    name: TRANSLATORS[name] for name in ("paper", "pre-norm", "modern", "multi-query", "grouped-query", "alibi", "ssru")
+    name: TRANSLATORS[name]
+    for name in ("paper", "pre-norm", "modern", "multi-query", "grouped-query", "alibi", "ssru", "wide values")
 }
 KINDS |= {"decoder-only": LANGUAGE_MODEL}
 Pairs = list[tuple[list[int], list[int]]]

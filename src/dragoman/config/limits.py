@@ -56,6 +56,8 @@ Heads = Annotated[_Whole, Field(ge=1, le=1024)]
 """Attention heads.  Published models have up to 128."""
 KeySize = Annotated[_Whole, Field(ge=1, le=4096)]
 """d_key.  Queries and keys of published models have at most 576 features per head."""
+ValueSize = Annotated[_Whole, Field(ge=1, le=4096)]
+"""d_value.  Values of published models have at most 512 features per head."""
 Layers = Annotated[_Whole, Field(ge=1, le=1000)]
 """Layers per stack.  The deepest published Transformer has 1,000 (Wang et al. 2022, DeepNet)."""
 Kernel = Annotated[_Whole, Field(ge=1, le=1023)]

@@ -124,7 +124,9 @@ class BlockConfig(Section):
     d_ff: limits.FeedForward = Field(
         2048, description="hidden width of the feed-forward layers, usually 2 to 4 times d_model", examples=[1024]
     )
-    n_heads: limits.Heads = Field(8, description="number of attention heads; d_model must be a multiple", examples=[4])
+    n_heads: limits.Heads = Field(
+        8, description="number of attention heads; d_model must be a multiple, or d_value set", examples=[4]
+    )
     n_kv_heads: limits.Heads | None = Field(
         None,
         description="number of key and value heads: 1 = multi-query (Shazeer 2019), more = grouped-query attention "
@@ -133,8 +135,13 @@ class BlockConfig(Section):
     )
     d_key: limits.KeySize | None = Field(
         None,
-        description="width of queries and keys per head; default: d_model / n_heads, the width of values",
+        description="width of queries and keys per head; default: the width of values",
         examples=[16],
+    )
+    d_value: limits.ValueSize | None = Field(
+        None,
+        description="width of values per head, for any n_heads (T5, Raffel et al. 2020); default: d_model / n_heads",
+        examples=[64],
     )
     dropout: limits.Dropout = Field(
         0.1, description="dropout of sub-layer outputs and embeddings (Vaswani et al. 2017, 5.4)", examples=[0.3]
@@ -176,7 +183,7 @@ class BlockConfig(Section):
     @property
     def d_head(self) -> int:
         """Features of a value per head."""
-        return self.d_model // self.n_heads
+        return self.d_value or self.d_model // self.n_heads
 
     @property
     def key_size(self) -> int:
@@ -184,9 +191,12 @@ class BlockConfig(Section):
         return self.d_key or self.d_head
 
     def _sizes(self) -> Iterator[str]:
-        if self.d_model % self.n_heads:
+        if self.d_value is None and self.d_model % self.n_heads:
             fits = [h for h in range(1, min(self.d_model, 64) + 1) if self.d_model % h == 0]
-            yield f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; accepted n_heads: {fits}"
+            yield (
+                f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}; accepted n_heads: {fits}, or any "
+                "if d_value is set"
+            )
         elif isinstance(self.position, RotaryPosition):
             rotated = int(self.key_size * self.position.fraction)
             if rotated == 0 or rotated % 2:

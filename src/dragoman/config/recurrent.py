@@ -30,9 +30,10 @@ __all__ = [
 
 
 Tie = Annotated[
-    Literal["all", "target", "none"],
+    Literal["all", "target", "embeddings", "none"],
     Field(
-        description="embeddings shared with the output layer (Press and Wolf 2017): all, target or none",
+        description="matrices that are shared (Press and Wolf 2017): all = both embeddings and the output layer; "
+        "target = the target embedding and the output layer; embeddings = both embeddings; none",
         examples=["target"],
     ),
 ]

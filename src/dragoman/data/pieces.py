@@ -11,14 +11,16 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, Literal
 
 import sentencepiece as spm
 
 from dragoman.data.ids import BOS, EOS, PAD, UNK
+from dragoman.data.sentinels import sentinel_parts
 from dragoman.data.subword_sampling import SubwordSampler
 
-__all__ = ["PIECES_FILE", "ListedPieces", "PieceLists"]
+__all__ = ["PIECES_FILE", "ListedPieces", "PieceLists", "SentinelPieces"]
 
 PIECES_FILE = "pieces.json"
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece
@@ -29,12 +31,14 @@ class PieceLists:
     """The file `pieces.json` of a model folder.
 
     source, target: pieces in the order of their ids, the special ones first; target None: one list for both sides.
-    tags: whether `>>xx<<` at the start of a text is one token, the target language of a multilingual model.
+    tags: whether `>>xx<<` at the start of a text is one token, the target language of a multilingual model.  sentinels:
+    whether the tokens of T5 are handled as in `SentinelPieces`.
     """
 
     source: list[str]
     target: list[str] | None
     tags: bool
+    sentinels: bool = False
 
     @classmethod
     def parse(cls, content: bytes) -> PieceLists:
@@ -48,21 +52,26 @@ class PieceLists:
         problems = [f"{side} {problem}" for side in ("source", "target") if (problem := _problem(fields, side))]
         if not isinstance(fields.get("tags"), bool):
             problems.append("tags is neither true nor false")
+        if not isinstance(fields.get("sentinels", False), bool):
+            problems.append("sentinels is neither true nor false")
         if problems:
             raise ValueError("; ".join(problems))
-        return cls(fields["source"], fields["target"], fields["tags"])
+        return cls(fields["source"], fields["target"], fields["tags"], fields.get("sentinels", False))
 
     def file(self) -> bytes:
-        content = {"source": self.source, "target": self.target, "tags": self.tags}
+        content: dict[str, Any] = {"source": self.source, "target": self.target, "tags": self.tags}
+        if self.sentinels:
+            content["sentinels"] = True
         return json.dumps(content, ensure_ascii=False, indent=0).encode()
 
     def applied(
         self, source: spm.SentencePieceProcessor, target: spm.SentencePieceProcessor
     ) -> tuple[ListedPieces, ListedPieces]:
         """Return the segmentation of each side with the ids of its list."""
+        kind = SentinelPieces if self.sentinels else ListedPieces
         return (
-            ListedPieces(source, self.source, self.tags),
-            ListedPieces(target, self.source if self.target is None else self.target, self.tags),
+            kind(source, self.source, self.tags),
+            kind(target, self.source if self.target is None else self.target, self.tags),
         )
 
 
@@ -154,6 +163,54 @@ class ListedPieces:
         """Return a language tag at the start of a text, "" if there is none, and the rest."""
         end = text.find("<<") if self._tags and text.startswith(">>") else -1
         return ("", text) if end < 0 else (text[: end + 2], text[end + 2 :])
+
+
+class SentinelPieces(ListedPieces):
+    """The pieces of T5: sentinels such as `<extra_id_0>` in a text are single tokens, and the text ends before them.
+
+    Sentinels, unused ids and UNK are decoded to nothing, as `transformers` does.
+    """
+
+    def encode(self, text: str | Sequence[str], return_type: Literal["offset_mapping"] | None = None) -> Any:
+        if not isinstance(text, str):
+            return [self.encode(each) for each in text]
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
+        for start, part, is_sentinel in sentinel_parts(text, self._ids):
+            if is_sentinel:
+                ids.append(self._ids[part])
+                spans.append((start, start + len(part)))
+            else:
+                found = super().encode(part, return_type="offset_mapping")
+                ids += found["ids"]
+                spans += [(begin + start, end + start) for begin, end in found["offsets"]]
+        return ids if return_type is None else {"ids": ids, "offsets": spans}
+
+    def draw(self, text: str, rate: float, rng: random.Random) -> list[int]:
+        drawn: list[int] = []
+        for _, part, is_sentinel in sentinel_parts(text, self._ids):
+            drawn += [self._ids[part]] if is_sentinel else super().draw(part, rate, rng)
+        return drawn
+
+    def decode(self, ids: Sequence[int], return_type: Literal["offset_mapping"] | None = None) -> Any:
+        parts = []
+        is_first = True
+        for token in ids:
+            piece = self._pieces[token] if token in self._written else ""
+            parts.append(piece.replace(_SPACE, "" if is_first else " "))
+            is_first = is_first and not piece
+        text = "".join(parts)
+        if return_type is None:
+            return text
+        ends = list(accumulate(map(len, parts)))
+        return {"text": text, "offsets": list(zip([0, *ends], ends, strict=False))}
+
+    @cached_property
+    def _written(self) -> set[int]:
+        """Ids of pieces that sentencepiece has, as text."""
+        model, special = self._model, {PAD, UNK, BOS, EOS}
+        own = {str(model.id_to_piece(i)) for i in range(model.get_piece_size()) if not model.is_control(i)}
+        return {token for token, piece in enumerate(self._pieces) if token not in special and piece in own}
 
 
 def _within(position: int, length: int) -> int:

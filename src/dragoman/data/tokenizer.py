@@ -16,6 +16,7 @@ from typing import Any
 import sentencepiece as spm
 
 from dragoman.config import SideTokenizerConfig, TokenizerConfig
+from dragoman.data.byte_pieces import BYTES_FILE, BytePieces, is_bytes_file
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, JsonPieces, is_tokenizer_json
 from dragoman.data.pieces import PIECES_FILE, ListedPieces, PieceLists
@@ -27,8 +28,8 @@ __all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_to
 
 _MAX_MODEL = 1 << 28
 """Largest tokenizer file that is read, in bytes; with 256,000 pieces sentencepiece has about 5 MB and JSON 35 MB."""
-Pieces = spm.SentencePieceProcessor | ListedPieces | JsonPieces
-Sampler = SubwordSampler | ListedPieces | JsonPieces
+Pieces = spm.SentencePieceProcessor | ListedPieces | BytePieces | JsonPieces
+Sampler = SubwordSampler | ListedPieces | BytePieces | JsonPieces
 _ROLE = "<role:"
 _LOSSLESS: dict[str, Any] = {
     "user_defined_symbols": ["\n"],
@@ -42,7 +43,7 @@ class Tokenizer:
 
     source, target: serialized sentencepiece models; target None means shared.  pieces: a `PieceLists` file, if the ids
     of an imported model are not those of sentencepiece.  Or, for both sides, source: a `tokenizer.json` of Hugging
-    Face, pieces: its `TokenIds` file.
+    Face, pieces: its `TokenIds` file; or source: a `BytePieces` file.
     """
 
     def __init__(self, source: bytes, target: bytes | None = None, pieces: bytes | None = None) -> None:
@@ -137,7 +138,7 @@ class Tokenizer:
 
     @staticmethod
     def _sampler(pieces: Pieces) -> Sampler:
-        return pieces if isinstance(pieces, ListedPieces | JsonPieces) else SubwordSampler(pieces)
+        return SubwordSampler(pieces) if isinstance(pieces, spm.SentencePieceProcessor) else pieces
 
     def decode_target(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, ignoring special ids."""
@@ -174,6 +175,8 @@ class Tokenizer:
     def files(self) -> dict[str, bytes]:
         """Return the files of a model folder: name -> content."""
         source, target, pieces = self._models
+        if is_bytes_file(source):
+            return {BYTES_FILE: source}
         if pieces is not None and is_tokenizer_json(source):
             return {TOKENIZER_JSON: source, TOKEN_IDS_FILE: pieces}
         files = {"tokenizer.model": source} if target is None else {"source.model": source, "target.model": target}
@@ -194,7 +197,8 @@ class Tokenizer:
                 f"{folder}: {' and '.join(names)} cannot be read by sentencepiece: {error}. {COPY_AGAIN}"
             ) from None
         except ValueError as error:
-            where = folder / lists if lists == PIECES_FILE else folder  # those of JSON name the file
+            # The messages about JSON name the file.
+            where = folder / (lists or names[0]) if lists != TOKEN_IDS_FILE else folder
             raise ModelFolderError(f"{where}: cannot be read: {error}. {COPY_AGAIN}") from None
         special = [[m.pad_id(), m.unk_id(), m.bos_id(), m.eos_id()] for m in (tokenizer._source, tokenizer._target)]
         if min(sizes) <= EOS or any(ids != [PAD, UNK, BOS, EOS] for ids in special):
@@ -207,19 +211,24 @@ class Tokenizer:
 
 def _files_of(folder: Path) -> tuple[list[str], str]:
     """Return the tokenizer files of a folder and the file with its ids, "" if there is none; or raise an error."""
+    if os.path.lexists(folder / BYTES_FILE):
+        return [BYTES_FILE], ""
     if os.path.lexists(folder / TOKENIZER_JSON):
         return [TOKENIZER_JSON], TOKEN_IDS_FILE
     names = ["tokenizer.model"] if os.path.lexists(folder / "tokenizer.model") else ["source.model", "target.model"]
     if not all(os.path.lexists(folder / name) for name in names):
         raise ModelFolderError(
             f"{folder}: no tokenizer; a model folder contains tokenizer.model, or source.model and target.model, or "
-            f"{TOKENIZER_JSON} and {TOKEN_IDS_FILE}"
+            f"{TOKENIZER_JSON} and {TOKEN_IDS_FILE}, or {BYTES_FILE}"
         )
     return names, PIECES_FILE if os.path.lexists(folder / PIECES_FILE) else ""
 
 
 def _sides(source: bytes, target: bytes | None, pieces: bytes | None) -> tuple[Pieces, Pieces, bool]:
     """Return both sides of the arguments of `Tokenizer`, and whether they share a vocabulary."""
+    if is_bytes_file(source):
+        in_bytes = BytePieces.parse(source)
+        return in_bytes, in_bytes, True
     if pieces is not None and is_tokenizer_json(source):
         both = JsonPieces(source, pieces)
         return both, both, True

@@ -65,7 +65,7 @@ def unsupported(config: ModelConfig) -> list[str]:
     if isinstance(config, TransformerConfig) and config.decoder_self != "attention":
         reasons.append(f"decoder_self = {config.decoder_self!r}; CTranslate2 supports attention")
     if config.key_size != config.d_head:
-        reasons.append(f"d_key = {config.key_size}; CTranslate2 supports d_model / n_heads = {config.d_head}")
+        reasons.append(f"d_key = {config.key_size}; CTranslate2 supports the width of values, {config.d_head}")
     return reasons
 
 
@@ -125,6 +125,8 @@ def _shape(config: TransformerConfig | DecoderOnlyConfig) -> dict[str, Any]:
         "relative_position": config.position.kind == "shaw",
         "relative_attention_bias": config.position.kind == "t5",
     }
+    if config.d_head * config.n_heads != config.d_model:
+        shape["head_dim"] = config.d_head
     if isinstance(config.position, RotaryPosition):  # pairs are adjacent, which CTranslate2 calls interleaved
         rotated = int(config.d_head * config.position.fraction)
         shape |= {"rotary_dim": rotated, "rotary_interleave": True, "rotary_base": config.position.base}

@@ -259,8 +259,8 @@ def _embeddings(
 ) -> tuple[Embedding, Embedding, OutputProjection]:
     """Build source embedding, target embedding and output projection, tied as configured."""
     src = Embedding(src_vocab, config.d_model, scaled)
-    tgt = src if config.tie == "all" and shared else Embedding(tgt_vocab, config.d_model, scaled)
-    return src, tgt, _output(config.d_model, tgt_vocab, None if config.tie == "none" else tgt, bias)
+    tgt = src if config.tie in ("all", "embeddings") and shared else Embedding(tgt_vocab, config.d_model, scaled)
+    return src, tgt, _output(config.d_model, tgt_vocab, tgt if config.tie in ("all", "target") else None, bias)
 
 
 def _output(d_model: int, vocab: int, tied: Embedding | None, bias: bool = False) -> OutputProjection:
@@ -329,14 +329,16 @@ def _decoder_layer(config: TransformerConfig) -> DecoderLayer | SSRUDecoderLayer
 def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
     if isinstance(config.attention, LinearAttention):
         feature_map = config.attention.feature_map
-        return LinearSelfAttention(config.d_model, config.n_heads, feature_map, config.bias, config.d_key)
+        return LinearSelfAttention(
+            config.d_model, config.n_heads, feature_map, config.bias, config.d_key, config.d_value
+        )
     return SelfAttention(*_softmax_arguments(config))
 
 
-def _softmax_arguments(config: BlockConfig) -> tuple[int, int, float, bool, int | None, int | None]:
+def _softmax_arguments(config: BlockConfig) -> tuple[int, int, float, bool, int | None, int | None, int | None]:
     """Return the arguments of `SelfAttention` and `CrossAttention`."""
     dropout, bias = config.attention_dropout, config.bias
-    return config.d_model, config.n_heads, dropout, bias, config.n_kv_heads, config.d_key
+    return config.d_model, config.n_heads, dropout, bias, config.n_kv_heads, config.d_key, config.d_value
 
 
 def _feed_forward(config: BlockConfig) -> FeedForward:

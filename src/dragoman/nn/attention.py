@@ -2,10 +2,10 @@
 
     Attention(Q, K, V) = softmax(Q K^T / sqrt(Dk) + bias) V,    Q = x W^Q,  K = y W^K,  V = y W^V
 
-Vectors are rows: row i of x is position i.  The bias is 0 where a query may attend and -inf elsewhere.  Queries and
-keys of a head have Dk features and values Dh; both are D / H unless `d_key` is given.  Keys and values may have fewer
-heads than queries, each shared by a group of neighbouring query heads (multi-query attention, Shazeer 2019;
-grouped-query attention, Ainslie et al. 2023).
+Vectors are rows: row i of x is position i.  The bias is 0 where a query may attend and -inf elsewhere.  Values of a
+head have Dh features, D / H unless `d_value` is given, and queries and keys Dk, which is Dh unless `d_key` is given.
+Keys and values may have fewer heads than queries, each shared by a group of neighbouring query heads (multi-query
+attention, Shazeer 2019; grouped-query attention, Ainslie et al. 2023).
 
 Three implementations return the same numbers and are tested against each other: `attend_explicit` writes out the
 formula and returns the weights; `attend_short` uses batched products with its own backward pass, the fastest on a CPU
@@ -164,17 +164,17 @@ def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor
 class MultiHead(nn.Module):
     """Parts common to all attention: heads, the taps of the paper's quantities, and the output projection W^O."""
 
-    def __init__(self, d_model: int, n_heads: int, bias: bool, d_key: int | None) -> None:
+    def __init__(self, d_model: int, n_heads: int, bias: bool, d_key: int | None, d_value: int | None) -> None:
         super().__init__()
         self.n_heads = n_heads
-        self.d_head = d_model // n_heads
+        self.d_head = d_value or d_model // n_heads
         self.d_key = d_key or self.d_head
         self.queries = Tap("row", "head", "query", "feature")
         self.keys = Tap("row", "head", "key", "feature")
         self.values = Tap("row", "head", "key", "feature")
         self.weights = Tap("row", "head", "query", "key")
         self.heads = Tap("row", "head", "query", "feature")
-        self.out = Linear(d_model, d_model, bias=bias)
+        self.out = Linear(n_heads * self.d_head, d_model, bias=bias)
 
     def split(self, x: Tensor, parts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Split x (N, T, sum of parts) into parts, and each part into heads (N, part / size, T, size)."""
@@ -193,9 +193,16 @@ class _SoftmaxAttention(MultiHead):
     """Parts common to self- and cross-attention: key-value heads, dropout, and the choice of implementation."""
 
     def __init__(
-        self, d_model: int, n_heads: int, dropout: float, bias: bool, n_kv_heads: int | None, d_key: int | None
+        self,
+        d_model: int,
+        n_heads: int,
+        dropout: float,
+        bias: bool,
+        n_kv_heads: int | None,
+        d_key: int | None,
+        d_value: int | None,
     ) -> None:
-        super().__init__(d_model, n_heads, bias, d_key)
+        super().__init__(d_model, n_heads, bias, d_key, d_value)
         self.n_kv_heads = n_kv_heads or n_heads
         self.dropout = Dropout(dropout)
         self.scores = Tap("row", "head", "query", "key")
@@ -237,8 +244,9 @@ class SelfAttention(_SoftmaxAttention):
         bias: bool = True,
         n_kv_heads: int | None = None,
         d_key: int | None = None,
+        d_value: int | None = None,
     ) -> None:
-        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key)
+        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key, d_value)
         self.parts = (n_heads * self.d_key, self.n_kv_heads * self.d_key, self.n_kv_heads * self.d_head)
         self.qkv = Linear(d_model, sum(self.parts), bias=bias)
 
@@ -294,8 +302,9 @@ class CrossAttention(_SoftmaxAttention):
         bias: bool = True,
         n_kv_heads: int | None = None,
         d_key: int | None = None,
+        d_value: int | None = None,
     ) -> None:
-        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key)
+        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key, d_value)
         self.parts = (self.n_kv_heads * self.d_key, self.n_kv_heads * self.d_head)
         self.q = Linear(d_model, n_heads * self.d_key, bias=bias)
         self.kv = Linear(d_model, sum(self.parts), bias=bias)

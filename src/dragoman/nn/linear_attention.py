@@ -100,11 +100,17 @@ class LinearSelfAttention(MultiHead):
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, feature_map: str, bias: bool = True, d_key: int | None = None
+        self,
+        d_model: int,
+        n_heads: int,
+        feature_map: str,
+        bias: bool = True,
+        d_key: int | None = None,
+        d_value: int | None = None,
     ) -> None:
-        super().__init__(d_model, n_heads, bias, d_key)
+        super().__init__(d_model, n_heads, bias, d_key, d_value)
         self.feature_map = FEATURE_MAPS[feature_map]
-        self.parts = (n_heads * self.d_key, n_heads * self.d_key, d_model)
+        self.parts = (n_heads * self.d_key, n_heads * self.d_key, n_heads * self.d_head)
         self.qkv = Linear(d_model, sum(self.parts), bias=bias)
 
     def new_cache(self, rows: int, max_len: int, like: Tensor) -> LinearSums:

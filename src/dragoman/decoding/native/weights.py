@@ -60,10 +60,10 @@ def weight_shapes(
         return shapes | bias if config.tie == "all" else shapes | {"output.weight": (target_size, d_model)} | bias
     shapes = {"encoder.embedding.weight": (source_size, d_model)}
     shapes |= _stack_shapes(config, "encoder.", config.encoder_layers)
-    if not (config.tie == "all" and shared):
+    if not (config.tie in ("all", "embeddings") and shared):
         shapes["decoder.embedding.weight"] = (target_size, d_model)
     shapes |= _stack_shapes(config, "decoder.", config.decoder_layers)
-    return shapes | ({"output.weight": (target_size, d_model)} if config.tie == "none" else {}) | bias
+    return shapes | ({"output.weight": (target_size, d_model)} if config.tie in ("embeddings", "none") else {}) | bias
 
 
 def _stack_shapes(config: TransformerConfig | DecoderOnlyConfig, stack: str, layers: int) -> Shapes:
@@ -82,18 +82,19 @@ def _stack_shapes(config: TransformerConfig | DecoderOnlyConfig, stack: str, lay
 def _layer_shapes(config: TransformerConfig | DecoderOnlyConfig, layer: str, crosses: bool) -> Shapes:
     d_model, kv_heads = config.d_model, config.n_kv_heads or config.n_heads
     queries, keys_and_values = config.n_heads * config.key_size, kv_heads * (config.key_size + config.d_head)
+    heads = config.n_heads * config.d_head
     has_ssru = crosses and isinstance(config, TransformerConfig) and config.decoder_self == "ssru"
     matrices = {
         "ffn.inner": ((1 + config.gated) * config.d_ff, d_model),
         "ffn.outer": (d_model, config.d_ff),
     }
     if not has_ssru:
-        matrices |= {"self_attn.qkv": (queries + keys_and_values, d_model), "self_attn.out": (d_model, d_model)}
+        matrices |= {"self_attn.qkv": (queries + keys_and_values, d_model), "self_attn.out": (d_model, heads)}
     if crosses:
         matrices |= {
             "cross_attn.q": (queries, d_model),
             "cross_attn.kv": (keys_and_values, d_model),
-            "cross_attn.out": (d_model, d_model),
+            "cross_attn.out": (d_model, heads),
         }
     shapes = Shapes()
     for name, shape in matrices.items():

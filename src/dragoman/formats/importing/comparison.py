@@ -31,10 +31,13 @@ SAMPLES = (
 """Text that is compared in addition to the given lines: spaces, unknown characters, normalization, tags."""
 
 
-def compare_translators(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare_translators(
+    checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None, samples: Sequence[str] = ()
+) -> Comparison:
     """Compare an encoder-decoder in a model folder with its checkpoint, run by `transformers`.
 
-    check: text in the source language; default: random tokens.
+    check: text in the source language; default: random tokens.  samples: more lines that the tokenizers must treat
+    alike.
     """
     network, tokenizer, config = load_network(folder)
     assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
@@ -44,7 +47,7 @@ def compare_translators(checkpoint: Checkpoint, folder: Path, plan: Plan, check:
     assert isinstance(bias, Tensor)
     runtime = TransformersRuntime(checkpoint.folder, plan.vocabulary, bias)
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
-    lines = [tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases]
+    lines = [*samples, *(tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases)]
     theirs = ReferenceTokenizer(checkpoint.folder, plan.vocabulary)
     return Comparison(parity, compare_tokenizers(tokenizer, theirs, [*lines, *_lines(check)]))
 

@@ -40,13 +40,15 @@ class Rule:
     at least one.  axes: name of each axis, "" for an axis that keeps its order.  added: value of entries that we add.
     optional: zeros if a checkpoint lacks it.  transposed: matrices of a checkpoint are (in, out), ours (out, in).
     flat: whether the last axis joins all remaining ones, as those of a convolution.  row: name of a matrix whose first
-    row is added to each row, "" for none.
+    row is added to each row, "" for none.  factors: for each name in `theirs` a number by which its values are
+    multiplied, () for none.
     """
 
     theirs: tuple[str, ...]
     axes: tuple[str, ...]
     added: float = 0.0
     optional: bool = False
+    factors: tuple[float, ...] = ()
     transposed: bool = False
     flat: bool = False
     row: str = ""
@@ -107,7 +109,8 @@ def _convert(rule: Rule, orders: Orders, tensors: Mapping[str, Tensor]) -> Tenso
     if parts is None:
         indices = torch.tensor(orders[rule.axes[0]].indices)
         return torch.zeros(len(indices)).masked_fill_(indices < 0, rule.added)
-    tensor = torch.cat(parts).float()
+    factors = rule.factors or [1.0] * len(parts)
+    tensor = torch.cat([part.float() * factor for part, factor in zip(parts, factors, strict=True)])
     if rule.row:
         tensor = tensor + tensors[rule.row][0].float()
     for axis, name in enumerate(rule.axes):

@@ -72,6 +72,8 @@ class _Runtime(ABC):
     ours: Mapping[int, int]
     never: list[list[int]]
     """Tokens that a search excludes before the softmax, in the form of `bad_words_ids`."""
+    cached = True
+    """Whether a search keeps keys and values."""
 
     @abstractmethod
     def logits(self, source: Sequence[int], target: Sequence[int]) -> Tensor:
@@ -99,7 +101,7 @@ class _Runtime(ABC):
                 generated = self.model.generate(
                     ids, attention_mask=mask, do_sample=False, num_beams=width, num_return_sequences=width,
                     min_new_tokens=min_length, max_new_tokens=max_length, length_penalty=0.0, early_stopping=False,
-                    bad_words_ids=self.never or None, renormalize_logits=True,
+                    bad_words_ids=self.never or None, renormalize_logits=True, use_cache=self.cached,
                 )  # fmt: skip
             hypotheses = [self._ours(row) for row in generated[:, start:].tolist()]
             found += [hypotheses[i : i + width] for i in range(0, len(hypotheses), width)]
@@ -123,6 +125,9 @@ class TransformersRuntime(_Runtime):
         # The start token, if the generation settings of the checkpoint exclude it from the softmax.
         self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER else []
         self.never = [[self.target[BOS]]]
+        # The cache of T5 has as many layers as the encoder, of which the decoder can have more.
+        settings = self.model.config
+        self.cached = getattr(settings, "num_decoder_layers", 0) <= getattr(settings, "num_layers", 0)
         # Settings of the folder, such as a forced end, are those of its own search.
         self.model.generation_config = transformers.GenerationConfig(
             pad_token_id=self.target[BOS], eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]

@@ -1,0 +1,336 @@
+"""The T5 family in the layout of Hugging Face: T5 v1.0 and v1.1, Flan-T5, mT5 and ByT5.
+
+Differences from our Transformer, and where each is resolved:
+
+- Scores are not divided by the square root of the key size: the queries are multiplied by it.
+- In T5 v1.0 the output of the decoder is divided by sqrt(d_model) before the output layer: so is the gain of the last
+  norm.  The checkpoints of v1.1 do without, and say so by `tie_word_embeddings`.
+- The heads together may be wider or narrower than the model: `model.d_value`.
+- The decoder starts with the padding token.  Its row becomes our BOS; our PAD is added, with zeros and with the logit
+  NEVER, for which the model has an output bias.
+- The embedding has more rows than the tokenizer has tokens: they are kept, because they are part of the softmax.
+- Sentinels (`<extra_id_0>`) follow the pieces of sentencepiece, the first one last; in ByT5, the first one first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import sentencepiece as spm
+import torch
+
+from dragoman.config import parse_config
+from dragoman.data.byte_pieces import BYTES_FILE, BytePieces
+from dragoman.data.ids import BOS, EOS, UNK
+from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
+from dragoman.data.pieces import PieceLists
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.comparison import compare_translators
+from dragoman.formats.importing.family import (
+    NEVER,
+    Comparison,
+    ImportedVocabulary,
+    Plan,
+    ProblemList,
+    accepted_values,
+)
+from dragoman.formats.importing.json_vocabulary import json_vocabulary
+from dragoman.formats.importing.names import Order, Rule, expanded
+
+__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+
+_ACTIVATIONS = {
+    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
+    "silu": "silu", "sigmoid": "sigmoid",
+}  # fmt: skip
+_SIZES = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size")
+_DEFAULTS: dict[str, Any] = {
+    "feed_forward_proj": "relu", "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6, "dropout_rate": 0.1, "pad_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+"""Values of absent settings."""
+_SAMPLES = (
+    "<extra_id_0>", "A <extra_id_0> of <extra_id_1>.", "a<extra_id_2>b  <extra_id_1><extra_id_0> ", "<extra_id_9999> a",
+)  # fmt: skip
+_BYTES, _BYTES_START = 256, 3
+"""Number of bytes, and id of byte 0 in ByT5."""
+
+
+def unsupported(settings: Mapping[str, Any]) -> list[str]:
+    values = _settings(settings)
+    problems = accepted_values(settings, {"is_encoder_decoder": (True,), "model_type": ("t5", "mt5")})
+    least = dict.fromkeys(_SIZES, 1) | {"num_decoder_layers": 1, "relative_attention_max_distance": 1}
+    for key, low in (least | {"pad_token_id": 0, "eos_token_id": 0}).items():
+        if type(values.get(key)) is not int or values[key] < low:
+            problems.append(f"{key} = {values.get(key)!r}; accepted: an integer, at least {low}")
+    buckets = values["relative_attention_num_buckets"]
+    if type(buckets) is not int or buckets < 4 or buckets % 4:
+        problems.append(f"relative_attention_num_buckets = {buckets!r}; accepted: a multiple of 4")
+    problems += _activation_problems(values)
+    if problems:
+        return problems
+    if values["relative_attention_max_distance"] <= buckets // 2:
+        problems.append(
+            f"relative_attention_max_distance = {values['relative_attention_max_distance']}; accepted: more than half "
+            f"of the {buckets} buckets"
+        )
+    if settings.get("decoder_start_token_id") not in (None, values["pad_token_id"]):
+        problems.append(
+            f"decoder_start_token_id = {settings['decoder_start_token_id']!r}; accepted: pad_token_id = "
+            f"{values['pad_token_id']}"
+        )
+    return problems
+
+
+def _settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with defaults of those that are absent."""
+    values = _DEFAULTS | ({"feed_forward_proj": "gated-gelu"} if settings.get("model_type") == "mt5" else {})
+    values |= {key: value for key, value in settings.items() if value is not None}
+    return {"num_decoder_layers": values.get("num_layers")} | values
+
+
+def _feed_forward(values: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the name of the activation in `transformers`, and whether the layers are gated."""
+    kind = str(values["feed_forward_proj"])
+    return "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"), kind.startswith("gated-")
+
+
+def _activation_problems(values: Mapping[str, Any]) -> list[str]:
+    activation, gated = _feed_forward(values)
+    problems = []
+    if activation not in _ACTIVATIONS:
+        names = ", ".join(_ACTIVATIONS)
+        problems.append(
+            f"feed_forward_proj = {values['feed_forward_proj']!r}; accepted: {names}, each with or without gated-"
+        )
+    # Both follow from feed_forward_proj, but a stored value replaces the one that follows.
+    return problems + accepted_values(values, {"dense_act_fn": (activation,), "is_gated_act": (gated,)})
+
+
+# ---------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
+    """Read the sentencepiece model, or for ByT5 use bytes; the special tokens get our ids."""
+    values, size = _settings(checkpoint.settings), checkpoint.settings.get("vocab_size")
+    if type(size) is not int or not 4 <= size <= 1 << 24:
+        raise ProblemList([f"vocab_size = {size!r}; accepted: an integer, at least 4"])
+    facts = _tokenizer_facts(checkpoint)
+    name = facts.get("tokenizer_class") or checkpoint.settings.get("tokenizer_class") or ""
+    if str(name).startswith("ByT5"):
+        return _bytes(size, values, _sentinels(facts, 125))
+    return _listed(checkpoint, size, values, _sentinels(facts, 100))
+
+
+def _tokenizer_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    name = "tokenizer_config.json"
+    return checkpoint.json(name) if (checkpoint.folder / name).exists() else {}
+
+
+def _sentinels(facts: Mapping[str, Any], default: int) -> int:
+    """Return the number of sentinels: those that are named, or `extra_ids`.  Raises ProblemList."""
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        names = facts.get(key)
+        if isinstance(names, list) and (count := sum("<extra_id_" in str(name) for name in names)):
+            return count
+    count = facts.get("extra_ids", default)
+    if type(count) is not int or not 0 <= count <= 1 << 16:
+        raise ProblemList([f"extra_ids = {count!r} of tokenizer_config.json; accepted: an integer, 0 to {1 << 16:,}"])
+    return count
+
+
+def _order(size: int, special: Mapping[int, Any]) -> list[int]:
+    """Return for each of our ids that of the checkpoint.  special: our id -> theirs.  Raises ProblemList."""
+    found = [special[token] for token in (UNK, BOS, EOS)]
+    if any(type(token) is not int or not 0 <= token < size for token in found) or len(set(found)) < len(found):
+        raise ProblemList([f"the ids of <unk>, padding and end, {found}, are not different ids below {size}"])
+    order = [-1] * (EOS + 1)
+    for ours in (UNK, BOS, EOS):
+        order[ours] = special[ours]
+    return order + [token for token in range(size) if token not in found]
+
+
+def _bytes(size: int, values: Mapping[str, Any], sentinels: int) -> ImportedVocabulary:
+    special = {UNK: 2, BOS: values["pad_token_id"], EOS: values["eos_token_id"]}
+    unused = size - _BYTES_START - _BYTES - sentinels
+    if (special[BOS], special[EOS]) != (0, 1) or unused < 0:
+        raise ProblemList(
+            [
+                f"pad_token_id = {special[BOS]}, eos_token_id = {special[EOS]}, vocab_size = {size}; accepted for "
+                f"ByT5: 0, 1, and at least {_BYTES_START + _BYTES + sentinels} ({_BYTES} bytes, {sentinels} sentinels)"
+            ]
+        )
+    order = _order(size, special)
+    return ImportedVocabulary(Tokenizer(BytePieces(sentinels, unused).file()), order, order)
+
+
+def _listed(checkpoint: Checkpoint, size: int, values: Mapping[str, Any], sentinels: int) -> ImportedVocabulary:
+    if not (checkpoint.folder / "spiece.model").exists():
+        if not (checkpoint.folder / TOKENIZER_JSON).exists():
+            raise ProblemList([f"{checkpoint.folder}: no tokenizer; accepted: spiece.model or {TOKENIZER_JSON}"])
+        _order(size, {UNK: 2, BOS: values["pad_token_id"], EOS: values["eos_token_id"]})  # checks the ids
+        return json_vocabulary(checkpoint, TokenIds((None, 2, values["pad_token_id"], values["eos_token_id"]), size))
+    content = checkpoint.bytes("spiece.model")
+    try:
+        model = spm.SentencePieceProcessor(model_proto=content)
+        pieces = [str(model.id_to_piece(token)) for token in range(model.get_piece_size())]
+    except RuntimeError as error:
+        raise ProblemList([f"spiece.model cannot be read by sentencepiece: {error}"]) from None
+    if len(pieces) + sentinels > size:
+        raise ProblemList(
+            [f"vocab_size = {size:,}, but spiece.model has {len(pieces):,} pieces, and {sentinels} sentinels follow"]
+        )
+    order = _order(size, {UNK: model.unk_id(), BOS: values["pad_token_id"], EOS: values["eos_token_id"]})
+    names = pieces + [f"<extra_id_{i}>" for i in reversed(range(sentinels))]
+    names += [f"<unused_{token}>" for token in range(len(names), size)]
+    try:
+        lists = PieceLists(_unique([names[token] for token in order[EOS + 1 :]]), None, tags=False, sentinels=True)
+        tokenizer = Tokenizer(content, None, lists.file())
+    except ValueError as error:
+        raise ProblemList([f"the vocabulary cannot be used: {error}"]) from None
+    return ImportedVocabulary(tokenizer, order, order)
+
+
+def _unique(names: list[str]) -> list[str]:
+    """Return our special tokens and other pieces, each once."""
+    found = ["<pad>", "<unk>", "<s>", "</s>"]
+    known = set(found)
+    for index, name in enumerate(names, start=EOS + 1):
+        found.append(f"{name} ({index})" if name in known else name)
+        known.add(found[-1])
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
+    values = _settings(checkpoint.settings)
+    tied = _is_tied(checkpoint)
+    positions = values.get("n_positions")
+    if type(positions) is not int or positions < 2:
+        positions = 512 if values["model_type"] == "t5" and not _has_bytes(vocabulary) else 1024
+    document = _document(checkpoint, values, vocabulary, tied, positions)
+    config = parse_config(document, where=str(checkpoint.folder), stored=True)  # checks limits
+    order = Order(vocabulary.source, values["vocab_size"])
+    return Plan(
+        config=config,
+        vocabulary=vocabulary,
+        table=_table(values, tied),
+        orders={"tokens": order},
+        constants={},
+        # Stored by early versions and never used.
+        unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+        positions=positions,
+    )
+
+
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+    # Of tokenizer.json, the names of sentinels in a text are text.
+    samples = () if TOKENIZER_JSON in plan.vocabulary.tokenizer.files() else _SAMPLES
+    return compare_translators(checkpoint, folder, plan, check, samples)
+
+
+def _has_bytes(vocabulary: ImportedVocabulary) -> bool:
+    return BYTES_FILE in vocabulary.tokenizer.files()
+
+
+def _is_tied(checkpoint: Checkpoint) -> bool:
+    """Return whether the output layer is the embedding: `transformers` decides by the weights, not by the settings."""
+    output = checkpoint.tensors.get("lm_head.weight")
+    names = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    shared = next((checkpoint.tensors[name] for name in names if name in checkpoint.tensors), None)
+    return output is None or (shared is not None and output.shape == shared.shape and torch.equal(output, shared))
+
+
+def _scales_output(values: Mapping[str, Any]) -> bool:
+    """Return whether the output of the decoder is divided by sqrt(d_model), as `transformers` decides it."""
+    return values["model_type"] == "t5" and bool(
+        values.get("scale_decoder_outputs", values.get("tie_word_embeddings") is not False)
+    )
+
+
+def _document(
+    checkpoint: Checkpoint, values: Mapping[str, Any], vocabulary: ImportedVocabulary, tied: bool, positions: int
+) -> dict[str, Any]:
+    generation, dropout, size = checkpoint.generation, values["dropout_rate"], vocabulary.tokenizer.source_size
+    activation, gated = _feed_forward(values)
+    beams, penalty = generation.get("num_beams"), generation.get("length_penalty")
+    in_bytes = _has_bytes(vocabulary)
+    tokenizer = {"kind": "char", "byte_fallback": True} if in_bytes else {"kind": "unigram", "byte_fallback": False}
+    return {
+        "data": {"kind": "parallel", "train": [], "filter": {"max_tokens": positions}},
+        "tokenizer": {"vocab_size": size, "shared": True, **tokenizer},
+        "model": {
+            "architecture": "transformer", "d_model": values["d_model"], "d_ff": values["d_ff"],
+            "n_heads": values["num_heads"], "d_key": values["d_kv"], "d_value": values["d_kv"],
+            "encoder_layers": values["num_layers"], "decoder_layers": values["num_decoder_layers"],
+            "activation": _ACTIVATIONS[activation], "gated": gated, "bias": False, "output_bias": True,
+            "order": "pre", "norm": {"kind": "rms", "eps": values["layer_norm_epsilon"]}, "scale_embeddings": False,
+            "position": {
+                "kind": "t5", "buckets": values["relative_attention_num_buckets"],
+                "max_distance": values["relative_attention_max_distance"],
+            },
+            "tie": "all" if tied else "embeddings",
+            "dropout": dropout, "attention_dropout": dropout, "activation_dropout": dropout,
+        },
+        # Their score is divided by length ** penalty, ours by ((5 + length) / 6) ** alpha.
+        "search": {
+            "beam": beams if type(beams) is int and 1 <= beams <= 4096 else 4,
+            "alpha": float(penalty) if isinstance(penalty, int | float) and 0 <= penalty <= 10 else 1.0,
+            **({"max_extra": 300} if in_bytes else {}),  # a translation can have several bytes per byte of the source
+        },
+    }  # fmt: skip
+
+
+def _attention(ours: str, theirs: str, norm: str, scale: float) -> dict[str, Rule]:
+    """Return the rules of a multi-head attention and of its norm.  scale: of the queries."""
+    queries, keys, values = (f"{theirs}.{part}.weight" for part in "qkv")
+    rules = {f"{ours}.qkv.weight": Rule((queries, keys, values), ("", ""), factors=(scale, 1.0, 1.0))}
+    if ours.endswith("cross_attn"):
+        rules = {
+            f"{ours}.q.weight": Rule((queries,), ("", ""), factors=(scale,)),
+            f"{ours}.kv.weight": Rule((keys, values), ("", "")),
+        }
+    layer, _, part = ours.rpartition(".")
+    return {
+        **rules,
+        f"{ours}.out.weight": Rule((f"{theirs}.o.weight",), ("", "")),
+        f"{layer}.around_{part}.norm.weight": Rule((f"{norm}.layer_norm.weight",), ("",)),
+    }
+
+
+def _layer(stack: str, values: Mapping[str, Any]) -> dict[str, Rule]:
+    """Return the rules of a layer; `{}` is its number."""
+    ours, theirs, scale = f"{stack}.layers.{{}}", f"{stack}.block.{{}}.layer", math.sqrt(values["d_kv"])
+    rules = _attention(f"{ours}.self_attn", f"{theirs}.0.SelfAttention", f"{theirs}.0", scale)
+    last = f"{theirs}.1"
+    if stack == "decoder":
+        rules |= _attention(f"{ours}.cross_attn", f"{theirs}.1.EncDecAttention", f"{theirs}.1", scale)
+        last = f"{theirs}.2"
+    inner = ("wi_0", "wi_1") if _feed_forward(values)[1] else ("wi",)
+    return rules | {
+        f"{ours}.ffn.inner.weight": Rule(tuple(f"{last}.DenseReluDense.{name}.weight" for name in inner), ("", "")),
+        f"{ours}.ffn.outer.weight": Rule((f"{last}.DenseReluDense.wo.weight",), ("", "")),
+        f"{ours}.around_ffn.norm.weight": Rule((f"{last}.layer_norm.weight",), ("",)),
+    }
+
+
+def _table(values: Mapping[str, Any], tied: bool) -> dict[str, Rule]:
+    embedding = "shared.weight|encoder.embed_tokens.weight|decoder.embed_tokens.weight"
+    table = {"encoder.embedding.weight": Rule((embedding + "|lm_head.weight" * tied,), ("tokens", ""))}
+    if not tied:
+        table["output.weight"] = Rule(("lm_head.weight",), ("tokens", ""))
+    table["output.bias"] = Rule(("lm_head.bias",), ("tokens",), added=NEVER, optional=True)
+    layers = {"encoder": values["num_layers"], "decoder": values["num_decoder_layers"]}
+    for stack, count in layers.items():
+        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        scale = values["d_model"] ** -0.5 if stack == "decoder" and _scales_output(values) else 1.0
+        table |= expanded(_layer(stack, values), count)
+        table[f"{stack}.positions.table"] = Rule((bias,), ("", ""))
+        table[f"{stack}.final_norm.weight"] = Rule((f"{stack}.final_layer_norm.weight",), ("",), factors=(scale,))
+    return table

@@ -48,8 +48,8 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
     """Convert a checkpoint to a model folder, and check that both compute the same (parity).
 
     source: folder in the layout of Hugging Face, or folder or model file of Marian.  check: text in the source
-    language, of which the first 200 lines are compared; default: random tokens.  Raises UsageError with all reasons for a checkpoint that cannot be imported, and
-    DragomanError without parity; then no folder is written.
+    language, of which the first 200 lines are compared; default: random tokens.  Raises UsageError with all reasons for
+    a checkpoint that cannot be imported, and DragomanError without parity; then no folder is written.
     """
     source, folder = Path(source), Path(folder)
     _check_request(source, folder)

@@ -109,11 +109,12 @@ class DefinitionRuntime:
             logits = self._logits(self.model.step(last, position, state, memory))
             if fixed:
                 logits[:, EOS] = -np.inf
-            scores = total[:, :, None] + _log_softmax(logits).reshape(count, width, -1)  # (B, K, V)
-            flat = scores.reshape(count, -1)
+            likely = np.argpartition(logits, -width, axis=1)[:, -width:]  # (N, K): no other token can be among the best
+            scores = np.take_along_axis(_log_softmax(logits), likely, 1).reshape(count, width, width)
+            flat = (total[:, :, None] + scores).reshape(count, -1)  # (B, K * K)
             best = np.argpartition(-flat, width - 1, axis=1)[:, :width]
-            total = np.take_along_axis(flat, best, 1)
-            beams, words = np.divmod(best, scores.shape[2])
+            total, beams = np.take_along_axis(flat, best, 1), best // width
+            words = np.take_along_axis(likely.reshape(count, -1), best, 1)
             tokens = np.concatenate([np.take_along_axis(tokens, beams[:, :, None], 1), words[:, :, None]], axis=2)
             rows = (beams + width * np.arange(count)[:, None]).flatten()
             state[:] = [part[rows] for part in state]
@@ -160,5 +161,5 @@ class _ReferenceTokenizer:
         kept = [self.theirs[token] for token in ids if token not in (BOS, OUR_EOS, OUR_UNK)]
         if listed is not None:
             pieces = {token: piece for piece, token in listed.items()}
-            return str(model.decode([pieces[token] for token in kept]))
-        return str(model.decode(kept))
+            return str(model.decode([pieces[token] for token in kept])).strip()
+        return str(model.decode(kept)).strip()  # ours has no space at an end that begins after an unknown token

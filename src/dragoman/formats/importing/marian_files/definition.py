@@ -143,9 +143,11 @@ class MarianDefinition:
 
     def _feed_forward(self, x: Floats, name: str) -> Floats:
         name = f"{name}_ffn"
-        return self._sublayer(
-            x, f"{name}_ffn", lambda y: self._affine(self.activation(self._affine(y, name, "1")), name, "2")
-        )
+
+        def network(y: Floats) -> Floats:
+            return self._affine(self.activation(self._affine(y, name, "1")), name, "2")
+
+        return self._sublayer(x, f"{name}_ffn", network)
 
     def _positions(self, first: int, count: int) -> Floats:
         half = self.d_model // 2

@@ -127,9 +127,10 @@ def test_a_file_gives_the_same_bytes_as_the_model_that_pytorch_loads(
 
 
 @pytest.mark.parametrize("d_model", [2, 6, 48, 70, 100, 256, 512, 1000, 1024])
-def test_sinusoids_have_the_bits_of_the_model(d_model: int) -> None:
-    expected = sinusoids(torch.arange(1024), d_model).float().numpy()
-    assert sinusoid_table(1024, d_model).tobytes() == expected.tobytes()
+@pytest.mark.parametrize("full_range", [False, True])
+def test_sinusoids_have_the_bits_of_the_model(d_model: int, full_range: bool) -> None:
+    expected = sinusoids(torch.arange(1024), d_model, full_range).float().numpy()
+    assert sinusoid_table(1024, d_model, full_range).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

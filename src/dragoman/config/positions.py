@@ -32,6 +32,12 @@ class SinusoidalPosition(Section):
     """Fixed sines and cosines, added to the embeddings (Vaswani et al. 2017, 3.5)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
+    full_range: bool = Field(
+        False,
+        description="whether the slowest rate is 1/10000, as in Tensor2Tensor, Marian and fairseq, instead of the "
+        "paper's 10000^(2/d_model - 1)",
+        examples=[True],
+    )
 
 
 class LearnedPosition(Section):

@@ -289,7 +289,7 @@ def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
         case NoPosition():
             return positions.Positions()
         case SinusoidalPosition():
-            return positions.Sinusoidal(config.d_model)
+            return positions.Sinusoidal(config.d_model, config.position.full_range)
         case LearnedPosition(max_len=max_len):
             return positions.Learned(config.d_model, max_len)
         case RecurrentPosition(source="embeddings"):

@@ -16,10 +16,11 @@ __all__ = ["alibi_biases", "alibi_slopes", "rotations", "sinusoid_table", "t5_bi
 Floats = NDArray[np.floating[Any]]
 
 
-def sinusoid_table(count: int, d_model: int) -> NDArray[np.float32]:
+def sinusoid_table(count: int, d_model: int, full_range: bool = False) -> NDArray[np.float32]:
     """Return the sinusoids of the positions below `count`, (P, D); see `nn.positions.sinusoids`."""
     # The power of Python differs from PyTorch's in fewer rates than that of NumPy; an angle multiplies a difference.
-    rates = np.array([10000.0 ** (-k / d_model) for k in range(0, d_model, 2)])
+    span = max(1, d_model - 2) if full_range else d_model
+    rates = np.array([10000.0 ** (-k / span) for k in range(0, d_model, 2)])
     angles = np.arange(count)[:, None] * rates  # (P, D/2)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(count, d_model).astype(np.float32)
 

@@ -72,12 +72,15 @@ class Positions(nn.Module):
         return None
 
 
-def sinusoids(pos: Tensor, d_model: int) -> Tensor:
+def sinusoids(pos: Tensor, d_model: int, full_range: bool = False) -> Tensor:
     """PE(pos, 2k) = sin(pos w_k), PE(pos, 2k+1) = cos(pos w_k), w_k = 10000^(-2k / d_model); (T,) -> (T, D).
 
     Vaswani et al. 2017, section 3.5.  Sines and cosines are interleaved as in the paper, not in two halves.
+
+    full_range: w_k = 10000^(-2k / (d_model - 2)), so that the last rate is 1/10000.
     """
-    rates = 10000.0 ** (-torch.arange(0, d_model, 2, device=pos.device, dtype=torch.float64) / d_model)
+    span = max(1, d_model - 2) if full_range else d_model
+    rates = 10000.0 ** (-torch.arange(0, d_model, 2, device=pos.device, dtype=torch.float64) / span)
     angles = pos.to(torch.float64)[:, None] * rates  # (T, D/2)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)  # (T, D)
 
@@ -96,15 +99,15 @@ class _Table(Positions):
 class Sinusoidal(_Table):
     """Fixed sinusoids (Vaswani et al. 2017, section 3.5); the table grows with the longest sequence."""
 
-    def __init__(self, d_model: int) -> None:
+    def __init__(self, d_model: int, full_range: bool = False) -> None:
         super().__init__()
-        self.d_model = d_model
+        self.d_model, self.full_range = d_model, full_range
         self.register_buffer("table", torch.empty(0, d_model), persistent=False)
 
     def ensure_length(self, length: int, like: Tensor) -> None:
         if self.table.size(0) < length or self.table.dtype != like.dtype or self.table.device != like.device:
             size = max(256, 1 << (length - 1).bit_length())
-            self.table = sinusoids(torch.arange(size), self.d_model).to(like)
+            self.table = sinusoids(torch.arange(size), self.d_model, self.full_range).to(like)
 
 
 class Learned(_Table):

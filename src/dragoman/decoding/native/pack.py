@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import DecoderOnlyConfig, LayerNormConfig, ModelConfig, TransformerConfig
-from dragoman.config.model import LearnedPosition, RotaryPosition, T5Position
+from dragoman.config.model import LearnedPosition, RotaryPosition, SinusoidalPosition, T5Position
 from dragoman.decoding.native.library import VERSION, Precision
 from dragoman.errors import ModelFolderError, check_problems
 from dragoman.io.writing import atomic_file
@@ -185,8 +185,10 @@ class _Packer:
     def _write_positions(self, stack: str) -> None:
         position, count = self.config.position, self.max_positions
         if self.position_kind == _ADDITIVE:
-            learned = isinstance(position, LearnedPosition)
-            table = self._weight(f"{stack}positions.table") if learned else sinusoid_table(count, self.config.d_model)
+            if isinstance(position, SinusoidalPosition):
+                table = sinusoid_table(count, self.config.d_model, position.full_range)
+            else:
+                table = self._weight(f"{stack}positions.table")
             self._write_array(_pad_features(table[:count]))
         if self.position_kind == _RELATIVE_BIAS:
             distances = np.arange(1 - count, count)

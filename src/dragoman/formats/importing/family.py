@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,7 +58,8 @@ class Plan:
 
     constants: for each tensor that the model computes instead of importing it, a function that returns the expected
     values for the shape in the checkpoint, or None for a wrong shape.  unused: regular expression of the names of
-    tensors that are neither imported nor checked.  positions: maximum number of tokens of a sequence.
+    tensors that are neither imported nor checked.  positions: maximum number of tokens of a sequence.  files: returns
+    other files of the model folder by name, given the sha256 of its weights.
     """
 
     config: Config
@@ -68,6 +69,7 @@ class Plan:
     constants: Mapping[str, Callable[[tuple[int, ...]], Tensor | None]]
     unused: str
     positions: int
+    files: Callable[[str], Mapping[str, bytes]] = field(default=lambda weights: {})
 
 
 @dataclass(frozen=True)

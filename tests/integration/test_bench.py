@@ -218,3 +218,12 @@ def test_glossary(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(words) + "\n", encoding="utf-8")
     files = ("--source", str(tmp_path / "source"), "--reference", str(tmp_path / "reference"))
     assert "| strict | 100.0 % |" in output_of("glossary.py", str(model), *files)
+
+
+def test_export_parity(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("one two three\nfour five\n", encoding="utf-8")
+    out = output_of("export_parity.py", str(GOLDEN), str(lines), "--json", str(tmp_path / "report.json"))
+    assert "not supported: order = 'pre'" in out and out.count("2 identical, 0 ties, 0 different") == 4
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["onnx"]["greedy"]["same"] == report["ctranslate2"]["greedy"]["same"] == 2

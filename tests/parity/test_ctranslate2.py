@@ -17,7 +17,7 @@ from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
 
 pytest.importorskip("ctranslate2", reason="needs the package ctranslate2: pip install 'dragoman[formats]'")
 
-from dragoman.formats.ctranslate2 import CTranslate2Runtime, specification, unsupported, write_specification
+from dragoman.formats.ctranslate2 import CTranslate2Runtime, specification, unsupported_model, write_specification
 
 VOCAB = 37
 PIECES = ["<pad>", "<unk>", "<s>", "</s>", *(f"w{i}" for i in range(4, VOCAB))]
@@ -101,19 +101,19 @@ def test_a_weight_with_an_error_of_one_percent_is_detected(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", [*TRANSLATORS, "lstm language model", "lstm tags"])
 def test_unsupported_models_are_refused(name: str) -> None:
     document = (TRANSLATORS | EVERY_LANGUAGE_MODEL | LABELLERS)[name]
-    reasons = unsupported(model_config(document))
+    reasons = unsupported_model(model_config(document))
     supported = name in TRANSFORMERS and name not in REFUSED
     assert (reasons == []) == supported
     if name == "linear rotary":
         assert reasons == ["attention.kind = 'linear'; CTranslate2 supports softmax"]
     if name == "small keys":
         assert reasons == ["d_key = 4; CTranslate2 supports the width of values, 6"]
-        assert unsupported(model_config(document | {"d_key": 6})) == []
+        assert unsupported_model(model_config(document | {"d_key": 6})) == []
 
 
 def test_all_reasons_are_listed() -> None:
     document = {**TRANSLATORS["linear"], "norm": {"kind": "batch"}, "position": {"kind": "recurrent"}}
-    found = "\n".join(unsupported(model_config(document)))
+    found = "\n".join(unsupported_model(model_config(document)))
     assert all(f"{key} = " in found for key in ("position.kind", "norm.kind", "attention.kind"))
 
 

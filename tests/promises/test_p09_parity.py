@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.errors import DragomanError
-from dragoman.formats import export as exporting
+from dragoman.formats import ctranslate2 as converter
 from dragoman.formats.export import export
 from dragoman.formats.parity import TOLERANCE
 from dragoman.pipelines.translation import Translator
@@ -44,7 +44,7 @@ def lines(tmp_path: Path) -> Path:
 
 def perturb(monkeypatch: pytest.MonkeyPatch, part: Callable[[Any], Any], factor: float) -> None:
     """Multiply an exported weight by `factor`."""
-    original = exporting.specification
+    original = converter.specification
 
     def perturbed(*args: Any) -> Any:
         spec = original(*args)
@@ -52,7 +52,7 @@ def perturb(monkeypatch: pytest.MonkeyPatch, part: Callable[[Any], Any], factor:
         owner.weight = owner.weight * factor
         return spec
 
-    monkeypatch.setattr(exporting, "specification", perturbed)
+    monkeypatch.setattr(converter, "specification", perturbed)
 
 
 def test_the_report_is_printed_stored_and_correct(cli: Cli, tmp_path: Path, lines: Path) -> None:

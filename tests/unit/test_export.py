@@ -155,9 +155,13 @@ def test_an_unsupported_model_is_refused_with_all_reasons(cli: Cli, tmp_path: Pa
 @needs_ctranslate2
 def test_every_problem_of_a_request_is_named(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    code, _, err = cli("export", GOLDEN, tmp_path / "out", "--format", "onnx", "--quantization", "int4")
+    code, _, err = cli("export", GOLDEN, tmp_path / "out", "--format", "tflite", "--quantization", "int4")
     assert code == 2
-    for words in ("'onnx'; accepted: ctranslate2", "'int4'; accepted: float32, int8", "already exists"):
+    for words in (
+        "'tflite'; accepted: ctranslate2, huggingface, onnx",
+        "'int4'; accepted: float32, int8",
+        "already exists",
+    ):
         assert words in err
     code, _, err = cli("export", GOLDEN, tmp_path / "no" / "out")
     assert code == 2 and "does not exist; create it first" in err

@@ -57,6 +57,14 @@ class Tokenizer:
         """The arguments of the constructor."""
         return self._models
 
+    @cached_property
+    def lists(self) -> PieceLists | None:
+        """The lists of pieces that determine the ids; None if sentencepiece does, or for another kind of tokenizer."""
+        source, _, pieces = self._models
+        if pieces is None or is_bytes_file(source) or is_tokenizer_json(source):
+            return None
+        return PieceLists.parse(pieces)
+
     @property
     def source_size(self) -> int:
         return int(self._source.get_piece_size())

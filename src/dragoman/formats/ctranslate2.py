@@ -17,10 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dragoman.config import DecoderOnlyConfig, LearnedPosition, ModelConfig, RotaryPosition, TransformerConfig
-from dragoman.data.tokenizer import BOS, EOS, PAD, UNK
+from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, ModelConfig, RotaryPosition, TransformerConfig
+from dragoman.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.extras import extra_package
-from dragoman.formats.parity import ParityCase
+from dragoman.formats.parity import ExternalRuntime, ParityCase
+from dragoman.formats.target import ExportSource
+from dragoman.formats.usage import ctranslate2_page
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, Encoder, Transformer
@@ -28,8 +30,26 @@ from dragoman.nn.attention import CrossAttention, SelfAttention
 from dragoman.nn.layers import DecoderLayer, EncoderLayer, FeedForward
 from dragoman.nn.positions import T5, Shaw
 
-__all__ = ["CTranslate2Runtime", "Quantization", "package", "specification", "unsupported", "write_specification"]
+__all__ = [
+    "PROGRAM",
+    "QUANTIZATIONS",
+    "CTranslate2Runtime",
+    "Quantization",
+    "other_tokenizer",
+    "package",
+    "page",
+    "positions",
+    "runtime",
+    "specification",
+    "unsupported",
+    "unsupported_model",
+    "versions",
+    "write",
+    "write_specification",
+]
 
+PROGRAM = "CTranslate2"
+QUANTIZATIONS: tuple[str, ...] = ("float32", "int8")
 Quantization = Literal["float32", "int8"]
 """Storage of the matrices; int8 with one scale per output."""
 
@@ -42,7 +62,7 @@ _TABLE = 2048
 """Rows of a position table whose kind has no length limit."""
 
 
-# ------------------------------------------------------------------------------------------------------- specification
+# -------------------------------------------------------------------------------------------------------------- format
 
 
 def package(name: str = "ctranslate2") -> Any:
@@ -50,7 +70,15 @@ def package(name: str = "ctranslate2") -> Any:
     return extra_package(name, "formats", "the format ctranslate2")
 
 
-def unsupported(config: ModelConfig) -> list[str]:
+def versions() -> dict[str, str]:
+    return {"ctranslate2": package().__version__}
+
+
+def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
+    return unsupported_model(config.model)
+
+
+def unsupported_model(config: ModelConfig) -> list[str]:
     """Return the reasons why CTranslate2 cannot run a model of this configuration; [] if it can."""
     if not isinstance(config, TransformerConfig | DecoderOnlyConfig):
         return [f"architecture = {config.architecture!r}; CTranslate2 supports {', '.join(_POSITIONS)}"]
@@ -69,6 +97,42 @@ def unsupported(config: ModelConfig) -> list[str]:
     return reasons
 
 
+def positions(config: Config) -> int | None:
+    return None  # models without a limit get a table that is longer than the sequences of the report
+
+
+def write(model: ExportSource, folder: Path, quantization: str) -> None:
+    source, target = _pieces(model.tokenizer)
+    spec = specification(model.network, model.config.model, source, target)
+    write_specification(spec, folder, cast(Quantization, quantization))
+    for name, content in model.tokenizer.files().items():
+        (folder / name).write_bytes(content)
+
+
+def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
+    return CTranslate2Runtime(folder, cast(Quantization, quantization), *_pieces(model.tokenizer))
+
+
+def other_tokenizer(model: ExportSource, folder: Path) -> None:
+    return None
+
+
+def page(model: ExportSource, quantization: str) -> str:
+    names = sorted(name for name in model.tokenizer.files() if name.endswith(".model"))  # source.model, target.model
+    source = None if isinstance(model.network, DecoderOnly) else names[0]
+    return ctranslate2_page(source, names[-1], quantization)
+
+
+def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
+    return (
+        [tokenizer.source_piece(i) for i in range(tokenizer.source_size)],
+        [tokenizer.target_piece(i) for i in range(tokenizer.target_size)],
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- specification
+
+
 def specification(network: Network, config: ModelConfig, source: Sequence[str], target: Sequence[str]) -> Any:
     """Return the model as a `ctranslate2.specs` object with copies of all weights.
 
@@ -76,7 +140,7 @@ def specification(network: Network, config: ModelConfig, source: Sequence[str], 
     """
     specs = package("ctranslate2.specs")
 
-    assert isinstance(config, TransformerConfig | DecoderOnlyConfig) and not unsupported(config)
+    assert isinstance(config, TransformerConfig | DecoderOnlyConfig) and not unsupported_model(config)
     shape = _shape(config)
     if isinstance(network, Transformer):
         encoder = specs.TransformerEncoderSpec(len(network.encoder.layers), **shape)

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 from dragoman._version import __version__
-from dragoman.config import Config
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.errors import DragomanError, UsageError
-from dragoman.formats.ctranslate2 import (
-    CTranslate2Runtime,
-    Quantization,
-    package,
-    specification,
-    unsupported,
-    write_specification,
-)
+from dragoman.config import EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig
+from dragoman.data.tokenizer import UNK, Tokenizer
+from dragoman.errors import DragomanError, UsageError, check_problems
+from dragoman.formats import ctranslate2, huggingface, onnx
+from dragoman.formats.importing.comparison import SAMPLES
+from dragoman.formats.importing.family import TokenizerParity
+from dragoman.formats.importing.reference import ReferenceTokenizer
 from dragoman.formats.parity import TOLERANCE, Parity, ParityCases, compare_models, parity_cases
-from dragoman.formats.usage import usage_page
+from dragoman.formats.target import ExportSource, Format
+from dragoman.io.lines import read_lines
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.seq2seq import Model
 
 __all__ = ["FORMATS", "Export", "export"]
 
-FORMATS = ("ctranslate2",)
+FORMATS: Mapping[str, Format] = {"ctranslate2": ctranslate2, "huggingface": huggingface, "onnx": onnx}
+"""By the name on the command line."""
+_LABELLERS = (EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig)
+_LINES = 200
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,29 @@ class Export:
     """An exported model.
 
     parity: of the float32 weights, required.  quantized: of the int8 weights, for information; None for float32.
+    tokenizer: comparison of the tokenizers, if the other program has one of its own.
     """
 
     folder: Path
-    quantization: Quantization
+    quantization: str
     parity: Parity
     quantized: Parity | None
+    tokenizer: TokenizerParity | None = None
 
     def lines(self) -> list[str]:
         size = sum(file.stat().st_size for file in self.folder.iterdir()) / 1e6
-        rows = self.parity.lines()
+        rows = self.report()
         if self.quantized is not None:
             rows += ["effect of quantization:", *(f"  {line}" for line in self.quantized.lines())]
         return [*rows, f"written: {self.folder} ({self.quantization}, {size:.1f} MB; usage in README.md)"]
+
+    def report(self) -> list[str]:
+        """Return what must agree."""
+        return [*self.parity.lines(), *([] if self.tokenizer is None else [str(self.tokenizer)])]
+
+    @property
+    def met(self) -> bool:
+        return self.parity.met and (self.tokenizer is None or self.tokenizer.met)
 
 
 def export(
@@ -58,84 +69,132 @@ def export(
 ) -> Export:
     """Export the model of a run or model folder, and check that the other program computes the same (parity).
 
-    format: "ctranslate2".  quantization: "float32" or "int8".  check: text of which the first 200 lines are compared;
-    default: the validation or training text of the model if it is available, else random tokens.  Raises UsageError
-    with all reasons for an unsupported request, and DragomanError without parity; then no folder is written.
+    format: a key of `FORMATS`.  quantization: "float32" or "int8".  check: text of which the first 200 lines are
+    compared; default: the validation or training text of the model if it is available, else random tokens.  Raises
+    UsageError with all reasons for an unsupported request, and DragomanError without parity; then no folder is written.
     """
-    from dragoman.models.model_folder import find_model, load_network, wrong_model
+    from dragoman.models.model_folder import find_model, load_network
 
     folder = Path(folder)
-    _check_request(folder, format, quantization)
+    _check_request(model, folder, format, quantization)
     network, vocabulary, config = load_network(model)
-    if not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
-        raise wrong_model(model, config, "generates no text")
-    reasons = unsupported(config.model)
-    if reasons:
-        raise UsageError("\n".join([f"{model}: CTranslate2 cannot run this model:", *(f"  - {r}" for r in reasons)]))
+    assert isinstance(network, Model) and isinstance(vocabulary, Tokenizer)
+    target, source = FORMATS[format], ExportSource(network, vocabulary, config)
     cases = parity_cases(network, vocabulary, config, None if check is None else Path(check))
+    longest = target.positions(config)
+    if longest is not None:
+        cases = replace(cases, limit=min(cases.limit, longest - 1))
     try:
         with atomic_folder(folder) as unfinished:
-            done = _write_model(network, vocabulary, config, unfinished, cast(Quantization, quantization), cases)
-            _write_description(done, vocabulary, find_model(model))
+            done = _write_model(target, source, unfinished, quantization, cases, check)
+            _write_description(done, target, source, format, find_model(model))
     except OSError as error:
         raise DragomanError(not_written(folder, error)) from error
-    return Export(folder, done.quantization, done.parity, done.quantized)
+    return replace(done, folder=folder)
 
 
-def _check_request(folder: Path, format: str, quantization: str) -> None:
+def _check_request(model: str | Path, folder: Path, format: str, quantization: str) -> None:
+    """Raise UsageError with the problems of the options, and of the model if it can be read."""
     problems = []
-    if format not in FORMATS:
+    target = FORMATS.get(format)
+    accepted = target.QUANTIZATIONS if target else ("float32", "int8")
+    if target is None:
         problems.append(f"format = {format!r}; accepted: {', '.join(FORMATS)}")
-    if quantization not in get_args(Quantization):
-        problems.append(f"quantization = {quantization!r}; accepted: {', '.join(get_args(Quantization))}")
+    if quantization not in accepted:
+        of = f" for {format}" if target and len(accepted) == 1 else ""
+        problems.append(f"quantization = {quantization!r}; accepted{of}: {', '.join(accepted)}")
     problems += new_folder_problems(folder)
     try:
-        package()
+        if target is not None:
+            target.versions()
     except UsageError as error:
         problems.append(str(error))
-    if problems:
-        raise UsageError("\n".join(["invalid export options:", *(f"  - {problem}" for problem in problems)]))
+    reasons = [] if target is None else _unsupported(model, target, problems)
+    if reasons and not problems:
+        check_problems(f"{model}: {target and target.PROGRAM} cannot run this model:", reasons)
+    check_problems("invalid export options:", problems + reasons)
+
+
+def _unsupported(model: str | Path, target: Format, problems: list[str]) -> list[str]:
+    """Return the reasons of a format against a model; with other problems, errors of the folder are added to them."""
+    from dragoman.models.model_folder import find_model, load_vocabulary, read_config, verify, wrong_model
+
+    try:
+        found = find_model(model)
+        verify(found, skip=("model.safetensors", "training.safetensors"))
+        config, vocabulary = read_config(found), load_vocabulary(found)
+    except DragomanError as error:
+        if not problems:
+            raise
+        problems.append(str(error))
+        return []
+    if not isinstance(vocabulary, Tokenizer) or isinstance(config.model, _LABELLERS):
+        raise wrong_model(model, config, "generates no text")
+    return target.unsupported(config, vocabulary)
 
 
 def _write_model(
-    network: Model, tokenizer: Tokenizer, config: Config, folder: Path, quantization: Quantization, cases: ParityCases
+    target: Format,
+    model: ExportSource,
+    folder: Path,
+    quantization: str,
+    cases: ParityCases,
+    check: str | Path | None,
 ) -> Export:
-    source = [tokenizer.source_piece(i) for i in range(tokenizer.source_size)]
-    target = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
-    width = max(2, config.search.beam)
+    width = max(2, model.config.search.beam)
 
-    def report(precision: Quantization) -> Parity:
-        write_specification(specification(network, config.model, source, target), folder, precision)
-        return compare_models(network, CTranslate2Runtime(folder, precision, source, target), cases, width)
+    def report(precision: str) -> Parity:
+        target.write(model, folder, precision)
+        return compare_models(model.network, target.runtime(model, folder, precision), cases, width)
 
-    parity = report("float32")
-    if not parity.met:
-        rows = "\n".join(f"  {line}" for line in parity.lines())
+    done = Export(folder, quantization, report("float32"), None)
+    tokenizer = target.other_tokenizer(model, folder)
+    if tokenizer is not None:
+        done = replace(done, tokenizer=_compare_tokenizers(model.tokenizer, tokenizer, cases, check))
+    if not done.met:
+        rows = "\n".join(f"  {line}" for line in done.report())
         raise DragomanError(
             f"parity not met, nothing was written; accepted: log-probability differences below {TOLERANCE:g} and no "
             f"different outputs. Please report this with the configuration of the model.\n{rows}"
         )
-    return Export(folder, quantization, parity, None if quantization == "float32" else report(quantization))
+    return done if quantization == "float32" else replace(done, quantized=report(quantization))
 
 
-def _write_description(done: Export, tokenizer: Tokenizer, model: Path) -> None:
-    """Write the tokenizer files, the README, and the origin and parity report as JSON."""
+def _compare_tokenizers(
+    ours: Tokenizer, theirs: ReferenceTokenizer, cases: ParityCases, check: str | Path | None
+) -> TokenizerParity:
+    """Compare ids and decoded text.
+
+    Without a list of pieces our tokenizer has no language tags, and decodes unknown pieces to a question mark; those of
+    `transformers` decode them to nothing.
+    """
+    given = [] if check is None else [line for line, _ in zip(read_lines(Path(check)), range(_LINES), strict=False)]
+    lines = [*SAMPLES, *(ours.decode_source(case.source) for case in cases.cases), *given]
+    if ours.lists is None or not ours.lists.tags:
+        lines = [line for line in lines if not line.startswith(">>")]
+    source, target, decoded = 0, 0, 0
+    for line in lines:
+        ids = ours.encode_target(line)
+        source += ours.encode_source(line) != theirs.encode_source(line)
+        target += ids != theirs.encode_target(line)
+        if ours.lists is not None or UNK not in ids:
+            decoded += ours.decode_target(ids) != theirs.decode_target(ids)
+    return TokenizerParity(len(lines), source, target, decoded)
+
+
+def _write_description(done: Export, target: Format, model: ExportSource, format: str, origin: Path) -> None:
+    """Write the README, and the origin and parity report as JSON."""
     from dragoman.models.model_folder import read_meta
 
     facts: dict[str, Any] = {
-        "format": "ctranslate2",
+        "format": format,
         "quantization": done.quantization,
         "dragoman": __version__,
-        "ctranslate2": package().__version__,
-        "model": read_meta(model)["sha256"]["model.safetensors"],
+        **target.versions(),
+        "model": read_meta(origin)["sha256"]["model.safetensors"],
         "parity": asdict(done.parity),
         "quantized": None if done.quantized is None else asdict(done.quantized),
+        **({} if done.tokenizer is None else {"tokenizer": asdict(done.tokenizer)}),
     }
-    names = sorted(name for name in tokenizer.files() if name.endswith(".model"))  # source.model before target.model
-    source = None if (done.folder / "vocabulary.json").exists() else names[0]
-    files = tokenizer.files() | {
-        "README.md": usage_page(source, names[-1], done.quantization).encode(),
-        "export.json": json.dumps(facts, indent=1, ensure_ascii=False).encode(),
-    }
-    for name, content in files.items():
-        (done.folder / name).write_bytes(content)
+    (done.folder / "README.md").write_text(target.page(model, done.quantization), encoding="utf-8")
+    (done.folder / "export.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["usage_page"]
+from dragoman.data.pieces import PieceLists
 
-_TRANSLATE = """# A translation model for CTranslate2
+__all__ = ["ctranslate2_page", "huggingface_page", "onnx_page"]
+
+_CTRANSLATE2 = """# A translation model for CTranslate2
 
 Exported by Dragoman. Requirements: `pip install ctranslate2 sentencepiece`.
 
@@ -28,7 +30,7 @@ CTranslate2 appends the end of sentence to the source. By default it truncates s
 256 (`max_input_length`, `max_decoding_length`). `export.json` contains the origin of this model and the parity report.
 """
 
-_GENERATE = """# A language model for CTranslate2
+_CTRANSLATE2_GENERATE = """# A language model for CTranslate2
 
 Exported by Dragoman. Requirements: `pip install ctranslate2 sentencepiece`.
 
@@ -49,10 +51,95 @@ Every text starts with `<s>`. `export.json` contains the origin of this model an
 """
 
 
-def usage_page(source: str | None, target: str, compute: str) -> str:
+_HUGGINGFACE = """# A translation model for transformers
+
+Exported by Dragoman as MarianMT. Requirements: `pip install transformers torch sentencepiece sacremoses`.
+
+```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+folder = "."  # the folder of this file
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+
+lines = ["Two dogs run across a field."]
+batch = tokenizer(lines, return_tensors="pt", padding=True)
+for row in model.generate(**batch, num_beams=4, max_new_tokens=200):
+    print(tokenizer.decode(row, skip_special_tokens=True))
+```
+
+`dragoman import` converts this folder back. `export.json` contains the origin of this model and the parity report.
+"""
+
+
+_ONNX = """# A translation model for onnxruntime
+
+Exported by Dragoman. Requirements: `pip install onnxruntime sentencepiece numpy`.
+
+```python
+import numpy as np
+import onnxruntime as ort
+import sentencepiece{imports}
+
+folder = "."  # the folder of this file
+encoder, decoder = (ort.InferenceSession(f"{{folder}}/{{name}}.onnx") for name in ("encoder", "decoder"))
+source = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{source}")
+target = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{target}")
+{lists}
+line = "Two dogs run across a field."
+tokens = np.array([[*{encode}, 3]])  # 3: end of sentence
+mask = np.ones(tokens.shape, bool)  # False: padding
+memory = dict(zip([each.name for each in encoder.get_outputs()], encoder.run(None, {{"tokens": tokens, "mask": mask}})))
+given = ["token", "position", "mask", *memory]
+sizes = {{"batch": 1, "past": 0}}
+shapes = {{each.name: each.shape for each in decoder.get_inputs() if each.name not in given}}
+states = {{name: np.zeros([sizes.get(n, n) for n in shape], np.float32) for name, shape in shapes.items()}}
+output = [2]  # 2: begin of sentence
+while output[-1] != 3 and len(output) < 200:
+    inputs = {{"token": np.array(output[-1:]), "position": np.array(len(output) - 1), "mask": mask}}
+    logits, *updated = decoder.run(None, {{**inputs, **memory, **states}})
+    states = dict(zip(states, updated))
+    logits[:, [0, 2]] = -np.inf  # padding and begin are never generated
+    output.append(int(logits[0].argmax()))
+print(target.decode({decode}))
+```
+
+`encoder.onnx`: tokens and mask (batch, source) -> keys and values of each cross-attention. `decoder.onnx`: the last
+token of each row, its position, the mask, these keys and values, and the states of the positions so far -> logits
+(batch, vocabulary) and the states for the next position. Several lines form a batch, padded on the right; a beam search
+has one row per beam and reorders the states. `export.json` contains the origin of this model and the parity report.
+"""
+_ONNX_LISTS = """pieces = json.load(open(f"{folder}/pieces.json", encoding="utf-8"))
+ids = {piece: token for token, piece in enumerate(pieces["source"])}
+names = pieces["target"] or pieces["source"]
+"""
+
+
+def ctranslate2_page(source: str | None, target: str, compute: str) -> str:
     """Return the page in Markdown.
 
     source, target: files of the tokenizers, source None for a language model.  compute: compute type of the weights.
     """
-    text = _GENERATE if source is None else _TRANSLATE
+    text = _CTRANSLATE2_GENERATE if source is None else _CTRANSLATE2
     return text.format(source=source, target=target, compute=compute)
+
+
+def huggingface_page() -> str:
+    """Return the page in Markdown."""
+    return _HUGGINGFACE
+
+
+def onnx_page(source: str, target: str, lists: PieceLists | None) -> str:
+    """Return the page in Markdown.  source, target: files of the tokenizers.  lists: the ids, if not those of files."""
+    if lists is None:
+        return _ONNX.format(
+            source=source, target=target, imports="", lists="", encode="source.encode(line)", decode="output[1:-1]"
+        )
+    return _ONNX.format(
+        source=source,
+        target=target,
+        imports="\nimport json",
+        lists=_ONNX_LISTS,
+        encode="(ids.get(piece, 1) for piece in source.encode(line, out_type=str))",  # 1: unknown
+        decode="[names[token] for token in output[1:-1] if token != 1]",
+    )

@@ -31,14 +31,17 @@ from dragoman.formats.importing.family import NEVER, ImportedVocabulary, Plan, P
 from dragoman.formats.importing.names import Order, Rule, expanded
 from dragoman.nn.position_tables import sinusoid_table
 
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+__all__ = ["ACTIVATIONS", "PADDING", "compare", "name_table", "plan", "read_vocabulary", "stream_order", "unsupported"]
 
-_ACTIVATIONS = {
+PADDING = "dragoman_padding_id"
+"""Setting of exported models: the id of our padding token, which is a row of its own; other checkpoints lack one."""
+
+ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
     "silu": "silu", "sigmoid": "sigmoid",
 }  # fmt: skip
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
-    "activation_function": tuple(_ACTIVATIONS),
+    "activation_function": tuple(ACTIVATIONS),
     "add_bias_logits": (False,),
     "add_final_layer_norm": (False,),
     "normalize_before": (False,),
@@ -59,6 +62,9 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     for key, least in {**dict.fromkeys(_SIZES, 1), **dict.fromkeys(_IDS, 0)}.items():
         if type(settings.get(key)) is not int or settings[key] < least:
             problems.append(f"{key} = {settings.get(key)!r}; accepted: an integer, at least {least}")
+    padding = settings.get(PADDING, 0)
+    if type(padding) is not int or padding < 0:
+        problems.append(f"{PADDING} = {padding!r}; accepted: an integer, at least 0")
     if problems:
         return problems
     for key in ("attention_heads", "ffn_dim"):
@@ -143,7 +149,7 @@ def _order(pieces: list[str] | None, settings: Mapping[str, Any], name: str) -> 
     if pieces is None:
         return []
     special = {
-        PAD: -1, UNK: pieces.index("<unk>"), BOS: settings.get("decoder_start_token_id"),
+        PAD: settings.get(PADDING, -1), UNK: pieces.index("<unk>"), BOS: settings.get("decoder_start_token_id"),
         EOS: settings.get("eos_token_id"),
     }  # fmt: skip
     found = [special[token] for token in sorted(special)]
@@ -166,8 +172,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     config = parse_config(_document(checkpoint, vocabulary), where=str(checkpoint.folder), stored=True)  # checks limits
     d_model, positions = config.model.d_model, settings["max_position_embeddings"]
-    # Ours from theirs: feature 2k is a sine, 2k + 1 a cosine.
-    stream = np.arange(d_model).reshape(2, -1).T.flatten()
+    stream = stream_order(d_model)
     sizes = max(vocabulary.source) + 1, max(vocabulary.target) + 1
 
     def table(shape: tuple[int, ...]) -> Tensor | None:
@@ -178,9 +183,9 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     return Plan(
         config=config,
         vocabulary=vocabulary,
-        table=_table(settings),
+        table=name_table(settings),
         orders={
-            "stream": Order(stream.tolist(), d_model),
+            "stream": Order(stream, d_model),
             "source": Order(vocabulary.source, sizes[0]),
             "target": Order(vocabulary.target, sizes[1]),
             "logits": Order(_generated(checkpoint.generation, vocabulary), sizes[1]),
@@ -189,6 +194,12 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         unused="" if _tie(settings) == "all" else r"model\.shared\.weight",
         positions=positions,
     )
+
+
+def stream_order(d_model: int) -> list[int]:
+    """Return for each of our features its index in theirs: our feature 2k is a sine, 2k + 1 a cosine."""
+    order: list[int] = np.arange(d_model).reshape(2, -1).T.flatten().tolist()
+    return order
 
 
 def _tie(settings: Mapping[str, Any]) -> str:
@@ -227,7 +238,7 @@ def _document(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> dict[st
             "architecture": "transformer", "d_model": settings["d_model"], "d_ff": settings["encoder_ffn_dim"],
             "n_heads": settings["encoder_attention_heads"], "encoder_layers": settings["encoder_layers"],
             "decoder_layers": settings["decoder_layers"], "tie": _tie(settings), "output_bias": True,
-            "activation": _ACTIVATIONS[settings.get("activation_function", "gelu")],
+            "activation": ACTIVATIONS[settings.get("activation_function", "gelu")],
             "scale_embeddings": bool(settings.get("scale_embedding", False)),
             **{key: settings[key] for key in ("dropout", "attention_dropout", "activation_dropout") if key in settings},
         },
@@ -291,7 +302,8 @@ _EMBEDDINGS = {
 }
 
 
-def _table(settings: Mapping[str, Any]) -> dict[str, Rule]:
+def name_table(settings: Mapping[str, Any]) -> dict[str, Rule]:
+    """Return the rule of each of our tensors; its axes are "stream", "source", "target" and "logits"."""
     table = dict(_EMBEDDINGS[_tie(settings)])
     for stack in ("encoder", "decoder"):
         table |= expanded(_layer(stack), settings[f"{stack}_layers"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Order", "Orders", "Rule", "Table", "converted", "expanded", "table_problems"]
+__all__ = ["Order", "Orders", "Rule", "Table", "converted", "expanded", "reverted", "table_problems"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,28 @@ def table_problems(
 def converted(table: Table, orders: Orders, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our tensors, in float32; `table_problems` yields nothing for the arguments."""
     return {ours: _convert(rule, orders, tensors) for ours, rule in table.items()}
+
+
+def reverted(table: Table, orders: Orders, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint for ours: the inverse of `converted`, without entries that we add.
+
+    Names of one tensor share it.  Tensors that are optional in a checkpoint and that we lack are left out.
+    """
+    found: dict[str, Tensor] = {}
+    for ours, rule in table.items():
+        if rule.optional and ours not in tensors:
+            continue
+        tensor = tensors[ours]
+        for axis, name in enumerate(rule.axes):
+            if name:
+                order = orders[name]
+                kept = [i for i, theirs in enumerate(order.indices) if theirs >= 0]
+                places = sorted(kept, key=lambda i: order.indices[i])
+                assert [order.indices[i] for i in places] == list(range(order.size))
+                tensor = tensor.index_select(axis, torch.tensor(places))
+        for part, piece in zip(rule.theirs, tensor.chunk(len(rule.theirs)), strict=True):
+            found |= dict.fromkeys(part.split("|"), piece)
+    return found
 
 
 def _convert(rule: Rule, orders: Orders, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -17,7 +17,9 @@ from dragoman.extras import extra_package
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.parity import ParityCase
 
-__all__ = ["CausalRuntime", "ReferenceTokenizer", "TransformersRuntime", "reference_model", "transformers_package"]
+__all__ = [
+    "CausalRuntime", "ReferenceTokenizer", "TransformersRuntime", "calling", "reference_model", "transformers_package",
+]  # fmt: skip
 
 _BATCH = 32
 
@@ -28,7 +30,7 @@ def transformers_package() -> Any:
 
 
 @contextmanager
-def _calling(what: str) -> Iterator[None]:
+def calling(what: str) -> Iterator[None]:
     """Convert errors of `transformers` into DragomanError, and suppress its progress bars and warnings.
 
     what: description of the call, for the message.
@@ -56,7 +58,7 @@ def reference_model(folder: Path, loader: str) -> tuple[Any, str]:
     loader: name of a class of `transformers`, such as "AutoModelForMaskedLM".  Raises DragomanError.
     """
     package = transformers_package()
-    with _calling(f"load {folder}"):
+    with calling(f"load {folder}"):
         model = getattr(package, loader).from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
         )
@@ -97,7 +99,7 @@ class _Runtime(ABC):
         found: list[list[list[int]]] = []
         for begin in range(0, len(cases), _BATCH):
             ids, mask, start = self._inputs(cases[begin : begin + _BATCH])
-            with _calling("generate"):
+            with calling("generate"):
                 generated = self.model.generate(
                     ids, attention_mask=mask, do_sample=False, num_beams=width, num_return_sequences=width,
                     min_new_tokens=min_length, max_new_tokens=max_length, length_penalty=0.0, early_stopping=False,
@@ -124,7 +126,7 @@ class TransformersRuntime(_Runtime):
         self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
         # The start token, if the generation settings of the checkpoint exclude it from the softmax.
         self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER else []
-        self.never = [[self.target[BOS]]]
+        self.never = [[token] for token in (self.target[PAD], self.target[BOS]) if token >= 0]
         # The cache of T5 has as many layers as the encoder, of which the decoder can have more.
         settings = self.model.config
         self.cached = getattr(settings, "num_decoder_layers", 0) <= getattr(settings, "num_layers", 0)
@@ -140,7 +142,8 @@ class TransformersRuntime(_Runtime):
         logits: Tensor = self.model(input_ids=source_ids, decoder_input_ids=torch.tensor([tokens])).logits[0]
         logits[:, self.excluded] = NEVER
         ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
-        ours[:, PAD] = NEVER
+        if self.target[PAD] < 0:
+            ours[:, PAD] = NEVER
         return ours
 
     def _inputs(self, cases: Sequence[ParityCase]) -> tuple[Tensor, Tensor, int]:
@@ -191,7 +194,7 @@ class ReferenceTokenizer:
     def __init__(self, folder: Path, vocabulary: ImportedVocabulary, adds_special: bool = True) -> None:
         self.adds_special = adds_special
         package = transformers_package()
-        with _calling(f"load the tokenizer of {folder}"):
+        with calling(f"load the tokenizer of {folder}"):
             self.tokenizer = package.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )

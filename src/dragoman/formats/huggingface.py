@@ -1,0 +1,235 @@
+"""Export to MarianMT of `transformers`: the inverse of `formats.importing.marian`, whose name table it uses.
+
+Ids of the tokens are shifted.  Theirs of the end of sentence and of unknown pieces are 0 and 1, as in OPUS-MT.  2 is
+their padding token, which starts the target: our BOS.  Our PAD occurs in no sequence, but its logit is part of the
+softmax; it is 3, unless it is the token that an import has added.  The other tokens follow in our order.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.config import Config, TransformerConfig
+from dragoman.data.ids import BOS, EOS, PAD, UNK
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.formats.importing.family import NEVER, ImportedVocabulary
+from dragoman.formats.importing.marian import ACTIVATIONS, PADDING, name_table, stream_order
+from dragoman.formats.importing.names import Order, reverted
+from dragoman.formats.importing.reference import (
+    ReferenceTokenizer,
+    TransformersRuntime,
+    calling,
+    transformers_package,
+)
+from dragoman.formats.parity import ExternalRuntime
+from dragoman.formats.target import ExportSource, accepted_settings
+from dragoman.formats.usage import huggingface_page
+from dragoman.models.model_folder import unique_tensors
+
+__all__ = [
+    "PROGRAM",
+    "QUANTIZATIONS",
+    "other_tokenizer",
+    "page",
+    "positions",
+    "runtime",
+    "unsupported",
+    "versions",
+    "write",
+]
+
+PROGRAM = "MarianMT of transformers"
+QUANTIZATIONS: tuple[str, ...] = ("float32",)
+_EOS, _UNK, _START, _PAD = 0, 1, 2, 3
+_POSITIONS = 512
+"""Smallest number of positions that is written; their table is computed, not trained."""
+_FILES = {"tokenizer.model", "source.model", "target.model", "pieces.json"}
+
+
+def versions() -> dict[str, str]:
+    return {"transformers": transformers_package().__version__}
+
+
+def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
+    model = config.model
+    if not isinstance(model, TransformerConfig):
+        return [f"architecture = {model.architecture!r}; {PROGRAM} supports transformer"]
+    reasons = accepted_settings(
+        PROGRAM,
+        {
+            "order": (model.order, ("post",)),
+            "norm.kind": (model.norm.kind, ("layer",)),
+            "norm.eps": (model.norm.eps, (1e-5,)),
+            "position.kind": (model.position.kind, ("sinusoidal",)),
+            "attention.kind": (model.attention.kind, ("softmax",)),
+            "decoder_self": (model.decoder_self, ("attention",)),
+            "gated": (model.gated, (False,)),
+            "bias": (model.bias, (True,)),
+            "n_kv_heads": (model.n_kv_heads or model.n_heads, (model.n_heads,)),
+            "d_key": (model.key_size, (model.d_head,)),
+        },
+    )
+    if model.d_model % 2:
+        reasons.append(f"d_model = {model.d_model}; {PROGRAM} supports even numbers")
+    if others := sorted(tokenizer.files().keys() - _FILES):
+        reasons.append(f"tokenizer with {', '.join(others)}; {PROGRAM} supports sentencepiece")
+    return reasons
+
+
+def positions(config: Config) -> int:
+    return max(_POSITIONS, config.data.max_tokens)
+
+
+def write(model: ExportSource, folder: Path, quantization: str) -> None:
+    settings = _settings(model)
+    package = transformers_package()
+    config = package.MarianConfig(**settings)
+    network = package.MarianMTModel(config).eval()
+    tensors = _tensors(model, settings)
+    expected = network.state_dict()
+    computed = {f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")}
+    missing = expected.keys() - tensors.keys() - computed - {"final_logits_bias"}
+    assert not missing, missing
+    with torch.no_grad():
+        for name, tensor in expected.items():
+            if name in tensors:
+                tensor.copy_(tensors[name].reshape(tensor.shape))
+    network.generation_config = _generation(model, settings)
+    with calling("save the model"):
+        network.save_pretrained(folder)
+    for name, content in _tokenizer_files(model, settings).items():
+        (folder / name).write_bytes(content)
+
+
+def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
+    return TransformersRuntime(folder, _vocabulary(model), _output_bias(model))
+
+
+def other_tokenizer(model: ExportSource, folder: Path) -> ReferenceTokenizer:
+    return ReferenceTokenizer(folder, _vocabulary(model))
+
+
+def page(model: ExportSource, quantization: str) -> str:
+    return huggingface_page()
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+def _tie(model: ExportSource) -> str:
+    """Return the matrices that are one: "all", "target" or "none"."""
+    config = model.config.model
+    assert isinstance(config, TransformerConfig)
+    return "target" if config.tie == "all" and not model.tokenizer.shared else config.tie
+
+
+def _settings(model: ExportSource) -> dict[str, Any]:
+    """Return the content of their `config.json`."""
+    config, order = model.config.model, _order(model, model.tokenizer.source_size)
+    assert isinstance(config, TransformerConfig)
+    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+    padding = {PADDING: order[PAD]} if order[PAD] >= 0 else {}
+    return {
+        "vocab_size": max(order) + 1,
+        "decoder_vocab_size": max(_order(model, model.tokenizer.target_size)) + 1,
+        "max_position_embeddings": positions(model.config),
+        "d_model": config.d_model,
+        "encoder_layers": config.encoder_layers, "decoder_layers": config.decoder_layers,
+        "encoder_ffn_dim": config.d_ff, "decoder_ffn_dim": config.d_ff,
+        "encoder_attention_heads": config.n_heads, "decoder_attention_heads": config.n_heads,
+        "activation_function": activation,
+        "dropout": config.dropout, "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
+        "scale_embedding": config.scale_embeddings,
+        "share_encoder_decoder_embeddings": _tie(model) == "all",
+        "tie_word_embeddings": _tie(model) != "none",
+        "static_position_embeddings": True, "normalize_before": False, "normalize_embedding": False,
+        "pad_token_id": _START, "eos_token_id": _EOS, "decoder_start_token_id": _START, "forced_eos_token_id": _EOS,
+        **padding,
+    }  # fmt: skip
+
+
+def _generation(model: ExportSource, settings: dict[str, Any]) -> Any:
+    """Return their `generation_config.json`; tokens that our search excludes are excluded, with the same softmax."""
+    search = model.config.search
+    never = [[_START]] + ([[_PAD]] if PADDING in settings else [])
+    return transformers_package().GenerationConfig(
+        pad_token_id=_START, eos_token_id=_EOS, decoder_start_token_id=_START, forced_eos_token_id=_EOS,
+        bad_words_ids=never, renormalize_logits=_output_bias(model)[BOS].item() == NEVER,
+        num_beams=search.beam, length_penalty=search.alpha, max_length=positions(model.config),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def _output_bias(model: ExportSource) -> Tensor:
+    bias = model.network.output.bias
+    return bias.detach() if isinstance(bias, Tensor) else torch.zeros(model.tokenizer.target_size)
+
+
+def _order(model: ExportSource, size: int) -> list[int]:
+    """Return for each of our ids of one side that of the checkpoint."""
+    added = _output_bias(model)[PAD].item() == NEVER
+    first = _PAD if added else _PAD + 1
+    order = list(range(first, first + size - EOS - 1))
+    special = {PAD: -1 if added else _PAD, UNK: _UNK, BOS: _START, EOS: _EOS}
+    return [special[token] for token in sorted(special)] + order
+
+
+def _vocabulary(model: ExportSource) -> ImportedVocabulary:
+    tokenizer = model.tokenizer
+    orders = (_order(model, size) for size in (tokenizer.source_size, tokenizer.target_size))
+    return ImportedVocabulary(tokenizer, *orders)
+
+
+def _tensors(model: ExportSource, settings: dict[str, Any]) -> dict[str, Tensor]:
+    vocabulary = _vocabulary(model)
+    orders = {
+        "stream": Order(stream_order(settings["d_model"]), settings["d_model"]),
+        "source": Order(vocabulary.source, settings["vocab_size"]),
+        "target": Order(vocabulary.target, settings["decoder_vocab_size"]),
+        "logits": Order(vocabulary.target, settings["decoder_vocab_size"]),
+    }
+    tensors = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
+    return reverted(name_table(settings), orders, tensors)
+
+
+def _tokenizer_files(model: ExportSource, settings: dict[str, Any]) -> dict[str, bytes]:
+    tokenizer, vocabulary = model.tokenizer, _vocabulary(model)
+    source, target, _ = tokenizer.models
+    pieces = [tokenizer.source_piece(i) for i in range(tokenizer.source_size)]
+    lists = {"vocab.json": _ids(pieces, vocabulary.source)}
+    if not tokenizer.shared:
+        pieces = [tokenizer.target_piece(i) for i in range(tokenizer.target_size)]
+        lists["target_vocab.json"] = _ids(pieces, vocabulary.target)
+    data = model.config.data
+    languages = {
+        "source_lang": getattr(data, "source_language", None), "target_lang": getattr(data, "target_language", None),
+    }  # fmt: skip
+    about = {
+        "tokenizer_class": "MarianTokenizer", "separate_vocabs": not tokenizer.shared,
+        "model_max_length": settings["max_position_embeddings"], **{k: v for k, v in languages.items() if v},
+        "unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>",
+    }  # fmt: skip
+    contents = {**lists, "tokenizer_config.json": about}
+    return {
+        "source.spm": source,
+        "target.spm": source if target is None else target,
+        **{name: json.dumps(value, ensure_ascii=False, indent=0).encode() for name, value in contents.items()},
+    }
+
+
+def _ids(pieces: list[str], order: list[int]) -> dict[str, int]:
+    """Return the vocabulary of one side: piece -> id; the names of special tokens are those of their tokenizer."""
+    names = list(pieces)
+    names[UNK], names[BOS], names[EOS] = "<unk>", "<pad>", "</s>"
+    names[PAD] = "<unused>"
+    while names[PAD] in names[EOS:]:
+        names[PAD] += "_"
+    return dict(sorted(((name, i) for name, i in zip(names, order, strict=True) if i >= 0), key=lambda item: item[1]))

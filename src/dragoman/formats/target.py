@@ -1,0 +1,64 @@
+"""What a format provides for `dragoman export`; each is a module of this package, listed in `formats.export`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from dragoman.config import Config
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.formats.importing.reference import ReferenceTokenizer
+from dragoman.formats.parity import ExternalRuntime
+from dragoman.models.seq2seq import Model
+
+__all__ = ["ExportSource", "Format", "accepted_settings"]
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """The model that is exported."""
+
+    network: Model
+    tokenizer: Tokenizer
+    config: Config
+
+
+class Format(Protocol):
+    """The functions of a format's module; `model` is supported in all that receive it."""
+
+    PROGRAM: str
+    """Name of the program that runs the format, for messages."""
+    QUANTIZATIONS: tuple[str, ...]
+    """Accepted storage of the weights, with "float32" first."""
+
+    def versions(self) -> dict[str, str]:
+        """Return the version of each package that is needed.  Raises UsageError if one is missing."""
+
+    def unsupported(self, config: Config, tokenizer: Tokenizer) -> list[str]:
+        """Return all reasons why a model cannot be exported; [] if it can."""
+
+    def positions(self, config: Config) -> int | None:
+        """Return the maximum number of tokens of a sequence after the export, None without a maximum."""
+
+    def write(self, model: ExportSource, folder: Path, quantization: str) -> None:
+        """Write the model and its tokenizer into an existing folder, or replace what an earlier call has written."""
+
+    def runtime(self, model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
+        """Load what was written."""
+
+    def other_tokenizer(self, model: ExportSource, folder: Path) -> ReferenceTokenizer | None:
+        """Return the tokenizer of the other program, on our ids; None if it is sentencepiece with our files."""
+
+    def page(self, model: ExportSource, quantization: str) -> str:
+        """Return the README of the folder: a script that uses the model without Dragoman."""
+
+
+def accepted_settings(program: str, settings: Mapping[str, tuple[object, tuple[object, ...]]]) -> list[str]:
+    """Return a reason for each setting whose value is not accepted.  settings: key -> value, accepted values."""
+    return [
+        f"{key} = {value!r}; {program} supports {', '.join(map(str, accepted))}"
+        for key, (value, accepted) in settings.items()
+        if value not in accepted
+    ]

@@ -1,0 +1,168 @@
+"""P9: onnxruntime computes the same as Dragoman for every kind of Transformer that the ONNX export supports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dragoman.config import parse_config
+from dragoman.data.ids import BOS, EOS
+from dragoman.errors import DragomanError
+from dragoman.formats import onnx
+from dragoman.formats.export import export
+from dragoman.formats.importing.importer import import_model
+from dragoman.formats.onnx_runtime import OnnxRuntime
+from dragoman.formats.parity import Parity, ParityCase, ParityCases, compare_models
+from dragoman.formats.target import ExportSource
+from dragoman.models.model_folder import load_network
+from dragoman.models.seq2seq import Model
+from every_kind import TRANSFORMERS, TRANSLATORS, built
+from marian_checkpoints import LINES, marian_checkpoint
+from small_run import Cli, digit_pairs, small_document, write_lines
+from tiny_translator import tiny_tokenizer
+
+for package in ("onnx", "onnxruntime"):
+    pytest.importorskip(package, reason=f"needs the package {package}: pip install 'dragoman[formats]'")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the exporter, about its own code
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "model_v1"
+VOCAB = 37
+REFUSED = {"recurrent over embeddings", "recurrent positions"}
+KINDS = [name for name in TRANSFORMERS if name not in REFUSED]
+TOKENIZER = tiny_tokenizer()
+
+
+def sources(count: int = 8) -> ParityCases:
+    rng = torch.Generator().manual_seed(3)
+    rows = [torch.randint(4, VOCAB, (n % 9 + 1,), generator=rng).tolist() for n in range(count)]
+    return ParityCases([ParityCase([*row, EOS], []) for row in rows], "rows", 9)
+
+
+def parity(name: str, folder: Path, perturb: bool = False) -> Parity:
+    """Parity of a small model with random weights."""
+    model: Model = built(TRANSLATORS[name], VOCAB).float()
+    document = small_document(folder) | {"model": TRANSLATORS[name]}
+    subject = ExportSource(model, TOKENIZER, parse_config(document))
+    assert onnx.unsupported(subject.config, TOKENIZER) == []
+    onnx.write(subject, folder, "float32")
+    if perturb:
+        with torch.no_grad():
+            next(p for name, p in model.named_parameters() if "ffn" in name).mul_(1.01)
+    return compare_models(model, onnx.runtime(subject, folder, "float32"), sources(), width=3)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_transformers(name: str, tmp_path: Path) -> None:
+    report = parity(name, tmp_path)
+    assert report.met, report.lines()
+    assert report.largest < 1e-4 and report.greedy.same >= 7 and report.beam.same >= 7
+
+
+def test_a_weight_with_an_error_of_one_percent_is_detected(tmp_path: Path) -> None:
+    report = parity("modern", tmp_path, perturb=True)
+    assert not report.met and report.largest > 1e-3
+
+
+@pytest.mark.parametrize("name", [*REFUSED, "lstm", "convolutional"])
+def test_unsupported_models_are_refused(name: str) -> None:
+    config = parse_config(small_document(Path()) | {"model": TRANSLATORS[name]})
+    (reason,) = onnx.unsupported(config, TOKENIZER)
+    assert "the ONNX export supports" in reason
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The export of a trained model."""
+    where = tmp_path_factory.mktemp("onnx")
+    lines = write_lines(where / "lines.txt", [source for source, _ in digit_pairs(20, seed=8)])
+    done = export(GOLDEN, where / "out", "onnx", check=lines)
+    assert done.met and done.parity.cases == 20 and done.tokenizer is None
+    return where / "out"
+
+
+def test_the_graphs_have_dynamic_sizes_and_a_cache(folder: Path) -> None:
+    network = load_network(GOLDEN)[0]
+    runtime = OnnxRuntime(folder, "float32")
+    shapes = {each.name: each.shape for each in runtime.decoder.get_inputs()}
+    assert shapes["token"] == ["batch"] and shapes["mask"] == ["batch", "source"]
+    heads, size = shapes["keys_0"][1], shapes["keys_0"][3]
+    assert shapes["keys_0"] == ["batch", heads, "past", size]
+    assert shapes["cross_keys_0"] == ["batch", heads, "source", size]
+    # one line, many lines of other lengths, and 40 positions, which is more than the example of the exporter
+    for rows in ([[5, EOS]], [[6, 7, 8, 9, 10, EOS], [5, EOS], *[[7] * 20 + [EOS]] * 3]):
+        for row in rows:
+            ids = [*([7, 8, 9] * 13), EOS]
+            with torch.no_grad():
+                logits = network(torch.tensor([row]), None, torch.tensor([[BOS, *ids[:-1]]]))
+            ours = logits.log_softmax(-1)[0].gather(1, torch.tensor(ids)[:, None])[:, 0].numpy()
+            assert np.abs(np.array(runtime.score(ParityCase(row, []), ids)) - ours).max() < 1e-4
+        single = [runtime.search([ParityCase(row, [])], 1, 0, 12)[0] for row in rows]
+        assert runtime.search([ParityCase(row, []) for row in rows], 1, 0, 12) == single
+
+
+def test_the_code_in_the_readme_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.S)
+    assert set(re.findall(r"^import (\w+)", code, flags=re.M)) == {"numpy", "onnxruntime", "sentencepiece"}
+    monkeypatch.chdir(folder)
+    exec(code.replace("Two dogs run across a field.", "one two three"), {})
+    assert capsys.readouterr().out == "trois deux un\n"
+    facts = json.loads((folder / "export.json").read_text())
+    assert facts["format"] == "onnx" and facts["onnxruntime"] and facts["parity"]["greedy"]["same"] == 20
+
+
+def test_int8_is_smaller_and_reports_the_effect(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    lines = folder.parent / "lines.txt"
+    code, out, err = cli(
+        "export", GOLDEN, tmp_path / "out", "--format", "onnx", "--quantization", "int8", "--check", lines
+    )
+    assert (code, err) == (0, "") and b"effect of quantization:" in out
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"encoder.onnx", "decoder.onnx", "tokenizer.model", "README.md", "export.json"}
+    for name in ("encoder.onnx", "decoder.onnx"):
+        assert (tmp_path / "out" / name).stat().st_size < (folder / name).stat().st_size
+    facts = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert facts["quantized"]["mean"] > 10 * facts["parity"]["mean"]
+
+
+def test_without_parity_there_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = onnx.exportable
+
+    def wrong(model: Any) -> Any:
+        copy = original(model)
+        copy.decoder.layers[0].cross_attn.out.weight.mul_(1.05)
+        return copy
+
+    monkeypatch.setattr(onnx, "exportable", wrong)
+    lines = write_lines(tmp_path / "lines.txt", ["one two", "three"])
+    with pytest.raises(DragomanError, match="parity not met, nothing was written"):
+        export(GOLDEN, tmp_path / "out", "onnx", check=lines)
+    assert [path.name for path in tmp_path.iterdir()] == ["lines.txt"]
+
+
+def test_an_imported_model_has_the_ids_of_its_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokenizer has a list of pieces, and the script uses it."""
+    pytest.importorskip("transformers")
+    from dragoman import Translator
+
+    lines = write_lines(tmp_path / "lines.txt", [line for line in LINES if line][:3])
+    import_model(marian_checkpoint(tmp_path / "source", "one layer, unscaled"), tmp_path / "model", check=lines)
+    export(tmp_path / "model", tmp_path / "out", "onnx", check=lines)
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), flags=re.S)
+    monkeypatch.chdir(tmp_path / "out")
+    exec(code.replace("Two dogs run across a field.", "A dog runs.").replace("< 200", "< 9"), {})
+    translator = Translator.load(tmp_path / "model", engine="pytorch", quantize="none")
+    settings = {"beam": 1, "max_extra": 9}
+    (ours,) = translator.translate(["A dog runs."], **settings)
+    assert capsys.readouterr().out.strip().startswith(ours.text[:8])
+    assert dataclasses.is_dataclass(ours)

@@ -31,7 +31,7 @@ from dragoman.io.lines import plain_suffix
 from dragoman.io.model_files import find_model, list_checkpoints, read_meta, verify
 from dragoman.io.reading import COPY_AGAIN, as_path, open_regular, read_json
 
-__all__ = ["Config", "Initial", "dump_toml", "flatten", "load_config", "parse_config", "read_document"]
+__all__ = ["Config", "InitialSections", "dump_toml", "flatten", "load_config", "parse_config", "read_document"]
 
 _LARGEST = 1_000_000
 """Largest configuration file in bytes: a thousand times the size of a recipe, and parsed within a second."""
@@ -240,7 +240,7 @@ def load_config(
     _start_at(Path(path).parent, document)
     overrides = [overrides] if isinstance(overrides, str) else list(overrides)
     given = initial_model(document, overrides)
-    initial = None if given is None else Initial(given, None if run is None else Path(run))
+    initial = None if given is None else InitialSections(given, None if run is None else Path(run))
     return parse_config(document, overrides, where=str(path), initial=initial)
 
 
@@ -301,7 +301,7 @@ def parse_config(
     overrides: Iterable[str] = (),
     where: str = "configuration",
     stored: bool = False,
-    initial: Initial | None = None,
+    initial: InitialSections | None = None,
 ) -> Config:
     """Validate a document of nested dictionaries.  Raises ConfigError that lists all problems.
 
@@ -334,8 +334,8 @@ def parse_config(
 
 
 @dataclass(frozen=True)
-class Initial:
-    """The model of `train.init_from`.  run: a run that may have begun with it."""
+class InitialSections:
+    """The sections of the model in `train.init_from`.  run: a run that may have begun with it."""
 
     folder: str
     run: Path | None = None

@@ -23,14 +23,18 @@ _FREE = {
 """Keys that may differ from those of the model; all keys of [search] may."""
 
 
-def initial_model(document: Mapping[str, Any], overrides: Iterable[str]) -> str | None:
-    """Return train.init_from of a document with overrides; None if it is not set."""
+def initial_model(document: Mapping[str, Any], overrides: Iterable[str], start: Path = Path()) -> str | None:
+    """Return train.init_from of a document with overrides; None if it is not set.
+
+    start: the folder at which a relative path in the document starts; that of an override starts at the current one.
+    """
     train = document.get("train")
     found = train.get("init_from") if isinstance(train, dict) else None
+    found = move_root(found, Path(), start=start) if isinstance(found, str) and found else None
     for key, _, value in (text.partition("=") for text in overrides if isinstance(text, str)):
         if key.strip() == "train.init_from":
             found = value.strip().strip("\"'")
-    return found if isinstance(found, str) and found else None
+    return found or None
 
 
 def start_at(folder: Path, document: Mapping[str, Any]) -> None:

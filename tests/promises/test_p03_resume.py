@@ -21,7 +21,8 @@ import torch
 from dragoman.errors import ConfigError, TrainingError, UsageError
 from dragoman.io.run_log import Reporter, Status, read_log
 from dragoman.models.model_folder import list_checkpoints, load_network, read_pointer, verify
-from dragoman.training.run import average_run, validated_checkpoints
+from dragoman.training.averaging import average_run
+from dragoman.training.run import validated_checkpoints
 from dragoman.training.trainer import TrainResult, train
 from small_run import Listener, digit_pairs, small_config, train_in_child, weights, write_corpus, write_lines
 

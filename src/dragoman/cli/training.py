@@ -125,11 +125,12 @@ def prepare(
     from dragoman.cli.progress import RichReporter
     from dragoman.config import load_config
 
-    document = load_config(config, overrides or [])
+    out = out or Path("runs") / config.stem
+    document = load_config(config, overrides or [], run=out)
     with RichReporter(quiet) as reporter:
         from dragoman.training.preparation import prepare as prepare_data
 
-        store = prepare_data(document, out or Path("runs") / config.stem, workers=workers, ray=ray, reporter=reporter)
+        store = prepare_data(document, out, workers=workers, ray=ray, reporter=reporter)
         size = sum(file.stat().st_size for file in store.folder.iterdir())
         reporter.result(
             f"{store.folder}: {len(store):,} pairs, {int(store.tokens().sum()):,} tokens, {size / 1e6:,.0f} MB"
@@ -160,14 +161,14 @@ def train(
     if use_ray and _in_group():
         raise UsageError("--ray starts the workers itself; remove it, or run the command without torchrun")
     is_main = not _in_group() or os.environ.get("RANK") == "0"
+    run = out or Path("runs") / config.stem
     try:
-        document = load_config(config, overrides or [])
+        document = load_config(config, overrides or [], run=run)
     except UsageError as error:
         if _in_group() and os.environ.get("LOCAL_RANK", "0") != "0":
             error.reported = True  # by the first process of this computer
             time.sleep(_REPORTED_WITHIN)  # torchrun stops all processes once one has failed: let the first report
         raise
-    run = out or Path("runs") / config.stem
     with RichReporter(quiet or not is_main) as reporter, _interruptible(run, reporter if is_main else None):
         from dragoman.models.model_folder import USED_BY
         from dragoman.training.trainer import train as train_run
@@ -259,7 +260,7 @@ def average(
     The model folder is RUN/checkpoints/average-lastN. The best checkpoint of the run stays the same.
     """
     from dragoman.models.model_folder import USED_BY, find_model, read_config, read_meta
-    from dragoman.training.run import average_run
+    from dragoman.training.averaging import average_run
 
     folder = average_run(run, last)
     typer.echo(folder)

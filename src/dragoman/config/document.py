@@ -9,14 +9,16 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
 
-from dragoman.config.data import DataConfig, ImageData, ParallelData, move_root
+from dragoman.config.data import DataConfig, ImageData, ParallelData, move_root, resolve_path
 from dragoman.config.errors import describe, shown
+from dragoman.config.initial import initial_model, merge_sections, start_at
 from dragoman.config.limits import ADAM_RATES
 from dragoman.config.model import (
     PRESETS,
@@ -31,11 +33,12 @@ from dragoman.config.recurrent import RecurrentEncoderConfig
 from dragoman.config.section import Section, is_stored
 from dragoman.config.tokenizer import TokenizerConfig
 from dragoman.config.train import SearchConfig, TrainConfig
-from dragoman.errors import ConfigError, UsageError, clip, nearest
+from dragoman.errors import ConfigError, DragomanError, ModelFolderError, UsageError, clip, nearest
 from dragoman.io.lines import plain_suffix
-from dragoman.io.reading import as_path, open_regular
+from dragoman.io.model_files import find_model, list_checkpoints, read_meta, verify
+from dragoman.io.reading import COPY_AGAIN, as_path, open_regular, read_json
 
-__all__ = ["Config", "dump_toml", "flatten", "load_config", "parse_config", "read_document"]
+__all__ = ["Config", "InitialSections", "dump_toml", "flatten", "load_config", "parse_config", "read_document"]
 
 _LARGEST = 1_000_000
 """Largest configuration file in bytes: a thousand times the size of a recipe, and parsed within a second."""
@@ -90,6 +93,7 @@ class Config(Section):
             *self._other_problems(),
             *self._checkpointing_problems(),
             *self._sharding_problems(),
+            *self._adaptation_problems(),
         ]
         if not is_stored(info):
             problems += [*self._budget_problems(), *self._rate_problems(), *self._normalization_problems()]
@@ -173,6 +177,28 @@ class Config(Section):
                 f" accepted: {', '.join(_ELEMENTWISE)}; {instead}"
             )
 
+    def _adaptation_problems(self) -> Iterator[str]:
+        """Yield what makes LoRA and added words impossible."""
+        train, words = self.train, self.tokenizer.add_words
+        for key, given in {"train.lora": train.lora is not None, "tokenizer.add_words": bool(words)}.items():
+            if given and train.init_from is None:
+                yield f"{key} adapts an existing model, but train.init_from is not set; set it, or remove {key}"
+        if words and self.data.kind in ("images", "trees"):
+            yield f'tokenizer.add_words has no effect on data of kind "{self.data.kind}"; remove it'
+        if train.lora is None:
+            return
+        if self.model.architecture not in _STACKS:
+            yield (
+                f'train.lora needs the layers of a Transformer; model.architecture is "{self.model.architecture}"; '
+                f"accepted: {', '.join(_STACKS)}; remove train.lora to train all weights"
+            )
+        if words:
+            yield "train.lora does not train embeddings, which tokenizer.add_words needs; remove one of both"
+        if train.ema:
+            yield "train.lora has no moving average; accepted: train.ema = 0"
+        if train.parallel.kind == "fsdp":
+            yield 'train.lora cannot be used with train.parallel.kind "fsdp"; accepted: "replicated"'
+
     def _rate_problems(self) -> Iterator[str]:
         """Yield a learning rate that only SGD can use: Adam divides the gradient by its size."""
         kind = self.train.optimizer.kind
@@ -211,22 +237,30 @@ class Config(Section):
                 )
 
 
-def load_config(path: str | Path, overrides: Iterable[str] = (), *, stored: bool = False) -> Config:
-    """Load the document at `path` with `key=value` overrides; stored: as for `parse_config`.
+def load_config(
+    path: str | Path, overrides: Iterable[str] = (), *, stored: bool = False, run: str | Path | None = None
+) -> Config:
+    """Read the document at `path`, with `key=value` overrides, e.g. `model.dropout=0.2`.
 
-    Relative paths are resolved against `data.root`; a relative `data.root` is resolved against the folder of the
-    document, or against the current directory if it is an override or the document is stored.  Raises ConfigError with
-    all problems.
+    stored: see `parse_config`.  A relative `data.root`, and `train.init_from`, is resolved against the folder of the
+    document, or against the current directory if it is an override or the document is stored.  The model of
+    `train.init_from` is read, unless `run` is a run with a checkpoint that began with it.  Raises ConfigError with all
+    problems.
     """
     path = as_path(path, "configuration")
     document = read_document(path)
-    if not stored:
-        _start_at(Path(path).parent, document)
-    return parse_config(document, overrides, where=str(path), stored=stored)
+    if stored:
+        return parse_config(document, overrides, where=str(path), stored=True)
+    _start_at(Path(path).parent, document)
+    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+    given = initial_model(document, overrides)
+    initial = None if given is None else InitialSections(given, None if run is None else Path(run))
+    return parse_config(document, overrides, where=str(path), initial=initial)
 
 
 def _start_at(folder: Path, document: dict[str, Any]) -> None:
-    """Resolve a relative `data.root` against the folder of the document instead of the current directory."""
+    """Resolve relative paths against the folder of the document instead of the current directory."""
+    start_at(folder, document)
     data = document.get("data")
     if isinstance(data, dict) and "train" in data and isinstance(root := data.get("root", ""), str):
         moved = move_root(root, Path(), start=folder)
@@ -277,22 +311,29 @@ def _read(path: Path) -> str:
 
 
 def parse_config(
-    document: dict[str, Any], overrides: Iterable[str] = (), where: str = "configuration", stored: bool = False
+    document: dict[str, Any],
+    overrides: Iterable[str] = (),
+    where: str = "configuration",
+    stored: bool = False,
+    initial: InitialSections | None = None,
 ) -> Config:
     """Validate a document of nested dictionaries.  Raises ConfigError that lists all problems.
 
     stored: the document belongs to an existing run or model.  Then it may contain language names instead of codes,
     validation data that are part of the training data, a warm-up longer than the budget, and numbers outside of the
-    current limits that do not affect tensor shapes.
+    current limits that do not affect tensor shapes.  initial: the model of `train.init_from`, which completes the
+    document; without it, no file is read.
     """
     if not isinstance(document, dict):
         raise ConfigError(where, [f"{shown(document)} is not a configuration; accepted: a table of sections"])
     document.setdefault("model", {})
     for section, tag, default in (("data", "kind", "parallel"), ("model", "architecture", "transformer")):
-        if isinstance(found := document.get(section), dict):
+        if isinstance(found := document.get(section), dict) and not (initial and section == "model"):
             found.setdefault(tag, default)
     problems = apply_overrides(document, overrides, Config)
     problems += _expand_preset(document)
+    if initial is not None:
+        problems += initial.complete(document)
     try:
         config = Config.model_validate(document, context={"stored": stored})
     except ValidationError as error:
@@ -304,6 +345,40 @@ def parse_config(
     if problems:
         raise ConfigError(where, problems)
     return config
+
+
+@dataclass(frozen=True)
+class InitialSections:
+    """The sections of the model in `train.init_from`.  run: a run that may have begun with it."""
+
+    folder: str
+    run: Path | None = None
+
+    def complete(self, document: dict[str, Any]) -> list[str]:
+        """Add the sections of the model to a document; return the problems."""
+        problems = []
+        try:
+            config, owner = self._read()
+            problems = merge_sections(document, config.model_dump(mode="json"), owner)
+        except DragomanError as error:
+            problems.append(f"train.init_from = {shown(self.folder)}: {error}")
+        if "architecture" not in document["model"]:  # so that the other sections can be checked
+            data = document.get("data")
+            kind = str(data.get("kind")) if isinstance(data, dict) else ""
+            document["model"] = {"architecture": _KINDS.get(kind, (_TRANSLATORS, ()))[0][0]}
+        return problems
+
+    def _read(self) -> tuple[Config, str]:
+        """Return the configuration of the run, if it has a checkpoint, or of the model, and where it was found."""
+        run = self.run
+        if run is not None and list_checkpoints(run) and (run / "config.toml").is_file():
+            stored = load_config(run / "config.toml", stored=True)
+            if stored.train.init_from is not None:
+                return stored, str(run)
+        folder = find_model(resolve_path(self.folder))
+        verify(folder, skip=[name for name in read_meta(folder)["sha256"] if name.startswith("training")])
+        document = read_json(folder / "config.json", ModelFolderError, COPY_AGAIN)
+        return parse_config(document, where=f"{folder}/config.json", stored=True), self.folder
 
 
 def _expand_preset(document: dict[str, Any]) -> list[str]:

@@ -136,6 +136,11 @@ OptionalCount = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
 Threads = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_threads), AcceptStored]
 """CPU threads; servers have up to several hundred cores."""
 
+Rank = Annotated[_Whole, Field(ge=1, le=4096)]
+"""Rank of LoRA: published ones are 1 to 512; a rank close to d_model saves nothing."""
+Alpha = Annotated[_Real, Field(ge=1e-3, le=1e5)]
+"""Numerator of the scale of LoRA: usually 1 to 2 times the rank.  Not `AcceptStored`: it decides what was merged."""
+
 # -------------------------------------------------------------------------------------------------------------- data
 
 Coverage = Annotated[_Real, Field(ge=0.98, le=1), AcceptStored]

@@ -65,6 +65,11 @@ class TokenizerConfig(SideTokenizerConfig):
         "vocabulary, and prepared data are kept",
         examples=[1],
     )
+    add_words: tuple[str, ...] = Field(
+        (),
+        description="words that become single tokens in addition to the tokens of the model in `train.init_from`",
+        examples=[["Dragoman"]],
+    )
     target: SideTokenizerConfig | None = Field(
         None,
         description="settings of the target, if they differ; requires `shared = false`",

@@ -18,6 +18,7 @@ __all__ = [
     "FSDPConfig",
     "InverseSqrtSchedule",
     "LinearSchedule",
+    "LoRAConfig",
     "MuonConfig",
     "Optimizer",
     "Parallel",
@@ -205,6 +206,27 @@ Schedule = Annotated[
 ]
 
 
+class LoRAConfig(Section):
+    """Low-rank adaptation (Hu et al. 2021): W + alpha / rank * B A in place of W, of which only B and A are trained.
+
+    A (rank, in) is random, B (out, rank) is 0 at the start.  The saved model contains the sum.
+    """
+
+    rank: limits.Rank = Field(8, description="rows of A and columns of B", examples=[16])
+    alpha: limits.Alpha = Field(16.0, description="scale of the update; it is divided by the rank", examples=[32])
+    targets: tuple[Literal["attention", "feed_forward"], ...] = Field(
+        ("attention", "feed_forward"),
+        description="layers whose matrices are adapted; queries, keys and values are one matrix",
+        examples=[["attention"]],
+        min_length=1,
+    )
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        return self.alpha / self.rank
+
+
 class TrainConfig(Section):
     """Length of the training, optimizer, learning rate, validation and checkpoints."""
 
@@ -218,6 +240,18 @@ class TrainConfig(Section):
         description="tokens per second (source + target) that `dragoman new` expects, including validations; a "
         "training in minutes that reaches less than 80 % reports it; 0 = unknown",
         examples=[4500],
+    )
+    init_from: str | None = Field(
+        None,
+        description="fine-tuning: model folder or run whose weights, tokenizer, `[model]` and `[search]` the run "
+        "starts with; a relative path is resolved against the folder of the TOML file",
+        examples=["en-de"],
+        min_length=1,
+    )
+    lora: LoRAConfig | None = Field(
+        None,
+        description="train low-rank adapters of the matrices instead of all weights; requires `init_from`",
+        examples=[{"rank": 16}],
     )
     batch_tokens: limits.TokensPerBatch = Field(
         4096,

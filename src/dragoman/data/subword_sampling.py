@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from itertools import pairwise
 
 import sentencepiece as spm
 
-__all__ = ["SubwordSampler"]
+__all__ = ["ADDED_SCORE", "SubwordSampler"]
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece
 _NBEST = 32
+ADDED_SCORE = 1.0
+"""Score of the pieces of `data.added_words`, which are never divided; scores of learned pieces are at most 0."""
 
 
 class SubwordSampler:
@@ -29,6 +32,8 @@ class SubwordSampler:
         regular = [i for i in ids if not (model.is_control(i) or model.is_unknown(i) or model.is_byte(i))]
         self._ids = {str(model.id_to_piece(i)): i for i in regular}
         self._scores = {str(model.id_to_piece(i)): float(model.get_score(i)) for i in regular}
+        added = [piece for piece, score in self._scores.items() if score == ADDED_SCORE]
+        self._added = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))))
         # The score of a BPE piece is its rank, that of a unigram piece a log-probability.
         self._is_bpe = all(score.is_integer() for score in self._scores.values())
         self._bytes = [int(model.piece_to_id(f"<0x{b:02X}>")) for b in range(256)]
@@ -42,9 +47,24 @@ class SubwordSampler:
         if not self._is_bpe:
             return self._from_nbest(text, rate, rng)
         normal = str(self._model.normalize(text)).replace(" ", _SPACE)
-        words = normal.replace(_SPACE, f"\0{_SPACE}").split("\0")
-        pieces = [piece for word in words for piece in self._merged(list(word), rate, rng.random)]
+        pieces: list[str] = []
+        for part in self._parts(normal):
+            if self._scores.get(part) == ADDED_SCORE:
+                pieces.append(part)
+                continue
+            words = part.replace(_SPACE, f"\0{_SPACE}").split("\0")
+            pieces += [piece for word in words for piece in self._merged(list(word), rate, rng.random)]
         return self._to_ids(pieces)
+
+    def _parts(self, text: str) -> list[str]:
+        """Divide a text at added pieces, which are parts by themselves."""
+        if not self._added.pattern:
+            return [text]
+        parts, end = [], 0
+        for match in self._added.finditer(text):
+            parts += [text[end : match.start()], match.group()]
+            end = match.end()
+        return [*parts, text[end:]]
 
     def _merged(self, pieces: list[str], rate: float, draw: Callable[[], float]) -> list[str]:
         """Merge the best pair that is not skipped, until there is none."""
@@ -75,6 +95,11 @@ class SubwordSampler:
 
     def _from_nbest(self, text: str, power: float, rng: random.Random) -> list[int]:
         found = self._model.nbest_encode(text, nbest_size=_NBEST, out_type=int)
+        if self._added.pattern:
+            found = [ids for ids in found if self._count_added(ids) == self._count_added(found[0])]
         scores = [power * sum(float(self._model.get_score(i)) for i in ids) for ids in found]
         weights = [math.exp(score - max(scores)) for score in scores]
         return [int(i) for i in rng.choices(found, weights)[0]]
+
+    def _count_added(self, ids: list[int]) -> int:
+        return sum(float(self._model.get_score(i)) == ADDED_SCORE for i in ids)

@@ -15,14 +15,24 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from dragoman.config import LoRAConfig
 from dragoman.errors import ModelFolderError
 from dragoman.io.reading import read_json
 from dragoman.io.weights import load_file
 from dragoman.models.model_folder import load_tensors, read_meta, unique_tensors, verify
+from dragoman.nn.lora import adapters
 from dragoman.training.optim import Progress
 from dragoman.training.optimizers import Optimizer
 
-__all__ = ["moments", "read_progress", "read_training", "training_files", "training_json", "training_parts"]
+__all__ = [
+    "adapter_file",
+    "moments",
+    "read_progress",
+    "read_training",
+    "training_files",
+    "training_json",
+    "training_parts",
+]
 
 
 _AGAIN = "Copy the folder again, or use an earlier checkpoint."
@@ -35,7 +45,10 @@ def training_files(
     data_hash: str,
     ema: Mapping[str, Tensor] | None,
 ) -> dict[str, bytes]:
-    """Return the optimizer's moments, the progress and, with a moving average, the raw weights as files."""
+    """Return the optimizer's moments, the progress and the weights that the saved model does not contain, as files.
+
+    These are all weights with a moving average, and with adapters what is merged.
+    """
     tensors = {name: value.cpu().contiguous() for name, value in moments(model, optimizer, ema is not None).items()}
     return {
         "training.safetensors": safetensors.torch.save(tensors),
@@ -43,14 +56,28 @@ def training_files(
     }
 
 
+def adapter_file(tensors: Mapping[str, Tensor], lora: LoRAConfig, origin: Mapping[str, str]) -> bytes:
+    """Return a safetensors file with the adapters alone, which records their settings and the model they belong to."""
+    found = {name: tensor.cpu().contiguous() for name, tensor in adapters(tensors).items()}
+    metadata = {"rank": str(lora.rank), "alpha": repr(lora.alpha), "model_sha256": origin.get("sha256", "")}
+    return safetensors.torch.save(found, metadata)
+
+
 def moments(model: nn.Module, optimizer: Optimizer, raw: bool) -> dict[str, Tensor]:
-    """Return the state of the optimizer, as `<kind>/<parameter>`, and on request the weights, as `raw/<parameter>`."""
+    """Return the state of the optimizer, as `<kind>/<parameter>`, and weights, as `raw/<parameter>`.
+
+    raw: whether all weights are included; without, only those of layers with adapters.
+    """
     found = {
         f"{kind}/{name}": value.detach()
         for name, parameter in model.named_parameters()
         for kind, value in optimizer.state.get(parameter, {}).items()
     }
-    return found | ({f"raw/{name}": value for name, value in unique_tensors(model).items()} if raw else {})
+    weights = unique_tensors(model)
+    stems = tuple(name.removesuffix("lora_a") for name in adapters(weights) if name.endswith("lora_a"))
+    return found | {
+        f"raw/{name}": value for name, value in weights.items() if raw or (stems and name.startswith(stems))
+    }
 
 
 def training_json(progress: Progress, data_hash: str) -> bytes:
@@ -70,7 +97,8 @@ def read_training(
     if ema is not None:
         for name, value in weights.items():
             ema[name] = value.to(ema[name].device)
-        weights = {name: saved[f"raw/{name}"] for name in weights if f"raw/{name}" in saved}
+    raw = {name.removeprefix("raw/"): value for name, value in saved.items() if name.startswith("raw/")}
+    weights = raw if ema is not None else weights | raw
     load_tensors(model, weights, folder)
     state: dict[str, dict[str, Tensor]] = {}
     for key, value in saved.items():

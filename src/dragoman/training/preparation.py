@@ -12,8 +12,10 @@ from dragoman.data.profile import TrainingProfile
 from dragoman.data.store.build import build_store
 from dragoman.data.store.pool import Processes, RayTasks
 from dragoman.data.store.reader import Store
+from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.io.run_log import Reporter
+from dragoman.training.initial import open_initial
 from dragoman.training.run import check_files
 
 __all__ = ["prepare"]
@@ -43,10 +45,12 @@ def prepare(
     reporter.phase("checking the data")
     cache = Path(out).parent / "prepared"
     precheck(config, reporter.warn, cache)
+    initial = open_initial(config, Path(out), reporter)
+    tokenizer = initial.vocabulary if initial is not None and isinstance(initial.vocabulary, Tokenizer) else None
     specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
     pool: AbstractContextManager[Processes | RayTasks] = RayTasks() if ray else Processes(workers)
     with pool as used:
-        store = build_store(config, specs, cache, reporter, used)
+        store = build_store(config, specs, cache, reporter, used, tokenizer)
     reporter.phase("describing the training data")
     TrainingProfile.cached(store, config.parallel.source_language)
     return store

@@ -15,26 +15,18 @@ import torch
 from torch import Tensor
 
 from dragoman._version import __version__
-from dragoman.config import Config, ModelConfig, dump_toml, flatten, load_config, move_root, resolve_path
-from dragoman.data.corpus import corpus_spec
-from dragoman.data.profile import TrainingProfile
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.vocabulary import Vocabulary, load_vocabulary
-from dragoman.device import resolve_device
-from dragoman.errors import ConfigError, DataError, ModelFolderError, TrainingError, UsageError, nearest
-from dragoman.io.lock import lock_run
+from dragoman.config import Config, LoRAConfig, ModelConfig, dump_toml, flatten, load_config, move_root, resolve_path
+from dragoman.data.vocabulary import load_vocabulary
+from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError, nearest
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
+from dragoman.models.build import assemble
 from dragoman.models.model_folder import (
     average_tensors,
     build_for,
     described_files,
     list_checkpoints,
-    load_tensors,
-    read_config,
     read_meta,
-    read_profile,
-    runs_inside,
     save_model,
     unfinished_folder,
     unique_tensors,
@@ -42,14 +34,15 @@ from dragoman.models.model_folder import (
 )
 from dragoman.models.seq2seq import Network
 from dragoman.models.size import check_memory, count_parameters
-from dragoman.training.checkpoint import training_files, training_json
+from dragoman.nn.lora import adapter_size, add_adapters, merged
+from dragoman.training.checkpoint import adapter_file, training_files, training_json
+from dragoman.training.initial import InitialModel, open_initial
 from dragoman.training.optim import Progress, state_size
 from dragoman.training.optimizers import Optimizer
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
-from dragoman.training.tasks.translation import TranslationValidation
 
-__all__ = ["TrainingRun", "average_run", "check_files", "open_run", "validated_checkpoints", "with_root_of_run"]
+__all__ = ["TrainingRun", "check_files", "open_run", "validated_checkpoints"]
 
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
                "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
@@ -79,27 +72,31 @@ def open_run(config: Config, folder: Path, reporter: Reporter | None = None, wri
     reporter = reporter or Reporter()
     if config.data.kind != "parallel":  # the store of parallel data reports its phases
         reporter.phase("preparing the data")
-    task = _open_task(config, folder.parent / "prepared", reporter)
+    initial = open_initial(config, folder, reporter)
+    task = _open_task(config, folder.parent / "prepared", reporter, initial)
     if writes:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        write_file(stored, dump_toml(_with_relative_root(config, folder)).encode())
+        write_file(stored, dump_toml(_with_relative_paths(config, folder)).encode())
     if task.profile is not None:
         reporter.log(f"data: {task.profile}")
-    return TrainingRun(config, folder, task, reporter)
+    return TrainingRun(config, folder, task, reporter, initial)
 
 
-def _with_relative_root(config: Config, folder: Path) -> Config:
-    """Return the configuration with `data.root` relative to the run folder, in which it is stored."""
+def _with_relative_paths(config: Config, folder: Path) -> Config:
+    """Return the configuration with paths relative to the run folder, in which it is stored."""
+    if config.train.init_from is not None:
+        moved = move_root(config.train.init_from, folder)
+        config = config.model_copy(update={"train": config.train.model_copy(update={"init_from": moved})})
     if not list(config.data.files()):
         return config
     root = move_root(config.data.root, folder)
     return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
 
 
-def _open_task(config: Config, prepared: Path, reporter: Reporter) -> Task:
+def _open_task(config: Config, prepared: Path, reporter: Reporter, initial: InitialModel | None) -> Task:
     try:
-        return open_task(config, prepared, reporter)
+        return open_task(config, prepared, reporter, None if initial is None else initial.vocabulary)
     except OSError as error:
         # An error without a file name comes from a write; one that names a file elsewhere comes from reading it.
         if error.filename is not None and not Path(str(error.filename)).is_relative_to(prepared):
@@ -134,6 +131,8 @@ def _elsewhere(text: str, path: Path) -> str:
 
 
 def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
+    """Raise ConfigError for settings that differ from those of the run.  old: as stored, with its relative paths."""
+    new = _with_relative_paths(new, folder)
     before, after = (flatten(config.model_dump(mode="json")) for config in (old, new))
     problems = [
         f"{key}: the run has {before.get(key)!r}, the configuration {after.get(key)!r}"
@@ -148,8 +147,12 @@ def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
 class TrainingRun:
     """A run folder with its configuration and its task."""
 
-    def __init__(self, config: Config, folder: Path, task: Task, reporter: Reporter) -> None:
+    def __init__(
+        self, config: Config, folder: Path, task: Task, reporter: Reporter, initial: InitialModel | None = None
+    ) -> None:
+        """initial: the model of train.init_from."""
         self.config, self.folder, self.task, self.reporter = config, folder, task, reporter
+        self._initial = initial
 
     def check_memory(self, device: torch.device, processes: int = 1) -> None:
         """Raise UsageError if the memory does not suffice for training the model on the device."""
@@ -157,8 +160,11 @@ class TrainingRun:
         sizes = self.config.model, vocabulary.source_size, vocabulary.target_size
         train = self.config.train
         copies = 2 + state_size(train.optimizer) + bool(train.ema)  # weights, gradients, optimizer, moving average
+        needed = float(copies)
         share = processes if train.parallel.kind == "fsdp" else 1
-        check_memory(*sizes, shared=vocabulary.shared, copies=copies / share, device=device)
+        if train.lora is not None:  # frozen weights, and for those of the adapters all copies
+            needed = 1 + copies * self._adapter_size(train.lora) / self.parameters_of(self.config.model)
+        check_memory(*sizes, shared=vocabulary.shared, copies=needed / share, device=device)
 
     def use_batch_tokens(self, number: int) -> None:
         """Replace train.batch_tokens = "auto" by a number."""
@@ -173,7 +179,8 @@ class TrainingRun:
     def identity(self) -> dict[str, str]:
         """Return what must be equal in all processes that train together, and decides which batches they read."""
         flat = flatten(self.config.model_dump(mode="json"))
-        settings = {key: value for key, value in flat.items() if not key.startswith(("data.root", "train.device"))}
+        local = "data.root", "train.device", "train.init_from"
+        settings = {key: value for key, value in flat.items() if not key.startswith(local)}
         vocabulary = b"".join(self.task.vocabulary.files().values())
         return {
             "Dragoman": __version__,
@@ -182,11 +189,39 @@ class TrainingRun:
             "configuration": _short_hash(repr(sorted(settings.items())).encode()),
             "training data": self.task.data_hash,
             "vocabulary": _short_hash(vocabulary),
+            "initial weights": str(self._origin().get("init_from", {}).get("sha256")),
             "batches": _short_hash(b"".join(batch.tobytes() for batch in self.task.block(0, 0))),
         }
 
     def new_model(self) -> Network:
-        return build_for(self.config, self.task.vocabulary)
+        """Return a newly initialized model, with adapters if train.lora is set."""
+        return self._adapted(build_for(self.config, self.task.vocabulary))
+
+    def first_model(self) -> Network:
+        """As `new_model`, with the weights of train.init_from, unless a checkpoint of the run will replace them."""
+        model = build_for(self.config, self.task.vocabulary)
+        if self._initial is not None:
+            self._initial.load_into(model)
+        return self._adapted(model)
+
+    def _adapted(self, model: Network) -> Network:
+        lora = self.config.train.lora
+        if lora is not None:
+            add_adapters(model, lora.rank, lora.alpha, lora.targets, self.config.train.seed)
+        return model
+
+    def _adapter_size(self, lora: LoRAConfig) -> int:
+        """Return the number of parameters of the adapters."""
+        vocabulary = self.task.vocabulary
+        with torch.device("meta"):
+            model = assemble(
+                self.config.model, vocabulary.source_size, vocabulary.target_size, shared=vocabulary.shared
+            )
+        return adapter_size(model, lora.rank, lora.targets)
+
+    def _origin(self) -> dict[str, Any]:
+        """Return what `meta.json` says about the model of train.init_from."""
+        return {} if self._initial is None else self._initial.origin
 
     def resume(self, load: Callable[[Path], tuple[Progress, str]]) -> Progress:
         """Load the newest intact checkpoint and return its progress; damaged ones are logged.
@@ -255,7 +290,10 @@ class TrainingRun:
         target = self.checkpoint(progress)
         weights = unique_tensors(model) if ema is None else ema
         training = training_files(model, optimizer, progress, self.task.data_hash, ema)
-        meta = {"step": progress.step, "scores": scores, "validated": validated}
+        if (lora := self.config.train.lora) is not None:
+            training["adapters.safetensors"] = adapter_file(weights, lora, self._origin()["init_from"])
+            weights = merged(weights, lora.scale)
+        meta = {"step": progress.step, "scores": scores, "validated": validated, **self._origin()}
         save_model(target, self.config, self.task.vocabulary, weights, meta, training, self.task.profile)
         self._tidy(target, progress)
 
@@ -267,7 +305,7 @@ class TrainingRun:
         target = self.checkpoint(progress)
         files = described_files(self.config, self.task.vocabulary, self.task.profile)
         files["training.json"] = training_json(progress, self.task.data_hash)
-        meta = {"step": progress.step, "scores": scores, "validated": validated}
+        meta = {"step": progress.step, "scores": scores, "validated": validated, **self._origin()}
         with unfinished_folder(target, files, meta, size) as unfinished:
             yield unfinished
         self._tidy(target, progress)
@@ -295,7 +333,7 @@ class TrainingRun:
     ) -> Path:
         """Write an averaged model and point `average`, and optionally `best`, to it."""
         target = self.folder / "checkpoints" / "average"
-        meta = {"step": progress.step, "scores": scores}
+        meta = {"step": progress.step, "scores": scores, **self._origin()}
         save_model(target, self.config, self.task.vocabulary, weights, meta, profile=self.task.profile)
         write_pointer(self.folder, "average", target)
         if best:
@@ -318,61 +356,3 @@ def _is_validated(checkpoint: Path) -> bool:
     except ModelFolderError:
         return True
     return bool(meta.get("validated", not meta.get("interrupted")))  # earlier versions wrote "interrupted": true
-
-
-def average_run(folder: Path, last: int) -> Path:
-    """Average the last checkpoints of a run into `checkpoints/average-last<N>` and point `average` to it.
-
-    Its `meta.json` has the validation scores of a translation model whose validation data still exist.  `best` is
-    unchanged.  Raises UsageError if `last` is below 2 or above the number of validated checkpoints, and while the run
-    is in training, because training removes checkpoints.
-    """
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder; specify a run folder written by 'dragoman train'")
-    if not list_checkpoints(folder) and (inside := runs_inside(folder)):
-        raise UsageError(f"{folder}: not a run; specify a run inside it: {', '.join(map(str, inside))}")
-    with lock_run(folder):
-        found = validated_checkpoints(folder)
-        if last < 2 or len(found) < last:
-            accepted = f"accepted: 2 to {len(found)}" if len(found) > 1 else "an average needs at least 2"
-            raise UsageError(f"{folder}: cannot average the last {last} checkpoints; it has {len(found)}, {accepted}")
-        config, vocabulary = read_config(found[-1]), load_vocabulary(found[-1])
-        target = folder / "checkpoints" / f"average-last{last}"
-        weights, profile = average_tensors(found[-last:]), read_profile(found[-1])
-        scores = _validation_scores(with_root_of_run(config, found[-1]), vocabulary, weights, profile)
-        meta = {"step": int(found[-1].name), "scores": scores, "averaged": [p.name for p in found[-last:]]}
-        save_model(target, config, vocabulary, weights, meta, profile=profile)
-        write_pointer(folder, "average", target)
-        return target
-
-
-def with_root_of_run(config: Config, checkpoint: Path) -> Config:
-    """Return the configuration of a checkpoint with the `data.root` of its run, relative to the current directory.
-
-    The `data.root` of the checkpoint itself is relative to the directory in which the training was started.
-    """
-    run = checkpoint.parent.parent
-    if checkpoint.parent.name != "checkpoints" or not (run / "config.toml").is_file():
-        return config
-    try:
-        root = move_root(load_config(run / "config.toml", stored=True).data.root, Path(), start=run)
-    except ConfigError:
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
-
-
-def _validation_scores(
-    config: Config, vocabulary: Vocabulary, weights: Mapping[str, Tensor], profile: TrainingProfile | None
-) -> dict[str, Any]:
-    """Return the validation scores of a translation model; {} for other tasks, which need their training data."""
-    if config.data.kind != "parallel" or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
-        return {}
-    try:
-        validation = TranslationValidation(
-            config, corpus_spec(config, config.parallel.valid), vocabulary, Reporter(), profile
-        )
-    except (UsageError, DataError):  # the data were moved or changed
-        return {}
-    network = build_for(config, vocabulary)
-    load_tensors(network, weights, Path("average"))
-    return validation(network.to(resolve_device(config.train.device)))

@@ -46,11 +46,20 @@ def check_sharding(config: TrainConfig, context: DistributedContext) -> None:
         )
 
 
-def build_step(config: TrainConfig, new_model: Callable[[], Network], context: DistributedContext) -> TrainingStep:
-    """Return the training step of `train.parallel.kind`; a single process always has the whole model."""
+def build_step(
+    config: TrainConfig,
+    new_model: Callable[[], Network],
+    context: DistributedContext,
+    first: Callable[[], Network] | None = None,
+) -> TrainingStep:
+    """Return the training step of `train.parallel.kind`; a single process always has the whole model.
+
+    first: returns the model that is trained; default: new_model.
+    """
+    model = (first or new_model)()
     if config.parallel.kind == "fsdp" and isinstance(context, ProcessGroup):
-        return ShardedStep(config, new_model, context)
-    return TrainingStep(config, new_model(), context)
+        return ShardedStep(config, model, new_model, context)
+    return TrainingStep(config, model, context)
 
 
 class ShardedStep(TrainingStep):
@@ -59,9 +68,11 @@ class ShardedStep(TrainingStep):
     context: ProcessGroup
     communicates = True
 
-    def __init__(self, config: TrainConfig, new_model: Callable[[], Network], context: ProcessGroup) -> None:
+    def __init__(
+        self, config: TrainConfig, model: Network, new_model: Callable[[], Network], context: ProcessGroup
+    ) -> None:
         self._new_model = new_model
-        super().__init__(config, new_model(), context)
+        super().__init__(config, model, context)
 
     # ------------------------------------------------------------------------------------------------------ one step
 

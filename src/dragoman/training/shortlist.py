@@ -19,7 +19,7 @@ from dragoman.errors import DataError, UsageError
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, read_config, read_meta
 from dragoman.pipelines.translation import Translator
-from dragoman.training.run import with_root_of_run
+from dragoman.training.averaging import with_root_of_run
 
 __all__ = ["LearnedShortlist", "coverage", "learn_shortlist"]
 

@@ -18,13 +18,14 @@ from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Stack
 from dragoman.nn.dropout import seed_dropout
 from dragoman.nn.layers import BatchNorm
+from dragoman.nn.lora import merged, without_adapters
 from dragoman.nn.positions import Positions
 from dragoman.training.checkpoint import read_training
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.loss_scaling import LossScale, check_float16
 from dragoman.training.memory import Gradients, Part, accumulate
-from dragoman.training.optim import Progress, build_optimizer
+from dragoman.training.optim import Progress, build_optimizer, state_size
 from dragoman.training.run import TrainingRun
 from dragoman.training.validation import swapped_weights
 
@@ -117,7 +118,8 @@ class TrainingStep:
 
         def fill() -> None:
             for parameter in self.model.parameters():
-                parameter.grad = torch.full_like(parameter, torch.nan)
+                if parameter.requires_grad:  # of the others, no step would remove it
+                    parameter.grad = torch.full_like(parameter, torch.nan)
 
         return accumulate(batches, compute, restart, fill, self._summing, not self.communicates)
 
@@ -149,6 +151,18 @@ class TrainingStep:
             for name, parameter in unique_tensors(self.model).items():
                 self.ema[name].lerp_(parameter, weight)
         return True if self.reads else finite
+
+    def lora_summary(self) -> str:
+        """Return a sentence about the parameters that adapters train, and the memory that they save."""
+        sizes = {True: 0, False: 0}
+        for parameter in self.model.parameters():
+            sizes[parameter.requires_grad] += parameter.nbytes
+        trained, frozen = sizes[True], sizes[False]
+        copies = 2 + state_size(self.config.optimizer)  # weights, gradients, optimizer
+        return (
+            f"train.lora: {trained // 4:,} parameters are trained, {frozen // 4:,} are frozen; weights, gradients and "
+            f"optimizer need {(frozen + copies * trained) / 1e6:,.1f} MB instead of {copies * frozen / 1e6:,.1f} MB"
+        )
 
     def trial(self, batch: Batch, step: int) -> None:
         """Compute and discard the gradients of a batch, to measure the speed and memory of training."""
@@ -186,13 +200,19 @@ class TrainingStep:
     @contextmanager
     def evaluated(self) -> Generator[Network, None, None]:
         """Yield, in the main process, the model with the weights that are saved; called by all processes."""
-        with swapped_weights(self.model, self.ema):
+        with swapped_weights(self.model, self._validated()):
             yield self.model
+
+    def _validated(self) -> dict[str, Tensor] | None:
+        """Return the weights that are validated and saved, if they differ from those in training."""
+        if self.config.lora is None:
+            return self.ema
+        return without_adapters(self.model, merged(unique_tensors(self.model), self.config.lora.scale))
 
     @contextmanager
     def with_weights(self, weights: Mapping[str, Tensor]) -> Generator[Network, None, None]:
-        """Yield the model with other weights; called by the main process."""
-        with swapped_weights(self.model, weights):
+        """Yield the model with other weights, as they are saved; called by the main process."""
+        with swapped_weights(self.model, without_adapters(self.model, weights)):
             yield self.model
 
     def _copy_from_main(self) -> None:

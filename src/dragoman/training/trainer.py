@@ -110,7 +110,7 @@ class Trainer:
     def __init__(self, run: TrainingRun, context: DistributedContext, reporter: Reporter) -> None:
         self.run, self.context, self.reporter = run, context, reporter
         self.config = run.config.train
-        self.training_step = build_step(self.config, run.new_model, context)
+        self.training_step = build_step(self.config, run.new_model, context, run.first_model)
         self.model, self.optimizer = self.training_step.model, self.training_step.optimizer
         self.ema = self.training_step.ema
         self.progress = self.training_step.resume(run)
@@ -150,6 +150,8 @@ class Trainer:
             exhausted = f"the budget of {self.config.budget} is used up; raise train.budget to continue"
             self.reporter.log(f"{self.run.folder}: {exhausted}")
         else:
+            if self.config.lora is not None:
+                self.reporter.log(self.training_step.lora_summary())
             for warning in self._warnings():
                 self.reporter.warn(warning)
             self.reporter.started(str(self.config.budget), self._used())
@@ -185,6 +187,8 @@ class Trainer:
         """Yield warnings about the configuration that do not depend on the speed of the machine."""
         task, batches = self.run.task, self.batches.batches_per_epoch(self.progress)
         yield from plan_warnings(self.config, task, batches)
+        if self.config.init_from is not None:
+            return  # the sizes of the model and of the data are those of a training from random weights
         if forecast := forecast_of(self.config, task, batches, self.model.parameter_count()):
             yield from map("; ".join, forecast_problems(self.run.config, forecast, self.run.parameters_of))
 

@@ -52,23 +52,28 @@ _LARGE = 16 << 20  # bytes
 
 
 def build_store(
-    config: Config, specs: Sequence[CorpusSpec], cache: Path, reporter: Reporter, pool: Pool | None = None
+    config: Config,
+    specs: Sequence[CorpusSpec],
+    cache: Path,
+    reporter: Reporter,
+    pool: Pool | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Store:
     """Return the store of these corpora: reused if an undamaged one is in `cache`, else built there.
 
     reporter: receives the phases and the filter statistics.  pool: where to build it; default: processes of this
-    machine, or this process for corpora of less than 16 MB.  Raises DataError if no pair is left to train on, and
-    TrainingError if the store cannot be written.
+    machine, or this process for corpora of less than 16 MB.  tokenizer: default: learned from the corpora.  Raises
+    DataError if no pair is left to train on, and TrainingError if the store cannot be written.
     """
     reporter.phase(_READING)
     text = text_hash(specs, cache)
-    folder = cache / content_hash(config, specs, text)
+    folder = cache / content_hash(config, specs, text, tokenizer)
 
     def write(unfinished: Path, stack: ExitStack) -> None:
         used = pool
         if used is None and sum(path.stat().st_size for spec in specs for path in spec.files) >= _LARGE:
             used = stack.enter_context(Processes())
-        builder = _Builder(config, specs, folder, unfinished, reporter, used or ThisProcess())
+        builder = _Builder(config, specs, folder, unfinished, reporter, used or ThisProcess(), tokenizer)
         about = {"version": VERSION, "content": folder.name, "text": text, **builder.build()}
         write_about(unfinished, about, builder.written)
 
@@ -121,15 +126,22 @@ class _Builder:
     """Builds the parts of one store.  written: files whose size and hash are known."""
 
     def __init__(
-        self, config: Config, specs: Sequence[CorpusSpec], final: Path, folder: Path, reporter: Reporter, pool: Pool
+        self,
+        config: Config,
+        specs: Sequence[CorpusSpec],
+        final: Path,
+        folder: Path,
+        reporter: Reporter,
+        pool: Pool,
+        tokenizer: Tokenizer | None,
     ) -> None:
         """final: the folder of the store when it is complete.  folder: where it is written."""
         self.config, self.specs, self.folder = config, specs, folder
-        self.reporter, self.pool = reporter, pool
+        self.reporter, self.pool, self.given = reporter, pool, tokenizer
         self.rules = config.parallel.filter
         self.parts = [_Part(number) for number in range(len(specs))]
         self.written: dict[str, dict[str, Any]] = {}
-        self.origin = Origin(config, specs, final.parent)
+        self.origin = Origin(config, specs, final.parent, tokenizer)
         self.found = _Stores(path for path in final.parent.glob("*/store.json") if path.parent != final)
         self.warnings: list[str] = []
 
@@ -206,7 +218,9 @@ class _Builder:
         return str(self.folder / part_name(part.number, f"-{segment:05}"))
 
     def _tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of another store with the same origin, or learn it from the filtered text."""
+        """Return the given tokenizer, that of another store with the same origin, or one learned from the text."""
+        if self.given is not None:
+            return self.given
         found = self.found.tokenizer(self.origin.tokenizer)
         if found is not None:
             tokenizer, self.warnings = found

@@ -13,11 +13,12 @@ from typing import Any
 
 from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec
+from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, DragomanError
 from dragoman.io.reading import hash_file, read_json
 from dragoman.io.writing import write_file
 
-__all__ = ["LARGE", "VERSION", "Origin", "content_hash", "files_hash", "text_hash"]
+__all__ = ["LARGE", "VERSION", "Origin", "content_hash", "files_hash", "text_hash", "tokenizer_hash"]
 
 VERSION = 3
 """Of the format; stores of other versions are built again, under another name."""
@@ -87,32 +88,43 @@ def _identity(spec: CorpusSpec, hashes: FileHashes, *more: float) -> bytes:
     return b"".join(parts)
 
 
-def content_hash(config: Config, specs: Sequence[CorpusSpec], text: str | None = None) -> str:
+def content_hash(
+    config: Config, specs: Sequence[CorpusSpec], text: str | None = None, tokenizer: Tokenizer | None = None
+) -> str:
     """Return the hash of a store's origin as 16 hexadecimal digits: text, filters, settings of the tokenizer.
 
-    text: `text_hash(specs)`, if known.
+    text: `text_hash(specs)`, if known.  tokenizer: that of an existing model, in place of the settings.
     """
-    settings = _settings(config) | {"corpora": config.tokenizer.corpora}
+    settings = _settings(config, tokenizer) | {"corpora": config.tokenizer.corpora}
     content = json.dumps(settings, sort_keys=True) + (text or text_hash(specs))
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
-def _settings(config: Config) -> dict[str, Any]:
-    tokenizer = config.tokenizer.model_dump(exclude={"sampling": True, "corpora": True, "target": {"sampling"}})
-    return {"version": VERSION, "filter": config.parallel.filter.model_dump(), "tokenizer": tokenizer}
+def _settings(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    settings = config.tokenizer.model_dump(exclude={"sampling": True, "corpora": True, "target": {"sampling"}})
+    del settings["add_words"]  # only for a given tokenizer
+    used = settings if tokenizer is None else tokenizer_hash(tokenizer)
+    return {"version": VERSION, "filter": config.parallel.filter.model_dump(), "tokenizer": used}
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """Return a hash of the files of a tokenizer, as 32 hexadecimal digits."""
+    return _key(*(part for name, content in sorted(tokenizer.files().items()) for part in (name.encode(), content)))
 
 
 class Origin:
     """Keys of the parts of a store, with which other stores find those they can share.
 
-    tokenizer: of the vocabulary.  parts: of the ids and text of each corpus; if duplicates are dropped, they also
-    depend on the corpora before it.
+    tokenizer: of the vocabulary, which is learned from the corpora unless it is given.  parts: of the ids and text of
+    each corpus; if duplicates are dropped, they also depend on the corpora before it.
     """
 
-    def __init__(self, config: Config, specs: Sequence[CorpusSpec], cache: Path) -> None:
-        hashes, settings = FileHashes(cache), json.dumps(_settings(config), sort_keys=True).encode()
+    def __init__(
+        self, config: Config, specs: Sequence[CorpusSpec], cache: Path, tokenizer: Tokenizer | None = None
+    ) -> None:
+        hashes, settings = FileHashes(cache), json.dumps(_settings(config, tokenizer), sort_keys=True).encode()
         corpora = [_identity(spec, hashes) for spec in specs]
-        learned = corpora[: config.tokenizer.corpora]
+        learned = corpora[: config.tokenizer.corpora] if tokenizer is None else []
         self.tokenizer = _key(settings, *learned)
         self.parts = []
         for i, corpus in enumerate(corpora):

@@ -28,7 +28,7 @@ from dragoman.data.store.folder import (
     read_about,
     write_about,
 )
-from dragoman.data.store.origin import files_hash
+from dragoman.data.store.origin import files_hash, tokenizer_hash
 from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
 from dragoman.errors import DataError, ModelFolderError
 from dragoman.io.lines import read_lines
@@ -100,32 +100,48 @@ class PreparedText:
 
 
 def prepare_text(
-    config: TokenizerConfig, paths: list[Path], form: str, cache: Path, reporter: Reporter, *, joins_lines: bool = False
+    config: TokenizerConfig,
+    paths: list[Path],
+    form: str,
+    cache: Path,
+    reporter: Reporter,
+    *,
+    joins_lines: bool = False,
+    tokenizer: Tokenizer | None = None,
 ) -> PreparedText:
     """Return the ids of text files: those in `cache`, if the files and the settings are unchanged.
 
     form: see `texts_of`.  joins_lines: replace line ends within a paragraph by spaces; otherwise, the tokenizer
-    preserves every space and line end.  Raises DataError for files without text, and as `learn_tokenizer` does.
+    preserves every space and line end.  tokenizer: default: learned from the files.  Raises DataError for files without
+    text, and as `learn_tokenizer` does.
     """
     text = files_hash(paths, cache)
-    document: dict[str, Any] = {"version": _VERSION, "tokenizer": config.model_dump(exclude={"sampling", "corpora"})}
+    without = {"sampling", "corpora", "add_words"}
+    used = config.model_dump(exclude=without) if tokenizer is None else tokenizer_hash(tokenizer)
+    document: dict[str, Any] = {"version": _VERSION, "tokenizer": used}
     document |= {"form": form, "joins_lines": joins_lines, "text": text}
     key = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=8).hexdigest()
     reporter.phase("reading the training data")
 
     def write(folder: Path, _: ExitStack) -> None:
-        _write(folder, config, paths, form, joins_lines, reporter)
+        _write(folder, config, paths, form, joins_lines, reporter, tokenizer)
 
-    (tokenizer, stream, warnings), existed = build_once(cache / key, _open, write, reporter)
+    (opened, stream, warnings), existed = build_once(cache / key, _open, write, reporter)
     if existed:
         reporter.log(f"data: reused from {cache / key}")
     for warning in warnings:
         reporter.warn(warning)
-    return PreparedText(tokenizer, stream, text)
+    return PreparedText(opened, stream, text)
 
 
 def _write(
-    folder: Path, config: TokenizerConfig, paths: list[Path], form: str, joins_lines: bool, reporter: Reporter
+    folder: Path,
+    config: TokenizerConfig,
+    paths: list[Path],
+    form: str,
+    joins_lines: bool,
+    reporter: Reporter,
+    tokenizer: Tokenizer | None,
 ) -> None:
     def lines() -> Iterable[str]:
         for path in paths:
@@ -134,9 +150,10 @@ def _write(
     if not any(map(str.strip, lines())):
         names = ", ".join(map(str, paths))
         raise DataError(f"nothing to train on in {names}: all lines are blank; specify other files")
-    reporter.phase("learning the vocabulary")
     warnings: list[str] = []
-    tokenizer = learn_tokenizer(config, lines(), lossless=not joins_lines, log=warnings.append)
+    if tokenizer is None:
+        reporter.phase("learning the vocabulary")
+        tokenizer = learn_tokenizer(config, lines(), lossless=not joins_lines, log=warnings.append)
     item, bounds, characters, count = id_type(tokenizer.source_size), array("q", [0]), 0, 0
     hashes: list[int] = []
     pending, size = bytearray(), _BLOCK * item.itemsize

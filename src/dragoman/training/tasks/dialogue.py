@@ -13,7 +13,7 @@ import numpy as np
 from dragoman.config import Config, DialogueData
 from dragoman.data.batching import Batch, collate_source
 from dragoman.data.readers.dialogues import DialogueSet, read_dialogues
-from dragoman.data.tokenizer import PAD, learn_tokenizer
+from dragoman.data.tokenizer import PAD, Tokenizer, learn_tokenizer
 from dragoman.data.turns import MAX_ROLES, TurnIds, Window, encode_turns, windows
 from dragoman.errors import DataError, nearest
 from dragoman.io.reading import hash_files
@@ -31,7 +31,10 @@ _ROLES_SCORED = 8
 class DialogueTask(RowTask):
     """Windows of dialogues without a source.  Every turn is predicted once per epoch, after the role that speaks."""
 
-    def __init__(self, config: Config, data: DialogueData, reporter: Reporter) -> None:
+    def __init__(
+        self, config: Config, data: DialogueData, reporter: Reporter, tokenizer: Tokenizer | None = None
+    ) -> None:
+        """tokenizer: with the roles of the dialogues; default: learned from them."""
         self.data = data
         paths = data.train_paths()
         found = DialogueSet()
@@ -40,8 +43,13 @@ class DialogueTask(RowTask):
         refuse_empty(found.turns, paths, "no dialogue has a turn with text")
         roles = found.roles()
         _check_roles(list(roles), data)
-        texts = [line for dialogue in found.dialogues for turn in dialogue.turns for line in turn.text.split("\n")]
-        self.tokenizer = learn_tokenizer(config.tokenizer, texts, lossless=True, roles=list(roles), log=reporter.warn)
+        if tokenizer is None:
+            texts = [line for dialogue in found.dialogues for turn in dialogue.turns for line in turn.text.split("\n")]
+            tokenizer = learn_tokenizer(config.tokenizer, texts, lossless=True, roles=list(roles), log=reporter.warn)
+        else:
+            for path in paths:
+                _check_known("data.train", path, read_dialogues(path, data.format), tokenizer.roles)
+        self.tokenizer = tokenizer
         super().__init__(config, self.tokenizer, hash_files(paths))
         self._ids, self._targets, bounds = array("I"), array("I"), array("q", [0])
         encoded = self._encode(found)
@@ -97,7 +105,7 @@ class DialogueTask(RowTask):
         if path is None:
             return None
         found = read_dialogues(path, self.data.format)
-        _check_known(path, found, self.tokenizer.roles)
+        _check_known("data.valid", path, found, self.tokenizer.roles)
         cut, names = self._windows(self._encode(found)), self.data.loss_roles or tuple(found.roles())
         by_role: dict[str, tuple[list[Batch], int]] = {}
         for name in names:
@@ -143,11 +151,11 @@ def _check_roles(roles: list[str], data: DialogueData) -> None:
         )
 
 
-def _check_known(path: Path, found: DialogueSet, known: dict[str, int]) -> None:
+def _check_known(key: str, path: Path, found: DialogueSet, known: dict[str, int]) -> None:
     """Raise DataError for roles without an id."""
     unknown = [f"{role!r}{nearest(role, known)}" for role in found.roles() if role not in known]
     if unknown:
         raise DataError(
-            f"data.valid: {path}: {', '.join(unknown)} does not speak in the training data; accepted: "
+            f"{key}: {path}: {', '.join(unknown)} does not speak in the training data; accepted: "
             f"{', '.join(known)}. Correct the roles, or train on data that contains them"
         )

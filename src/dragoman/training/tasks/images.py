@@ -28,7 +28,10 @@ _VALID_ROWS = 256
 class ImageTask(Task):
     """A label per image.  Without data.valid, a fixed fifth of the images is held out for validation."""
 
-    def __init__(self, config: Config, data: ImageData, reporter: Reporter) -> None:
+    def __init__(
+        self, config: Config, data: ImageData, reporter: Reporter, vocabulary: LabelVocabulary | None = None
+    ) -> None:
+        """vocabulary: default: the labels of the images."""
         assert isinstance(config.model, VisionConfig)  # checked by the configuration
         self.model = config.model
         where, images = _read(data.train, data)
@@ -41,7 +44,7 @@ class ImageTask(Task):
             valid_where, held_out = _read(data.valid, data)
         reporter.log(f"data: {len(images.labels):,} images for training, {len(held_out.labels):,} for validation")
         values = self.model.channels * self.model.patch**2
-        labels = LabelVocabulary(sorted(set(images.labels.tolist())), patch_numbers=values)
+        labels = vocabulary or LabelVocabulary(sorted(set(images.labels.tolist())), patch_numbers=values)
         super().__init__(config, labels, content)
         self.validates = True
         self._train = self._tensors(images, labels, where)

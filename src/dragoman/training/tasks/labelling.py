@@ -32,17 +32,28 @@ class _LabelTask(RowTask):
 
     unit: str
 
-    def __init__(self, config: Config, data: TaggedData | LabelledData, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        config: Config,
+        data: TaggedData | LabelledData,
+        reporter: Reporter,
+        vocabulary: LabelVocabulary | None = None,
+    ) -> None:
+        """vocabulary: with a tokenizer; default: learned from the texts."""
         self.data, self.reporter = data, reporter
         paths = data.train_paths()
         examples = [example for path in paths for example in self._examples(path)]
         refuse_empty(len(examples), paths, "the files are empty")
-        lines = [text if isinstance(text, str) else " ".join(text) for text, _, _ in examples]
-        self.tokenizer = learn_tokenizer(config.tokenizer, lines, log=reporter.warn)
-        self.labels = LabelVocabulary(sorted({label for _, labels, _ in examples for label in labels}), self.tokenizer)
+        if vocabulary is None:
+            lines = [text if isinstance(text, str) else " ".join(text) for text, _, _ in examples]
+            tokenizer = learn_tokenizer(config.tokenizer, lines, log=reporter.warn)
+            vocabulary = LabelVocabulary(sorted({label for _, labels, _ in examples for label in labels}), tokenizer)
+        assert vocabulary.tokenizer is not None
+        self.tokenizer, self.labels = vocabulary.tokenizer, vocabulary
         super().__init__(config, self.labels, hash_files(paths))
         found = [
-            (text, self._row(text, [self.labels.numbers[label] for label in names])) for text, names, _ in examples
+            (text, self._row(text, [self.labels.number(label, f"data.train, line {line:,}") for label in names]))
+            for text, names, line in examples
         ]
         kept = [(text, row) for text, row in found if self._fits(row)]
         counts = f"read {len(found):,} {self.unit} = kept {len(kept):,}"

@@ -11,6 +11,7 @@ from typing import Any
 from dragoman.config import Config, CorpusConfig, FilterConfig, ParallelData, TreeData
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.readers.trees import Tree, bracket_f1, delinearize, linearize, read_trees
+from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.io.reading import open_regular
 from dragoman.io.run_log import Reporter
@@ -26,7 +27,9 @@ __all__ = ["ParsingTask"]
 class ParsingTask(TranslationTask):
     """Sentences and their linearized trees, written to disk and learned as a parallel corpus."""
 
-    def __init__(self, config: Config, data: TreeData, prepared: Path, reporter: Reporter) -> None:
+    def __init__(
+        self, config: Config, data: TreeData, prepared: Path, reporter: Reporter, tokenizer: Tokenizer | None = None
+    ) -> None:
         paths, valid = data.train_paths(), data.valid_path()
         trees = [tree for path in paths for tree in read_trees(path)]
         refuse_empty(len(trees), paths, "the files contain no trees")
@@ -44,7 +47,7 @@ class ParsingTask(TranslationTask):
             valid=_corpus(self.gold, prepared) if self.gold else None,
             filter=unfiltered,
         )
-        super().__init__(config.model_copy(update={"data": parallel}), prepared, reporter)
+        super().__init__(config.model_copy(update={"data": parallel}), prepared, reporter, tokenizer)
 
     def validation(self) -> Score | None:
         return BracketValidation(self) if self.gold else None

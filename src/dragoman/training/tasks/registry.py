@@ -15,6 +15,8 @@ from dragoman.config import (
     TextData,
     TreeData,
 )
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.io.run_log import Reporter
 from dragoman.training.tasks.dialogue import DialogueTask
 from dragoman.training.tasks.images import ImageTask
@@ -27,22 +29,28 @@ from dragoman.training.tasks.translation import TranslationTask
 __all__ = ["open_task"]
 
 
-def open_task(config: Config, prepared: Path, reporter: Reporter) -> Task:
-    """Return the task of a configuration.  prepared: folder of prepared data.  reporter: receives the counts."""
+def open_task(config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None) -> Task:
+    """Return the task of a configuration.
+
+    prepared: folder of prepared data.  reporter: receives the counts.  vocabulary: of a model that was trained on data
+    of the same kind; default: learned from the data.
+    """
+    labels = vocabulary if isinstance(vocabulary, LabelVocabulary) else None
+    tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
     match config.data:
         case ParallelData():
-            return TranslationTask(config, prepared, reporter)
+            return TranslationTask(config, prepared, reporter, tokenizer)
         case TreeData():
-            return ParsingTask(config, config.data, prepared, reporter)
+            return ParsingTask(config, config.data, prepared, reporter, tokenizer)
         case TextData():
-            return LanguageTask(config, config.data, prepared, reporter)
+            return LanguageTask(config, config.data, prepared, reporter, tokenizer)
         case DialogueData():
-            return DialogueTask(config, config.data, reporter)
+            return DialogueTask(config, config.data, reporter, tokenizer)
         case MaskedData():
-            return MaskedTask(config, config.data, prepared, reporter)
+            return MaskedTask(config, config.data, prepared, reporter, tokenizer)
         case TaggedData():
-            return TaggingTask(config, config.data, reporter)
+            return TaggingTask(config, config.data, reporter, labels)
         case LabelledData():
-            return ClassTask(config, config.data, reporter)
+            return ClassTask(config, config.data, reporter, labels)
         case ImageData():
-            return ImageTask(config, config.data, reporter)
+            return ImageTask(config, config.data, reporter, labels)

@@ -15,7 +15,7 @@ from dragoman.config import Config, MaskedData, TextData
 from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.text_stream import TextStream, read_stream
 from dragoman.data.store.text import prepare_text
-from dragoman.data.tokenizer import BOS, EOS, PAD
+from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.io.run_log import Reporter
 from dragoman.models.seq2seq import Network
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
@@ -27,9 +27,11 @@ __all__ = ["LanguageTask", "MaskedTask"]
 class LanguageTask(RowTask):
     """Windows of text without a source; each starts with BOS, as generated text does."""
 
-    def __init__(self, config: Config, data: TextData, prepared: Path, reporter: Reporter) -> None:
+    def __init__(
+        self, config: Config, data: TextData, prepared: Path, reporter: Reporter, tokenizer: Tokenizer | None = None
+    ) -> None:
         self.data = data
-        text = prepare_text(config.tokenizer, data.train_paths(), data.form, prepared, reporter)
+        text = prepare_text(config.tokenizer, data.train_paths(), data.form, prepared, reporter, tokenizer=tokenizer)
         self.tokenizer, self.stream = text.tokenizer, text.stream
         reporter.log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
         self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))
@@ -83,10 +85,14 @@ class MaskedTask(RowTask):
     80 % of these tokens are replaced by the mask, `Tokenizer.mask`, 10 % by a random token, and 10 % are unchanged.
     """
 
-    def __init__(self, config: Config, data: MaskedData, prepared: Path, reporter: Reporter) -> None:
+    def __init__(
+        self, config: Config, data: MaskedData, prepared: Path, reporter: Reporter, tokenizer: Tokenizer | None = None
+    ) -> None:
         self.data = data
         paths = data.train_paths()
-        text = prepare_text(config.tokenizer, paths, "paragraphs", prepared, reporter, joins_lines=True)
+        text = prepare_text(
+            config.tokenizer, paths, "paragraphs", prepared, reporter, joins_lines=True, tokenizer=tokenizer
+        )
         self.tokenizer, self.stream = text.tokenizer, text.stream
         self.spans, words = self._windows(self.stream)
         refuse_empty(len(words), paths, "no paragraph contains a word")

@@ -32,9 +32,10 @@ __all__ = ["TranslationTask", "TranslationValidation"]
 class TranslationTask(Task):
     """Parallel text: source sentences and their translations."""
 
-    def __init__(self, config: Config, prepared: Path, reporter: Reporter) -> None:
+    def __init__(self, config: Config, prepared: Path, reporter: Reporter, tokenizer: Tokenizer | None = None) -> None:
+        """tokenizer: default: learned from the corpora."""
         specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
-        self.store = build_store(config, specs, prepared, reporter)
+        self.store = build_store(config, specs, prepared, reporter, tokenizer=tokenizer)
         self.tokenizer = self.store.tokenizer
         self.reporter = reporter
         self._weights = sampling_weights(self.store.parts, config.parallel.temperature)

@@ -1,0 +1,343 @@
+"""Fine-tuning: runs that start from another model, with all weights or with adapters, resumed without that model."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from torch import Tensor
+
+from dragoman.config import Config, load_config
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.errors import ConfigError, UsageError
+from dragoman.io.run_log import read_log
+from dragoman.io.weights import load_file
+from dragoman.models.model_folder import find_model, list_checkpoints, load_network, read_config, read_meta
+from dragoman.training.averaging import average_run
+from dragoman.training.run import open_run
+from dragoman.training.trainer import train
+from small_run import Cli, Listener, small_config, trained, weights, write_corpus, write_lines
+
+IMPORTED = Path(__file__).parents[1] / "golden" / "imported_v1"
+LORA = ("train.lora.rank=2", "train.lora.alpha=4", "train.schedule.peak=0.05")
+TOML = """
+[data]
+root = "data"
+source_language = "en"
+target_language = "xx"
+train = [{ source = "train.src", target = "train.tgt" }]
+valid = { source = "valid.src", target = "valid.tgt" }
+
+[train]
+init_from = "base"
+budget = "18 steps"
+batch_tokens = 300
+log_every = 1
+validate_every = "6 steps"
+save_every = "4 steps"
+validate_sentences = 5
+keep = 9
+device = "cpu"
+threads = 1
+schedule = { kind = "budget", peak = 1e-2, warmup = 2 }
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a small model on other sentences than those of the fine-tuning."""
+    return trained(tmp_path_factory.mktemp("base"), "train.budget=30 steps", "train.validate_every=30 steps")
+
+
+@pytest.fixture
+def place(tmp_path: Path, base: Path) -> Path:
+    """A folder with `tune.toml`, its data, and `base`."""
+    write_corpus(tmp_path / "data", train=120)
+    shutil.copytree(find_model(base), tmp_path / "base")
+    (tmp_path / "tune.toml").write_text(TOML)
+    return tmp_path
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return load_file(find_model(folder) / "model.safetensors")
+
+
+def losses(run: Path) -> list[float]:
+    return [row["loss"] for row in read_log(run) if "loss" in row]
+
+
+def files(run: Path) -> dict[str, bytes]:
+    return {
+        f"{path.parent.name}/{path.name}": path.read_bytes()
+        for path in (run / "checkpoints").glob("*/*")
+        if path.suffix == ".safetensors" or path.name.endswith((".model", "pieces.json"))
+    }
+
+
+# --------------------------------------------------------------------------------------------------- configuration
+
+
+def test_the_model_is_taken_from_the_folder_and_stored_completely(place: Path) -> None:
+    config = load_config(place / "tune.toml", ["model.dropout=0.3", "tokenizer.sampling=0.1", "search.beam=3"])
+    expected = read_config(place / "base")
+    assert config.model == expected.model.model_copy(update={"dropout": 0.3})
+    assert config.tokenizer == expected.tokenizer.model_copy(update={"sampling": 0.1})
+    assert config.search == expected.search.model_copy(update={"beam": 3})
+    assert config.train.init_from == str(place / "base") or Path(config.train.init_from or "").samefile(place / "base")
+
+    run = train(config, place / "run").run
+    stored = load_config(run / "config.toml", stored=True)
+    assert stored.model == config.model and stored.train.init_from == "../base"
+    meta = read_meta(find_model(run))["init_from"]
+    assert meta["sha256"] == read_meta(place / "base")["sha256"]["model.safetensors"]
+    shutil.rmtree(place / "base")
+    network, vocabulary, _ = load_network(run)
+    assert network.parameter_count() and isinstance(vocabulary, Tokenizer)
+    assert read_meta(average_run(run, 2))["init_from"] == meta
+
+
+def test_a_relative_folder_starts_at_the_document_or_as_an_override_here(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    for overrides in ([], ["train.init_from=../base"], [f"train.init_from={place / 'base'}"]):
+        assert load_config("../tune.toml", overrides).model.d_model == 16
+    with pytest.raises(ConfigError, match="base: no such folder"):
+        load_config("../tune.toml", ["train.init_from=base"])
+
+
+def refused(place: Path, *overrides: str, expect: int) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(place / "tune.toml", overrides)
+    assert str(caught.value).count("\n  - ") + (expect == 1 and "\n" not in str(caught.value)) == expect, caught.value
+    return str(caught.value)
+
+
+def test_all_conflicts_are_reported_at_once(place: Path) -> None:
+    text = refused(
+        place, "model.d_model=32", "model.norm.kind=rms", "model.dropout=2", "tokenizer.vocab_size=99", "model.heads=2",
+        "train.budget=x", expect=6,
+    )  # fmt: skip
+    assert "model.d_model = 32" in text and "has 16" in text and "did you mean 'model.n_heads'" in text
+    assert "tokenizer.vocab_size = 99" in text and "its tokenizer is kept" in text
+    assert "model.architecture = 'lstm'" in refused(place, "model.architecture=lstm", expect=1)
+    assert "trained on data of kind 'parallel'" in refused(place, "data.kind=trees", "data.train=['x']", expect=1)
+    assert load_config(place / "tune.toml", ["model.d_model=16", "tokenizer.vocab_size=56"]).model.d_model == 16
+
+
+def test_a_missing_or_damaged_model_is_reported_with_the_other_problems(place: Path) -> None:
+    text = refused(place, "train.init_from=/nowhere", "train.budget=x", expect=2)
+    assert "train.init_from = '/nowhere'" in text and "no such folder" in text
+    with (place / "base" / "model.safetensors").open("r+b") as file:
+        file.seek(200)
+        file.write(b"\xff\xff")
+    assert "model.safetensors" in refused(place, "train.budget=x", expect=2)
+    (place / "base" / "config.json").unlink()
+    assert "config.json" in refused(place, "train.budget=x", expect=2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (("train.lora.rank=2", "train.ema=0.9"), "train.ema = 0"),
+        (("train.lora.rank=2", "tokenizer.add_words=['x']"), "remove one of both"),
+        (("train.lora.rank=2", "train.parallel.kind=fsdp"), 'accepted: "replicated"'),
+        (("train.lora.rank=0",), "accepted: 1 to"),
+        (("train.lora.targets=[]",), "at least one"),
+    ],
+)
+def test_settings_of_adapters_are_checked(place: Path, overrides: tuple[str, ...], text: str) -> None:
+    assert text in refused(place, *overrides, expect=1)
+
+
+def test_adapters_and_words_need_a_model(tmp_path: Path) -> None:
+    for override in ("train.lora.rank=2", "tokenizer.add_words=['x']"):
+        with pytest.raises(ConfigError, match=r"train.init_from is not set"):
+            small_config(tmp_path, override)
+
+
+def test_the_commands_read_the_same_configuration(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
+) -> None:
+    cli = Cli(monkeypatch, capsysbinary)
+    code, out, _ = cli("config", place / "tune.toml")
+    assert code == 0 and b"d_model = 16" in out
+    code, _, err = cli("doctor", place / "tune.toml")
+    assert code in (0, 1) and "init_from" not in err, err
+    code, _, err = cli("prepare", place / "tune.toml", "--out", place / "run")
+    assert code == 0, err
+    listener = Listener()
+    open_run(load_config(place / "tune.toml"), place / "run", listener)
+    assert "reused" in listener.text, "train finds what prepare has written"
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+
+def test_the_run_starts_with_the_weights_of_the_model(place: Path) -> None:
+    config = load_config(place / "tune.toml")
+    run = open_run(config, place / "run")
+    original = tensors(place / "base")
+    first = {name: p.detach() for name, p in run.first_model().named_parameters()}
+    assert first.keys() == original.keys() and all(torch.equal(first[name], original[name]) for name in first)
+    fresh = dict(run.new_model().named_parameters())
+    assert not all(torch.equal(fresh[name], original[name]) for name in fresh)
+    assert run.task.vocabulary.files()["tokenizer.model"] == (place / "base" / "tokenizer.model").read_bytes()
+
+
+MODES: dict[str, tuple[str, ...]] = {
+    "all weights": ("train.ema=0.9", "train.average=2"),
+    "adapters": (*LORA, "train.average=2", "train.clip_norm=1", "model.dropout=0.2", "train.optimizer.kind=adamw"),
+    "muon": (*LORA, "train.optimizer.kind=muon"),
+    "words": ("tokenizer.add_words=['one two', 'Dragoman']", "tokenizer.sampling=0.2"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_resumed_run_does_not_need_the_model_and_ends_with_the_same_bytes(mode: str, place: Path) -> None:
+    def config(run: str, budget: int) -> Config:
+        constant = ["train.schedule.kind=constant", "train.schedule.rate=0.02"]  # whatever the budget
+        overrides = [*(o for o in MODES[mode] if "schedule" not in o), f"train.budget={budget} steps", *constant]
+        return load_config(place / "tune.toml", overrides, run=place / run)
+
+    train(config("whole", 18), place / "whole")
+    train(config("cut", 7), place / "cut")
+    for later in list_checkpoints(place / "cut")[-1:]:  # killed after the checkpoint before
+        shutil.rmtree(later)
+    (place / "base").rename(place / "hidden")
+    if not list_checkpoints(place / "cut"):
+        pytest.fail("nothing to resume")
+    for name in ("last", "best", "average"):
+        (place / "cut" / name).unlink(missing_ok=True)
+    train(config("cut", 18), place / "cut")
+    found, expected = files(place / "cut"), files(place / "whole")
+    assert {k: v for k, v in expected.items() if k in found} == found
+    assert weights(place / "cut") == weights(place / "whole") and "00000018/training.safetensors" in found
+    assert losses(place / "whole")[-1] < losses(place / "whole")[0]
+
+
+def test_resuming_with_another_model_is_refused(place: Path) -> None:
+    train(load_config(place / "tune.toml", ["train.budget=6 steps"]), place / "run")
+    shutil.copytree(place / "base", place / "other")
+    config = load_config(place / "tune.toml", [f"train.init_from={place / 'other'}"])
+    with pytest.raises(ConfigError, match="init_from: the run has"):
+        train(config, place / "run")
+    with pytest.raises(ConfigError, match=r"train.lora"):
+        train(load_config(place / "tune.toml", LORA[:1]), place / "run")
+    (place / "base").rename(place / "hidden")
+    with pytest.raises(ConfigError, match="no such folder"):
+        load_config(place / "tune.toml")
+    assert train(load_config(place / "tune.toml", run=place / "run"), place / "run").progress.step == 18
+
+
+def test_all_weights_change_and_the_loss_falls_below_that_of_a_new_model(place: Path) -> None:
+    tuned = train(load_config(place / "tune.toml"), place / "tuned")
+    document = small_config(place / "data", "train.budget=18 steps", "train.threads=1")
+    new = train(document, place / "new")
+    assert tuned.scores["valid_loss"] < new.scores["valid_loss"]
+    original, found = tensors(place / "base"), tensors(place / "tuned")
+    assert all(not torch.equal(original[name], found[name]) for name in original)
+
+
+def test_a_run_can_start_from_a_run_and_be_tuned_again(place: Path, base: Path) -> None:
+    first = load_config(place / "tune.toml", [f"train.init_from={base}", "tokenizer.add_words=['one two']"])
+    train(first, place / "first")
+    second = load_config(place / "tune.toml", [f"train.init_from={place / 'first'}", *LORA])
+    assert second.tokenizer.add_words == () and second.train.lora is not None
+    train(second, place / "second")
+    third = load_config(place / "tune.toml", [f"train.init_from={place / 'second'}"])
+    assert third.train.lora is None
+    sizes = [load_network(place / name)[1].source_size for name in ("base", "first", "second")]
+    assert sizes == [56, 57, 57]
+
+
+# -------------------------------------------------------------------------------------------------------- adapters
+
+
+def test_adapters_are_merged_into_the_saved_model_and_stored_alone(place: Path) -> None:
+    listener = Listener()
+    run = train(load_config(place / "tune.toml", LORA), place / "run", reporter=listener).run
+    folder, original = find_model(run), tensors(place / "base")
+    found, alone = tensors(run), load_file(folder / "adapters.safetensors")
+    assert found.keys() == original.keys(), "a model like any other"
+    adapted = {name.replace("lora_a", "weight") for name in alone if name.endswith("lora_a")}
+    for name, tensor in found.items():
+        expected = original[name].double()
+        if name in adapted:
+            a, b = (alone[name.replace("weight", part)].double() for part in ("lora_a", "lora_b"))
+            expected = expected + 4 / 2 * b @ a
+            assert not torch.equal(tensor, original[name]), name
+        assert torch.equal(tensor, expected.float()), name
+    with safetensors.safe_open(folder / "adapters.safetensors", "pt") as file:
+        about = file.metadata()
+    assert about == {"rank": "2", "alpha": "4.0", "model_sha256": read_meta(folder)["init_from"]["sha256"]}
+    count = sum(tensor.numel() for tensor in alone.values())
+    frozen = sum(tensor.numel() for tensor in original.values())
+    assert f"train.lora: {count:,} parameters are trained, {frozen:,} are frozen" in listener.text
+    moments = [name for name in load_file(folder / "training.safetensors") if name.startswith("exp_avg/")]
+    assert moments and all("lora_" in name for name in moments), "the optimizer has no state of frozen weights"
+    assert losses(run)[-1] < losses(run)[0]
+
+
+def test_scores_are_those_of_the_saved_model(place: Path) -> None:
+    from dragoman.training.averaging import _validation_scores, with_root_of_run
+
+    run = train(load_config(place / "tune.toml", LORA), place / "run").run
+    folder = list_checkpoints(run)[-1]
+    config = with_root_of_run(read_config(folder), folder)
+    vocabulary = load_network(folder)[1]
+    assert _validation_scores(config, vocabulary, tensors(folder), None) == read_meta(folder)["scores"]
+
+
+# --------------------------------------------------------------------------------------------------- imported, words
+
+
+@pytest.mark.parametrize("mode", ["all weights", "adapters"])
+def test_an_imported_model_improves_resumes_and_is_exported(mode: str, tmp_path: Path) -> None:
+    pairs = [("a dog runs", "ein hund"), ("the bench", "eine bank"), ("two people run", "zwei leute laufen")] * 12
+    for number, name in enumerate(("src", "tgt")):
+        lines = [f"{pair[number]}{' a' * (i % 7)}" for i, pair in enumerate(pairs)]
+        write_lines(tmp_path / "data" / f"train.{name}", lines)
+        write_lines(tmp_path / "data" / f"valid.{name}", [pair[number] for pair in pairs[:3]])
+    (tmp_path / "tune.toml").write_text(TOML.replace('"xx"', '"de"').replace('"base"', '"imported"'))
+    shutil.copytree(IMPORTED, tmp_path / "imported")
+    overrides = ["train.schedule.kind=constant", "train.schedule.rate=0.01", *(LORA[:2] if mode == "adapters" else [])]
+
+    def config(run: str, budget: int) -> Config:
+        return load_config(tmp_path / "tune.toml", [*overrides, f"train.budget={budget} steps"], run=tmp_path / run)
+
+    train(config("whole", 18), tmp_path / "whole")
+    scores = [row["valid_loss"] for row in read_log(tmp_path / "whole") if "valid_loss" in row]
+    assert scores[-1] < scores[0] and losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0]
+    train(config("cut", 8), tmp_path / "cut")
+    shutil.rmtree(tmp_path / "imported")
+    train(config("cut", 18), tmp_path / "cut")
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+    folder = find_model(tmp_path / "cut")
+    assert (folder / "pieces.json").read_bytes() == (IMPORTED / "pieces.json").read_bytes()
+    pytest.importorskip("ctranslate2")
+    from dragoman.formats.export import export
+
+    assert export(tmp_path / "cut", tmp_path / "exported").parity.met
+
+
+def test_new_tokens_start_as_the_mean_of_their_pieces(place: Path) -> None:
+    config = load_config(place / "tune.toml", ["tokenizer.add_words=['one two', 'Dragoman']"])
+    run = open_run(config, place / "run", listener := Listener())
+    old, new = load_network(place / "base")[1], run.task.vocabulary
+    assert isinstance(old, Tokenizer) and isinstance(new, Tokenizer) and new.source_size == 58
+    before, after = tensors(place / "base"), dict(run.first_model().named_parameters())
+    name = "encoder.embedding.weight"
+    assert torch.equal(after[name][:56], before[name])
+    for row, word in ((56, "one two"), (57, "Dragoman")):
+        expected = before[name][old.encode_source(word)[:-1]].mean(0)
+        torch.testing.assert_close(after[name][row].detach(), expected)
+        assert new.encode_source(word)[0] == row
+    assert "2 new tokens" in listener.text
+    with pytest.raises(UsageError, match="cannot be a token"):
+        open_run(load_config(place / "tune.toml", ["tokenizer.add_words=['']"]), place / "other")

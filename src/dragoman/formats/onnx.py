@@ -1,6 +1,6 @@
 """Export to ONNX: two graphs, the encoder and one step of the decoder with its states as inputs and outputs.
 
-Written by the exporter of PyTorch that records a trace.  That of `torch.export` writes graphs that compute the same, but
+Written by the exporter of PyTorch that records a trace.  Graphs of `torch.export` compute the same, but
 that of a small model is 1.6 times as large and takes ten times as long.  Batch, source and target have dynamic sizes.
 """
 

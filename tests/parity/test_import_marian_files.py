@@ -86,15 +86,16 @@ def test_native_engine_and_folder(imported: tuple[Path, Path]) -> None:
 
 def test_a_lexical_shortlist_is_imported(tmp_path: Path) -> None:
     source = marian_model(tmp_path / "source", "ssru")
-    size = 60
-    lists = [[(7 * i) % 20 + 30, (11 * i) % 25 + 30] for i in range(size)]
-    settings = json.loads(json.dumps({"models": ["model.npz"], "vocabs": ["a/vocab.spm", "a/vocab.spm"]}))
-    settings |= {"shortlist": ["lex.s2t.bin", False], "beam-size": 1, "normalize": 1.0}
+    lists = [[(7 * i) % 20 + 10, (11 * i) % 25 + 20] for i in range(20)]
+    settings = {
+        "models": ["model.npz"], "vocabs": ["a/vocab.spm", "a/vocab.spm"], "shortlist": ["lex.s2t.bin", False],
+        "beam-size": 1, "normalize": 1.0,
+    }  # fmt: skip
     (source / "decoder.yml").write_text(json.dumps(settings))
     checkpoint = opened(source)
     assert isinstance(checkpoint, MarianCheckpoint)
     size = checkpoint.settings["dim-vocabs"][0]
-    (source / "lex.s2t.bin").write_bytes(lexical_shortlist(lists[:size] + [[]] * (size - len(lists)), 5))
+    (source / "lex.s2t.bin").write_bytes(lexical_shortlist(lists + [[]] * (size - len(lists)), 5))
     done = import_model(source, tmp_path / "model", write_lines(tmp_path / "lines.txt", LINES))
     assert read_config(done.folder).search.beam == 1
     translator = Translator.load(done.folder, engine="pytorch", quantize="none", shortlist=True)

@@ -163,7 +163,7 @@ def _array(name: str, kind: int, shape: tuple[int, ...], data: memoryview) -> Ar
     if kind not in _INTGEMM:
         return values.reshape(shape)
     (scale,) = struct.unpack("<f", data[needed - 4 : needed])
-    if not (math.isfinite(scale) and scale > 0):
+    if not 1e-30 < scale < 1e30:
         raise _Damaged(f"{name}: the scale of its integers is {scale}")
     floats = values.astype(np.float32) / np.float32(scale)
     if "Wemb" in name:

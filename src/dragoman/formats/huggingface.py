@@ -27,7 +27,7 @@ from dragoman.formats.importing.reference import (
     transformers_package,
 )
 from dragoman.formats.parity import ExternalRuntime
-from dragoman.formats.target import ExportSource, accepted_settings
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import huggingface_page
 from dragoman.models.model_folder import unique_tensors
 
@@ -48,7 +48,6 @@ QUANTIZATIONS: tuple[str, ...] = ("float32",)
 _EOS, _UNK, _START, _PAD = 0, 1, 2, 3
 _POSITIONS = 512
 """Smallest number of positions that is written; their table is computed, not trained."""
-_FILES = {"tokenizer.model", "source.model", "target.model", "pieces.json"}
 
 
 def versions() -> dict[str, str]:
@@ -66,19 +65,21 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
             "norm.kind": (model.norm.kind, ("layer",)),
             "norm.eps": (model.norm.eps, (1e-5,)),
             "position.kind": (model.position.kind, ("sinusoidal",)),
+            "position.full_range": (getattr(model.position, "full_range", False), (False,)),
+            "normalize_embeddings": (model.normalize_embeddings, (False,)),
+            "tie": (model.tie, ("all", "target", "none")),
             "attention.kind": (model.attention.kind, ("softmax",)),
             "decoder_self": (model.decoder_self, ("attention",)),
             "gated": (model.gated, (False,)),
             "bias": (model.bias, (True,)),
             "n_kv_heads": (model.n_kv_heads or model.n_heads, (model.n_heads,)),
-            "d_key": (model.key_size, (model.d_head,)),
+            "d_key": (model.key_size, (model.d_model // model.n_heads,)),
+            "d_value": (model.d_head, (model.d_model // model.n_heads,)),
         },
     )
     if model.d_model % 2:
         reasons.append(f"d_model = {model.d_model}; {PROGRAM} supports even numbers")
-    if others := sorted(tokenizer.files().keys() - _FILES):
-        reasons.append(f"tokenizer with {', '.join(others)}; {PROGRAM} supports sentencepiece")
-    return reasons
+    return reasons + tokenizer_reasons(PROGRAM, tokenizer)
 
 
 def positions(config: Config) -> int:

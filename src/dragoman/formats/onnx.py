@@ -1,7 +1,7 @@
 """Export to ONNX: two graphs, the encoder and one step of the decoder with its states as inputs and outputs.
 
-Written by the exporter of PyTorch that records a trace.  Graphs of `torch.export` compute the same, but
-that of a small model is 1.6 times as large and takes ten times as long.  Batch, source and target have dynamic sizes.
+Written by the exporter of PyTorch that records a trace.  Those of `torch.export` compute the same, but that of a small
+model is 1.6 times as large and takes ten times as long.  Batch, source and target have dynamic sizes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.onnx_graphs import TABLE, DecoderGraph, EncoderGraph, exportable, memory_names, state_axes
 from dragoman.formats.onnx_runtime import OnnxRuntime, onnxruntime_package
 from dragoman.formats.parity import ExternalRuntime
-from dragoman.formats.target import ExportSource, accepted_settings
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import onnx_page
 from dragoman.models.transformer import Transformer
 
@@ -55,7 +55,8 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     model = config.model
     if not isinstance(model, TransformerConfig):
         return [f"architecture = {model.architecture!r}; {PROGRAM} supports transformer"]
-    return accepted_settings(PROGRAM, {"position.kind": (model.position.kind, _POSITIONS)})
+    reasons = accepted_settings(PROGRAM, {"position.kind": (model.position.kind, _POSITIONS)})
+    return reasons + tokenizer_reasons(PROGRAM, tokenizer)
 
 
 def positions(config: Config) -> int | None:

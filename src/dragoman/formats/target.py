@@ -13,7 +13,9 @@ from dragoman.formats.importing.reference import ReferenceTokenizer
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.models.seq2seq import Model
 
-__all__ = ["ExportSource", "Format", "accepted_settings"]
+__all__ = ["ExportSource", "Format", "accepted_settings", "tokenizer_reasons"]
+
+_SENTENCEPIECE = {"tokenizer.model", "source.model", "target.model", "pieces.json"}
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,9 @@ def accepted_settings(program: str, settings: Mapping[str, tuple[object, tuple[o
         for key, (value, accepted) in settings.items()
         if value not in accepted
     ]
+
+
+def tokenizer_reasons(program: str, tokenizer: Tokenizer) -> list[str]:
+    """Return why a program that reads sentencepiece models cannot use a tokenizer; [] if it can."""
+    others = sorted(tokenizer.files().keys() - _SENTENCEPIECE)
+    return [f"tokenizer with {', '.join(others)}; {program} supports sentencepiece"] if others else []

@@ -24,7 +24,7 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
 from dragoman.pipelines.generation import TextGenerator
-from json_tokenizers import TEXTS
+from json_tokenizers import TEXTS, sentencepiece_model
 from language_checkpoints import CONFIGURATIONS, language_checkpoint
 
 pytest.importorskip("transformers")
@@ -231,3 +231,27 @@ def test_names_without_the_prefix_and_masks(tmp_path: Path) -> None:
     check.write_text("\n".join(["A dog runs across a field", "  two people", "don't <|endoftext|>"]))
     found = import_model(source, tmp_path / "model", check)
     assert found.parity.met and found.tokenizer.met and found.family == "gpt2"
+
+
+def test_the_file_of_the_tokenizer_counts(tmp_path: Path) -> None:
+    """The class that published folders name replaces parts of `tokenizer.json`."""
+    source = language_checkpoint(tmp_path / "checkpoint", "llama, one layer, tied")
+    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    check = tmp_path / "lines.txt"
+    check.write_text("  two people\n")
+    found = import_model(source, tmp_path / "model", check)
+    assert found.parity.met and found.tokenizer.met
+
+
+def test_a_sentencepiece_model(tmp_path: Path) -> None:
+    """As in the published folders of Llama, which need no `tokenizer.json`."""
+    from transformers import LlamaTokenizer
+
+    source = language_checkpoint(tmp_path / "checkpoint", "llama, one layer, tied", vocab_size=325)
+    (source / "tokenizer.json").unlink()
+    (source / "tokenizer.model").write_bytes(sentencepiece_model())
+    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": LlamaTokenizer.__name__}))
+    check = tmp_path / "lines.txt"
+    check.write_text("\n".join(["a dog runs across a field", "  two people", "don't </s> Ελληνικά"]))
+    found = import_model(source, tmp_path / "model", check)
+    assert found.parity.met and found.tokenizer.met

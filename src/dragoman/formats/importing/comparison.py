@@ -12,7 +12,13 @@ from torch import Tensor
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Plan, TokenizerParity
-from dragoman.formats.importing.reference import CausalRuntime, ReferenceTokenizer, TransformersRuntime
+from dragoman.formats.importing.reference import (
+    CausalRuntime,
+    CausalTokenizer,
+    ReferenceTokenizer,
+    SentencepieceReference,
+    TransformersRuntime,
+)
 from dragoman.formats.parity import compare_models, parity_cases
 from dragoman.io.lines import read_lines
 from dragoman.models.model_folder import load_network
@@ -74,7 +80,11 @@ def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, ch
     runtime = CausalRuntime(checkpoint.folder, plan.vocabulary)
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
     lines = [tokenizer.decode_target(case.prefix) for case in cases.cases]
-    theirs = ReferenceTokenizer(checkpoint.folder, plan.vocabulary, adds_special=False)
+    theirs: _Reference = (
+        SentencepieceReference(checkpoint.bytes("tokenizer.model"), plan.vocabulary)
+        if not any((checkpoint.folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
+        else CausalTokenizer(checkpoint.folder, plan.vocabulary)
+    )
     return Comparison(parity, compare_tokenizers(tokenizer, theirs, [*lines, *_lines(check)]))
 
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from dragoman.errors import DragomanError, UsageError
 from dragoman.io.reading import read_bytes
 
-__all__ = ["ADVICE", "SETTINGS", "is_binary_model", "read_items"]
+__all__ = ["ADVICE", "SETTINGS", "begins_with", "is_binary_model", "read_items"]
 
 Array = NDArray[Any]
 
@@ -67,9 +67,17 @@ class _Damaged(ValueError):
 
 
 def is_binary_model(path: Path) -> bool:
-    """Return whether a file begins like a binary model.  Raises OSError."""
-    with path.open("rb") as file:
-        return file.read(len(_VERSION)) == _VERSION
+    """Return whether a file can be read and begins like a binary model."""
+    return begins_with(path, _VERSION)
+
+
+def begins_with(path: Path, magic: bytes) -> bool:
+    """Return whether a file can be read and begins with these bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError:
+        return False
 
 
 def read_items(path: Path) -> dict[str, Array]:

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dragoman.data.ids import EOS, UNK
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
-from dragoman.formats.importing.marian_files.items import ADVICE
+from dragoman.formats.importing.marian_files.items import ADVICE, begins_with
 from dragoman.io.reading import read_bytes
 
 __all__ = ["is_lexical_shortlist", "read_shortlist"]
@@ -30,9 +31,8 @@ _MASK = (1 << 64) - 1
 
 
 def is_lexical_shortlist(path: Path) -> bool:
-    """Return whether a file begins like a shortlist.  Raises OSError."""
-    with path.open("rb") as file:
-        return file.read(len(_MAGIC)) == _MAGIC
+    """Return whether a file can be read and begins like a shortlist."""
+    return begins_with(path, _MAGIC)
 
 
 def read_shortlist(path: Path, source: Sequence[int], target: Sequence[int], shared: bool, weights: str) -> Shortlist:
@@ -64,7 +64,7 @@ def read_shortlist(path: Path, source: Sequence[int], target: Sequence[int], sha
 def _converted(
     source: Sequence[int],
     ours: Mapping[int, int],
-    lists: tuple[np.ndarray, np.ndarray],
+    lists: tuple[NDArray[np.uint64], NDArray[np.uint32]],
     limits: tuple[int, int],
     shared: bool,
     target_size: int,

@@ -49,6 +49,7 @@ def parity(name: str, folder: Path, perturb: bool = False) -> Parity:
     """Parity of a small model with random weights."""
     model: Model = built(TRANSLATORS[name], VOCAB).float()
     document = small_document(folder) | {"model": TRANSLATORS[name]}
+    document["data"]["filter"] = {"max_tokens": 30}  # fewer than the learned positions
     subject = ExportSource(model, TOKENIZER, parse_config(document))
     assert onnx.unsupported(subject.config, TOKENIZER) == []
     onnx.write(subject, folder, "float32")
@@ -62,7 +63,7 @@ def parity(name: str, folder: Path, perturb: bool = False) -> Parity:
 def test_transformers(name: str, tmp_path: Path) -> None:
     report = parity(name, tmp_path)
     assert report.met, report.lines()
-    assert report.largest < 1e-4 and report.greedy.same >= 7 and report.beam.same >= 7
+    assert report.largest < 5e-4 and report.greedy.same >= 7 and report.beam.same >= 7
 
 
 def test_a_weight_with_an_error_of_one_percent_is_detected(tmp_path: Path) -> None:
@@ -136,8 +137,8 @@ def test_int8_is_smaller_and_reports_the_effect(cli: Cli, folder: Path, tmp_path
 def test_without_parity_there_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = onnx.exportable
 
-    def wrong(model: Any) -> Any:
-        copy = original(model)
+    def wrong(*given: Any) -> Any:
+        copy = original(*given)
         copy.decoder.layers[0].cross_attn.out.weight.mul_(1.05)
         return copy
 

@@ -145,7 +145,7 @@ def test_the_export_of_an_import_has_the_logits_of_the_checkpoint(name: str, tmp
 def test_all_reasons_of_a_refusal_are_listed(tmp_path: Path) -> None:
     document = small_document(tmp_path / "data")
     document["model"] |= {
-        "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "gated": True, "bias": False,
+        "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "none"}, "gated": True, "bias": False,
         "n_kv_heads": 1, "d_key": 4, "decoder_self": "ssru", "d_model": 6,
     }  # fmt: skip
     config, tokenizer = parse_config(document), tiny_tokenizer()

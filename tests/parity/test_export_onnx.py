@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.config import parse_config
+from dragoman import Translator
+from dragoman.config import Config, parse_config
 from dragoman.data.ids import BOS, EOS
 from dragoman.errors import DragomanError
 from dragoman.formats import onnx
@@ -45,11 +45,16 @@ def sources(count: int = 8) -> ParityCases:
     return ParityCases([ParityCase([*row, EOS], []) for row in rows], "rows", 9)
 
 
+def config_of(name: str) -> Config:
+    document = small_document(Path()) | {"model": TRANSLATORS[name]}
+    document["data"]["filter"] = {"max_tokens": 30}  # fewer than the learned positions
+    return parse_config(document)
+
+
 def parity(name: str, folder: Path, perturb: bool = False) -> Parity:
     """Parity of a small model with random weights."""
     model: Model = built(TRANSLATORS[name], VOCAB).float()
-    document = small_document(folder) | {"model": TRANSLATORS[name]}
-    subject = ExportSource(model, TOKENIZER, parse_config(document))
+    subject = ExportSource(model, TOKENIZER, config_of(name))
     assert onnx.unsupported(subject.config, TOKENIZER) == []
     onnx.write(subject, folder, "float32")
     if perturb:
@@ -62,7 +67,7 @@ def parity(name: str, folder: Path, perturb: bool = False) -> Parity:
 def test_transformers(name: str, tmp_path: Path) -> None:
     report = parity(name, tmp_path)
     assert report.met, report.lines()
-    assert report.largest < 1e-4 and report.greedy.same >= 7 and report.beam.same >= 7
+    assert report.largest < 5e-4 and report.greedy.same >= 7 and report.beam.same >= 7
 
 
 def test_a_weight_with_an_error_of_one_percent_is_detected(tmp_path: Path) -> None:
@@ -72,9 +77,14 @@ def test_a_weight_with_an_error_of_one_percent_is_detected(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", [*REFUSED, "lstm", "convolutional"])
 def test_unsupported_models_are_refused(name: str) -> None:
-    config = parse_config(small_document(Path()) | {"model": TRANSLATORS[name]})
-    (reason,) = onnx.unsupported(config, TOKENIZER)
+    (reason,) = onnx.unsupported(config_of(name), TOKENIZER)
     assert "the ONNX export supports" in reason
+
+
+def script(folder: Path) -> str:
+    """The code in the README of an export."""
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.S)
+    return str(code)
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +120,13 @@ def test_the_graphs_have_dynamic_sizes_and_a_cache(folder: Path) -> None:
 def test_the_code_in_the_readme_runs(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.S)
+    code = script(folder)
     assert set(re.findall(r"^import (\w+)", code, flags=re.M)) == {"numpy", "onnxruntime", "sentencepiece"}
     monkeypatch.chdir(folder)
-    exec(code.replace("Two dogs run across a field.", "one two three"), {})
-    assert capsys.readouterr().out == "trois deux un\n"
+    for line in ("one two three", "four five"):
+        exec(code.replace("Two dogs run across a field.", line), {})
+        (ours,) = Translator.load(GOLDEN, engine="pytorch").translate([line], beam=1)
+        assert capsys.readouterr().out == f"{ours.text}\n" and ours.text
     facts = json.loads((folder / "export.json").read_text())
     assert facts["format"] == "onnx" and facts["onnxruntime"] and facts["parity"]["greedy"]["same"] == 20
 
@@ -136,8 +148,8 @@ def test_int8_is_smaller_and_reports_the_effect(cli: Cli, folder: Path, tmp_path
 def test_without_parity_there_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = onnx.exportable
 
-    def wrong(model: Any) -> Any:
-        copy = original(model)
+    def wrong(*given: Any) -> Any:
+        copy = original(*given)
         copy.decoder.layers[0].cross_attn.out.weight.mul_(1.05)
         return copy
 
@@ -153,16 +165,15 @@ def test_an_imported_model_has_the_ids_of_its_list(
 ) -> None:
     """Its tokenizer has a list of pieces, and the script uses it."""
     pytest.importorskip("transformers")
-    from dragoman import Translator
-
     lines = write_lines(tmp_path / "lines.txt", [line for line in LINES if line][:3])
     import_model(marian_checkpoint(tmp_path / "source", "one layer, unscaled"), tmp_path / "model", check=lines)
     export(tmp_path / "model", tmp_path / "out", "onnx", check=lines)
-    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), flags=re.S)
     monkeypatch.chdir(tmp_path / "out")
-    exec(code.replace("Two dogs run across a field.", "A dog runs.").replace("< 200", "< 9"), {})
-    translator = Translator.load(tmp_path / "model", engine="pytorch", quantize="none")
-    settings = {"beam": 1, "max_extra": 9}
-    (ours,) = translator.translate(["A dog runs."], **settings)
-    assert capsys.readouterr().out.strip().startswith(ours.text[:8])
-    assert dataclasses.is_dataclass(ours)
+    runtime, tokenizer = OnnxRuntime(tmp_path / "out", "float32"), load_network(tmp_path / "model")[1]
+    texts = []
+    for line in [line for line in LINES if line and not line.startswith(">>")]:
+        exec(script(tmp_path / "out").replace("Two dogs run across a field.", line).replace("< 200", "< 13"), {})
+        ((ids,),) = runtime.search([ParityCase(tokenizer.encode_source(line), [])], 1, 0, 12)
+        texts.append(tokenizer.decode_target(ids))
+        assert capsys.readouterr().out.splitlines()[-1] == texts[-1]
+    assert any(texts)

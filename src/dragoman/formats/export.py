@@ -111,7 +111,7 @@ def _check_request(model: str | Path, folder: Path, format: str, quantization: s
         problems.append(str(error))
     reasons = [] if target is None else _unsupported(model, target, problems)
     if reasons and not problems:
-        check_problems(f"{model}: {target and target.PROGRAM} cannot run this model:", reasons)
+        check_problems(f"{model}: {target and target.PROGRAM} does not support this model:", reasons)
     check_problems("invalid export options:", problems + reasons)
 
 
@@ -124,13 +124,13 @@ def _unsupported(model: str | Path, target: Format, problems: list[str]) -> list
         found = find_model(model)
         verify(found, skip=("model.safetensors", "training.safetensors"))
         config, vocabulary = read_config(found), load_vocabulary(found)
+        if not isinstance(vocabulary, Tokenizer) or isinstance(config.model, _LABELLERS):
+            raise wrong_model(model, config, "generates no text")
     except DragomanError as error:
         if not problems:
             raise
         problems.append(str(error))
         return []
-    if not isinstance(vocabulary, Tokenizer) or isinstance(config.model, _LABELLERS):
-        raise wrong_model(model, config, "generates no text")
     return target.unsupported(config, vocabulary)
 
 

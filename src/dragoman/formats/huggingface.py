@@ -17,6 +17,7 @@ from torch import Tensor
 from dragoman.config import Config, TransformerConfig
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.tokenizer import Tokenizer
+from dragoman.errors import DragomanError
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.importing.marian import ACTIVATIONS, PADDING, name_table, stream_order
 from dragoman.formats.importing.names import Order, reverted
@@ -101,8 +102,13 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
             if name in tensors:
                 tensor.copy_(tensors[name].reshape(tensor.shape))
     network.generation_config = _generation(model, settings)
-    with calling("save the model"):
-        network.save_pretrained(folder)
+    try:
+        with calling("save the model"):
+            network.save_pretrained(folder)
+    except DragomanError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        raise
     for name, content in _tokenizer_files(model, settings).items():
         (folder / name).write_bytes(content)
 

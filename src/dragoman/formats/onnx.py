@@ -1,7 +1,7 @@
 """Export to ONNX: two graphs, the encoder and one step of the decoder with its states as inputs and outputs.
 
-Written by the exporter of PyTorch that records a trace.  Those of `torch.export` compute the same, but that of a small
-model is 1.6 times as large and takes ten times as long.  Batch, source and target have dynamic sizes.
+Written by the exporter of PyTorch that records a trace.  The graphs of `torch.export` compute the same, but those of a
+small model are 1.6 times as large and take ten times as long.  Batch, source and target have dynamic sizes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Axes = tuple[str | int, ...]
 _OPSET = 17
 _POSITIONS = ("none", "sinusoidal", "learned", "rotary", "shaw", "t5", "alibi")
 _LIMITED = ("sinusoidal", "rotary")
-"""Positions that become a table of `TABLE` rows."""
+"""Positions that become a table."""
 
 
 def versions() -> dict[str, str]:
@@ -64,12 +64,12 @@ def positions(config: Config) -> int | None:
     position = config.model.position
     if isinstance(position, LearnedPosition):
         return position.max_len
-    return TABLE if position.kind in _LIMITED else None
+    return _table_rows(config) if position.kind in _LIMITED else None
 
 
 def write(model: ExportSource, folder: Path, quantization: str) -> None:
     assert isinstance(model.network, Transformer)
-    network = exportable(model.network)
+    network = exportable(model.network, _table_rows(model.config))
     encoder, decoder = EncoderGraph(network).eval(), DecoderGraph(network).eval()
     tokens, mask = torch.full((3, 7), EOS), torch.ones(3, 7, dtype=torch.bool)
     names, states = memory_names(network), state_axes(network)
@@ -88,6 +88,11 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
             _quantize(folder / f"{name}.onnx")
     for name, content in model.tokenizer.files().items():
         (folder / name).write_bytes(content)
+
+
+def _table_rows(config: Config) -> int:
+    """Return the number of positions of a model whose kind of positions has no limit."""
+    return max(TABLE, config.data.max_tokens)
 
 
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:

@@ -29,7 +29,7 @@ from dragoman.nn.state import CrossKeyValues, LayerState, LinearSums, SelfKeyVal
 __all__ = ["TABLE", "DecoderGraph", "EncoderGraph", "exportable", "memory_names", "state_axes"]
 
 TABLE = 2048
-"""Rows of a position table whose kind has no length limit."""
+"""Smallest number of rows of a position table whose kind has no length limit."""
 
 
 # ----------------------------------------------------------------------------------------------------------- positions
@@ -50,10 +50,10 @@ class _AddedTable(Positions):
 class _RotationTable(Positions):
     """Rotary positions in real numbers; features that are not rotated have the angle 0."""
 
-    def __init__(self, base: float, rotated: int, d_key: int) -> None:
+    def __init__(self, rows: int, base: float, rotated: int, d_key: int) -> None:
         super().__init__()
-        cos, sin = torch.ones(TABLE, d_key), torch.zeros(TABLE, d_key)
-        angles = rotations(TABLE, base, rotated)
+        cos, sin = torch.ones(rows, d_key), torch.zeros(rows, d_key)
+        angles = rotations(rows, base, rotated)
         cos[:, :rotated], sin[:, :rotated] = (torch.from_numpy(t).float().repeat_interleave(2, -1) for t in angles)
         sin[:, 0:rotated:2] *= -1  # (a, b) becomes (a cos - b sin, b cos + a sin)
         self.register_buffer("cos", cos)
@@ -106,15 +106,15 @@ class _T5Table(Positions):
         return self.table[:, distance + self.most]  # (H, Tq, Tk)
 
 
-def _exportable_positions(scheme: Positions, d_key: int) -> Positions:
+def _exportable_positions(scheme: Positions, d_key: int, rows: int) -> Positions:
     match scheme:
         case Sinusoidal():
-            scheme.ensure_length(TABLE, torch.zeros(1))
-            return _AddedTable(scheme.table[:TABLE].clone())
+            scheme.ensure_length(rows, torch.zeros(1))
+            return _AddedTable(scheme.table[:rows].clone())
         case Learned():
             return _AddedTable(scheme.table.detach())
         case Rotary():
-            return _RotationTable(scheme.base, scheme.rotated, d_key)
+            return _RotationTable(rows, scheme.base, scheme.rotated, d_key)
         case Shaw():
             return _ShawVectors(scheme)
         case T5():
@@ -145,12 +145,15 @@ def _divide_rows(q: Tensor, keys: Tensor) -> Tensor:
     return q / (q * keys).sum(-1, keepdim=True)
 
 
-def exportable(model: Transformer) -> Transformer:
-    """Return a copy in float32 of which all operations can be recorded."""
+def exportable(model: Transformer, rows: int) -> Transformer:
+    """Return a copy in float32 of which all operations can be recorded.
+
+    rows: of a position table whose kind has no length limit.
+    """
     model = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     d_key = next(module.d_key for module in model.modules() if isinstance(module, CrossAttention))
     for stack in (model.encoder, model.decoder):
-        stack.positions = _exportable_positions(stack.positions, d_key)
+        stack.positions = _exportable_positions(stack.positions, d_key, rows)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, RMSNorm):

@@ -133,7 +133,7 @@ def onnx_page(source: str, target: str, lists: PieceLists | None) -> str:
     """Return the page in Markdown.  source, target: files of the tokenizers.  lists: the ids, if not those of files."""
     if lists is None:
         return _ONNX.format(
-            source=source, target=target, imports="", lists="", encode="source.encode(line)", decode="output[1:-1]"
+            source=source, target=target, imports="", lists="", encode="source.encode(line)", decode="output[1:]"
         )
     return _ONNX.format(
         source=source,
@@ -141,5 +141,5 @@ def onnx_page(source: str, target: str, lists: PieceLists | None) -> str:
         imports="\nimport json",
         lists=_ONNX_LISTS,
         encode="(ids.get(piece, 1) for piece in source.encode(line, out_type=str))",  # 1: unknown
-        decode="[names[token] for token in output[1:-1] if token != 1]",
+        decode="[names[token] for token in output if token > 3]",
     )

@@ -80,7 +80,7 @@ def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, ch
     runtime = CausalRuntime(checkpoint.folder, plan.vocabulary)
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
     lines = [tokenizer.decode_target(case.prefix) for case in cases.cases]
-    theirs: _Reference = (
+    theirs: TextCodec = (
         SentencepieceReference(checkpoint.bytes("tokenizer.model"), plan.vocabulary)
         if not any((checkpoint.folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
         else CausalTokenizer(checkpoint.folder, plan.vocabulary)

@@ -18,6 +18,7 @@ from dragoman.errors import ConfigError, UsageError
 from dragoman.io.run_log import read_log
 from dragoman.io.weights import load_file
 from dragoman.models.model_folder import find_model, list_checkpoints, load_network, read_config, read_meta
+from dragoman.nn.lora import merged
 from dragoman.training.averaging import average_run
 from dragoman.training.run import open_run
 from dragoman.training.trainer import train
@@ -274,6 +275,8 @@ def test_adapters_are_merged_into_the_saved_model_and_stored_alone(place: Path) 
             expected = expected + 4 / 2 * b @ a
             assert not torch.equal(tensor, original[name]), name
         assert torch.equal(tensor, expected.float()), name
+    again = merged({**original, **alone}, 4 / 2)
+    assert all(torch.equal(again[name], found[name]) for name in found)
     with safetensors.safe_open(folder / "adapters.safetensors", "pt") as file:
         about = json.loads(file.metadata()["lora"])
     assert about == {"rank": 2, "alpha": 4.0, "model_sha256": read_meta(folder)["init_from"]["sha256"]}

@@ -59,8 +59,8 @@ def training_files(
 def adapter_file(tensors: Mapping[str, Tensor], lora: LoRAConfig, origin: Mapping[str, str]) -> bytes:
     """Return a safetensors file with the adapters alone, which records their settings and the model they belong to."""
     found = {name: tensor.cpu().contiguous() for name, tensor in adapters(tensors).items()}
-    metadata = {"rank": str(lora.rank), "alpha": repr(lora.alpha), "model_sha256": origin.get("sha256", "")}
-    return safetensors.torch.save(found, metadata)
+    about = {"rank": lora.rank, "alpha": lora.alpha, "model_sha256": origin.get("sha256", "")}
+    return safetensors.torch.save(found, {"lora": json.dumps(about)})  # safetensors does not preserve an order of keys
 
 
 def moments(model: nn.Module, optimizer: Optimizer, raw: bool) -> dict[str, Tensor]:

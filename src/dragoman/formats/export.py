@@ -70,6 +70,8 @@ def export(
     if not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
         raise wrong_model(model, config, "generates no text")
     reasons = unsupported(config.model)
+    if not any(name.endswith(".model") for name in vocabulary.files()):
+        reasons.append("its tokenizer is not a sentencepiece model, which the script in the README needs")
     if reasons:
         raise UsageError("\n".join([f"{model}: CTranslate2 cannot run this model:", *(f"  - {r}" for r in reasons)]))
     cases = parity_cases(network, vocabulary, config, None if check is None else Path(check))

@@ -82,6 +82,44 @@ def test_sampling_uses_the_list() -> None:
     assert {tokenizer.decode_source(ids) for ids in drawn} == {"seven four"}
 
 
+def with_sentinels() -> Tokenizer:
+    """The pieces of the small tokenizer, two sentinels and an unused id."""
+    plain = tiny_tokenizer()
+    pieces = [plain.source_piece(i) for i in range(plain.source_size)]
+    lists = PieceLists([*pieces, "<extra_id_1>", "<extra_id_0>", "<unused_9>"], None, tags=False, sentinels=True)
+    return Tokenizer(plain.models[0], None, lists.file())
+
+
+def test_sentinels_are_single_tokens_and_decoded_to_nothing() -> None:
+    plain, tokenizer = tiny_tokenizer(), with_sentinels()
+    one, two, first = plain.encode_source("one")[:-1], plain.encode_source("two")[:-1], plain.source_size
+    assert tokenizer.encode_source("one<extra_id_0> two <extra_id_1>") == [*one, first + 1, *two, first, EOS]
+    assert tokenizer.encode_source("<extra_id_0>two")[:-1] == [first + 1, *two]
+    for text in ("<extra_id_2>", "<unused_9>", "<extra_id_x> </s>"):
+        assert tokenizer.encode_source(text) == plain.encode_source(text)
+    ids = [*one, first + 1, first + 2, *two]
+    assert tokenizer.decode_target(ids) == "one two" and tokenizer.decode_target([first, *two]) == "two"
+    spans = tokenizer.target_spans(ids)
+    assert [("one two"[a:b]) for a, b in spans][len(one)] == "" and spans[-1][1] == len("one two")
+    (drawn,) = tokenizer.sample_sources(["one <extra_id_0>"], 0.0, random.Random(1))
+    assert drawn == [*one, first + 1]
+
+
+def test_spans_of_text_with_sentinels_cover_it() -> None:
+    tokenizer, text = with_sentinels(), "one <extra_id_0> two <extra_id_1>three"
+    spans = tokenizer.source_spans(text)
+    parts = [text[a:b] for a, b in spans]
+    assert len(spans) == len(tokenizer.encode_source(text)) - 1 and all(a[1] <= b[0] for a, b in pairwise(spans))
+    assert "<extra_id_0>" in parts and "<extra_id_1>" in parts and spans[-1][1] == len(text)
+
+
+def test_sentinels_are_stored() -> None:
+    lists = PieceLists(list("abcde"), None, tags=False, sentinels=True)
+    assert PieceLists.parse(lists.file()) == lists
+    plain = PieceLists(list("abcde"), None, tags=False)
+    assert b"sentinels" not in plain.file() and PieceLists.parse(plain.file()) == plain
+
+
 def test_files_are_loaded_again(tmp_path: Path) -> None:
     tokenizer = listed()
     for name, content in tokenizer.files().items():
@@ -97,6 +135,7 @@ def test_files_are_loaded_again(tmp_path: Path) -> None:
         json.dumps({"source": list("abcda"), "target": None, "tags": True}).encode(),
         json.dumps({"source": list("abcde"), "target": [1, 2, 3, 4, 5], "tags": True}).encode(),
         json.dumps({"source": list("abcde"), "target": None, "tags": "yes"}).encode(),
+        json.dumps({"source": list("abcde"), "target": None, "tags": True, "sentinels": 1}).encode(),
     ],
 )  # fmt: skip
 def test_damaged_lists(content: bytes, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, ModelCon
 from dragoman.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.extras import extra_package
 from dragoman.formats.parity import ExternalRuntime, ParityCase
-from dragoman.formats.target import ExportSource
+from dragoman.formats.target import ExportSource, tokenizer_reasons
 from dragoman.formats.usage import ctranslate2_page
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network
@@ -75,7 +75,7 @@ def versions() -> dict[str, str]:
 
 
 def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
-    return unsupported_model(config.model)
+    return unsupported_model(config.model) + tokenizer_reasons("CTranslate2", tokenizer)
 
 
 def unsupported_model(config: ModelConfig) -> list[str]:

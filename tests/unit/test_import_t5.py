@@ -1,0 +1,236 @@
+"""Import of the T5 family: refusals with all reasons, tokenizers, and what can be done with an imported model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from dragoman import Translator, record
+from dragoman.data.ids import BOS, PAD
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.errors import DragomanError, UsageError
+from dragoman.formats.export import export
+from dragoman.formats.importing.importer import import_model
+from dragoman.formats.importing.names import Order, Rule, converted, expanded
+from dragoman.models.model_folder import load_network, read_config
+from dragoman.models.seq2seq import Model
+from small_run import Cli, write_lines
+from t5_checkpoints import LINES, t5_checkpoint
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
+NAME = "v1.0, one layer, wide heads"
+UNTIED = "mt5"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return t5_checkpoint(tmp_path_factory.mktemp("t5") / "checkpoint", NAME)
+
+
+@pytest.fixture(scope="module")
+def model(original: Path) -> Path:
+    return import_model(original, original.parent / "model").folder
+
+
+@pytest.fixture
+def checkpoint(original: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(original, tmp_path / "checkpoint"))
+
+
+def set_values(folder: Path, file: str = "config.json", **values: Any) -> None:
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | values))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    change(tensors)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def refusal(folder: Path, error: type[DragomanError] = UsageError) -> str:
+    """The message of a refused import, which leaves nothing behind."""
+    before = sorted(path.name for path in folder.parent.iterdir())
+    with pytest.raises(error) as caught:
+        import_model(folder, folder.parent / "model")
+    assert sorted(path.name for path in folder.parent.iterdir()) == before
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_every_reason_is_in_one_message(checkpoint: Path) -> None:
+    set_values(
+        checkpoint, feed_forward_proj="gated-mish", d_kv="wide", num_layers=True, relative_attention_num_buckets=30,
+        is_encoder_decoder=False, eos_token_id=[1],
+    )  # fmt: skip
+    (checkpoint / "spiece.model").unlink()
+    (checkpoint / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes()[:-9])
+    message = refusal(checkpoint)
+    for reason in (
+        "feed_forward_proj = 'gated-mish'; accepted: relu, gelu", "d_kv = 'wide'; accepted: an integer, at least 1",
+        "num_layers = True", "relative_attention_num_buckets = 30; accepted: a multiple of 4",
+        "is_encoder_decoder = False", "eos_token_id = [1]", "no tokenizer; accepted: spiece.model or tokenizer.json",
+        "its header specifies",
+    ):  # fmt: skip
+        assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_layers": 2}, "missing tensors: encoder.block.1.layer.0."),
+        ({"num_decoder_layers": 2}, "missing tensors: decoder.block.1.layer.0."),
+        ({"d_kv": 8}, "SelfAttention.q.weight + "),
+        ({"num_heads": 2}, "relative_attention_bias.weight: shape (8, 3)"),
+        ({"vocab_size": 81}, "the settings and the vocabulary require (81, 10)"),
+        ({"vocab_size": 30}, "vocab_size = 30, but spiece.model has"),
+        ({"vocab_size": 10**9}, "vocab_size = 1000000000; accepted"),
+        ({"relative_attention_max_distance": 4}, "accepted: more than half of the 8 buckets"),
+        ({"decoder_start_token_id": 1}, "decoder_start_token_id = 1; accepted: pad_token_id = 0"),
+        ({"dense_act_fn": "silu"}, "dense_act_fn = 'silu'; accepted: 'relu'"),
+        ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}, "unused tensors: "),
+        ({"eos_token_id": 2}, "[2, 0, 2], are not different ids"),
+        ({"d_model": 10**12}, "d_model"),
+        ({"layer_norm_epsilon": "small"}, "eps"),
+    ],
+)
+def test_wrong_settings(changes: dict[str, Any], reason: str, checkpoint: Path) -> None:
+    set_values(checkpoint, **changes)
+    assert reason in refusal(checkpoint)
+
+
+def test_more_layers_than_the_settings_say(checkpoint: Path) -> None:
+    def add(tensors: dict[str, Tensor]) -> None:
+        layer = {name: tensor for name, tensor in tensors.items() if name.startswith("decoder.block.0")}
+        tensors |= {name.replace("block.0", "block.1"): tensor.clone() for name, tensor in layer.items()}
+
+    change_tensors(checkpoint, add)
+    assert "unused tensors: decoder.block.1." in refusal(checkpoint)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01."])
+def test_damaged_sentencepiece_models(content: bytes, checkpoint: Path) -> None:
+    (checkpoint / "spiece.model").write_bytes(content)
+    assert "spiece.model" in refusal(checkpoint)
+
+
+def test_damaged_settings_of_tokenizers(checkpoint: Path) -> None:
+    set_values(checkpoint, "tokenizer_config.json", extra_ids="many")
+    assert "extra_ids = 'many'" in refusal(checkpoint)
+    set_values(checkpoint, "tokenizer_config.json", tokenizer_class="ByT5Tokenizer", extra_ids=125)
+    assert "vocab_size = 80; accepted for ByT5: 0, 1, and at least 384" in refusal(checkpoint)
+
+
+def test_other_sentinels_are_no_parity(checkpoint: Path) -> None:
+    """Their tokenizer keeps the order of `tokenizer.json`, if the folder has both."""
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(checkpoint).save_pretrained(checkpoint)
+    content = json.loads((checkpoint / "tokenizer.json").read_text())
+    pieces = content["model"]["vocab"]
+    pieces[-1][0], pieces[-2][0] = pieces[-2][0], pieces[-1][0]
+    for each in content["added_tokens"]:
+        each["id"] = next(i for i, (piece, _) in enumerate(pieces) if piece == each["content"])
+    content["added_tokens"].sort(key=lambda each: each["id"])
+    (checkpoint / "tokenizer.json").write_text(json.dumps(content))
+    message = refusal(checkpoint, DragomanError)
+    assert "parity not met" in message and "different: 0 source ids" not in message
+
+
+# -------------------------------------------------------------------------------------------------------------- import
+
+
+def test_a_checkpoint_with_tokenizer_json_alone(original: Path, checkpoint: Path, tmp_path: Path, model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(original).save_pretrained(checkpoint)
+    (checkpoint / "spiece.model").unlink()
+    found = import_model(checkpoint, tmp_path / "model")
+    (_, one, _), (_, other, _) = load_network(found.folder), load_network(model)
+    assert isinstance(one, Tokenizer) and isinstance(other, Tokenizer) and "tokenizer.json" in one.files()
+    assert [one.encode_source(line) for line in LINES[:6]] == [other.encode_source(line) for line in LINES[:6]]
+
+
+def test_unused_and_stored_copies_of_tensors_are_accepted(checkpoint: Path, tmp_path: Path) -> None:
+    """As in checkpoints of earlier versions of `transformers`."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"):
+            tensors[name] = tensors["shared.weight"].clone()
+        tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.ones(8, 3)
+
+    change_tensors(checkpoint, change)
+    network = load_network(import_model(checkpoint, tmp_path / "model").folder)[0]
+    bias = network.output.bias
+    assert isinstance(bias, Tensor) and bias.nonzero().tolist() == [[PAD]] and read_config(tmp_path / "model")
+    assert network.config is not None and network.config.tie == "all"  # type: ignore[union-attr]
+
+
+def test_factors_of_a_rule_multiply_its_tensors() -> None:
+    tensors = {"a": torch.ones(2, 3), "b": torch.ones(1, 3)}
+    rules = expanded({"x.{}": Rule(("a", "b"), ("", "f"), factors=(2.0, 0.5))}, 1)
+    (found,) = converted(rules, {"f": Order([2, -1], 3)}, tensors).values()
+    assert found.tolist() == [[2, 0], [2, 0], [0.5, 0]]
+
+
+# ----------------------------------------------------------------------------------------------------------------- use
+
+
+def test_settings_of_the_model(model: Path) -> None:
+    config = read_config(model)
+    assert config.model.model_dump(include={"d_key", "d_value", "n_heads", "tie", "scale_embeddings"}) == {
+        "d_key": 7, "d_value": 7, "n_heads": 3, "tie": "all", "scale_embeddings": False,
+    }  # fmt: skip
+    assert config.data.max_tokens == 512 and config.search.beam == 4
+
+
+def test_explain_atlas_and_record(model: Path, cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli("explain", model, "a dog runs <extra_id_0>", "--out", tmp_path / "page.html")
+    assert code == 0, err
+    assert "extra_id_0" in (tmp_path / "page.html").read_text()
+    lines = write_lines(tmp_path / "lines.txt", ["a dog runs", "two people sit"])
+    code, out, err = cli("atlas", model, "--source", lines, "--reference", lines, "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["heads"]) == 9  # three attentions of three heads
+    network = load_network(model)[0]
+    assert isinstance(network, Model)
+    with torch.no_grad(), record(network, "*.self_attn.*") as seen:
+        network(torch.tensor([[9, 8, 3]]), None, torch.tensor([[BOS, 7]]))
+    assert seen.joined("encoder.layers.0.self_attn.values").shape == (1, 3, 3, 7)
+    assert seen.joined("decoder.layers.0.self_attn.heads").shape == (1, 3, 2, 7)
+
+
+@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_an_untied_model_runs_on_the_native_engine_and_is_exported(quantize: str, tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    folder = import_model(t5_checkpoint(tmp_path / "checkpoint", UNTIED), tmp_path / "model").folder
+    translator = Translator.load(folder, engine="native", quantize=quantize)
+    assert [t.source for t in translator.translate(["a dog", "", "two people"])] == ["a dog", "", "two people"]
+    assert "native" in translator.description
+    if quantize == "none":
+        assert export(folder, tmp_path / "ct2", "ctranslate2", "float32").parity.met
+
+
+def test_an_explanation_of_bytes_and_no_export(tmp_path: Path, cli: Cli) -> None:
+    folder = import_model(t5_checkpoint(tmp_path / "checkpoint", "byt5, one layer"), tmp_path / "model").folder
+    code, _, err = cli("explain", folder, "é<extra_id_0> a", "--out", tmp_path / "page.html")
+    assert code == 0, err
+    assert "0xC3" in (tmp_path / "page.html").read_text()
+    code, out, _ = cli("translate", folder, stdin="é a\n\n".encode())
+    assert code == 0 and out.count(b"\n") == 2
+    with pytest.raises(UsageError, match="tokenizer with bytes.json; CTranslate2 supports sentencepiece"):
+        export(folder, tmp_path / "ct2")

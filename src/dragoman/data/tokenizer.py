@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import random
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -16,13 +16,15 @@ from typing import Any
 import sentencepiece as spm
 
 from dragoman.config import SideTokenizerConfig, TokenizerConfig
+from dragoman.data.frames import FRAMES_FILE, TEXT, UNKNOWN_TAG, Direction, Frames, shown, split_tag
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.pieces import PIECES_FILE, ListedPieces, PieceLists, Pieces
 from dragoman.data.subword_sampling import SubwordSampler
-from dragoman.errors import DataError, ModelFolderError
+from dragoman.data.tokenizer_problems import explain_failure, missing_characters
+from dragoman.errors import DataError, ModelFolderError, UsageError
 from dragoman.io.reading import COPY_AGAIN, read_bytes
 
-__all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_tokenizer"]
+__all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "TokenizerFiles", "learn_tokenizer", "train_tokenizer"]
 
 _MAX_MODEL = 1 << 28
 """Largest sentencepiece model that is read, in bytes; one with 256,000 pieces has about 5 MB."""
@@ -34,15 +36,23 @@ _LOSSLESS: dict[str, Any] = {
 }
 
 
+TokenizerFiles = tuple[bytes, bytes | None, bytes | None, bytes | None]
+"""The arguments of `Tokenizer`."""
+
+
 class Tokenizer:
     """One vocabulary for both sides or one per side.  Encoded sentences end with EOS; decoding adds BOS.
 
     source, target: serialized sentencepiece models; target None means shared.  pieces: a `PieceLists` file, if the ids
-    of an imported model are not those of sentencepiece.
+    of an imported model are not those of sentencepiece.  frames: a `Frames` file, if texts are surrounded by other
+    tokens than EOS, such as languages.  A tokenizer of several languages encodes after `between`, which names them,
+    or if the file has a default.
     """
 
-    def __init__(self, source: bytes, target: bytes | None = None, pieces: bytes | None = None) -> None:
-        self._models = (source, target, pieces)
+    def __init__(
+        self, source: bytes, target: bytes | None = None, pieces: bytes | None = None, frames: bytes | None = None
+    ) -> None:
+        self._models = (source, target, pieces, frames)
         lists = None if pieces is None else PieceLists.parse(pieces)
         self.shared = target is None if lists is None else lists.target is None
         self._source: Pieces = spm.SentencePieceProcessor(model_proto=source)
@@ -50,9 +60,16 @@ class Tokenizer:
         if lists is not None:
             self._source, self._target = lists.applied(self._source, self._target)
         self._target_pieces: dict[int, str] = {}
+        tags = getattr(self._source, "tags", None)
+        self._frames = Frames.of_tags(tags) if tags else Frames((TEXT, EOS), (TEXT, EOS), optional=True)
+        if frames is not None:
+            self._frames = Frames.parse(frames, (self.source_size, self.target_size))
+        self._control = frozenset(self._frames.control)
+        self._named: Direction | None = None
+        self._between: dict[tuple[str | None, str | None], Tokenizer] = {}
 
     @property
-    def models(self) -> tuple[bytes, bytes | None, bytes | None]:
+    def models(self) -> TokenizerFiles:
         """The arguments of the constructor."""
         return self._models
 
@@ -75,17 +92,85 @@ class Tokenizer:
             found[piece.removeprefix(_ROLE).removesuffix(">")] = token
         return found
 
+    @property
+    def languages(self) -> tuple[list[str], list[str]]:
+        """Languages that a call can name: of the source and of the target; [] for a side that has only one."""
+        source, target = self._frames.languages
+        return list(source), list(target)
+
+    @property
+    def default_languages(self) -> tuple[str | None, str | None]:
+        return self._frames.default
+
+    @property
+    def target_is_required(self) -> bool:
+        """Whether a call must name the target language, unless there is a default."""
+        return bool(self._frames.languages[1]) and not self._frames.optional
+
+    def between(self, source: str | None, target: str | None) -> Tokenizer:
+        """Return the tokenizer of a direction; None stands for the default.
+
+        Raises UsageError, with the languages of the model, for one that it lacks or that has no default.
+        """
+        if not any(self._frames.languages):
+            given = {"source_language": source, "target_language": target}
+            if names := [f"{name} = {code!r}" for name, code in given.items() if code is not None]:
+                raise UsageError(f"{', '.join(names)}: this model has one direction; omit the languages")
+            return self
+        found = self._between.get((source, target))
+        if found is None:
+            found = copy.copy(self)
+            found._named = self._frames.direction(source, target)
+            self._between[source, target] = found
+        return found
+
+    def directed(self, text: str, source: str | None = None, target: str | None = None) -> tuple[Tokenizer, str, str]:
+        """Return the tokenizer of a text that may start with a tag `>>xx<<`, its target language; the tag; the rest.
+
+        source, target: languages of texts without a tag.  Raises UsageError as `between` does, and for a tag that names
+        no language, unless it is one of OPUS-MT, for which other tags are text.
+        """
+        known = self._frames.languages[1]
+        tag, code, rest = split_tag(text, known) if known else ("", "", text)
+        if known and not tag and not self._frames.optional and (unknown := UNKNOWN_TAG.match(text)):
+            raise UsageError(f"tag {unknown[0]!r}: not a target language of this model; accepted: {shown(known)}")
+        return self.between(source, code or target), tag, rest
+
+    @property
+    def _direction(self) -> Direction:
+        if self._named is None:
+            self._named = self._frames.direction(None, None)
+        return self._named
+
+    @property
+    def frame_size(self) -> int:
+        """Number of tokens of an encoded source that has no text, at least 1."""
+        return sum(map(len, self._direction.source))
+
+    @property
+    def target_start(self) -> list[int]:
+        """Tokens with which every target starts."""
+        return list(self._direction.target)
+
     def encode_source(self, text: str) -> list[int]:
-        return [*self._source.encode(text), EOS]
+        before, after = self._direction.source
+        return [*before, *self._source.encode(text), *after]
 
     def encode_target(self, text: str) -> list[int]:
-        return [*self._target.encode(text), EOS]
+        return [*self._direction.target, *self._target.encode(text), EOS]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-        """Return the ids of many pairs, without EOS."""
+        """Return the ids of many pairs, without EOS.  Raises UsageError for a source that does not end with it."""
         source = self._source.encode([source for source, _ in pairs])
         target = self._target.encode([target for _, target in pairs])
-        return list(zip(source, target, strict=True))
+        before, after = self._direction.source
+        if after != [EOS]:
+            raise UsageError(
+                "training: sources of this model have the language after the end of sentence; accepted: "
+                "models that have it at the start"
+            )
+        start = self._direction.target
+        return [([*before, *src], [*start, *tgt]) for src, tgt in zip(source, target, strict=True)]
 
     def encode_sampled(
         self, pairs: Sequence[tuple[str, str]], rates: tuple[float, float], seed: int
@@ -98,10 +183,13 @@ class Tokenizer:
         of_source, of_target = rates
 
         def source(text: str) -> list[int]:
-            return [*self._source_sampler.draw(text, of_source, rng), EOS] if of_source else self.encode_source(text)
+            before, after = self._direction.source
+            drawn = self._source_sampler.draw(text, of_source, rng) if of_source else self._source.encode(text)
+            return [*before, *drawn, *after]
 
         def target(text: str) -> list[int]:
-            return [*self._target_sampler.draw(text, of_target, rng), EOS] if of_target else self.encode_target(text)
+            drawn = self._target_sampler.draw(text, of_target, rng) if of_target else self._target.encode(text)
+            return [*self._direction.target, *drawn, EOS]
 
         return [(source(src), target(tgt)) for src, tgt in pairs]
 
@@ -128,22 +216,34 @@ class Tokenizer:
 
     def decode_target(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, ignoring special ids."""
-        return str(self._target.decode([i for i in ids if i > EOS or i == UNK]))
+        return str(self._target.decode(self._with_text(ids)))
 
     def decode_source(self, ids: Sequence[int]) -> str:
         """Return the text of source ids, ignoring special ids: the text that was encoded, normalized."""
-        return str(self._source.decode([i for i in ids if i > EOS or i == UNK]))
+        return str(self._source.decode(self._with_text(ids)))
+
+    def _with_text(self, ids: Sequence[int]) -> list[int]:
+        return [i for i in ids if (i > EOS or i == UNK) and i not in self._control]
 
     def source_spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the first and the next character in `text` of each id of `encode_source`, without EOS.
+        """Return the first and the next character in `text` of each id of `encode_source`, without the last one.
 
-        A span may begin with whitespace; those of bytes of a character are empty except for the last one.
+        A span may begin with whitespace; those of bytes of a character are empty except for the last one, and so are
+        those of tokens around the text.
         """
-        return list(self._source.encode(text, return_type="offset_mapping")["offsets"])
+        before, after = self._direction.source
+        spans = self._source.encode(text, return_type="offset_mapping")["offsets"]
+        end = spans[-1][1] if spans else 0
+        return [*[(0, 0)] * len(before), *spans, *[(end, end)] * (len(after) - 1)]
 
     def target_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         """Return the same for target ids, which may not include special ids other than UNK, in their text."""
-        return list(self._target.decode(list(ids), return_type="offset_mapping")["offsets"])
+        spans = iter(self._target.decode(self._with_text(ids), return_type="offset_mapping")["offsets"])
+        found, end = [], 0
+        for token in ids:
+            begin, end = (end, end) if token in self._control else next(spans)
+            found.append((begin, end))
+        return found
 
     def target_ids(self, pieces: Sequence[str]) -> list[int]:
         """Return the ids of `target_piece`."""
@@ -160,9 +260,10 @@ class Tokenizer:
 
     def files(self) -> dict[str, bytes]:
         """Return the files of a model folder: name -> content."""
-        source, target, pieces = self._models
+        source, target, pieces, frames = self._models
         files = {"tokenizer.model": source} if target is None else {"source.model": source, "target.model": target}
-        return files if pieces is None else files | {PIECES_FILE: pieces}
+        others = {PIECES_FILE: pieces, FRAMES_FILE: frames}
+        return files | {name: content for name, content in others.items() if content is not None}
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -174,19 +275,21 @@ class Tokenizer:
             raise ModelFolderError(
                 f"{folder}: no tokenizer; a model folder contains tokenizer.model, or source.model and target.model"
             )
-        listed = os.path.lexists(folder / PIECES_FILE)
-        read = [*names, PIECES_FILE] if listed else names
+        read = [*names, *(name for name in (PIECES_FILE, FRAMES_FILE) if os.path.lexists(folder / name))]
         contents = {name: read_bytes(folder / name, ModelFolderError, COPY_AGAIN, _MAX_MODEL) for name in read}
         models = [contents[name] for name in names]
         try:
-            tokenizer = cls(models[0], models[1] if len(models) > 1 else None, contents.get(PIECES_FILE))
+            others = contents.get(PIECES_FILE), contents.get(FRAMES_FILE)
+            tokenizer = cls(models[0], models[1] if len(models) > 1 else None, *others)
             sizes = tokenizer.source_size, tokenizer.target_size
         except RuntimeError as error:
             raise ModelFolderError(
                 f"{folder}: {' and '.join(names)} cannot be read by sentencepiece: {error}. {COPY_AGAIN}"
             ) from None
         except ValueError as error:
-            raise ModelFolderError(f"{folder / PIECES_FILE}: cannot be read: {error}. {COPY_AGAIN}") from None
+            file = FRAMES_FILE if str(error).startswith(FRAMES_FILE) else PIECES_FILE
+            reason = str(error).removeprefix(f"{FRAMES_FILE}: ")
+            raise ModelFolderError(f"{folder / file}: cannot be read: {reason}. {COPY_AGAIN}") from None
         special = [[m.pad_id(), m.unk_id(), m.bos_id(), m.eos_id()] for m in (tokenizer._source, tokenizer._target)]
         if min(sizes) <= EOS or any(ids != [PAD, UNK, BOS, EOS] for ids in special):
             raise ModelFolderError(
@@ -268,8 +371,8 @@ def _train(
             **(_LOSSLESS if lossless or characters else {}),
         )
     except (RuntimeError, OSError) as error:
-        raise DataError(_explain(config, key, str(error))) from None
-    if log is not None and (missing := _missing(config, key, model.getvalue(), counts)):
+        raise DataError(explain_failure(config, key, str(error))) from None
+    if log is not None and (missing := missing_characters(config, key, model.getvalue(), counts)):
         log(missing)
     return model.getvalue()
 
@@ -278,39 +381,3 @@ def _counted(lines: Iterator[str], counts: Counter[str]) -> Iterator[str]:
     for line in lines:
         counts.update(line)
         yield line
-
-
-def _missing(config: SideTokenizerConfig, key: str, model: bytes, counts: Counter[str]) -> str:
-    """Return a warning about the counted characters that a model maps to <unk>; "" if there are none."""
-    processor = spm.SentencePieceProcessor(model_proto=model)
-    missing = [character for character in counts if UNK in processor.encode(character)]
-    if not missing:
-        return ""
-    part = sum(counts[character] for character in missing) / counts.total()
-    full = processor.get_piece_size() == config.vocab_size
-    setting = f"vocab_size (now {config.vocab_size:,})" if full else f"character_coverage ({config.character_coverage})"
-    return (
-        f"{len(missing):,} of {len(counts):,} characters ({part:.2g} of the text) are not in the vocabulary "
-        f"and become <unk>; increase {key}.{setting}, or set {key}.byte_fallback=true"
-    )
-
-
-def _explain(config: SideTokenizerConfig, key: str, message: str) -> str:
-    smaller = re.search(r"Please set it to a value <= (\d+)", message)
-    if smaller:
-        return (
-            f"{key}.vocab_size = {config.vocab_size} is more than this text allows; accepted: at most {smaller[1]}."
-            f" Set {key}.vocab_size={smaller[1]} or provide more text."
-        )
-    larger = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", message)
-    if larger:
-        return (
-            f"{key}.vocab_size = {config.vocab_size} is less than the {larger[2]} characters and symbols of this "
-            f"text; increase it, or lower {key}.character_coverage (now {config.character_coverage})."
-        )
-    if config.kind == "char" and config.byte_fallback and "vocab_size" in message:
-        return (
-            f"{key}.vocab_size = {config.vocab_size} is less than 256 bytes and 5 symbols; accepted: at least 261, and "
-            f"one more per character. Increase it, or set {key}.byte_fallback=false."
-        )
-    return f"[{key}] could not be trained (kind = {config.kind}, vocab_size = {config.vocab_size}): {message}"

@@ -38,8 +38,15 @@ def compare_translators(checkpoint: Checkpoint, folder: Path, plan: Plan, check:
     """
     network, tokenizer, config = load_network(folder)
     assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
-    cases = parity_cases(network, tokenizer, config, check)
-    cases = replace(cases, limit=min(cases.limit, plan.positions - 1))
+    direction = _direction(tokenizer)
+    bound = tokenizer.between(*direction)
+    cases = parity_cases(network, bound, config, check)
+    start = bound.target_start
+    cases = replace(
+        cases,
+        cases=[replace(case, prefix=start) for case in cases.cases],
+        limit=min(cases.limit, plan.positions - 1 - len(start)),
+    )
     bias = network.output.bias
     assert isinstance(bias, Tensor)
     runtime = TransformersRuntime(checkpoint.folder, plan.vocabulary, bias)
@@ -47,17 +54,30 @@ def compare_translators(checkpoint: Checkpoint, folder: Path, plan: Plan, check:
     lines = [tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases]
     if check is not None:
         lines += [line for line, _ in zip(read_lines(check), range(_LINES), strict=False)]
-    same = compare_tokenizers(tokenizer, ReferenceTokenizer(checkpoint.folder, plan.vocabulary), lines)
+    theirs = ReferenceTokenizer(checkpoint.folder, plan.vocabulary)
+    same = compare_tokenizers(tokenizer.between(*direction), theirs.between(*direction), lines)
+    for code in tokenizer.languages[0]:
+        own = code, code if code in tokenizer.languages[1] else direction[1]
+        same += compare_tokenizers(tokenizer.between(*own), theirs.between(*own), lines[:1], samples=())
     return Comparison(parity, same)
 
 
-def compare_tokenizers(ours: Tokenizer, theirs: ReferenceTokenizer, lines: Sequence[str]) -> TokenizerParity:
-    """Compare ids and decoded text of lines, and of some with unusual characters."""
+def _direction(tokenizer: Tokenizer) -> tuple[str | None, str | None]:
+    """Return the default direction of a tokenizer, or the first one that it has."""
+    sides = zip(tokenizer.default_languages, tokenizer.languages, strict=True)
+    source, target = (code or next(iter(codes), None) for code, codes in sides)
+    return source, target if tokenizer.target_is_required else None
+
+
+def compare_tokenizers(
+    ours: Tokenizer, theirs: ReferenceTokenizer, lines: Sequence[str], samples: Sequence[str] = _SAMPLES
+) -> TokenizerParity:
+    """Compare ids and decoded text of lines, and of samples with unusual characters."""
     source, target, decoded = 0, 0, 0
-    lines = [*_SAMPLES, *lines]
+    lines = [theirs.cleaned(line) for line in (*samples, *lines)]
     for line in lines:
         ids = ours.encode_target(line)
         source += ours.encode_source(line) != theirs.encode_source(line)
         target += ids != theirs.encode_target(line)
-        decoded += ours.decode_target(ids) != theirs.decode_target(ids)
+        decoded += ours.decode_target(ids) != theirs.decode_target(ids[len(ours.target_start) :])
     return TokenizerParity(len(lines), source, target, decoded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,7 +54,8 @@ class Plan:
 
     constants: for each tensor that the model computes instead of importing it, a function that returns the expected
     values for the shape in the checkpoint, or None for a wrong shape.  unused: regular expression of the names of
-    tensors that are neither imported nor checked.  positions: maximum number of tokens of a sequence.
+    tensors that are neither imported nor checked.  positions: maximum number of tokens of a sequence.  computed: our
+    tensors that are not made of those of the checkpoint, by name.
     """
 
     config: Config
@@ -64,6 +65,7 @@ class Plan:
     constants: Mapping[str, Callable[[tuple[int, ...]], Tensor | None]]
     unused: str
     positions: int
+    computed: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,12 @@ class TokenizerParity:
     @property
     def met(self) -> bool:
         return self.source == self.target == self.decoded == 0
+
+    def __add__(self, other: TokenizerParity) -> TokenizerParity:
+        return TokenizerParity(
+            self.lines + other.lines, self.source + other.source, self.target + other.target,
+            self.decoded + other.decoded,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         return (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import DragomanError, TrainingError, UsageError, check_problems
-from dragoman.formats.importing import marian
+from dragoman.formats.importing import bart, marian
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, ProblemList
 from dragoman.formats.importing.names import converted, table_problems
@@ -23,7 +23,7 @@ from dragoman.models.model_folder import save_model, unique_tensors
 
 __all__ = ["FAMILIES", "Imported", "import_model"]
 
-FAMILIES: Mapping[str, Family] = {"marian": marian}
+FAMILIES: Mapping[str, Family] = {"marian": marian, "bart": bart, "mbart": bart, "m2m_100": bart}
 """`model_type` of a checkpoint -> the module that imports it."""
 _REPORT = "import.json"
 
@@ -57,7 +57,7 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
         plan.vocabulary.tokenizer.target_size,
         shared=plan.vocabulary.tokenizer.shared,
     )
-    tensors = converted(plan.table, plan.orders, checkpoint.tensors)
+    tensors = converted(plan.table, plan.orders, checkpoint.tensors) | dict(plan.computed)
     assert tensors.keys() == unique_tensors(network).keys()
     origin = {"family": name, "settings": checkpoint.settings}
     try:

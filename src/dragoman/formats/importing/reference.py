@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,11 +63,14 @@ class TransformersRuntime:
             )
         self.model, self.source, self.target = model.eval(), vocabulary.source, vocabulary.target
         self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
+        self.pad = self.target[BOS] if self.target[PAD] < 0 else self.target[PAD]
+        # Tokens of ours that the checkpoint does not have: PAD, or BOS if it starts with the end of sentence.
+        self.added = [PAD] * (self.target[PAD] < 0) + [BOS] * (self.target[BOS] == self.target[EOS])
         # The start token, if the generation settings of the checkpoint exclude it from the softmax.
-        self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER else []
+        self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER and BOS not in self.added else []
         # Settings of the folder, such as a forced end, are those of its own search.
         self.model.generation_config = transformers.GenerationConfig(
-            pad_token_id=self.target[BOS], eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]
+            pad_token_id=self.pad, eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]
         )
 
     @torch.no_grad()
@@ -80,7 +84,7 @@ class TransformersRuntime:
         logits: Tensor = self.model(input_ids=source_ids, decoder_input_ids=torch.tensor([tokens])).logits[0]
         logits[:, self.excluded] = NEVER
         ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
-        ours[:, PAD] = NEVER
+        ours[:, self.added] = NEVER
         return ours
 
     def score(self, case: ParityCase, ids: Sequence[int]) -> list[float]:
@@ -95,15 +99,18 @@ class TransformersRuntime:
         for begin in range(0, len(cases), _BATCH):
             rows = [[self.source[token] for token in case.source] for case in cases[begin : begin + _BATCH]]
             longest = max(map(len, rows))
-            ids = torch.tensor([row + [self.target[BOS]] * (longest - len(row)) for row in rows])
+            ids = torch.tensor([row + [self.pad] * (longest - len(row)) for row in rows])
+            starts = [[self.target[token] for token in (BOS, *case.prefix)] for case in cases[begin : begin + _BATCH]]
             mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
             with _calling("generate"):
                 generated = self.model.generate(
-                    ids, attention_mask=mask, do_sample=False, num_beams=width, num_return_sequences=width,
+                    ids, attention_mask=mask, decoder_input_ids=torch.tensor(starts),
+                    do_sample=False, num_beams=width, num_return_sequences=width,
                     min_new_tokens=min_length, max_new_tokens=max_length, length_penalty=0.0, early_stopping=False,
-                    bad_words_ids=[[self.target[BOS]]], renormalize_logits=True,
+                    bad_words_ids=[[token] for token in {self.pad, self.target[BOS]} - {self.target[EOS]}],
+                    renormalize_logits=True,
                 )  # fmt: skip
-            hypotheses = [self._ours(row) for row in generated[:, 1:].tolist()]
+            hypotheses = [self._ours(row) for row in generated[:, len(starts[0]) :].tolist()]
             found += [hypotheses[i : i + width] for i in range(0, len(hypotheses), width)]
         return found
 
@@ -126,11 +133,33 @@ class ReferenceTokenizer:
         self.target = {theirs: ours for ours, theirs in enumerate(vocabulary.target)}
         self.theirs = vocabulary.target
 
+        # Those of mBART and NLLB convert spaces and, for mBART, characters in another way than sentencepiece.
+        self.name = type(self.tokenizer).__name__
+        self.end = vocabulary.target[EOS]
+
+    def between(self, source: str | None, target: str | None) -> ReferenceTokenizer:
+        """Set the languages of the following texts, if they are not None."""
+        if source is not None:
+            self.tokenizer.src_lang = source
+            first = self.tokenizer.convert_ids_to_tokens(self.theirs[BOS])  # the target language of mBART-25
+            self.tokenizer.tgt_lang = first if target is None else target
+        return self
+
+    def cleaned(self, text: str) -> str:
+        """Return a text that this tokenizer normalizes as sentencepiece does."""
+        if self.name not in ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer"):
+            return text
+        return " ".join(unicodedata.normalize("NFKC", text.replace("\N{ZERO WIDTH SPACE}", " ")).split())
+
     def encode_source(self, text: str) -> list[int]:
         return [self.source[token] for token in self.tokenizer(text).input_ids]
 
     def encode_target(self, text: str) -> list[int]:
-        return [self.target[token] for token in self.tokenizer(text_target=text).input_ids]
+        ids = list(self.tokenizer(text_target=text).input_ids)
+        if self.end in ids[:-1]:  # labels, of which the model moves the language to the start of its input
+            first = self.theirs[BOS]
+            ids = ids[:-1] if ids[-1] == first else [ids[-1], *ids[:-1]]
+        return [self.target[token] for token in ids]
 
     def decode_target(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode([self.theirs[token] for token in ids], skip_special_tokens=True))
+        return str(self.tokenizer.decode([self.theirs[token] for token in ids], skip_special_tokens=True)).strip()

@@ -1,4 +1,4 @@
-"""Random checkpoints of mBART, M2M-100 and NLLB in the layout of Hugging Face, built offline by `transformers`."""
+"""Random checkpoints of BART, mBART, M2M-100 and NLLB in the layout of Hugging Face, built offline by `transformers`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import sentencepiece as spm
 import torch
+from tokenizers import pre_tokenizers
 
 __all__ = ["CONFIGURATIONS", "LINES", "bart_checkpoint"]
 
@@ -28,6 +29,20 @@ _LANGUAGES = {
 }
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "bart": {
+        "kind": "Bart", "tokenizer": "BartTokenizer", "d_model": 20, "encoder_ffn_dim": 31, "decoder_ffn_dim": 31,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_layers": 2, "decoder_layers": 3,
+    },
+    "bart odd": {
+        "kind": "Bart", "tokenizer": "BartTokenizer", "d_model": 9, "encoder_ffn_dim": 6, "decoder_ffn_dim": 6,
+        "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_layers": 1, "decoder_layers": 1,
+        "scale_embedding": True, "activation_function": "relu",
+    },
+    "bart untied": {
+        "kind": "Bart", "tokenizer": "BartTokenizer", "d_model": 12, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
+        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1, "decoder_layers": 2,
+        "tie_word_embeddings": False,
+    },
     "mbart-25": {
         "kind": "MBart", "tokenizer": "MBartTokenizer", "d_model": 15, "encoder_ffn_dim": 22, "decoder_ffn_dim": 22,
         "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_layers": 1, "decoder_layers": 2,
@@ -85,6 +100,16 @@ def _write_tokenizer(folder: Path, own: dict[str, Any]) -> tuple[dict[str, int],
     import transformers
 
     name, package = own["tokenizer"], transformers
+    if name == "BartTokenizer":
+        characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        ids = {
+            piece: i for i, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *characters, "un", "un d", "<mask>"])
+        }
+        ids = {piece.replace(" ", ""): i for piece, i in ids.items()}
+        (folder / "vocab.json").write_text(json.dumps(ids))
+        (folder / "merges.txt").write_text("#version: 0.2\nu n\nun d\n")
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name, "mask_token": "<mask>"}))
+        return {}, len(ids)
     model = _model("bpe" if name == "NllbTokenizer" else "unigram")
     (folder / "sentencepiece.bpe.model").write_bytes(model)
     processor = spm.SentencePieceProcessor(model_proto=model)

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -90,6 +90,7 @@ def _key(value: Any) -> Any:
     raise ValueError("must be a column number (0 to 9,999) or the name of a key, in quotes")
 
 
+Given = TypeVar("Given")
 Key = Annotated[str | int, BeforeValidator(_key)]
 Root = Annotated[
     str,
@@ -142,14 +143,16 @@ class CorpusConfig(Section):
         return {key: path for key in ("source", "target", "path") if (path := getattr(self, key)) is not None}
 
 
-def _not_empty(corpora: tuple[CorpusConfig, ...], info: ValidationInfo) -> tuple[CorpusConfig, ...]:
-    if not corpora and not is_stored(info):
+def _not_empty(given: tuple[Given, ...], info: ValidationInfo) -> tuple[Given, ...]:
+    if not given and not is_stored(info):
         raise PydanticKnownError("too_short", {"field_type": "Tuple", "min_length": 1, "actual_length": 0})
-    return corpora
+    return given
 
 
 Corpora = Annotated[tuple[CorpusConfig, ...], AfterValidator(_not_empty)]
 """At least one corpus; imported models have none."""
+Files = Annotated[tuple[str, ...], AfterValidator(_not_empty)]
+"""At least one file; imported models have none."""
 
 
 class FilterConfig(Section):
@@ -276,7 +279,7 @@ class _FileData(_DataSection):
     """Data in files of one format."""
 
     root: Root = ""
-    train: tuple[str, ...] = Field(min_length=1, description="training files", examples=[["train.txt"]])
+    train: Files = Field(description="training files", examples=[["train.txt"]])
     valid: str | None = Field(
         None, description="validation file, which selects the best checkpoint", examples=["valid.txt"]
     )

@@ -16,11 +16,13 @@ import sentencepiece as spm
 
 from dragoman.data.frames import Frames
 from dragoman.data.ids import EOS
+from dragoman.data.json_pieces import TokenIds
 from dragoman.data.pieces import PieceLists
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoder_decoder import renamed
 from dragoman.formats.importing.family import ImportedVocabulary, ProblemList
+from dragoman.formats.importing.json_vocabulary import json_vocabulary
 from dragoman.formats.importing.reference import transformers_package
 
 __all__ = ["read_vocabulary"]
@@ -43,6 +45,8 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     size, start = settings.get("vocab_size"), settings.get("decoder_start_token_id")
     if type(size) is not int or type(start) is not int:
         raise ProblemList([])  # reported with the settings
+    if settings.get("model_type") == "bart":
+        return _byte_level(checkpoint, size, start)
     try:
         model = checkpoint.bytes(_MODEL)
         pieces = _pieces(checkpoint, model)
@@ -69,6 +73,20 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     except ValueError as error:
         raise ProblemList([f"the vocabulary cannot be used: {error}"]) from None
     return ImportedVocabulary(tokenizer, order, order)
+
+
+def _byte_level(checkpoint: Checkpoint, size: int, start: int) -> ImportedVocabulary:
+    """Return the vocabulary of BART, of which every text begins with `<s>`."""
+    ids = [checkpoint.settings.get(f"{name}_token_id") for name in ("pad", "bos", "eos")]
+    if any(type(token) is not int or not 0 <= token < size for token in (*ids, start)) or start == ids[1]:
+        raise ProblemList([f"pad, bos, eos and decoder_start_token_id = {[*ids, start]}; accepted: ids, bos != start"])
+    pad, begin, end = map(int, ids)
+    vocabulary = json_vocabulary(checkpoint, TokenIds((pad, _UNKNOWN, start, end), size))
+    first = vocabulary.target.index(begin, EOS + 1)
+    frame = (first, "text", EOS)
+    source, target, pieces, _ = vocabulary.tokenizer.models
+    tokenizer = Tokenizer(source, target, pieces, Frames(frame, frame, control=(first,)).file())
+    return ImportedVocabulary(tokenizer, vocabulary.source, vocabulary.target)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import DragomanError, TrainingError, UsageError, check_problems
-from dragoman.formats.importing import bart, marian
+from dragoman.formats.importing import bart, gpt2, llama, marian
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, ProblemList
 from dragoman.formats.importing.names import converted, table_problems
@@ -23,7 +23,9 @@ from dragoman.models.model_folder import save_model, unique_tensors
 
 __all__ = ["FAMILIES", "Imported", "import_model"]
 
-FAMILIES: Mapping[str, Family] = {"marian": marian, "bart": bart, "mbart": bart, "m2m_100": bart}
+FAMILIES: Mapping[str, Family] = {
+    "bart": bart, "gpt2": gpt2, "llama": llama, "m2m_100": bart, "marian": marian, "mbart": bart,
+}  # fmt: skip
 """`model_type` of a checkpoint -> the module that imports it."""
 _REPORT = "import.json"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,23 +38,27 @@ class Rule:
 
     theirs: names of tensors, concatenated along the first axis; "a|b" are names of one tensor, of which a file contains
     at least one.  axes: name of each axis, "" for an axis that keeps its order.  added: value of entries that we add.
-    optional: zeros if a checkpoint lacks it.
+    optional: zeros if a checkpoint lacks it.  transposed: matrices of a checkpoint are (in, out), ours (out, in).
     """
 
     theirs: tuple[str, ...]
     axes: tuple[str, ...]
     added: float = 0.0
     optional: bool = False
+    transposed: bool = False
 
 
 Table = Mapping[str, Rule]
 """Our name -> its rule."""
 
 
-def expanded(templates: Table, layers: int) -> dict[str, Rule]:
-    """Return the rules of a stack from those of a layer, in which `{}` stands for the number of the layer."""
+def expanded(templates: Table, layers: int, first: int = 0) -> dict[str, Rule]:
+    """Return the rules of a stack from those of a layer, in which `{}` stands for the number of the layer.
+
+    first: number of the first layer in the checkpoint.
+    """
     return {
-        ours.format(i): Rule(tuple(name.format(i) for name in rule.theirs), rule.axes, rule.added, rule.optional)
+        ours.format(i): replace(rule, theirs=tuple(name.format(i + first) for name in rule.theirs))
         for i in range(layers)
         for ours, rule in templates.items()
     }
@@ -111,7 +115,7 @@ def _parts(table: Table) -> Iterable[str]:
 
 
 def _found(rule: Rule, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
-    """Return the tensors of a rule, without leading axes of size 1 that ours lacks; None if one is missing."""
+    """Return the tensors of a rule with the axes of ours, without leading axes of size 1; None if one is missing."""
     found = []
     for part in rule.theirs:
         name = next((name for name in part.split("|") if name in tensors), None)
@@ -120,7 +124,7 @@ def _found(rule: Rule, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
         tensor = tensors[name]
         while tensor.dim() > len(rule.axes) and tensor.size(0) == 1:
             tensor = tensor[0]
-        found.append(tensor)
+        found.append(tensor.T if rule.transposed and tensor.dim() == 2 else tensor)
     return found
 
 

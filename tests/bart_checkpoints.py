@@ -1,4 +1,4 @@
-"""Random checkpoints of BART, mBART, M2M-100 and NLLB in the layout of Hugging Face, built offline by `transformers`."""
+"""Random checkpoints of BART, mBART, M2M-100 and NLLB in the layout of Hugging Face, made by `transformers`."""
 
 from __future__ import annotations
 

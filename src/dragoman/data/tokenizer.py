@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import os
 import random
@@ -16,7 +15,8 @@ from typing import Any
 import sentencepiece as spm
 
 from dragoman.config import SideTokenizerConfig, TokenizerConfig
-from dragoman.data.frames import FRAMES_FILE, TEXT, UNKNOWN_TAG, Direction, Frames, shown, split_tag
+from dragoman.data.directions import Directed
+from dragoman.data.frames import FRAMES_FILE
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, JsonPieces, is_tokenizer_json
 from dragoman.data.pieces import PIECES_FILE, ListedPieces, PieceLists
@@ -43,7 +43,7 @@ TokenizerFiles = tuple[bytes, bytes | None, bytes | None, bytes | None]
 """The arguments of `Tokenizer`."""
 
 
-class Tokenizer:
+class Tokenizer(Directed):
     """One vocabulary for both sides or one per side.  Encoded sentences end with EOS; decoding adds BOS.
 
     source, target: serialized sentencepiece models; target None means shared.  pieces: a `PieceLists` file, if the ids
@@ -60,13 +60,8 @@ class Tokenizer:
         self._models = (source, target, pieces, frames)
         self._source, self._target, self.shared = _sides(source, target, pieces)
         self._target_pieces: dict[int, str] = {}
-        tags = getattr(self._source, "tags", None)
-        self._frames = Frames.of_tags(tags) if tags else Frames((TEXT, EOS), (TEXT, EOS), optional=True)
-        if frames is not None:
-            self._frames = Frames.parse(frames, (self.source_size, self.target_size))
-        self._control = frozenset(self._frames.control)
-        self._named: Direction | None = None
-        self._between: dict[tuple[str | None, str | None], Tokenizer] = {}
+        tags = self._source.tags if isinstance(self._source, ListedPieces) else {}
+        super().__init__(frames, tags, (self.source_size, self.target_size))
 
     @property
     def models(self) -> TokenizerFiles:
@@ -91,66 +86,6 @@ class Tokenizer:
                 break
             found[piece.removeprefix(_ROLE).removesuffix(">")] = token
         return found
-
-    @property
-    def languages(self) -> tuple[list[str], list[str]]:
-        """Languages that a call can name: of the source and of the target; [] for a side that has only one."""
-        source, target = self._frames.languages
-        return list(source), list(target)
-
-    @property
-    def default_languages(self) -> tuple[str | None, str | None]:
-        return self._frames.default
-
-    @property
-    def target_is_required(self) -> bool:
-        """Whether a call must name the target language, unless there is a default."""
-        return bool(self._frames.languages[1]) and not self._frames.optional
-
-    def between(self, source: str | None, target: str | None) -> Tokenizer:
-        """Return the tokenizer of a direction; None stands for the default.
-
-        Raises UsageError, with the languages of the model, for one that it lacks or that has no default.
-        """
-        if not any(self._frames.languages):
-            given = {"source_language": source, "target_language": target}
-            if names := [f"{name} = {code!r}" for name, code in given.items() if code is not None]:
-                raise UsageError(f"{', '.join(names)}: this model has one direction; omit the languages")
-            return self
-        found = self._between.get((source, target))
-        if found is None:
-            found = copy.copy(self)
-            found._named = self._frames.direction(source, target)
-            self._between[source, target] = found
-        return found
-
-    def directed(self, text: str, source: str | None = None, target: str | None = None) -> tuple[Tokenizer, str, str]:
-        """Return the tokenizer of a text that may start with a tag `>>xx<<`, its target language; the tag; the rest.
-
-        source, target: languages of texts without a tag.  Raises UsageError as `between` does, and for a tag that names
-        no language, unless it is one of OPUS-MT, for which other tags are text.
-        """
-        known = self._frames.languages[1]
-        tag, code, rest = split_tag(text, known) if known else ("", "", text)
-        if known and not tag and not self._frames.optional and (unknown := UNKNOWN_TAG.match(text)):
-            raise UsageError(f"tag {unknown[0]!r}: not a target language of this model; accepted: {shown(known)}")
-        return self.between(source, code or target), tag, rest
-
-    @property
-    def _direction(self) -> Direction:
-        if self._named is None:
-            self._named = self._frames.direction(None, None)
-        return self._named
-
-    @property
-    def frame_size(self) -> int:
-        """Number of tokens of an encoded source that has no text, at least 1."""
-        return sum(map(len, self._direction.source))
-
-    @property
-    def target_start(self) -> list[int]:
-        """Tokens with which every target starts."""
-        return list(self._direction.target)
 
     def encode_source(self, text: str) -> list[int]:
         before, after = self._direction.source

@@ -80,7 +80,7 @@ def _byte_level(checkpoint: Checkpoint, size: int, start: int) -> ImportedVocabu
     ids = [checkpoint.settings.get(f"{name}_token_id") for name in ("pad", "bos", "eos")]
     if any(type(token) is not int or not 0 <= token < size for token in (*ids, start)) or start == ids[1]:
         raise ProblemList([f"pad, bos, eos and decoder_start_token_id = {[*ids, start]}; accepted: ids, bos != start"])
-    pad, begin, end = map(int, ids)
+    pad, begin, end = (int(token or 0) for token in ids)
     vocabulary = json_vocabulary(checkpoint, TokenIds((pad, _UNKNOWN, start, end), size))
     first = vocabulary.target.index(begin, EOS + 1)
     frame = (first, "text", EOS)

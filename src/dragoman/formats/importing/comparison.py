@@ -38,8 +38,8 @@ def compare_translators(checkpoint: Checkpoint, folder: Path, plan: Plan, check:
     """
     network, tokenizer, config = load_network(folder)
     assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
-    direction = _direction(tokenizer)
-    bound = tokenizer.between(*direction)
+    bound = tokenizer.some_direction
+    direction = bound.default_languages
     cases = parity_cases(network, bound, config, check)
     start = bound.target_start
     cases = replace(
@@ -78,13 +78,6 @@ def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, ch
 
 def _lines(check: Path | None) -> list[str]:
     return [] if check is None else [line for line, _ in zip(read_lines(check), range(_LINES), strict=False)]
-
-
-def _direction(tokenizer: Tokenizer) -> tuple[str | None, str | None]:
-    """Return the default direction of a tokenizer, or the first one that it has."""
-    sides = zip(tokenizer.default_languages, tokenizer.languages, strict=True)
-    source, target = (code or next(iter(codes), None) for code, codes in sides)
-    return source, target if tokenizer.target_is_required else None
 
 
 def compare_tokenizers(

@@ -21,6 +21,8 @@ from dragoman.formats.parity import ParityCase
 __all__ = ["CausalRuntime", "ReferenceTokenizer", "TransformersRuntime", "reference_model", "transformers_package"]
 
 _BATCH = 32
+_OTHER_SPACES = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
+"""Tokenizers that keep spaces, and characters for mBART-25, that sentencepiece, used in training, changes."""
 
 
 def transformers_package() -> Any:
@@ -199,7 +201,6 @@ class ReferenceTokenizer:
         self.target = {theirs: ours for ours, theirs in enumerate(vocabulary.target)}
         self.theirs = vocabulary.target
 
-        # Those of mBART and NLLB convert spaces and, for mBART, characters in another way than sentencepiece.
         self.name = type(self.tokenizer).__name__
         self.end = vocabulary.target[EOS]
 
@@ -213,7 +214,7 @@ class ReferenceTokenizer:
 
     def cleaned(self, text: str) -> str:
         """Return a text that this tokenizer normalizes as sentencepiece does."""
-        if self.name not in ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer"):
+        if self.name not in _OTHER_SPACES:
             return text
         return " ".join(unicodedata.normalize("NFKC", text.replace("\N{ZERO WIDTH SPACE}", " ")).split())
 
@@ -232,4 +233,5 @@ class ReferenceTokenizer:
         return [self.target[token] for token in ids]
 
     def decode_target(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode([self.theirs[token] for token in ids], skip_special_tokens=True)).strip()
+        text = str(self.tokenizer.decode([self.theirs[token] for token in ids], skip_special_tokens=True))
+        return text.strip() if self.name in _OTHER_SPACES else text

@@ -23,7 +23,9 @@ from dragoman.cli.options import (
     ReplyRole,
     Seed,
     Source,
+    SourceLanguage,
     Split,
+    TargetLanguage,
     Temperature,
     Tokenize,
     TopK,
@@ -95,6 +97,8 @@ def evaluate(
     source: Source,
     reference: Annotated[Path, typer.Option(help="Reference translations, one per line.")],
     against: Annotated[Path | None, typer.Option(help="Second model, for a significance test.")] = None,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
     tokenize: Tokenize = "auto",
     split: Split = None,
     quantize: Quantize = "none",
@@ -111,14 +115,16 @@ def evaluate(
 
     sources, references = read_parallel(source, reference)
     options: dict[str, Any] = {"device": device, "quantize": quantize}
+    languages = {"source_language": source_language, "target_language": target_language}
     evaluation = evaluate_model(
         Translator.load(model, **options),
         sources,
         [references],
         against=None if against is None else Translator.load(against, **options),
-        language=read_config(model).parallel.target_language,
+        language=target_language or read_config(model).parallel.target_language,
         tokenize=tokenize,
         split=split,
+        **{name: code for name, code in languages.items() if code is not None},
         progress=lambda translations: show_progress(translations, "translating", len(sources)),
     )
     warning = overlap_warning(model, sources)

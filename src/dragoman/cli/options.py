@@ -64,6 +64,13 @@ ReplyRole = Annotated[
     str | None,
     typer.Option("--role", help="Role of the reply; default: of two roles the other one, or 'assistant'."),
 ]
+SourceLanguage = Annotated[
+    str | None, typer.Option("--from", help="Source language of a multilingual model; default: that of the model.")
+]
+TargetLanguage = Annotated[
+    str | None,
+    typer.Option("--to", help="Target language of a multilingual model; a line may name another one: '>>fr<< text'."),
+]
 Seed = Annotated[int, typer.Option(help="Random seed of sampling.")]
 
 

@@ -12,7 +12,20 @@ import typer
 
 from dragoman.cli.documents import check_document, find_document, translate_file
 from dragoman.cli.markup import check_format, translate_markup
-from dragoman.cli.options import Beam, Device, Jsonl, Models, Quantize, Seed, Split, Temperature, TopK, TopP
+from dragoman.cli.options import (
+    Beam,
+    Device,
+    Jsonl,
+    Models,
+    Quantize,
+    Seed,
+    SourceLanguage,
+    Split,
+    TargetLanguage,
+    Temperature,
+    TopK,
+    TopP,
+)
 from dragoman.cli.streams import answer_lines, is_interactive, is_terminal, log, open_output, show_progress
 from dragoman.errors import DataError, UsageError
 
@@ -42,6 +55,8 @@ def translate(
     min_length: Annotated[int | None, typer.Option(help="Minimum number of tokens per translation.")] = None,
     no_repeat_ngram: Annotated[int | None, typer.Option(help="Do not repeat n-grams of this size; 0 = off.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Beginning of every translation.")] = None,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
     split: Split = None,
     glossary: Annotated[
         Path | None, typer.Option(help="Preferred terms: a file with source term, tab and target term per line.")
@@ -96,7 +111,9 @@ def translate(
     settings = {name: value for name, value in settings.items() if value is not None}
     _check_sampling(settings)
     terms = _read_glossary(glossary, strict_glossary)
-    text_settings = {"split": split, "glossary": terms, **settings}
+    languages = {"source_language": source_language, "target_language": target_language}
+    languages = {name: code for name, code in languages.items() if code is not None}
+    text_settings = {"split": split, "glossary": terms, **languages, **settings}
     options: dict[str, Any] = {
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
@@ -113,6 +130,8 @@ def translate(
         {"--jsonl": jsonl, "--nbest": nbest > 1, "--prefix": bool(prefix), "bulk translation": in_bulk},
     )
     if in_bulk:
+        if languages:
+            raise UsageError("--from, --to: not supported in bulk; name the language in each line, '>>fr<< text'")
         if len(models) > 1:
             raise UsageError(
                 f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 
 import sentencepiece as spm
 
+from dragoman.data.byte_pieces import BYTES_FILE
+from dragoman.data.json_pieces import TOKENIZER_JSON
 from dragoman.data.pieces import PieceLists
 from dragoman.data.subword_sampling import ADDED_SCORE
 from dragoman.data.tokenizer import Tokenizer
@@ -44,14 +46,16 @@ class AddedWords:
 
 def add_words(tokenizer: Tokenizer, words: Sequence[str]) -> AddedWords:
     """Add words to both sides of a tokenizer.  Raises UsageError that lists all words that cannot be tokens."""
-    check_problems("tokenizer.add_words:", [*_problems(words)])
-    source, target, lists = tokenizer.models
+    source, target, lists, frames = tokenizer.models
+    others = sorted(name for name in tokenizer.files() if name in (BYTES_FILE, TOKENIZER_JSON))
+    refused = [f"the tokenizer is {name}; accepted: sentencepiece models" for name in others]
+    check_problems("tokenizer.add_words:", refused or [*_problems(words)])
     models = [source] if target is None else [source, target]
     added = [_new_pieces(model, words) for model in models]
     extended = [model + b"".join(map(_serialized, new)) for model, new in zip(models, added, strict=True)]
     pieces = None if lists is None else _extended_lists(PieceLists.parse(lists), added[0], added[-1]).file()
-    result = Tokenizer(extended[0], None if target is None else extended[1], pieces)
-    old, new = tokenizer, result
+    result = Tokenizer(extended[0], None if target is None else extended[1], pieces, frames)
+    old, new = Tokenizer(source, target, lists), result  # the old one without the languages around a text
     sides = (
         [
             _before(new.source_piece(i), old.encode_source, old.source_piece)

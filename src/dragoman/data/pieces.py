@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -96,6 +97,12 @@ class ListedPieces:
         self._model, self._pieces, self._tags = model, pieces, tags
         special = {PAD, UNK, BOS, EOS}  # text never becomes a special token
         self._ids = {piece: token for token, piece in enumerate(pieces) if token not in special}
+
+    @property
+    def tags(self) -> dict[str, int]:
+        """Target languages that a tag `>>xx<<` names, with the ids of the tags."""
+        names = {piece[2:-2]: token for piece, token in self._ids.items() if re.fullmatch(r">>[\w.-]+<<", piece)}
+        return names if self._tags else {}
 
     def get_piece_size(self) -> int:
         return len(self._pieces)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import random
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -17,14 +16,17 @@ import sentencepiece as spm
 
 from dragoman.config import SideTokenizerConfig, TokenizerConfig
 from dragoman.data.byte_pieces import BYTES_FILE, BytePieces, is_bytes_file
+from dragoman.data.directions import Directed
+from dragoman.data.frames import FRAMES_FILE
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, JsonPieces, is_tokenizer_json
 from dragoman.data.pieces import PIECES_FILE, ListedPieces, PieceLists
 from dragoman.data.subword_sampling import SubwordSampler
-from dragoman.errors import DataError, ModelFolderError
+from dragoman.data.tokenizer_problems import explain_failure, missing_characters
+from dragoman.errors import DataError, ModelFolderError, UsageError
 from dragoman.io.reading import COPY_AGAIN, read_bytes
 
-__all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_tokenizer"]
+__all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "TokenizerFiles", "learn_tokenizer", "train_tokenizer"]
 
 _MAX_MODEL = 1 << 28
 """Largest tokenizer file that is read, in bytes; with 256,000 pieces sentencepiece has about 5 MB and JSON 35 MB."""
@@ -38,29 +40,39 @@ _LOSSLESS: dict[str, Any] = {
 }
 
 
-class Tokenizer:
+TokenizerFiles = tuple[bytes, bytes | None, bytes | None, bytes | None]
+"""The arguments of `Tokenizer`."""
+
+
+class Tokenizer(Directed):
     """One vocabulary for both sides or one per side.  Encoded sentences end with EOS; decoding adds BOS.
 
     source, target: serialized sentencepiece models; target None means shared.  pieces: a `PieceLists` file, if the ids
     of an imported model are not those of sentencepiece.  Or, for both sides, source: a `tokenizer.json` of Hugging
-    Face, pieces: its `TokenIds` file; or source: a `BytePieces` file.
+    Face, pieces: its `TokenIds` file; or source: a `BytePieces` file.  frames: a `Frames` file, if texts are surrounded
+    by other tokens than EOS, such as languages.  A tokenizer of several languages encodes after `between`, which names
+    them, or with the default of the file.
     """
 
-    def __init__(self, source: bytes, target: bytes | None = None, pieces: bytes | None = None) -> None:
+    def __init__(
+        self, source: bytes, target: bytes | None = None, pieces: bytes | None = None, frames: bytes | None = None
+    ) -> None:
         """Raises RuntimeError or ValueError for damaged content."""
-        self._models = (source, target, pieces)
+        self._models = (source, target, pieces, frames)
         self._source, self._target, self.shared = _sides(source, target, pieces)
         self._target_pieces: dict[int, str] = {}
+        tags = self._source.tags if isinstance(self._source, ListedPieces) else {}
+        super().__init__(frames, tags, (self.source_size, self.target_size))
 
     @property
-    def models(self) -> tuple[bytes, bytes | None, bytes | None]:
+    def models(self) -> TokenizerFiles:
         """The arguments of the constructor."""
         return self._models
 
     @cached_property
     def lists(self) -> PieceLists | None:
         """The lists of pieces that determine the ids; None if sentencepiece does, or for another kind of tokenizer."""
-        source, _, pieces = self._models
+        source, _, pieces, _ = self._models
         if pieces is None or is_bytes_file(source) or is_tokenizer_json(source):
             return None
         return PieceLists.parse(pieces)
@@ -98,16 +110,24 @@ class Tokenizer:
         return [*([] if self.mask == BOS else [BOS]), *ids]
 
     def encode_source(self, text: str) -> list[int]:
-        return [*self._source.encode(text), EOS]
+        before, after = self._direction.source
+        return [*before, *self._source.encode(text), *after]
 
     def encode_target(self, text: str) -> list[int]:
-        return [*self._target.encode(text), EOS]
+        return [*self._direction.target, *self._target.encode(text), EOS]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-        """Return the ids of many pairs, without EOS."""
+        """Return the ids of many pairs, without EOS.  Raises UsageError for a source that does not end with it."""
         source = self._source.encode([source for source, _ in pairs])
         target = self._target.encode([target for _, target in pairs])
-        return list(zip(source, target, strict=True))
+        before, after = self._direction.source
+        if after != [EOS]:
+            raise UsageError(
+                "training: sources of this model have the language after the end of sentence; accepted: "
+                "models that have it at the start"
+            )
+        start = self._direction.target
+        return [([*before, *src], [*start, *tgt]) for src, tgt in zip(source, target, strict=True)]
 
     def encode_sampled(
         self, pairs: Sequence[tuple[str, str]], rates: tuple[float, float], seed: int
@@ -120,10 +140,13 @@ class Tokenizer:
         of_source, of_target = rates
 
         def source(text: str) -> list[int]:
-            return [*self._source_sampler.draw(text, of_source, rng), EOS] if of_source else self.encode_source(text)
+            before, after = self._direction.source
+            drawn = self._source_sampler.draw(text, of_source, rng) if of_source else self._source.encode(text)
+            return [*before, *drawn, *after]
 
         def target(text: str) -> list[int]:
-            return [*self._target_sampler.draw(text, of_target, rng), EOS] if of_target else self.encode_target(text)
+            drawn = self._target_sampler.draw(text, of_target, rng) if of_target else self._target.encode(text)
+            return [*self._direction.target, *drawn, EOS]
 
         return [(source(src), target(tgt)) for src, tgt in pairs]
 
@@ -150,22 +173,34 @@ class Tokenizer:
 
     def decode_target(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, ignoring special ids."""
-        return str(self._target.decode([i for i in ids if i > EOS or i == UNK]))
+        return str(self._target.decode(self._with_text(ids)))
 
     def decode_source(self, ids: Sequence[int]) -> str:
         """Return the text of source ids, ignoring special ids: the text that was encoded, normalized."""
-        return str(self._source.decode([i for i in ids if i > EOS or i == UNK]))
+        return str(self._source.decode(self._with_text(ids)))
+
+    def _with_text(self, ids: Sequence[int]) -> list[int]:
+        return [i for i in ids if (i > EOS or i == UNK) and i not in self._control]
 
     def source_spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the first and the next character in `text` of each id of `encode_source`, without EOS.
+        """Return the first and the next character in `text` of each id of `encode_source`, without the last one.
 
-        A span may begin with whitespace; those of bytes of a character are empty except for the last one.
+        A span may begin with whitespace; those of bytes of a character are empty except for the last one, and so are
+        those of tokens around the text.
         """
-        return list(self._source.encode(text, return_type="offset_mapping")["offsets"])
+        before, after = self._direction.source
+        spans = self._source.encode(text, return_type="offset_mapping")["offsets"]
+        end = spans[-1][1] if spans else 0
+        return [*[(0, 0)] * len(before), *spans, *[(end, end)] * (len(after) - 1)]
 
     def target_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         """Return the same for target ids, which may not include special ids other than UNK, in their text."""
-        return list(self._target.decode(list(ids), return_type="offset_mapping")["offsets"])
+        spans = iter(self._target.decode(self._with_text(ids), return_type="offset_mapping")["offsets"])
+        found, end = [], 0
+        for token in ids:
+            begin, end = (end, end) if token in self._control else next(spans)
+            found.append((begin, end))
+        return found
 
     def target_ids(self, pieces: Sequence[str]) -> list[int]:
         """Return the ids of `target_piece`."""
@@ -182,31 +217,34 @@ class Tokenizer:
 
     def files(self) -> dict[str, bytes]:
         """Return the files of a model folder: name -> content."""
-        source, target, pieces = self._models
+        source, target, pieces, frames = self._models
         if is_bytes_file(source):
             return {BYTES_FILE: source}
-        if pieces is not None and is_tokenizer_json(source):
-            return {TOKENIZER_JSON: source, TOKEN_IDS_FILE: pieces}
+        others = {PIECES_FILE: pieces, FRAMES_FILE: frames}
         files = {"tokenizer.model": source} if target is None else {"source.model": source, "target.model": target}
-        return files if pieces is None else files | {PIECES_FILE: pieces}
+        if pieces is not None and is_tokenizer_json(source):
+            files, others = {TOKENIZER_JSON: source}, {TOKEN_IDS_FILE: pieces, FRAMES_FILE: frames}
+        return files | {name: content for name, content in others.items() if content is not None}
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """Load the tokenizer of a model folder.  Raises ModelFolderError if it is missing or damaged."""
         names, lists = _files_of(folder)
-        read = [*names, lists] if lists else names
+        read = [*names, *(name for name in (lists, FRAMES_FILE) if name and os.path.lexists(folder / name))]
         contents = {name: read_bytes(folder / name, ModelFolderError, COPY_AGAIN, _MAX_MODEL) for name in read}
         models = [contents[name] for name in names]
         try:
-            tokenizer = cls(models[0], models[1] if len(models) > 1 else None, contents.get(lists))
+            others = contents.get(lists), contents.get(FRAMES_FILE)
+            tokenizer = cls(models[0], models[1] if len(models) > 1 else None, *others)
             sizes = tokenizer.source_size, tokenizer.target_size
         except RuntimeError as error:
             raise ModelFolderError(
                 f"{folder}: {' and '.join(names)} cannot be read by sentencepiece: {error}. {COPY_AGAIN}"
             ) from None
         except ValueError as error:
-            # The messages about JSON name the file.
+            # The messages about JSON and languages name the file.
             where = folder / (lists or names[0]) if lists != TOKEN_IDS_FILE else folder
+            where = folder if str(error).startswith(FRAMES_FILE) else where
             raise ModelFolderError(f"{where}: cannot be read: {error}. {COPY_AGAIN}") from None
         special = [[m.pad_id(), m.unk_id(), m.bos_id(), m.eos_id()] for m in (tokenizer._source, tokenizer._target)]
         if min(sizes) <= EOS or any(ids != [PAD, UNK, BOS, EOS] for ids in special):
@@ -320,8 +358,8 @@ def _train(
             **(_LOSSLESS if lossless or characters else {}),
         )
     except (RuntimeError, OSError) as error:
-        raise DataError(_explain(config, key, str(error))) from None
-    if log is not None and (missing := _missing(config, key, model.getvalue(), counts)):
+        raise DataError(explain_failure(config, key, str(error))) from None
+    if log is not None and (missing := missing_characters(config, key, model.getvalue(), counts)):
         log(missing)
     return model.getvalue()
 
@@ -330,39 +368,3 @@ def _counted(lines: Iterator[str], counts: Counter[str]) -> Iterator[str]:
     for line in lines:
         counts.update(line)
         yield line
-
-
-def _missing(config: SideTokenizerConfig, key: str, model: bytes, counts: Counter[str]) -> str:
-    """Return a warning about the counted characters that a model maps to <unk>; "" if there are none."""
-    processor = spm.SentencePieceProcessor(model_proto=model)
-    missing = [character for character in counts if UNK in processor.encode(character)]
-    if not missing:
-        return ""
-    part = sum(counts[character] for character in missing) / counts.total()
-    full = processor.get_piece_size() == config.vocab_size
-    setting = f"vocab_size (now {config.vocab_size:,})" if full else f"character_coverage ({config.character_coverage})"
-    return (
-        f"{len(missing):,} of {len(counts):,} characters ({part:.2g} of the text) are not in the vocabulary "
-        f"and become <unk>; increase {key}.{setting}, or set {key}.byte_fallback=true"
-    )
-
-
-def _explain(config: SideTokenizerConfig, key: str, message: str) -> str:
-    smaller = re.search(r"Please set it to a value <= (\d+)", message)
-    if smaller:
-        return (
-            f"{key}.vocab_size = {config.vocab_size} is more than this text allows; accepted: at most {smaller[1]}."
-            f" Set {key}.vocab_size={smaller[1]} or provide more text."
-        )
-    larger = re.search(r"smaller than required_chars\. (\d+) vs (\d+)", message)
-    if larger:
-        return (
-            f"{key}.vocab_size = {config.vocab_size} is less than the {larger[2]} characters and symbols of this "
-            f"text; increase it, or lower {key}.character_coverage (now {config.character_coverage})."
-        )
-    if config.kind == "char" and config.byte_fallback and "vocab_size" in message:
-        return (
-            f"{key}.vocab_size = {config.vocab_size} is less than 256 bytes and 5 symbols; accepted: at least 261, and "
-            f"one more per character. Increase it, or set {key}.byte_fallback=false."
-        )
-    return f"[{key}] could not be trained (kind = {config.kind}, vocab_size = {config.vocab_size}): {message}"

@@ -209,7 +209,7 @@ def _tensors(model: ExportSource, settings: dict[str, Any]) -> dict[str, Tensor]
 
 def _tokenizer_files(model: ExportSource, settings: dict[str, Any]) -> dict[str, bytes]:
     tokenizer, vocabulary = model.tokenizer, _vocabulary(model)
-    source, target, _ = tokenizer.models
+    source, target, *_ = tokenizer.models
     pieces = [tokenizer.source_piece(i) for i in range(tokenizer.source_size)]
     lists = {"vocab.json": _ids(pieces, vocabulary.source)}
     if not tokenizer.shared:

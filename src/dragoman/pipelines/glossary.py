@@ -122,7 +122,8 @@ class Glossary:
 
     @staticmethod
     def _ids(term: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-        ids = tokenizer.encode_target(term)[:-1]
+        start = len(tokenizer.encode_target("")) - 1  # the language in multilingual models
+        ids = tokenizer.encode_target(term)[start:-1]
         if not _is_spaced(term[0]) and len(ids) > 1 and not tokenizer.decode_target(ids[:1]).strip():
             ids = ids[1:]  # the mark of a word's beginning, which does not occur within a text without spaces
         return tuple(ids)

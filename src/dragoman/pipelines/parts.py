@@ -45,11 +45,15 @@ class Part:
 
 @dataclass(frozen=True)
 class SplitLine:
-    """A line and its parts; blank lines have none.  keep_space: whether the translation keeps the whitespace."""
+    """A line and its parts; blank lines have none.
+
+    keep_space: whether the translation keeps the whitespace.  tag: of the target language, before the text.
+    """
 
     text: str
     parts: list[Part]
     keep_space: bool
+    tag: str = ""
 
     @property
     def searched(self) -> list[Part]:

@@ -7,17 +7,16 @@ import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from dragoman.data.literals import has_words
-from dragoman.data.segment import join_parts, split_text
-from dragoman.data.sentences import list_prefix, split_sentences
+from dragoman.data.segment import join_parts
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.retry import StreamWithRetry, has_unusual_length
 from dragoman.decoding.settings import SearchSettings
-from dragoman.errors import UsageError, clip
+from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary, applied
-from dragoman.pipelines.parts import Part, Prefix, SplitLine, clean, one_line, search_parts, valid, with_prefixes
-from dragoman.pipelines.pipeline import Pipeline, check_flag, check_positive, check_sequence, check_text, stream_windows
+from dragoman.pipelines.line_pipeline import Languages, LinePipeline
+from dragoman.pipelines.parts import Part, Prefix, SplitLine, clean, one_line, search_parts, with_prefixes
+from dragoman.pipelines.pipeline import check_flag, check_positive, check_sequence, check_text, stream_windows
 from dragoman.pipelines.quality import FLAGS, QualityCheck
 from dragoman.pipelines.translated import (
     Alignment,
@@ -52,7 +51,7 @@ _MOST_BLANK = 3
 """Maximum number of tokens of a blank target, which is empty or consists of a few spaces."""
 
 
-class Translator(Pipeline):
+class Translator(LinePipeline):
     """A translation model with its tokenizer: `Translator.load("runs/en-de").translate(["A dog runs."])`.
 
     model: a PyTorch model, or a backend.  search: any object with the attributes of `SearchSettings`.  max_source:
@@ -89,12 +88,13 @@ class Translator(Pipeline):
     def describe_data(self, profile: TrainingProfile | None, languages: tuple[str | None, str | None]) -> None:
         """Set the statistics of the training data and the codes of source and target language, None if unknown."""
         self.profile, self.languages = profile, languages
-        self.quality = QualityCheck(self.tokenizer, profile, languages)
-
-    @property
-    def splits_sentences(self) -> bool:
-        """Whether lines are split into sentences by default, because the model was trained on single sentences."""
-        return self.profile is not None and self.profile.single_sentences
+        tokenizer, known = self.tokenizer, languages
+        if isinstance(tokenizer, Tokenizer) and tokenizer.languages[0]:
+            if all(code in own for code, own in zip(languages, tokenizer.languages, strict=True)):
+                self.tokenizer = tokenizer.between(*languages)  # the default of calls that name no language
+            tokenizer, known = tokenizer.some_direction, (None, None)
+        self._any_direction = tokenizer
+        self.quality = QualityCheck(tokenizer, profile, known)
 
     def translate(
         self,
@@ -104,6 +104,8 @@ class Translator(Pipeline):
         prefix: Prefix = None,
         split: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
         **overrides: Any,
     ) -> list[Translation]:
         """Return one translation per text, in order.
@@ -115,11 +117,16 @@ class Translator(Pipeline):
                 of the source; default: `splits_sentences`.  If False, a text is split only if it is longer than the
                 model accepts, and "\\n" in a text counts as a space.
             glossary: Target terms by source terms; see `Glossary`.
+            source_language, target_language: Of a multilingual model (`Tokenizer.languages`); default: those of the
+                model.  A tag at the start of a text, `>>fr<<`, names the target language of this text.
             overrides: Search settings by name.
 
         Raises UsageError.
         """
-        given: dict[str, Any] = {"prefix": prefix, "split": split, "glossary": glossary}
+        given: dict[str, Any] = {
+            "prefix": prefix, "split": split, "glossary": glossary, "source_language": source_language,
+            "target_language": target_language,
+        }  # fmt: skip
         return list(self.stream(texts, batch_tokens=batch_tokens, **given, **overrides))
 
     def stream(
@@ -130,6 +137,8 @@ class Translator(Pipeline):
         prefix: Prefix = None,
         split: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
         window: int = 2000,
         **overrides: Any,
     ) -> Iterator[Translation]:
@@ -138,16 +147,24 @@ class Translator(Pipeline):
         check_positive(batch_tokens=batch_tokens)
         check_flag(split=split)
         settings, terms = SearchSettings.of(self.settings, **overrides), Glossary.of(glossary)
+        languages = self._check_languages(source_language, target_language)
         return stream_windows(
             with_prefixes(lines, prefix),
             window,
             lambda pair, name: (check_text(pair[0], name, allow_surrogates=True), pair[1]),
-            lambda pairs: self._translate(pairs, split, settings, terms, batch_tokens),
+            lambda pairs: self._translate(pairs, split, settings, terms, batch_tokens, languages),
             lambda pair: len(pair[0]),
         )
 
     def stream_tokens(
-        self, text: str, *, prefix: str = "", split: bool | None = None, **overrides: Any
+        self,
+        text: str,
+        *,
+        prefix: str = "",
+        split: bool | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        **overrides: Any,
     ) -> Iterator[PartialTranslation]:
         """Yield one partial translation per step of the search; the last one equals the result of `translate`.
 
@@ -156,7 +173,7 @@ class Translator(Pipeline):
         """
         check_flag(split=split)
         settings = SearchSettings.of(self.settings, **{"nbest": 1, **overrides})
-        line = self.split(text, prefix, split)
+        line = self.split(text, prefix, split, self._check_languages(source_language, target_language))
         targets: list[str] = []
         for part in line.parts:
             if part.ids:
@@ -182,14 +199,22 @@ class Translator(Pipeline):
         """Return whether target tokens decode to blank text."""
         return len(ids) <= _MOST_BLANK and not self._decode(ids).strip()
 
-    def score(self, sources: Iterable[str], targets: Iterable[str], *, batch_tokens: int = 4000) -> list[TargetScore]:
+    def score(
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        *,
+        batch_tokens: int = 4000,
+        source_language: str | None = None,
+        target_language: str | None = None,
+    ) -> list[TargetScore]:
         """Return the log-probability of each target given its source; no text is split or truncated.
 
         Computed in float32, unless the translator was loaded with `quantize="int8"` or "bf16"; a translator in int8
         loads the float32 weights at the first call.  batch_tokens: padded source and target tokens per batch.  Raises
         UsageError if the numbers of texts differ.
         """
-        pairs = self._pairs(sources, targets)
+        pairs = self._pairs(sources, targets, self._check_languages(source_language, target_language))
         scored = zip(pairs, self.backend.scorer.score(pairs, batch_tokens), strict=True)
         return [
             TargetScore(sum(log_probs), [self.tokenizer.target_piece(i) for i in ids], log_probs)
@@ -209,16 +234,19 @@ class Translator(Pipeline):
             for (src, tgt), weights in zip(pairs, self.backend.align(pairs, batch_tokens), strict=True)
         ]
 
-    def _pairs(self, sources: Iterable[str], targets: Iterable[str]) -> list[tuple[list[int], list[int]]]:
+    def _pairs(
+        self, sources: Iterable[str], targets: Iterable[str], languages: Languages = (None, None)
+    ) -> list[tuple[list[int], list[int]]]:
         check_sequence(sources)
         check_sequence(targets)
         sources, targets = list(sources), list(targets)
         if len(sources) != len(targets):
             raise UsageError(f"{len(sources)} sources but {len(targets)} targets; give one target per source")
-        encode_source, encode_target = self.tokenizer.encode_source, self.tokenizer.encode_target
-        source_ids = [encode_source(clean(text, f"source {number}")) for number, text in enumerate(sources, start=1)]
-        target_ids = [encode_target(clean(text, f"target {number}")) for number, text in enumerate(targets, start=1)]
-        return list(zip(source_ids, target_ids, strict=True))
+        pairs = []
+        for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
+            tokenizer, _, text = self._directed(clean(source, f"source {number}"), languages)
+            pairs.append((tokenizer.encode_source(text), tokenizer.encode_target(clean(target, f"target {number}"))))
+        return pairs
 
     def _translate(
         self,
@@ -227,8 +255,9 @@ class Translator(Pipeline):
         settings: SearchSettings,
         glossary: Glossary | None,
         batch_tokens: int,
+        languages: Languages,
     ) -> list[Translation]:
-        searches = self._searches(texts, split, settings, glossary)
+        searches = self._searches(texts, split, settings, glossary, languages)
         try:
             call = next(searches)
             while True:
@@ -246,6 +275,8 @@ class Translator(Pipeline):
         prefix: Prefix = None,
         split: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
         **overrides: Any,
     ) -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
         """Return `translate` as a generator that yields each search and is sent its result, as from a `SearchService`.
@@ -257,12 +288,18 @@ class Translator(Pipeline):
         settings = SearchSettings.of(self.settings, **overrides)
         pairs = [(check_text(text, f"text {number}", allow_surrogates=True), own)
                  for number, (text, own) in enumerate(with_prefixes(texts, prefix), start=1)]  # fmt: skip
-        return self._searches(pairs, split, settings, Glossary.of(glossary))
+        languages = self._check_languages(source_language, target_language)
+        return self._searches(pairs, split, settings, Glossary.of(glossary), languages)
 
     def _searches(
-        self, texts: Sequence[tuple[str, str]], split: bool | None, settings: SearchSettings, glossary: Glossary | None
+        self,
+        texts: Sequence[tuple[str, str]],
+        split: bool | None,
+        settings: SearchSettings,
+        glossary: Glossary | None,
+        languages: Languages,
     ) -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
-        lines = [self.split(text, prefix, split) for text, prefix in texts]
+        lines = [self.split(text, prefix, split, languages) for text, prefix in texts]
         yield from self.part_searches([part for line in lines for part in line.searched], settings, glossary)
         return [self.join(line, settings.nbest) for line in lines]
 
@@ -270,53 +307,7 @@ class Translator(Pipeline):
         self, parts: Sequence[Part], settings: SearchSettings, glossary: Glossary | None = None
     ) -> Generator[SearchCall, list[list[Hypothesis]], None]:
         """Return the searches of parts of lines, as `searches` does; `found` and `fault` of each part are set."""
-        return search_parts(parts, settings, glossary, self.tokenizer, self.has_no_text)
-
-    def split(self, text: str, prefix: str = "", sentences: bool | None = None) -> SplitLine:
-        """Return the parts of a text; see `split` of `translate` for `sentences`.
-
-        prefix: the beginning of the translation.  Raises UsageError if it is longer than the longest source.
-        """
-        sentences = self.splits_sentences if sentences is None else sentences
-        parts = self._sentences(valid(text, "text")) if sentences else self._parts(clean(text, "text"))
-        line = SplitLine(text, parts, sentences)
-        if prefix and line.searched:
-            first = line.searched[0]
-            first.prefix = self.tokenizer.encode_target(clean(prefix, "prefix"))[:-1]
-            if len(first.prefix) > self.max_source:
-                raise UsageError(
-                    f"prefix {clip(prefix)!r}: {len(first.prefix):,} tokens; accepted: at most {self.max_source:,}, "
-                    "as for a source"
-                )
-        return line
-
-    def _sentences(self, text: str) -> list[Part]:
-        """Return the parts of all sentences.  List marks and sentences without words are copied."""
-        sentences = split_sentences(text, self.languages[0]) if text.strip() else []
-        numbers = len(sentences) == 1 and self.profile is not None and self.profile.translates_wordless
-        parts: list[Part] = []
-        for number, sentence in enumerate(sentences):
-            mark = list_prefix(sentence)
-            body = sentence[len(mark) :]
-            is_text = has_words(body) or (numbers and any(map(str.isalnum, body)))
-            found = self._parts(body, number, strip=True) if is_text else []
-            if found and mark:
-                found[0].text, found[0].mark = mark + found[0].text, mark.lstrip()
-            parts += found or [Part(sentence, [], number)]
-        return parts
-
-    def _parts(self, text: str, sentence: int = 0, strip: bool = False) -> list[Part]:
-        """Return a text, or the parts of a text that is too long; blank text has none.
-
-        strip: translate the parts without the whitespace around them.
-        """
-
-        @functools.cache  # the split has already encoded the parts it returns
-        def encode(part: str) -> list[int]:
-            return self.tokenizer.encode_source(part.strip() if strip else part)
-
-        texts = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
-        return [Part(part, ids, sentence) for part in texts if len(ids := encode(part)) > 1]
+        return search_parts(parts, settings, glossary, self._any_direction, self.has_no_text)
 
     def join(self, line: SplitLine, nbest: int = 1) -> Translation:
         """Return the translation of a line from the hypotheses of its parts.
@@ -326,7 +317,7 @@ class Translator(Pipeline):
         text, parts, searched = line.text, line.parts, line.searched
         if not parts:
             blank = Alternative(text if line.keep_space else "", 0.0, 0.0)
-            return Translation(text, blank.text, 0.0, 0.0, [], [], ("empty_source",), [blank] * nbest)
+            return Translation(line.tag + text, blank.text, 0.0, 0.0, [], [], ("empty_source",), [blank] * nbest)
         alternatives = [
             Alternative(
                 line.join([self.text_of(part, rank) for part in parts]),
@@ -337,7 +328,7 @@ class Translator(Pipeline):
         ]
         best = [part.found[0] for part in searched]
         return Translation(
-            source=text,
+            source=line.tag + text,
             text=alternatives[0].text,
             score=alternatives[0].score,
             log_prob=alternatives[0].log_prob,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import FilterStats, PairFilter, SentencePair, pair_hash
 from dragoman.data.store.chunks import PAIRS, TABLE, Record, id_type, ids_record, record_hash, text_record
-from dragoman.data.tokenizer import Tokenizer
+from dragoman.data.tokenizer import Tokenizer, TokenizerFiles
 
 __all__ = ["SEGMENT", "EncodeTask", "EncodedSegment", "FilterTask", "FilteredSegment", "drop_reason", "encode_segment",
            "filter_segment", "read_filtered", "sorted_hashes"]  # fmt: skip
@@ -84,7 +84,7 @@ class EncodeTask:
     stem: str
     pairs: int
     duplicates: NDArray[np.uint32]
-    models: tuple[bytes, bytes | None, bytes | None]
+    models: TokenizerFiles
     max_tokens: int
 
 
@@ -104,7 +104,7 @@ class EncodedSegment:
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(models: tuple[bytes, bytes | None, bytes | None]) -> Tokenizer:
+def _tokenizer(models: TokenizerFiles) -> Tokenizer:
     return Tokenizer(*models)
 
 

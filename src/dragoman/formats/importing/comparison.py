@@ -58,15 +58,27 @@ def compare_translators(
     """
     network, tokenizer, config = load_network(folder)
     assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
-    cases = parity_cases(network, tokenizer, config, check)
-    cases = replace(cases, limit=min(cases.limit, plan.positions - 1))
+    bound = tokenizer.some_direction
+    direction = bound.default_languages
+    cases = parity_cases(network, bound, config, check)
+    start = bound.target_start
+    cases = replace(
+        cases,
+        cases=[replace(case, prefix=start) for case in cases.cases],
+        limit=min(cases.limit, plan.positions - 1 - len(start)),
+    )
     bias = network.output.bias
     assert isinstance(bias, Tensor)
     runtime = TransformersRuntime(checkpoint.folder, plan.vocabulary, bias)
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
-    lines = [*samples, *(tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases)]
+    texts = [tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases]
     theirs = ReferenceTokenizer(checkpoint.folder, plan.vocabulary)
-    return Comparison(parity, compare_tokenizers(tokenizer, theirs, [*lines, *_lines(check)]))
+    lines = [theirs.cleaned(line) for line in (*SAMPLES, *samples, *texts, *_lines(check))]
+    same = compare_tokenizers(bound, theirs.between(*direction), lines, samples=())
+    for code in tokenizer.languages[0]:
+        own = code, code if code in tokenizer.languages[1] else direction[1]
+        same += compare_tokenizers(tokenizer.between(*own), theirs.between(*own), lines[-1:], samples=())
+    return Comparison(parity, same)
 
 
 def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
@@ -92,13 +104,15 @@ def _lines(check: Path | None) -> list[str]:
     return [] if check is None else [line for line, _ in zip(read_lines(check), range(_LINES), strict=False)]
 
 
-def compare_tokenizers(ours: Tokenizer, theirs: TextCodec, lines: Sequence[str]) -> TokenizerParity:
-    """Compare ids and decoded text of lines, and of some with unusual characters."""
+def compare_tokenizers(
+    ours: Tokenizer, theirs: TextCodec, lines: Sequence[str], samples: Sequence[str] = SAMPLES
+) -> TokenizerParity:
+    """Compare ids and decoded text of lines, and of samples with unusual characters."""
     source, target, decoded = 0, 0, 0
-    lines = [*SAMPLES, *lines]
+    lines = [*samples, *lines]
     for line in lines:
         ids = ours.encode_target(line)
         source += ours.encode_source(line) != theirs.encode_source(line)
         target += ids != theirs.encode_target(line)
-        decoded += ours.decode_target(ids) != theirs.decode_target(ids)
+        decoded += ours.decode_target(ids) != theirs.decode_target(ids[len(ours.target_start) :])
     return TokenizerParity(len(lines), source, target, decoded)

@@ -59,7 +59,8 @@ class Plan:
     constants: for each tensor that the model computes instead of importing it, a function that returns the expected
     values for the shape in the checkpoint, or None for a wrong shape.  unused: regular expression of the names of
     tensors that are neither imported nor checked.  positions: maximum number of tokens of a sequence.  files: returns
-    other files of the model folder by name, given the sha256 of its weights.
+    other files of the model folder by name, given the sha256 of its weights.  computed: our tensors by name that do not
+    depend on those of the checkpoint.
     """
 
     config: Config
@@ -70,6 +71,7 @@ class Plan:
     unused: str
     positions: int
     files: Callable[[str], Mapping[str, bytes]] = field(default=lambda weights: {})
+    computed: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ class TokenizerParity:
     @property
     def met(self) -> bool:
         return self.source == self.target == self.decoded == 0
+
+    def __add__(self, other: TokenizerParity) -> TokenizerParity:
+        return TokenizerParity(
+            self.lines + other.lines, self.source + other.source, self.target + other.target,
+            self.decoded + other.decoded,
+        )  # fmt: skip
 
     def __str__(self) -> str:
         return (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import DragomanError, TrainingError, UsageError, check_problems
-from dragoman.formats.importing import bert, gpt2, llama, marian, t5, vit
+from dragoman.formats.importing import bart, bert, gpt2, llama, marian, t5, vit
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, ProblemList
 from dragoman.formats.importing.marian_files import family as marian_family
@@ -26,10 +26,13 @@ from dragoman.models.model_folder import read_meta, save_model, unique_tensors
 __all__ = ["FAMILIES", "Imported", "import_model", "opened"]
 
 FAMILIES: Mapping[str, Family] = {
+    "bart": bart,
     "bert": bert,
     "gpt2": gpt2,
     "llama": llama,
+    "m2m_100": bart,
     "marian": marian,
+    "mbart": bart,
     "mt5": t5,
     "t5": t5,
     "vit": vit,
@@ -69,7 +72,7 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
         plan.vocabulary.tokenizer.target_size,
         shared=plan.vocabulary.tokenizer.shared,
     )
-    tensors = converted(plan.table, plan.orders, checkpoint.tensors)
+    tensors = converted(plan.table, plan.orders, checkpoint.tensors) | dict(plan.computed)
     assert tensors.keys() == unique_tensors(network).keys()
     origin = {"family": name, "settings": checkpoint.settings}
     try:

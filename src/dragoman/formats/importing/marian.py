@@ -27,8 +27,16 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators as compare
-from dragoman.formats.importing.family import NEVER, ImportedVocabulary, Plan, ProblemList, accepted_values
-from dragoman.formats.importing.names import Order, Rule, expanded
+from dragoman.formats.importing.encoder_decoder import (
+    ACTIVATIONS,
+    encoder_decoder_table,
+    model_document,
+    renamed,
+    search_document,
+    size_problems,
+)
+from dragoman.formats.importing.family import ImportedVocabulary, Plan, ProblemList, accepted_values
+from dragoman.formats.importing.names import Order, Rule
 from dragoman.nn.position_tables import sinusoid_table
 
 __all__ = ["ACTIVATIONS", "PADDING", "compare", "name_table", "plan", "read_vocabulary", "stream_order", "unsupported"]
@@ -36,10 +44,6 @@ __all__ = ["ACTIVATIONS", "PADDING", "compare", "name_table", "plan", "read_voca
 PADDING = "dragoman_padding_id"
 """Setting of exported models: the id of our padding token, which is a row of its own; other checkpoints lack one."""
 
-ACTIVATIONS = {
-    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
-    "silu": "silu", "sigmoid": "sigmoid",
-}  # fmt: skip
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "activation_function": tuple(ACTIVATIONS),
     "add_bias_logits": (False,),
@@ -50,36 +54,16 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "extra_pos_embeddings": (0, 2),  # of a learned table; without effect on sinusoids
 }
 """Setting -> accepted values; an absent setting has an accepted default."""
-_SIZES = (
-    "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
-    "encoder_ffn_dim", "decoder_ffn_dim", "vocab_size", "max_position_embeddings",
-)  # fmt: skip
-_IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
-    problems = accepted_values(settings, _ACCEPTED)
-    for key, least in {**dict.fromkeys(_SIZES, 1), **dict.fromkeys(_IDS, 0)}.items():
-        if type(settings.get(key)) is not int or settings[key] < least:
-            problems.append(f"{key} = {settings.get(key)!r}; accepted: an integer, at least {least}")
+    problems = [*accepted_values(settings, _ACCEPTED), *size_problems(settings, even=True)]
     padding = settings.get(PADDING, 0)
     if type(padding) is not int or padding < 0:
         problems.append(f"{PADDING} = {padding!r}; accepted: an integer, at least 0")
-    if problems:
-        return problems
-    for key in ("attention_heads", "ffn_dim"):
-        sides = settings[f"encoder_{key}"], settings[f"decoder_{key}"]
-        if sides[0] != sides[1]:
-            problems.append(f"encoder_{key} = {sides[0]}, decoder_{key} = {sides[1]}; accepted: the same for both")
-    if settings["d_model"] % settings["encoder_attention_heads"] or settings["d_model"] % 2:
-        problems.append(f"d_model = {settings['d_model']}; accepted: even, and a multiple of the number of heads")
-    if settings["decoder_start_token_id"] != settings["pad_token_id"]:
-        problems.append(
-            f"decoder_start_token_id = {settings['decoder_start_token_id']}; accepted: pad_token_id = "
-            f"{settings['pad_token_id']}"
-        )
-    if settings["pad_token_id"] == settings["eos_token_id"]:
-        problems.append(f"pad_token_id = eos_token_id = {settings['pad_token_id']}; accepted: different ids")
+    start, pad = settings.get("decoder_start_token_id"), settings.get("pad_token_id")
+    if not problems and start != pad:
+        problems.append(f"decoder_start_token_id = {start}; accepted: pad_token_id = {pad}")
     return problems
 
 
@@ -117,7 +101,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     if problems:
         raise ProblemList(problems)
     orders = [_order(side, settings, name) for side, name in ((source, "vocab.json"), (target, "target_vocab.json"))]
-    lists = PieceLists(_reordered(source, orders[0]), target and _reordered(target, orders[1]), tags=True)
+    lists = PieceLists(renamed(source, orders[0]), target and renamed(target, orders[1]), tags=True)
     try:
         tokenizer = Tokenizer(*models, lists.file())
     except RuntimeError as error:
@@ -157,12 +141,6 @@ def _order(pieces: list[str] | None, settings: Mapping[str, Any], name: str) -> 
         raise ProblemList([f"{name}: the ids of <unk>, start and end, {found[1:]}, are not different ids of the list"])
     order = [int(token) for token in found if token is not None]
     return order + [token for token in range(len(pieces)) if token not in order]
-
-
-def _reordered(pieces: list[str], order: list[int]) -> list[str]:
-    """Return the pieces in our order; the names of the special ones are ours, and occur once."""
-    special = ["<pad>", "<unk>", "<s>", "</s>"]
-    return special + [f"{pieces[i]} ({i})" if pieces[i] in special else pieces[i] for i in order[len(special) :]]
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan
@@ -224,88 +202,24 @@ def _document(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> dict[st
     settings, generation, tokenizer = checkpoint.settings, checkpoint.generation, vocabulary.tokenizer
     names = checkpoint.json("tokenizer_config.json") if (checkpoint.folder / "tokenizer_config.json").exists() else {}
     sides = {"source_language": names.get("source_lang"), "target_language": names.get("target_lang")}
-    beams, penalty = generation.get("num_beams"), generation.get("length_penalty")
     return {
         "data": {
-            "kind": "parallel", "train": [], "filter": {"max_tokens": settings["max_position_embeddings"]},
+            "kind": "parallel",
+            "train": [],
+            "filter": {"max_tokens": settings["max_position_embeddings"]},
             **{key: value for key, value in sides.items() if isinstance(value, str) and value},
         },
         "tokenizer": {
-            "kind": "unigram", "vocab_size": tokenizer.source_size, "shared": tokenizer.shared,
+            "kind": "unigram",
+            "vocab_size": tokenizer.source_size,
+            "shared": tokenizer.shared,
             "byte_fallback": False,
         },
-        "model": {
-            "architecture": "transformer", "d_model": settings["d_model"], "d_ff": settings["encoder_ffn_dim"],
-            "n_heads": settings["encoder_attention_heads"], "encoder_layers": settings["encoder_layers"],
-            "decoder_layers": settings["decoder_layers"], "tie": _tie(settings), "output_bias": True,
-            "activation": ACTIVATIONS[settings.get("activation_function", "gelu")],
-            "scale_embeddings": bool(settings.get("scale_embedding", False)),
-            **{key: settings[key] for key in ("dropout", "attention_dropout", "activation_dropout") if key in settings},
-        },
-        # Their score is divided by length ** penalty, ours by ((5 + length) / 6) ** alpha.
-        "search": {
-            "beam": beams if type(beams) is int and 1 <= beams <= 4096 else 4,
-            "alpha": float(penalty) if isinstance(penalty, int | float) and 0 <= penalty <= 10 else 1.0,
-        },
-    }  # fmt: skip
-
-
-def _attention(ours: str, theirs: str) -> dict[str, Rule]:
-    """Return the rules of a multi-head attention and of its norm."""
-    queries, keys, values = (f"{theirs}.{part}_proj" for part in "qkv")
-    groups: dict[str, tuple[str, ...]] = {"qkv": (queries, keys, values)}
-    if ours.endswith("cross_attn"):
-        groups = {"q": (queries,), "kv": (keys, values)}
-    rules = {}
-    for name, parts in groups.items():
-        rules[f"{ours}.{name}.weight"] = Rule(tuple(f"{part}.weight" for part in parts), ("", "stream"))
-        rules[f"{ours}.{name}.bias"] = Rule(tuple(f"{part}.bias" for part in parts), ("",))
-    rules[f"{ours}.out.weight"] = Rule((f"{theirs}.out_proj.weight",), ("stream", ""))
-    rules[f"{ours}.out.bias"] = Rule((f"{theirs}.out_proj.bias",), ("stream",))
-    return rules
-
-
-def _norm(ours: str, theirs: str) -> dict[str, Rule]:
-    return {f"{ours}.{part}": Rule((f"{theirs}.{part}",), ("stream",)) for part in ("weight", "bias")}
-
-
-def _layer(stack: str) -> dict[str, Rule]:
-    """Return the rules of a layer; `{}` is its number."""
-    ours, theirs = f"{stack}.layers.{{}}", f"model.{stack}.layers.{{}}"
-    rules = {
-        **_attention(f"{ours}.self_attn", f"{theirs}.self_attn"),
-        **_norm(f"{ours}.around_self_attn.norm", f"{theirs}.self_attn_layer_norm"),
-        f"{ours}.ffn.inner.weight": Rule((f"{theirs}.fc1.weight",), ("", "stream")),
-        f"{ours}.ffn.inner.bias": Rule((f"{theirs}.fc1.bias",), ("",)),
-        f"{ours}.ffn.outer.weight": Rule((f"{theirs}.fc2.weight",), ("stream", "")),
-        f"{ours}.ffn.outer.bias": Rule((f"{theirs}.fc2.bias",), ("stream",)),
-        **_norm(f"{ours}.around_ffn.norm", f"{theirs}.final_layer_norm"),
+        "model": model_document(settings, _tie(settings)),
+        "search": search_document(generation),
     }
-    if stack == "decoder":
-        rules |= _attention(f"{ours}.cross_attn", f"{theirs}.encoder_attn")
-        rules |= _norm(f"{ours}.around_cross_attn.norm", f"{theirs}.encoder_attn_layer_norm")
-    return rules
-
-
-_SHARED, _SOURCE, _TARGET = ("model.shared.weight", *(f"model.{s}.embed_tokens.weight" for s in ("encoder", "decoder")))
-_EMBEDDINGS = {
-    "all": {"encoder.embedding.weight": Rule((f"{_SHARED}|{_SOURCE}|{_TARGET}|lm_head.weight",), ("source", "stream"))},
-    "target": {
-        "encoder.embedding.weight": Rule((_SOURCE,), ("source", "stream")),
-        "decoder.embedding.weight": Rule((f"{_TARGET}|lm_head.weight",), ("target", "stream")),
-    },
-    "none": {
-        "encoder.embedding.weight": Rule((_SOURCE,), ("source", "stream")),
-        "decoder.embedding.weight": Rule((_TARGET,), ("target", "stream")),
-        "output.weight": Rule(("lm_head.weight",), ("target", "stream")),
-    },
-}
 
 
 def name_table(settings: Mapping[str, Any]) -> dict[str, Rule]:
     """Return the rule of each of our tensors; its axes are "stream", "source", "target" and "logits"."""
-    table = dict(_EMBEDDINGS[_tie(settings)])
-    for stack in ("encoder", "decoder"):
-        table |= expanded(_layer(stack), settings[f"{stack}_layers"])
-    table["output.bias"] = Rule(("final_logits_bias",), ("logits",), added=NEVER, optional=True)
-    return table
+    return encoder_decoder_table(settings, _tie(settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 _BATCH = 32
+_OTHER_SPACES = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
+"""Tokenizers that keep spaces, and characters for mBART-25, that sentencepiece, used in training, changes."""
 
 
 def transformers_package() -> Any:
@@ -94,8 +97,8 @@ class _Runtime(ABC):
         """
 
     @abstractmethod
-    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[Tensor, Tensor, int]:
-        """Return ids and mask of the input of `generate`, and the number of tokens before those that it generates."""
+    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[dict[str, Tensor], int]:
+        """Return the input of `generate`, and the number of tokens before those that it generates."""
 
     def score(self, case: ParityCase, ids: Sequence[int]) -> list[float]:
         log_probs = self.logits(case.source, ids[:-1]).log_softmax(-1)
@@ -107,10 +110,10 @@ class _Runtime(ABC):
     ) -> list[list[list[int]]]:
         found: list[list[list[int]]] = []
         for begin in range(0, len(cases), _BATCH):
-            ids, mask, start = self._inputs(cases[begin : begin + _BATCH])
+            inputs, start = self._inputs(cases[begin : begin + _BATCH])
             with calling("generate"):
                 generated = self.model.generate(
-                    ids, attention_mask=mask, do_sample=False, num_beams=width, num_return_sequences=width,
+                    **inputs, do_sample=False, num_beams=width, num_return_sequences=width,
                     min_new_tokens=min_length, max_new_tokens=max_length, length_penalty=0.0, early_stopping=False,
                     bad_words_ids=self.never or None, renormalize_logits=True, use_cache=self.cached,
                 )  # fmt: skip
@@ -133,15 +136,18 @@ class TransformersRuntime(_Runtime):
         self.model, self.name = reference_model(folder, "AutoModelForSeq2SeqLM")
         self.source, self.target = vocabulary.source, vocabulary.target
         self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
+        self.pad = self.target[BOS] if self.target[PAD] < 0 else self.target[PAD]
+        # Ours that are no tokens of their own: PAD, or BOS if it is the same as EOS.
+        self.added = [PAD] * (self.target[PAD] < 0) + [BOS] * (self.target[BOS] == self.target[EOS])
         # The start token, if the generation settings of the checkpoint exclude it from the softmax.
-        self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER else []
-        self.never = [[token] for token in (self.target[PAD], self.target[BOS]) if token >= 0]
+        self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER and BOS not in self.added else []
+        self.never = [[self.target[token]] for token in (PAD, BOS) if token not in self.added]
         # The cache of T5 has as many layers as the encoder, of which the decoder can have more.
         settings = self.model.config
         self.cached = getattr(settings, "num_decoder_layers", 0) <= getattr(settings, "num_layers", 0)
         # Settings of the folder, such as a forced end, are those of its own search.
         self.model.generation_config = transformers.GenerationConfig(
-            pad_token_id=self.target[BOS], eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]
+            pad_token_id=self.pad, eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]
         )
 
     @torch.no_grad()
@@ -151,16 +157,16 @@ class TransformersRuntime(_Runtime):
         logits: Tensor = self.model(input_ids=source_ids, decoder_input_ids=torch.tensor([tokens])).logits[0]
         logits[:, self.excluded] = NEVER
         ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
-        if self.target[PAD] < 0:
-            ours[:, PAD] = NEVER
+        ours[:, self.added] = NEVER
         return ours
 
-    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[Tensor, Tensor, int]:
+    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[dict[str, Tensor], int]:
         rows = [[self.source[token] for token in case.source] for case in cases]
         longest = max(map(len, rows))
-        ids = torch.tensor([row + [self.target[BOS]] * (longest - len(row)) for row in rows])
+        ids = torch.tensor([row + [self.pad] * (longest - len(row)) for row in rows])
         mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-        return ids, mask, 1
+        starts = torch.tensor([[self.target[token] for token in (BOS, *case.prefix)] for case in cases])
+        return {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": starts}, starts.size(1)
 
 
 class CausalRuntime(_Runtime):
@@ -186,12 +192,12 @@ class CausalRuntime(_Runtime):
         ours[:, self.added] = float("-inf")
         return ours
 
-    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[Tensor, Tensor, int]:
+    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[dict[str, Tensor], int]:
         rows = [[self.target[token] for token in (BOS, *case.prefix)] for case in cases]
         longest = max(map(len, rows))
         ids = torch.tensor([[self.target[EOS]] * (longest - len(row)) + row for row in rows])  # padded on the left
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-        return ids, mask, longest
+        return {"input_ids": ids, "attention_mask": mask}, longest
 
 
 class ReferenceTokenizer:
@@ -207,14 +213,36 @@ class ReferenceTokenizer:
         self.target = {theirs: ours for ours, theirs in enumerate(vocabulary.target)}
         self.theirs = vocabulary.target
 
+        self.name = type(self.tokenizer).__name__
+        self.end = vocabulary.target[EOS]
+
+    def between(self, source: str | None, target: str | None) -> ReferenceTokenizer:
+        """Set the languages of the following texts, if they are not None."""
+        if source is not None:
+            self.tokenizer.src_lang = source
+            first = self.tokenizer.convert_ids_to_tokens(self.theirs[BOS])  # the target language of mBART-25
+            self.tokenizer.tgt_lang = first if target is None else target
+        return self
+
+    def cleaned(self, text: str) -> str:
+        """Return a text that this tokenizer normalizes as sentencepiece does."""
+        if self.name not in _OTHER_SPACES:
+            return text
+        return " ".join(unicodedata.normalize("NFKC", text.replace("\N{ZERO WIDTH SPACE}", " ")).split())
+
     def encode_source(self, text: str) -> list[int]:
         return [self.source[token] for token in self.tokenizer(text).input_ids]
 
     def encode_target(self, text: str) -> list[int]:
-        return [self.target[token] for token in self.tokenizer(text_target=text).input_ids]
+        ids = list(self.tokenizer(text_target=text).input_ids)
+        if self.end in ids[:-1]:  # labels, of which the model moves the language to the start of its input
+            first = self.theirs[BOS]
+            ids = ids[:-1] if ids[-1] == first else [ids[-1], *ids[:-1]]
+        return [self.target[token] for token in ids]
 
     def decode_target(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode([self.theirs[token] for token in ids], skip_special_tokens=True))
+        text = str(self.tokenizer.decode([self.theirs[token] for token in ids], skip_special_tokens=True))
+        return text.strip() if self.name in _OTHER_SPACES else text
 
 
 class CausalTokenizer(ReferenceTokenizer):

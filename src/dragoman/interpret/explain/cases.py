@@ -142,7 +142,8 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
     text = _single_line(source, "source")
     if config.data.kind == "trees":
         text = " ".join(penn_word(word) for word in text.split())
-    ids = vocabulary.encode_source(text)
+    vocabulary, _, text = vocabulary.directed(text)
+    ids, start = vocabulary.encode_source(text), vocabulary.target_start
     _check_size("source", text, len(ids) - 1, len(ids), config.data.max_tokens)
     if target is not None:
         check_no_search(beam, "a given target needs no search")
@@ -151,7 +152,7 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
     src = torch.tensor([ids], device=network.device)
     settings = _settings(config, beam)
     ((found, tree),), (fault,) = search_with_retry(
-        lambda _, used: [search_tree(network, src, used)], [ids], settings, lambda result: result[0][0].tokens
+        lambda _, used: [search_tree(network, src, used, start)], [ids], settings, lambda result: result[0][0].tokens
     )
     several = config.data.kind == "parallel" and len(split_sentences(text, config.data.source_language)) > 1
     flags = {

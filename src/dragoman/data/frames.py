@@ -1,0 +1,147 @@
+"""What surrounds the tokens of a text: the language of multilingual models, and fixed tokens such as BART's begin.
+
+A frame lists the tokens of an encoded text: `[{source}, text, EOS]` is the frame of an mBART-50 source, which starts
+with the token of its language.  A direction, source and target language, makes tokens of the names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.data.ids import BOS, EOS, PAD
+from dragoman.errors import UsageError, nearest
+
+__all__ = ["FRAMES_FILE", "TEXT", "UNKNOWN_TAG", "Direction", "Frames", "shown", "split_tag"]
+
+FRAMES_FILE = "languages.json"
+SOURCE, TARGET, TEXT = "source", "target", "text"
+_MAX_SHOWN = 300
+UNKNOWN_TAG = re.compile(r">>[\w.-]{2,20}<<")
+_TAG = re.compile(r">>([\w.-]+)<<")
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Tokens before and after the text of a source, and before the text of a target, which ends with EOS."""
+
+    source: tuple[list[int], list[int]]
+    target: list[int]
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The file `languages.json` of a model folder.
+
+    source, target: the frame of each side, of ids and the names "source" and "target" (the token of that language) and
+    "text".  languages: of each side, code -> id; {} if no frame names the side.  default: the direction of a call that
+    names none.  control: ids without a text.  optional: whether a frame without its language is used, as by OPUS-MT.
+    """
+
+    source: tuple[int | str, ...]
+    target: tuple[int | str, ...]
+    languages: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    default: tuple[str | None, str | None] = (None, None)
+    control: tuple[int, ...] = ()
+    optional: bool = False
+
+    @classmethod
+    def of_tags(cls, tags: Mapping[str, int]) -> Frames:
+        """Return the frames of OPUS-MT, where a token at the start of the source names the target language."""
+        return cls((TARGET, TEXT, EOS), (TEXT, EOS), ({}, dict(tags)), optional=True)
+
+    @classmethod
+    def parse(cls, content: bytes, sizes: tuple[int, int]) -> Frames:
+        """Read the file of a tokenizer with `sizes` ids.  Raises ValueError with all problems."""
+        try:
+            fields = json.loads(content)
+        except RecursionError:
+            raise ValueError(f"{FRAMES_FILE}: brackets nested too deeply") from None
+        except ValueError as error:
+            raise ValueError(f"{FRAMES_FILE}: {error}") from None
+        problems = list(_problems(fields, sizes)) if isinstance(fields, dict) else ["not a JSON object"]
+        if problems:
+            raise ValueError(f"{FRAMES_FILE}: {'; '.join(problems)}")
+        languages, default = fields["languages"], fields["default"]
+        return cls(
+            tuple(fields[SOURCE]), tuple(fields[TARGET]), (languages[SOURCE], languages[TARGET]),
+            (default[SOURCE], default[TARGET]), tuple(fields["control"]),
+        )  # fmt: skip
+
+    def file(self) -> bytes:
+        sides = (SOURCE, TARGET)
+        content = {
+            SOURCE: self.source, TARGET: self.target, "languages": dict(zip(sides, self.languages, strict=True)),
+            "default": dict(zip(sides, self.default, strict=True)), "control": self.control,
+        }  # fmt: skip
+        return json.dumps(content, ensure_ascii=False, indent=0).encode()
+
+    def direction(self, source: str | None, target: str | None) -> Direction:
+        """Return the tokens of a direction; None stands for the default.  Raises UsageError with all problems."""
+        named = {*self.source, *self.target}
+        problems, tokens = [], {}
+        for side, code, own, default in zip(
+            (SOURCE, TARGET), (source, target), self.languages, self.default, strict=True
+        ):
+            code = default if code is None else code
+            if code is None:
+                if side in named and not self.optional:
+                    problems.append(f"{side}_language = None; accepted: {shown(own)}")
+            elif code in own:
+                tokens[side] = [own[code]]
+            elif own:
+                problems.append(f"{side}_language = {code!r}{nearest(code, list(own))}; accepted: {shown(own)}")
+        if problems:
+            raise UsageError("this model translates between several languages: " + "; ".join(problems))
+        before, after = self._around(self.source, tokens)
+        return Direction((before, after), self._around(self.target, tokens)[0])
+
+    def _around(self, frame: Sequence[int | str], tokens: Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
+        text = frame.index(TEXT)
+        before, after = (
+            [token for entry in part for token in ([entry] if isinstance(entry, int) else tokens.get(entry, []))]
+            for part in (frame[:text], frame[text + 1 :])
+        )
+        return before, after
+
+
+def split_tag(text: str, languages: Mapping[str, int]) -> tuple[str, str, str]:
+    """Return the tag `>>xx<<` at the start of a text, its code, and the rest; "", "" and the text if there is none.
+
+    languages: the known codes.
+    """
+    match = _TAG.match(text)
+    if match is None or match[1] not in languages:
+        return "", "", text
+    return match[0], match[1], text[match.end() :]
+
+
+def shown(codes: Mapping[str, int]) -> str:
+    """Return the codes of languages, for a message."""
+    return ", ".join(sorted(codes)[:_MAX_SHOWN]) or "none"
+
+
+def _problems(fields: dict[str, Any], sizes: tuple[int, int]) -> Iterator[str]:
+    size = min(sizes)
+
+    def is_id(value: Any) -> bool:
+        return type(value) is int and 0 <= value < size
+
+    languages, default, control = fields.get("languages"), fields.get("default"), fields.get("control")
+    for side in (SOURCE, TARGET):
+        frame, own = fields.get(side), languages.get(side) if isinstance(languages, dict) else None
+        if not isinstance(frame, list) or not all(is_id(entry) or entry in (SOURCE, TARGET, TEXT) for entry in frame):
+            yield f"{side} is not a list of ids, {SOURCE!r}, {TARGET!r} and {TEXT!r}"
+        elif frame.count(TEXT) != 1 or EOS not in frame[frame.index(TEXT) :] or {PAD, BOS} & set(frame):
+            yield f"{side} does not contain {TEXT!r} once and the end of sentence after it, or other special ids"
+        elif side == TARGET and (frame[-2:] != [TEXT, EOS] or EOS in frame[:-1]):
+            yield f"{side} does not end with {TEXT!r} and the end of sentence"
+        if not isinstance(own, dict) or not all(is_id(token) and token > EOS for token in own.values()):
+            yield f"languages.{side} does not name ids from {EOS + 1} to {size - 1:,}"
+        elif not isinstance(default, dict) or default.get(side) not in (None, *own):
+            yield f"default.{side} is not one of its languages"
+    if not isinstance(control, list) or not all(is_id(token) for token in control):
+        yield "control is not a list of ids"

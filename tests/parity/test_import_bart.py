@@ -158,7 +158,7 @@ def test_unknown_languages_are_refused_with_a_list(multilingual: Path) -> None:
     with pytest.raises(UsageError) as caught:
         translator.translate(["a dog"], source_language="en", target_language="xx")
     assert str(caught.value).count("accepted: de_DE, en_XX, sl_SI, zh_CN") == 2
-    with pytest.raises(UsageError, match=">>xx_XX<<.*accepted: de_DE"):
+    with pytest.raises(UsageError, match=r">>xx_XX<<.*accepted: de_DE"):
         translator.translate([">>xx_XX<< a dog"], source_language="en_XX")
 
 
@@ -194,5 +194,5 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path) -> None:
     folder = bart_checkpoint(tmp_path / "checkpoint", "nllb")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": 20}))
-    with pytest.raises(UsageError, match="vocab_size of config.json is 20"):
+    with pytest.raises(UsageError, match=r"vocab_size of config.json is 20"):
         import_model(folder, tmp_path / "model")

@@ -232,5 +232,5 @@ def test_an_explanation_of_bytes_and_no_export(tmp_path: Path, cli: Cli) -> None
     assert "0xC3" in (tmp_path / "page.html").read_text()
     code, out, _ = cli("translate", folder, stdin="é a\n\n".encode())
     assert code == 0 and out.count(b"\n") == 2
-    with pytest.raises(UsageError, match="tokenizer with bytes.json; CTranslate2 supports sentencepiece"):
+    with pytest.raises(UsageError, match=r"tokenizer with bytes.json; CTranslate2 supports sentencepiece"):
         export(folder, tmp_path / "ct2")

@@ -12,6 +12,7 @@ What exists is left alone.  The formats and the files:
     recurrent_lm_v<N>/, expected_recurrent_lm_v<N>.json   a recurrent language model
     tagger_v<N>/, expected_tagger_v<N>.json       a recurrent encoder with labels and a learned initial state
     imported_v<N>/, expected_imported_v<N>.json   an imported MarianMT checkpoint with random weights
+    llama_v<N>/, expected_llama_v<N>.json         an imported Llama checkpoint with random weights and `tokenizer.json`
     dialogue_v<N>/, expected_dialogue_v<N>.json   a model of dialogues, whose tokenizer has roles
     shortlist_v<N>.bin, expected_shortlist_v<N>.json   the shortlist of model_v1
     run_v<N>/                                     a run folder with training state, its data, and its prepared store;
@@ -208,6 +209,26 @@ def write_imported(version: int) -> None:
     write_json(f"expected_imported_v{version}.json", rows)
 
 
+def write_llama(version: int) -> None:
+    """An imported language model with a tokenizer of Hugging Face."""
+    from dragoman.formats.importing.importer import import_model
+    from dragoman.models.model_folder import load_network
+    from language_checkpoints import language_checkpoint
+
+    folder = HERE / f"llama_v{version}"
+    with tempfile.TemporaryDirectory() as place:
+        sizes = {"hidden_size": 12, "intermediate_size": 10, "num_attention_heads": 3, "num_key_value_heads": 1}
+        name = "llama, one layer, tied"
+        source = language_checkpoint(Path(place) / "checkpoint", name, tokenizer="wordpiece", **sizes)
+        import_model(source, folder)
+    model, tokenizer, _ = load_network(folder)
+    text = "Dogs sit [SEP]"
+    ids = tokenizer.encode_target(text)  # type: ignore[union-attr]
+    logits = logits_of(model, [], ids)
+    rows = [{"text": text, "ids": ids, "logits": logits, "best": clear_steps(logits)}]
+    write_json(f"expected_llama_v{version}.json", rows)
+
+
 def write_dialogue(version: int) -> None:
     """A language model of dialogues: B answers A in one language, C in another one."""
     from dragoman.data.turns import Turn, encode_turns
@@ -335,6 +356,7 @@ PIECES: dict[str, Callable[[int], None]] = {
     "recurrent_lm_v{}": lambda version: write_language("recurrent_lm", version, RECURRENT_LM, 600),
     "tagger_v{}": write_tagger,
     "imported_v{}": write_imported,
+    "llama_v{}": write_llama,
     "dialogue_v{}": write_dialogue,
     "shortlist_v{}.bin": write_shortlist,
     "run_v{}": write_run,

@@ -14,6 +14,7 @@ What exists is left alone.  The formats and the files:
     imported_v<N>/, expected_imported_v<N>.json   an imported MarianMT checkpoint with random weights
     bert_v<N>/, expected_bert_v<N>.json           an imported BERT for masked text with random weights
     vit_v<N>/, expected_vit_v<N>.json             an imported ViT with random weights
+    llama_v<N>/, expected_llama_v<N>.json         an imported Llama checkpoint with random weights and `tokenizer.json`
     dialogue_v<N>/, expected_dialogue_v<N>.json   a model of dialogues, whose tokenizer has roles
     shortlist_v<N>.bin, expected_shortlist_v<N>.json   the shortlist of model_v1
     run_v<N>/                                     a run folder with training state, its data, and its prepared store;
@@ -249,6 +250,26 @@ def write_vit(version: int) -> None:
     write_json(f"expected_vit_v{version}.json", labels)
 
 
+def write_llama(version: int) -> None:
+    """An imported language model with a tokenizer of Hugging Face."""
+    from dragoman.formats.importing.importer import import_model
+    from dragoman.models.model_folder import load_network
+    from language_checkpoints import language_checkpoint
+
+    folder = HERE / f"llama_v{version}"
+    with tempfile.TemporaryDirectory() as place:
+        sizes = {"hidden_size": 12, "intermediate_size": 10, "num_attention_heads": 3, "num_key_value_heads": 1}
+        name = "llama, one layer, tied"
+        source = language_checkpoint(Path(place) / "checkpoint", name, tokenizer="wordpiece", **sizes)
+        import_model(source, folder)
+    model, tokenizer, _ = load_network(folder)
+    text = "Dogs sit [SEP]"
+    ids = tokenizer.encode_target(text)  # type: ignore[union-attr]
+    logits = logits_of(model, [], ids)
+    rows = [{"text": text, "ids": ids, "logits": logits, "best": clear_steps(logits)}]
+    write_json(f"expected_llama_v{version}.json", rows)
+
+
 def write_dialogue(version: int) -> None:
     """A language model of dialogues: B answers A in one language, C in another one."""
     from dragoman.data.turns import Turn, encode_turns
@@ -378,6 +399,7 @@ PIECES: dict[str, Callable[[int], None]] = {
     "imported_v{}": write_imported,
     "bert_v{}": write_bert,
     "vit_v{}": write_vit,
+    "llama_v{}": write_llama,
     "dialogue_v{}": write_dialogue,
     "shortlist_v{}.bin": write_shortlist,
     "run_v{}": write_run,

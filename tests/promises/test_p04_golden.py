@@ -146,6 +146,18 @@ def test_golden_imported_vit(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_golden_tokenizer_of_hugging_face(version: int) -> None:
+    pytest.importorskip("tokenizers")
+    folder = HERE / f"llama_v{version}"
+    assert verify(folder)["imported"] == "llama"
+    network, tokenizer, config = load_network(folder)
+    assert isinstance(tokenizer, Tokenizer) and config.model.architecture == "decoder_only"
+    for row in expected(f"expected_llama_v{version}.json"):
+        assert tokenizer.encode_target(row["text"]) == row["ids"]
+        check_logits(network, [], row["ids"], row)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("name", "architecture"), [("language", "decoder_only"), ("recurrent_lm", "recurrent_lm")])
 def test_golden_language_model(name: str, architecture: str, version: int) -> None:
     folder = HERE / f"{name}_v{version}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from dragoman.config import Config, EncoderOnlyConfig, RecurrentEncoderConfig
 from dragoman.data.batching import Batch
 from dragoman.data.readers.labelled import tagged_row, text_source
-from dragoman.data.tokenizer import EOS, PAD, Tokenizer
+from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.data.turns import encode_turns, turns_of_text
 from dragoman.errors import UsageError, nearest
 from dragoman.models.seq2seq import Network
@@ -53,9 +53,11 @@ def label_row(tokenizer: Tokenizer, config: Config, text: str) -> Ids:
     if config.data.kind == "tagged":
         words = text.split()
         return tagged_row([tokenizer.encode_word(word) for word in words], [1] * len(words))
+    if config.data.kind == "masked":
+        ids = tokenizer.masked_source(tokenizer.encode_source(text))
+        return ids, [int(token not in (BOS, EOS)) for token in ids]
     assert isinstance(config.model, EncoderOnlyConfig | RecurrentEncoderConfig)
-    ids = text_source(tokenizer.encode_source(text), config.model.pooling)
-    return ids, [1] if config.model.pooling != "none" else [int(token != EOS) for token in ids]
+    return text_source(tokenizer.encode_source(text), config.model.pooling), [1]
 
 
 def with_predictions(network: Network, batch: Batch, first: int = 1) -> Batch:

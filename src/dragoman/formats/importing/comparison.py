@@ -17,10 +17,10 @@ from dragoman.io.lines import read_lines
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 
-__all__ = ["compare_tokenizers", "compare_translators"]
+__all__ = ["SAMPLES", "compare_tokenizers", "compare_translators"]
 
 _LINES = 200
-_SAMPLES = (
+SAMPLES = (
     "", " ", "a", "A line of text.", "  two  spaces and\ta tab ",
     "\N{LATIN SMALL LIGATURE FI}ne \N{HORIZONTAL ELLIPSIS}",
     "\N{LEFT DOUBLE QUOTATION MARK}quotes\N{RIGHT DOUBLE QUOTATION MARK} \N{VULGAR FRACTION ONE HALF}",
@@ -54,7 +54,7 @@ def compare_translators(checkpoint: Checkpoint, folder: Path, plan: Plan, check:
 def compare_tokenizers(ours: Tokenizer, theirs: ReferenceTokenizer, lines: Sequence[str]) -> TokenizerParity:
     """Compare ids and decoded text of lines, and of some with unusual characters."""
     source, target, decoded = 0, 0, 0
-    lines = [*_SAMPLES, *lines]
+    lines = [*SAMPLES, *lines]
     for line in lines:
         ids = ours.encode_target(line)
         source += ours.encode_source(line) != theirs.encode_source(line)

@@ -37,7 +37,9 @@ def linear(ours: str, theirs: str, flat: bool = False) -> dict[str, Rule]:
 
 
 def norm(ours: str, theirs: str) -> dict[str, Rule]:
-    return {f"{ours}.{part}": Rule((f"{theirs}.{part}",), ("",)) for part in ("weight", "bias")}
+    """Return the rules of a layer norm, whose parts are called gamma and beta in old checkpoints."""
+    parts = {"weight": "gamma", "bias": "beta"}
+    return {f"{ours}.{part}": Rule((f"{theirs}.{part}|{theirs}.{old}",), ("",)) for part, old in parts.items()}
 
 
 def self_attention(ours: str, theirs: Sequence[str], out: str, biases: bool = True) -> dict[str, Rule]:

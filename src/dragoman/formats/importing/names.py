@@ -39,7 +39,7 @@ class Rule:
     theirs: names of tensors, concatenated along the first axis; "a|b" are names of one tensor, of which a file contains
     at least one.  axes: name of each axis, "" for an axis that keeps its order.  added: value of entries that we add.
     optional: zeros if a checkpoint lacks it.  flat: whether the last axis joins all remaining ones, as those of a
-    convolution.
+    convolution.  row: name of a matrix whose first row is added to each row, "" for none.
     """
 
     theirs: tuple[str, ...]
@@ -47,6 +47,7 @@ class Rule:
     added: float = 0.0
     optional: bool = False
     flat: bool = False
+    row: str = ""
 
 
 Table = Mapping[str, Rule]
@@ -69,7 +70,7 @@ def table_problems(
 
     shapes: of our tensors.  unused: regular expression of names that need no rule.
     """
-    names = {name for rule in table.values() for part in rule.theirs for name in part.split("|")}
+    names = {name for rule in table.values() for part in (*rule.theirs, rule.row) for name in part.split("|")}
     missing = [part.split("|")[0] for part in _parts(table) if not any(name in tensors for name in part.split("|"))]
     if missing:
         yield f"missing tensors: {_listed(missing)}"
@@ -85,6 +86,8 @@ def table_problems(
             continue
         if not all(part.is_floating_point() for part in parts):
             yield f"{', '.join(rule.theirs)}: not floating-point numbers"
+        elif rule.row in tensors and tensors[rule.row].shape[1:] != parts[0].shape[1:]:
+            yield f"{rule.row}: shape {tuple(tensors[rule.row].shape)} does not fit {rule.theirs[0]}"
         elif (problem := _shape_problem(rule, orders, parts, shapes.get(ours))) is not None:
             yield f"{' + '.join(part.split('|')[0] for part in rule.theirs)}: {problem}"
 
@@ -100,6 +103,8 @@ def _convert(rule: Rule, orders: Orders, tensors: Mapping[str, Tensor]) -> Tenso
         indices = torch.tensor(orders[rule.axes[0]].indices)
         return torch.zeros(len(indices)).masked_fill_(indices < 0, rule.added)
     tensor = torch.cat(parts).float()
+    if rule.row:
+        tensor = tensor + tensors[rule.row][0].float()
     for axis, name in enumerate(rule.axes):
         if name:
             indices = torch.tensor(orders[name].indices)
@@ -109,7 +114,8 @@ def _convert(rule: Rule, orders: Orders, tensors: Mapping[str, Tensor]) -> Tenso
 
 
 def _parts(table: Table) -> Iterable[str]:
-    return dict.fromkeys(part for rule in table.values() if not rule.optional for part in rule.theirs)
+    required = [rule for rule in table.values() if not rule.optional]
+    return dict.fromkeys(part for rule in required for part in (*rule.theirs, rule.row) if part)
 
 
 def _found(rule: Rule, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:

@@ -285,12 +285,14 @@ def _masked(loaded: LoadedModel, source: str, target: str | None) -> Case:
             f"target = {clip(target)!r}: a masked language model has no target; write the words into the source"
         )
     parts = [vocabulary.encode_source(part)[:-1] for part in _single_line(source, "source").split(MASK)]
-    ids = [token for part in parts for token in (BOS, *part)][1:]  # BOS is the id of a mask
-    _check_size("source", source, len(ids), len(ids) + 1, config.data.max_tokens)
-    marks = [int(token == BOS) for token in ids] if BOS in ids else [1] * len(ids)
-    src = torch.tensor([[*ids, EOS]])
-    batch = with_predictions(network, label_batch(src, [*marks, PAD]), first=EOS + 1)
-    pieces = [MASK if i == BOS else vocabulary.source_piece(i) for i in [*ids, EOS]]
+    mask = vocabulary.mask
+    words = [token for part in parts for token in (mask, *part)][1:]
+    ids = [*vocabulary.masked_source(words), EOS]
+    _check_size("source", source, len(words), len(ids), config.data.max_tokens)
+    marks = [int(token == mask if mask in words else token not in (BOS, EOS)) for token in ids]
+    src = torch.tensor([ids])
+    batch = with_predictions(network, label_batch(src, marks), first=EOS + 1)
+    pieces = [MASK if token == mask else vocabulary.source_piece(token) for token in ids]
     return Case(
         "masked",
         source,

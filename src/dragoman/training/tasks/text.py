@@ -80,8 +80,7 @@ class LanguageTask(RowTask):
 class MaskedTask(RowTask):
     """Paragraphs in which a part of the tokens, data.rate, is to be predicted.
 
-    80 % of these tokens are replaced by the mask (BOS, which no source contains otherwise), 10 % by a random token, and
-    10 % are unchanged.
+    80 % of these tokens are replaced by the mask, `Tokenizer.mask`, 10 % by a random token, and 10 % are unchanged.
     """
 
     def __init__(self, config: Config, data: MaskedData, prepared: Path, reporter: Reporter) -> None:
@@ -111,13 +110,14 @@ class MaskedTask(RowTask):
         return [self._masked(self.stream.window(self.spans[i]), rng) for i in indices]
 
     def _masked(self, ids: list[int], rng: np.random.Generator) -> Row:
-        candidates = [i for i, token in enumerate(ids) if token != EOS]
+        ids = self.tokenizer.masked_source(ids)
+        candidates = [i for i, token in enumerate(ids) if token not in (BOS, EOS)]
         indices = rng.choice(candidates, max(1, round(self.data.rate * len(candidates))), replace=False)
         source, targets = list(ids), [PAD] * len(ids)
         chance, random_ids = rng.random(len(indices)), rng.integers(EOS + 1, self.tokenizer.source_size, len(indices))
         for i, draw, random_id in zip(indices.tolist(), chance.tolist(), random_ids.tolist(), strict=True):
             targets[i] = ids[i]
-            source[i] = BOS if draw < 0.8 else random_id if draw < 0.9 else ids[i]
+            source[i] = self.tokenizer.mask if draw < 0.8 else random_id if draw < 0.9 else ids[i]
         return source, targets
 
     def tokens(self) -> int:

@@ -18,7 +18,7 @@ import sentencepiece as spm
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.subword_sampling import SubwordSampler
 
-__all__ = ["PIECES_FILE", "ListedPieces", "PieceLists", "Pieces"]
+__all__ = ["PIECES_FILE", "ListedPieces", "PieceLists"]
 
 PIECES_FILE = "pieces.json"
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece
@@ -158,6 +158,3 @@ class ListedPieces:
 
 def _within(position: int, length: int) -> int:
     return min(max(position, 0), length)
-
-
-Pieces = spm.SentencePieceProcessor | ListedPieces

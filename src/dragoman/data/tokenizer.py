@@ -17,7 +17,8 @@ import sentencepiece as spm
 
 from dragoman.config import SideTokenizerConfig, TokenizerConfig
 from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.pieces import PIECES_FILE, ListedPieces, PieceLists, Pieces
+from dragoman.data.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, JsonPieces, is_tokenizer_json
+from dragoman.data.pieces import PIECES_FILE, ListedPieces, PieceLists
 from dragoman.data.subword_sampling import SubwordSampler
 from dragoman.errors import DataError, ModelFolderError
 from dragoman.io.reading import COPY_AGAIN, read_bytes
@@ -25,7 +26,9 @@ from dragoman.io.reading import COPY_AGAIN, read_bytes
 __all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_tokenizer"]
 
 _MAX_MODEL = 1 << 28
-"""Largest sentencepiece model that is read, in bytes; one with 256,000 pieces has about 5 MB."""
+"""Largest tokenizer file that is read, in bytes; with 256,000 pieces sentencepiece has about 5 MB and JSON 35 MB."""
+Pieces = spm.SentencePieceProcessor | ListedPieces | JsonPieces
+Sampler = SubwordSampler | ListedPieces | JsonPieces
 _ROLE = "<role:"
 _LOSSLESS: dict[str, Any] = {
     "user_defined_symbols": ["\n"],
@@ -38,17 +41,14 @@ class Tokenizer:
     """One vocabulary for both sides or one per side.  Encoded sentences end with EOS; decoding adds BOS.
 
     source, target: serialized sentencepiece models; target None means shared.  pieces: a `PieceLists` file, if the ids
-    of an imported model are not those of sentencepiece.
+    of an imported model are not those of sentencepiece.  Or, for both sides, source: a `tokenizer.json` of Hugging
+    Face, pieces: its `TokenIds` file.
     """
 
     def __init__(self, source: bytes, target: bytes | None = None, pieces: bytes | None = None) -> None:
+        """Raises RuntimeError or ValueError for damaged content."""
         self._models = (source, target, pieces)
-        lists = None if pieces is None else PieceLists.parse(pieces)
-        self.shared = target is None if lists is None else lists.target is None
-        self._source: Pieces = spm.SentencePieceProcessor(model_proto=source)
-        self._target: Pieces = self._source if target is None else spm.SentencePieceProcessor(model_proto=target)
-        if lists is not None:
-            self._source, self._target = lists.applied(self._source, self._target)
+        self._source, self._target, self.shared = _sides(source, target, pieces)
         self._target_pieces: dict[int, str] = {}
 
     @property
@@ -115,16 +115,16 @@ class Tokenizer:
         return [self._source_sampler.draw(text, rate, rng) or [UNK] for text in texts]
 
     @cached_property
-    def _source_sampler(self) -> SubwordSampler | ListedPieces:
+    def _source_sampler(self) -> Sampler:
         return self._sampler(self._source)
 
     @cached_property
-    def _target_sampler(self) -> SubwordSampler | ListedPieces:
+    def _target_sampler(self) -> Sampler:
         return self._source_sampler if self._target is self._source else self._sampler(self._target)
 
     @staticmethod
-    def _sampler(pieces: Pieces) -> SubwordSampler | ListedPieces:
-        return pieces if isinstance(pieces, ListedPieces) else SubwordSampler(pieces)
+    def _sampler(pieces: Pieces) -> Sampler:
+        return pieces if isinstance(pieces, ListedPieces | JsonPieces) else SubwordSampler(pieces)
 
     def decode_target(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, ignoring special ids."""
@@ -161,32 +161,28 @@ class Tokenizer:
     def files(self) -> dict[str, bytes]:
         """Return the files of a model folder: name -> content."""
         source, target, pieces = self._models
+        if pieces is not None and is_tokenizer_json(source):
+            return {TOKENIZER_JSON: source, TOKEN_IDS_FILE: pieces}
         files = {"tokenizer.model": source} if target is None else {"source.model": source, "target.model": target}
         return files if pieces is None else files | {PIECES_FILE: pieces}
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """Load the tokenizer of a model folder.  Raises ModelFolderError if it is missing or damaged."""
-        names = ["tokenizer.model"]
-        if not os.path.lexists(folder / names[0]):
-            names = ["source.model", "target.model"]
-        if not all(os.path.lexists(folder / name) for name in names):
-            raise ModelFolderError(
-                f"{folder}: no tokenizer; a model folder contains tokenizer.model, or source.model and target.model"
-            )
-        listed = os.path.lexists(folder / PIECES_FILE)
-        read = [*names, PIECES_FILE] if listed else names
+        names, lists = _files_of(folder)
+        read = [*names, lists] if lists else names
         contents = {name: read_bytes(folder / name, ModelFolderError, COPY_AGAIN, _MAX_MODEL) for name in read}
         models = [contents[name] for name in names]
         try:
-            tokenizer = cls(models[0], models[1] if len(models) > 1 else None, contents.get(PIECES_FILE))
+            tokenizer = cls(models[0], models[1] if len(models) > 1 else None, contents.get(lists))
             sizes = tokenizer.source_size, tokenizer.target_size
         except RuntimeError as error:
             raise ModelFolderError(
                 f"{folder}: {' and '.join(names)} cannot be read by sentencepiece: {error}. {COPY_AGAIN}"
             ) from None
         except ValueError as error:
-            raise ModelFolderError(f"{folder / PIECES_FILE}: cannot be read: {error}. {COPY_AGAIN}") from None
+            where = folder / lists if lists == PIECES_FILE else folder  # those of JSON name the file
+            raise ModelFolderError(f"{where}: cannot be read: {error}. {COPY_AGAIN}") from None
         special = [[m.pad_id(), m.unk_id(), m.bos_id(), m.eos_id()] for m in (tokenizer._source, tokenizer._target)]
         if min(sizes) <= EOS or any(ids != [PAD, UNK, BOS, EOS] for ids in special):
             raise ModelFolderError(
@@ -194,6 +190,32 @@ class Tokenizer:
                 f"{special[0]} and {special[1]}; accepted: {[PAD, UNK, BOS, EOS]}. {COPY_AGAIN}"
             )
         return tokenizer
+
+
+def _files_of(folder: Path) -> tuple[list[str], str]:
+    """Return the tokenizer files of a folder and the file with its ids, "" if there is none; or raise an error."""
+    if os.path.lexists(folder / TOKENIZER_JSON):
+        return [TOKENIZER_JSON], TOKEN_IDS_FILE
+    names = ["tokenizer.model"] if os.path.lexists(folder / "tokenizer.model") else ["source.model", "target.model"]
+    if not all(os.path.lexists(folder / name) for name in names):
+        raise ModelFolderError(
+            f"{folder}: no tokenizer; a model folder contains tokenizer.model, or source.model and target.model, or "
+            f"{TOKENIZER_JSON} and {TOKEN_IDS_FILE}"
+        )
+    return names, PIECES_FILE if os.path.lexists(folder / PIECES_FILE) else ""
+
+
+def _sides(source: bytes, target: bytes | None, pieces: bytes | None) -> tuple[Pieces, Pieces, bool]:
+    """Return both sides of the arguments of `Tokenizer`, and whether they share a vocabulary."""
+    if pieces is not None and is_tokenizer_json(source):
+        both = JsonPieces(source, pieces)
+        return both, both, True
+    model = spm.SentencePieceProcessor(model_proto=source)
+    other = model if target is None else spm.SentencePieceProcessor(model_proto=target)
+    if pieces is None:
+        return model, other, target is None
+    lists = PieceLists.parse(pieces)
+    return *lists.applied(model, other), lists.target is None
 
 
 Log = Callable[[str], None]

@@ -40,10 +40,12 @@ class TokenIds:
 
     special: ids of padding, unknown, begin and end in `tokenizer.json`, None for one that it lacks; begin and end may
     be the same.  size: number of ids; may exceed that of `tokenizer.json`, if a matrix has unused rows.
+    mask: id of a masked token in `tokenizer.json`, for encoders of masked text.
     """
 
     special: tuple[int | None, ...]
     size: int
+    mask: int | None = None
 
     @classmethod
     def parse(cls, content: bytes) -> TokenIds:
@@ -54,7 +56,7 @@ class TokenIds:
             raise ValueError("brackets nested too deeply") from None
         if not isinstance(fields, dict):
             raise ValueError("not a JSON object")
-        size, special = fields.get("size"), fields.get("special")
+        size, special, mask = fields.get("size"), fields.get("special"), fields.get("mask")
         problems = []
         if type(size) is not int or not 1 <= size <= _MAX_SIZE:
             problems.append(f"size is not a number from 1 to {_MAX_SIZE:,}")
@@ -62,12 +64,15 @@ class TokenIds:
             problems.append(f"special does not name {', '.join(_SPECIAL)}")
         elif any(token is not None and (type(token) is not int or not 0 <= token < size) for token in special.values()):
             problems.append(f"special has other values than null and ids from 0 to {size - 1:,}")
+        elif mask is not None and (type(mask) is not int or not 0 <= mask < size or mask in special.values()):
+            problems.append(f"mask is neither null nor another id from 0 to {size - 1:,}")
         if problems:
             raise ValueError("; ".join(problems))
-        return cls(tuple(special[name] for name in _SPECIAL), size)
+        return cls(tuple(special[name] for name in _SPECIAL), size, mask)
 
     def file(self) -> bytes:
-        content = {"special": dict(zip(_SPECIAL, self.special, strict=True)), "size": self.size}
+        special = dict(zip(_SPECIAL, self.special, strict=True))
+        content = {"special": special, "size": self.size} | ({} if self.mask is None else {"mask": self.mask})
         return json.dumps(content, indent=1).encode()
 
     @cached_property
@@ -114,6 +119,10 @@ class JsonPieces:
 
     def eos_id(self) -> int:
         return EOS
+
+    def mask_id(self) -> int | None:
+        """Return the id of a masked token, None if the vocabulary has none."""
+        return None if self.ids.mask is None else self._ours[self.ids.mask]
 
     def is_control(self, token: int) -> bool:
         return token in (PAD, BOS, EOS)

@@ -75,6 +75,19 @@ class Tokenizer:
             found[piece.removeprefix(_ROLE).removesuffix(">")] = token
         return found
 
+    @cached_property
+    def mask(self) -> int:
+        """The id in place of a masked token: that of an imported vocabulary, otherwise BOS."""
+        mask = self._source.mask_id() if isinstance(self._source, JsonPieces) else None
+        return BOS if mask is None else mask
+
+    def masked_source(self, ids: Sequence[int]) -> list[int]:
+        """Return the source of a masked text with these ids, which may include EOS: BOS, if it is not the mask, first.
+
+        Imported encoders have a class token before every text; our own have none before masked text.
+        """
+        return [*([] if self.mask == BOS else [BOS]), *ids]
+
     def encode_source(self, text: str) -> list[int]:
         return [*self._source.encode(text), EOS]
 

@@ -16,7 +16,7 @@ from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.errors import DataError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import SAMPLES
-from dragoman.formats.importing.family import Comparison, Plan, TokenizerParity
+from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan, TokenizerParity
 from dragoman.formats.importing.labels import compare_labels
 from dragoman.formats.importing.reference import ReferenceTokenizer, reference_model
 from dragoman.io.lines import read_lines
@@ -75,7 +75,8 @@ def compare_encoders(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Pa
 
     parity = compare_labels(ours, runtime.logits, rows, runtime.name, text)
     samples = [tokenizer.decode_source(row) for row in rows[: 0 if lines else _LINES]]
-    theirs = ReferenceTokenizer(checkpoint.folder, plan.vocabulary)
+    source = plan.vocabulary.source
+    theirs = ReferenceTokenizer(checkpoint.folder, ImportedVocabulary(tokenizer, source, source))
     return Comparison(parity, _compare_words(tokenizer, theirs, [*SAMPLES, *lines, *samples]))
 
 
@@ -91,5 +92,5 @@ def _compare_words(ours: Tokenizer, theirs: ReferenceTokenizer, lines: Sequence[
     for line in lines:
         ids = [BOS, *ours.encode_source(line)]
         source += ids != theirs.encode_source(line)
-        decoded += ours.decode_source(ids) != theirs.decode_source(ids)
+        decoded += ours.decode_source(ids) != theirs.decode_target(ids)
     return TokenizerParity(len(lines), source, 0, decoded)

@@ -57,7 +57,7 @@ Table = Mapping[str, Rule]
 def expanded(templates: Table, layers: int) -> dict[str, Rule]:
     """Return the rules of a stack from those of a layer, in which `{}` stands for the number of the layer."""
     return {
-        ours.format(i): replace(rule, theirs=tuple(name.format(i) for name in rule.theirs))
+        ours.format(i): replace(rule, theirs=tuple(name.replace("{}", str(i)) for name in rule.theirs))
         for i in range(layers)
         for ours, rule in templates.items()
     }

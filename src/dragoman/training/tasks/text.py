@@ -101,7 +101,7 @@ class MaskedTask(RowTask):
 
     def _windows(self, stream: TextStream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the spans that contain words, and the number of ids in each without the EOS of its paragraph."""
-        spans = stream.spans(self.data.max_tokens)
+        spans = stream.spans(self.data.max_tokens - len(self.tokenizer.masked_source([])))
         words = spans[:, 1] - spans[:, 0] - np.isin(spans[:, 1], stream.bounds)  # the last id of a text is EOS
         return spans[words > 0], words[words > 0]
 

@@ -38,14 +38,16 @@ class Rule:
 
     theirs: names of tensors, concatenated along the first axis; "a|b" are names of one tensor, of which a file contains
     at least one.  axes: name of each axis, "" for an axis that keeps its order.  added: value of entries that we add.
-    optional: zeros if a checkpoint lacks it.  flat: whether the last axis joins all remaining ones, as those of a
-    convolution.  row: name of a matrix whose first row is added to each row, "" for none.
+    optional: zeros if a checkpoint lacks it.  transposed: matrices of a checkpoint are (in, out), ours (out, in).  flat:
+    whether the last axis joins all remaining ones, as those of a convolution.  row: name of a matrix whose first row is
+    added to each row, "" for none.
     """
 
     theirs: tuple[str, ...]
     axes: tuple[str, ...]
     added: float = 0.0
     optional: bool = False
+    transposed: bool = False
     flat: bool = False
     row: str = ""
 
@@ -54,10 +56,13 @@ Table = Mapping[str, Rule]
 """Our name -> its rule."""
 
 
-def expanded(templates: Table, layers: int) -> dict[str, Rule]:
-    """Return the rules of a stack from those of a layer, in which `{}` stands for the number of the layer."""
+def expanded(templates: Table, layers: int, first: int = 0) -> dict[str, Rule]:
+    """Return the rules of a stack from those of a layer, in which `{}` stands for the number of the layer.
+
+    first: number of the first layer in the checkpoint.
+    """
     return {
-        ours.format(i): replace(rule, theirs=tuple(name.replace("{}", str(i)) for name in rule.theirs))
+        ours.format(i): replace(rule, theirs=tuple(name.replace("{}", str(i + first)) for name in rule.theirs))
         for i in range(layers)
         for ours, rule in templates.items()
     }
@@ -133,7 +138,7 @@ def _found(rule: Rule, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
             tensor = tensor.flatten(len(rule.axes) - 1)
         while tensor.dim() > len(rule.axes) and tensor.size(0) == 1:
             tensor = tensor[0]
-        found.append(tensor)
+        found.append(tensor.T if rule.transposed and tensor.dim() == 2 else tensor)
     return found
 
 

@@ -17,10 +17,26 @@ HARD_LINES = [
 ]  # fmt: skip
 """Text with unknown words and characters, accents, controls, and names of special tokens."""
 WORDS = ["two", "dogs", "running", "in", "the", "café", "!"]
-_PIECES = (
-    "[PAD] [unused0] [UNK] [CLS] [SEP] [MASK] a A dog run ##s ##ning the park in cafe caf ##é . , ! ? two Two people "
-    "漢 字 1 234 56 % # ##x ##e ' - it s x un ##aff ##able runs ##ing café"
-).split()
+_PIECES = [
+    *(
+        "[PAD]",
+        "[unused0]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "a",
+        "A",
+        "dog",
+        "run",
+        "##s",
+        "##ning",
+        "the",
+        "park",
+    ),
+    *("in", "cafe", "caf", "##é", ".", ",", "!", "?", "two", "Two", "people", "漢", "字", "1", "234", "56", "%", "#"),
+    *("##x", "##e", "'", "-", "it", "s", "x", "un", "##aff", "##able", "runs", "##ing", "café", "[", "]"),
+]
 
 BERTS: dict[str, dict[str, Any]] = {
     "masked": {

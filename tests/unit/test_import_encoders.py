@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from test_import import change_tensors, refusal, set_values
 from torch import Tensor
 
 from dragoman.data.ids import BOS, EOS, PAD
@@ -22,7 +23,6 @@ from dragoman.nn.record import record
 from dragoman.training.tasks.text import MaskedTask
 from encoder_checkpoints import WORDS, bert_checkpoint, vit_checkpoint
 from small_run import Cli, write_lines
-from test_import import change_tensors, refusal, set_values
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use

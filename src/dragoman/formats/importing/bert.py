@@ -18,7 +18,7 @@ from dragoman.config import parse_config
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.encoder_comparison import compare_encoders
+from dragoman.formats.importing.encoder_comparison import compare_encoders, words_of
 from dragoman.formats.importing.encoder_layers import (
     ACTIVATIONS,
     encoder_sizes,
@@ -94,7 +94,9 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
         raise ProblemList(problems)
     if not labels:
         return words
-    return ImportedVocabulary(LabelVocabulary(labels, words.words), words.source, [-1, *range(len(labels))])
+    return ImportedVocabulary(
+        LabelVocabulary(labels, words_of(words.tokenizer)), words.source, [-1, *range(len(labels))]
+    )
 
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:

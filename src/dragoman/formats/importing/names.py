@@ -38,9 +38,9 @@ class Rule:
 
     theirs: names of tensors, concatenated along the first axis; "a|b" are names of one tensor, of which a file contains
     at least one.  axes: name of each axis, "" for an axis that keeps its order.  added: value of entries that we add.
-    optional: zeros if a checkpoint lacks it.  transposed: matrices of a checkpoint are (in, out), ours (out, in).  flat:
-    whether the last axis joins all remaining ones, as those of a convolution.  row: name of a matrix whose first row is
-    added to each row, "" for none.
+    optional: zeros if a checkpoint lacks it.  transposed: matrices of a checkpoint are (in, out), ours (out, in).
+    flat: whether the last axis joins all remaining ones, as those of a convolution.  row: name of a matrix whose first
+    row is added to each row, "" for none.
     """
 
     theirs: tuple[str, ...]

@@ -12,6 +12,8 @@ What exists is left alone.  The formats and the files:
     recurrent_lm_v<N>/, expected_recurrent_lm_v<N>.json   a recurrent language model
     tagger_v<N>/, expected_tagger_v<N>.json       a recurrent encoder with labels and a learned initial state
     imported_v<N>/, expected_imported_v<N>.json   an imported MarianMT checkpoint with random weights
+    bert_v<N>/, expected_bert_v<N>.json           an imported BERT for masked text with random weights
+    vit_v<N>/, expected_vit_v<N>.json             an imported ViT with random weights
     dialogue_v<N>/, expected_dialogue_v<N>.json   a model of dialogues, whose tokenizer has roles
     shortlist_v<N>.bin, expected_shortlist_v<N>.json   the shortlist of model_v1
     run_v<N>/                                     a run folder with training state, its data, and its prepared store;
@@ -39,6 +41,7 @@ SOURCES = ["one two three", "nine zero seven seven", "", "six", "four five eight
 PAIRS = [("one two", "deux un"), ("nine", "neuf"), ("three four", "quatre trois")]
 TEXTS = ["one two three", "six"]
 SMALL_VOCABULARY = ("tokenizer.vocab_size=36", "tokenizer.normalization=identity")
+SMALL_ENCODER = {"hidden_size": 6, "intermediate_size": 7, "num_attention_heads": 3, "num_hidden_layers": 1}
 MARGIN = 0.5
 """Least lead, in nats, of the best token over the next where tokens are recorded."""
 
@@ -208,6 +211,45 @@ def write_imported(version: int) -> None:
     write_json(f"expected_imported_v{version}.json", rows)
 
 
+def write_bert(version: int) -> None:
+    """An imported encoder: `tokenizer.json` with a mask, a norm of the embeddings, a head."""
+    import torch
+
+    from dragoman.data.tokenizer import EOS
+    from dragoman.formats.importing.importer import import_model
+    from dragoman.models.model_folder import load_network
+    from encoder_checkpoints import bert_checkpoint
+
+    folder = HERE / f"bert_v{version}"
+    with tempfile.TemporaryDirectory() as place:
+        import_model(bert_checkpoint(Path(place) / "checkpoint", **SMALL_ENCODER), folder)
+    model, tokenizer, _ = load_network(folder)
+    rows: list[dict[str, Any]] = []
+    for before, after in [("Two", "RUNNING !"), ("a dog-park", "漢 12")]:
+        words = [*tokenizer.encode_source(before)[:-1], tokenizer.mask, *tokenizer.encode_source(after)[:-1], EOS]  # type: ignore[union-attr]
+        ids = tokenizer.masked_source(words)  # type: ignore[union-attr]
+        logits = logits_of(model, ids, [0])
+        rows.append({"text": [before, after], "ids": ids, "logits": logits, "best": clear_steps(logits)})
+    assert torch.tensor(rows[0]["logits"]).std() > MARGIN
+    write_json(f"expected_bert_v{version}.json", rows)
+
+
+def write_vit(version: int) -> None:
+    """An imported image model with a normalization of its own."""
+    import numpy as np
+
+    from dragoman.formats.importing.importer import import_model
+    from dragoman.pipelines.labelling import Labeller
+    from encoder_checkpoints import vit_checkpoint
+
+    folder = HERE / f"vit_v{version}"
+    with tempfile.TemporaryDirectory() as place:
+        import_model(vit_checkpoint(Path(place) / "checkpoint", "grey", **SMALL_ENCODER), folder)
+    images = np.arange(3 * 81).reshape(3, 9, 9).astype(np.uint8)
+    labels = [each.to_json() for each in Labeller.load(folder).label(images)]
+    write_json(f"expected_vit_v{version}.json", labels)
+
+
 def write_dialogue(version: int) -> None:
     """A language model of dialogues: B answers A in one language, C in another one."""
     from dragoman.data.turns import Turn, encode_turns
@@ -335,6 +377,8 @@ PIECES: dict[str, Callable[[int], None]] = {
     "recurrent_lm_v{}": lambda version: write_language("recurrent_lm", version, RECURRENT_LM, 600),
     "tagger_v{}": write_tagger,
     "imported_v{}": write_imported,
+    "bert_v{}": write_bert,
+    "vit_v{}": write_vit,
     "dialogue_v{}": write_dialogue,
     "shortlist_v{}.bin": write_shortlist,
     "run_v{}": write_run,

@@ -16,10 +16,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dragoman.config import load_config
+from dragoman.config import EncoderOnlyConfig, load_config
 from dragoman.data.store.folder import DamagedStoreError
 from dragoman.data.store.reader import Store
-from dragoman.data.tokenizer import BOS, Tokenizer
+from dragoman.data.tokenizer import BOS, EOS, Tokenizer
 from dragoman.data.turns import Turn, encode_turns
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
@@ -116,6 +116,33 @@ def test_golden_imported_model(version: int) -> None:
         source, target = row["ids"]
         assert [tokenizer.encode_source(row["pair"][0]), tokenizer.encode_target(row["pair"][1])] == [source, target]
         check_logits(network, source, target, row)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_imported_bert(version: int) -> None:
+    pytest.importorskip("tokenizers")
+    folder = HERE / f"bert_v{version}"
+    assert verify(folder)["imported"] == "bert"
+    network, tokenizer, config = load_network(folder)
+    assert isinstance(tokenizer, Tokenizer) and isinstance(config.model, EncoderOnlyConfig)
+    assert config.model.head == "transform" and config.model.normalize_embeddings
+    rows = expected(f"expected_bert_v{version}.json")
+    for row in rows:
+        before, after = (tokenizer.encode_source(text)[:-1] for text in row["text"])
+        assert tokenizer.masked_source([*before, tokenizer.mask, *after, EOS]) == row["ids"]
+        check_logits(network, row["ids"], [0], row)
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_imported_vit(version: int) -> None:
+    folder = HERE / f"vit_v{version}"
+    assert verify(folder)["imported"] == "vit"
+    labels = Labeller.load(folder).label(np.arange(3 * 81).reshape(3, 9, 9).astype(np.uint8))
+    answers = expected(f"expected_vit_v{version}.json")
+    assert [list(each.labels) for each in labels] == [row["labels"] for row in answers] and len(answers) == 3
+    for each, row in zip(labels, answers, strict=True):
+        assert each.probabilities == pytest.approx(row["probabilities"], abs=TOLERANCE)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -68,7 +68,7 @@ class TokenIds:
             problems.append(f"mask is neither null nor another id from 0 to {size - 1:,}")
         if problems:
             raise ValueError("; ".join(problems))
-        return cls(tuple(special[name] for name in _SPECIAL), size, mask)
+        return cls(tuple(fields["special"][name] for name in _SPECIAL), fields["size"], fields.get("mask"))
 
     def file(self) -> bytes:
         special = dict(zip(_SPECIAL, self.special, strict=True))

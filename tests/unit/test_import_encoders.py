@@ -68,9 +68,10 @@ def test_the_command_reports_and_info_describes(cli: Cli, checkpoint: Path, tmp_
 
 def test_label_writes_tags_and_classes(cli: Cli, models: dict[str, Path]) -> None:
     lines = "\n".join([" ".join(WORDS), "a dog", ""]).encode()
-    code, out, _ = cli("label", models["tags"], stdin=lines)
-    first = out.decode().split("\n")[0].split()
-    assert code == 0 and out.count(b"\n") == 2 and [word.rpartition("/")[0] for word in first] == WORDS
+    code, out, _ = cli("label", models["tags"], "--jsonl", stdin=lines)
+    found = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [each["words"] for each in found] == [WORDS, ["a", "dog"]]
+    assert {label for each in found for label in each["labels"]} <= {"DT", "NN", "VB", "NN (3)"}
     code, out, _ = cli("label", models["labels"], stdin=lines)
     assert code == 0 and set(out.decode().splitlines()) <= {"good", "bad", "so so"}
     code, _, err = cli("label", models["labels"], stdin=b"dog " * 60 + b"\n")

@@ -169,9 +169,18 @@ def test_the_loss_is_the_trainers_and_padding_does_not_count() -> None:
     assert float(numbers(each).sum()) == pytest.approx(float(numbers(whole)), rel=1e-9)
 
 
+@pytest.mark.parametrize(("kind", "formula"), [("pooler", "X = E[id]"), ("transform", "X = √d_model · E[id]")])
+def test_the_formula_of_embeddings_has_their_scale(kind: str, formula: str) -> None:
+    network, given, words = network_of(f"labels: {kind}")
+    steps = {step["id"]: step for step in walkthrough(network, *given, words)["steps"] if step["part"] == "forward"}
+    assert steps["encoder.embedded"]["formula"] == formula
+    assert steps["head.hidden"]["formula"].startswith("H = f(X W + b),   f(u) = ")
+
+
 def test_entries_are_complete_and_name_classes_that_exist() -> None:
     classes = {type(module).__name__ for kind in KINDS for module in network_of(kind)[0].modules()}
-    conditions = classes | set(ACTIVATIONS) | {"causal", "padding", "gated", "smoothed", "learned", "every step"}
+    conditions = classes | set(ACTIVATIONS) | {"causal", "padding", "gated", "unscaled", "smoothed"}
+    conditions |= {"learned", "every step"}
     for name, entry in ENTRIES.items():
         assert {tap.partition(".")[0] for tap in entry.taps} <= classes, name
         assert set(entry.when) <= conditions, name

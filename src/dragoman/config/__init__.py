@@ -13,6 +13,7 @@ foreign_names.py  names of keys in other toolkits
 reference.py  descriptions of all keys, read from the models
 toml.py       writing of values and documents as TOML
 overrides.py  key=value on the command line
+paths.py      paths of the document
 
 The names in the `__all__` of data, document, model, recurrent, tokenizer and train are exported.
 """

@@ -49,7 +49,7 @@ class TokenIds:
 
     @classmethod
     def parse(cls, content: bytes) -> TokenIds:
-        """Read the file.  Raises ValueError with all problems."""
+        """Read the file.  Raises ValueError."""
         try:
             fields = json.loads(content)
         except RecursionError:
@@ -57,18 +57,15 @@ class TokenIds:
         if not isinstance(fields, dict):
             raise ValueError("not a JSON object")
         size, special, mask = fields.get("size"), fields.get("special"), fields.get("mask")
-        problems = []
         if type(size) is not int or not 1 <= size <= _MAX_SIZE:
-            problems.append(f"size is not a number from 1 to {_MAX_SIZE:,}")
-        elif not isinstance(special, dict) or sorted(special) != sorted(_SPECIAL):
-            problems.append(f"special does not name {', '.join(_SPECIAL)}")
-        elif any(token is not None and (type(token) is not int or not 0 <= token < size) for token in special.values()):
-            problems.append(f"special has other values than null and ids from 0 to {size - 1:,}")
-        elif mask is not None and (type(mask) is not int or not 0 <= mask < size or mask in special.values()):
-            problems.append(f"mask is neither null nor another id from 0 to {size - 1:,}")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return cls(tuple(fields["special"][name] for name in _SPECIAL), fields["size"], fields.get("mask"))
+            raise ValueError(f"size is not a number from 1 to {_MAX_SIZE:,}")
+        if not isinstance(special, dict) or sorted(special) != sorted(_SPECIAL):
+            raise ValueError(f"special does not name {', '.join(_SPECIAL)}")
+        if any(token is not None and (type(token) is not int or not 0 <= token < size) for token in special.values()):
+            raise ValueError(f"special has other values than null and ids from 0 to {size - 1:,}")
+        if mask is not None and (type(mask) is not int or not 0 <= mask < size or mask in special.values()):
+            raise ValueError(f"mask is neither null nor another id from 0 to {size - 1:,}")
+        return cls(tuple(special[name] for name in _SPECIAL), size, mask)
 
     def file(self) -> bytes:
         special = dict(zip(_SPECIAL, self.special, strict=True))

@@ -11,13 +11,13 @@ from torch import Tensor
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Plan, TokenizerParity
-from dragoman.formats.importing.reference import ReferenceTokenizer, TransformersRuntime
+from dragoman.formats.importing.reference import CausalRuntime, ReferenceTokenizer, TransformersRuntime
 from dragoman.formats.parity import compare_models, parity_cases
 from dragoman.io.lines import read_lines
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 
-__all__ = ["SAMPLES", "compare_tokenizers", "compare_translators"]
+__all__ = ["SAMPLES", "compare_language_models", "compare_tokenizers", "compare_translators"]
 
 _LINES = 200
 SAMPLES = (
@@ -45,10 +45,27 @@ def compare_translators(checkpoint: Checkpoint, folder: Path, plan: Plan, check:
     runtime = TransformersRuntime(checkpoint.folder, plan.vocabulary, bias)
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
     lines = [tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases]
-    if check is not None:
-        lines += [line for line, _ in zip(read_lines(check), range(_LINES), strict=False)]
-    same = compare_tokenizers(tokenizer, ReferenceTokenizer(checkpoint.folder, plan.vocabulary), lines)
-    return Comparison(parity, same)
+    theirs = ReferenceTokenizer(checkpoint.folder, plan.vocabulary)
+    return Comparison(parity, compare_tokenizers(tokenizer, theirs, [*lines, *_lines(check)]))
+
+
+def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+    """Compare a language model in a model folder with its checkpoint, run by `transformers`.
+
+    check: text, of whose lines the first tokens are prompts; default: random tokens.
+    """
+    network, tokenizer, config = load_network(folder)
+    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    cases = parity_cases(network, tokenizer, config, check)
+    runtime = CausalRuntime(checkpoint.folder, plan.vocabulary)
+    parity = compare_models(network, runtime, cases, max(2, config.search.beam))
+    lines = [tokenizer.decode_target(case.prefix) for case in cases.cases]
+    theirs = ReferenceTokenizer(checkpoint.folder, plan.vocabulary, adds_special=False)
+    return Comparison(parity, compare_tokenizers(tokenizer, theirs, [*lines, *_lines(check)]))
+
+
+def _lines(check: Path | None) -> list[str]:
+    return [] if check is None else [line for line, _ in zip(read_lines(check), range(_LINES), strict=False)]
 
 
 def compare_tokenizers(ours: Tokenizer, theirs: ReferenceTokenizer, lines: Sequence[str]) -> TokenizerParity:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import DragomanError, TrainingError, UsageError, check_problems
-from dragoman.formats.importing import bert, marian, vit
+from dragoman.formats.importing import bert, gpt2, llama, marian, vit
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, ProblemList
 from dragoman.formats.importing.names import converted, table_problems
@@ -23,7 +23,7 @@ from dragoman.models.model_folder import save_model, unique_tensors
 
 __all__ = ["FAMILIES", "Imported", "import_model"]
 
-FAMILIES: Mapping[str, Family] = {"marian": marian, "bert": bert, "vit": vit}
+FAMILIES: Mapping[str, Family] = {"bert": bert, "gpt2": gpt2, "llama": llama, "marian": marian, "vit": vit}
 """`model_type` of a checkpoint -> the module that imports it."""
 _REPORT = "import.json"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from dragoman.extras import extra_package
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.parity import ParityCase
 
-__all__ = ["ReferenceTokenizer", "TransformersRuntime", "reference_model", "transformers_package"]
+__all__ = ["CausalRuntime", "ReferenceTokenizer", "TransformersRuntime", "reference_model", "transformers_package"]
 
 _BATCH = 32
 
@@ -62,35 +63,26 @@ def reference_model(folder: Path, loader: str) -> tuple[Any, str]:
     return model.eval(), f"transformers {package.__version__}, float32"
 
 
-class TransformersRuntime:
-    """An encoder-decoder of `transformers` on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
+class _Runtime(ABC):
+    """A model of `transformers` on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
 
-    def __init__(self, folder: Path, vocabulary: ImportedVocabulary, output_bias: Tensor) -> None:
-        """output_bias: of the imported model; tokens with the logit NEVER are excluded from the comparison."""
-        transformers = transformers_package()
-        self.model, self.name = reference_model(folder, "AutoModelForSeq2SeqLM")
-        self.source, self.target = vocabulary.source, vocabulary.target
-        self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
-        # The start token, if the generation settings of the checkpoint exclude it from the softmax.
-        self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER else []
-        # Settings of the folder, such as a forced end, are those of its own search.
-        self.model.generation_config = transformers.GenerationConfig(
-            pad_token_id=self.target[BOS], eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]
-        )
+    model: Any
+    name: str
+    target: Sequence[int]
+    ours: Mapping[int, int]
+    never: list[list[int]]
+    """Tokens that a search excludes before the softmax, in the form of `bad_words_ids`."""
 
-    @torch.no_grad()
+    @abstractmethod
     def logits(self, source: Sequence[int], target: Sequence[int]) -> Tensor:
         """Return the logits (T, V) of the checkpoint, in our order, after BOS and each token of a target.
 
         source, target: our ids, the source with EOS.
         """
-        tokens = [self.target[token] for token in (BOS, *target)]
-        source_ids = torch.tensor([[self.source[token] for token in source]])
-        logits: Tensor = self.model(input_ids=source_ids, decoder_input_ids=torch.tensor([tokens])).logits[0]
-        logits[:, self.excluded] = NEVER
-        ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
-        ours[:, PAD] = NEVER
-        return ours
+
+    @abstractmethod
+    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[Tensor, Tensor, int]:
+        """Return ids and mask of the input of `generate`, and the number of tokens before those that it generates."""
 
     def score(self, case: ParityCase, ids: Sequence[int]) -> list[float]:
         log_probs = self.logits(case.source, ids[:-1]).log_softmax(-1)
@@ -102,17 +94,14 @@ class TransformersRuntime:
     ) -> list[list[list[int]]]:
         found: list[list[list[int]]] = []
         for begin in range(0, len(cases), _BATCH):
-            rows = [[self.source[token] for token in case.source] for case in cases[begin : begin + _BATCH]]
-            longest = max(map(len, rows))
-            ids = torch.tensor([row + [self.target[BOS]] * (longest - len(row)) for row in rows])
-            mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+            ids, mask, start = self._inputs(cases[begin : begin + _BATCH])
             with _calling("generate"):
                 generated = self.model.generate(
                     ids, attention_mask=mask, do_sample=False, num_beams=width, num_return_sequences=width,
                     min_new_tokens=min_length, max_new_tokens=max_length, length_penalty=0.0, early_stopping=False,
-                    bad_words_ids=[[self.target[BOS]]], renormalize_logits=True,
+                    bad_words_ids=self.never or None, renormalize_logits=True,
                 )  # fmt: skip
-            hypotheses = [self._ours(row) for row in generated[:, 1:].tolist()]
+            hypotheses = [self._ours(row) for row in generated[:, start:].tolist()]
             found += [hypotheses[i : i + width] for i in range(0, len(hypotheses), width)]
         return found
 
@@ -122,10 +111,80 @@ class TransformersRuntime:
         return [self.ours[token] for token in (row[: row.index(end)] if end in row else row)]
 
 
-class ReferenceTokenizer:
-    """The tokenizer of `transformers` for a checkpoint, on our ids."""
+class TransformersRuntime(_Runtime):
+    """An encoder-decoder."""
+
+    def __init__(self, folder: Path, vocabulary: ImportedVocabulary, output_bias: Tensor) -> None:
+        """output_bias: of the imported model; tokens with the logit NEVER are excluded from the comparison."""
+        transformers = transformers_package()
+        self.model, self.name = reference_model(folder, "AutoModelForSeq2SeqLM")
+        self.source, self.target = vocabulary.source, vocabulary.target
+        self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
+        # The start token, if the generation settings of the checkpoint exclude it from the softmax.
+        self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER else []
+        self.never = [[self.target[BOS]]]
+        # Settings of the folder, such as a forced end, are those of its own search.
+        self.model.generation_config = transformers.GenerationConfig(
+            pad_token_id=self.target[BOS], eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]
+        )
+
+    @torch.no_grad()
+    def logits(self, source: Sequence[int], target: Sequence[int]) -> Tensor:
+        tokens = [self.target[token] for token in (BOS, *target)]
+        source_ids = torch.tensor([[self.source[token] for token in source]])
+        logits: Tensor = self.model(input_ids=source_ids, decoder_input_ids=torch.tensor([tokens])).logits[0]
+        logits[:, self.excluded] = NEVER
+        ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
+        ours[:, PAD] = NEVER
+        return ours
+
+    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[Tensor, Tensor, int]:
+        rows = [[self.source[token] for token in case.source] for case in cases]
+        longest = max(map(len, rows))
+        ids = torch.tensor([row + [self.target[BOS]] * (longest - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        return ids, mask, 1
+
+
+class CausalRuntime(_Runtime):
+    """A language model, whose texts start with BOS."""
 
     def __init__(self, folder: Path, vocabulary: ImportedVocabulary) -> None:
+        self.model, self.name = reference_model(folder, "AutoModelForCausalLM")
+        self.target = vocabulary.target
+        self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
+        # Ours that are no tokens of their own: those that the checkpoint lacks, and BOS if it is the same as EOS.
+        self.added = [ours for ours, theirs in enumerate(self.target) if self.ours.get(theirs) != ours]
+        self.never = [[self.target[token]] for token in (PAD, BOS) if token not in self.added]
+        end = self.target[EOS]
+        self.model.generation_config = transformers_package().GenerationConfig(
+            pad_token_id=end, eos_token_id=end, bos_token_id=self.target[BOS]
+        )
+
+    @torch.no_grad()
+    def logits(self, source: Sequence[int], target: Sequence[int]) -> Tensor:
+        tokens = [self.target[token] for token in (BOS, *target)]
+        logits: Tensor = self.model(input_ids=torch.tensor([tokens])).logits[0]
+        ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
+        ours[:, self.added] = float("-inf")
+        return ours
+
+    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[Tensor, Tensor, int]:
+        rows = [[self.target[token] for token in (BOS, *case.prefix)] for case in cases]
+        longest = max(map(len, rows))
+        ids = torch.tensor([[self.target[EOS]] * (longest - len(row)) + row for row in rows])  # padded on the left
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+        return ids, mask, longest
+
+
+class ReferenceTokenizer:
+    """The tokenizer of `transformers` for a checkpoint, on our ids.
+
+    adds_special: whether it adds special tokens; otherwise EOS is added as ours does.
+    """
+
+    def __init__(self, folder: Path, vocabulary: ImportedVocabulary, adds_special: bool = True) -> None:
+        self.adds_special = adds_special
         package = transformers_package()
         with _calling(f"load the tokenizer of {folder}"):
             self.tokenizer = package.AutoTokenizer.from_pretrained(
@@ -136,9 +195,13 @@ class ReferenceTokenizer:
         self.theirs = vocabulary.target
 
     def encode_source(self, text: str) -> list[int]:
+        if not self.adds_special:
+            return self.encode_target(text)
         return [self.source[token] for token in self.tokenizer(text).input_ids]
 
     def encode_target(self, text: str) -> list[int]:
+        if not self.adds_special:
+            return [*(self.target[token] for token in self.tokenizer(text, add_special_tokens=False).input_ids), EOS]
         return [self.target[token] for token in self.tokenizer(text_target=text).input_ids]
 
     def decode_target(self, ids: Sequence[int]) -> str:

@@ -75,6 +75,7 @@ class _TapSite:
             type(self.module).__name__: True,
             positions: self.in_self_attention or self.tap == "positioned",
             "gated": isinstance(self.module, FeedForward) and self.module.gated,
+            "unscaled": getattr(getattr(self.stack, "embedding", None), "scale", None) == 1,
             "causal": self.is_causal,
             "padding": not self.is_causal and mask is not None and not bool(mask.all()),
             "smoothed": smoothing > 0,

@@ -1,0 +1,104 @@
+"""GPT-2 (Radford et al. 2019), in the layout of Hugging Face.
+
+Differences from our language model, and where each is resolved:
+
+- Matrices are (in, out): `Rule.transposed`.  Queries, keys and values are one matrix, as ours.
+- One special token is begin and end: `language_models`.
+- Names may lack the prefix `transformer.`, and files may hold the causal masks as tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dragoman.config import parse_config
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.comparison import compare_language_models as compare
+from dragoman.formats.importing.family import ImportedVocabulary, Plan, accepted_values
+from dragoman.formats.importing.language_models import (
+    ACTIVATIONS,
+    OUTPUT_BIAS,
+    document,
+    number_problems,
+    read_vocabulary,
+    vocabulary_orders,
+)
+from dragoman.formats.importing.names import Rule, expanded
+
+__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+
+_ACCEPTED: dict[str, tuple[Any, ...]] = {
+    "activation_function": tuple(ACTIVATIONS),
+    "add_cross_attention": (False,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "scale_attn_weights": (True,),
+}
+_SIZES = {
+    "n_embd": 1, "n_head": 1, "n_inner": 1, "n_layer": 1, "n_positions": 2, "vocab_size": 4, "bos_token_id": 0,
+    "eos_token_id": 0,
+}  # fmt: skip
+
+
+def unsupported(settings: Mapping[str, Any]) -> list[str]:
+    problems = [*accepted_values(settings, _ACCEPTED), *number_problems(settings, _SIZES, optional="n_inner")]
+    if not problems and settings["n_embd"] % settings["n_head"]:
+        problems.append(f"n_embd = {settings['n_embd']}; accepted: a multiple of n_head = {settings['n_head']}")
+    return problems
+
+
+def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
+    settings = checkpoint.settings
+    positions = settings["n_positions"]
+    dropout = {"dropout": "resid_pdrop", "attention_dropout": "attn_pdrop"}
+    model = {
+        "d_model": settings["n_embd"], "d_ff": settings.get("n_inner") or 4 * settings["n_embd"],
+        "n_heads": settings["n_head"], "n_layers": settings["n_layer"],
+        "norm": {"kind": "layer", "eps": settings.get("layer_norm_epsilon", 1e-5)},
+        "position": {"kind": "learned", "max_len": positions},
+        "activation": ACTIVATIONS[settings.get("activation_function", "gelu_new")],
+        "tie": "all" if settings.get("tie_word_embeddings", True) else "none",
+        **{ours: settings.get(theirs, 0.1) for ours, theirs in dropout.items()},
+    }  # fmt: skip
+    config = parse_config(document(vocabulary, positions, model), where=str(checkpoint.folder), stored=True)
+    return Plan(
+        config=config,
+        vocabulary=vocabulary,
+        table=_table(settings["n_layer"], tied=model["tie"] == "all"),
+        orders=vocabulary_orders(vocabulary),
+        constants={},
+        unused=r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",
+        positions=positions,
+    )
+
+
+def _names(name: str) -> str:
+    return f"transformer.{name}|{name}"
+
+
+def _pair(ours: str, theirs: str, matrix: bool) -> dict[str, Rule]:
+    """Return the rules of the weight and the bias of a product (matrix) or a norm."""
+    weight = Rule((_names(f"{theirs}.weight"),), ("", "") if matrix else ("",), transposed=matrix)
+    return {f"{ours}.weight": weight, f"{ours}.bias": Rule((_names(f"{theirs}.bias"),), ("",))}
+
+
+_LAYER = {
+    **_pair("layers.{0}.around_self_attn.norm", "h.{0}.ln_1", matrix=False),
+    **_pair("layers.{0}.self_attn.qkv", "h.{0}.attn.c_attn", matrix=True),
+    **_pair("layers.{0}.self_attn.out", "h.{0}.attn.c_proj", matrix=True),
+    **_pair("layers.{0}.around_ffn.norm", "h.{0}.ln_2", matrix=False),
+    **_pair("layers.{0}.ffn.inner", "h.{0}.mlp.c_fc", matrix=True),
+    **_pair("layers.{0}.ffn.outer", "h.{0}.mlp.c_proj", matrix=True),
+}
+
+
+def _table(layers: int, tied: bool) -> dict[str, Rule]:
+    embedding, output = _names("wte.weight"), "lm_head.weight"
+    return {
+        "embedding.weight": Rule((f"{embedding}|{output}" if tied else embedding,), ("token", "")),
+        "positions.table": Rule((_names("wpe.weight"),), ("", "")),
+        **expanded(_LAYER, layers),
+        **_pair("final_norm", "ln_f", matrix=False),
+        **({} if tied else {"output.weight": Rule((output,), ("token", ""))}),
+        **OUTPUT_BIAS,
+    }

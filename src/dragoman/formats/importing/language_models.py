@@ -1,0 +1,100 @@
+"""What the decoder-only language models of `transformers` (GPT-2, Llama) share.
+
+Our vocabulary starts with padding, unknown, begin and end.  A checkpoint lacks some of them: GPT-2 has a single special
+token, which is begin and end, and Llama has no padding.  Each one that it lacks becomes a copy of the end in all
+matrices, and its logit is lowered by 100 by the bias of the output.  Its probability is then below exp(-100) times that
+of the end, so that the softmax of the others is that of the checkpoint, whatever the range of the logits.  BOS of GPT-2
+is such a copy, too: as input it is the special token, and it is never generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dragoman.data.ids import BOS, EOS
+from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
+from dragoman.errors import DragomanError
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.family import NEVER, ImportedVocabulary, ProblemList
+from dragoman.formats.importing.json_vocabulary import json_vocabulary
+from dragoman.formats.importing.names import Order, Rule
+
+__all__ = ["ACTIVATIONS", "OUTPUT_BIAS", "document", "number_problems", "read_vocabulary", "vocabulary_orders"]
+
+ACTIVATIONS = {
+    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
+    "silu": "silu", "sigmoid": "sigmoid",
+}  # fmt: skip
+OUTPUT_BIAS = {"output.bias": Rule(("lm_head.bias",), ("logits",), added=NEVER, optional=True)}
+_MAX_TOKENS = 65_536
+
+
+def number_problems(settings: Mapping[str, Any], sizes: Mapping[str, int], optional: str = "") -> Iterator[str]:
+    """Yield a problem for each setting that is not an integer.
+
+    sizes: setting -> least value.  optional: names of those that may be null, separated by spaces.
+    """
+    for key, least in sizes.items():
+        value, null = settings.get(key), key in optional.split()
+        if (type(value) is not int or value < least) and not (null and value is None):
+            yield f"{key} = {value!r}; accepted: an integer, at least {least}{', or null' if null else ''}"
+
+
+def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
+    """Read the tokenizer; the special tokens get our ids.  Raises ProblemList."""
+    settings = checkpoint.settings
+    size, begin, end = (settings.get(key) for key in ("vocab_size", "bos_token_id", "eos_token_id"))
+    problems = []
+    for key, token in (("bos_token_id", begin), ("eos_token_id", end)):
+        if type(token) is int and type(size) is int and token >= size:
+            problems.append(f"{key} = {token}, but vocab_size = {size}")
+    found = checkpoint.generation.get("eos_token_id", end)
+    if found != end:
+        problems.append(f"generation_config.json: eos_token_id = {found}; accepted: {end}, that of config.json")
+    if problems:
+        raise ProblemList(problems)
+    if type(size) is not int or type(begin) is not int or type(end) is not int:
+        raise ProblemList([])  # reported with the settings
+    taken = {begin, end}
+    unknown = _unknown(checkpoint)
+    if unknown in taken:
+        unknown = None
+    padding = settings.get("pad_token_id")
+    if type(padding) is not int or padding in {*taken, unknown} or not 0 <= padding < size:
+        padding = None
+    return json_vocabulary(checkpoint, TokenIds((padding, unknown, begin, end), size))
+
+
+def _unknown(checkpoint: Checkpoint) -> int | None:
+    """Return the id of the unknown token, None if there is none, as with bytes."""
+    if not (checkpoint.folder / TOKENIZER_JSON).exists():
+        return None
+    try:
+        model = checkpoint.json(TOKENIZER_JSON)["model"]
+        found = model["unk_id"] if "unk_id" in model else model["vocab"].get(model.get("unk_token"))
+    except (DragomanError, LookupError, TypeError, AttributeError):
+        return None  # reported by `json_vocabulary`
+    return found if type(found) is int else None
+
+
+def vocabulary_orders(vocabulary: ImportedVocabulary) -> dict[str, Order]:
+    """Return the orders of the axes "token" (rows of matrices) and "logits" (the bias of the output)."""
+    theirs = vocabulary.target
+    size = max(theirs) + 1
+    logits = [-1 if token == BOS and theirs[BOS] == theirs[EOS] else row for token, row in enumerate(theirs)]
+    return {
+        "token": Order([theirs[EOS] if row < 0 else row for row in theirs], size),
+        "logits": Order(logits, size),
+    }
+
+
+def document(vocabulary: ImportedVocabulary, positions: int, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration.  positions: maximum number of tokens."""
+    return {
+        "data": {"kind": "text", "form": "paragraphs", "train": [], "max_tokens": min(positions, _MAX_TOKENS)},
+        "tokenizer": {"kind": "bpe", "vocab_size": vocabulary.tokenizer.target_size, "normalization": "identity"},
+        "model": {
+            "architecture": "decoder_only", "order": "pre", "scale_embeddings": False, "output_bias": True, **model
+        },
+    }  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.importing import importer, names
-from dragoman.formats.importing.importer import import_model
+from dragoman.formats.importing.importer import FAMILIES, import_model
 from dragoman.formats.importing.reference import ReferenceTokenizer
 from dragoman.models.model_folder import load_network, read_config, read_meta, verify
 from marian_checkpoints import LINES, marian_checkpoint
@@ -146,7 +146,7 @@ def test_every_reason_is_in_one_message(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "whisper"}, "model_type 'whisper' of config.json is not supported; accepted: marian"),
+        ({"model_type": "whisper"}, f"'whisper' of config.json is not supported; accepted: {', '.join(FAMILIES)}"),
         ({"encoder_layers": 2}, "missing tensors: model.encoder.layers.1."),
         ({"encoder_layers": True}, "encoder_layers = True; accepted: an integer"),
         ({"d_ff": 9, "encoder_ffn_dim": 9, "decoder_ffn_dim": 9}, "fc1.weight: shape (7, 10), the settings"),

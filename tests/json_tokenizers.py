@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 from typing import Any
 
-__all__ = ["KINDS", "TEXTS", "json_tokenizer", "special_ids"]
+import sentencepiece as spm
+
+__all__ = ["KINDS", "TEXTS", "json_tokenizer", "sentencepiece_model", "special_ids"]
 
 TEXTS = [
     "", " ", "a", "A dog runs.", "  two  spaces and\ta tab ", "a\n\nb\n", "\n", "e\N{COMBINING ACUTE ACCENT}te\u0323",
@@ -91,3 +94,16 @@ def _trained(kind: str) -> str:
         trainer = trainers.UnigramTrainer(vocab_size=90, show_progress=False, special_tokens=special, unk_token="<unk>")
         tokenizer.train_from_iterator(_CORPUS, trainer)
     return str(tokenizer.to_str())
+
+
+def sentencepiece_model(normalization: str = "identity", kind: str = "bpe") -> bytes:
+    """As that of Llama: bytes, no normalization, every space kept."""
+    model = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(["a dog runs across a field", "two people sit on a bench", "dogs and people run"] * 3),
+        model_writer=model, vocab_size=310, model_type=kind, byte_fallback=True, minloglevel=2, unk_id=0, bos_id=1,
+        eos_id=2, pad_id=-1, normalization_rule_name=normalization,
+        remove_extra_whitespaces=normalization != "identity",
+        hard_vocab_limit=False,
+    )  # fmt: skip
+    return model.getvalue()

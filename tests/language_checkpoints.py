@@ -48,7 +48,10 @@ def language_checkpoint(folder: Path, name: str, seed: int = 1, **changes: Any) 
     kind = settings.pop("tokenizer", "byte-level" if FAMILY[name] == "gpt2" else "byte fallback")
     tokenizer = json_tokenizer(kind)
     _, _, begin, end = special_ids(kind)
-    ids = {"vocab_size": tokenizer.get_vocab_size() + settings.pop("extra_ids", 0), "bos_token_id": begin}
+    ids = {
+        "vocab_size": settings.pop("vocab_size", tokenizer.get_vocab_size() + settings.pop("extra_ids", 0)),
+        "bos_token_id": begin,
+    }
     if "rope_theta" in settings:
         settings["rope_parameters"] = {"rope_type": "default", "rope_theta": settings.pop("rope_theta")}
     if FAMILY[name] == "llama":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece as spm
 
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, TokenIds
@@ -20,7 +21,7 @@ from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ProblemList
 from dragoman.formats.importing.json_vocabulary import json_vocabulary
-from json_tokenizers import KINDS, TEXTS, json_tokenizer, special_ids
+from json_tokenizers import KINDS, TEXTS, json_tokenizer, sentencepiece_model, special_ids
 
 pytest.importorskip("tokenizers")
 UNUSED = 3
@@ -215,7 +216,7 @@ def test_vocabulary_and_merges_are_the_same_as_json(tmp_path: Path) -> None:
         ("vocab.json", '{"a": 0}', "vocab.json and merges.txt"), ("vocab.json", "[]", "accepted: an object"),
         ("vocab.json", '{"a": "b"}', "vocab.json and merges.txt"),
         ("merges.txt", "a b c\n", "vocab.json and merges.txt"),
-        ("vocab.json", None, "no tokenizer; accepted: tokenizer.json, or vocab.json and merges.txt"),
+        ("vocab.json", None, "no tokenizer; accepted: tokenizer.json, or vocab.json and merges.txt, or token"),
         ("merges.txt", None, "merges.txt: missing"), ("tokenizer.json", "{}", "the tokenizer cannot be used"),
     ],
 )  # fmt: skip
@@ -228,3 +229,28 @@ def test_unusable_files_of_a_checkpoint(name: str, content: str | None, reason: 
     with pytest.raises(DragomanError) as error:
         json_vocabulary(files, ids)
     assert isinstance(error.value, ProblemList) and reason in str(error.value)
+
+
+def test_a_sentencepiece_model_of_llama(tmp_path: Path) -> None:
+    content = sentencepiece_model()
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    model = spm.SentencePieceProcessor(model_proto=content)
+    ids = TokenIds((None, 0, 1, 2), model.get_piece_size())
+    tokenizer = json_vocabulary(Checkpoint(tmp_path), ids).tokenizer
+    for text in [*TEXTS, SPECIAL_TEXT, "dogs run across two fields and a bench"]:
+        found = tokenizer.encode_target(text)
+        assert [ids.theirs[token] for token in found[:-1]] == model.encode(text)
+        assert tokenizer.decode_target(found) == text
+
+
+def test_a_damaged_sentencepiece_model(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\x80\x04K\x01.")
+    with pytest.raises(ProblemList, match=r"tokenizer\.model cannot be read by sentencepiece"):
+        json_vocabulary(Checkpoint(tmp_path), TokenIds((None, 0, 1, 2), 400))
+
+
+@pytest.mark.parametrize("options", [{"normalization": "nmt_nfkc"}, {"kind": "unigram"}])
+def test_other_sentencepiece_models_are_refused(options: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(**options))
+    with pytest.raises(ProblemList, match=r"is not BPE with byte fallback.*save_pretrained"):
+        json_vocabulary(Checkpoint(tmp_path), TokenIds((None, 0, 1, 2), 400))

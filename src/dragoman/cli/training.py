@@ -320,7 +320,7 @@ def import_(
     out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],
     check: Annotated[Path | None, typer.Option(help="Source text to compare on; default: random tokens.")] = None,
 ) -> None:
-    """Import a public checkpoint (MarianMT, OPUS-MT) and verify its results.
+    """Import a public checkpoint (MarianMT, GPT-2, Llama) and verify its results.
 
     Both models are run on 200 lines of text. Nothing is written unless their results agree (parity).
     """

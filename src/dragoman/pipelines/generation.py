@@ -120,7 +120,12 @@ class TextGenerator(Pipeline):
 
     def continuation(self, prompt: str, prefix: list[int], found: Hypothesis) -> Continuation:
         """Return the continuation for a hypothesis that starts with the ids of the prompt, `prefix`."""
-        text = prompt + self.tokenizer.decode_target(found.tokens[len(prefix) :])
+        # Not the rest alone, of which the tokenizers of some imported models drop the first space.
+        start, whole = self.tokenizer.decode_target(prefix), self.tokenizer.decode_target(found.tokens)
+        if whole.startswith(start):
+            text = prompt + whole[len(start) :]
+        else:
+            text = prompt + self.tokenizer.decode_target(found.tokens[len(prefix) :])
         return Continuation(prompt, text, found.log_prob, not found.truncated)
 
     def _generate(self, prompts: list[str], settings: SearchSettings) -> list[Continuation]:

@@ -11,7 +11,13 @@ from torch import Tensor
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Plan, TokenizerParity
-from dragoman.formats.importing.reference import CausalRuntime, ReferenceTokenizer, TransformersRuntime
+from dragoman.formats.importing.reference import (
+    CausalRuntime,
+    CausalTokenizer,
+    ReferenceTokenizer,
+    SentencepieceReference,
+    TransformersRuntime,
+)
 from dragoman.formats.parity import compare_models, parity_cases
 from dragoman.io.lines import read_lines
 from dragoman.models.model_folder import load_network
@@ -29,6 +35,7 @@ SAMPLES = (
     "e\N{COMBINING ACUTE ACCENT}", "zero\N{ZERO WIDTH SPACE}width",
 )  # fmt: skip
 """Text that is compared in addition to the given lines: spaces, unknown characters, normalization, tags."""
+_Reference = ReferenceTokenizer | SentencepieceReference
 
 
 def compare_translators(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
@@ -60,7 +67,11 @@ def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, ch
     runtime = CausalRuntime(checkpoint.folder, plan.vocabulary)
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
     lines = [tokenizer.decode_target(case.prefix) for case in cases.cases]
-    theirs = ReferenceTokenizer(checkpoint.folder, plan.vocabulary, adds_special=False)
+    theirs: _Reference = (
+        SentencepieceReference(checkpoint.bytes("tokenizer.model"), plan.vocabulary)
+        if not any((checkpoint.folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
+        else CausalTokenizer(checkpoint.folder, plan.vocabulary)
+    )
     return Comparison(parity, compare_tokenizers(tokenizer, theirs, [*lines, *_lines(check)]))
 
 
@@ -68,7 +79,7 @@ def _lines(check: Path | None) -> list[str]:
     return [] if check is None else [line for line, _ in zip(read_lines(check), range(_LINES), strict=False)]
 
 
-def compare_tokenizers(ours: Tokenizer, theirs: ReferenceTokenizer, lines: Sequence[str]) -> TokenizerParity:
+def compare_tokenizers(ours: Tokenizer, theirs: _Reference, lines: Sequence[str]) -> TokenizerParity:
     """Compare ids and decoded text of lines, and of some with unusual characters."""
     source, target, decoded = 0, 0, 0
     lines = [*SAMPLES, *lines]

@@ -1,4 +1,4 @@
-"""The vocabulary of a checkpoint that has `tokenizer.json`, or `vocab.json` and `merges.txt` of byte-level BPE."""
+"""The vocabulary of a checkpoint: `tokenizer.json`, or files from which it is built."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dragoman.errors import DragomanError
 from dragoman.extras import extra_package
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ImportedVocabulary, ProblemList
+from dragoman.formats.importing.sentencepiece_json import sentencepiece_json
 
 __all__ = ["json_vocabulary"]
 
@@ -36,9 +37,10 @@ def _content(checkpoint: Checkpoint, ids: TokenIds) -> bytes:
     if (checkpoint.folder / TOKENIZER_JSON).exists():
         return checkpoint.bytes(TOKENIZER_JSON).strip()
     if not (checkpoint.folder / "vocab.json").exists():
-        raise ProblemList(
-            [f"{checkpoint.folder}: no tokenizer; accepted: tokenizer.json, or vocab.json and merges.txt"]
-        )
+        if (checkpoint.folder / "tokenizer.model").exists():
+            return sentencepiece_json(checkpoint.bytes("tokenizer.model"))
+        accepted = "tokenizer.json, or vocab.json and merges.txt, or tokenizer.model"
+        raise ProblemList([f"{checkpoint.folder}: no tokenizer; accepted: {accepted}"])
     vocabulary, merges = checkpoint.json("vocab.json"), checkpoint.bytes("merges.txt")
     return _byte_level(vocabulary, merges, set(_special(checkpoint, ids, vocabulary)), checkpoint).encode()
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import sentencepiece as spm
+
 from dragoman.data.ids import BOS, EOS
 from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.errors import DragomanError
@@ -68,12 +70,15 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
 
 def _unknown(checkpoint: Checkpoint) -> int | None:
     """Return the id of the unknown token, None if there is none, as with bytes."""
-    if not (checkpoint.folder / TOKENIZER_JSON).exists():
-        return None
     try:
-        model = checkpoint.json(TOKENIZER_JSON)["model"]
-        found = model["unk_id"] if "unk_id" in model else model["vocab"].get(model.get("unk_token"))
-    except (DragomanError, LookupError, TypeError, AttributeError):
+        if (checkpoint.folder / TOKENIZER_JSON).exists():
+            model = checkpoint.json(TOKENIZER_JSON)["model"]
+            found = model["unk_id"] if "unk_id" in model else model["vocab"].get(model.get("unk_token"))
+        elif (checkpoint.folder / "tokenizer.model").exists():
+            found = spm.SentencePieceProcessor(model_proto=checkpoint.bytes("tokenizer.model")).unk_id()
+        else:
+            return None
+    except (DragomanError, LookupError, TypeError, AttributeError, RuntimeError):
         return None  # reported by `json_vocabulary`
     return found if type(found) is int else None
 

@@ -8,16 +8,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import sentencepiece as spm
 import torch
 from torch import Tensor
 
-from dragoman.data.ids import BOS, EOS, PAD
+from dragoman.data.ids import BOS, EOS, PAD, UNK
+from dragoman.data.json_pieces import TOKENIZER_JSON
 from dragoman.errors import DragomanError, is_out_of_memory
 from dragoman.extras import extra_package
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.parity import ParityCase
 
-__all__ = ["CausalRuntime", "ReferenceTokenizer", "TransformersRuntime", "reference_model", "transformers_package"]
+__all__ = [
+    "CausalRuntime",
+    "CausalTokenizer",
+    "ReferenceTokenizer",
+    "SentencepieceReference",
+    "TransformersRuntime",
+    "reference_model",
+    "transformers_package",
+]
 
 _BATCH = 32
 
@@ -178,16 +188,12 @@ class CausalRuntime(_Runtime):
 
 
 class ReferenceTokenizer:
-    """The tokenizer of `transformers` for a checkpoint, on our ids.
+    """The tokenizer of `transformers` for a checkpoint, on our ids."""
 
-    adds_special: whether it adds special tokens; otherwise EOS is added as ours does.
-    """
-
-    def __init__(self, folder: Path, vocabulary: ImportedVocabulary, adds_special: bool = True) -> None:
-        self.adds_special = adds_special
+    def __init__(self, folder: Path, vocabulary: ImportedVocabulary, loader: str = "AutoTokenizer") -> None:
         package = transformers_package()
         with _calling(f"load the tokenizer of {folder}"):
-            self.tokenizer = package.AutoTokenizer.from_pretrained(
+            self.tokenizer = getattr(package, loader).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
         self.source = {theirs: ours for ours, theirs in enumerate(vocabulary.source)}
@@ -195,14 +201,46 @@ class ReferenceTokenizer:
         self.theirs = vocabulary.target
 
     def encode_source(self, text: str) -> list[int]:
-        if not self.adds_special:
-            return self.encode_target(text)
         return [self.source[token] for token in self.tokenizer(text).input_ids]
 
     def encode_target(self, text: str) -> list[int]:
-        if not self.adds_special:
-            return [*(self.target[token] for token in self.tokenizer(text, add_special_tokens=False).input_ids), EOS]
         return [self.target[token] for token in self.tokenizer(text_target=text).input_ids]
 
     def decode_target(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode([self.theirs[token] for token in ids], skip_special_tokens=True))
+
+
+class CausalTokenizer(ReferenceTokenizer):
+    """The tokenizer of a language model, of which special tokens in text are text and EOS is ours.
+
+    `tokenizer.json` is used as it is: the class `LlamaTokenizer` of `transformers` 5 replaces parts of it, and does so
+    with other ids for text that starts with a space.
+    """
+
+    def __init__(self, folder: Path, vocabulary: ImportedVocabulary) -> None:
+        as_it_is = (folder / TOKENIZER_JSON).exists()
+        super().__init__(folder, vocabulary, "PreTrainedTokenizerFast" if as_it_is else "AutoTokenizer")
+
+    def encode_source(self, text: str) -> list[int]:
+        return self.encode_target(text)
+
+    def encode_target(self, text: str) -> list[int]:
+        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        return [*(self.target[token] for token in ids), EOS]
+
+
+class SentencepieceReference:
+    """The sentencepiece model of a checkpoint without `tokenizer.json`, for the same reason."""
+
+    def __init__(self, model: bytes, vocabulary: ImportedVocabulary) -> None:
+        self.model, self.theirs = spm.SentencePieceProcessor(model_proto=model), vocabulary.target
+        self.target = {theirs: ours for ours, theirs in enumerate(vocabulary.target)}
+
+    def encode_source(self, text: str) -> list[int]:
+        return self.encode_target(text)
+
+    def encode_target(self, text: str) -> list[int]:
+        return [*(self.target[token] for token in self.model.encode(text)), EOS]
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        return str(self.model.decode([self.theirs[token] for token in ids if token not in (UNK, EOS)]))

@@ -1,0 +1,257 @@
+"""P9: imported checkpoints of GPT-2 and Llama compute the same as `transformers`, text in and text out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.data.ids import BOS, EOS, PAD, UNK
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.decoding import ModelStepper, SearchSettings, generate
+from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.importer import Imported, _plan, import_model
+from dragoman.formats.importing.reference import CausalRuntime
+from dragoman.interpret.explain.explain import explain, write_explanation
+from dragoman.models.model_folder import load_network
+from dragoman.models.seq2seq import Model
+from dragoman.nn.record import record
+from dragoman.pipelines.generation import TextGenerator
+from json_tokenizers import TEXTS, sentencepiece_model
+from language_checkpoints import CONFIGURATIONS, language_checkpoint
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
+PROMPTS = ["A dog", "", "  two\n", "\N{GRINNING FACE} don't", "Ελληνικά"]
+
+
+@pytest.fixture(scope="module", params=CONFIGURATIONS)
+def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
+    """The folder of a checkpoint, and what was imported from it."""
+    folder = tmp_path_factory.mktemp("language")
+    check = folder / "lines.txt"
+    check.write_text("\n".join(line for text in TEXTS for line in text.split("\n") if line.strip()))
+    source = language_checkpoint(folder / "checkpoint", request.param)
+    return source, import_model(source, folder / "model", check)
+
+
+def both(imported: tuple[Path, Imported]) -> tuple[CausalRuntime, Model, Tokenizer]:
+    source, found = imported
+    network, tokenizer, _ = load_network(found.folder)
+    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    return CausalRuntime(source, _plan(Checkpoint(source))[1].vocabulary), network, tokenizer
+
+
+def rows(tokenizer: Tokenizer, count: int = 6) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        torch.randint(EOS + 1, tokenizer.target_size, (3 + 7 * i,), generator=generator).tolist() for i in range(count)
+    ]
+
+
+@contextmanager
+def exact(runtime: CausalRuntime, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In float64 the angles and norms of Llama, which `transformers` computes in float32."""
+    runtime.model.to(dtype)
+    if dtype == torch.float64 and runtime.model.config.model_type == "llama":
+        from transformers.models.llama import modeling_llama
+
+        rotary: Any = runtime.model.model.rotary_emb
+        base, size = runtime.model.config.rope_parameters["rope_theta"], runtime.model.config.head_dim
+
+        def angles(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+            rates = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+            table = torch.cat([position_ids[..., None] * rates] * 2, dim=-1)
+            return table.cos(), table.sin()
+
+        def norm(self: Any, x: Tensor) -> Tensor:
+            return self.weight * x / (x.square().mean(-1, keepdim=True) + self.variance_epsilon).sqrt()
+
+        monkeypatch.setattr(rotary, "forward", angles)
+        monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", norm)
+    yield
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_logits_are_equal(
+    imported: tuple[Path, Imported], dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime, network, tokenizer = both(imported)
+    network.to(dtype)
+    with exact(runtime, dtype, monkeypatch), torch.no_grad():
+        for row in rows(tokenizer):
+            theirs = runtime.logits([], row)
+            ours = network(torch.zeros(1, 0, dtype=torch.long), None, torch.tensor([[BOS, *row]]))[0]
+            kept = [token for token in range(tokenizer.target_size) if token not in runtime.added]
+            assert (ours - theirs)[:, kept].abs().max() < tolerance
+            # What the checkpoint lacks does not change the softmax, whatever the range of the logits.
+            assert (ours[:, runtime.added] < ours[:, [EOS]] - 99).all()
+            assert (ours.log_softmax(-1) - theirs.log_softmax(-1))[:, kept].abs().max() < tolerance
+
+
+def test_tokens_that_the_checkpoint_lacks(imported: tuple[Path, Imported]) -> None:
+    runtime, network, _ = both(imported)
+    lacked = {"gpt2": [PAD, UNK, BOS], "llama": [PAD]}[runtime.model.config.model_type]
+    if runtime.model.config.pad_token_id is not None:
+        lacked.remove(PAD)
+    if runtime.target[BOS] == runtime.target[EOS]:
+        lacked = sorted({*lacked, UNK, BOS})
+    assert runtime.added == lacked
+    weight = network.get_parameter("embedding.weight")
+    assert all(torch.equal(weight[token], weight[EOS]) for token in lacked)
+
+
+def test_cached_and_full_decoding_agree(imported: tuple[Path, Imported]) -> None:
+    _, network, tokenizer = both(imported)
+    network.double()
+    tokens = torch.tensor([[BOS, *row[:10]] for row in rows(tokenizer)[2:]])
+    src = torch.zeros(tokens.size(0), 0, dtype=torch.long)
+    with torch.no_grad():
+        full = network(src, None, tokens)
+        state = network.start(network.encode(src, None), beams=1, max_len=tokens.size(1))
+        steps = [network.decode(tokens[:, [i]], state) for i in range(tokens.size(1))]
+    assert (torch.cat(steps, dim=1) - full).abs().max() < 1e-10
+
+
+def test_the_report_counts_no_difference(imported: tuple[Path, Imported]) -> None:
+    """Greedy search, and the targets of a given length that beam search finds."""
+    _, found = imported
+    assert found.parity.largest < 1e-4 and found.parity.width >= 4
+    assert found.parity.greedy.same == found.parity.cases and found.parity.beam.same >= 0.95 * found.parity.cases
+    assert found.parity.beam.different == 0 and found.parity.cases >= 15 and "prompts from lines" in found.parity.text
+    assert found.tokenizer.met and found.tokenizer.lines > 30
+
+
+def test_greedy_tokens_are_those_of_generate(imported: tuple[Path, Imported]) -> None:
+    """Called as a user would, one prompt at a time."""
+    source, _ = imported
+    runtime, network, tokenizer = both(imported)
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(source)
+    for prompt in PROMPTS:
+        prefix = tokenizer.encode_target(prompt)[:-1]
+        ids = torch.tensor([[runtime.target[token] for token in (BOS, *prefix)]])
+        theirs = model.generate(ids, max_new_tokens=20, do_sample=False, pad_token_id=0)[0, ids.size(1) :].tolist()
+        empty = torch.zeros(1, 0, dtype=torch.long)
+        settings = SearchSettings(beam=1, alpha=0, max_extra=21)
+        ((found,),) = generate(ModelStepper(network), empty, None, settings, prefix=[prefix] if prefix else None)
+        ours = [runtime.target[token] for token in [*found.tokens[len(prefix) :], EOS]]
+        assert ours[: len(theirs)] == theirs
+
+
+def test_text_becomes_the_same_ids_and_the_same_text(imported: tuple[Path, Imported]) -> None:
+    """Compared with the package directly, not through the import's own comparison."""
+    from transformers import AutoTokenizer
+
+    source, _ = imported
+    runtime, _, tokenizer = both(imported)
+    theirs = AutoTokenizer.from_pretrained(source)
+    for text in TEXTS:
+        ids = tokenizer.encode_target(text)
+        assert [runtime.target[token] for token in ids[:-1]] == theirs(text, add_special_tokens=False).input_ids
+        assert tokenizer.decode_target(ids) == theirs.decode([runtime.target[token] for token in ids[:-1]])
+        assert tokenizer.decode_target(ids) == text
+
+
+@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
+def test_the_native_engine_agrees(imported: tuple[Path, Imported]) -> None:
+    _, found = imported
+    engine = TextGenerator.load(found.folder, engine="native", quantize="none")
+    reference = TextGenerator.load(found.folder, engine="pytorch", quantize="none")
+    for settings in ({"beam": 1}, {"beam": 4}):
+        ours, theirs = (g.generate(PROMPTS, max_tokens=12, sample=False, **settings) for g in (engine, reference))
+        assert [each.text for each in ours] == [each.text for each in theirs]
+        assert [each.log_prob for each in ours] == pytest.approx([each.log_prob for each in theirs], abs=1e-4)
+    texts = ["A dog runs.", "two people\n"]
+    ours, theirs = engine.score(texts), reference.score(texts)
+    assert [each.log_prob for each in ours] == pytest.approx([each.log_prob for each in theirs], abs=1e-4)
+    quantized = TextGenerator.load(found.folder, engine="native", quantize="int8")
+    for exactly, nearly in zip(theirs, quantized.score(texts), strict=True):
+        assert nearly.log_prob == pytest.approx(exactly.log_prob, rel=0.1)
+    assert all(each.text.startswith(each.prompt) for each in quantized.generate(PROMPTS, max_tokens=12, sample=False))
+
+
+def test_a_continuation_keeps_the_space_before_its_first_word(imported: tuple[Path, Imported]) -> None:
+    """The decoder of Llama drops the first space of a text, which is not that of a continuation."""
+    _, _, tokenizer = both(imported)
+    generator = TextGenerator.load(imported[1].folder, engine="pytorch")
+    for found in generator.generate(["A dog"], max_tokens=15, sample=False):
+        assert found.text.startswith("A dog")
+    prefix = tokenizer.encode_target("two")[:-1]
+    tokens = prefix + tokenizer.target_ids(["▁dog"])
+
+    class Hypothesis:
+        log_prob, truncated = 0.0, False
+
+    Hypothesis.tokens = tokens  # type: ignore[attr-defined]
+    assert generator.continuation("two", prefix, Hypothesis()).text == "two dog"  # type: ignore[arg-type]
+
+
+def test_explain_and_record(imported: tuple[Path, Imported], tmp_path: Path) -> None:
+    _, found = imported
+    network = load_network(found.folder)[0]
+    with record(network, "layers.0.self_attn.weights") as recording, torch.no_grad():
+        network(torch.zeros(1, 0, dtype=torch.long), None, torch.tensor([[BOS, 5, 6]]))
+    (weights,) = recording["layers.0.self_attn.weights"]
+    assert torch.allclose(weights.sum(-1), torch.ones(1))
+    page = explain(found.folder, "A dog \N{GRINNING FACE}", "runs")
+    pieces = [piece for side in page.sides.values() for piece in side.pieces]
+    assert "▁dog" in pieces and not any("Ġ" in piece for piece in pieces)
+    assert write_explanation(tmp_path / "page.html", page).stat().st_size > 10_000
+
+
+def test_names_without_the_prefix_and_masks(tmp_path: Path) -> None:
+    """As in the published files of GPT-2, whose tokenizer may be `vocab.json` and `merges.txt`."""
+    import safetensors.torch
+
+    source = language_checkpoint(tmp_path / "checkpoint", "gpt2")
+    tensors = safetensors.torch.load_file(source / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    for layer in range(2):
+        bare |= {
+            f"h.{layer}.attn.bias": torch.ones(1, 1, 48, 48).tril(),
+            f"h.{layer}.attn.masked_bias": torch.zeros(()),
+        }
+    safetensors.torch.save_file(bare, source / "model.safetensors", {"format": "pt"})
+    model = json.loads((source / "tokenizer.json").read_text())["model"]
+    (source / "tokenizer.json").unlink()
+    (source / "vocab.json").write_text(json.dumps(model["vocab"] | {"<|endoftext|>": 330}))
+    (source / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]))
+    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    check = tmp_path / "lines.txt"
+    check.write_text("\n".join(["A dog runs across a field", "  two people", "don't <|endoftext|>"]))
+    found = import_model(source, tmp_path / "model", check)
+    assert found.parity.met and found.tokenizer.met and found.family == "gpt2"
+
+
+def test_the_file_of_the_tokenizer_counts(tmp_path: Path) -> None:
+    """The class that published folders name replaces parts of `tokenizer.json`."""
+    source = language_checkpoint(tmp_path / "checkpoint", "llama, one layer, tied")
+    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    check = tmp_path / "lines.txt"
+    check.write_text("  two people\n")
+    found = import_model(source, tmp_path / "model", check)
+    assert found.parity.met and found.tokenizer.met
+
+
+def test_a_sentencepiece_model(tmp_path: Path) -> None:
+    """As in the published folders of Llama, which need no `tokenizer.json`."""
+    from transformers import LlamaTokenizer
+
+    source = language_checkpoint(tmp_path / "checkpoint", "llama, one layer, tied", vocab_size=325)
+    (source / "tokenizer.json").unlink()
+    (source / "tokenizer.model").write_bytes(sentencepiece_model())
+    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": LlamaTokenizer.__name__}))
+    check = tmp_path / "lines.txt"
+    check.write_text("\n".join(["a dog runs across a field", "  two people", "don't </s> Ελληνικά"]))
+    found = import_model(source, tmp_path / "model", check)
+    assert found.parity.met and found.tokenizer.met

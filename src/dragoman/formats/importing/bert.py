@@ -142,7 +142,7 @@ def _document(settings: Mapping[str, Any], vocabulary: ImportedVocabulary) -> di
 
 
 def _table(settings: Mapping[str, Any]) -> dict[str, Rule]:
-    ours, theirs, embeddings = "encoder.layers.{}", "bert.encoder.layer.{}", "bert.embeddings"
+    ours, theirs, embeddings = "encoder.layers.{0}", "bert.encoder.layer.{0}", "bert.embeddings"
     attention = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
     layer = {
         **self_attention(f"{ours}.self_attn", attention, f"{theirs}.attention.output.dense"),

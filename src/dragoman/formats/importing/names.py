@@ -57,12 +57,12 @@ Table = Mapping[str, Rule]
 
 
 def expanded(templates: Table, layers: int, first: int = 0) -> dict[str, Rule]:
-    """Return the rules of a stack from those of a layer, in which `{}` stands for the number of the layer.
+    """Return the rules of a stack from those of a layer, in which `{}` or `{0}` stands for its number.
 
     first: number of the first layer in the checkpoint.
     """
     return {
-        ours.format(i): replace(rule, theirs=tuple(name.replace("{}", str(i + first)) for name in rule.theirs))
+        ours.format(i): replace(rule, theirs=tuple(name.format(i + first) for name in rule.theirs))
         for i in range(layers)
         for ours, rule in templates.items()
     }

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from test_import import change_tensors, refusal, set_values
 from torch import Tensor
 
+from damaged_checkpoints import change_tensors, refusal, set_values
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.formats.importing import importer, names

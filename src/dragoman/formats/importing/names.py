@@ -59,7 +59,7 @@ Table = Mapping[str, Rule]
 
 
 def expanded(templates: Table, layers: int, first: int = 0) -> dict[str, Rule]:
-    """Return the rules of a stack from those of a layer, in which `{}` stands for the number of the layer.
+    """Return the rules of a stack from those of a layer, in which `{}` or `{0}` stands for its number.
 
     first: number of the first layer in the checkpoint.
     """

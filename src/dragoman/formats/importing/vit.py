@@ -130,7 +130,7 @@ def _document(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _table(settings: Mapping[str, Any]) -> dict[str, Rule]:
-    ours, theirs = "layers.{}", "vit.encoder.layer.{}"
+    ours, theirs = "layers.{0}", "vit.encoder.layer.{0}"
     attention = [f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value")]
     biases = settings.get("qkv_bias", True)
     layer = {

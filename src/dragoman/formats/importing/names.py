@@ -64,7 +64,7 @@ def expanded(templates: Table, layers: int, first: int = 0) -> dict[str, Rule]:
     first: number of the first layer in the checkpoint.
     """
     return {
-        ours.format(i): replace(rule, theirs=tuple(name.replace("{}", str(i + first)) for name in rule.theirs))
+        ours.format(i): replace(rule, theirs=tuple(name.replace("{}", "{0}").format(i + first) for name in rule.theirs))
         for i in range(layers)
         for ours, rule in templates.items()
     }

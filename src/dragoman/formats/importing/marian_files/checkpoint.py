@@ -92,8 +92,9 @@ class MarianCheckpoint(Checkpoint):
         names = [_file_name(name) for name in _listed(self.generation.get("vocabs"))]
         if len(names) == 2:
             return [self.folder / name for name in names]
-        files = [file.name for file in sorted(self.folder.glob("*.spm"))]
-        files = files or [file.name for file in sorted(self.folder.glob("*vocab*.yml"))]
+        # Beside a list of pieces, sentencepiece models have other ids.
+        files = [file.name for file in sorted(self.folder.glob("*vocab*.yml"))]
+        files = files or [file.name for file in sorted(self.folder.glob("*.spm"))]
         if len(files) == 1:
             return [self.folder / files[0]] * 2
         for source, target in (("src", "trg"), ("source", "target")):

@@ -117,7 +117,8 @@ def _check_request(model: str | Path, folder: Path, format: str, quantization: s
 
 def _unsupported(model: str | Path, target: Format, problems: list[str]) -> list[str]:
     """Return the reasons of a format against a model; with other problems, errors of the folder are added to them."""
-    from dragoman.models.model_folder import find_model, load_vocabulary, read_config, verify, wrong_model
+    from dragoman.data.vocabulary import load_vocabulary
+    from dragoman.models.model_folder import find_model, read_config, verify, wrong_model
 
     try:
         found = find_model(model)

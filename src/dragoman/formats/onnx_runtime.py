@@ -89,7 +89,7 @@ class OnnxRuntime:
             rows = (np.arange(count)[:, None] * width + best // vocabulary).ravel()
             tokens = np.concatenate([tokens[rows], (best % vocabulary).reshape(-1, 1)], axis=1)
             step.select(rows)
-        return tokens[:, 1:].reshape(count, width, -1).tolist()  # type: ignore[no-any-return]
+        return tokens[:, 1:].reshape(count, width, -1).tolist()
 
 
 class _Step:

@@ -213,7 +213,7 @@ class LoRAConfig(Section):
     """
 
     rank: limits.Rank = Field(8, description="rows of A and columns of B", examples=[16])
-    alpha: limits.Alpha = Field(16.0, description="scale of the update; it is divided by the rank", examples=[32])
+    alpha: limits.Alpha = Field(16.0, description="scale of the update; it is divided by the rank", examples=[32.0])
     targets: tuple[Literal["attention", "feed_forward"], ...] = Field(
         ("attention", "feed_forward"),
         description="layers whose matrices are adapted; queries, keys and values are one matrix",

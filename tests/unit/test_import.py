@@ -146,7 +146,7 @@ def test_every_reason_is_in_one_message(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "whisper"}, "model_type 'whisper' of config.json is not supported; accepted: marian"),
+        ({"model_type": "whisper"}, "model_type 'whisper' of config.json is not supported; accepted: bart, gpt2"),
         ({"encoder_layers": 2}, "missing tensors: model.encoder.layers.1."),
         ({"encoder_layers": True}, "encoder_layers = True; accepted: an integer"),
         ({"d_ff": 9, "encoder_ffn_dim": 9, "decoder_ffn_dim": 9}, "fc1.weight: shape (7, 10), the settings"),

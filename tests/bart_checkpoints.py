@@ -143,7 +143,7 @@ def bart_checkpoint(folder: Path, name: str, seed: int = 1, **changes: Any) -> P
     torch.manual_seed(seed)
     package: Any = transformers  # its annotations are incomplete
     config = getattr(package, f"{kind}Config")(
-        **own | changes, vocab_size=size + 2, max_position_embeddings=64, init_std=0.3, layerdrop=0.0,
+        **{"vocab_size": size + 2} | own | changes, max_position_embeddings=64, init_std=0.3, layerdrop=0.0,
         decoder_start_token_id=languages[start] if start else 2,
     )  # fmt: skip
     model = getattr(package, f"{kind}ForConditionalGeneration")(config).eval()

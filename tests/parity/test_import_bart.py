@@ -19,10 +19,11 @@ from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.importer import Imported, _plan, import_model
 from dragoman.formats.importing.reference import TransformersRuntime
-from dragoman.interpret.explain.explain import explain
+from dragoman.interpret.explain.explain import explain, write_explanation
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
+from small_run import Cli
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
@@ -153,6 +154,15 @@ def test_languages_of_a_call_and_of_a_line(multilingual: Path) -> None:
     assert last.text == named.text
 
 
+def test_languages_on_the_command_line(multilingual: Path, cli: Cli) -> None:
+    line = b"a dog runs across a field\n"
+    code, named, _ = cli("translate", multilingual, "--from", "en_XX", "--to", "sl_SI", "--jsonl", stdin=line)
+    _, tagged, _ = cli("translate", multilingual, "--from", "en_XX", "--jsonl", stdin=b">>sl_SI<< " + line)
+    assert code == 0 and json.loads(named)["text"] == json.loads(tagged)["text"]
+    code, _, err = cli("translate", multilingual, "--from", "en_XX", "--to", "xx", stdin=line)
+    assert code == 2 and "accepted: de_DE, en_XX, sl_SI, zh_CN" in err
+
+
 def test_unknown_languages_are_refused_with_a_list(multilingual: Path) -> None:
     translator = Translator.load(multilingual, engine="pytorch", quantize="none")
     with pytest.raises(UsageError) as caught:
@@ -162,13 +172,13 @@ def test_unknown_languages_are_refused_with_a_list(multilingual: Path) -> None:
         translator.translate([">>xx_XX<< a dog"], source_language="en_XX")
 
 
-def test_an_imported_mbart_can_be_explained_and_recorded(multilingual: Path) -> None:
-    explanation = explain(multilingual, ">>zh_CN<< a dog runs")
-    assert "embedding_norm" in json.dumps(explanation.page, default=str) or explanation.text is not None
+def test_an_imported_mbart_can_be_explained_and_recorded(multilingual: Path, tmp_path: Path) -> None:
+    page = write_explanation(tmp_path / "page.html", explain(multilingual, ">>zh_CN<< a dog runs"))
+    assert page.stat().st_size > 10_000
     network, tokenizer, _ = load_network(multilingual)
     assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
     ids = tokenizer.between("en_XX", "zh_CN").encode_source("a dog")
-    with record(network, ["encoder.embedding_norm.normed"]) as seen, torch.no_grad():
+    with record(network, "encoder.embedding_norm.normed") as seen, torch.no_grad():
         network(torch.tensor([ids]), None, torch.tensor([[BOS]]))
     assert seen.joined("encoder.embedding_norm.normed").shape == (1, len(ids), 24)
 
@@ -194,5 +204,5 @@ def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path) -> None:
     folder = bart_checkpoint(tmp_path / "checkpoint", "nllb")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": 20}))
-    with pytest.raises(UsageError, match=r"vocab_size of config.json is 20"):
+    with pytest.raises(UsageError, match=r"vocab_size of config\.json is 20"):
         import_model(folder, tmp_path / "model")

@@ -230,7 +230,8 @@ class Tokenizer(Directed):
     def load(cls, folder: Path) -> Tokenizer:
         """Load the tokenizer of a model folder.  Raises ModelFolderError if it is missing or damaged."""
         names, lists = _files_of(folder)
-        read = [*names, *(name for name in (lists, FRAMES_FILE) if name and os.path.lexists(folder / name))]
+        frames = [FRAMES_FILE] if os.path.lexists(folder / FRAMES_FILE) else []
+        read = [*names, *([lists] if lists else []), *frames]
         contents = {name: read_bytes(folder / name, ModelFolderError, COPY_AGAIN, _MAX_MODEL) for name in read}
         models = [contents[name] for name in names]
         try:

@@ -49,7 +49,7 @@ class LinePipeline(Pipeline):
         tokenizer, tag, text = self._directed(valid(text, "text"), languages)
         parts = self._sentences(text, tokenizer) if sentences else self._parts(clean(text, "text"), tokenizer)
         line = SplitLine(text, parts, sentences, tag)
-        start = tokenizer.encode_target("")[:-1]  # the language in multilingual models
+        start = tokenizer.target_start if isinstance(tokenizer, Tokenizer) else []
         for part in line.searched if start else ():
             part.prefix = start
         if prefix and line.searched:
@@ -100,5 +100,5 @@ class LinePipeline(Pipeline):
             return tokenizer.encode_source(part.strip() if strip else part)
 
         texts = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
-        least = len(tokenizer.encode_source("")) if texts else 0
+        least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1
         return [Part(part, ids, sentence) for part in texts if len(ids := encode(part)) > least]

@@ -66,7 +66,8 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     for code, token in codes.items():
         names[token] = f"<{code}>"
     order = [_PAD, _UNKNOWN, start, _END]
-    order += [token for token in range(size) if token not in set(order)]
+    special = set(order)
+    order += [token for token in range(size) if token not in special]
     try:
         frames = _frames(checkpoint, _Codes(codes, start), order, len(pieces))
         tokenizer = Tokenizer(model, None, PieceLists(renamed(names, order), None, tags=False).file(), frames.file())

@@ -39,7 +39,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(original: Path) -> Path:
-    return import_model(original, original.parent / "model").folder
+    check = write_lines(original.parent / "lines.txt", [line for line in LINES if line])
+    return import_model(original, original.parent / "model", check).folder
 
 
 @pytest.fixture

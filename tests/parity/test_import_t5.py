@@ -167,5 +167,6 @@ def test_greedy_text_is_that_of_generate(kind: str, tmp_path: Path) -> None:
     settings = SearchSettings(beam=1, alpha=0, max_extra=2)
     for line, (one,) in zip(lines, generate(ModelStepper(network), src, mask, settings), strict=True):
         inputs = tokenizer(line, return_tensors="pt")
-        row = model.generate(**inputs, max_new_tokens=len(one.tokens), do_sample=False, bad_words_ids=[[0]])
+        limit = max(1, len(one.tokens))
+        row = model.generate(**inputs, max_new_tokens=limit, do_sample=False, bad_words_ids=[[0]])
         assert ours.decode_target(one.tokens) == tokenizer.decode(row[0], skip_special_tokens=True)

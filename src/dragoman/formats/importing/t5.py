@@ -175,6 +175,8 @@ def _listed(checkpoint: Checkpoint, size: int, values: Mapping[str, Any], sentin
         _order(size, {UNK: 2, BOS: values["pad_token_id"], EOS: values["eos_token_id"]})  # checks the ids
         return json_vocabulary(checkpoint, TokenIds((None, 2, values["pad_token_id"], values["eos_token_id"]), size))
     content = checkpoint.bytes("spiece.model")
+    if not content:
+        raise ProblemList(["spiece.model is empty"])
     try:
         model = spm.SentencePieceProcessor(model_proto=content)
         pieces = [str(model.id_to_piece(token)) for token in range(model.get_piece_size())]

@@ -37,9 +37,15 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return t5_checkpoint(tmp_path_factory.mktemp("t5") / "checkpoint", NAME)
 
 
+def imported(checkpoint: Path, folder: Path) -> Path:
+    """The folder of an imported model."""
+    check = write_lines(checkpoint.parent / "lines.txt", [line for line in LINES if line and "extra_id" not in line])
+    return import_model(checkpoint, folder, check).folder
+
+
 @pytest.fixture(scope="module")
 def model(original: Path) -> Path:
-    return import_model(original, original.parent / "model").folder
+    return imported(original, original.parent / "model")
 
 
 @pytest.fixture
@@ -158,8 +164,8 @@ def test_a_checkpoint_with_tokenizer_json_alone(original: Path, checkpoint: Path
 
     AutoTokenizer.from_pretrained(original).save_pretrained(checkpoint)
     (checkpoint / "spiece.model").unlink()
-    found = import_model(checkpoint, tmp_path / "model")
-    (_, one, _), (_, other, _) = load_network(found.folder), load_network(model)
+    folder = imported(checkpoint, tmp_path / "model")
+    (_, one, _), (_, other, _) = load_network(folder), load_network(model)
     assert isinstance(one, Tokenizer) and isinstance(other, Tokenizer) and "tokenizer.json" in one.files()
     assert [one.encode_source(line) for line in LINES[:6]] == [other.encode_source(line) for line in LINES[:6]]
 
@@ -173,7 +179,7 @@ def test_unused_and_stored_copies_of_tensors_are_accepted(checkpoint: Path, tmp_
         tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.ones(8, 3)
 
     change_tensors(checkpoint, change)
-    network = load_network(import_model(checkpoint, tmp_path / "model").folder)[0]
+    network = load_network(imported(checkpoint, tmp_path / "model"))[0]
     bias = network.output.bias
     assert isinstance(bias, Tensor) and bias.nonzero().tolist() == [[PAD]] and read_config(tmp_path / "model")
     assert network.config is not None and network.config.tie == "all"  # type: ignore[union-attr]
@@ -217,7 +223,7 @@ def test_explain_atlas_and_record(model: Path, cli: Cli, tmp_path: Path) -> None
 @pytest.mark.parametrize("quantize", ["none", "int8"])
 def test_an_untied_model_runs_on_the_native_engine_and_is_exported(quantize: str, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
-    folder = import_model(t5_checkpoint(tmp_path / "checkpoint", UNTIED), tmp_path / "model").folder
+    folder = imported(t5_checkpoint(tmp_path / "checkpoint", UNTIED), tmp_path / "model")
     translator = Translator.load(folder, engine="native", quantize=quantize)
     assert [t.source for t in translator.translate(["a dog", "", "two people"])] == ["a dog", "", "two people"]
     assert "native" in translator.description
@@ -226,7 +232,7 @@ def test_an_untied_model_runs_on_the_native_engine_and_is_exported(quantize: str
 
 
 def test_an_explanation_of_bytes_and_no_export(tmp_path: Path, cli: Cli) -> None:
-    folder = import_model(t5_checkpoint(tmp_path / "checkpoint", "byt5, one layer"), tmp_path / "model").folder
+    folder = imported(t5_checkpoint(tmp_path / "checkpoint", "byt5, one layer"), tmp_path / "model")
     code, _, err = cli("explain", folder, "é<extra_id_0> a", "--out", tmp_path / "page.html")
     assert code == 0, err
     assert "0xC3" in (tmp_path / "page.html").read_text()

@@ -16,6 +16,7 @@ Letters: B cases, K beams, S source length, T target length, V vocabulary.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -284,7 +285,7 @@ class _ParityCheck:
                 yield "same"
             else:
                 ties = [self._is_tie(case, ids, row, steps) for ids in targets - found[row]]
-                yield "tie" if all(ties) else "different"
+                yield "tie" if all(ties) or self._prunes_a_tie(case, row, steps) else "different"
 
     def _is_tie(self, case: ParityCase, ids: Sequence[int], row: int, steps: Sequence[BeamStep]) -> bool:
         """Return whether a target had almost the log-probability of our last beam at the step that pruned it."""
@@ -293,6 +294,25 @@ class _ParityCheck:
         for length, (total, step) in enumerate(zip(sums, steps, strict=False), start=1):
             if not bool((step.beams.tokens[row] == target[:length]).all(1).any()):  # (K, length)
                 return abs(total - float(step.beams.log_probs[row].min())) < TOLERANCE
+        return False
+
+
+    def _prunes_a_tie(self, case: ParityCase, row: int, steps: Sequence[BeamStep]) -> bool:
+        """Return whether the last beam of a step had almost the log-probability of the best hypothesis that it pruned.
+
+        Another program may keep the other one, whose continuations then replace any of the later beams.
+        """
+        start = torch.tensor([[BOS, *case.prefix]])
+        tokens, totals = start, torch.zeros(1)
+        source = torch.tensor([case.source], dtype=torch.long)
+        for step in steps[len(case.prefix) :]:
+            log_probs = _ordinary_tokens(self.model(source.expand(len(tokens), -1), None, tokens)[:, -1])
+            log_probs[:, EOS] = -math.inf
+            best = (totals[:, None] + log_probs).flatten().topk(step.beams.tokens.size(1) + 1).values
+            if best[-2] - best[-1] < TOLERANCE:
+                return True
+            kept = step.beams.tokens[row]
+            tokens, totals = torch.cat([start[:, :1].expand(len(kept), -1), kept], dim=1), step.beams.log_probs[row]
         return False
 
 

@@ -11,11 +11,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from conftest import Cli
 from dragoman.errors import UsageError
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import read_config, read_meta, verify
 from language_checkpoints import language_checkpoint
+from small_run import Cli
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use

@@ -32,7 +32,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "grouped-query": {"n_heads": 6, "n_kv_heads": 3, "order": "pre"},
     "small keys": {"d_key": 4},
     "large keys": {"d_key": 8, "n_kv_heads": 1, "position": {"kind": "rotary"}, "order": "pre"},
-    "wide values": {"n_heads": 5, "d_value": 7},
+    "wide values": {"n_heads": 5, "d_value": 7, "order": "pre"},
     "narrow values": {"d_key": 4, "d_value": 3, "n_kv_heads": 1, "order": "pre"},
     "t5 family": {
         "position": {"kind": "t5", "buckets": 8, "max_distance": 12}, "order": "pre", "norm": {"kind": "rms"},

@@ -174,7 +174,7 @@ def decoder(kind: str, positions: str, norm: Callable[[int], nn.Module] = nn.Lay
         )
         for _ in range(2)
     ]
-    made = Decoder(Embedding(V, D), POSITIONS[positions](), layers, norm(D), 0.0).double()
+    made = Decoder(Embedding(V, D), POSITIONS[positions](), layers, norm(D), 0.0, nn.Identity()).double()
     shake(made)
     return made
 
@@ -286,7 +286,7 @@ def test_a_batch_that_is_not_finite_leaves_the_running_statistics_alone() -> Non
 def test_evaluated_batch_norm_depends_on_neither_batch_nor_length() -> None:
     made = decoder("full", "sinusoidal", BatchNorm)
     layer = EncoderLayer(SelfAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer(BatchNorm))
-    encoder = Encoder(Embedding(V, D), Sinusoidal(D), [layer], BatchNorm(D), 0.0).double()
+    encoder = Encoder(Embedding(V, D), Sinusoidal(D), [layer], BatchNorm(D), 0.0, nn.Identity()).double()
     shake(encoder)
     src, tgt = torch.randint(1, V, (B, S)), torch.randint(1, V, (B, T))
     mask = torch.arange(S) < torch.tensor([7, 4, 2])[:, None]

@@ -251,6 +251,7 @@ def trainer(folder: Path, config: TransformerConfig, monkeypatch: pytest.MonkeyP
         config=settings,
         folder=folder,
         new_model=lambda: shaken(config),
+        first_model=lambda: shaken(config),
         resume=lambda *_: Progress(),
         is_validated=lambda _: False,
         last_good=str,

@@ -92,7 +92,7 @@ def test_a_key_of_another_kind_is_refused() -> None:
     (problem,) = problems("model.position.kind=sinusoidal", "model.position.base=500.0")
     assert problem == (
         'model.position.base: no such key with kind "sinusoidal"; available with model.position.kind = "rotary"; '
-        "accepted here: kind"
+        "accepted here: kind, full_range"
     )
 
 

@@ -93,7 +93,9 @@ def test_a_row_of_table_3_varies_one_thing() -> None:
     base = flat.pop("base")
     for name, config in flat.items():
         keys = {key for key in base.keys() | config.keys() if base.get(key) != config.get(key)}
-        things = {"layers" if key.endswith("_layers") else re.sub(r"\.(kind|max_len)$", "", key) for key in keys}
+        things = {
+            "layers" if key.endswith("_layers") else re.sub(r"\.(kind|max_len|full_range)$", "", key) for key in keys
+        }
         assert len(things) == 1, (name, keys)
 
 

@@ -235,6 +235,7 @@ class DecoderGraph(nn.Module):
         ):  # no positions; the input would be dropped, and the interface depend on the kind
             token = token + 0 * pos
         x, _ = positions.embed(decoder.embedding(token[:, None]), pos, None)  # (N, 1, D)
+        x = decoder.embedding_norm(x)
         caches = list(self._caches(iter(states)))
         keys = states[0].size(2) + 1 if isinstance(caches[0], SelfKeyValues) else 1
         static = positions.static_bias(pos, torch.arange(keys))  # (H, 1, T + 1)

@@ -296,7 +296,6 @@ class _ParityCheck:
                 return abs(total - float(step.beams.log_probs[row].min())) < TOLERANCE
         return False
 
-
     def _prunes_a_tie(self, case: ParityCase, row: int, steps: Sequence[BeamStep]) -> bool:
         """Return whether the last beam of a step had almost the log-probability of the best hypothesis that it pruned.
 

@@ -133,7 +133,7 @@ def test_every_reason_is_in_one_message(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes()[:-9])
     message = refusal(checkpoint)
     for reason in (
-        "architectures = ['BertModel']; accepted: ['BertForMaskedLM'], ", "hidden_act = 'quick_gelu'; accepted: 'gelu'",
+        "architectures = ['BertModel']; accepted: ['BertForMaskedLM'], ", "hidden_act = 'quick_gelu'; accepted: 'relu'",
         "position_embedding_type = 'relative_key'; accepted: 'absolute'", "is_decoder = True; accepted: False",
         "num_attention_heads = 0; accepted: an integer, at least 1", "no tokenizer; accepted: tokenizer.json or",
         "its header specifies",
@@ -198,7 +198,7 @@ def test_every_reason_against_images_is_in_one_message(checkpoint: Path) -> None
     set_values(checkpoint, "preprocessor_config.json", do_rescale=False, rescale_factor=1.0, image_mean=[0.5, 0.5])
     message = refusal(checkpoint)
     for reason in (
-        "hidden_act = 'mish'; accepted: 'gelu'", "image_size = [9, 12]; accepted: an integer", "qkv_bias = 'no'",
+        "hidden_act = 'mish'; accepted: 'relu'", "image_size = [9, 12]; accepted: an integer", "qkv_bias = 'no'",
         "architectures = ['ViTModel']; accepted: ['ViTForImageClassification']", "id2label = '3'; accepted: at least 2",
         "do_rescale = False; accepted: True", "rescale_factor = 1.0; accepted: 1/255",
         "image_mean = [0.5, 0.5]; accepted: a list with a number per channel",

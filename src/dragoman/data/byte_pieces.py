@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from dragoman.data.ids import BOS, EOS, PAD, UNK
+from dragoman.data.ids import EOS, SPECIAL_NAMES, UNK, SpecialIds
 from dragoman.data.sentinels import sentinel_parts
 
 __all__ = ["BYTES_FILE", "BytePieces", "is_bytes_file"]
@@ -19,7 +19,6 @@ __all__ = ["BYTES_FILE", "BytePieces", "is_bytes_file"]
 BYTES_FILE = "bytes.json"
 _FIRST = EOS + 1
 """Id of byte 0."""
-_NAMES = ["<pad>", "<unk>", "<s>", "</s>"]
 _MAX_SIZE = 1 << 24
 
 
@@ -28,7 +27,7 @@ def is_bytes_file(content: bytes) -> bool:
     return content.startswith(b'{"bytes"')
 
 
-class BytePieces:
+class BytePieces(SpecialIds):
     """Bytes after the special ids, then sentinels (`<extra_id_0>`, single tokens of a text), then unused ids.
 
     The methods are those of `SentencePieceProcessor` that `Tokenizer` uses.  Special tokens, sentinels, unused ids and
@@ -40,7 +39,7 @@ class BytePieces:
         names = [chr(b) if 0x20 < b < 0x7F else f"<0x{b:02X}>" for b in range(256)]
         names[0x20] = "\N{LOWER ONE EIGHTH BLOCK}"  # as sentencepiece writes a space
         others = [f"<extra_id_{i}>" for i in range(sentinels)] + [f"<unused_{i}>" for i in range(unused)]
-        self._names = [*_NAMES, *names, *others]
+        self._names = [*SPECIAL_NAMES, *names, *others]
         self._ids = {name: token for token, name in enumerate(self._names) if token >= _FIRST}
 
     @classmethod
@@ -63,21 +62,6 @@ class BytePieces:
 
     def get_piece_size(self) -> int:
         return len(self._names)
-
-    def pad_id(self) -> int:
-        return PAD
-
-    def unk_id(self) -> int:
-        return UNK
-
-    def bos_id(self) -> int:
-        return BOS
-
-    def eos_id(self) -> int:
-        return EOS
-
-    def is_control(self, token: int) -> bool:
-        return token in (PAD, BOS, EOS)
 
     def id_to_piece(self, token: int) -> str:
         """Return a character of ASCII, "▁" for a space, or `<0xE4>` for another byte."""

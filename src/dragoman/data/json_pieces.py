@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from dragoman.data.ids import BOS, EOS, PAD, UNK
+from dragoman.data.ids import EOS, SPECIAL_NAMES, UNK, SpecialIds
 from dragoman.errors import UsageError
 from dragoman.extras import extra_package
 
@@ -23,7 +23,6 @@ __all__ = ["TOKENIZER_JSON", "TOKEN_IDS_FILE", "JsonPieces", "TokenIds", "is_tok
 TOKENIZER_JSON = "tokenizer.json"
 TOKEN_IDS_FILE = "token_ids.json"
 _SPECIAL = ("pad", "unk", "bos", "eos")  # in the order of our ids
-_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in the pieces that people see, as in sentencepiece
 _NEVER_TEXT = "\U0010ffff"  # not a character
 _MAX_SIZE = 1 << 24
@@ -80,7 +79,7 @@ class TokenIds:
         return special + [token for token in range(self.size) if token not in first]
 
 
-class JsonPieces:
+class JsonPieces(SpecialIds):
     """A `tokenizer.json` with our ids; the methods are those of `SentencePieceProcessor` that `Tokenizer` uses.
 
     Special tokens, UNK included, are decoded to nothing, as `transformers` does with `skip_special_tokens`.
@@ -105,24 +104,9 @@ class JsonPieces:
     def get_piece_size(self) -> int:
         return len(self._theirs)
 
-    def pad_id(self) -> int:
-        return PAD
-
-    def unk_id(self) -> int:
-        return UNK
-
-    def bos_id(self) -> int:
-        return BOS
-
-    def eos_id(self) -> int:
-        return EOS
-
     def mask_id(self) -> int | None:
         """Return the id of a masked token, None if the vocabulary has none."""
         return None if self.ids.mask is None else self._ours[self.ids.mask]
-
-    def is_control(self, token: int) -> bool:
-        return token in (PAD, BOS, EOS)
 
     def id_to_piece(self, token: int) -> str:
         """Return a piece as people read it: bytes as text where they are valid UTF-8, "▁" for a space."""
@@ -175,7 +159,7 @@ class JsonPieces:
         tokens = [self._model.id_to_token(theirs) for theirs in self._theirs[EOS + 1 :]]
         shown = _Shown(self._model)
         names = [
-            *_NAMES,
+            *SPECIAL_NAMES,
             *(
                 f"<unused {theirs}>" if token is None else shown.name(token, theirs in self._added)
                 for token, theirs in zip(tokens, self._theirs[EOS + 1 :], strict=True)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import sentencepiece as spm
 
-from dragoman.data.ids import BOS, EOS, PAD, UNK
+from dragoman.data.ids import BOS, EOS, PAD, UNK, SpecialIds
 from dragoman.data.sentinels import sentinel_parts
 from dragoman.data.subword_sampling import SubwordSampler
 
@@ -87,7 +87,7 @@ def _problem(fields: dict[str, Any], side: str) -> str:
     return ""
 
 
-class ListedPieces:
+class ListedPieces(SpecialIds):
     """A sentencepiece model with other ids; the methods are those of `SentencePieceProcessor` that `Tokenizer` uses.
 
     UNK is decoded to nothing, as `transformers` does, instead of to a question mark.
@@ -106,21 +106,6 @@ class ListedPieces:
 
     def get_piece_size(self) -> int:
         return len(self._pieces)
-
-    def pad_id(self) -> int:
-        return PAD
-
-    def unk_id(self) -> int:
-        return UNK
-
-    def bos_id(self) -> int:
-        return BOS
-
-    def eos_id(self) -> int:
-        return EOS
-
-    def is_control(self, token: int) -> bool:
-        return token in (PAD, BOS, EOS)
 
     def id_to_piece(self, token: int) -> str:
         return self._pieces[token]

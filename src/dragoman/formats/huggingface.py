@@ -18,8 +18,8 @@ from dragoman.config import Config, TransformerConfig
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
-from dragoman.formats.importing.family import NEVER, ImportedVocabulary
-from dragoman.formats.importing.marian import ACTIVATIONS, PADDING, name_table, stream_order
+from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabulary
+from dragoman.formats.importing.marian import PADDING, name_table, stream_order
 from dragoman.formats.importing.names import Order, reverted
 from dragoman.formats.importing.reference import (
     ReferenceTokenizer,

@@ -27,14 +27,13 @@ from dragoman.formats.importing.bart_vocabulary import read_vocabulary
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators as compare
 from dragoman.formats.importing.encoder_decoder import (
-    ACTIVATIONS,
     encoder_decoder_table,
     model_document,
     norm_rules,
     search_document,
     size_problems,
 )
-from dragoman.formats.importing.family import ImportedVocabulary, Plan, accepted_values
+from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
 from dragoman.formats.importing.names import Order, Rule
 
 __all__ = ["compare", "plan", "read_vocabulary", "unsupported"]

@@ -20,14 +20,21 @@ from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoder_comparison import compare_encoders, words_of
 from dragoman.formats.importing.encoder_layers import (
-    ACTIVATIONS,
     encoder_sizes,
     feed_forward,
     linear,
     norm,
     self_attention,
 )
-from dragoman.formats.importing.family import NEVER, Comparison, ImportedVocabulary, Plan, ProblemList, accepted_values
+from dragoman.formats.importing.family import (
+    ACTIVATIONS,
+    NEVER,
+    Comparison,
+    ImportedVocabulary,
+    Plan,
+    ProblemList,
+    accepted_values,
+)
 from dragoman.formats.importing.labels import label_names
 from dragoman.formats.importing.names import Order, Rule, expanded
 from dragoman.formats.importing.wordpiece import wordpiece_vocabulary

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dragoman.formats.importing.family import NEVER
+from dragoman.data.ids import SPECIAL_NAMES
+from dragoman.formats.importing.family import ACTIVATIONS, NEVER
 from dragoman.formats.importing.names import Rule, expanded
 
 __all__ = [
-    "ACTIVATIONS",
     "encoder_decoder_table",
     "model_document",
     "norm_rules",
@@ -18,17 +18,11 @@ __all__ = [
     "size_problems",
 ]
 
-ACTIVATIONS = {
-    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
-    "silu": "silu", "sigmoid": "sigmoid",
-}  # fmt: skip
-"""`activation_function` -> ours."""
 _SIZES = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
     "encoder_ffn_dim", "decoder_ffn_dim", "vocab_size", "max_position_embeddings",
 )  # fmt: skip
 _IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
-_NAMES = ["<pad>", "<unk>", "<s>", "</s>"]
 
 
 def size_problems(settings: Mapping[str, Any], even: bool) -> Iterator[str]:
@@ -76,7 +70,8 @@ def search_document(generation: Mapping[str, Any]) -> dict[str, Any]:
 
 def renamed(pieces: Sequence[str], order: Sequence[int]) -> list[str]:
     """Return the pieces in our order; the names of the special ones are ours, and occur once."""
-    return _NAMES + [f"{pieces[i]} ({i})" if pieces[i] in _NAMES else pieces[i] for i in order[len(_NAMES) :]]
+    rest = [f"{pieces[i]} ({i})" if pieces[i] in SPECIAL_NAMES else pieces[i] for i in order[len(SPECIAL_NAMES) :]]
+    return [*SPECIAL_NAMES, *rest]
 
 
 # ---------------------------------------------------------------------------------------------------------- name table

@@ -7,13 +7,8 @@ from typing import Any
 
 from dragoman.formats.importing.names import Rule
 
-__all__ = ["ACTIVATIONS", "encoder_sizes", "feed_forward", "linear", "norm", "self_attention"]
+__all__ = ["encoder_sizes", "feed_forward", "linear", "norm", "self_attention"]
 
-ACTIVATIONS = {
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
-    "swish": "silu", "sigmoid": "sigmoid",
-}  # fmt: skip
-"""`hidden_act` -> our `activation`."""
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 

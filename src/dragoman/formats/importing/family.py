@@ -16,6 +16,7 @@ from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.names import Orders, Table
 
 __all__ = [
+    "ACTIVATIONS",
     "NEVER",
     "Comparison",
     "Family",
@@ -27,6 +28,11 @@ __all__ = [
     "accepted_values",
 ]
 
+ACTIVATIONS = {
+    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
+    "silu": "silu", "sigmoid": "sigmoid",
+}  # fmt: skip
+"""Name of an activation function in `transformers` -> `model.activation`."""
 NEVER = -100.0
 """Logit of tokens that a checkpoint lacks: below every other one, and finite, so that losses stay finite."""
 

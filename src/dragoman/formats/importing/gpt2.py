@@ -15,9 +15,8 @@ from typing import Any
 from dragoman.config import parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_language_models as compare
-from dragoman.formats.importing.family import ImportedVocabulary, Plan, accepted_values
+from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
 from dragoman.formats.importing.language_models import (
-    ACTIVATIONS,
     OUTPUT_BIAS,
     document,
     number_problems,

@@ -22,12 +22,8 @@ from dragoman.formats.importing.family import NEVER, ImportedVocabulary, Problem
 from dragoman.formats.importing.json_vocabulary import json_vocabulary
 from dragoman.formats.importing.names import Order, Rule
 
-__all__ = ["ACTIVATIONS", "OUTPUT_BIAS", "document", "number_problems", "read_vocabulary", "vocabulary_orders"]
+__all__ = ["OUTPUT_BIAS", "document", "number_problems", "read_vocabulary", "vocabulary_orders"]
 
-ACTIVATIONS = {
-    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
-    "silu": "silu", "sigmoid": "sigmoid",
-}  # fmt: skip
 OUTPUT_BIAS = {"output.bias": Rule(("lm_head.bias",), ("logits",), added=NEVER, optional=True)}
 _MAX_TOKENS = 65_536
 

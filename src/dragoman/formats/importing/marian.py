@@ -28,18 +28,17 @@ from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators as compare
 from dragoman.formats.importing.encoder_decoder import (
-    ACTIVATIONS,
     encoder_decoder_table,
     model_document,
     renamed,
     search_document,
     size_problems,
 )
-from dragoman.formats.importing.family import ImportedVocabulary, Plan, ProblemList, accepted_values
+from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, ProblemList, accepted_values
 from dragoman.formats.importing.names import Order, Rule
 from dragoman.nn.position_tables import sinusoid_table
 
-__all__ = ["ACTIVATIONS", "PADDING", "compare", "name_table", "plan", "read_vocabulary", "stream_order", "unsupported"]
+__all__ = ["PADDING", "compare", "name_table", "plan", "read_vocabulary", "stream_order", "unsupported"]
 
 PADDING = "dragoman_padding_id"
 """Setting of exported models: the id of our padding token, which is a row of its own; other checkpoints lack one."""

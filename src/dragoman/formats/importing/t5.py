@@ -24,13 +24,14 @@ import torch
 
 from dragoman.config import parse_config
 from dragoman.data.byte_pieces import BYTES_FILE, BytePieces
-from dragoman.data.ids import BOS, EOS, UNK
+from dragoman.data.ids import BOS, EOS, SPECIAL_NAMES, UNK
 from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.data.pieces import PieceLists
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators
 from dragoman.formats.importing.family import (
+    ACTIVATIONS,
     NEVER,
     Comparison,
     ImportedVocabulary,
@@ -43,10 +44,6 @@ from dragoman.formats.importing.names import Order, Rule, expanded
 
 __all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
 
-_ACTIVATIONS = {
-    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
-    "silu": "silu", "sigmoid": "sigmoid",
-}  # fmt: skip
 _SIZES = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size")
 _DEFAULTS: dict[str, Any] = {
     "feed_forward_proj": "relu", "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
@@ -102,8 +99,8 @@ def _feed_forward(values: Mapping[str, Any]) -> tuple[str, bool]:
 def _activation_problems(values: Mapping[str, Any]) -> list[str]:
     activation, gated = _feed_forward(values)
     problems = []
-    if activation not in _ACTIVATIONS:
-        names = ", ".join(_ACTIVATIONS)
+    if activation not in ACTIVATIONS:
+        names = ", ".join(ACTIVATIONS)
         problems.append(
             f"feed_forward_proj = {values['feed_forward_proj']!r}; accepted: {names}, each with or without gated-"
         )
@@ -199,7 +196,7 @@ def _listed(checkpoint: Checkpoint, size: int, values: Mapping[str, Any], sentin
 
 def _unique(names: list[str]) -> list[str]:
     """Return our special tokens and other pieces, each once."""
-    found = ["<pad>", "<unk>", "<s>", "</s>"]
+    found = [*SPECIAL_NAMES]
     known = set(found)
     for index, name in enumerate(names, start=EOS + 1):
         found.append(f"{name} ({index})" if name in known else name)
@@ -271,7 +268,7 @@ def _document(
             "architecture": "transformer", "d_model": values["d_model"], "d_ff": values["d_ff"],
             "n_heads": values["num_heads"], "d_key": values["d_kv"], "d_value": values["d_kv"],
             "encoder_layers": values["num_layers"], "decoder_layers": values["num_decoder_layers"],
-            "activation": _ACTIVATIONS[activation], "gated": gated, "bias": False, "output_bias": True,
+            "activation": ACTIVATIONS[activation], "gated": gated, "bias": False, "output_bias": True,
             "order": "pre", "norm": {"kind": "rms", "eps": values["layer_norm_epsilon"]}, "scale_embeddings": False,
             "position": {
                 "kind": "t5", "buckets": values["relative_attention_num_buckets"],

@@ -24,14 +24,21 @@ from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoder_layers import (
-    ACTIVATIONS,
     encoder_sizes,
     feed_forward,
     linear,
     norm,
     self_attention,
 )
-from dragoman.formats.importing.family import NEVER, Comparison, ImportedVocabulary, Plan, ProblemList, accepted_values
+from dragoman.formats.importing.family import (
+    ACTIVATIONS,
+    NEVER,
+    Comparison,
+    ImportedVocabulary,
+    Plan,
+    ProblemList,
+    accepted_values,
+)
 from dragoman.formats.importing.labels import compare_labels, label_names
 from dragoman.formats.importing.names import Order, Rule, expanded
 from dragoman.formats.importing.reference import reference_model

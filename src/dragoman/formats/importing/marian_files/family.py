@@ -21,7 +21,7 @@ import numpy as np
 import sentencepiece as spm
 
 from dragoman.config import parse_config
-from dragoman.data.ids import UNK
+from dragoman.data.ids import SPECIAL_NAMES, UNK
 from dragoman.data.pieces import PieceLists
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
@@ -179,8 +179,8 @@ def _order(size: int) -> list[int]:
 
 
 def _named(pieces: list[str]) -> list[str]:
-    special = ["<pad>", "<unk>", "<s>", "</s>"]
-    return special + [f"{piece} ({i})" if piece in special else piece for i, piece in enumerate(pieces) if i > 1]
+    rest = [f"{piece} ({i})" if piece in SPECIAL_NAMES else piece for i, piece in enumerate(pieces) if i > 1]
+    return [*SPECIAL_NAMES, *rest]
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan

@@ -139,7 +139,9 @@ Threads = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_threads), Ac
 Rank = Annotated[_Whole, Field(ge=1, le=4096)]
 """Rank of LoRA: published ones are 1 to 512; a rank close to d_model saves nothing."""
 Alpha = Annotated[_Real, Field(ge=1e-3, le=1e5)]
-"""Numerator of the scale of LoRA: usually 1 to 2 times the rank.  Not `AcceptStored`: it decides what was merged."""
+"""LoRA scales its update by alpha / rank; alpha is usually 1 to 2 times the rank.
+
+Not `AcceptStored`: changing it would change the weights of a stored model."""
 
 # -------------------------------------------------------------------------------------------------------------- data
 

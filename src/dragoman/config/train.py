@@ -207,9 +207,9 @@ Schedule = Annotated[
 
 
 class LoRAConfig(Section):
-    """Low-rank adaptation (Hu et al. 2021): W + alpha / rank * B A in place of W, of which only B and A are trained.
+    """Low-rank adaptation (Hu et al. 2021): W becomes W + alpha / rank * B A.
 
-    A (rank, in) is random, B (out, rank) is 0 at the start.  The saved model contains the sum.
+    Only A and B are trained.  A (rank, in) is random, B (out, rank) is 0 at the start.  The saved model contains the sum.
     """
 
     rank: limits.Rank = Field(8, description="rows of A and columns of B", examples=[16])

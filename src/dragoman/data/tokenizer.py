@@ -98,7 +98,7 @@ class Tokenizer(Directed):
 
     @cached_property
     def mask(self) -> int:
-        """The id in place of a masked token: that of an imported vocabulary, otherwise BOS."""
+        """The id that replaces masked tokens: the mask token of an imported vocabulary, otherwise BOS."""
         mask = self._source.mask_id() if isinstance(self._source, JsonPieces) else None
         return BOS if mask is None else mask
 

@@ -93,7 +93,7 @@ def content_hash(
 ) -> str:
     """Return the hash of a store's origin as 16 hexadecimal digits: text, filters, settings of the tokenizer.
 
-    text: `text_hash(specs)`, if known.  tokenizer: that of an existing model, in place of the settings.
+    text: `text_hash(specs)`, if known.  tokenizer: the tokenizer of an existing model, used instead of the settings.
     """
     settings = _settings(config, tokenizer) | {"corpora": config.tokenizer.corpora}
     content = json.dumps(settings, sort_keys=True) + (text or text_hash(specs))

@@ -11,6 +11,7 @@ import pytest
 from dragoman.config import parse_config
 from dragoman.models.size import count_parameters
 from dragoman.planning.choice import (
+    SHORT_PAIR,
     SIZES,
     CorpusFacts,
     Setting,
@@ -51,7 +52,17 @@ def test_more_time_gives_a_larger_model() -> None:
 def test_each_model_but_the_smallest_sees_enough_tokens() -> None:
     for seconds in (60, 600, 6000, 60_000):
         speed, _ = choose_size(FACTS, SPEEDS, seconds)
-        assert speed.size is SIZES[0] or seconds * speed.tokens_per_second > enough_tokens(speed.size)
+        assert speed.size is SIZES[0] or seconds * speed.tokens_per_second > enough_tokens(
+            speed.size, FACTS.tokens_per_pair
+        )
+
+
+def test_longer_sentences_give_a_smaller_model() -> None:
+    four_times = replace(FACTS, tokens_per_pair=4 * SHORT_PAIR)
+    for size in SIZES:
+        assert enough_tokens(size, four_times.tokens_per_pair) == pytest.approx(2 * enough_tokens(size, SHORT_PAIR))
+        assert enough_tokens(size, SHORT_PAIR / 2) == enough_tokens(size, SHORT_PAIR)
+    assert chosen(2400, four_times).weights < chosen(2400).weights
 
 
 def test_a_small_corpus_limits_the_model() -> None:

@@ -17,6 +17,8 @@ __all__ = ["SIZES", "CorpusFacts", "Setting", "Size", "Speed", "Training", "choo
 
 TOKENS_PER_WEIGHT = 4.1
 """Training tokens per weight of the layers that a size needs to be better than the next smaller one, with Muon."""
+SHORT_PAIR = 30
+"""Tokens per pair above which a size needs more: alignments of longer sentences are learned later."""
 _TRAINED_SHARE = 0.93
 """Share of the budget that is used for steps; validation and saving use the rest."""
 _STEPS = 5000
@@ -143,9 +145,9 @@ def _vocabulary_size(usual: int, distinct: int, characters: int) -> int:
     return size - size % 100 if size >= 1000 else size
 
 
-def enough_tokens(size: Size) -> float:
+def enough_tokens(size: Size, tokens_per_pair: float) -> float:
     """Return the number of training tokens that a size needs to be better than the next smaller one."""
-    return TOKENS_PER_WEIGHT * size.weights
+    return TOKENS_PER_WEIGHT * size.weights * max(1.0, math.sqrt(tokens_per_pair / SHORT_PAIR))
 
 
 def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> tuple[Speed, str]:
@@ -158,10 +160,11 @@ def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> 
                 f"parameters for {facts.tokens / 1e6:,.2f} M tokens (at most {PARAMETERS_PER_TOKEN:g} per token)"
             )
         tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
-        if tokens < enough_tokens(speed.size):
+        needed = enough_tokens(speed.size, facts.tokens_per_pair)
+        if tokens < needed:
             return chosen, (
                 f"{_rank(chosen, speeds)} for this time; {speed.size} would see {tokens / 1e6:,.1f} M tokens, and "
-                f"needs about {enough_tokens(speed.size) / 1e6:,.0f} M"
+                f"needs about {needed / 1e6:,.1f} M"
             )
         chosen = speed
     if chosen.size == SIZES[-1]:

@@ -87,7 +87,7 @@ def measure_speeds(
         cores = max(cores, timing.cores)
         speeds.append(Speed(size, timing.tokens_per_second, timing.parameters))
         log(f"speed: {size}: {timing.tokens_per_second:,.0f} tokens/s ({timing.steps} steps)")
-        if seconds * timing.tokens_per_second < enough_tokens(size):
+        if seconds * timing.tokens_per_second < enough_tokens(size, facts.tokens_per_pair):
             break
     if problem := busy_machine(cores):
         log(f"warning: {problem}; on an idle machine training is faster, and a larger model may be better")

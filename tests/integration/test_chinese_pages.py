@@ -23,7 +23,7 @@ _PARTS = {
 
 
 def parts(text: str) -> tuple[dict[str, Counter[str]], str]:
-    """Return the code, links, formulas and numbers of a text, each found after removing the previous ones, and the rest."""
+    """Return the code, links, formulas and numbers of a text, and the rest; each is found after removing those before."""
     found = {}
     for name, pattern in _PARTS.items():
         found[name] = Counter(pattern.findall(text))

@@ -23,7 +23,7 @@ _PARTS = {
 
 
 def parts(text: str) -> tuple[dict[str, Counter[str]], str]:
-    """Return the code, links, formulas and numbers of a text, and the rest; each is found after removing those before."""
+    """Return the code, links, formulas and numbers of a text (each found after removing those before), and the rest."""
     found = {}
     for name, pattern in _PARTS.items():
         found[name] = Counter(pattern.findall(text))

@@ -30,7 +30,7 @@ from dragoman.planning.measurement import corpus_facts
 from dragoman.training import plan
 from dragoman.training.plan import Forecast, forecast_problems, is_insufficient
 
-FACTS = CorpusFacts(100_000, ("en", "fr"), (20_000, 30_000), (90, 120), True, tokens_per_pair=20.0)
+FACTS = CorpusFacts(100_000, ("en", "fr"), (20_000, 30_000), (90, 120), True, 80.0, tokens_per_pair=20.0)
 SPEEDS = [Speed(size, 8e9 / (size.weights + 5e5), size.weights + 8000 * size.d_model) for size in SIZES]
 """Speeds of a machine that needs the same time for every weight."""
 SMALLEST = Speed(SIZES[0], 10_000.0, 1_400_000)
@@ -180,6 +180,8 @@ def test_weights_of_a_size_are_those_of_its_layers() -> None:
 def test_more_pairs_allow_more_tokens(pairs: int, expected: int) -> None:
     facts = replace(FACTS, pairs=pairs, distinct=(50_000, 60_000))
     assert values(choose_vocabulary(facts))["tokenizer.vocab_size"] == expected
+    half_as_long = replace(facts, pairs=2 * pairs, bytes_per_pair=FACTS.bytes_per_pair / 2)
+    assert choose_vocabulary(half_as_long) == choose_vocabulary(facts)  # it is the amount of text that counts
 
 
 def test_a_small_text_limits_the_vocabulary() -> None:
@@ -197,7 +199,7 @@ def test_facts_of_a_text() -> None:
     sample = [("a b", "b c"), ("a d", "e")]
     facts = corpus_facts(sample, 8, ("en", "fr"))
     assert facts.distinct == (6, 6)  # 3 words each in a quarter of the text
-    assert facts.characters == (4, 4) and not facts.common_script
+    assert facts.characters == (4, 4) and not facts.common_script and facts.bytes_per_pair == 5.0
     assert corpus_facts([("abc", "bca")], 1, ("en", "fr")).common_script
 
 

@@ -55,6 +55,7 @@ def corpus_facts(sample: Sequence[tuple[str, str]], pairs: int, languages: tuple
         (round(growth * len(words[0])), round(growth * len(words[1]))),
         (len(characters[0]), len(characters[1])),
         common,
+        sum(len(text.encode()) for pair in sample for text in pair) / max(1, len(sample)),
     )
 
 

@@ -26,7 +26,7 @@ myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 suppress_warnings = ["myst.header"]  # pages of GitHub may start below the first level
 
-locale_dirs = ["../locale"]
+locale_dirs = ["docs/locale"]  # relative to the source folder
 gettext_compact = False
 gettext_location = False
 gettext_additional_targets = ["image"]

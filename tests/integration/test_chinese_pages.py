@@ -18,17 +18,27 @@ _PARTS = {
     "code": re.compile(r"`[^`]+`"),
     "link": re.compile(r"\]\([^)]*\)"),
     "formula": re.compile(r"\$[^$]+\$"),
-    "number": re.compile(r"(?<![A-Za-z\d])\d(?:[\d,.]*\d)?"),
+    "number": re.compile(r"(?<![A-Za-z\d])\d(?:[\d,.]*\d)?(?: million\b| billion\b| 万| 亿|)"),
 }
+_UNITS = {"million": 1e6, "billion": 1e9, "万": 1e4, "亿": 1e8}
+_SHARED = re.compile(r"(\d[\d.,]*)(?= (?:to|and|or) \d[\d.,]* million)")
 
 
 def parts(text: str) -> tuple[dict[str, Counter[str]], str]:
     """Return the code, links, formulas and numbers of a text (each found after removing those before), and the rest."""
     found = {}
+    text = _SHARED.sub(r"\1 million", text)  # 2 to 3 million
     for name, pattern in _PARTS.items():
-        found[name] = Counter(pattern.findall(text))
+        parts = pattern.findall(text)
+        found[name] = Counter(map(value, parts) if name == "number" else parts)
         text = pattern.sub(" ", text)
     return found, text
+
+
+def value(number: str) -> str:
+    """Return a number without units such as million and 万."""
+    digits, _, unit = number.partition(" ")
+    return f"{float(digits.replace(',', '')) * _UNITS[unit]:.6g}" if unit else digits
 
 
 def messages(page: str) -> list[tuple[str, str, bool]]:
@@ -59,4 +69,5 @@ def test_differences_are_found() -> None:
         "formula": Counter(["$x = 1$"]),
         "number": Counter(["2,000"]),
     }
+    assert parts("1.2 to 3 million")[0] == parts("120 万到 300 万")[0] != parts("120 到 300 万")[0]
     assert parts("2,000 pairs")[0] == parts("2,000 个句对")[0] != parts("2,001 个句对")[0]

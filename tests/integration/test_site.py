@@ -31,6 +31,17 @@ def test_every_page_is_in_the_site(site: Path, folder: str, language: str) -> No
         assert f'lang="{language}"' in built.read_text(encoding="utf-8")[:500]
 
 
+def test_translated_pages_are_in_chinese(site: Path) -> None:
+    folder = ROOT / "docs" / "locale" / "zh_CN" / "LC_MESSAGES"
+    pages = [path.relative_to(folder).with_suffix(".html") for path in folder.rglob("*.po")]
+    assert len(pages) > 40
+    for page in pages:
+        text = (site / "zh" / page).read_text(encoding="utf-8")
+        article = re.findall(r'(?s)<article role="main".*?</article>', text)[0]
+        assert re.search(r"<h1>[^<]*[\u4e00-\u9fff]", article) or page.stem in ("transformer", "ssru"), page
+        assert len(re.findall(r"[\u4e00-\u9fff]", article)) > 40, page
+
+
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")

@@ -42,6 +42,15 @@ def test_translated_pages_are_in_chinese(site: Path) -> None:
         assert len(re.findall(r"[\u4e00-\u9fff]", article)) > 40, page
 
 
+def test_every_picture_exists(site: Path) -> None:
+    shown = 0
+    for page in site.rglob("*.html"):
+        for source in re.findall(r'<img[^>]* src="([^":]+)"', page.read_text(encoding="utf-8")):
+            assert (page.parent / source).is_file(), (page, source)
+            shown += 1
+    assert shown >= 6
+
+
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")

@@ -1,0 +1,78 @@
+"""The table of concepts and the errata lead to pages, code and tests that exist."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LEARN = ROOT / "docs" / "learn"
+CONCEPTS, ERRATA = ((LEARN / f"{name}.md").read_text(encoding="utf-8") for name in ("concepts", "errata"))
+ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in CONCEPTS.splitlines() if "](" in line[1:]]
+ROWS = [row for row in ROWS if len(row) == 4]
+TEST = re.compile(r"\[`(test_\w+)`\]\(([^)]+)\)")
+BLOCK = re.compile(r"^```.*?^```", flags=re.M | re.S)
+
+
+@functools.cache
+def functions(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@functools.cache
+def anchors(path: Path) -> set[str]:
+    """The anchors of the headings of a page, as GitHub and the site make them."""
+    heads = re.findall(r"^#+ (.+)$", BLOCK.sub("", path.read_text(encoding="utf-8")), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def check_page(link: str) -> None:
+    file, _, anchor = link.partition("#")
+    path = (LEARN / file).resolve()
+    assert path.is_file() and path.is_relative_to(ROOT / "docs"), link
+    assert not anchor or anchor in anchors(path), link
+
+
+def check_test(name: str, link: str) -> None:
+    path = (LEARN / link).resolve()
+    assert path.is_file() and path.is_relative_to(ROOT / "tests"), link
+    assert name in functions(path), f"{link} has no {name}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_a_concept_has_a_page_code_and_a_test(row: list[str]) -> None:
+    _, page, code, test = row
+    (link,) = re.findall(r"^\[.+\]\(([^)]+)\)$", page)
+    check_page(link)
+    (symbol,) = re.findall(r"^`([\w.]+)`$", code)
+    module, _, name = symbol.rpartition(".")
+    assert hasattr(importlib.import_module(f"dragoman.{module}"), name), symbol
+    ((function, file),) = TEST.findall(test)
+    check_test(function, file)
+
+
+def test_the_tables_hold_what_they_did() -> None:
+    sections = re.split(r"^## ", CONCEPTS, flags=re.M)[1:]
+    assert [section.count("\n| ") - 1 for section in sections] == [50, 10, 14, 16, 26]
+    assert len(ROWS) == 116
+    pages = {link for row in ROWS for link in re.findall(r"\((\w+)\.md", row[1])}
+    lessons = set(re.findall(r"^\d\. \[.+?\]\((\w+)\.md\)", (LEARN / "README.md").read_text("utf-8"), flags=re.M))
+    assert lessons <= pages, "every lesson explains a concept"
+
+
+def test_every_erratum_names_its_test() -> None:
+    sections = re.split(r"^### ", ERRATA, flags=re.M)[1:]
+    assert len(sections) == 25
+    for section in sections:
+        section = section.partition("\n## ")[0]
+        assert "*Claim" in section and TEST.search(section), section.splitlines()[0]
+    for name, file in TEST.findall(ERRATA):
+        check_test(name, file)
+    for link in re.findall(r"\]\(((?!\.\./\.\./)[^)]+)\)", ERRATA):
+        check_page(link)

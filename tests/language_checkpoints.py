@@ -1,4 +1,4 @@
-"""Random checkpoints of GPT-2 and Llama in the layout of Hugging Face, built offline by `transformers`."""
+"""Random checkpoints of GPT-2, Llama, Mistral and Qwen2 as Hugging Face stores them, built offline by `transformers`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,48 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "intermediate_size": 8, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu_new",
         "tokenizer": "byte-level", "extra_ids": 2,
     },
+    "llama, 3.1": {
+        "hidden_size": 20, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "head_dim": 6,
+        "intermediate_size": 22, "rope_theta": 500.0, "rope_type": "llama3", "rope_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 24,
+        },
+    },
+    "llama, 3.2, tied": {
+        "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 1,
+        "intermediate_size": 17, "tie_word_embeddings": True, "rope_theta": 5000.0, "rope_type": "llama3",
+        "rope_scaling": {
+            "factor": 32.0, "low_freq_factor": 1.5, "high_freq_factor": 5.0, "original_max_position_embeddings": 16,
+        },
+    },
+    "llama, linear": {
+        "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 3, "head_dim": 4,
+        "intermediate_size": 11, "rope_theta": 300.0, "rope_type": "linear", "rope_scaling": {"factor": 2.5},
+        "tokenizer": "byte-level",
+    },
+    "mistral": {
+        "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "head_dim": 8,
+        "intermediate_size": 19, "sliding_window": None,
+    },
+    "mistral, window, one layer": {
+        "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1,
+        "intermediate_size": 30, "sliding_window": 41, "rope_theta": 1e6,
+    },
+    "mistral, tied": {
+        "hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 3, "head_dim": 2,
+        "intermediate_size": 9, "sliding_window": None, "tie_word_embeddings": True, "tokenizer": "byte-level",
+    },
+    "qwen2": {
+        "hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+        "intermediate_size": 19, "tokenizer": "byte-level", "extra_ids": 3, "rope_theta": 1e6,
+    },
+    "qwen2, tied": {
+        "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 1,
+        "intermediate_size": 31, "tie_word_embeddings": True,
+    },
+    "qwen2, three layers": {
+        "hidden_size": 12, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 3,
+        "intermediate_size": 10, "rms_norm_eps": 1e-5, "tokenizer": "byte-level",
+    },
 }  # fmt: skip
 """By name, sizes and variants; the first of each family is that of the published models, smaller."""
 FAMILY = {name: name.partition(",")[0] for name in CONFIGURATIONS}
@@ -53,13 +95,16 @@ def language_checkpoint(folder: Path, name: str, seed: int = 1, **changes: Any) 
         "bos_token_id": begin,
     }
     if "rope_theta" in settings:
-        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": settings.pop("rope_theta")}
-    if FAMILY[name] == "llama":
+        scaling = {"rope_type": settings.pop("rope_type", "default")} | settings.pop("rope_scaling", {})
+        settings["rope_parameters"] = scaling | {"rope_theta": settings.pop("rope_theta")}
+    if FAMILY[name] != "gpt2":
         settings["max_position_embeddings"] = 48
     package: Any = transformers  # its annotations are incomplete
     makers = {
         "gpt2": (package.GPT2Config, package.GPT2LMHeadModel),
         "llama": (package.LlamaConfig, package.LlamaForCausalLM),
+        "mistral": (package.MistralConfig, package.MistralForCausalLM),
+        "qwen2": (package.Qwen2Config, package.Qwen2ForCausalLM),
     }
     config, model = makers[FAMILY[name]]
     torch.manual_seed(seed)

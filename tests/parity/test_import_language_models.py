@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,18 +57,41 @@ def rows(tokenizer: Tokenizer, count: int = 6) -> list[list[int]]:
     ]
 
 
+def exact_rates(config: Any) -> Tensor:
+    """The angles per token in float64, with the conditions of `transformers` for Llama 3.1."""
+    rope = config.rope_parameters
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rates = rope["rope_theta"] ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    if rope["rope_type"] == "linear":
+        return rates / rope["factor"]
+    if rope["rope_type"] == "llama3":
+        length, low, high = (
+            rope[key] for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+        )
+        found = []
+        for rate in rates.tolist():
+            wavelength = 2 * math.pi / rate
+            smooth = (length / wavelength - low) / (high - low)
+            if wavelength > length / low:
+                found.append(rate / rope["factor"])
+            elif wavelength < length / high:
+                found.append(rate)
+            else:
+                found.append((1 - smooth) * rate / rope["factor"] + smooth * rate)
+        return torch.tensor(found, dtype=torch.float64)
+    return rates
+
+
 @contextmanager
 def exact(runtime: CausalRuntime, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In float64 the angles and norms of Llama, which `transformers` computes in float32."""
     runtime.model.to(dtype)
-    if dtype == torch.float64 and runtime.model.config.model_type == "llama":
-        from transformers.models.llama import modeling_llama
-
+    if dtype == torch.float64 and runtime.model.config.model_type != "gpt2":
+        kind = type(runtime.model.model.norm)
         rotary: Any = runtime.model.model.rotary_emb
-        base, size = runtime.model.config.rope_parameters["rope_theta"], runtime.model.config.head_dim
+        rates = exact_rates(runtime.model.config)
 
         def angles(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-            rates = base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
             table = torch.cat([position_ids[..., None] * rates] * 2, dim=-1)
             return table.cos(), table.sin()
 
@@ -75,7 +99,7 @@ def exact(runtime: CausalRuntime, dtype: torch.dtype, monkeypatch: pytest.Monkey
             return self.weight * x / (x.square().mean(-1, keepdim=True) + self.variance_epsilon).sqrt()
 
         monkeypatch.setattr(rotary, "forward", angles)
-        monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", norm)
+        monkeypatch.setattr(kind, "forward", norm)
     yield
     monkeypatch.undo()
 
@@ -99,7 +123,7 @@ def test_logits_are_equal(
 
 def test_tokens_that_the_checkpoint_lacks(imported: tuple[Path, Imported]) -> None:
     runtime, network, _ = both(imported)
-    lacked = {"gpt2": [PAD, UNK, BOS], "llama": [PAD]}[runtime.model.config.model_type]
+    lacked = [PAD, UNK, BOS] if runtime.model.config.model_type == "gpt2" else [PAD]
     if runtime.model.config.pad_token_id is not None:
         lacked.remove(PAD)
     if runtime.target[BOS] == runtime.target[EOS]:

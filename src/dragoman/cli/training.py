@@ -303,7 +303,9 @@ def shortlist(
 def export(
     model: Model,
     out: Annotated[Path, typer.Argument(help="Output folder; must not exist.")],
-    format_: Annotated[str, typer.Option("--format", help="Format: ctranslate2, huggingface or onnx.")] = "ctranslate2",
+    format_: Annotated[
+        str, typer.Option("--format", help="Format: ctranslate2, huggingface, marian or onnx.")
+    ] = "ctranslate2",
     quantization: Annotated[str, typer.Option(help="Weights: float32, or (ctranslate2, onnx) int8.")] = "float32",
     check: Annotated[Path | None, typer.Option(help="Text to compare on; default: data of the model.")] = None,
 ) -> None:

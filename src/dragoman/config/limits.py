@@ -80,6 +80,8 @@ RotaryBase = Annotated[_Real, Field(gt=1, le=1e9)]
 """Base of the wavelengths of rotary positions: with 1 all are equal; long-context models use up to about 10**7."""
 RotaryFraction = Annotated[_Real, Field(ge=0.001, le=1)]
 """Fraction of the dimensions of a head that is rotated; at least one pair."""
+RotaryFactor = Annotated[_Real, Field(ge=1, le=1e4)]
+"""How many times longer texts become by scaled rotary positions; Llama 3.1 has 8."""
 VocabularySize = Annotated[_Whole, Field(ge=8, le=1_048_576)]
 """Vocabulary size, with 4 special tokens; the largest published one is 1,000,000 (Liang et al. 2023, XLM-V)."""
 

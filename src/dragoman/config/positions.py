@@ -12,7 +12,10 @@ from dragoman.config.section import Section
 __all__ = [
     "AlibiPosition",
     "LearnedPosition",
+    "LinearScaling",
+    "Llama3Scaling",
     "NoPosition",
+    "NoScaling",
     "Position",
     "RecurrentPosition",
     "RotaryPosition",
@@ -87,6 +90,61 @@ class T5Position(Section):
         return self
 
 
+class NoScaling(Section):
+    """Rotary positions as Su et al. define them."""
+
+    kind: Literal["none"] = "none"
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The argument `scaling` of `nn.position_tables.rotary_rates`."""
+        return ()
+
+
+class LinearScaling(Section):
+    """All angles are divided by a factor (Chen et al. 2023, position interpolation)."""
+
+    kind: Literal["linear"] = "linear"
+    factor: limits.RotaryFactor = Field(
+        2.0, description="divisor of the angles: how many times longer texts become", examples=[4.0]
+    )
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return (self.factor,)
+
+
+class Llama3Scaling(Section):
+    """Angles with long wavelengths are divided by a factor, as in Llama 3.1 (Dubey et al. 2024)."""
+
+    kind: Literal["llama3"] = "llama3"
+    factor: limits.RotaryFactor = Field(8.0, description="divisor of the angles with long wavelengths", examples=[32.0])
+    low: limits.RotaryFactor = Field(
+        1.0, description="wavelengths above original_len / low are divided by factor", examples=[2.0]
+    )
+    high: limits.RotaryFactor = Field(
+        4.0,
+        description="wavelengths below original_len / high stay the same; in between, both are mixed",
+        examples=[8.0],
+    )
+    original_len: limits.Positions = Field(
+        8192, description="length in tokens for which the model was trained before", examples=[4096]
+    )
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return (self.factor, self.low, self.high, float(self.original_len))
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Llama3Scaling:
+        if self.high <= self.low:
+            raise ValueError(f"high {self.high} must be more than low {self.low}")
+        return self
+
+
+Scaling = Annotated[NoScaling | LinearScaling | Llama3Scaling, Field(discriminator="kind")]
+
+
 class RotaryPosition(Section):
     """Queries and keys rotated by angles proportional to the position (Su et al. 2021)."""
 
@@ -96,6 +154,9 @@ class RotaryPosition(Section):
     )
     fraction: limits.RotaryFraction = Field(
         1.0, description="fraction of the dimensions of each head that are rotated", examples=[0.5]
+    )
+    scaling: Scaling = Field(
+        NoScaling(), description="change of the angles for longer texts than before", examples=["llama3"]
     )
 
 

@@ -86,6 +86,8 @@ def unsupported_model(config: ModelConfig) -> list[str]:
     positions = _POSITIONS[config.architecture]
     if config.position.kind not in positions:
         reasons.append(f"position.kind = {config.position.kind!r}; CTranslate2 supports {', '.join(positions)}")
+    if isinstance(config.position, RotaryPosition) and config.position.scaling.kind != "none":
+        reasons.append(f"position.scaling.kind = {config.position.scaling.kind!r}; the export supports none")
     if config.norm.kind not in ("layer", "rms"):
         reasons.append(f"norm.kind = {config.norm.kind!r}; CTranslate2 supports layer, rms")
     if config.attention.kind != "softmax":

@@ -12,10 +12,9 @@ from dragoman._version import __version__
 from dragoman.config import EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig
 from dragoman.data.tokenizer import UNK, Tokenizer
 from dragoman.errors import DragomanError, UsageError, check_problems
-from dragoman.formats import ctranslate2, huggingface, onnx
-from dragoman.formats.importing.comparison import SAMPLES
+from dragoman.formats import ctranslate2, huggingface, marian, onnx
+from dragoman.formats.importing.comparison import SAMPLES, TextCodec
 from dragoman.formats.importing.family import TokenizerParity
-from dragoman.formats.importing.reference import ReferenceTokenizer
 from dragoman.formats.parity import TOLERANCE, Parity, ParityCases, compare_models, parity_cases
 from dragoman.formats.target import ExportSource, Format
 from dragoman.io.lines import read_lines
@@ -24,7 +23,7 @@ from dragoman.models.seq2seq import Model
 
 __all__ = ["FORMATS", "Export", "export"]
 
-FORMATS: Mapping[str, Format] = {"ctranslate2": ctranslate2, "huggingface": huggingface, "onnx": onnx}
+FORMATS: Mapping[str, Format] = {"ctranslate2": ctranslate2, "huggingface": huggingface, "marian": marian, "onnx": onnx}
 """By the name on the command line."""
 _LABELLERS = (EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig)
 _LINES = 200
@@ -162,7 +161,7 @@ def _write_model(
 
 
 def _compare_tokenizers(
-    ours: Tokenizer, theirs: ReferenceTokenizer, cases: ParityCases, check: str | Path | None
+    ours: Tokenizer, theirs: TextCodec, cases: ParityCases, check: str | Path | None
 ) -> TokenizerParity:
     """Compare ids and decoded text.
 

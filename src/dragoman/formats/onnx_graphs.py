@@ -50,10 +50,11 @@ class _AddedTable(Positions):
 class _RotationTable(Positions):
     """Rotary positions in real numbers; features that are not rotated have the angle 0."""
 
-    def __init__(self, rows: int, base: float, rotated: int, d_key: int) -> None:
+    def __init__(self, rows: int, scheme: Rotary, d_key: int) -> None:
         super().__init__()
         cos, sin = torch.ones(rows, d_key), torch.zeros(rows, d_key)
-        angles = rotations(rows, base, rotated)
+        rotated = scheme.rotated
+        angles = rotations(rows, scheme.base, rotated, scheme.scaling)
         cos[:, :rotated], sin[:, :rotated] = (torch.from_numpy(t).float().repeat_interleave(2, -1) for t in angles)
         sin[:, 0:rotated:2] *= -1  # (a, b) becomes (a cos - b sin, b cos + a sin)
         self.register_buffer("cos", cos)
@@ -114,7 +115,7 @@ def _exportable_positions(scheme: Positions, d_key: int, rows: int) -> Positions
         case Learned():
             return _AddedTable(scheme.table.detach())
         case Rotary():
-            return _RotationTable(rows, scheme.base, scheme.rotated, d_key)
+            return _RotationTable(rows, scheme, d_key)
         case Shaw():
             return _ShawVectors(scheme)
         case T5():

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from dragoman.config import Config
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.formats.importing.reference import ReferenceTokenizer
+from dragoman.formats.importing.comparison import TextCodec
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.models.seq2seq import Model
 
@@ -50,7 +50,7 @@ class Format(Protocol):
     def runtime(self, model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
         """Load what was written."""
 
-    def other_tokenizer(self, model: ExportSource, folder: Path) -> ReferenceTokenizer | None:
+    def other_tokenizer(self, model: ExportSource, folder: Path) -> TextCodec | None:
         """Return the tokenizer of the other program, on our ids; None if it is sentencepiece with our files."""
 
     def page(self, model: ExportSource, quantization: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dragoman.data.pieces import PieceLists
 
-__all__ = ["ctranslate2_page", "huggingface_page", "onnx_page"]
+__all__ = ["ctranslate2_page", "huggingface_page", "marian_page", "onnx_page"]
 
 _CTRANSLATE2 = """# A translation model for CTranslate2
 
@@ -72,6 +72,34 @@ for row in model.generate(**batch, num_beams=4, max_new_tokens=200):
 """
 
 
+_MARIAN = """# A translation model for Marian
+
+Exported by Dragoman: `model.npz` contains the settings of the model, `decoder.yml` those of decoding.
+
+```sh
+marian-decoder --config decoder.yml < input.txt > output.txt
+```
+
+In Python, on Linux (`pip install pymarian`, which contains Marian):
+
+```python
+from pymarian import Translator
+
+folder = "."  # the folder of this file
+translator = Translator(config=f"{{folder}}/decoder.yml", cpu_threads=1, quiet=True)
+lines = ["Two dogs run across a field."]
+for text in translator.translate({lines}):
+    print({text})
+```
+
+{note}`dragoman import` converts this folder back. `export.json` contains the origin of this model and the parity
+report.
+"""
+_MARIAN_LISTS = """The vocabulary is a list: `marian-decoder` reads and writes pieces of `source.spm` and `target.spm`.
+
+"""
+
+
 _ONNX = """# A translation model for onnxruntime
 
 Exported by Dragoman. Requirements: `pip install onnxruntime sentencepiece numpy`.
@@ -127,6 +155,24 @@ def ctranslate2_page(source: str | None, target: str, compute: str) -> str:
 def huggingface_page() -> str:
     """Return the page in Markdown."""
     return _HUGGINGFACE
+
+
+def marian_page(lists: bool) -> str:
+    """Return the page in Markdown.  lists: whether the vocabulary is a list of pieces."""
+    if not lists:
+        return _MARIAN.format(lines="lines", text="text", note="")
+    page = _MARIAN.format(
+        lines='[" ".join(source.encode(line, out_type=str)) for line in lines]',
+        text="target.decode(text.split())",
+        note=_MARIAN_LISTS,
+    )
+    imports = "import sentencepiece\nfrom pymarian import Translator\n"
+    loads = 'folder = "."  # the folder of this file\n' + "".join(
+        f'{side} = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{side}.spm")\n'
+        for side in ("source", "target")
+    )
+    page = page.replace("from pymarian import Translator\n", imports)
+    return page.replace('folder = "."  # the folder of this file\n', loads)
 
 
 def onnx_page(source: str, target: str, lists: PieceLists | None) -> str:

@@ -300,8 +300,8 @@ def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
             return positions.Shaw(config.d_head, clip, config.key_size)
         case T5Position(buckets=buckets, max_distance=max_distance):
             return positions.T5(config.n_heads, buckets, max_distance, bidirectional)
-        case RotaryPosition(base=base, fraction=fraction):
-            return positions.Rotary(config.key_size, base, fraction)
+        case RotaryPosition(base=base, fraction=fraction, scaling=scaling):
+            return positions.Rotary(config.key_size, base, fraction, scaling.numbers)
         case AlibiPosition():
             return positions.Alibi(config.n_heads)
 

@@ -6,6 +6,7 @@ Legend: P positions, H heads, D d_model.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,29 @@ def sinusoid_table(count: int, d_model: int, full_range: bool = False) -> NDArra
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(count, d_model).astype(np.float32)
 
 
-def rotations(count: int, base: float, rotated: int) -> tuple[Floats, Floats]:
+def rotations(count: int, base: float, rotated: int, scaling: Sequence[float] = ()) -> tuple[Floats, Floats]:
     """Return cosines and sines of the angles of `nn.positions.Rotary`, (P, rotated / 2) each, in float64."""
-    rates = base ** (-np.arange(0, rotated, 2) / rotated)
+    rates = scaled_rates(base ** (-np.arange(0, rotated, 2) / rotated), scaling)
     angles = np.arange(count)[:, None] * rates
     return np.cos(angles), np.sin(angles)
+
+
+def scaled_rates(rates: Floats, scaling: Sequence[float]) -> Floats:
+    """Return the angles of rotary positions per token, for longer texts than those of the training before.
+
+    scaling: () for the same rates; a factor, by which all are divided; or, as in Llama 3.1, factor, low, high and
+    length: rates with wavelengths above length / low are divided, those below length / high stay the same, and in
+    between both are mixed.
+    """
+    if not scaling:
+        return rates
+    factor, *bounds = scaling
+    if not bounds:
+        return rates / factor
+    low, high, length = bounds
+    kept = np.clip((length * rates / (2 * math.pi) - low) / (high - low), 0, 1)  # length / wavelength
+    mixed: Floats = (1 - kept) * rates / factor + kept * rates
+    return mixed
 
 
 def t5_biases(table: Floats, distances: NDArray[np.int64], max_distance: int, bidirectional: bool) -> Floats:

@@ -12,13 +12,14 @@ Shapes: N rows, H heads, T positions, Tq/Tk query/key positions, D d_model, Dk k
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.errors import UsageError
-from dragoman.nn.position_tables import alibi_slopes
+from dragoman.nn.position_tables import alibi_slopes, scaled_rates
 from dragoman.nn.recurrent import reset_gates
 
 __all__ = [
@@ -194,12 +195,12 @@ class Rotary(Positions):
     first `fraction` of the Dk features of a query; the others are unchanged.  Pairs are neighbours, as in the paper;
     Llama pairs k with k + R/2, which a permutation of the columns of W^Q and W^K converts.
 
-    Raises UsageError if R is odd or 0.
+    scaling: of the angles, for longer texts; see `position_tables.scaled_rates`.  Raises UsageError if R is odd or 0.
     """
 
-    def __init__(self, d_key: int, base: float, fraction: float = 1.0) -> None:
+    def __init__(self, d_key: int, base: float, fraction: float = 1.0, scaling: Sequence[float] = ()) -> None:
         super().__init__()
-        self.rotated = int(d_key * fraction)  # R
+        self.rotated, self.scaling = int(d_key * fraction), tuple(scaling)  # R
         if self.rotated == 0 or self.rotated % 2:
             raise UsageError(
                 f"rotary positions: fraction {fraction} of a head of {d_key} features is {self.rotated}, but "
@@ -236,6 +237,8 @@ class Rotary(Positions):
         if table.size(0) < length or table.device != like.device or table.dtype != dtype:
             size = max(256, 1 << (length - 1).bit_length())
             rates = self.base ** (-torch.arange(0, self.rotated, 2, dtype=torch.float64) / self.rotated)
+            if self.scaling:
+                rates = torch.from_numpy(scaled_rates(rates.numpy(), self.scaling))
             angles = torch.arange(size, dtype=torch.float64)[:, None] * rates
             self.rotations = torch.polar(torch.ones_like(angles), angles).to(like.device, dtype)
 

@@ -144,8 +144,9 @@ class _Packer:
         dtype = np.float16 if self.precision == "int8" else np.float32
         for name in self.embeddings:
             self._write_array(_pad_features(self._weight(name)), dtype)
-        if isinstance(self.config.position, RotaryPosition):
-            for table in rotations(self.max_positions, self.config.position.base, self.rotated):
+        position = self.config.position
+        if isinstance(position, RotaryPosition):
+            for table in rotations(self.max_positions, position.base, self.rotated, position.scaling.numbers):
                 self._write_array(table)
         for stack in self.stacks:
             self._write_positions(stack)

@@ -25,7 +25,7 @@ from dragoman.formats.importing.language_models import (
 )
 from dragoman.formats.importing.names import Rule, expanded
 
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+__all__ = ["compare", "name_table", "plan", "read_vocabulary", "unsupported"]
 
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "activation_function": tuple(ACTIVATIONS),
@@ -63,7 +63,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     return Plan(
         config=config,
         vocabulary=vocabulary,
-        table=_table(settings["n_layer"], tied=model["tie"] == "all"),
+        table=name_table(settings["n_layer"], tied=model["tie"] == "all"),
         orders=vocabulary_orders(vocabulary),
         constants={},
         unused=r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",
@@ -91,7 +91,8 @@ _LAYER = {
 }
 
 
-def _table(layers: int, tied: bool) -> dict[str, Rule]:
+def name_table(layers: int, tied: bool) -> dict[str, Rule]:
+    """Return the rules of a model.  tied: whether the output layer is the embedding."""
     embedding, output = _names("wte.weight"), "lm_head.weight"
     return {
         "embedding.weight": Rule((f"{embedding}|{output}" if tied else embedding,), ("token", "")),

@@ -33,7 +33,9 @@ FAMILIES: Mapping[str, Family] = {
     "m2m_100": bart,
     "marian": marian,
     "mbart": bart,
+    "mistral": llama,
     "mt5": t5,
+    "qwen2": llama,
     "t5": t5,
     "vit": vit,
 }

@@ -9,7 +9,7 @@ is such a copy, too: as input it is the special token, and it is never generated
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sentencepiece as spm
@@ -35,8 +35,19 @@ def number_problems(settings: Mapping[str, Any], sizes: Mapping[str, int], optio
     """
     for key, least in sizes.items():
         value, null = settings.get(key), key in optional.split()
+        if key == "eos_token_id" and isinstance(value, list):
+            yield several_ends(value)
+            continue
         if (type(value) is not int or value < least) and not (null and value is None):
             yield f"{key} = {value!r}; accepted: an integer, at least {least}{', or null' if null else ''}"
+
+
+def several_ends(ends: Sequence[object]) -> str:
+    """Return the problem of a checkpoint whose texts have several ends."""
+    return (
+        f"eos_token_id = {ends}; a text has one end here; set eos_token_id of config.json and generation_config.json "
+        "to the token that ends the texts you generate, such as <|eot_id|> for the replies of Llama 3.1"
+    )
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
@@ -48,7 +59,9 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
         if type(token) is int and type(size) is int and token >= size:
             problems.append(f"{key} = {token}, but vocab_size = {size}")
     found = checkpoint.generation.get("eos_token_id", end)
-    if found != end:
+    if isinstance(found, list) and found != end:
+        problems.append(f"generation_config.json: {several_ends(found)}")
+    elif found != end:
         problems.append(f"generation_config.json: eos_token_id = {found}; accepted: {end}, that of config.json")
     if problems:
         raise ProblemList(problems)

@@ -1,18 +1,22 @@
-"""Llama (Touvron et al. 2023), in the layout of Hugging Face.
+"""Llama (Touvron et al. 2023), Mistral and Qwen2, which have the same layers, in the layout of Hugging Face.
 
 Differences from our language model, and where each is resolved:
 
 - Rotary positions: `transformers` pairs feature k of a head with k + Dk/2, ours are neighbours.  The rows of the
   matrices of queries and keys are reordered along the axis "qkv".
 - No padding token: `language_models`.
+- Qwen2 has biases of queries, keys and values only; ours of the other products are zeros.
+- A sliding window has no effect on texts that are not longer, so that it becomes the maximum length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dragoman.config import parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -27,7 +31,7 @@ from dragoman.formats.importing.language_models import (
 )
 from dragoman.formats.importing.names import Order, Rule, expanded
 
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+__all__ = ["MATRICES", "compare", "name_table", "plan", "qkv_order", "read_vocabulary", "unsupported"]
 
 _SIZES = {
     "hidden_size": 2, "intermediate_size": 1, "num_attention_heads": 1, "num_hidden_layers": 1,
@@ -35,38 +39,67 @@ _SIZES = {
     "head_dim": 2,
 }  # fmt: skip
 _BASE = 10_000.0
+_SCALINGS: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor", "low": "low_freq_factor", "high": "high_freq_factor",
+        "original_len": "original_max_position_embeddings",
+    },
+}  # fmt: skip
+"""`rope_type` -> keys of `model.position.scaling` and their names in a checkpoint."""
 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
-    problems = accepted_values(settings, {"hidden_act": tuple(ACTIVATIONS)})
+    problems = accepted_values(settings, {"hidden_act": tuple(ACTIVATIONS), "use_sliding_window": (False,)})
     problems += number_problems(settings, _SIZES, optional="num_key_value_heads head_dim")
-    rope = _rope(settings)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        problems.append(f"rope_type = {kind!r} (rope_scaling, rope_parameters); accepted: 'default'")
+    problems += number_problems({"sliding_window": _window(settings)}, {"sliding_window": 2}, optional="sliding_window")
+    problems += _scaling_problems(_rope(settings))
     base = _base(settings)
     if type(base) not in (int, float) or not 1 < base <= 1e9:
         problems.append(f"rope_theta = {base!r}; accepted: a number above 1, at most 1e9")
-    if rope.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0)) != 1:
+    if _rope(settings).get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0)) != 1:
         problems.append("partial_rotary_factor; accepted: 1.0")
+    kinds = settings.get("layer_types")
+    if kinds is not None and any(kind != "full_attention" for kind in kinds):
+        problems.append(f"layer_types = {kinds!r}; accepted: 'full_attention' in all layers")
     biases = [bool(settings.get(key, False)) for key in ("attention_bias", "mlp_bias")]
     if biases[0] != biases[1]:
         problems.append(f"attention_bias = {biases[0]}, mlp_bias = {biases[1]}; accepted: the same for both")
     return problems or _size_problems(settings)
 
 
+def _scaling_problems(rope: Mapping[str, Any]) -> list[str]:
+    kind = _scaling_kind(rope)
+    if kind not in _SCALINGS:
+        accepted = ", ".join(map(repr, _SCALINGS))
+        return [f"rope_type = {kind!r} (rope_scaling, rope_parameters); accepted: {accepted}"]
+    return [
+        f"{key} = {rope.get(key)!r} of rope_scaling; accepted: a number, at least 1"
+        for key in _SCALINGS[kind].values()
+        if type(rope.get(key)) not in (int, float) or not rope[key] >= 1
+    ]
+
+
 def _size_problems(settings: Mapping[str, Any]) -> list[str]:
     width, heads, groups = settings["hidden_size"], settings["num_attention_heads"], _groups(settings)
-    if width % heads or (width // heads) % 2:
-        return [f"hidden_size = {width}; accepted: an even multiple of num_attention_heads = {heads}"]
+    if settings.get("head_dim") is None and (width % heads or (width // heads) % 2):
+        return [f"hidden_size = {width}; accepted: an even multiple of num_attention_heads = {heads}, or head_dim set"]
     problems = []
-    if settings.get("head_dim") not in (None, width // heads):
-        problems.append(
-            f"head_dim = {settings['head_dim']}; accepted: hidden_size / num_attention_heads = {width // heads}"
-        )
+    if _head_size(settings) % 2:
+        problems.append(f"head_dim = {settings['head_dim']}; accepted: even numbers")
     if heads % groups:
         problems.append(f"num_key_value_heads = {groups}; accepted: a divisor of num_attention_heads = {heads}")
     return problems
+
+
+def _head_size(settings: Mapping[str, Any]) -> int:
+    return int(settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"])
+
+
+def _window(settings: Mapping[str, Any]) -> Any:
+    """Return the number of tokens that a position attends to, None for all."""
+    return settings.get("sliding_window") if settings.get("model_type") == "mistral" else None
 
 
 def _groups(settings: Mapping[str, Any]) -> int:
@@ -79,6 +112,16 @@ def _rope(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {"rope_type": found}
 
 
+def _scaling_kind(rope: Mapping[str, Any]) -> Any:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _scaling(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `model.position.scaling`."""
+    kind = _scaling_kind(rope)
+    return {"kind": "none" if kind == "default" else kind} | {ours: rope[key] for ours, key in _SCALINGS[kind].items()}
+
+
 def _base(settings: Mapping[str, Any]) -> Any:
     return _rope(settings).get("rope_theta", settings.get("rope_theta", _BASE))
 
@@ -86,27 +129,52 @@ def _base(settings: Mapping[str, Any]) -> Any:
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     positions, heads = settings["max_position_embeddings"], settings["num_attention_heads"]
-    bias = bool(settings.get("attention_bias", False))
+    biases: tuple[str, ...] = tuple(_MATRICES) if settings.get("attention_bias", False) else ()
+    if settings["model_type"] == "qwen2":
+        biases = (_QKV,)
+    size, width = _head_size(settings), settings["hidden_size"]
     model = {
-        "d_model": settings["hidden_size"], "d_ff": settings["intermediate_size"], "n_heads": heads,
+        "d_model": width, "d_ff": settings["intermediate_size"], "n_heads": heads,
+        "d_value": None if size * heads == width else size,
         "n_kv_heads": None if _groups(settings) == heads else _groups(settings),
         "n_layers": settings["num_hidden_layers"], "norm": {"kind": "rms", "eps": settings.get("rms_norm_eps", 1e-6)},
-        "position": {"kind": "rotary", "base": float(_base(settings))}, "gated": True, "bias": bias,
-        "activation": ACTIVATIONS[settings.get("hidden_act", "silu")],
+        "position": {
+            "kind": "rotary", "base": float(_base(settings)), "scaling": _scaling(_rope(settings)),
+        },
+        "gated": True, "bias": bool(biases), "activation": ACTIVATIONS[settings.get("hidden_act", "silu")],
         "tie": "all" if settings.get("tie_word_embeddings", False) else "none", "dropout": 0.0,
         "attention_dropout": settings.get("attention_dropout") or 0.0,
     }  # fmt: skip
-    config = parse_config(document(vocabulary, positions, model), where=str(checkpoint.folder), stored=True)
-    rows = _qkv_rows(heads, _groups(settings), settings["hidden_size"] // heads)
+    longest = min(positions, _window(settings) or positions)
+    config = parse_config(document(vocabulary, longest, model), where=str(checkpoint.folder), stored=True)
+    layers = settings["num_hidden_layers"]
     return Plan(
         config=config,
         vocabulary=vocabulary,
-        table=_table(settings["num_hidden_layers"], tied=model["tie"] == "all", bias=bias),
-        orders={**vocabulary_orders(vocabulary), "qkv": Order(rows, len(rows))},
+        table=name_table(settings, layers, tied=model["tie"] == "all", biases=biases),
+        orders={**vocabulary_orders(vocabulary), "qkv": qkv_order(heads, _groups(settings), size)},
         constants={},
         unused=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
         positions=config.data.max_tokens,
+        computed=_zeros(settings, [each for each in _MATRICES if biases and each not in biases]),
     )
+
+
+def _zeros(settings: Mapping[str, Any], matrices: Sequence[str]) -> dict[str, Tensor]:
+    """Return the biases that a checkpoint lacks."""
+    width, inner = settings["hidden_size"], settings["intermediate_size"]
+    sizes = {"layers.{}.self_attn.out": width, "layers.{}.ffn.inner": 2 * inner, "layers.{}.ffn.outer": width}
+    return {
+        f"{name.format(layer)}.bias": torch.zeros(sizes[name])
+        for layer in range(settings["num_hidden_layers"])
+        for name in matrices
+    }
+
+
+def qkv_order(heads: int, groups: int, size: int) -> Order:
+    """Return the order of the rows of queries, keys and values.  size: of a head."""
+    rows = _qkv_rows(heads, groups, size)
+    return Order(rows, len(rows))
 
 
 def _qkv_rows(heads: int, groups: int, size: int) -> list[int]:
@@ -118,33 +186,40 @@ def _qkv_rows(heads: int, groups: int, size: int) -> list[int]:
     return order
 
 
+_QKV = "layers.{}.self_attn.qkv"
 _MATRICES = {
-    "layers.{}.self_attn.qkv": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "qkv"),
+    _QKV: (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "qkv"),
     "layers.{}.self_attn.out": (("self_attn.o_proj",), ""),
     "layers.{}.ffn.inner": (("mlp.gate_proj", "mlp.up_proj"), ""),
     "layers.{}.ffn.outer": (("mlp.down_proj",), ""),
 }
+MATRICES = tuple(_MATRICES)
+"""Our names of the products of a layer."""
 _NORMS = {"around_self_attn": "input_layernorm", "around_ffn": "post_attention_layernorm"}
 
 
-def _layer(bias: bool) -> dict[str, Rule]:
+def _layer(settings: Mapping[str, Any], biases: Sequence[str]) -> dict[str, Rule]:
     rules = {
         f"layers.{{}}.{ours}.norm.weight": Rule((f"model.layers.{{}}.{theirs}.weight",), ("",))
         for ours, theirs in _NORMS.items()
     }
+    size, groups = _head_size(settings), _groups(settings)
+    rows = (settings["num_attention_heads"] * size, groups * size, groups * size)
     for ours, (parts, axis) in _MATRICES.items():
         names = [f"model.layers.{{}}.{part}" for part in parts]
-        rules[f"{ours}.weight"] = Rule(tuple(f"{name}.weight" for name in names), (axis, ""))
-        if bias:
-            rules[f"{ours}.bias"] = Rule(tuple(f"{name}.bias" for name in names), (axis,))
+        sizes = rows if ours == _QKV else ()
+        rules[f"{ours}.weight"] = Rule(tuple(f"{name}.weight" for name in names), (axis, ""), sizes=sizes)
+        if ours in biases:
+            rules[f"{ours}.bias"] = Rule(tuple(f"{name}.bias" for name in names), (axis,), sizes=sizes)
     return rules
 
 
-def _table(layers: int, tied: bool, bias: bool) -> dict[str, Rule]:
+def name_table(settings: Mapping[str, Any], layers: int, tied: bool, biases: Sequence[str]) -> dict[str, Rule]:
+    """Return the rules of a model.  biases: names in `MATRICES` of the products that have one in the checkpoint."""
     embedding, output = "model.embed_tokens.weight", "lm_head.weight"
     return {
         "embedding.weight": Rule((f"{embedding}|{output}" if tied else embedding,), ("token", "")),
-        **expanded(_layer(bias), layers),
+        **expanded(_layer(settings, biases), layers),
         "final_norm.weight": Rule(("model.norm.weight",), ("",)),
         **({} if tied else {"output.weight": Rule((output,), ("token", ""))}),
         **OUTPUT_BIAS,

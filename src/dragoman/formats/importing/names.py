@@ -41,7 +41,7 @@ class Rule:
     optional: zeros if a checkpoint lacks it.  transposed: matrices of a checkpoint are (in, out), ours (out, in).
     flat: whether the last axis joins all remaining ones, as those of a convolution.  row: name of a matrix whose first
     row is added to each row, "" for none.  factors: for each name in `theirs` a number by which its values are
-    multiplied, () for none.
+    multiplied, () for none.  sizes: for each name in `theirs` the length of its first axis, () for equal lengths.
     """
 
     theirs: tuple[str, ...]
@@ -52,6 +52,7 @@ class Rule:
     transposed: bool = False
     flat: bool = False
     row: str = ""
+    sizes: tuple[int, ...] = ()
 
 
 Table = Mapping[str, Rule]
@@ -121,8 +122,11 @@ def reverted(table: Table, orders: Orders, tensors: Mapping[str, Tensor]) -> dic
                 places = sorted(kept, key=lambda i: order.indices[i])
                 assert [order.indices[i] for i in places] == list(range(order.size))
                 tensor = tensor.index_select(axis, torch.tensor(places))
-        for part, piece in zip(rule.theirs, tensor.chunk(len(rule.theirs)), strict=True):
-            found |= dict.fromkeys(part.split("|"), piece)
+        sizes = rule.sizes or [len(tensor) // len(rule.theirs)] * len(rule.theirs)
+        factors = rule.factors or [1.0] * len(sizes)
+        for part, piece, factor in zip(rule.theirs, tensor.split(list(sizes)), factors, strict=True):
+            own = piece if factor == 1 else piece / factor
+            found |= dict.fromkeys(part.split("|"), own.T if rule.transposed and own.dim() == 2 else own)
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import sentencepiece as spm
 
-from dragoman.data.ids import BOS
+from dragoman.data.ids import BOS, PAD
 from dragoman.data.ids import EOS as OUR_EOS
 from dragoman.data.ids import UNK as OUR_UNK
 from dragoman.data.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ from dragoman.io.lines import read_lines
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 
-__all__ = ["DefinitionRuntime", "compare_with_definition"]
+__all__ = ["DefinitionRuntime", "MarianTokenizer", "allows_unknown", "compare_with_definition"]
 
 _UNK = 1
 _LINES, _BATCH = 200, 16
@@ -43,7 +43,12 @@ def compare_with_definition(checkpoint: Checkpoint, folder: Path, plan: Plan, ch
     lines = [tokenizer.decode_target([t for t in case.source if t != OUR_EOS]) for case in cases.cases]
     if check is not None:
         lines += islice(read_lines(check), _LINES)
-    return Comparison(parity, compare_tokenizers(tokenizer, _ReferenceTokenizer(checkpoint, plan.vocabulary), lines))
+    return Comparison(parity, compare_tokenizers(tokenizer, MarianTokenizer(checkpoint, plan.vocabulary), lines))
+
+
+def allows_unknown(checkpoint: MarianCheckpoint) -> bool:
+    """Return whether the settings of decoding allow Marian to generate `<unk>`."""
+    return checkpoint.generation.get("allow-unk") is True
 
 
 class DefinitionRuntime:
@@ -61,11 +66,13 @@ class DefinitionRuntime:
         self.model = MarianDefinition(checkpoint.settings, tensors, dtype)
         self.source, self.target = vocabulary.source, vocabulary.target
         self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
+        self.unknown = [] if allows_unknown(checkpoint) else [_UNK]
+        self.never = [self.target[token] for token in (PAD, BOS) if self.target[token] >= 0]
 
     def logits(self, source: Sequence[int], target: Sequence[int]) -> Floats:
-        """Return the logits (T, V) after BOS and each token of a target, in Marian's order, `<unk>` excluded.
+        """Return the logits (T, V) after BOS and each token of a target, in Marian's order.
 
-        source, target: our ids, the source with EOS.
+        `<unk>` is excluded, unless the settings of decoding allow it.  source, target: our ids, the source with EOS.
         """
         memory, state = self.model.encode([[self.source[token] for token in source]]), self.model.start(1)
         tokens = [None, *(np.array([self.target[token]]) for token in target)]
@@ -75,7 +82,7 @@ class DefinitionRuntime:
 
     def _logits(self, hidden: Floats) -> Floats:
         logits = self.model.logits(hidden)
-        logits[:, _UNK] = NEVER
+        logits[:, self.unknown] = NEVER
         return logits
 
     def score(self, case: ParityCase, ids: Sequence[int]) -> list[float]:
@@ -107,6 +114,7 @@ class DefinitionRuntime:
         for position in range(length):
             last = tokens[:, :, -1].flatten() if position else None
             logits = self._logits(self.model.step(last, position, state, memory))
+            logits[:, self.never] = -np.inf
             if fixed:
                 logits[:, EOS] = -np.inf
             likely = np.argpartition(logits, -width, axis=1)[:, -width:]  # (N, K): no other token can be among the best
@@ -132,7 +140,7 @@ def _log_softmax(logits: Floats) -> Floats:
     return result
 
 
-class _ReferenceTokenizer:
+class MarianTokenizer:
     """The sentencepiece models of a checkpoint, and its lists of ids if it has them, on our ids."""
 
     def __init__(self, checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary) -> None:

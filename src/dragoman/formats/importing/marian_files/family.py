@@ -6,14 +6,14 @@ Differences from our Transformer, and where each is resolved:
 - Sines are in the first half of the features and cosines in the second: the features of the residual stream are
   reordered, as for MarianMT.  The slowest rate is 1/10000: `full_range`.
 - The decoder starts with a vector of zeros: the embedding of our BOS, which is tied to nothing that is computed.
-- The vocabulary begins with `</s>` and `<unk>`; PAD and BOS are added.  Marian's search never chooses `<unk>`, so its
-  logit is NEVER, like those of PAD and BOS.
+- The vocabulary begins with `</s>` and `<unk>`; PAD and BOS are added, unless an export has made them pieces 2 and 3.
+  Marian's search never chooses `<unk>`, so its logit is NEVER, like those of PAD and BOS, unless `allow-unk` is set.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +21,33 @@ import numpy as np
 import sentencepiece as spm
 
 from dragoman.config import parse_config
-from dragoman.data.ids import SPECIAL_NAMES, UNK
+from dragoman.data.ids import EOS, SPECIAL_NAMES, UNK
 from dragoman.data.pieces import PieceLists
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ImportedVocabulary, Plan, ProblemList, accepted_values
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
+from dragoman.formats.importing.marian_files.comparison import allows_unknown
 from dragoman.formats.importing.marian_files.comparison import compare_with_definition as compare
 from dragoman.formats.importing.marian_files.lexical import read_shortlist
 from dragoman.formats.importing.marian_files.table import table
 from dragoman.formats.importing.names import Order
 
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+__all__ = [
+    "ACTIVATIONS",
+    "BOS_PIECE",
+    "NORM_EPS",
+    "PAD_PIECE",
+    "compare",
+    "has_own_specials",
+    "plan",
+    "read_vocabulary",
+    "stream_order",
+    "unsupported",
+]
 
-_ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
+ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
     "input-types": ([], ["sequence"], ["sequence", "sequence"]),
@@ -44,7 +56,7 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "transformer-decoder-autoreg": ("self-attention", "rnn"),
     "transformer-decoder-dim-ffn": (0,),
     "transformer-decoder-ffn-depth": (0,),
-    "transformer-ffn-activation": tuple(_ACTIVATIONS),
+    "transformer-ffn-activation": tuple(ACTIVATIONS),
     "transformer-ffn-depth": (2,),
     "transformer-no-affine": (False,),
     "transformer-no-bias": (False,),
@@ -63,7 +75,9 @@ _RECURRENT: dict[str, tuple[Any, ...]] = {"dec-cell": ("ssru",), "layer-normaliz
 _SIZES = ("dim-emb", "enc-depth", "dec-depth", "transformer-heads", "transformer-dim-ffn")
 _ORDERS = {("", "dan", ""): "post", ("", "an", ""): "post", ("n", "da", "n"): "pre", ("n", "a", "n"): "pre"}
 """Preprocess, postprocess and postprocess-top of supported models -> `model.order`."""
-_NORM_EPS = 1e-6
+NORM_EPS = 1e-6
+PAD_PIECE, BOS_PIECE = 2, 3
+"""Ids of our padding and begin in exported models."""
 _MAX_TOKENS = 256
 """Longest source and target of the imported model.  Marian has no limit; its models are trained on sentences."""
 
@@ -129,11 +143,12 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
             problems.append(str(error))
     if problems:
         raise ProblemList(list(dict.fromkeys(problems)))
-    orders = [_order(len(pieces)) for pieces in lists]
+    own = _has_own_specials(checkpoint, models)
+    orders = [_order(len(pieces), own) for pieces in lists]
     same = paths[0] == paths[1]
     if not same and _ties_sides(checkpoint.settings):
         raise ProblemList(["two vocabularies, but the settings tie the embeddings of source and target"])
-    source, target = (_named(pieces) for pieces in lists)
+    source, target = (_named(pieces, own) for pieces in lists)
     file = PieceLists(source, None if same else target, tags=False).file()
     try:
         tokenizer = Tokenizer(models[0], None if models[0] == models[1] else models[1], file)
@@ -173,13 +188,30 @@ def _of_size(pieces: list[str], path: Path, size: int) -> list[str]:
     return pieces
 
 
-def _order(size: int) -> list[int]:
+def _has_own_specials(checkpoint: MarianCheckpoint, models: Sequence[bytes]) -> bool:
+    """Return whether our PAD and BOS are pieces of an exported model; its BOS, the start of the decoder, is zero."""
+    if not all(path.suffix == ".spm" for path in checkpoint.vocabularies):
+        return False
+    if not all(has_own_specials(spm.SentencePieceProcessor(model_proto=model)) for model in models):
+        return False
+    name = "Wemb" if _ties_sides(checkpoint.settings) else "decoder_Wemb"
+    embedding = checkpoint.tensors.get(name)
+    return embedding is not None and embedding.dim() == 2 and len(embedding) > EOS and not embedding[BOS_PIECE].any()
+
+
+def has_own_specials(model: spm.SentencePieceProcessor) -> bool:
+    """Return whether the first pieces are the end, unknown, padding and begin, as in exported models."""
+    return (model.eos_id(), model.unk_id(), model.pad_id(), model.bos_id()) == (0, 1, PAD_PIECE, BOS_PIECE)
+
+
+def _order(size: int, own: bool) -> list[int]:
     """Return for each of our ids that of Marian: PAD, UNK, BOS, EOS and the pieces."""
-    return [-1, 1, -1, 0, *range(2, size)]
+    return [PAD_PIECE, 1, BOS_PIECE, 0, *range(4, size)] if own else [-1, 1, -1, 0, *range(2, size)]
 
 
-def _named(pieces: list[str]) -> list[str]:
-    rest = [f"{piece} ({i})" if piece in SPECIAL_NAMES else piece for i, piece in enumerate(pieces) if i > 1]
+def _named(pieces: list[str], own: bool) -> list[str]:
+    first = 4 if own else 2
+    rest = [f"{piece} ({i})" if piece in SPECIAL_NAMES else piece for i, piece in enumerate(pieces) if i >= first]
     return [*SPECIAL_NAMES, *rest]
 
 
@@ -191,17 +223,16 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     config = parse_config(_document(checkpoint, vocabulary), where=str(checkpoint.model), stored=True)  # checks limits
     d_model = config.model.d_model
-    # Ours from theirs: feature 2k is a sine, 2k + 1 a cosine.
-    stream = np.arange(d_model).reshape(2, -1).T.flatten()
     source, target = settings["dim-vocabs"]
     logits = list(vocabulary.target)
-    logits[UNK] = -1
+    if not allows_unknown(checkpoint):
+        logits[UNK] = -1
     return Plan(
         config=config,
         vocabulary=vocabulary,
         table=table(settings, checkpoint.tensors, _ORDERS[_operations(settings)]),  # type: ignore[index]
         orders={
-            "stream": Order(stream.tolist(), d_model),
+            "stream": Order(stream_order(d_model), d_model),
             "source": Order(vocabulary.source, source),
             "target": Order(vocabulary.target, target),
             "logits": Order(logits, target),
@@ -211,6 +242,12 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         positions=_MAX_TOKENS,
         files=_files(checkpoint, vocabulary),
     )
+
+
+def stream_order(d_model: int) -> list[int]:
+    """Return for each of our features that of Marian: 2k is a sine, 2k + 1 a cosine."""
+    order: list[int] = np.arange(d_model).reshape(2, -1).T.flatten().tolist()
+    return order
 
 
 def _files(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary) -> Callable[[str], dict[str, bytes]]:
@@ -241,10 +278,10 @@ def _document(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary) -> d
             "architecture": "transformer", "d_model": settings["dim-emb"], "d_ff": settings["transformer-dim-ffn"],
             "n_heads": settings["transformer-heads"], "encoder_layers": settings["enc-depth"],
             "decoder_layers": settings["dec-depth"], "tie": _tie(settings), "output_bias": True,
-            "activation": _ACTIVATIONS[settings.get("transformer-ffn-activation", "swish")],
+            "activation": ACTIVATIONS[settings.get("transformer-ffn-activation", "swish")],
             "decoder_self": "ssru" if settings.get("transformer-decoder-autoreg") == "rnn" else "attention",
             "order": _ORDERS[_operations(settings)],  # type: ignore[index]
-            "norm": {"kind": "layer", "eps": _NORM_EPS}, "position": {"kind": "sinusoidal", "full_range": True},
+            "norm": {"kind": "layer", "eps": NORM_EPS}, "position": {"kind": "sinusoidal", "full_range": True},
             "dropout": 0.1,
         },
         # Their score is divided by length ** penalty, ours by ((5 + length) / 6) ** alpha.

@@ -1,0 +1,255 @@
+"""P9: models exported to Marian's own files compute the same there, and their import is the identity."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dragoman.config import parse_config
+from dragoman.data.ids import BOS, EOS, UNK
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.decoding.pytorch.generate import generate, padded
+from dragoman.decoding.pytorch.stepper import ModelStepper
+from dragoman.decoding.settings import SearchSettings
+from dragoman.errors import DragomanError, UsageError
+from dragoman.formats import marian
+from dragoman.formats.export import export
+from dragoman.formats.importing.importer import import_model
+from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
+from dragoman.formats.importing.marian_files.comparison import DefinitionRuntime
+from dragoman.formats.parity import ParityCase
+from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
+from dragoman.models.seq2seq import Model
+from marian_files import LINES, marian_model
+from small_run import digit_pairs, small_document, write_lines
+from tiny_translator import tiny_tokenizer
+
+pytest.importorskip("yaml", reason="needs: pip install pyyaml")
+
+MARIAN: dict[str, Any] = {
+    "norm": {"kind": "layer", "eps": 1e-6}, "position": {"kind": "sinusoidal", "full_range": True},
+}  # fmt: skip
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "tied": {"d_model": 18, "d_ff": 23, "n_heads": 3, "encoder_layers": 2, "activation": "silu"},
+    "one layer, target tied": {"d_model": 10, "d_ff": 7, "n_heads": 5, "tie": "target", "output_bias": True},
+    "untied": {"d_model": 14, "n_heads": 2, "decoder_layers": 3, "tie": "none", "activation": "gelu"},
+    "two vocabularies": {"d_model": 16, "n_heads": 4, "activation": "relu"},
+    "pre ssru, from zeros": {"d_model": 12, "n_heads": 2, "order": "pre", "tie": "none", "decoder_self": "ssru"},
+    "ssru, from zeros": {"d_model": 12, "n_heads": 2, "decoder_layers": 2, "decoder_self": "ssru"},
+}  # fmt: skip
+
+
+def random_model(folder: Path, name: str, seed: int = 4, **changes: Any) -> Path:
+    """A model folder of a configuration, with weights that are neither 0 nor 1, except for a start from zeros."""
+    document = small_document(folder / "data")
+    document["model"] |= MARIAN | CONFIGURATIONS[name] | changes
+    tokenizer = two_sides() if name == "two vocabularies" else tiny_tokenizer()
+    config = parse_config(document)
+    network = build_for(config, tokenizer)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+        if "zeros" in name:
+            network.get_parameter("decoder.embedding.weight")[BOS] = 0
+    save_model(folder / "model", config, tokenizer, unique_tensors(network), {"step": 0})
+    return folder / "model"
+
+
+def two_sides() -> Tokenizer:
+    from dragoman.config import TokenizerConfig
+    from dragoman.data.tokenizer import train_tokenizer
+
+    sides = zip(*digit_pairs(90), strict=True)
+    return train_tokenizer(TokenizerConfig(vocab_size=290, byte_fallback=True, shared=False), *sides)
+
+
+def loaded(folder: Path) -> tuple[Model, Tokenizer]:
+    network, tokenizer, _ = load_network(folder)
+    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    return network, tokenizer
+
+
+@pytest.fixture(scope="module", params=CONFIGURATIONS)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `model`, its export `there` and the import `back` of that."""
+    folder = tmp_path_factory.mktemp("export")
+    lines = write_lines(folder / "lines.txt", [source for source, _ in digit_pairs(6, seed=8)])
+    done = export(random_model(folder, request.param), folder / "there", "marian", check=lines)
+    assert done.met and done.parity.largest < 2e-5 and done.parity.greedy.same == 6
+    assert done.tokenizer is not None and done.tokenizer.lines > 15
+    import_model(folder / "there", folder / "back", check=lines)
+    return folder
+
+
+def test_the_import_of_an_export_is_the_identity(exported: Path) -> None:
+    (network, ours), (other, read) = (loaded(exported / name) for name in ("model", "back"))
+    pairs = [*digit_pairs(20, seed=2), ("Größe, 日本", "x"), ("", " two  spaces ")]
+    for source, target in pairs:
+        assert ours.encode_source(source) == read.encode_source(source)
+        ids = ours.encode_target(target)
+        assert ids == read.encode_target(target) and ours.decode_target(ids) == read.decode_target(ids)
+        tokens = torch.tensor([[BOS, *ids]])
+        with torch.no_grad():
+            first, second = (
+                each(torch.tensor([ours.encode_source(source)]), None, tokens).log_softmax(-1)
+                for each in (network, other)
+            )
+        assert (first - second).abs().max() < 1e-5
+    if not network.get_parameter("decoder.embedding.weight")[BOS].any():  # nothing was rewritten
+        theirs = unique_tensors(other)
+        for name, tensor in unique_tensors(network).items():
+            assert torch.equal(tensor, theirs[name]), name
+
+
+def test_search_gives_the_same_tokens(exported: Path) -> None:
+    (network, tokenizer), (read, _) = (loaded(exported / name) for name in ("model", "back"))
+    rows = [tokenizer.encode_source(source) for source, _ in digit_pairs(8, seed=6)]
+    src, mask = padded(rows, torch.device("cpu"))
+    for settings in (SearchSettings(beam=1, max_extra=5), SearchSettings(beam=4, max_extra=5)):
+        first, second = (
+            [[hypothesis.tokens for hypothesis in row] for row in generate(ModelStepper(each), src, mask, settings)]
+            for each in (network, read)
+        )
+        assert first == second
+
+
+def test_settings_and_arrays_are_as_marian_writes_them(exported: Path) -> None:
+    with np.load(exported / "there" / "model.npz") as file:
+        items = dict(file)
+    text = items.pop("special:model.yml")
+    assert text.dtype == np.int8 and bytes(text).endswith(b"\0") and b"type: " in bytes(text)
+    for array in items.values():
+        assert array.dtype == np.float32 and array.ndim == 2 and array.flags["C_CONTIGUOUS"]
+    facts = json.loads((exported / "there" / "export.json").read_text())
+    assert facts["format"] == "marian" and facts["tokenizer"]["source"] == 0
+
+
+@pytest.mark.parametrize("name", ["ssru", "two vocabularies"])
+def test_the_export_of_an_import_is_the_model(name: str, tmp_path: Path) -> None:
+    """Every weight is that of the original, bit by bit, but the logit of `<unk>`, which Marian never generates."""
+    lines = write_lines(tmp_path / "lines.txt", LINES[1:4])
+    first = marian_model(tmp_path / "first", name)
+    import_model(first, tmp_path / "model", lines)
+    export(tmp_path / "model", tmp_path / "second", "marian", check=lines)
+    with np.load(first / "model.npz") as one, np.load(tmp_path / "second" / "model.npz") as two:
+        for item in (set(one) | set(two)) - {"special:model.yml"}:
+            if item not in one:
+                assert item == "decoder_ff_logit_out_b" and not two[item].any()
+                continue
+            kept = np.ones(one[item].shape, bool)
+            if item == "decoder_ff_logit_out_b":
+                kept[0, UNK] = False
+            assert np.array_equal(one[item][kept], two[item][kept]), item
+    for file in first.glob("*.spm"):
+        assert (tmp_path / "second" / file.name).read_bytes() == file.read_bytes()
+    import_model(tmp_path / "second", tmp_path / "back", lines)
+    before, after = (unique_tensors(loaded(tmp_path / each)[0]) for each in ("model", "back"))
+    assert before.keys() == after.keys() and all(torch.equal(before[each], after[each]) for each in before)
+
+
+def test_a_list_of_pieces_is_exported(tmp_path: Path) -> None:
+    source = marian_model(tmp_path / "source", "attention")
+    import sentencepiece as spm
+
+    model = (source / "vocab.spm").read_bytes()
+    processor = spm.SentencePieceProcessor(model_proto=model)
+    pieces = [processor.id_to_piece(i) for i in range(2, processor.get_piece_size())]
+    listed = {"</s>": 0, "<unk>": 1} | {piece: i + 2 for i, piece in enumerate([*reversed(pieces[1:]), "<s>"])}
+    (source / "model.vocab.yml").write_text(json.dumps(listed))
+    (source / "source.spm").write_bytes(model)
+    (source / "vocab.spm").rename(source / "target.spm")
+    lines = write_lines(tmp_path / "lines.txt", LINES[1:4])
+    import_model(source, tmp_path / "model", lines)
+    export(tmp_path / "model", tmp_path / "there", "marian", check=lines)
+    found = MarianCheckpoint(tmp_path / "there" / "model.npz")
+    assert [found.pieces(path) for path in found.vocabularies] == [listed, listed]
+    import_model(tmp_path / "there", tmp_path / "back", lines)
+    ours, read = (loaded(tmp_path / name)[1] for name in ("model", "back"))
+    assert ours.files() == read.files()
+
+
+def test_all_reasons_of_a_refusal_are_listed(tmp_path: Path) -> None:
+    document = small_document(tmp_path / "data")
+    document["model"] |= {
+        "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "gated": True, "bias": False, "n_kv_heads": 1,
+        "d_key": 4, "normalize_embeddings": True, "scale_embeddings": False, "activation": "sigmoid",
+    }  # fmt: skip
+    config, tokenizer = parse_config(document), tiny_tokenizer()
+    reasons = "\n".join(marian.unsupported(config, tokenizer))
+    for key in ("norm.kind", "position.kind", "gated", "bias", "n_kv_heads", "d_key", "scale_embeddings"):
+        assert f"{key} = " in reasons
+    document["model"] |= {"order": "pre"}
+    assert "normalizes only the queries" in "\n".join(marian.unsupported(parse_config(document), tokenizer))
+    plain = parse_config(small_document(tmp_path / "data"))
+    reasons = "\n".join(marian.unsupported(plain, tokenizer))
+    assert "norm.eps = 1e-05; Marian supports 1e-06" in reasons and "position.full_range = False" in reasons
+    save_model(tmp_path / "model", plain, tokenizer, unique_tensors(build_for(plain, tokenizer)), {"step": 0})
+    with pytest.raises(UsageError, match=r"Marian does not support this model:[\s\S]*norm.eps"):
+        export(tmp_path / "model", tmp_path / "out", "marian")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"order": "pre", "decoder_self": "ssru"}, {"decoder_self": "ssru"}], ids=["pre", "post"]
+)
+def test_a_start_that_marian_lacks_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="its decoder starts with a learned embedding"):
+        export(random_model(tmp_path, "tied", **changes), tmp_path / "out", "marian")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_weight_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = marian._from_zero
+
+    def wrong(*args: Any) -> Any:
+        tensors = original(*args)
+        return tensors | {"encoder_l1_self_bq": tensors["encoder_l1_self_bq"] * 0}
+
+    monkeypatch.setattr(marian, "_from_zero", wrong)
+    lines = write_lines(tmp_path / "lines.txt", ["one two", "three"])
+    with pytest.raises(DragomanError, match="parity not met, nothing was written"):
+        export(random_model(tmp_path, "tied"), tmp_path / "out", "marian", check=lines)
+    assert not (tmp_path / "out").exists()
+
+
+# -------------------------------------------------------------------------------------------------------- Marian itself
+
+
+def test_marian_generates_the_same_tokens(exported: Path) -> None:
+    """Greedy search of Marian 1.12 in the package `pymarian`."""
+    package = pytest.importorskip("pymarian", reason="needs: pip install pymarian (600 MB)")
+    _, tokenizer = loaded(exported / "model")
+    checkpoint = MarianCheckpoint(exported / "there" / "model.npz")
+    network, vocabulary, config = load_network(exported / "model")
+    assert isinstance(network, Model) and isinstance(vocabulary, Tokenizer)
+    from dragoman.formats.target import ExportSource
+
+    runtime = DefinitionRuntime(checkpoint, marian._vocabulary(ExportSource(network, vocabulary, config)))
+    theirs = package.Translator(
+        config=str(exported / "there" / "decoder.yml"), beam_size=1, cpu_threads=1, quiet=True, max_length_factor=2,
+        allow_special=True,
+    )  # fmt: skip
+    lines = [source for source, _ in digit_pairs(12, seed=7)]
+    same = 0
+    for line, text in zip(lines, theirs.translate(lines), strict=True):
+        ids = tokenizer.encode_source(line)
+        ((ours,),) = runtime.search([ParityCase(ids, [])], 1, 0, 2 * len(ids))
+        same += tokenizer.decode_target([token for token in ours if token != EOS]).strip() == text.strip()
+    assert same >= len(lines) - 1  # random weights generate bytes that are not UTF-8, which Marian may leave out
+
+
+def test_the_code_in_the_readme_runs(
+    exported: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pymarian", reason="needs: pip install pymarian (600 MB)")
+    (code,) = re.findall(r"```python\n(.*?)```", (exported / "there" / "README.md").read_text(), flags=re.S)
+    monkeypatch.chdir(exported / "there")
+    exec(code, {})
+    assert capfd.readouterr().out.endswith("\n")

@@ -101,7 +101,9 @@ function paint(canvas, values, n, m, positive = "--first", negative = "--second"
   return canvas;
 }
 
-const scaleOfColours = () => el("div", { class: "colour-scale" }, el("span", {}, "0"), el("i", {}), el("span", {}, "100 %"), el("small", {}, both("(colour: square root of the weight)", "（颜色深浅按权重的平方根）")));
+// kind: "weights" or "probabilities"; the lens has paler colours, because text stands on them.
+const scaleOfColours = (kind) => el("div", { class: `colour-scale ${kind}` }, el("span", {}, "0"), el("i", {}), el("span", {}, "100 %"), el("small", {}, kind === "weights"
+  ? both("(colour: square root of the weight)", "（颜色深浅按权重的平方根）") : both("(colour: square root of the probability)", "（颜色深浅按概率的平方根）")));
 
 // ---- heat map -------------------------------------------------------------------------------------------------------
 

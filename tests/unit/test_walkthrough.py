@@ -269,7 +269,7 @@ def test_the_row_of_a_fused_matrix_is_explained() -> None:
 
 def test_formulas_with_words_have_a_chinese_version() -> None:
     for entry in ENTRIES.values():
-        words = {word for word in re.findall(r"[a-z]{4,}", entry.formula)}
+        words = set(re.findall(r"[a-z]{4,}", entry.formula))
         known = {"tanh", "softmax", "logits", "model", "class", "patches", "window", "norm", "shares"}
         assert words <= known or entry.formula_zh, entry.formula
         assert not re.findall(r"\b(before|after|row by row|new)\b", entry.formula_zh)

@@ -27,9 +27,10 @@ def render(template: str, *, language: str = "auto", **values: Any) -> str:
     """Return the template `pages/<template>` filled with `values`; texts are escaped, an unknown name is an error.
 
     A template that extends `shell.html` sets `data_id`, `styles` and `scripts` (file names in `pages/`) and needs the
-    values `title` and `data`; its scripts define `start` and read `data` from the element `data_id`.  language: in which
-    the page opens, "en", "zh", or "auto" for that of the reader's browser; the reader can switch it.  Raises UsageError
-    for another one.
+    values `title` and `data`; its scripts define `start` and read `data` from the element `data_id`.
+
+    language: in which the page opens, "en", "zh", or "auto" for that of the reader's browser; the reader can switch it.
+    Raises UsageError for another one.
     """
     check_language(language)
     return _environment().get_template(template).render(language=language, **values)

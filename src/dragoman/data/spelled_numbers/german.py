@@ -37,7 +37,9 @@ class German(TargetLanguage):
     word_order = (
         "German puts the unit before the ten (twenty-four is vier-und-zwanzig), so the lines of such a pair cross."
     )
-    word_order_zh = "德语把个位放在十位之前（twenty-four 是 vier-und-zwanzig，即“四和二十”），所以这类句对的连线会交叉。"
+    word_order_zh = (
+        "德语把个位放在十位之前（twenty-four 是 vier-und-zwanzig，即“四和二十”），所以这类句对的连线会交叉。"
+    )
 
     def cardinal(self, number: int) -> str:
         return _spell(number, "cardinal")

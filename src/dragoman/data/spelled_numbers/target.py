@@ -12,7 +12,9 @@ __all__ = ["TargetLanguage"]
 class TargetLanguage(ABC):
     """Spelling of numbers and dates, with exactly one text per number, and per date and form.
 
-    code, name, name_zh: of the language, the last in Chinese.  tokenizer: the section [tokenizer] of a small model.  max_ratio: data.filter.max_ratio
+    code, name, name_zh: of the language, the last in Chinese.
+
+    tokenizer: the section [tokenizer] of a small model.  max_ratio: data.filter.max_ratio
     with which no pair is dropped.  word_order, word_order_zh: a sentence on how it differs from English.
     """
 

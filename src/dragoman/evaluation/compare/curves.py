@@ -17,8 +17,9 @@ MOST_POINTS = 200
 _LOSSES = ("valid_loss", "loss", "perplexity", "bits_per_character")
 _TITLES = {"loss": "training loss", "valid_loss": "validation loss", "bleu": "BLEU", "chrf": "chrF", "f1": "F1"}
 _CHINESE = {
-    "training loss": "训练损失", "validation loss": "验证损失", "perplexity": "困惑度", "bits per character": "每字符比特数",
-    "exact match": "完全匹配率", "accuracy": "准确率", "precision": "精确率", "recall": "召回率",
+    "training loss": "训练损失", "validation loss": "验证损失", "perplexity": "困惑度",
+    "bits per character": "每字符比特数", "exact match": "完全匹配率",
+    "accuracy": "准确率", "precision": "精确率", "recall": "召回率",
 }  # fmt: skip
 
 
@@ -28,7 +29,11 @@ def panels(comparison: RunComparison, charts: dict[str, Any]) -> Iterator[dict[s
     losses = [key for key in _LOSSES if key in keys]
     scores = [key for key in keys if key not in _LOSSES]
     close = {"close": _pair("close-up", "局部放大")}
-    log, linear, full = _pair("log scale", "对数刻度"), _pair("linear scale", "线性刻度"), _pair("full range", "完整范围")
+    log, linear, full = (
+        _pair("log scale", "对数刻度"),
+        _pair("linear scale", "线性刻度"),
+        _pair("full range", "完整范围"),
+    )
     for title, metrics, views in (
         (_pair("Loss", "损失"), losses, {"log": log, "linear": linear, **close}),
         (_pair("Scores", "得分"), scores, {"linear": full, **close}),

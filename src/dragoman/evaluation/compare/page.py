@@ -41,7 +41,9 @@ def _duration(seconds: float) -> str:
 class Column:
     """One number of every group.
 
-    title, chinese: in English and Chinese.  better: +1 if larger is better, -1 if smaller is, 0 for a cost.  bar: the page draws a bar.  brief: the table in the
+    title, chinese: its name in both languages.
+
+    better: +1 if larger is better, -1 if smaller is, 0 for a cost.  bar: the page draws a bar.  brief: the table in the
     terminal has the column.
     """
 
@@ -120,7 +122,7 @@ def differences(group: Group, comparison: RunComparison) -> list[str]:
 
 
 def best_groups(comparison: RunComparison, column: Column) -> list[Group]:
-    """Return the groups with the best number; none for a cost, if all are equal, or if they were measured differently."""
+    """Return the groups with the best number; none for a cost, if all are equal, or if the data differ."""
     if not _is_comparable(comparison, column):
         return []
     having = [group for group in comparison.groups if column.key in group.numbers]
@@ -140,7 +142,9 @@ def _is_comparable(comparison: RunComparison, column: Column) -> bool:
 def _differing_data(comparison: RunComparison) -> list[str]:
     """Return the keys of the data in which the groups differ; filters apply to the training pairs only."""
     return [
-        key for key in comparison.differing if key.startswith("data.") and not key.startswith(("data.filter.", "data.max_"))
+        key
+        for key in comparison.differing
+        if key.startswith("data.") and not key.startswith(("data.filter.", "data.max_"))
     ]
 
 

@@ -54,9 +54,7 @@ def _cells(head: Head, aligned: bool, cost: bool) -> list[str]:
     return cells + (["–" if head.cost is None else f"{head.cost:+.4f}"] if cost else [])
 
 
-def write_atlas(
-    path: Path, atlas: Atlas, examples: Sequence[AtlasExample], model: str, language: str = "auto"
-) -> Path:
+def write_atlas(path: Path, atlas: Atlas, examples: Sequence[AtlasExample], model: str, language: str = "auto") -> Path:
     """Write the page of a model named `model`, which opens in `language` (see `render`), atomically; return `path`.
 
     Raises DragomanError if it cannot be written.

@@ -56,9 +56,9 @@ def walkthrough(
     The network is not changed, and every number is one that it computed.  "steps" are in order, each with id, part
     ("forward", "backward", "update"), box, title, formula, source, note, uses (pairs of a quantity's name and "value"
     or "gradient") and tensors: name, symbol, kind, head, shape, axes, values, the labels of rows and columns (None:
-    numbered from 0), "shown" if a side is truncated, such as [8, 512, "feature"], and "nominal" for ids.  A formula with
-    words has a Chinese version "formula_zh".  Texts are {"en", "zh"}.  Raises
-    UsageError with the complete list of problems.
+    numbered from 0), "shown" if a side is truncated, such as [8, 512, "feature"], and "nominal" for ids.  A formula
+    with words has a Chinese version "formula_zh".  Texts are {"en", "zh"}.  Raises UsageError with the complete list
+    of problems.
     """
     pair = TrainingPair(src, src_mask, tgt_in, targets)
     problems = _pair_problems(network, pair, labels)

@@ -125,7 +125,9 @@ def _input_step(q: Quantities, site: _TapSite) -> WalkthroughStep:
     if isinstance(q.network, Vision):
         return WalkthroughStep("src", ENTRIES["patches"], (q.patches("src", q.pair.src[0], q.labels.source),))
     if site.parent.startswith("encoder"):
-        return WalkthroughStep("src", ENTRIES["source"], (q.column("src", "id", q.pair.src[0], q.labels.source, nominal=True),))
+        return WalkthroughStep(
+            "src", ENTRIES["source"], (q.column("src", "id", q.pair.src[0], q.labels.source, nominal=True),)
+        )
     ids = q.column("tgt_in", "id", q.pair.tgt_in[0], q.labels.target_in, nominal=True)
     return WalkthroughStep("tgt_in", ENTRIES["target"], (ids,))
 

@@ -29,7 +29,7 @@ suppress_warnings = ["myst.header"]  # pages of GitHub may start below the first
 locale_dirs = ["../locale"]
 gettext_compact = False
 gettext_location = False
-gettext_additional_targets = ["literal-block", "image"]
+gettext_additional_targets = ["image"]
 
 html_theme = "furo"
 html_title = "Dragoman"

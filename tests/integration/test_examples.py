@@ -17,6 +17,7 @@ from marian_checkpoints import marian_checkpoint
 from small_run import Cli, digit_pairs, write_lines
 
 ROOT = Path(__file__).parents[2]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SMALL = """
 [tokenizer]
@@ -31,12 +32,12 @@ def blocks(path: Path, language: str) -> list[str]:
 
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the README speaks of, and its configuration made small."""
+    """A folder with the files that the tutorial speaks of, and its configuration made small."""
     pairs = digit_pairs(240)
     for name, some in (("train", pairs[:200]), ("valid", pairs[200:220]), ("test", pairs[220:])):
         write_lines(tmp_path / f"{name}.en", [s for s, _ in some])
         write_lines(tmp_path / f"{name}.de", [t for _, t in some])
-    (text,) = [b for b in blocks(ROOT / "README.md", "toml") if "[data]" in b]
+    (text,) = [b for b in blocks(TUTORIAL, "toml") if "[data]" in b]
     assert 'budget = "20 min"' in text and "d_model = 192" in text
     text = text.replace("d_model = 192", "d_model = 24").replace("d_ff = 320", "d_ff = 8")
     text = text.replace('"20 min"', '"6 steps"\nschedule.warmup = 2')
@@ -45,10 +46,10 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_readme_walk_from_text_to_translator(
+def test_tutorial_from_text_to_translator(
     workshop: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    shells = blocks(ROOT / "README.md", "sh")
+    shells = blocks(TUTORIAL, "sh")
     (walk,) = [b for b in shells if "dragoman doctor" in b]
     (look,) = [b for b in shells if "dragoman explain" in b]
     cli = Cli(monkeypatch, capsysbinary)
@@ -70,8 +71,10 @@ def test_readme_walk_from_text_to_translator(
     assert all((workshop / page).stat().st_size > 10_000 for page in ("explain.html", "atlas.html"))
 
     namespace: dict[str, object] = {}
-    for block in blocks(ROOT / "README.md", "python"):
+    for block in blocks(TUTORIAL, "python"):
         exec(block, namespace)
+    for block in blocks(ROOT / "README.md", "python"):
+        exec(block, {})
     out = capsysbinary.readouterr().out
     assert b"decoder.layers.2.cross_attn.weights" in out and b"(1, 6, " in out
 
@@ -80,7 +83,8 @@ def test_readme_walk_from_own_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     (walk,) = [b for b in blocks(ROOT / "README.md", "sh") if "dragoman new" in b]
-    new, train, translate = (line.split("   #")[0].strip() for line in walk.strip().split("\n"))
+    assert blocks(TUTORIAL, "sh")[1] in walk
+    new, train, translate, explain = (line.split("   #")[0].strip() for line in walk.strip().split("\n"))
     pairs = digit_pairs(400)
     write_lines(tmp_path / "corpus.en", [s for s, _ in pairs])
     write_lines(tmp_path / "corpus.de", [t for _, t in pairs])
@@ -94,6 +98,8 @@ def test_readme_walk_from_own_text(
     said, _, call = translate.rpartition("|")
     code, out, err = cli(*shlex.split(call)[1:], stdin=shlex.split(said)[1].encode() + b"\n")
     assert code == 0 and out.count(b"\n") == 1, err
+    code, _, err = cli(*shlex.split(explain)[1:])
+    assert code == 0 and (tmp_path / "explain.html").stat().st_size > 10_000, err
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, which computes what an import is compared with
@@ -105,7 +111,7 @@ def test_documents_in_python(
     marian_checkpoint(workshop / "opus-mt-en-de", "one layer, unscaled")
     ran = 0
     for path in DOCUMENTS[1:]:
-        if path.parent.name == "learn":  # their blocks build on each other: test_lessons.py
+        if path.parent.name == "learn" or path == TUTORIAL:  # their blocks build on each other; they have own tests
             continue
         for block in blocks(path, "python"):
             exec(block, {})
@@ -138,8 +144,8 @@ def data_for(model: dict[str, Any]) -> dict[str, Any]:
     return {"train": [{"source": "a", "target": "b"}]}
 
 
-def test_readme_names_the_recipes_that_exist() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_tutorial_names_the_recipes_that_exist() -> None:
+    text = TUTORIAL.read_text(encoding="utf-8")
     for recipe in (ROOT / "recipes").glob("*.toml"):
         assert recipe.name in text, recipe.name
 

@@ -69,8 +69,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, some in (("train", pairs[:200]), ("valid", pairs[200:220]), ("test", pairs[220:])):
         write_lines(folder / f"{name}.en", [s for s, _ in some])
         write_lines(folder / f"{name}.de", [t for _, t in some])
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (text,) = [b for b in re.findall(r"^```toml\n(.*?)^```", readme, flags=re.M | re.S) if "[data]" in b]
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    (text,) = [b for b in re.findall(r"^```toml\n(.*?)^```", tutorial, flags=re.M | re.S) if "[data]" in b]
     for old, new in (
         ("d_model = 192", "d_model = 24"), ("d_ff = 320", "d_ff = 8"), ("_layers = 4", "_layers = 1"),
         ("_layers = 3", "_layers = 1"), ('"20 min"', '"6 steps"\nschedule.warmup = 2'),

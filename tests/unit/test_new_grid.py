@@ -32,6 +32,7 @@ def test_the_guide_states_the_rules_of_the_code(grid: ModuleType) -> None:
     *smaller, largest = (f"{size.d_model} × {size.layers}" for size in choice.SIZES)
     assert f"{', '.join(smaller)} and {largest}" in text
     assert f"sees {choice.TOKENS_PER_WEIGHT:g} training tokens per weight" in text
+    assert f"√(tokens per pair / {choice.SHORT_PAIR}) if the pairs have more than {choice.SHORT_PAIR} tokens" in text
     assert f"at most {choice.PARAMETERS_PER_TOKEN:g} parameters per token" in text
 
 

@@ -11,6 +11,7 @@ import pytest
 from dragoman.config import parse_config
 from dragoman.models.size import count_parameters
 from dragoman.planning.choice import (
+    SHORT_PAIR,
     SIZES,
     CorpusFacts,
     Setting,
@@ -29,7 +30,7 @@ from dragoman.planning.measurement import corpus_facts
 from dragoman.training import plan
 from dragoman.training.plan import Forecast, forecast_problems, is_insufficient
 
-FACTS = CorpusFacts(100_000, ("en", "fr"), (20_000, 30_000), (90, 120), True, tokens_per_pair=20.0)
+FACTS = CorpusFacts(100_000, ("en", "fr"), (20_000, 30_000), (90, 120), True, 80.0, tokens_per_pair=20.0)
 SPEEDS = [Speed(size, 8e9 / (size.weights + 5e5), size.weights + 8000 * size.d_model) for size in SIZES]
 """Speeds of a machine that needs the same time for every weight."""
 SMALLEST = Speed(SIZES[0], 10_000.0, 1_400_000)
@@ -51,7 +52,17 @@ def test_more_time_gives_a_larger_model() -> None:
 def test_each_model_but_the_smallest_sees_enough_tokens() -> None:
     for seconds in (60, 600, 6000, 60_000):
         speed, _ = choose_size(FACTS, SPEEDS, seconds)
-        assert speed.size is SIZES[0] or seconds * speed.tokens_per_second > enough_tokens(speed.size)
+        assert speed.size is SIZES[0] or seconds * speed.tokens_per_second > enough_tokens(
+            speed.size, FACTS.tokens_per_pair
+        )
+
+
+def test_longer_sentences_give_a_smaller_model() -> None:
+    four_times = replace(FACTS, tokens_per_pair=4 * SHORT_PAIR)
+    for size in SIZES:
+        assert enough_tokens(size, four_times.tokens_per_pair) == pytest.approx(2 * enough_tokens(size, SHORT_PAIR))
+        assert enough_tokens(size, SHORT_PAIR / 2) == enough_tokens(size, SHORT_PAIR)
+    assert chosen(2400, four_times).weights < chosen(2400).weights
 
 
 def test_a_small_corpus_limits_the_model() -> None:
@@ -169,6 +180,8 @@ def test_weights_of_a_size_are_those_of_its_layers() -> None:
 def test_more_pairs_allow_more_tokens(pairs: int, expected: int) -> None:
     facts = replace(FACTS, pairs=pairs, distinct=(50_000, 60_000))
     assert values(choose_vocabulary(facts))["tokenizer.vocab_size"] == expected
+    half_as_long = replace(facts, pairs=2 * pairs, bytes_per_pair=FACTS.bytes_per_pair / 2)
+    assert choose_vocabulary(half_as_long) == choose_vocabulary(facts)  # it is the amount of text that counts
 
 
 def test_a_small_text_limits_the_vocabulary() -> None:
@@ -186,7 +199,7 @@ def test_facts_of_a_text() -> None:
     sample = [("a b", "b c"), ("a d", "e")]
     facts = corpus_facts(sample, 8, ("en", "fr"))
     assert facts.distinct == (6, 6)  # 3 words each in a quarter of the text
-    assert facts.characters == (4, 4) and not facts.common_script
+    assert facts.characters == (4, 4) and not facts.common_script and facts.bytes_per_pair == 5.0
     assert corpus_facts([("abc", "bca")], 1, ("en", "fr")).common_script
 
 

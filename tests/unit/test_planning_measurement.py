@@ -46,7 +46,7 @@ def measured(tmp_path: Path, seconds: float) -> tuple[CorpusFacts, list[Speed], 
 def test_sizes_are_measured_until_one_is_too_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Machine(monkeypatch)
     for count in (1, 2, 3):
-        seconds = enough_tokens(SIZES[count - 1]) / 1000 - 1  # of the last one it sees too few tokens
+        seconds = enough_tokens(SIZES[count - 1], 0.0) / 1000 - 1  # of the last one it sees too few tokens
         facts, speeds, said = measured(tmp_path, seconds)
         assert [speed.size for speed in speeds] == list(SIZES[:count]) and len(said) == count
     assert speeds[0].tokens_per_second == 1000.0 and speeds[0].parameters == 5000

@@ -209,7 +209,8 @@ Schedule = Annotated[
 class LoRAConfig(Section):
     """Low-rank adaptation (Hu et al. 2021): W becomes W + alpha / rank * B A.
 
-    Only A and B are trained.  A (rank, in) is random, B (out, rank) is 0 at the start.  The saved model contains the sum.
+    Only A and B are trained.  A (rank, in) is random, B (out, rank) is 0 at the start.  The saved model contains the
+    sum.
     """
 
     rank: limits.Rank = Field(8, description="rows of A and columns of B", examples=[16])

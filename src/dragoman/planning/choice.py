@@ -17,6 +17,8 @@ __all__ = ["SIZES", "CorpusFacts", "Setting", "Size", "Speed", "Training", "choo
 
 TOKENS_PER_WEIGHT = 4.1
 """Training tokens per weight of the layers that a size needs to be better than the next smaller one, with Muon."""
+SHORT_PAIR = 30
+"""Tokens per pair above which a size needs more: alignments of longer sentences are learned later."""
 _TRAINED_SHARE = 0.93
 """Share of the budget that is used for steps; validation and saving use the rest."""
 _STEPS = 5000
@@ -64,9 +66,9 @@ SIZES = tuple(Size(*size) for size in ((128, 1), (128, 2), (128, 4), (192, 4), (
 class CorpusFacts:
     """Statistics of the training pairs.
 
-    tokens_per_pair: of both sides, measured with the chosen vocabulary.  distinct: words of source and target in the
-    sample.  characters: distinct characters of source and target.  common_script: whether the two sides share letters.
-    replaced: whether the default normalization changes many target lines.
+    bytes_per_pair: of both sides, UTF-8.  tokens_per_pair: of both sides, with the chosen vocabulary.  distinct: words
+    of source and target in the sample.  characters: distinct characters of source and target.  common_script: whether
+    the two sides share letters.  replaced: whether the default normalization changes many target lines.
     """
 
     pairs: int
@@ -74,6 +76,7 @@ class CorpusFacts:
     distinct: tuple[int, int]
     characters: tuple[int, int]
     common_script: bool
+    bytes_per_pair: float
     replaced: bool = False
     tokens_per_pair: float = 0.0
 
@@ -81,6 +84,11 @@ class CorpusFacts:
     def tokens(self) -> float:
         """Tokens per epoch."""
         return self.pairs * self.tokens_per_pair
+
+    @property
+    def megabytes(self) -> float:
+        """Size of the text in UTF-8, in which a Chinese character counts as three letters."""
+        return self.pairs * self.bytes_per_pair / 1e6
 
 
 @dataclass(frozen=True)
@@ -104,15 +112,15 @@ class Training:
 
 def choose_vocabulary(facts: CorpusFacts) -> list[Setting]:
     """Return the settings of the section [tokenizer]."""
-    table = ((5_000, 2000), (20_000, 4000), (300_000, 8000), (3_000_000, 16000))
-    usual = next((size for pairs, size in table if facts.pairs < pairs), 32000)
+    table = ((0.3, 2000), (1.5, 4000), (30, 8000), (300, 16000))
+    usual = next((size for megabytes, size in table if facts.megabytes < megabytes), 32000)
     sides = [_vocabulary_size(usual, facts.distinct[i], facts.characters[i]) for i in (0, 1)]
     if facts.common_script:
         size = _vocabulary_size(usual, max(facts.distinct), max(facts.characters))
         settings = [
             Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words are several."),
             Setting("tokenizer.shared", True, "Both languages use the same letters, so one vocabulary serves both."),
-            Setting("tokenizer.vocab_size", size, _vocabulary_reason(facts.pairs)),
+            Setting("tokenizer.vocab_size", size, _vocabulary_reason(facts.megabytes)),
         ]
         if facts.replaced:
             settings.append(Setting("tokenizer.normalization", "identity", _IDENTITY))
@@ -120,9 +128,9 @@ def choose_vocabulary(facts: CorpusFacts) -> list[Setting]:
     settings = [
         Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words are several."),
         Setting("tokenizer.shared", False, "The languages have different letters: one vocabulary for each."),
-        Setting("tokenizer.vocab_size", sides[0], _vocabulary_reason(facts.pairs)),
+        Setting("tokenizer.vocab_size", sides[0], _vocabulary_reason(facts.megabytes)),
         Setting("tokenizer.target.kind", "bpe", "Settings of the target's vocabulary."),
-        Setting("tokenizer.target.vocab_size", sides[1], _vocabulary_reason(facts.pairs)),
+        Setting("tokenizer.target.vocab_size", sides[1], _vocabulary_reason(facts.megabytes)),
     ]
     if facts.replaced:
         settings.append(Setting("tokenizer.target.normalization", "identity", _IDENTITY))
@@ -132,8 +140,8 @@ def choose_vocabulary(facts: CorpusFacts) -> list[Setting]:
 _IDENTITY = "The default normalization would change many target lines, for example full-width punctuation."
 
 
-def _vocabulary_reason(pairs: int) -> str:
-    return f"For {pairs:,} pairs: each token must occur often enough to be learned."
+def _vocabulary_reason(megabytes: float) -> str:
+    return f"For {megabytes:,.1f} MB of text: each token must occur often enough to be learned."
 
 
 def _vocabulary_size(usual: int, distinct: int, characters: int) -> int:
@@ -143,9 +151,9 @@ def _vocabulary_size(usual: int, distinct: int, characters: int) -> int:
     return size - size % 100 if size >= 1000 else size
 
 
-def enough_tokens(size: Size) -> float:
+def enough_tokens(size: Size, tokens_per_pair: float) -> float:
     """Return the number of training tokens that a size needs to be better than the next smaller one."""
-    return TOKENS_PER_WEIGHT * size.weights
+    return TOKENS_PER_WEIGHT * size.weights * max(1.0, math.sqrt(tokens_per_pair / SHORT_PAIR))
 
 
 def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> tuple[Speed, str]:
@@ -158,10 +166,11 @@ def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> 
                 f"parameters for {facts.tokens / 1e6:,.2f} M tokens (at most {PARAMETERS_PER_TOKEN:g} per token)"
             )
         tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
-        if tokens < enough_tokens(speed.size):
+        needed = enough_tokens(speed.size, facts.tokens_per_pair)
+        if tokens < needed:
             return chosen, (
                 f"{_rank(chosen, speeds)} for this time; {speed.size} would see {tokens / 1e6:,.1f} M tokens, and "
-                f"needs about {enough_tokens(speed.size) / 1e6:,.0f} M"
+                f"needs about {needed / 1e6:,.1f} M"
             )
         chosen = speed
     if chosen.size == SIZES[-1]:

@@ -55,6 +55,7 @@ def corpus_facts(sample: Sequence[tuple[str, str]], pairs: int, languages: tuple
         (round(growth * len(words[0])), round(growth * len(words[1]))),
         (len(characters[0]), len(characters[1])),
         common,
+        sum(len(text.encode()) for pair in sample for text in pair) / max(1, len(sample)),
     )
 
 
@@ -87,7 +88,7 @@ def measure_speeds(
         cores = max(cores, timing.cores)
         speeds.append(Speed(size, timing.tokens_per_second, timing.parameters))
         log(f"speed: {size}: {timing.tokens_per_second:,.0f} tokens/s ({timing.steps} steps)")
-        if seconds * timing.tokens_per_second < enough_tokens(size):
+        if seconds * timing.tokens_per_second < enough_tokens(size, facts.tokens_per_pair):
             break
     if problem := busy_machine(cores):
         log(f"warning: {problem}; on an idle machine training is faster, and a larger model may be better")

@@ -1,0 +1,62 @@
+"""The Chinese pages say the same as the English ones: same code, links, formulas and numbers, and nothing missing.
+
+The headings, tables and code blocks of both languages are those of the same file; only text is translated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pofile = pytest.importorskip("babel.messages.pofile", reason="needs Babel, of the extra docs")
+LOCALE = Path(__file__).resolve().parents[2] / "docs" / "locale" / "zh_CN" / "LC_MESSAGES"
+PAGES = sorted(path.relative_to(LOCALE).as_posix() for path in LOCALE.rglob("*.po"))
+_PARTS = {
+    "code": re.compile(r"`[^`]+`"),
+    "link": re.compile(r"\]\([^)]*\)"),
+    "formula": re.compile(r"\$[^$]+\$"),
+    "number": re.compile(r"(?<![A-Za-z\d])\d(?:[\d,.]*\d)?"),
+}
+
+
+def parts(text: str) -> tuple[dict[str, Counter[str]], str]:
+    """Return the code, links, formulas and numbers of a text (each found after removing those before), and the rest."""
+    found = {}
+    for name, pattern in _PARTS.items():
+        found[name] = Counter(pattern.findall(text))
+        text = pattern.sub(" ", text)
+    return found, text
+
+
+def messages(page: str) -> list[tuple[str, str, bool]]:
+    """Return (English, Chinese, whether the English text has changed since) of each message of a page."""
+    with (LOCALE / page).open("rb") as file:
+        catalog = pofile.read_po(file, locale="zh_CN")
+    return [(message.id, message.string, message.fuzzy) for message in catalog if message.id]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_chinese_page_is_complete_and_equal(page: str) -> None:
+    problems = []
+    for english, chinese, changed in messages(page):
+        there, words = parts(english)
+        if not chinese or changed:
+            if re.search(r"[A-Za-z]{2}", words):
+                problems.append(f"not translated: {english}")
+        elif there != (here := parts(chinese)[0]):
+            different = {name: (there[name], here[name]) for name in there if there[name] != here[name]}
+            problems.append(f"{different} in: {chinese}")
+    assert not problems, "\n".join(problems)
+
+
+def test_differences_are_found() -> None:
+    assert parts("see `a`, [b](c.md#d) and $x = 1$: 2,000 in v3")[0] == {
+        "code": Counter(["`a`"]),
+        "link": Counter(["](c.md#d)"]),
+        "formula": Counter(["$x = 1$"]),
+        "number": Counter(["2,000"]),
+    }
+    assert parts("2,000 pairs")[0] == parts("2,000 个句对")[0] != parts("2,001 个句对")[0]

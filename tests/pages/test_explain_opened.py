@@ -211,10 +211,10 @@ def test_sixty_tokens_through_six_and_six_layers_of_eight_heads(page: Page, long
     assert page.too_wide() == []
 
 
-def test_forty_words_at_360_pixels_keep_the_names_of_their_rows(page: Page, tmp_path: Path) -> None:
-    words = " ".join(["one two seven four"] * 10)
+def test_a_long_sentence_at_360_pixels_keeps_the_names_of_its_rows(page: Page, tmp_path: Path) -> None:
+    source = of_length(SOURCE_WORDS, 60, tiny_tokenizer().encode_source)
     page.size(360, 740)
-    page.open(write_explanation(tmp_path / "explain.html", explain(loaded("transformer"), words)))
+    page.open(write_explanation(tmp_path / "explain.html", explain(loaded("transformer"), source)))
     assert page.too_wide() == [] and page.too_small() == []
     left, right = page.run(
         "const map = document.querySelector('#attention .heat'), around = map.parentElement;"

@@ -103,10 +103,10 @@ class Page:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
-    def prefer(self, feature: str, value: str) -> None:
-        """What the reader's system asks for, such as ("prefers-color-scheme", "dark")."""
+    def prefer(self, feature: str, value: str, medium: str = "") -> None:
+        """What the reader's system asks for, such as ("prefers-color-scheme", "dark"); medium: "print" for paper."""
         features = [{"name": feature, "value": value}]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features, "media": medium})
 
     def language(self, code: str) -> None:
         """The reader's language, from the next `open` on."""

@@ -68,6 +68,15 @@ def test_a_chosen_head_is_shown_with_its_numbers(
     assert page.errors() == []
 
 
+def test_the_page_opens_on_the_head_whose_ablation_costs_most(
+    page: Page, made: tuple[Atlas, list[AtlasExample]], written: Path
+) -> None:
+    costs = [head.cost or 0.0 for head in made[0].heads]
+    page.open(written)
+    (pressed,) = page.all("button.head[aria-pressed='true']")
+    assert int(pressed.get_attribute("data-head") or -1) == costs.index(max(costs))
+
+
 def test_the_table_sorts_and_leads_to_the_head(
     page: Page, made: tuple[Atlas, list[AtlasExample]], written: Path
 ) -> None:

@@ -4,58 +4,21 @@ from __future__ import annotations
 
 import base64
 import itertools
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from page_samples import MODELS, explained, loaded
 
-from dragoman.config import parse_config
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
-from dragoman.interpret.explain.cases import LoadedModel
+from dragoman.errors import UsageError
 from dragoman.interpret.explain.explain import Explanation, explain, write_explanation
-from dragoman.models.build import build_model
 from small_run import SOURCE_WORDS, TARGET_WORDS
 from tiny_translator import tiny_tokenizer
 
 if TYPE_CHECKING:
     from browser import Page
-
-SIZES: dict[str, Any] = {"d_model": 24, "d_ff": 40, "n_heads": 3, "dropout": 0.0}
-MODELS: dict[str, dict[str, Any]] = {
-    "transformer": {"architecture": "transformer", **SIZES, "encoder_layers": 2, "decoder_layers": 3},
-    "lstm": {"architecture": "lstm", "d_model": 12, "encoder_layers": 1, "decoder_layers": 2},
-    "decoder-only": {"architecture": "decoder_only", **SIZES, "n_layers": 2},
-    "image": {"architecture": "vision", **SIZES, "n_layers": 2, "image_size": 6, "patch": 2},
-    "recurrent": {"architecture": "recurrent_lm", "d_model": 12},
-    "class": {"architecture": "recurrent_encoder", "d_model": 12, "cell": {"kind": "gru"}, "pooling": "last"},
-}
-DATA: dict[str, dict[str, Any]] = {
-    "decoder-only": {"kind": "text", "train": ["a"], "max_tokens": 60},
-    "image": {"kind": "images", "dataset": "digits"},
-    "recurrent": {"kind": "text", "train": ["a"], "max_tokens": 60},
-    "class": {"kind": "labelled", "train": ["a"], "max_tokens": 60},
-}
-
-
-def loaded(kind: str, **changes: Any) -> LoadedModel:
-    """An untrained model."""
-    data = DATA.get(kind, {"train": [{"source": "a", "target": "b"}], "filter": {"max_tokens": 80}})
-    config = parse_config({"data": data, "model": MODELS[kind] | changes, "search": {"beam": 3, "max_extra": 4}})
-    vocabulary: Vocabulary = tiny_tokenizer()
-    if kind == "image":
-        vocabulary = LabelVocabulary([str(digit) for digit in range(10)], patch_numbers=4)
-    elif kind == "class":
-        vocabulary = LabelVocabulary(["good", "bad"], tiny_tokenizer())
-    network = build_model(config.model, vocabulary.source_size, vocabulary.target_size, seed=5).eval()
-    return network, vocabulary, config
-
-
-@cache
-def explained(kind: str) -> Explanation:
-    return explain(loaded(kind), np.linspace(0, 1, 36).reshape(6, 6) if kind == "image" else "one two seven")
 
 
 @pytest.fixture(params=MODELS)
@@ -193,15 +156,15 @@ def test_the_language_follows_the_browser_and_the_switch(page: Page, tmp_path: P
     page.open(path)
     assert page.text("h1") == "Explanation of a translation"
     page.click(".language button[lang^='zh']")
-    assert page.text("h1") == "一次翻译的内部" and "注意力" in page.text("#attention h2")
-    assert page.run("return document.title").endswith("一次翻译的内部")
+    assert page.text("h1") == "一次翻译的全过程" and "注意力" in page.text("#attention h2")
+    assert page.run("return document.title").endswith("一次翻译的全过程")
     untranslated = page.run(
         "return [...document.querySelectorAll('[lang=en]')]"
         ".filter((n) => n.checkVisibility() && !n.closest('.language')).map((n) => n.textContent)"
     )
     assert untranslated == []
     page.open(path)
-    assert page.text("h1") == "一次翻译的内部", "the selected language is stored"
+    assert page.text("h1") == "一次翻译的全过程", "the selected language is stored"
     page.click(".language button[lang='en']")
     assert page.text("h1") == "Explanation of a translation"
 
@@ -246,6 +209,76 @@ def test_sixty_tokens_through_six_and_six_layers_of_eight_heads(page: Page, long
     assert page.errors() == []
     page.size(360, 740)
     assert page.too_wide() == []
+
+
+def test_a_long_sentence_at_360_pixels_keeps_the_names_of_its_rows(page: Page, tmp_path: Path) -> None:
+    source = of_length(SOURCE_WORDS, 60, tiny_tokenizer().encode_source)
+    page.size(360, 740)
+    page.open(write_explanation(tmp_path / "explain.html", explain(loaded("transformer"), source)))
+    assert page.too_wide() == [] and page.too_small() == []
+    left, right = page.run(
+        "const map = document.querySelector('#attention .heat'), around = map.parentElement;"
+        "around.scrollLeft = around.scrollWidth;"
+        "return [map.querySelector('.row-names').getBoundingClientRect().left, around.getBoundingClientRect().left]"
+    )
+    assert page.run("return document.querySelector('#attention .heat').parentElement.scrollLeft") > 100
+    assert left == pytest.approx(right, abs=4)
+
+
+def test_a_certain_prediction_of_the_lens_is_readable(page: Page, tmp_path: Path) -> None:
+    path = write_explanation(tmp_path / "explain.html", explained("transformer"))
+    for scheme in ("dark", "light"):
+        page.prefer("prefers-color-scheme", scheme)
+        page.open(path)
+        page.run("for (const cell of document.querySelectorAll('.lens td')) cell.style.setProperty('--sure', '100%')")
+        assert page.too_faint() == [], scheme
+
+
+def test_paper_has_the_colours_of_paper_and_the_whole_tree(page: Page, tmp_path: Path) -> None:
+    pixel = (
+        "const map = document.querySelector('#attention .heat canvas'), { data } = map.getContext('2d')"
+        ".getImageData(0, 0, map.width, map.height); for (let i = 0; i < data.length; i += 4)"
+        "if (data[i + 3] === 255) return [...data.slice(i, i + 3)];"
+    )
+    path = write_explanation(tmp_path / "explain.html", explain(loaded("transformer"), "one two seven four one two"))
+    page.size(720, 900)
+    page.prefer("prefers-color-scheme", "dark")
+    page.open(path)
+    page.run("for (const map of explanation.maps) map.bytes = unpack(map.weights).fill(255)")
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    assert page.run(pixel) == [29, 93, 189]
+    page.prefer("prefers-color-scheme", "dark", medium="print")
+    assert page.run("return getComputedStyle(document.documentElement).getPropertyValue('--first').trim()") == "#1d5dbd"
+    widths = page.run(
+        "const tree = document.querySelector('.tree');"
+        "return [tree.getBoundingClientRect().right, tree.parentElement.getBoundingClientRect().right,"
+        " tree.getAttribute('width')]"
+    )
+    assert widths[0] <= widths[1] + 1 and float(widths[2]) > 720
+    page.prefer("prefers-color-scheme", "dark")
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert page.run(pixel) == [130, 180, 255]
+
+
+def test_ids_have_no_heat_and_words_of_formulas_are_translated(page: Page, tmp_path: Path) -> None:
+    page.language("zh-CN")
+    page.open(write_explanation(tmp_path / "explain.html", explained("transformer")))
+    assert page.text(".walk-step .formula") == "词元 → 编号"
+    (ids,) = page.all(".walk-step figure.matrix")
+    styles = page.run("return [...arguments[0].querySelectorAll('td')].map((cell) => cell.getAttribute('style'))", ids)
+    assert styles and set(styles) == {None}
+    assert page.run("return arguments[0].querySelector('figcaption [lang=zh]').textContent", ids) == "编号"
+
+
+def test_a_page_can_open_in_a_given_language(page: Page, tmp_path: Path) -> None:
+    page.language("en")
+    path = write_explanation(tmp_path / "explain.html", explained("transformer"), "zh")
+    page.open(path)
+    assert page.text("h1") == "一次翻译的全过程"
+    page.click(".language button[lang='en']")
+    assert page.text("h1") == "Explanation of a translation"
+    with pytest.raises(UsageError, match="language of the page = 'de'; accepted: auto, en, zh"):
+        write_explanation(path, explained("transformer"), "de")
 
 
 def test_pieces_inside_a_word_are_marked_but_not_in_chinese(page: Page, tmp_path: Path) -> None:

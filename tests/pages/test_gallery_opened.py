@@ -95,7 +95,7 @@ def test_a_matrix_with_the_focus_names_its_tensor(page: Page, written: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "heading"), [("en", "Worked by hand and computed"), ("zh-Hans", "手算的数，与计算的数")]
+    ("code", "heading"), [("en", "Worked by hand and computed"), ("zh-Hans", "手算结果与程序计算")]
 )
 def test_the_language_is_switched_in_the_page(code: str, heading: str, page: Page, written: Path) -> None:
     page.open(written)

@@ -6,48 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from page_samples import sample_report
 
 from dragoman.evaluation.compare import compare_runs
 from dragoman.evaluation.compare.page import write_comparison
-from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
+from dragoman.pages.report import write_report
 from fabricated_run import fabricate, learning
 
 if TYPE_CHECKING:
     from browser import Page
 
-SOURCE, TARGET = ["▁twenty", "-", "four", "</s>"], ["▁vier", "und", "zwanzig", "</s>"]
-
-
-def head(crossing: float) -> list[list[float]]:
-    """Weights (T, S) of a head that looks at what it translates, and so crosses, more or less."""
-    rest = (1 - crossing) / 3
-    looks = (2, 1, 0, 3)
-    return [[crossing if s == look else rest for s in range(4)] for look in looks]
-
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    step = {"learning_rate": 1e-4, "tokens_per_second": 9e3, "exact_match": 0.5}
-    samples = [
-        Sample(f"text {i}", "Antwort", "Antwort" if i % 3 else "Irrtum", bool(i % 3), -i / 10) for i in range(30)
-    ]
-    layers = [[head(0.4), head(0.5)], [head(0.6), head(0.95)], [head(0.3), head(0.35)]]
-    demo = DemoReport(
-        target="German",
-        target_code="de",
-        word_order="The unit precedes the ten.",
-        title="Numbers in words",
-        config={"model": {"architecture": "transformer", "d_model": 64}, "train": {"budget": "3 min"}},
-        parameters=2_500_000,
-        seconds=200.0,
-        device="cpu",
-        history=[step | {"step": s, "loss": 6 / s, "seconds": s / 2} for s in range(1, 12)],
-        exact_match=2 / 3,
-        test_items=30,
-        samples=samples,
-        attention=AttentionPicture(SOURCE, TARGET, layers),
-    )
-    return write_report(tmp_path / "report.html", demo)
+    return write_report(tmp_path / "report.html", sample_report())
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def decoded(better: int) -> DecodedScores:
 
 
 class _Page(html.parser.HTMLParser):
-    """The cells of the tables, and the text of each script by its type."""
+    """The cells of the tables in English, and the text of each script by its type."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,6 +57,11 @@ class _Page(html.parser.HTMLParser):
         self.scripts: dict[str, str] = {}
         self._script: str | None = None
         self._in_cell = False
+        self._spans: list[bool] = []
+
+    @property
+    def _chinese(self) -> bool:
+        return bool(self._spans) and self._spans[-1]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "tr":
@@ -64,17 +69,21 @@ class _Page(html.parser.HTMLParser):
         if tag in ("td", "th"):
             self.rows[-1].append("")
             self._in_cell = True
+        if tag == "span":
+            self._spans.append(self._chinese or ("lang", "zh") in attrs)
         if tag == "script":
             self._script = dict(attrs).get("type") or "script"
 
     def handle_endtag(self, tag: str) -> None:
         self._in_cell = self._in_cell and tag not in ("td", "th")
         self._script = None if tag == "script" else self._script
+        if tag == "span":
+            self._spans.pop()
 
     def handle_data(self, data: str) -> None:
         if self._script:
             self.scripts[self._script] = data
-        elif self._in_cell:
+        elif self._in_cell and not self._chinese:
             self.rows[-1][-1] += data + " "
 
 
@@ -110,6 +119,30 @@ def test_the_best_is_marked_and_a_cost_is_not(comparison: RunComparison, tmp_pat
     page = write_comparison(tmp_path / "compare.html", comparison).read_text("utf-8")
     best = re.findall(r'<td class="number best" data-value="([\d.]+)">', page)
     assert best == ["33.75", "56", "1.5", "34"]
+
+
+@pytest.mark.parametrize(
+    ("override", "marked", "reason"),
+    [
+        ("model.d_ff=28", {"valid loss", "valid BLEU"}, ""),
+        ("data.source_language=fr", set[str](), "The runs have different data (data.source_language)"),
+        ("tokenizer.vocab_size=300", {"valid BLEU"}, "The runs have different tokenizers"),
+    ],
+)
+def test_no_run_is_the_best_where_the_data_differ(
+    override: str, marked: set[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i, settings in enumerate(((), (override,))):
+        scores = {"valid_loss": 2.0 - i, "bleu": 30.0 + i}
+        fabricate(tmp_path / f"run-{i}", learning(30.0 + i, loss=2.0 - i), scores, *settings)
+    found = compare_runs([tmp_path])
+    path = write_comparison(tmp_path / "compare.html", found)
+    heads, *rows = read(path).rows[:3]
+    best = re.findall(r'<td class="number( best)?"[^>]*><span>([\d.]+)</span>', path.read_text("utf-8"))
+    assert len([value for mark, value in best if mark]) == len(marked) and len(rows) == 2
+    assert marked <= {words(head) for head in heads}
+    print_comparison(found, Console(width=160))
+    assert (reason in " ".join(capsys.readouterr().out.split())) and (reason in path.read_text("utf-8"))
 
 
 def test_the_page_asks_for_nothing_from_outside(comparison: RunComparison, tmp_path: Path) -> None:
@@ -240,7 +273,9 @@ def test_every_part_is_drawn(comparison: RunComparison, tmp_path: Path) -> None:
     assert len(figures) == (3 * 3 + 2) * 2 + 3
     visible = [figure for figure in figures if " hidden" not in figure.split(">")[0]]
     titles = ["validation loss over steps", "validation loss over time", "BLEU over steps", "BLEU over time"]
-    assert [re.findall(r"<figcaption>(.*?)<", figure)[0] for figure in visible[:4]] == titles and len(visible) == 7
+    assert [re.findall(r'<figcaption>.*?lang="en">(.*?)<', figure)[0] for figure in visible[:4]] == titles and len(
+        visible
+    ) == 7
     for figure in visible[:4]:  # the mean and two seeds of one group, the one run of the other
         curves = re.findall(r'<g data-group="(\d)">\s*<path d="M [\d.]+ [\d.]+\s*L', figure)
         assert curves == ["0", "0", "0", "1"]

@@ -91,10 +91,13 @@ def test_the_page_holds_the_whole_report(tmp_path: Path) -> None:
     charts = data.pop("charts")
     assert data == expected
     scores = [
-        {"name": "exact match, %", "group": 0, "points": [[20, 12.5]]},
-        {"name": "BLEU", "group": 1, "points": [[20, 30.5]]},
+        {"name": {"en": "exact match, %", "zh": "完全匹配率（%）"}, "group": 0, "points": [[20, 12.5]]},
+        {"name": {"en": "BLEU", "zh": "BLEU"}, "group": 1, "points": [[20, 30.5]]},
     ]
-    assert charts["exact_match-step"]["lines"] == scores and charts["loss-seconds"]["unit"] == "seconds"
+    assert charts["exact_match-step"]["lines"] == scores and charts["loss-seconds"]["unit"] == {
+        "en": "seconds",
+        "zh": "秒",
+    }
     assert "<title>Zahlen &amp; Wörter</title>" in page
     assert "{{" not in page and "{%" not in page
 

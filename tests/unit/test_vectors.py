@@ -326,6 +326,16 @@ def test_picture_has_every_word_once_inside_and_apart(tmp_path: Path) -> None:
     assert path.read_bytes() == vectors.picture(words, tmp_path / "w.svg").read_bytes()
 
 
+def test_a_word_and_the_piece_inside_words_are_two_points(tmp_path: Path) -> None:
+    vectors = WordVectors(["▁dog", "dog", "▁cat"], [[1, 0.1], [-1, 0.3], [0.2, 1]])
+    assert vectors.name("dog") == "▁dog"
+    answers = [near.word for near in vectors.neighbours("dog", 2)]
+    points, labels, _ = drawn(vectors.picture([vectors.name("dog"), *answers], tmp_path / "v.svg"))
+    assert set(points) == set(labels) == {"dog", "·dog", "cat"} and len(set(points.values())) == 3
+    both_names = vectors.picture(["Dog", "dog", "cat"], tmp_path / "w.svg", [("Dog", "cat")])
+    assert set(drawn(both_names)[0]) == {"dog", "cat"}, "one vector is one point"
+
+
 def test_labels_at_the_edge_stay_inside(tmp_path: Path) -> None:
     words = [letter * 24 for letter in "abc"]
     vectors = WordVectors(words, [[1, 0.1], [-1, 0.1], [-1, -0.1]])  # far right, and two far left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -124,9 +125,15 @@ def test_every_number_is_what_the_model_computed(kind: str) -> None:
     json.dumps(story, allow_nan=False)
     # A layer's output equals its last norm or sum; a mask without effect is not shown.
     blocks = not any(name.endswith((".cell.hidden", ".ahead.hidden", ".conv.hidden")) for name in seen)
-    assert set(seen) - names["value"] <= {name for name in seen if blocks and name.endswith((".stream", ".masked"))}
     without = (".stream", ".masked", ".probs") if blocks else (".probs",)
-    assert {name for name in seen if not name.endswith(without)} == names["gradient"]
+    same = {name for name in seen if name.endswith("positioned") and adds_nothing(seen, name)}
+    assert set(seen) - names["value"] <= {name for name in seen if name.endswith(without[:-1])} | same
+    assert {name for name in seen if not name.endswith(without)} - same == names["gradient"]
+
+
+def adds_nothing(seen: Recording, positioned: str) -> bool:
+    embedded = positioned.replace("positioned", "embedded")
+    return torch.equal(seen.joined(positioned), seen.joined(embedded))
 
 
 @pytest.mark.parametrize("kind", ["translator: paper", "translator: lstm bahdanau", "decoder only: llama", "vision"])
@@ -174,13 +181,13 @@ def test_the_formula_of_embeddings_has_their_scale(kind: str, formula: str) -> N
     network, given, words = network_of(f"labels: {kind}")
     steps = {step["id"]: step for step in walkthrough(network, *given, words)["steps"] if step["part"] == "forward"}
     assert steps["encoder.embedded"]["formula"] == formula
-    assert steps["head.hidden"]["formula"].startswith("H = f(X W + b),   f(u) = ")
+    assert steps["head.hidden"]["formula"].startswith("D = f(X W + b),   f(u) = ")
 
 
 def test_entries_are_complete_and_name_classes_that_exist() -> None:
     classes = {type(module).__name__ for kind in KINDS for module in network_of(kind)[0].modules()}
     conditions = classes | set(ACTIVATIONS) | {"causal", "padding", "gated", "unscaled", "smoothed"}
-    conditions |= {"learned", "every step"}
+    conditions |= {"learned", "every step", "masked", "pre", "post"}
     for name, entry in ENTRIES.items():
         assert {tap.partition(".")[0] for tap in entry.taps} <= classes, name
         assert set(entry.when) <= conditions, name
@@ -193,6 +200,79 @@ def test_entries_are_complete_and_name_classes_that_exist() -> None:
         ]
         assert all(bool(text["en"]) == bool(text["zh"]) for text in texts if text is not None), name
         assert entry.title["en"] and entry.title["zh"], name
+
+
+@pytest.mark.parametrize("kind", ["translator: modern", "translator: shaw", "decoder only: llama"])
+def test_positions_that_add_nothing_are_no_step_but_a_sentence(kind: str) -> None:
+    steps = walkthrough(*network_of(kind)[:1], *network_of(kind)[1], network_of(kind)[2])["steps"]
+    assert not [step["id"] for step in steps if "positioned" in step["id"]]
+    embeddings = [step for step in steps if step["id"].endswith("embedded")]
+    assert embeddings and all("No position is added here" in step["note"]["en"] for step in embeddings)
+    assert all("不加位置信息" in step["note"]["zh"] for step in embeddings)
+
+
+# X, Y, O, R, b and the letters of recurrent cells name inputs and outputs that are written alike in the papers.
+UNIQUE = ("A", "M", "H", "D", "S", "S′", "PE", "P", "U", "s₀", "h₀", "c₀")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("language model: recurrent")])
+def test_a_letter_stands_for_one_quantity(kind: str) -> None:
+    network, given, words = network_of(kind)
+    steps = walkthrough(network, *given, words)["steps"]
+    meanings: dict[str, set[str]] = {}
+    for shown in (tensor for step in steps for tensor in step["tensors"] if tensor["kind"] == "value"):
+        name = shown["name"].partition("[")[0].rpartition(".")[2]
+        meanings.setdefault(shown["symbol"], set()).add(name)
+    assert {letter: names for letter, names in meanings.items() if letter in UNIQUE and len(names) > 1} == {}
+    formulas = " ".join(step["formula"] for step in steps)
+    assert "Z_H" not in formulas and "S + M" not in formulas and "[A G]" not in formulas
+    if "S′" in meanings:
+        assert "A = softmax(S′)" in formulas
+
+
+def test_the_sum_does_not_promise_what_a_norm_changes() -> None:
+    notes = {}
+    for kind in ("translator: paper", "translator: pre-norm"):
+        network, given, words = network_of(kind)
+        steps = walkthrough(network, *given, words)["steps"]
+        notes[kind] = next(step["note"]["en"] for step in steps if step["id"].endswith("around_ffn.residual.gradient"))
+    assert "the norm after each sum does change the gradient" in notes["translator: paper"]
+    assert "without any factor" in notes["translator: pre-norm"]
+
+
+@pytest.mark.parametrize("kind", ["translator: lstm", "translator: gru"])
+def test_the_bridge_shows_the_initial_states_that_it_computes(kind: str) -> None:
+    network, given, words = network_of(kind)
+    steps = walkthrough(network, *given, words, max_features=100)["steps"]
+    (tensors,) = [step["tensors"] for step in steps if step["id"] == "decoder.bridge.summary"]
+    h, w, b, s0 = (numbers(shown) for shown in tensors)
+    assert [shown["symbol"] for shown in tensors] == ["h", "W", "b", "s₀"]
+    torch.testing.assert_close(s0, torch.tanh(h @ w + b), rtol=1e-5, atol=1e-6)
+
+
+def test_ids_are_names_and_have_no_heat() -> None:
+    steps = tiny_walkthrough()["steps"]
+    nominal = {shown["name"] for step in steps for shown in step["tensors"] if shown.get("nominal")}
+    assert nominal == {"src", "tgt_in"}
+
+
+def test_the_row_of_a_fused_matrix_is_explained() -> None:
+    steps = {step["id"]: step for step in tiny_walkthrough()["steps"]}
+    note = steps["sum over positions"]["note"]
+    assert tiny_walkthrough()["parameter"] == ["decoder.layers.0.cross_attn.kv.weight", 4, 0]
+    assert "W_K (rows 0 to 3), W_V (rows 4 to 7): row 4 is output 0 of W_V." in note["en"]
+    assert "W_V（第 4 至 7 行）" in note["zh"] and "$" not in note["en"] + note["zh"]
+    network, given, words = network_of("translator: lstm bahdanau")
+    steps = {step["id"]: step for step in walkthrough(network, *given, words)["steps"]}
+    assert steps["sum over positions"]["note"]["en"].endswith("one row per output.")
+
+
+def test_formulas_with_words_have_a_chinese_version() -> None:
+    for entry in ENTRIES.values():
+        words = set(re.findall(r"[a-z]{4,}", entry.formula))
+        known = {"tanh", "softmax", "logits", "model", "class", "patches", "window", "norm", "shares"}
+        assert words <= known or entry.formula_zh, entry.formula
+        assert not re.findall(r"\b(before|after|row by row|new)\b", entry.formula_zh)
 
 
 def test_the_order_is_that_of_the_paper() -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import AsJson, Device, Model, OptionalReference, Source
+from dragoman.cli.options import AsJson, Device, Model, OptionalReference, PageLanguage, Source
 from dragoman.cli.streams import log, print_result, read_input, read_parallel
 from dragoman.errors import UsageError
 
@@ -26,6 +26,7 @@ def atlas(
     cost: Annotated[
         bool, typer.Option("--cost", help="Also measure the loss without each head and sub-layer.")
     ] = False,
+    lang: PageLanguage = "auto",
     as_json: AsJson = False,
     device: Device = "cpu",
 ) -> None:
@@ -40,7 +41,9 @@ def atlas(
     from dragoman.interpret.heads.atlas import examples
     from dragoman.interpret.heads.page import print_atlas, write_atlas
     from dragoman.interpret.heads.probes import load_probe
+    from dragoman.pages.page import check_language
 
+    check_language(lang)
     if alignment is not None and reference is None:
         raise UsageError(f"--alignment {alignment}: requires both sides of the text; add --reference")
     lines, targets = read_parallel(source, reference) if reference else (list(read_input(source)), None)
@@ -61,7 +64,7 @@ def atlas(
     found = atlas_of(network, probe, cost)
     print_result(found, as_json, print_atlas)
     if out is not None:
-        log(f"page: {write_atlas(out, found, examples(network, probe), _title(model))}")
+        log(f"page: {write_atlas(out, found, examples(network, probe), _title(model), lang)}")
 
 
 def _title(model: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import AsJson, Device, OptionalReference, OptionalSource, Page, Tokenize
+from dragoman.cli.options import AsJson, Device, OptionalReference, OptionalSource, Page, PageLanguage, Tokenize
 from dragoman.cli.streams import log, print_result
 
 
@@ -17,6 +17,7 @@ def compare(
     source: OptionalSource = None,
     reference: OptionalReference = None,
     tokenize: Tokenize = "auto",
+    lang: PageLanguage = "auto",
     as_json: AsJson = False,
     device: Device = "cpu",
 ) -> None:
@@ -27,8 +28,10 @@ def compare(
     from dragoman.device import resolve_device
     from dragoman.evaluation.compare import compare_runs
     from dragoman.evaluation.compare.page import print_comparison, write_comparison
+    from dragoman.pages.page import check_language
 
+    check_language(lang)
     comparison = compare_runs(runs, source, reference, device=resolve_device(device), tokenize=tokenize, log=log)
-    page = write_comparison(out, comparison)
+    page = write_comparison(out, comparison, lang)
     print_result(comparison, as_json, print_comparison)
     log(f"page: {page}")

@@ -70,9 +70,11 @@ def run_demo(
     overrides: Sequence[str] = (),
     reporter: Reporter | None = None,
     console: Console | None = None,
+    page_language: str = "auto",
 ) -> float | None:
     """Build the corpus, train (or resume, or reuse the result), translate unseen items, write `out/report.html`.
 
+    page_language: in which the report opens, see `dragoman.pages.page.render`.
     Returns the share of test items translated exactly (0 to 1), or None if interrupted by Ctrl-C.  Raises UsageError
     for a target language that the corpus does not have.
     """
@@ -99,7 +101,7 @@ def run_demo(
         f"exact match on {len(pairs):,} unseen items: {exact:.1%} ({result.progress.seconds:.0f} s of training)"
     )
     report = _report(config, language, translator, out / "run", exact, translations, [r for _, r in pairs])
-    reporter.log(f"report: {write_report(out / 'report.html', report)}")
+    reporter.log(f"report: {write_report(out / 'report.html', report, page_language)}")
     return exact
 
 
@@ -165,5 +167,10 @@ def _report(
         exact_match=exact,
         test_items=len(references),
         samples=wrong + [s for s in samples if s.correct][: max(0, 60 - len(wrong))],
+        chinese={
+            "title": f"Dragoman 演示：拼写数字和日期，从英语到{language.name_zh}",
+            "target": language.name_zh,
+            "word_order": language.word_order_zh,
+        },
         attention=picture(translator, language.example([s.source for s in samples if s.correct]))[1],
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import Beam, Device, Model, Page
+from dragoman.cli.options import Beam, Device, Model, Page, PageLanguage
 from dragoman.cli.streams import log
 
 
@@ -21,15 +21,18 @@ def explain(
     ] = None,
     out: Page = Path("explain.html"),
     beam: Beam = None,
+    lang: PageLanguage = "auto",
     device: Device = "cpu",
 ) -> None:
     """Write a page with every step of the model on one input."""
     from dragoman.device import resolve_device
     from dragoman.interpret.explain.explain import explain as explain_input
     from dragoman.interpret.explain.explain import write_explanation
+    from dragoman.pages.page import check_language
 
+    check_language(lang)
     explanation = explain_input(model, source, target, beam=beam, device=resolve_device(device))
-    page = write_explanation(out, explanation)
+    page = write_explanation(out, explanation, lang)
     typer.echo(explanation.text)
     if "sentences" in explanation.flags:
         log(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import AsJson, Model, OptionalSource, Quiet
+from dragoman.cli.options import AsJson, Model, OptionalSource, PageLanguage, Quiet
 from dragoman.cli.streams import log, print_result
 from dragoman.errors import UsageError
 
@@ -34,6 +34,7 @@ def demo(
         Path | None, typer.Option(help="Output folder for the run and the report; default: demo, or demo-zh.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override, key=value. Can be repeated.")] = None,
+    lang: PageLanguage = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Train a small model on a built-in corpus and write report.html.
@@ -41,13 +42,18 @@ def demo(
     The corpus is spelled numbers and dates, English to German or Chinese. Run the command again to resume.
     """
     from dragoman.cli.progress import RichReporter
+    from dragoman.pages.page import check_language
 
+    check_language(lang)
     folder = out or Path("demo" if target == "de" else f"demo-{target}")
     with RichReporter(quiet) as reporter, _interruptible(folder / "run", reporter):
         from dragoman.cli.demo import run_demo
 
         shown = None if quiet else reporter.console
-        if run_demo(folder, target=target, overrides=set_ or [], reporter=reporter, console=shown) is None:
+        made = run_demo(
+            folder, target=target, overrides=set_ or [], reporter=reporter, console=shown, page_language=lang
+        )
+        if made is None:
             raise typer.Exit(130)
 
 

@@ -101,7 +101,9 @@ def _plot(words: WordVectors, found: dict[Query, list[Neighbour]], path: Path) -
     """Plot the words of each query with its answers; for an analogy the first answer and two arrows."""
     shown: list[str] = []
     arrows: list[tuple[str, str]] = []
-    for query, answers in found.items():
+    for asked, answers in found.items():
+        # Stored names: the word "dog" and the piece "dog" inside a word have different vectors.
+        query = [words.name(word) for word in asked]
         best = [answer.word for answer in answers[: 1 if len(query) == 3 else None]]
         shown += [*query, *best]
         if len(query) == 3 and best:

@@ -60,6 +60,7 @@ class Bridge(nn.Module):
         self.parts = parts
         self.summary = Tap("row", "feature")
         self.linear = nn.Linear(d_model, layers * parts * d_model)
+        self.initial = Tap("row", "feature")
 
     def summarize(self, memory: Memory) -> Tensor:
         """Return h (B, D) for memory.states (B, S, D)."""
@@ -68,7 +69,7 @@ class Bridge(nn.Module):
 
     def forward(self, h: Tensor) -> list[State]:
         """Return one state per decoder layer, (B, D) for each part, from h (B, D)."""
-        vectors = torch.tanh(self.linear(h)).split(h.size(-1), dim=-1)
+        vectors = self.initial(torch.tanh(self.linear(h))).split(h.size(-1), dim=-1)
         return [vectors[i : i + self.parts] for i in range(0, len(vectors), self.parts)]
 
 

@@ -16,7 +16,7 @@ const STACKS = {
   "decoder.cross_attn": ["Decoder, cross-attention", "解码器，交叉注意力"],
   self_attn: ["Self-attention", "自注意力"],
 };
-const PARTS = { self_attn: ["self-attention", "自注意力"], ssru: ["SSRU", "SSRU"], cross_attn: ["cross-attention", "交叉注意力"], ffn: ["feed-forward", "前馈层"], conv: ["convolution", "卷积"] };
+const PARTS = { self_attn: ["self-attention", "自注意力"], ssru: ["SSRU", "SSRU"], cross_attn: ["cross-attention", "交叉注意力"], ffn: ["feed-forward", "前馈网络"], conv: ["convolution", "卷积"] };
 const SIDES = { encoder: ["encoder", "编码器"], decoder: ["decoder", "解码器"], "": ["layers", "各层"] };
 const stackName = (stack) => STACKS[stack] || [stack, stack];
 
@@ -24,42 +24,42 @@ const half = percent(data.most), most = percent(data.broad);
 const KINDS = {
   aligning: { short: ["align", "对齐"], name: ["aligning", "对齐"],
     rule: [`The strongest links agree with the given word alignment: alignment error rate of at most ${data.most}. Only measured if an alignment is given.`,
-      `它最强的连接与给定的词对齐一致：对齐错误率不超过 ${data.most}。只有给出了对齐时才测量。`] },
+      `最强的连接与给定的词对齐一致：对齐错误率不超过 ${data.most}。仅在给出词对齐时测量。`] },
   positional: { short: ["at", "位置"], name: ["positional", "位置"],
     rule: [`At least ${half} of the weight at one fixed offset: ${MINUS}1 is the position before the query, +1 the one after it, 0 its own.`,
-      `至少 ${half} 的权重落在一个固定的偏移上：${MINUS}1 是查询的前一个位置，+1 是后一个，0 是它自己。`] },
-  "same token": { short: ["same", "同词"], name: ["same token", "相同词元"],
-    rule: [`At least ${half} of the weight on other positions with the same piece (self-attention).`, `只要别处有相同的词元，至少 ${half} 的权重给了它们（自注意力）。`] },
-  "end of sentence": { short: ["end", "句末"], name: ["end of sentence", "句末"],
-    rule: [`At least ${half} of the weight on the source's end of sentence, which often receives the weight of heads without a function for a token.`, `至少 ${half} 给了源句的句末符；头对某个词元不起作用时，权重常落在那里。`] },
-  "first token": { short: ["first", "句首"], name: ["first token", "句首"], rule: [`At least ${half} of the weight on the first key.`, `至少 ${half} 给了第一个位置。`] },
+      `至少 ${half} 的权重落在同一个偏移处：${MINUS}1 是查询的前一个位置，+1 是后一个位置，0 是查询自身。`] },
+  "same token": { short: ["same", "相同"], name: ["same token", "相同词元"],
+    rule: [`At least ${half} of the weight on other positions with the same piece (self-attention).`, `至少 ${half} 的权重落在其他位置的相同词元上（自注意力）。`] },
+  "end of sentence": { short: ["end", "句末"], name: ["end of sentence", "句末符"],
+    rule: [`At least ${half} of the weight on the source's end of sentence, which often receives the weight of heads without a function for a token.`, `至少 ${half} 的权重落在源句的句末符上；注意力头对某个词元不起作用时，权重常落在这里。`] },
+  "first token": { short: ["first", "首词"], name: ["first token", "首词元"], rule: [`At least ${half} of the weight on the first key.`, `至少 ${half} 的权重落在第一个键上。`] },
   broad: { short: ["broad", "分散"], name: ["broad", "分散"],
-    rule: [`Entropy of at least ${most} of the maximum: nearly equal weights on all visible keys.`, `熵至少是最大可能值的 ${most}：对看得见的一切几乎一视同仁。`] },
-  focused: { short: ["focus", "专注"], name: ["focused", "专注"],
+    rule: [`Entropy of at least ${most} of the maximum: nearly equal weights on all visible keys.`, `熵至少为最大值的 ${most}：对所有可见的键几乎赋予相同的权重。`] },
+  focused: { short: ["focus", "集中"], name: ["focused", "集中"],
     rule: [`At least ${half} of the weight on one key at no fixed position: the head selects by content. In cross-attention such a head may align words.`,
-      `至少 ${half} 的权重在一个键上，但不在固定位置：这个头按内容来选。交叉注意力里，可能在做对齐的就是这类头。`] },
-  mixed: { short: ["mixed", "混合"], name: ["mixed", "混合"], rule: ["None of these.", "以上都不是。"] },
+      `至少 ${half} 的权重落在一个键上，但偏移不固定：注意力头按内容选择。在交叉注意力中，这类注意力头可能在对齐词。`] },
+  mixed: { short: ["mixed", "混合"], name: ["mixed", "混合"], rule: ["None of these.", "不满足以上任何规则。"] },
 };
 const CLASSES = { "same token": "same", "end of sentence": "end", "first token": "first" };
 const kindOf = (head) => (head.label.startsWith("positional") ? "positional" : head.label);
 const kindClass = (kind) => `k-${CLASSES[kind] || kind}`;
 const labelOf = (head) => { const names = KINDS[kindOf(head)].name; return kindOf(head) === "positional" ? names.map((name) => `${name} ${signed(head.offset)}`) : names; };
 const shortOf = (head) => (kindOf(head) === "positional" ? [signed(head.offset), signed(head.offset)] : KINDS[kindOf(head)].short);
-const positionOf = (head) => [`layer ${head.layer + 1}, head ${head.number + 1}`, `第 ${head.layer + 1} 层，第 ${head.number + 1} 个头`];
+const positionOf = (head) => [`layer ${head.layer + 1}, head ${head.number + 1}`, `第 ${head.layer + 1} 层，第 ${head.number + 1} 个注意力头`];
 
 // key: of a head.  top: value of the strongest colour, null = the maximum over heads.  less: lower values are stronger.
 const MEASURES = [
-  { key: "label", name: ["label", "名称"], help: ["The label states where most of the weight of a head goes; the bars are its mean weight from 7 positions before to 7 positions after the query. Select a measure to see its values.",
-    "颜色和名称说明一个头的权重主要去哪里；小条是它在查询前 7 个到后 7 个位置上的平均权重。也可以改选一个数值来看程度。"] },
-  { key: "relative_entropy", name: ["relative entropy", "相对熵"], top: 1, text: percent, help: ["Entropy divided by its maximum: 0 % is a single key, 100 % equal weights on all visible keys.", "权重有多分散：0 % 是只看一个键，100 % 是对看得见的每个键权重相等。"] },
-  { key: "entropy", name: ["entropy (nats)", "熵（奈特）"], top: null, text: fixed(2), help: ["− Σ w ln w, mean over queries.", "− Σ w ln w，对查询取平均。"] },
-  { key: "confidence", name: ["confidence", "置信度"], top: 1, text: percent, help: ["The largest weight, mean over queries.", "最大的那个权重，对查询取平均。"] },
-  { key: "at_offset", name: ["at its best offset", "最佳偏移处"], top: 1, text: percent, help: ["The weight at the offset with the largest weight: the dependence of the head on position alone.", "得到最多权重的那个偏移处的权重：一个头在多大程度上只看位置。"] },
-  { key: "same", name: ["same token", "相同词元"], top: 1, text: percent, help: ["The weight on other positions with the same piece, over the queries that see one.", "落在别处相同词元上的权重，只统计看得到这种位置的查询。"] },
-  { key: "end", name: ["end of sentence", "句末"], top: 1, text: percent, help: ["The weight on the source's end of sentence.", "落在源句句末符上的权重。"] },
-  { key: "first", name: ["first token", "句首"], top: 1, text: percent, help: ["The weight on the first key.", "落在第一个位置上的权重。"] },
-  { key: "aer", name: ["alignment error rate", "对齐错误率"], top: 1, less: true, text: fixed(2), help: ["The disagreement of the strongest links with the given word alignment (Och and Ney 2003): 0 is perfect; a stronger colour is better.", "最强的连接与给定词对齐相差多少（Och 和 Ney 2003）：0 为完全一致，颜色越深越好。"] },
-  { key: "cost", name: ["cost of ablation", "去掉它的代价"], top: null, text: rise, help: [`The increase of the loss in nats per token when the output of the head is 0 (${data.cost_lines} lines). Negative: the model is better without the head.`, `让这个头输出 0 时损失升高多少（奈特每词元，${data.cost_lines} 行）。小于 0 说明没有它反而更好。`] },
+  { key: "label", name: ["label", "类别"], help: ["The label states where most of the weight of a head goes; the bars are its mean weight from 7 positions before to 7 positions after the query. Select a measure to see its values.",
+    "类别说明注意力头的权重主要落在何处；小条是查询之前 7 个至之后 7 个位置上的平均权重。可改选一个指标查看其数值。"] },
+  { key: "relative_entropy", name: ["relative entropy", "相对熵"], top: 1, text: percent, help: ["Entropy divided by its maximum: 0 % is a single key, 100 % equal weights on all visible keys.", "熵除以其最大值：0 % 表示权重全在一个键上，100 % 表示所有可见的键权重相等。"] },
+  { key: "entropy", name: ["entropy (nats)", "熵（奈特）"], top: null, text: fixed(2), help: ["− Σ w ln w, mean over queries.", "− Σ w ln w，对所有查询取平均。"] },
+  { key: "confidence", name: ["confidence", "最大权重"], top: 1, text: percent, help: ["The largest weight, mean over queries.", "最大的权重，对所有查询取平均。"] },
+  { key: "at_offset", name: ["at its best offset", "最佳偏移处"], top: 1, text: percent, help: ["The weight at the offset with the largest weight: the dependence of the head on position alone.", "权重最大的偏移处的权重：注意力头在多大程度上只取决于位置。"] },
+  { key: "same", name: ["same token", "相同词元"], top: 1, text: percent, help: ["The weight on other positions with the same piece, over the queries that see one.", "落在其他位置的相同词元上的权重，只统计能看到这种位置的查询。"] },
+  { key: "end", name: ["end of sentence", "句末符"], top: 1, text: percent, help: ["The weight on the source's end of sentence.", "落在源句句末符上的权重。"] },
+  { key: "first", name: ["first token", "首词元"], top: 1, text: percent, help: ["The weight on the first key.", "落在第一个键上的权重。"] },
+  { key: "aer", name: ["alignment error rate", "对齐错误率"], top: 1, less: true, text: fixed(2), help: ["The disagreement of the strongest links with the given word alignment (Och and Ney 2003): 0 is perfect; a stronger colour is better.", "最强的连接与给定词对齐的不一致程度（Och 和 Ney 2003）：0 为完全一致；颜色越深越好。"] },
+  { key: "cost", name: ["cost of ablation", "移除后的损失增量"], top: null, text: rise, help: [`The increase of the loss in nats per token when the output of the head is 0 (${data.cost_lines} lines). Negative: the model is better without the head.`, `把该注意力头的输出置 0 后损失的增量（单位：奈特/词元，${data.cost_lines} 行文本）。为负时，移除它后模型更好。`] },
 ].filter((measure) => data.heads.some((head) => measure.key === "label" || finite(head[measure.key])));
 
 let measure = MEASURES[0], chosen = null, exampleNumber = 0;
@@ -90,7 +90,6 @@ function headButton(head, cell) {
   const value = el("span", { class: "value" });
   const button = el("button", { type: "button", class: `head ${kindClass(kindOf(head))}`, "data-head": head.index, "aria-pressed": "false", tabindex: "-1", style: `grid-row: ${cell.row}; grid-column: ${cell.column}`, onclick: () => choose(head.index) },
     profileBars(head), value);
-  bothIn(button, "aria-label", `${where[0]}: ${label[0]}`, `${where[1]}：${label[1]}`);
   bothIn(button, "title", `${where[0]}: ${label[0]}`, `${where[1]}：${label[1]}`);
   return button;
 }
@@ -99,7 +98,7 @@ function drawStack(stack) {
   const heads = data.heads.filter((head) => head.stack === stack), name = stackName(stack);
   const layers = [...new Set(heads.map((head) => head.layer))], columns = Math.max(...heads.map((head) => head.number)) + 1;
   const grid = el("div", { class: "grid-of-heads", role: "group", style: `grid-template-columns: max-content repeat(${columns}, minmax(46px, 1fr)); max-width: ${80 + 132 * columns}px` },
-    el("span", { class: "name row", style: "grid-row: 1; grid-column: 1" }, both("head", "头")),
+    el("span", { class: "name row", style: "grid-row: 1; grid-column: 1" }, both("head", "注意力头")),
     ...Array.from({ length: columns }, (_, i) => el("span", { class: "name", style: `grid-row: 1; grid-column: ${i + 2}` }, String(i + 1))),
     ...layers.map((layer, row) => el("span", { class: "name row", style: `grid-row: ${row + 2}; grid-column: 1` }, both(`layer ${layer + 1}`, `第 ${layer + 1} 层`))),
     ...heads.map((head) => headButton(head, { row: layers.indexOf(head.layer) + 2, column: head.number + 2 })));
@@ -134,7 +133,10 @@ function paint() {
     const button = buttonOf(head.index), value = button.querySelector(".value");
     const cell = button.getAttribute("style").split("; background")[0];
     button.setAttribute("style", `${cell}; ${byKind ? "background: color-mix(in srgb, var(--kind) 26%, var(--surface))" : tint(strength(head, measure))}`);
-    value.replaceChildren(byKind ? both(...shortOf(head)) : measure.text(head[measure.key]));
+    const [text, where] = [byKind ? "" : measure.text(head[measure.key]), positionOf(head)], shown = byKind ? shortOf(head) : [text, text];
+    const named = byKind ? labelOf(head) : measure.name;
+    value.replaceChildren(both(...shown));
+    bothIn(button, "aria-label", `${shown[0]}: ${where[0]}, ${named[0]}`, `${shown[1]}：${where[1]}，${named[1]}`);
   }
   byId("measure-text").replaceChildren(both(...measure.help));
   byId("scale").hidden = byKind;
@@ -183,13 +185,13 @@ function drawDetail() {
     el("p", {}, both(...positionOf(head)), " ", el("span", { class: `kind ${kindClass(kind)}` }, both(...labelOf(head)))),
     el("p", { class: "because" }, both(...KINDS[kind].rule), head.word ? readOrWritten(head) : null),
     el("dl", { class: "numbers" }, ...numbers),
-    el("p", { class: "hint tap" }, both("in Python: ", "在 Python 里："), el("code", {}, `${head.attention}.weights[:, ${head.number}]`)),
+    el("p", { class: "hint tap" }, both("in Python: ", "Python 表达式："), el("code", {}, `${head.attention}.weights[:, ${head.number}]`)),
     el("h4", {}, both("Mean weight by offset, in %", "各偏移处的平均权重（%）")), profileChart(head), ...exampleParts(head));
 }
 
 const readOrWritten = (head) => (head.word === "read"
-  ? both(" Its queries align best as the token just read, not as the token predicted.", " 把每个查询看作刚读入的词元（而不是要预测的词元）时，对齐得最好。")
-  : both(" Its queries align best as the token predicted.", " 把每个查询看作要预测的词元时，对齐得最好。"));
+  ? both(" Its queries align best as the token just read, not as the token predicted.", "把每个查询看作刚读入的词元（而不是要预测的词元）时，对齐最好。")
+  : both(" Its queries align best as the token predicted.", "把每个查询看作要预测的词元时，对齐最好。"));
 
 function profileChart(head) {
   const width = Math.min(430, roomInDetail()), height = 116, left = 4, top = 18, bottom = 94, full = Math.max(0.25, ...head.profile.filter(finite)), step = (width - 2 * left) / OFFSETS.length;
@@ -228,10 +230,10 @@ function exampleParts(head) {
   const home = el("div", { class: "map" }), hint = el("p", { class: "hint", role: "status" });
   const again = () => drawMap(head, data.examples[exampleNumber], home, hint);
   again();
-  return [el("div", { class: "heading" }, el("h4", {}, both("In a sentence", "在一个句子里")), select), home, hint];
+  return [el("div", { class: "heading" }, el("h4", {}, both("In a sentence", "在一个句子中")), select), home, hint];
 }
 
-const REST = ["Rows are queries, columns are keys; a stronger colour is a larger weight. Point at a cell, or focus the map and use the arrow keys.", "行是查询，列是键；颜色越深权重越大。指向方格，或聚焦后用方向键。"];
+const REST = ["Rows are queries, columns are keys; a stronger colour is a larger weight. Point at a cell, or focus the map and use the arrow keys.", "每行对应一个查询词元，每列对应一个键；颜色越深，权重越大。将指针移到格子上，或用键盘选中图后按方向键。"];
 
 // The pieces of the rows and columns of a map; positions for images.
 function sidesOf(head, example, shape) {
@@ -262,7 +264,7 @@ function drawMap(head, example, home, hint) {
   const box = svg("rect", { class: "chosen", width: size, height: size, rx: 2, visibility: "hidden" });
   const node = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": rows * columns - 1, "aria-valuenow": 0 },
     svg("rect", { class: "back", x: left, y: top, width: columns * size, height: rows * size, rx: 3 }), ...cells, ...texts.rows, ...texts.columns, box);
-  bothIn(node, "aria-label", "Weights in this sentence", "这个句子里的权重");
+  bothIn(node, "aria-label", "Weights in this sentence", "这个句子中的权重");
   home.replaceChildren(node);
   hint.replaceChildren(both(...REST));
   listenToMap(node, { rows, columns, left, top, size, box, texts, sides, weight, hint });
@@ -280,7 +282,7 @@ function listenToMap(node, map) {
     box.setAttribute("x", left + k * size);
     box.setAttribute("y", top + q * size);
     const value = weight(q, k).toFixed(2);
-    hint.replaceChildren(both(`Weight ${value} from “${sides.rows[q]}” to “${sides.columns[k]}”.`, `“${sides.rows[q]}”对“${sides.columns[k]}”的权重是 ${value}。`));
+    hint.replaceChildren(both(`Weight ${value} from “${sides.rows[q]}” to “${sides.columns[k]}”.`, `从“${sides.rows[q]}”到“${sides.columns[k]}”的权重为 ${value}。`));
     node.setAttribute("aria-valuenow", q * columns + k);
     node.setAttribute("aria-valuetext", hint.textContent && `${sides.rows[q]} → ${sides.columns[k]}: ${value}`);
   }
@@ -304,12 +306,12 @@ function listenToMap(node, map) {
 
 function showSublayers() {
   if (!data.sublayers.length) { byId("sublayers").hidden = true; return; }
-  byId("sublayers-text").append(both(`The increase of the loss in nats per token when the output of one sub-layer is 0 (${data.cost_lines} lines).`, `一个子层输出 0、其余照旧时，损失升高多少（奈特每词元，${data.cost_lines} 行）。`));
+  byId("sublayers-text").append(both(`The cost of ablation: the increase of the loss in nats per token when the output of one sub-layer is 0 (${data.cost_lines} lines).`, `移除后的损失增量：把一个子层的输出置 0 后损失增加多少（单位：奈特/词元，${data.cost_lines} 行文本）。`));
   const parsed = data.sublayers.map(({ name, cost }) => ({ cost, part: name.split(".").at(-1), side: name.startsWith("layers") ? "" : name.split(".")[0], layer: Number(name.match(/layers\.(\d+)/)[1]) }));
   const parts = Object.keys(PARTS).filter((part) => parsed.some((one) => one.part === part)), top = Math.max(1e-9, ...parsed.map((one) => one.cost));
   const rows = [...new Set(parsed.map((one) => `${one.side} ${one.layer}`))].map((key) => {
     const own = parsed.filter((one) => `${one.side} ${one.layer}` === key), side = SIDES[own[0].side] || [own[0].side, own[0].side];
-    return el("tr", {}, el("th", { scope: "row" }, both(`${side[0]} ${own[0].layer + 1}`, `${side[1]} 第 ${own[0].layer + 1} 层`)), ...parts.map((part) => {
+    return el("tr", {}, el("th", { scope: "row" }, both(`${side[0]} ${own[0].layer + 1}`, `${own[0].side ? side[1] : ""}第 ${own[0].layer + 1} 层`)), ...parts.map((part) => {
       const found = own.find((one) => one.part === part);
       return el("td", { class: "number", style: found ? tint(Math.sqrt(Math.max(0, found.cost / top))) : "" }, found ? rise(found.cost) : "");
     }));
@@ -322,9 +324,9 @@ function showSublayers() {
 function showTable() {
   const numeric = MEASURES.filter((one) => one.text);
   const columns = [
-    { name: ["head", "头"], value: (head) => head.index, cell: (head) => el("th", { scope: "row" }, el("button", { type: "button", class: "go", onclick: () => { choose(head.index); byId("detail").scrollIntoView({ block: "nearest" }); buttonOf(head.index).focus({ preventScroll: true }); } },
+    { name: ["head", "注意力头"], value: (head) => head.index, cell: (head) => el("th", { scope: "row" }, el("button", { type: "button", class: "go", onclick: () => { choose(head.index); byId("detail").scrollIntoView({ block: "nearest" }); buttonOf(head.index).focus({ preventScroll: true }); } },
       both(`${stackName(head.stack)[0]}, ${positionOf(head)[0]}`, `${stackName(head.stack)[1]}，${positionOf(head)[1]}`))) },
-    { name: ["label", "名称"], value: (head) => head.label, cell: (head) => el("td", {}, el("span", { class: `kind ${kindClass(kindOf(head))}` }, both(...labelOf(head)))) },
+    { name: ["label", "类别"], value: (head) => head.label, cell: (head) => el("td", {}, el("span", { class: `kind ${kindClass(kindOf(head))}` }, both(...labelOf(head)))) },
     ...numeric.map((one) => ({ name: one.name, number: true, value: (head) => head[one.key], cell: (head) => el("td", { class: "number" }, one.text(head[one.key])) })),
   ];
   const rows = data.heads.map((head) => ({ head, node: el("tr", { "data-head": head.index }, ...columns.map((column) => column.cell(head))) }));
@@ -341,7 +343,7 @@ function showTable() {
       return missing(p) - missing(q) || (missing(p) ? 0 : up ? compare(p, q) : compare(q, p)) || a.head.index - b.head.index;
     }).map((row) => row.node));
   }
-  byId("table").append(el("table", {}, el("caption", { class: "visually-hidden" }, both("All heads", "全部的头")), el("thead", {}, el("tr", {}, ...heads)), body));
+  byId("table").append(el("table", {}, el("caption", { class: "visually-hidden" }, both("All heads", "全部注意力头")), el("thead", {}, el("tr", {}, ...heads)), body));
 }
 
 function showRules() {
@@ -351,19 +353,19 @@ function showRules() {
 function showLead() {
   byId("language").append(languageSwitch());
   const heads = whole.format(data.heads.length), lines = whole.format(data.lines), tokens = whole.format(data.tokens), loss = data.loss.toFixed(3);
-  const aligned = data.aligned ? [` ${whole.format(data.aligned)} lines have a word alignment.`, `给出了 ${whole.format(data.aligned)} 行的词对齐。`] : ["", ""];
+  const aligned = data.aligned ? [` ${whole.format(data.aligned)} lines have a word alignment.`, `其中 ${whole.format(data.aligned)} 行给出了词对齐。`] : ["", ""];
   byId("lead").append(both(
     [el("b", {}, data.model), `: ${heads} heads, measured on ${lines} lines with ${tokens} target tokens (${data.own ? "the model's own output" : "given targets"}); loss ${loss} nats per token.${aligned[0]}`],
-    [el("b", {}, data.model), `：${heads} 个注意力头，在 ${lines} 行、${tokens} 个目标词元上测量（${data.own ? "模型自己的输出" : "给定的文本"}）；损失为每词元 ${loss} 奈特。${aligned[1]}`]));
+    [el("b", {}, data.model), `：${heads} 个注意力头，在 ${lines} 行文本、${tokens} 个目标词元上测量（目标为${data.own ? "模型自己的输出" : "给定的文本"}）；损失为 ${loss} 奈特/词元。${aligned[1]}`]));
 }
 
 // ---- start ----------------------------------------------------------------------------------------------------------
 
-// The initial head: the one with the lowest alignment error rate, otherwise with the largest confidence or weight at an offset.
+// The initial head: the one whose ablation costs most; if that was not measured, the one with the lowest alignment error rate, otherwise with the largest confidence or weight at an offset.
 function firstHead() {
   const best = (key, sign) => data.heads.filter((head) => finite(head[key])).sort((a, b) => sign * (b[key] - a[key]))[0];
-  const aligning = best("aer", -1), cross = data.heads.filter((head) => head.stack.endsWith("cross_attn")).sort((a, b) => b.confidence - a.confidence)[0];
-  return (aligning || cross || best("at_offset", 1) || data.heads[0]).index;
+  const needed = best("cost", 1), aligning = best("aer", -1), cross = data.heads.filter((head) => head.stack.endsWith("cross_attn")).sort((a, b) => b.confidence - a.confidence)[0];
+  return (needed || aligning || cross || best("at_offset", 1) || data.heads[0]).index;
 }
 
 // A section that cannot be drawn shows an error; the others are unaffected.
@@ -374,7 +376,7 @@ function start() {
     try {
       show();
     } catch (error) {
-      byId(id).append(el("p", { class: "problem", role: "alert" }, both(`This section cannot be drawn: ${error.message}`, `这一部分画不出来：${error.message}`)));
+      byId(id).append(el("p", { class: "problem", role: "alert" }, both(`This section cannot be drawn: ${error.message}`, `这一部分无法绘制：${error.message}`)));
     }
   }
   window.matchMedia("(max-width: 1040px)").addEventListener("change", () => { if (chosen !== null) drawDetail(); });

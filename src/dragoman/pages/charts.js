@@ -5,7 +5,7 @@ function showValues(plot, chart, hidden = new Set()) {
   const xs = [...new Set(chart.lines.flatMap((line) => line.points.map((point) => point[0])))].sort((a, b) => a - b);
   const cursor = el("div", { class: "position", hidden: "" }), tip = el("div", { class: "tip", hidden: "" });
   const closest = (points, x, at = (point) => point) => points.reduce((a, b) => (Math.abs(at(b) - x) < Math.abs(at(a) - x) ? b : a));
-  const label = (x) => (chart.ticks.length ? `${chart.ticks[x]} ${chart.unit}` : `${significant(x, 5)} ${chart.unit}`);
+  const label = (x, code) => `${chart.ticks.length ? chart.ticks[x] : significant(x, 5)} ${inLanguage(chart.unit, code)}`;
   let index = xs.length - 1;
   plot.append(cursor, tip);
 
@@ -17,10 +17,10 @@ function showValues(plot, chart, hidden = new Set()) {
     cursor.hidden = tip.hidden = false;
     cursor.style.left = `${100 * share}%`;
     tip.style.cssText = share > 0.55 ? `right: ${100 * (1 - share) + 2}%` : `left: ${100 * share + 2}%`;
-    tip.replaceChildren(el("p", {}, label(x)), ...found.map(([line, value]) =>
-      el("div", { class: `s${line.group % 8}` }, el("i"), el("span", {}, line.name), el("b", {}, value))));
+    tip.replaceChildren(el("p", {}, both(label(x, "en"), label(x, "zh"))), ...found.map(([line, value]) =>
+      el("div", { class: `s${line.group % 8}` }, el("i"), el("span", {}, bothOf(line.name)), el("b", {}, value))));
     plot.setAttribute("aria-valuenow", index);
-    plot.setAttribute("aria-valuetext", `${label(x)}: ${found.map(([line, value]) => `${line.name} ${value}`).join(", ")}`);
+    plot.setAttribute("aria-valuetext", `${label(x)}: ${found.map(([line, value]) => `${inLanguage(line.name)} ${value}`).join(", ")}`);
   }
   const hide = () => { cursor.hidden = tip.hidden = true; };
   plot.setAttribute("aria-valuemin", 0);

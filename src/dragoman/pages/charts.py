@@ -11,7 +11,7 @@ import io
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 __all__ = [
-    "COLORS", "GRID", "INK", "MARKERS", "SOFT", "WIDTH", "Drawing", "Line", "draw_curves", "draw_intervals",
+    "COLORS", "GRID", "INK", "MARKERS", "SOFT", "UNITS", "WIDTH", "Drawing", "Line", "draw_curves", "draw_intervals",
     "drawing", "format_axis", "is_number", "readout", "series_color", "standalone", "time_unit",
 ]  # fmt: skip
 
@@ -38,6 +38,12 @@ _VARIABLES = ("--ink", "--soft", "--line", "--surface")
 _MOST_MARKERS = 40
 _LARGEST = 1e30
 """Larger values, from a diverged or damaged log, are clipped to this one, because matplotlib would overflow."""
+
+UNITS = {
+    "steps": "步", "hours": "小时", "minutes": "分钟", "seconds": "秒", "words in the source": "源文词数",
+    "characters in the source": "源文字符数",
+}  # fmt: skip
+"""Names of x axes in Chinese."""
 
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none", "text.parse_math": False, "font.size": 12, "text.color": INK,
@@ -164,13 +170,30 @@ def draw_curves(
             format_axis(axes.xaxis)
         axes.set_xlabel(unit, loc="right")
         _set_y_axis(axes, values, log, close, top)
-        return chart.svg(label)
+        return _with_chinese(chart.svg(label), unit)
 
 
-def readout(lines: Sequence[Line], unit: str, ticks: Sequence[str] = (), width: float = WIDTH) -> dict[str, Any]:
-    """Return what `charts.js` needs to show the values of `draw_curves` under the pointer."""
-    listed = [{"name": line.name, "group": line.group, "points": line.points} for line in lines]
-    return {"box": _box(width), "x": _x_limits(lines, ticks), "unit": unit, "ticks": ticks, "lines": listed}
+def _with_chinese(svg: str, unit: str) -> str:
+    """Return the SVG with the name of the x axis in both languages."""
+    both = f'><tspan lang="en">{html.escape(unit)}</tspan><tspan lang="zh">{UNITS.get(unit, unit)}</tspan></text>'
+    return svg.replace(f">{html.escape(unit)}</text>", both)
+
+
+def readout(
+    lines: Sequence[Line],
+    unit: str,
+    ticks: Sequence[str] = (),
+    width: float = WIDTH,
+    chinese: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return what `charts.js` needs to show the values of `draw_curves` under the pointer.
+
+    chinese: names of lines in Chinese; others are the same in both languages.
+    """
+    names = {name: {"en": name, "zh": text} for name, text in (chinese or {}).items()}
+    listed = [{"name": names.get(line.name, line.name), "group": line.group, "points": line.points} for line in lines]
+    units = {"en": unit, "zh": UNITS.get(unit, unit)}
+    return {"box": _box(width), "x": _x_limits(lines, ticks), "unit": units, "ticks": ticks, "lines": listed}
 
 
 def _box(width: float) -> tuple[float, float]:

@@ -26,7 +26,7 @@ function startSorting() {
   const table = byId("numbers"), body = table.tBodies[0], heads = [...table.tHead.rows[0].cells], given = [...body.rows];
   const value = (row, i) => Number(row.cells[i].dataset.value ?? NaN);
   heads.forEach((head, i) => {
-    const button = el("button", { type: "button", title: i ? "Sort" : "Restore the given order", onclick: () => {
+    const button = el("button", { type: "button", onclick: () => {
       const ascending = head.getAttribute("aria-sort") === "descending";
       for (const other of heads) other.removeAttribute("aria-sort");
       if (i) head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
@@ -34,12 +34,13 @@ function startSorting() {
         const [p, q] = [value(a, i), value(b, i)];
         return Number.isNaN(p) - Number.isNaN(q) || (ascending ? p - q : q - p) || 0;
       }) : given));
-    } }, head.textContent);
-    head.replaceChildren(button);
+    } }, ...head.childNodes);
+    head.replaceChildren(bothIn(button, "title", ...(i ? ["Sort", "排序"] : ["Restore the given order", "恢复原来的顺序"])));
   });
 }
 
 function start() {
+  byId("language").append(languageSwitch());
   startLegend();
   startHighlight();
   startSorting();

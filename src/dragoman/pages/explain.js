@@ -5,9 +5,9 @@ const explanation = JSON.parse(byId("explanation").textContent);
 const percent = (p) => (p >= 0.9995 && p < 1 ? "> 99.9 %" : p > 0 && p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(p >= 0.0995 && p < 0.9905 ? 0 : 1)} %`);
 
 const KINDS = {
-  translation: ["Explanation of a translation", "一次翻译的内部"], continuation: ["Explanation of a continuation", "一个语言模型的内部"],
-  tags: ["Explanation of tags", "一次词性标注的内部"], class: ["Explanation of a text classification", "一次文本分类的内部"],
-  masked: ["Explanation of masked words", "一次完形填空的内部"], image: ["Explanation of an image classification", "一次图像分类的内部"],
+  translation: ["Explanation of a translation", "一次翻译的全过程"], continuation: ["Explanation of a continuation", "一次续写的全过程"],
+  tags: ["Explanation of tags", "一次序列标注的全过程"], class: ["Explanation of a text classification", "一次文本分类的全过程"],
+  masked: ["Explanation of masked words", "一次掩码预测的全过程"], image: ["Explanation of an image classification", "一次图像分类的全过程"],
 };
 const ARCHITECTURES = {
   transformer: ["Transformer", "Transformer"], decoder_only: ["decoder-only Transformer", "仅解码器的 Transformer"], encoder_only: ["encoder-only Transformer", "仅编码器的 Transformer"],
@@ -41,7 +41,6 @@ const readableSide = (side) => {
   return side.pieces.map((piece, index) => readable(piece, begins[index] || !hasSpaces(side)));
 };
 const joinedWord = (side, word) => (word.length === 1 ? readable(side.pieces[word[0]]) : word.map((index) => side.pieces[index].replaceAll("▁", "")).join(""));
-const inLanguage = (text, code = language()) => (typeof text === "string" ? text : text[code]);
 const quoted = (text) => [el("q", {}, bothOf(text))];
 
 // Roving focus in a row or grid of items: one item is in the tab order, the arrow keys move the focus.
@@ -81,25 +80,25 @@ function showHeader() {
   byId("title").append(both(english, chinese));
   const count = whole.format(model.parameters);
   byId("lead").append(both(`Computation of one ${kind === "image" ? "image" : "text"} in ${/^(LSTM|RNN|[aeio])/i.test(architecture) ? "an" : "a"} ${architecture} with ${count} parameters (${model.name}).`,
-    `一${kind === "image" ? "张图像" : "段文字"}穿过一个有 ${count} 个参数的 ${inChinese}（${model.name}）的每一步。`));
+    `一${kind === "image" ? "张图像" : "段文本"}在有 ${count} 个参数的${/^[A-Z]/.test(inChinese) ? " " : ""}${inChinese}（${model.name}）中的计算过程。`));
   byId("pair").append(el("p", { class: "in" }, kind === "image" ? inWords(explanation.source) : explanation.source || both("(nothing)", "（空）")), el("p", { class: "out" }, explanation.text || both("(nothing)", "（空）")));
   byId("notes").append(...notes().map((note) => el("p", { class: "note" }, note)));
 }
 
 const inWords = (source) => {
   const found = /^image (\d+) of (.*)$/.exec(source);
-  return found ? both(source, `${found[2] === "the validation images" ? "验证图像" : found[2]}中的第 ${found[1]} 张`) : source;
+  return found ? both(source, `${found[2] === "the validation images" ? "验证集图像" : found[2]}中的第 ${found[1]} 张`) : source;
 };
 
 function notes() {
   const found = [];
-  if (explanation.forced) found.push(both("The output was given, without a search: the page shows the probabilities that the model assigns to it.", "输出是给定的，不是模型自己选的：本页展示模型怎样看待它。"));
-  if (explanation.flags.includes("sentences")) found.push(both("The source contains several sentences and is explained without splitting, as dragoman translate --no-split translates it.", "原文包含多个句子；此处不分句，整体解释，与 dragoman translate --no-split 的处理相同。"));
-  if (explanation.flags.includes("truncated")) found.push(both("The output was truncated at the length limit.", "它还没有说完，就被长度上限截断了。"));
-  if (explanation.flags.includes("empty")) found.push(both("The output was empty; the search was retried with a minimum length, as in dragoman translate.", "输出曾是空的，因此规定最短长度后又搜索了一次，与 dragoman translate 相同。"));
-  if (explanation.flags.includes("length")) found.push(both("The length of the output is unusual for this source.", "它的长度与源句相差很大。"));
-  if (explanation.flags.includes("repetition")) found.push(both("The output repeated itself; the search was retried without repeated 3-grams, as in dragoman translate.", "它曾反复说同一段话，因此禁止重复的三元组后又搜索了一次（dragoman translate 也这样做）。"));
-  if (explanation.maps.some((map) => map.averaged)) found.push(both("The maps of all heads exceed the size of a page: each layer shows the mean of its heads.", "头与位置太多，一页放不下：每层只展示各头的平均。"));
+  if (explanation.forced) found.push(both("The output was given, without a search: the page shows the probabilities that the model assigns to it.", "输出是给定的，没有经过搜索：本页显示模型赋予它的概率。"));
+  if (explanation.flags.includes("sentences")) found.push(both("The source contains several sentences and is explained without splitting, as dragoman translate --no-split translates it.", "源文本包含多个句子；此处不分句，与 dragoman translate --no-split 相同。"));
+  if (explanation.flags.includes("truncated")) found.push(both("The output was truncated at the length limit.", "输出达到长度上限，被截断。"));
+  if (explanation.flags.includes("empty")) found.push(both("The output was empty; the search was retried with a minimum length, as in dragoman translate.", "第一次搜索的输出为空，因此在规定最短长度后重新搜索，与 dragoman translate 相同。"));
+  if (explanation.flags.includes("length")) found.push(both("The length of the output is unusual for this source.", "输出的长度与源句不成比例。"));
+  if (explanation.flags.includes("repetition")) found.push(both("The output repeated itself; the search was retried without repeated 3-grams, as in dragoman translate.", "第一次搜索的输出陷入重复，因此在禁止重复三元组后重新搜索，与 dragoman translate 相同。"));
+  if (explanation.maps.some((map) => map.averaged)) found.push(both("The maps of all heads exceed the size of a page: each layer shows the mean of its heads.", "全部注意力头的图超出一页的容量：每层只显示各注意力头的平均。"));
   return found;
 }
 
@@ -129,10 +128,10 @@ function showPredictions() {
 
 function predictionsText(kind) {
   if (kind === "class" || kind === "image") return both("The probabilities of all classes sum to 1.", "所有类别的概率之和为 1。");
-  if (kind === "tags") return both("Each word with its tag and the probability of the tag. Select a word to see alternatives.", "每个词下面是它的标签和模型给出的概率。点选一个词，看看模型还考虑过什么。");
-  if (kind === "masked") return both("The prediction at each position, with its probability. Select one to see alternatives.", "模型在每个位置填入的内容和概率。点选一个，看看模型还考虑过什么。");
+  if (kind === "tags") return both("Each word with its tag and the probability of the tag. Select a word to see alternatives.", "每个词下面是它的标签及其概率。点选一个词，可查看备选标签。");
+  if (kind === "masked") return both("The prediction at each position, with its probability. Select one to see alternatives.", "每个位置的预测及其概率。点选一个，可查看备选词元。");
   return both("Each token with its probability given all tokens before it. Select one to see alternatives; initially the least probable one is selected.",
-    "一个词元一个词元地看：每个词元下面是模型在读过前面所有词元之后给它的概率。点选一个，看看模型在那里还考虑过什么；打开时显示的是最没把握的一个。");
+    "每个词元下面是在它之前的所有词元已知时它的概率。点选一个，可查看备选词元；页面打开时选中概率最小的一个。");
 }
 
 function alternativesOf(prediction, text) {
@@ -153,21 +152,21 @@ function total(predictions) {
   if (own.length < 2) return null;
   const mean = Math.exp(sum / own.length);
   return el("p", { class: "hint" }, both(`The product of the probabilities is ${significant(Math.exp(sum))} (log-probability ${sum.toFixed(3)}); the geometric mean is ${percent(mean)}.`,
-    `合起来：这些概率的乘积是 ${significant(Math.exp(sum))}（对数概率 ${sum.toFixed(3)}），几何平均是 ${percent(mean)}。`));
+    `这些概率的乘积是 ${significant(Math.exp(sum))}（对数概率 ${sum.toFixed(3)}），几何平均是 ${percent(mean)}。`));
 }
 
 // ---- model and contents ---------------------------------------------------------------------------------------------
 
 const DATA = {
-  parallel: ["translation", "翻译"], trees: ["parsing", "句法分析"], text: ["text", "文本"], masked: ["masked words", "完形填空"],
-  tagged: ["tagged words", "词语标注"], labelled: ["labelled texts", "文本分类"], images: ["images", "图像"],
+  parallel: ["translation", "翻译"], trees: ["parsing", "句法分析"], text: ["text", "文本"], masked: ["masked words", "掩码词"],
+  tagged: ["tagged words", "带标注的词"], labelled: ["labelled texts", "带类别的文本"], images: ["images", "图像"],
 };
 
 function showModel() {
   const { name, architecture, data, languages, parameters, sizes, kinds } = explanation.model;
   const rows = [
     [both("model", "模型"), name], [both("architecture", "架构"), both(...(ARCHITECTURES[architecture] || [architecture, architecture]))],
-    [both("training data", "训练数据"), languages ? languages.join(" → ") : both(...DATA[data])], [both("parameters", "参数个数"), whole.format(parameters)],
+    [both("training data", "训练数据"), languages ? languages.join(" → ") : both(...DATA[data])], [both("parameters", "参数量"), whole.format(parameters)],
     ...[...Object.entries(sizes), ...Object.entries(kinds)].map(([key, value]) => [el("code", {}, key), String(value)]),
   ];
   byId("model-body").append(el("dl", { class: "facts" }, ...rows.map(([key, value]) => el("div", {}, el("dt", {}, key), el("dd", {}, value)))));
@@ -181,7 +180,21 @@ function showContents() {
 
 // ---- start ----------------------------------------------------------------------------------------------------------
 
+const PAPER = 680;  // pixels between the margins of a sheet
+const redraws = [];
+
+// Canvases are painted, not styled, so they are painted anew for paper; what is wider than a sheet becomes smaller.
+function paintFor(paper) {
+  document.documentElement.classList.toggle("on-paper", paper);
+  colours.clear();
+  for (const draw of redraws) draw();
+  for (const node of paper ? document.querySelectorAll(".heat, .state") : []) node.style.zoom = Math.min(1, PAPER / Math.max(1, node.offsetWidth));
+}
+window.addEventListener("beforeprint", () => paintFor(true));
+window.addEventListener("afterprint", () => paintFor(false));
+
 function redrawn(draw) {
+  redraws.push(draw);
   let width = window.innerWidth, waiting = 0;
   window.addEventListener("resize", () => {
     if (window.innerWidth === width) return;

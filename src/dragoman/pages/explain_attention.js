@@ -15,23 +15,23 @@ function choosers(change) {
     layer, head, unit,
     fill(maps, chosen) {
       options(layer, maps.map((map) => [map.layer, `${map.layer + 1} of ${maps.length}`, `第 ${map.layer + 1} 层，共 ${maps.length} 层`]), chosen.layer);
-      const heads = maps[0].weights.shape[0], mean = maps[0].averaged ? ["mean of all", "所有头的平均"] : ["mean of all", "平均"];
-      options(head, [...(heads > 1 || maps[0].averaged ? [[-1, ...mean]] : []), ...(maps[0].averaged ? [] : [...Array(heads).keys()].map((h) => [h, `${h + 1} of ${heads}`, `第 ${h + 1} 头，共 ${heads} 头`]))], chosen.head);
+      const heads = maps[0].weights.shape[0], mean = maps[0].averaged ? ["mean of all", "各头平均"] : ["mean of all", "各头平均"];
+      options(head, [...(heads > 1 || maps[0].averaged ? [[-1, ...mean]] : []), ...(maps[0].averaged ? [] : [...Array(heads).keys()].map((h) => [h, `${h + 1} of ${heads}`, `第 ${h + 1} 个，共 ${heads} 个`]))], chosen.head);
       if (head.selectedIndex < 0) head.selectedIndex = 0;
     },
     get map() { return { layer: Number(layer.value), head: Number(head.value), byWords: unit.value === "words" }; },
-    nodes: () => [field("Layer", "层", layer), field("Head", "头", head), ...(joinsAnything() ? [field("by", "单位", unit)] : [])],
+    nodes: () => [field("Layer", "层", layer), field("Head", "注意力头", head), ...(joinsAnything() ? [field("by", "单位", unit)] : [])],
   };
 }
 
 // The selected weight as a sentence, then the tensor with its shape and the formula of the paper.
 function describe(map, chosen, matrix, r, c) {
   const head = chosen.head < 0 ? ":" : chosen.head;
-  if (r === null || c === null) return [el("span", {}, both("Point at a cell or a word, or use the arrow keys.", "指向一个格子或一个词，或用方向键。")), tensorLine(map.name, map.shape, map.paper)];
+  if (r === null || c === null) return [el("span", {}, both("Point at a cell or a word, or use the arrow keys.", "将指针移到格子或词上，或使用方向键。")), tensorLine(map.name, map.shape, map.paper)];
   const w = percent(matrix.values[r * matrix.m + c]), row = () => quoted(matrix.rows[r]), column = () => quoted(matrix.columns[c]);
   const sentence = map.rows === "output"
-    ? both(["The query that predicts ", ...row(), ` has ${w} of its attention on `, ...column(), "."], ["预测 ", ...row(), ` 时，${w} 的注意力在 `, ...column(), " 上。"])
-    : both(["The query at ", ...row(), ` has ${w} of its attention on `, ...column(), "."], [...row(), ` 处的查询有 ${w} 的注意力在 `, ...column(), " 上。"]);
+    ? both(["The query that predicts ", ...row(), ` has ${w} of its attention on `, ...column(), "."], ["预测", ...row(), `的查询有 ${w} 的注意力落在`, ...column(), "上。"])
+    : both(["The query at ", ...row(), ` has ${w} of its attention on `, ...column(), "."], [...row(), `处的查询有 ${w} 的注意力落在`, ...column(), "上。"]);
   const index = chosen.byWords ? "" : `[0, ${head}, ${r}, ${c}]`;
   return [el("span", {}, sentence), tensorLine(`${map.name}${index}`, map.shape, map.paper)];
 }
@@ -43,7 +43,7 @@ function showAlignment() {
   byId("alignment").hidden = false;
   const maps = ofStack("cross"), words = Math.min(explanation.sides.source.words.length, explanation.sides.output.words.length);
   const control = choosers(draw), how = el("select", { onchange: draw }), nodes = control.nodes();
-  options(how, [...(maps.length ? [["attention", "attention", "注意力"]] : []), ["occlusion", "occlusion", "遮挡"]], maps.length ? "attention" : "occlusion");
+  options(how, [...(maps.length ? [["attention", "attention", "注意力"]] : []), ["occlusion", "occlusion", "逐词去除"]], maps.length ? "attention" : "occlusion");
   if (maps.length) control.fill(maps, bestByOcclusion(maps));
   control.unit.value = words > 4 && joinsAnything() ? "words" : "pieces"; // words are useful from five on
   byId("alignment-controls").append(field("Measure", "依据", how), ...nodes);
@@ -54,7 +54,7 @@ function showAlignment() {
     const chosen = control.map, left = how.value === "occlusion", map = left ? explanation.occlusion : maps.find(({ layer }) => layer === chosen.layer);
     const matrix = matrixOf(map, left ? 0 : chosen.head, chosen.byWords);
     nodes.forEach((node, i) => { node.hidden = left && i < 2; });
-    const lines = linePicture(matrix, { en: "The source word with the largest value for each target word", zh: "每个目标词对应数值最大的源词" }, ROOM());
+    const lines = linePicture(matrix, { en: "The source word with the largest value for each target word", zh: "每个目标词的数值最大的源词" }, ROOM());
     const show = (r, c) => {
       lines.choose(r, c);
       hint.replaceChildren(...(left ? describeDrop(chosen, matrix, r, c) : describe(map, chosen, matrix, r, c)));
@@ -70,11 +70,11 @@ function showAlignment() {
 // The effect of removing a source token on a target token.
 function describeDrop(chosen, matrix, r, c) {
   const formula = el("span", { class: "tensor" }, "log p(yₜ | y₍ₜ, x) − log p(yₜ | y₍ₜ, x∖xₛ)".replaceAll("₍", "<"));
-  if (r === null || c === null) return [el("span", {}, both("Point at a word. Each source token is removed in turn; the lines show the largest drops.", "指向一个词。依次去掉每个源词元，线条显示在哪里代价最大。")), formula];
+  if (r === null || c === null) return [el("span", {}, both("Point at a word. Each source token is removed in turn; the lines show the largest drops.", "将指针移到词上。逐个去除源词元，连线显示对数概率下降最多之处。")), formula];
   const share = percent(matrix.values[r * matrix.m + c]), target = () => quoted(matrix.rows[r]), source = () => quoted(matrix.columns[c]);
   const times = chosen.byWords ? null : Math.exp(explanation.occlusion.drops[r][c]);
-  const sentence = times === null ? null : both(["Removing ", ...source(), " makes ", ...target(), ` ${significant(times)} times less probable. `], ["没有 ", ...source(), "，", ...target(), ` 的概率会是原来的 ${significant(times)} 分之一。`]);
-  return [el("span", {}, sentence ?? "", both([...source(), ` accounts for ${share} of all drops of this token.`], [`逐个去掉词元使它下降的总量中，${share} 来自 `, ...source(), "。"])), formula];
+  const sentence = times === null ? null : both(["Removing ", ...source(), " makes ", ...target(), ` ${significant(times)} times less probable. `], ["去除", ...source(), "后，", ...target(), `的概率降为原来的 ${significant(times)} 分之一。`]);
+  return [el("span", {}, sentence ?? "", both([...source(), ` accounts for ${share} of all drops of this token.`], [`该词元对数概率的全部下降中，${share} 来自`, ...source(), "。"])), formula];
 }
 
 // ---- all layers and heads --------------------------------------------------------------------------------------------
@@ -83,9 +83,9 @@ function showAttention() {
   const stacks = Object.keys(STACKS).filter((stack) => ofStack(stack).length);
   if (!stacks.length) {
     byId("attention-what").append(explanation.sides.source && explanation.sides.output ? both("This model has no attention: the decoder receives the source as one vector, the last state of the encoder. See the section on gates and states below.",
-      "这个模型没有注意力：解码器对源句的全部了解只有一个向量，即编码器的最后状态。下面“门与状态”一节展示它保留了什么。")
+      "这个模型没有注意力：解码器只得到源句的一个向量，即编码器的最终状态。参见下面的“门与状态”一节。")
       : both("This model has no attention: the state that it passes from token to token is all that it keeps of the others. See the section on gates and states below.",
-        "这个模型没有注意力：逐词传递的状态就是它对其他词元的全部记忆。下面“门与状态”一节展示它保留了什么。"));
+        "这个模型没有注意力：它对其他词元的全部记忆就是逐个词元传递的状态。参见下面的“门与状态”一节。"));
     return;
   }
   byId("attention-what").append(attentionText(stacks));
@@ -93,7 +93,7 @@ function showAttention() {
   options(stack, stacks.map((name) => [name, ...STACKS[name]]), stacks.includes("cross") ? "cross" : stacks.at(-1));
   byId("attention-controls").append(...(stacks.length > 1 ? [field("Which", "哪一种", stack)] : []), ...control.nodes());
   const pictures = el("div", { class: "attention" }), hint = el("p", { class: "hint two", "aria-live": "polite" }), overview = el("div", { class: "overview" });
-  byId("attention-body").append(pictures, hint, el("h3", {}, both("All heads; select one", "所有的头；点选一个")), overview);
+  byId("attention-body").append(pictures, hint, el("h3", {}, both("All heads; select one", "全部注意力头（点选一个）")), overview);
 
   function refill() {
     const maps = ofStack(stack.value);
@@ -114,7 +114,7 @@ function showAttention() {
     heat.listen(show);
     lines.listen(show);
     pictures.classList.toggle("stacked", !wide);
-    pictures.replaceChildren(el("div", {}, el("h3", {}, both("Weights", "权重")), el("div", { class: "scroll" }, heat.node), scaleOfColours()),
+    pictures.replaceChildren(el("div", {}, el("h3", {}, both("Weights", "权重")), el("div", { class: "scroll" }, heat.node), scaleOfColours("weights")),
       el("div", {}, el("h3", {}, both("Lines from keys (left) to queries (right)", "连线：左为键，右为查询")), el("div", { class: "scroll" }, lines.node)));
     for (const tile of overview.querySelectorAll("button")) tile.setAttribute("aria-pressed", String(tile.dataset.layer === String(chosen.layer) && tile.dataset.head === String(chosen.head)));
     show(null, null);
@@ -126,7 +126,7 @@ function showAttention() {
       const [, n, m] = map.weights.shape;
       const press = () => { control.layer.value = map.layer; control.head.value = head; draw(); };
       const tile = el("button", { type: "button", class: "tile", "data-layer": map.layer, "data-head": head, onclick: press }, paint(el("canvas", { class: "cells" }), ofHead(map, head), n, m));
-      return bothIn(tile, "aria-label", head < 0 ? `Layer ${map.layer + 1}, mean of its heads` : `Layer ${map.layer + 1}, head ${head + 1}`, head < 0 ? `第 ${map.layer + 1} 层，各头平均` : `第 ${map.layer + 1} 层，第 ${head + 1} 头`);
+      return bothIn(tile, "aria-label", head < 0 ? `Layer ${map.layer + 1}, mean of its heads` : `Layer ${map.layer + 1}, head ${head + 1}`, head < 0 ? `第 ${map.layer + 1} 层，各头平均` : `第 ${map.layer + 1} 层，第 ${head + 1} 个注意力头`);
     }));
     roving(tiles, shown.length);
     const rows = maps.map((map, i) => el("div", { class: "tiles" }, el("span", { class: "layer" }, both(`layer ${map.layer + 1}`, `第 ${map.layer + 1} 层`)), ...tiles.slice(i * shown.length, (i + 1) * shown.length)));
@@ -142,9 +142,9 @@ function showAttention() {
 }
 
 function attentionText(stacks) {
-  if (explanation.kind === "image") return both("Rows are queries, columns are keys: the class token first, then the patches by row and column.", "行是查询，列是键：先是类别词元，然后是按行列编号的小块。");
+  if (explanation.kind === "image") return both("Rows are queries, columns are keys: the class token first, then the patches by row and column.", "每行对应一个查询词元，每列对应一个键：先是类别词元，然后是按行、列编号的图像块。");
   const cross = stacks.includes("cross"), writes = Boolean(explanation.sides.output);
   const english = "A row is a query, whose weights sum to 1; a column is a key." + (writes ? " A query of the decoder is named after the token that it predicts; its keys are the tokens read so far" + (cross ? ", in cross-attention those of the source." : ".") : "");
-  const chinese = "每一行是一个查询，该行权重之和为 1；每一列是一个键。" + (writes ? "解码器的查询以它要预测的词元命名，键是它已经读到的词元" + (cross ? "，在交叉注意力中则是源句的词元。" : "。") : "");
+  const chinese = "每行对应一个查询词元，该行权重之和为 1；每列对应一个键。" + (writes ? "解码器的查询以它要预测的词元命名，键是已读入的词元" + (cross ? "；在交叉注意力中，键是源句的词元。" : "。") : "");
   return both(english, chinese);
 }

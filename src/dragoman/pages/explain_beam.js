@@ -2,8 +2,8 @@
 // The tree of the beam search: one column per step, one row per rank in the beam.
 
 const REASONS = {
-  finished: ["finished with the end of sentence", "以句尾结束"], limit: ["truncated at the length limit", "到达长度上限而被截断"],
-  dropped: ["pruned from the beam", "掉出了束"], beaten: ["could not enter the n-best list", "不可能再进入最优之列"],
+  finished: ["finished with the end of sentence", "已生成句末符"], limit: ["truncated at the length limit", "达到长度上限，被截断"],
+  dropped: ["pruned from the beam", "被束搜索淘汰"], beaten: ["could not enter the n-best list", "已无法进入前 n 名"],
 };
 const SIGNS = { finished: "✓", limit: "✂", dropped: "×", beaten: "…" };
 
@@ -15,13 +15,13 @@ function showBeam() {
   const hint = el("p", { class: "hint two", "aria-live": "polite" });
   const winners = pathsOf(tree);
   byId("beam-body").append(el("div", { class: "scroll", tabindex: "-1" }, treePicture(tree, winners, hint)), legend(tree), hint, leaves(tree));
-  hint.append(el("span", {}, both("Point at a node, or move among the nodes with the arrow keys.", "指向一个方框，或用方向键在方框间移动。")));
+  hint.append(el("span", {}, both("Point at a node, or move among the nodes with the arrow keys.", "将指针移到节点上，或用方向键在节点间移动。")));
 }
 
 function beamText({ beam, alpha, limit }) {
   if (beam === 1) return both("Greedy search: the most probable token at each step.", "贪心搜索：每一步取概率最大的词元。");
-  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top. A hypothesis that ends leaves the beam; its score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). The search ends when no hypothesis in the beam can enter the ${beam}-best list, or after ${limit} tokens. The thick path is the best hypothesis.`,
-    `每一步保留概率最大的 ${beam} 个开头（束宽为 ${beam} 的束搜索），最好的在最上面。说出句尾的假设离开束，它的得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。当束中没有任何假设还能进入前 ${beam} 名时，或者达到 ${limit} 个词元后，搜索结束。粗线是胜出的路径。`);
+  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top. A hypothesis that ends leaves the beam; its search score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). The search ends when no hypothesis in the beam can enter the ${beam}-best list, or after ${limit} tokens. The thick path is the best hypothesis.`,
+    `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面。生成句末符的候选序列离开束，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。束中没有候选序列还能进入前 ${beam} 名时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
 }
 
 // The nodes on the path to the best hypothesis.
@@ -42,7 +42,7 @@ function treePicture(tree, winners, hint) {
   const given = explanation.predictions.filter((prediction) => prediction.given).length, begin = Math.max(0, given - 1);
   const shown = tree.nodes.map((node, i) => ({ ...node, i, label: standalone(node.token) })).filter((node) => node.step > begin);
   const steps = Math.max(...shown.map((node) => node.step)), row = 34, gap = 26;
-  const widths = Array.from({ length: steps + 1 }, (_, step) => Math.min(130, 26 + widthOf(shown.filter((node) => node.step === step).map((node) => node.label))));
+  const widths = Array.from({ length: steps + 1 }, (_, step) => Math.min(170, 30 + widthOf(shown.filter((node) => node.step === step).map((node) => node.label))));
   const x = [];
   for (let step = begin + 1, at = 4; step <= steps; at += widths[step] + gap, step += 1) x[step] = at;
   const width = x[steps] + widths[steps] + 8, height = 26 + row * (1 + Math.max(...shown.map((node) => node.rank)));
@@ -79,32 +79,32 @@ function treePicture(tree, winners, hint) {
   }
   const numbers = x.map((at, number) => svg("text", { class: "scale", x: at + widths[number] / 2, y: 12, "text-anchor": "middle" }, String(number))).filter(Boolean);
   const node = svg("svg", { class: "tree", width, height, viewBox: `0 0 ${width} ${height}`, role: "group" }, ...numbers, ...edges, ...boxes);
-  return bothIn(node, "aria-label", "Beam search: one column per step, the best at the top", "束搜索：一列是一步，最好的在最上面");
+  return bothIn(node, "aria-label", "Beam search: one column per step, the best at the top", "束搜索：每列对应一步，最好的在最上面");
 }
 
 function nodeBox(node, x, y, width, won) {
   const box = svg("g", { class: `node ${node.end ?? "going"}${won ? " won" : ""}`, role: "img", transform: `translate(${x} ${y})` }, svg("rect", { width, height: 26, rx: 6 }),
     svg("text", { x: 8, y: 17.5 }, labelInSvg(node.label)), node.end ? svg("text", { class: "sign", x: width - 5, y: 11, "text-anchor": "end" }, SIGNS[node.end]) : "");
-  const [english, chinese] = node.end ? REASONS[node.end] : ["extended", "继续"];
+  const [english, chinese] = node.end ? REASONS[node.end] : ["extended", "继续扩展"];
   return bothIn(box, "aria-label", `${inLanguage(node.label, "en")}: ${percent(Math.exp(node.log_prob))}, ${english}`, `${inLanguage(node.label, "zh")}：${percent(Math.exp(node.log_prob))}，${chinese}`);
 }
 
 function nodeText(tree, node) {
   const text = () => el("q", {}, textUpTo(tree.nodes, node.i)), p = percent(Math.exp(node.log_prob)), total = node.total.toFixed(3);
-  const line = el("span", {}, text(), both(`: step ${node.step}, rank ${node.rank + 1}; its last token has ${p}; log-probability ${total}. `, `：第 ${node.step} 步，排第 ${node.rank + 1}；最后一个词元的概率 ${p}；对数概率 ${total}。`));
+  const line = el("span", {}, text(), both(`: step ${node.step}, rank ${node.rank + 1}; its last token has ${p}; log-probability ${total}. `, `：第 ${node.step} 步，排名第 ${node.rank + 1}；最后一个词元的概率为 ${p}；对数概率为 ${total}。`));
   return [line, el("span", {}, reason(tree, node))];
 }
 
 function reason(tree, node) {
   const score = node.score === null ? "" : node.score.toFixed(3);
-  if (node.end === "finished") return both(`It finished with the end of sentence: score ${score}.`, `它说出了句尾：得分 ${score}。`);
-  if (node.end === "limit") return both(`It was truncated at the length limit of ${tree.limit} tokens: score ${score}.`, `${tree.limit} 个词元的长度上限截断了它：得分 ${score}。`);
-  if (node.end === "beaten") return both(`The search ended: its score could reach at most ${score}, and the last of the n-best list has ${tree.to_beat.toFixed(3)}.`, `搜索已经结束：即使后面的词元全都确定无疑，它的得分最多是 ${score}，而最优之列的最后一名已有 ${tree.to_beat.toFixed(3)}。`);
+  if (node.end === "finished") return both(`It finished with the end of sentence: search score ${score}.`, `已生成句末符：搜索得分 ${score}。`);
+  if (node.end === "limit") return both(`It was truncated at the length limit of ${tree.limit} tokens: search score ${score}.`, `达到 ${tree.limit} 个词元的长度上限，被截断：搜索得分 ${score}。`);
+  if (node.end === "beaten") return both(`The search ended: its search score could reach at most ${score}, and the last of the n-best list has ${tree.to_beat.toFixed(3)}.`, `搜索已结束：它的搜索得分至多为 ${score}，而前 n 名中的最后一名为 ${tree.to_beat.toFixed(3)}。`);
   if (node.end === "dropped") {
     const least = Math.min(...tree.nodes.filter((other) => other.step === node.step + 1).map((other) => other.total));
-    return both(`It was pruned: none of its continuations was among the ${tree.beam} best of the next step, the last of which has log-probability ${least.toFixed(3)}.`, `它掉出了束：它的所有延续都没有进入下一步的前 ${tree.beam} 名，其中最后一名的对数概率是 ${least.toFixed(3)}。`);
+    return both(`It was pruned: none of its continuations was among the ${tree.beam} best of the next step, the last of which has log-probability ${least.toFixed(3)}.`, `被束搜索淘汰：它的任何扩展都没有进入下一步的前 ${tree.beam} 名，其中最后一名的对数概率为 ${least.toFixed(3)}。`);
   }
-  return both("It was extended.", "它继续下去。");
+  return both("It was extended.", "继续扩展。");
 }
 
 const legend = ({ nodes }) => el("ul", { class: "legend ends" }, ...Object.keys(REASONS).filter((end) => nodes.some((node) => node.end === end))
@@ -113,9 +113,9 @@ const legend = ({ nodes }) => el("ul", { class: "legend ends" }, ...Object.keys(
 // The complete hypotheses, best first.
 function leaves(tree) {
   const complete = tree.nodes.map((node, i) => ({ ...node, i })).filter((node) => node.end === "finished" || node.end === "limit").sort((a, b) => b.score - a.score);
-  const heads = [["rank", "名次"], ["score", "得分"], ["log-probability", "对数概率"], ["text", "文本"], ["end", "怎样结束"]];
+  const heads = [["rank", "名次"], ["search score", "搜索得分"], ["log-probability", "对数概率"], ["text", "文本"], ["end", "结束方式"]];
   const rows = complete.map((node, i) => el("tr", { class: node.i === tree.best[0] ? "best" : "" }, el("td", { class: "number" }, String(i + 1)), el("td", { class: "number" }, node.score.toFixed(3)), el("td", { class: "number" }, node.total.toFixed(3)),
     el("td", {}, node.text || both("(nothing)", "（空）")), el("td", {}, both(...REASONS[node.end]))));
-  return el("div", { class: "scroll" }, el("table", { class: "leaves" }, el("caption", {}, both("All complete hypotheses", "所有完成的假设")),
+  return el("div", { class: "scroll" }, el("table", { class: "leaves" }, el("caption", {}, both("All complete hypotheses", "所有完整的候选序列")),
     el("thead", {}, el("tr", {}, ...heads.map(([english, chinese], i) => el("th", { scope: "col", class: i < 3 ? "number" : "" }, both(english, chinese))))), el("tbody", {}, ...rows)));
 }

@@ -15,18 +15,18 @@ function showImage() {
   const label = image.label === null ? null : el("p", {}, both(["Its label in the data: ", el("b", {}, image.label), "."], ["数据中的标签：", el("b", {}, image.label), "。"]));
   const reset = el("button", { type: "button", onclick: () => select(0) }, both("class token", "类别词元"));
   byId("image-body").append(el("div", { class: "image-view" }, big, el("div", {}, label, el("p", { class: "controls" }, both("Query:", "查询："), reset), hint)),
-    el("h3", {}, both("All heads; select one", "所有的头；点选一个")), tiles);
+    el("h3", {}, both("All heads; select one", "全部注意力头（点选一个）")), tiles);
   let query = 0, layers = null;
 
   const buttons = [...Array(across * across).keys()].map((i) => {
     const row = Math.floor(i / across) + 1, column = (i % across) + 1;
-    return bothIn(el("button", { type: "button", class: "patch", onclick: () => select(i + 1), onpointerenter: () => point(i + 1), onfocus: () => point(i + 1) }), "aria-label", `Patch in row ${row}, column ${column}`, `第 ${row} 行第 ${column} 列的小块`);
+    return bothIn(el("button", { type: "button", class: "patch", onclick: () => select(i + 1), onpointerenter: () => point(i + 1), onfocus: () => point(i + 1) }), "aria-label", `Patch in row ${row}, column ${column}`, `第 ${row} 行第 ${column} 列的图像块`);
   });
   roving(buttons, across);
   const overlay = el("canvas", { class: "cells" });
   big.append(pixels, overlay, el("div", { class: "patches", style: `grid-template-columns:repeat(${across},1fr)` }, ...buttons));
 
-  const name = (index) => (index ? both(`patch ${explanation.sides.source.pieces[index]}`, `小块 ${explanation.sides.source.pieces[index]}`) : both("the class token", "类别词元"));
+  const name = (index) => (index ? both(`patch ${explanation.sides.source.pieces[index]}`, `图像块 ${explanation.sides.source.pieces[index]}`) : both("the class token", "类别词元"));
   function current() {
     const chosen = control.map, map = maps.find(({ layer }) => layer === chosen.layer);
     return { chosen, map, weights: ofQuery(map, chosen.head) };
@@ -41,7 +41,7 @@ function showImage() {
   }
   function point(index) {
     const { chosen, map, weights } = current();
-    hint.replaceChildren(el("span", {}, both([name(query), `: ${percent(weights[index])} of its attention is on `, name(index), `, ${percent(weights[0])} on the class token.`], [name(query), `：${percent(weights[index])} 的注意力在`, name(index), `，${percent(weights[0])} 在类别词元上。`])),
+    hint.replaceChildren(el("span", {}, both([name(query), `: ${percent(weights[index])} of its attention is on `, name(index), `, ${percent(weights[0])} on the class token.`], [name(query), `：${percent(weights[index])} 的注意力落在`, name(index), `上，${percent(weights[0])} 落在类别词元上。`])),
       tensorLine(`${map.name}[0, ${chosen.head < 0 ? ":" : chosen.head}, ${query}, ${index}]`, map.shape, map.paper));
   }
   // The patch with the largest weight has the full colour, because the weights of many patches are all small.
@@ -65,7 +65,7 @@ function showImage() {
       const all = maps.flatMap((map) => shown.map((head) => {
         const press = () => { control.layer.value = map.layer; control.head.value = head; draw(); };
         const tile = el("button", { type: "button", class: "tile", "data-layer": map.layer, "data-head": head, onclick: press }, copied(pixels), cover(el("canvas", { class: "cells" }), ofQuery(map, head)));
-        return bothIn(tile, "aria-label", `Layer ${map.layer + 1}, head ${head + 1}`, `第 ${map.layer + 1} 层，第 ${head + 1} 头`);
+        return bothIn(tile, "aria-label", `Layer ${map.layer + 1}, head ${head + 1}`, `第 ${map.layer + 1} 层，第 ${head + 1} 个注意力头`);
       }));
       roving(all, shown.length);
       tiles.replaceChildren(...maps.map((map, i) => el("div", { class: "tiles" }, el("span", { class: "layer" }, both(`layer ${map.layer + 1}`, `第 ${map.layer + 1} 层`)), ...all.slice(i * shown.length, (i + 1) * shown.length))));

@@ -21,28 +21,28 @@ function showLens() {
   };
   const heads = predictions.map((prediction, index) => el("th", { scope: "col" }, prediction.subject ? el("small", {}, bothOf(readable(prediction.subject)), " ") : null, bothOf(readable(prediction.piece, !spaced || (begins[index] ?? true)))));
   const rows = lens.map((layer, i) => el("tr", {}, el("th", { scope: "row", title: title(layer) }, both(`layer ${i + 1}`, `第 ${i + 1} 层`)), ...predictions.map((_, index) => cell(layer, i, index))));
-  const table = el("table", { class: "lens" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, both("output", "最终输出")), ...heads)), el("tbody", {}, ...rows));
+  const table = el("table", { class: "lens" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, both("output", "模型输出")), ...heads)), el("tbody", {}, ...rows));
   roving(cells, predictions.length);
-  byId("lens-body").append(el("div", { class: "scroll" }, table), scaleOfColours(), hint);
-  hint.append(el("span", {}, both("Point at a cell, or move among the cells with the arrow keys.", "指向一个格子，或用方向键在格子间移动。")));
+  byId("lens-body").append(el("div", { class: "scroll" }, table), scaleOfColours("probabilities"), hint);
+  hint.append(el("span", {}, both("Point at a cell, or move among the cells with the arrow keys.", "将指针移到格子上，或用方向键移动。")));
 }
 
 function lensSentence(i, layers, top, chosen, prob, rank) {
   const listed = () => top.flatMap(([piece, p], at) => [at ? ", " : "", ...quoted(standalone(piece)), ` ${percent(p)}`]);
   const last = i === layers - 1;
   return el("span", {}, both([last ? "After the last layer: " : `After layer ${i + 1} of ${layers}: `, ...listed(), "; ", ...quoted(chosen), ` has ${percent(prob)}, rank ${whole.format(rank)}.`],
-    [last ? "最后一层之后：" : `第 ${i + 1} 层（共 ${layers} 层）之后：`, ...listed(), "；", ...quoted(chosen), ` 的概率是 ${percent(prob)}，排第 ${whole.format(rank)}。`]));
+    [last ? "最后一层之后：" : `第 ${i + 1} 层（共 ${layers} 层）之后：`, ...listed(), "；", ...quoted(chosen), `的概率是 ${percent(prob)}，排名第 ${whole.format(rank)}。`]));
 }
 
 // ---- gates and states -----------------------------------------------------------------------------------------------
 
 const QUANTITIES = {
-  reset_gate: ["reset gate: share of the past state in the candidate", "重置门：候选值能看到多少过去"], update_gate: ["update gate: share of the past state that is kept", "更新门：保留多少过去"],
-  input_gate: ["input gate: share of the candidate added to the cell", "输入门：让什么进入细胞"], forget_gate: ["forget gate: share of the cell that is kept", "遗忘门：细胞里留下什么"],
-  output_gate: ["output gate: share of the cell in the hidden state", "输出门：细胞中哪些被露出"], candidate: ["candidate: proposed new state", "候选值：可以写入的内容"],
-  cell: ["cell: long-term memory", "细胞状态：长期记忆"], hidden: ["hidden state: output of the cell", "隐藏状态：传下去的内容"], gate: ["gate of the convolution", "卷积的门"],
+  reset_gate: ["reset gate: share of the past state in the candidate", "重置门：候选状态采用多少过去的状态"], update_gate: ["update gate: share of the past state that is kept", "更新门：过去的状态保留多少"],
+  input_gate: ["input gate: share of the candidate added to the cell", "输入门：候选状态写入细胞状态多少"], forget_gate: ["forget gate: share of the cell that is kept", "遗忘门：细胞状态保留多少"],
+  output_gate: ["output gate: share of the cell in the hidden state", "输出门：细胞状态输出到隐藏状态多少"], candidate: ["candidate: proposed new state", "候选状态：拟写入的新状态"],
+  cell: ["cell: long-term memory", "细胞状态：长期记忆"], hidden: ["hidden state: output of the cell", "隐藏状态：循环单元的输出"], gate: ["gate of the convolution", "卷积门"],
 };
-const PARTS = { ahead: ["forward", "从前往后读"], back: ["backward", "从后往前读"], cell: ["cell", "循环单元"], conv: ["convolution", "卷积"] };
+const PARTS = { ahead: ["forward", "正向"], back: ["backward", "反向"], cell: ["cell", "循环单元"], conv: ["convolution", "卷积"] };
 
 function showStates() {
   const { states } = explanation;
@@ -50,7 +50,7 @@ function showStates() {
   byId("states").hidden = false;
   const read = states.some(({ side }) => side === "input");
   byId("states-what").append(both(`A column is ${read ? "a token that was read" : "a position"}, a row a unit. Gates range from 0 (closed, pale) to 1 (open, dark); states are blue if positive and orange if negative, darker for larger absolute values. The curve above is the mean over all units per position; for states, of the absolute values.`,
-    `一列是${read ? "一个读入的词元" : "一个位置"}，一行是众多单元中的一个。门的取值从 0（关，浅）到 1（开，深）；状态大于 0 为蓝，小于 0 为橙，绝对值越大颜色越深。上方的曲线是该位置所有单元的平均：状态取绝对值。`));
+    `每列对应一个${read ? "读入的词元" : "位置"}，每行对应一个单元。门的取值从 0（关闭，浅色）到 1（打开，深色）；状态为正时显示蓝色，为负时显示橙色，绝对值越大颜色越深。上方的曲线是每个位置上所有单元的平均值，状态取绝对值。`));
   const groups = [...new Set(states.map((state) => state.name.slice(0, state.name.lastIndexOf("."))))];
   const of = (group) => states.filter((state) => state.name.slice(0, state.name.lastIndexOf(".")) === group);
   const select = el("select", { onchange: () => draw() });
@@ -58,12 +58,12 @@ function showStates() {
     const { stack, layer, part } = of(group)[0];
     return [group, `${STACKS[stack][0]}, layer ${layer + 1}, ${PARTS[part][0]}`, `${STACKS[stack][1]}，第 ${layer + 1} 层，${PARTS[part][1]}`];
   }), groups[0]);
-  byId("states-controls").append(field("Which", "哪一个", select));
+  byId("states-controls").append(field("Which", "显示", select));
   const pictures = el("div", { class: "states" }), hint = el("p", { class: "hint two", "aria-live": "polite" });
   byId("states-body").append(pictures, hint);
   function draw() {
     pictures.replaceChildren(...of(select.value).map((state) => statePicture(state, hint)));
-    hint.replaceChildren(el("span", {}, both("Point at a map, or focus it and use the arrow keys.", "指向一幅图，或让它获得焦点后用方向键。")));
+    hint.replaceChildren(el("span", {}, both("Point at a map, or focus it and use the arrow keys.", "将指针移到图上，或用键盘选中图后按方向键。")));
   }
   draw();
   redrawn(draw);

@@ -101,7 +101,9 @@ function paint(canvas, values, n, m, positive = "--first", negative = "--second"
   return canvas;
 }
 
-const scaleOfColours = () => el("div", { class: "colour-scale" }, el("span", {}, "0"), el("i", {}), el("span", {}, "100 %"), el("small", {}, both("(colour: square root of the weight)", "（颜色深浅按权重的平方根）")));
+// kind: "weights" or "probabilities"; the lens has paler colours, because text stands on them.
+const scaleOfColours = (kind) => el("div", { class: `colour-scale ${kind}` }, el("span", {}, "0"), el("i", {}), el("span", {}, "100 %"), el("small", {}, kind === "weights"
+  ? both("(colour: square root of the weight)", "（颜色深浅按权重的平方根）") : both("(colour: square root of the probability)", "（颜色深浅按概率的平方根）")));
 
 // ---- heat map -------------------------------------------------------------------------------------------------------
 
@@ -115,7 +117,8 @@ function heatMap(matrix, room, name) {
   };
   const box = svg("rect", { class: "chosen", width: size, height: size, rx: 3, visibility: "hidden" });
   const node = el("div", { class: size < 17 ? "heat small" : "heat", tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": n * m - 1, "aria-valuenow": 0, style: `width:${width}px;height:${height}px` },
-    canvas, svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, ...texts.rows, ...texts.columns, box));
+    el("div", { class: "row-names", style: `width:${left}px;height:${height}px` }, svg("svg", { width: left, height, viewBox: `0 0 ${left} ${height}`, "aria-hidden": "true" }, ...texts.rows)),
+    canvas, svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" }, ...texts.columns, box));
   bothIn(node, "aria-label", `${name.en}; move with the arrow keys`, `${name.zh}；用方向键移动`);
   node.setAttribute("aria-valuetext", "–");
 
@@ -156,7 +159,7 @@ const labelInSvg = (text) => (typeof text === "string" ? document.createTextNode
 
 // Keys on the left, queries on the right.
 function linePicture(matrix, name, room) {
-  const { rows, columns, n, m, values } = matrix, step = 25, tall = Math.max(n, m), height = tall * step + 8;
+  const { rows, columns, n, m, values } = matrix, tall = Math.max(n, m), step = Math.max(16, Math.min(25, Math.floor(700 / tall))), height = tall * step + 8;
   const left = Math.min(190, widthOf(columns) + 12), right = Math.min(190, widthOf(rows) + 12), gap = Math.max(56, Math.min(150, room - left - right)), width = left + gap + right;
   // The shorter side is stretched, so that equal word order gives parallel lines.
   const place = (i, count) => 4 + step / 2 + (count > 1 ? (i * (tall - 1) * step) / (count - 1) : ((tall - 1) * step) / 2);

@@ -11,6 +11,7 @@ const language = () => document.documentElement.dataset.language;
 const inBoth = (make) => (english, chinese) => make("span", {}, make("span", { lang: "en" }, ...[english].flat()), make("span", { lang: "zh" }, ...[chinese].flat()));
 const both = inBoth(el);
 const bothInSvg = inBoth((name, attributes, ...children) => svg("tspan", attributes, ...children));
+const inLanguage = (text, code = language()) => (text && typeof text === "object" ? text[code] : text);
 const bothOf = (text) => (text && typeof text === "object" ? both(text.en, text.zh) : document.createTextNode(text ?? ""));
 
 // Sets an attribute (aria-label, title, placeholder, label) in both languages; returns the node.
@@ -50,7 +51,9 @@ function languageSwitch() {
   return bothIn(el("div", { class: "language controls", role: "group" }, ...buttons), "aria-label", "Language", "语言");
 }
 
+// The language chosen when the page was written, otherwise the reader's last choice, otherwise that of the browser.
 function firstLanguage() {
+  if (document.documentElement.dataset.opensIn) return document.documentElement.dataset.opensIn;
   try {
     const kept = localStorage.getItem(KEPT_LANGUAGE);
     if (kept in LANGUAGES) return kept;
@@ -58,3 +61,5 @@ function firstLanguage() {
   return (navigator.language || "").toLowerCase().startsWith("zh") ? "zh" : "en";
 }
 setLanguage(firstLanguage());
+// Labels in the markup of a page, which has one language: data-label-zh="…" beside aria-label="…".
+for (const node of document.querySelectorAll("[data-label-zh]")) bothIn(node, "aria-label", node.getAttribute("aria-label"), node.dataset.labelZh);

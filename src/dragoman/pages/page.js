@@ -28,10 +28,39 @@ function significant(value, digits = 3) {
   return new Intl.NumberFormat("en", { maximumSignificantDigits: digits }).format(value);
 }
 
+// In English and in Chinese.
 function duration(seconds) {
-  if (!finite(seconds)) return "–";
-  const s = Math.round(seconds);
-  if (s < 60) return `${s} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
-  return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  if (!finite(seconds)) return { en: "–", zh: "–" };
+  const s = Math.round(seconds), minutes = Math.floor(s / 60), hours = Math.floor(s / 3600);
+  if (s < 60) return { en: `${s} s`, zh: `${s} 秒` };
+  if (s < 3600) return { en: `${minutes} min ${s % 60} s`, zh: `${minutes} 分 ${s % 60} 秒` };
+  return { en: `${hours} h ${minutes % 60} min`, zh: `${hours} 小时 ${minutes % 60} 分` };
+}
+
+// What overflows sideways must be reachable by the keyboard: it becomes a tab stop unless it contains one.
+const SCROLLS = ".scroll, .matrix-scroll, .overview";
+
+function markScrolling() {
+  for (const node of document.querySelectorAll(SCROLLS)) {
+    const wide = node.scrollWidth > node.clientWidth + 1, inside = node.querySelector("a, button, input, select, [tabindex='0']");
+    if (wide && !inside) {
+      node.tabIndex = 0;
+      node.setAttribute("role", "group");
+      bothIn(node, "aria-label", "Scrolls sideways", "可横向滚动");
+    } else if (node.getAttribute("tabindex") === "0") for (const name of ["tabindex", "role", "aria-label"]) node.removeAttribute(name);
+  }
+}
+
+function watchScrolling() {
+  let waiting = false;
+  const later = () => {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => { waiting = false; markScrolling(); });
+  };
+  markScrolling();
+  new MutationObserver(later).observe(document.body, { childList: true, subtree: true });
+  window.addEventListener("resize", later);
+  document.addEventListener("language", later);
+  document.addEventListener("toggle", later, true);
 }

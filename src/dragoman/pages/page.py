@@ -11,22 +11,49 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dragoman.errors import DragomanError
+from dragoman.errors import DragomanError, UsageError
 from dragoman.io.writing import atomic_file, not_written
 
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["embedded_json", "plain", "read_assets", "render", "write_page"]
+__all__ = ["LANGUAGES", "both", "check_language", "embedded_json", "plain", "read_assets", "render", "write_page"]
+
+LANGUAGES = ("auto", "en", "zh")
+"""Languages in which a page can open; auto: that of the reader's browser."""
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, *, language: str = "auto", **values: Any) -> str:
     """Return the template `pages/<template>` filled with `values`; texts are escaped, an unknown name is an error.
 
     A template that extends `shell.html` sets `data_id`, `styles` and `scripts` (file names in `pages/`) and needs the
     values `title` and `data`; its scripts define `start` and read `data` from the element `data_id`.
+
+    language: in which the page opens, "en", "zh", or "auto" for that of the reader's browser; the reader can switch it.
+    Raises UsageError for another one.
     """
-    return _environment().get_template(template).render(**values)
+    check_language(language)
+    return _environment().get_template(template).render(language=language, **values)
+
+
+def check_language(language: str) -> None:
+    """Raise UsageError if pages do not have this language."""
+    if language not in LANGUAGES:
+        raise UsageError(f"language of the page = {language!r}; accepted: {', '.join(LANGUAGES)}")
+
+
+def both(english: Any, chinese: Any = None) -> Any:
+    """Return a text in English and Chinese as markup, of which the style sheet shows one.
+
+    english: the English text, or both texts as {"en", "zh"}, or a name that is the same in both languages.
+    """
+    from markupsafe import Markup
+
+    if isinstance(english, Mapping):
+        english, chinese = english["en"], english["zh"]
+    if chinese is None:
+        return english
+    return Markup('<span><span lang="en">{}</span><span lang="zh">{}</span></span>').format(english, chinese)
 
 
 def read_assets(*names: str) -> str:
@@ -47,6 +74,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.globals["read_assets"] = lambda *names: Markup(read_assets(*names))
+    environment.globals["both"] = both
     environment.filters["json"] = lambda value: Markup(embedded_json(value))
     return environment
 

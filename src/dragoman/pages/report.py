@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,19 @@ _CHARTS: tuple[tuple[str, float | None, dict[str, str]], ...] = (
     ("Speed", None, {"tokens_per_second": "tokens per second"}),
 )
 """Title, upper end of the y axis, and the names of the log's keys."""
+
+_CHINESE = {
+    "Loss": "损失",
+    "training": "训练",
+    "validation": "验证",
+    "Validation scores": "验证集上的得分",
+    "exact match, %": "完全匹配率（%）",
+    "BLEU": "BLEU",
+    "Learning rate": "学习率",
+    "learning rate": "学习率",
+    "Speed": "速度",
+    "tokens per second": "每秒词元数",
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,7 @@ class DemoReport:
     history: rows of log.jsonl (step, loss, learning_rate, tokens_per_second, seconds; after a validation also
     exact_match as a share, valid_loss and bleu).  seconds: of training.  exact_match: share of `test_items`, 0 to 1.
     target, target_code: name and code of the target language.  word_order: a sentence on how it differs from English.
+    chinese: "title", "target" and "word_order" in Chinese; what is missing is shown in English.
     """
 
     title: str
@@ -67,10 +81,11 @@ class DemoReport:
     test_items: int
     samples: list[Sample]
     attention: AttentionPicture
+    chinese: dict[str, str] = field(default_factory=dict)
 
 
-def write_report(path: Path, report: DemoReport) -> Path:
-    """Write the page to `path` atomically and return `path`.
+def write_report(path: Path, report: DemoReport, language: str = "auto") -> Path:
+    """Write the page, which opens in `language` (see `render`), to `path` atomically and return `path`.
 
     Raises UsageError if the report is inconsistent, DragomanError if the file cannot be written.
     """
@@ -78,7 +93,8 @@ def write_report(path: Path, report: DemoReport) -> Path:
     values: dict[str, Any] = {}
     charts = list(_charts(report, values))
     data = {**asdict(report), "charts": values}
-    return write_page(path, render("report.html", title=report.title, report=report, charts=charts, data=data))
+    page = render("report.html", language=language, title=report.title, report=report, charts=charts, data=data)
+    return write_page(path, page)
 
 
 def _check(report: DemoReport) -> None:
@@ -113,5 +129,11 @@ def _charts(report: DemoReport, values: dict[str, Any]) -> Iterator[dict[str, An
                     lines.append(Line(name, [(row[axis] / size, factor * row[key]) for row in rows], group))
             svg, identifier = "", f"{next(iter(names))}-{axis}"
             if lines:
-                svg, values[identifier] = draw_curves(identifier, lines, unit, top=top), readout(lines, unit)
-            yield {"title": title, "axis": axis, "svg": svg, "values": identifier, "legend": list(names.values())}
+                svg = draw_curves(identifier, lines, unit, top=top)
+                values[identifier] = readout(lines, unit, chinese=_CHINESE)
+            legend = [_in_both(name) for name in names.values()]
+            yield {"title": _in_both(title), "axis": axis, "svg": svg, "values": identifier, "legend": legend}
+
+
+def _in_both(name: str) -> dict[str, str]:
+    return {"en": name, "zh": _CHINESE[name]}

@@ -5,8 +5,8 @@ let chosen = null;
 
 // SentencePiece marks the first token of a word with "▁"; here the other tokens get a mark, because they are fewer.
 function readable(piece, index, pieces) {
-  if (piece === "</s>") return "(end)";
-  if (piece === "<s>") return "(start)";
+  if (piece === "</s>") return { en: "(end)", zh: "（结束）" };
+  if (piece === "<s>") return { en: "(start)", zh: "（开始）" };
   if (piece === "▁") return "␣";
   if (piece.startsWith("▁")) return piece.slice(1);
   const inside = index > 0 && pieces.some((other) => other.startsWith("▁")) && /[\p{L}\p{N}]/u.test(piece) && !SPACELESS.test(piece);
@@ -34,21 +34,22 @@ function clearest(layers, columns) {
 function showAttention() {
   const { source_tokens: source, target_tokens: target, weights: layers } = report.attention;
   if (!layers.length || !source.length || !target.length) {
-    byId("attention").append(el("p", { class: "hint" }, "No attention was recorded."));
+    byId("attention").append(el("p", { class: "hint" }, both("No attention was recorded.", "没有记录注意力。")));
     for (const id of ["layer", "head"]) byId(id).parentElement.hidden = true;
     return;
   }
   const best = clearest(layers, [...source.keys()].filter((s) => source[s] !== "</s>"));
-  byId("layer").append(...layers.map((_, i) => el("option", { value: i }, `${i + 1} of ${layers.length}`)));
-  byId("head").append(el("option", { value: -1 }, "average of all"), ...layers[0].map((_, i) => el("option", { value: i }, `${i + 1} of ${layers[0].length}`)));
+  const option = (value, english, chinese) => bothIn(el("option", { value }), "label", english, chinese);
+  byId("layer").append(...layers.map((_, i) => option(i, `${i + 1} of ${layers.length}`, `第 ${i + 1} 层，共 ${layers.length} 层`)));
+  byId("head").append(option(-1, "mean of all", "所有头的平均"), ...layers[0].map((_, i) => option(i, `${i + 1} of ${layers[0].length}`, `第 ${i + 1} 个，共 ${layers[0].length} 个`)));
   byId("layer").value = best.layer;
   byId("head").value = best.head;
   for (const id of ["layer", "head"]) byId(id).addEventListener("change", () => drawAttention());
   drawAttention();
 }
 
-const REST = `Point at a square or a ${report.target} token, or focus the map and press the arrow keys. The map opens on the head with the clearest alignment; `
-  + "“·” marks a token inside a word.";
+const REST = [`Point at a square or a ${target.en} token, or focus the map and press the arrow keys. The map opens on the head with the clearest alignment; “·” marks a token inside a word.`,
+  `将指针移到方格或${target.zh}词元上，或用键盘选中图后按方向键。打开时显示对齐最清晰的注意力头；“·”表示词内部的词元。`];
 
 function drawAttention() {
   const { source_tokens: source, target_tokens: target, weights: layers } = report.attention;
@@ -58,17 +59,18 @@ function drawAttention() {
   const words = { source: source.map(readable), target: target.map(readable) };
   const map = heatMap(words, weights), lines = lineMap(words, weights);
   byId("attention").replaceChildren(
-    el("div", {}, el("h3", {}, "Attention weights"), el("div", { class: "scroll" }, map.node)),
-    el("div", {}, el("h3", {}, "Alignment"), el("div", { class: "scroll" }, lines.node)));
+    el("div", {}, el("h3", {}, both("Attention weights", "注意力权重")), el("div", { class: "scroll" }, map.node)),
+    el("div", {}, el("h3", {}, both("Alignment", "词对齐")), el("div", { class: "scroll" }, lines.node)));
 
   const choose = (t, s) => {
     chosen = t === null ? null : [t, s];
     map.choose(t, s);
     lines.choose(t);
     const column = s === null || s === undefined ? weights[t]?.indexOf(Math.max(...weights[t])) : s;
-    byId("attention-hint").textContent = t === null ? REST
-      : `For “${words.target[t]}”, ${percent(weights[t][column], 0)} of the attention is on “${words.source[column]}”.`;
-    if (t !== null) map.node.setAttribute("aria-valuetext", byId("attention-hint").textContent);
+    const [word, source, share] = t === null ? [] : [words.target[t], words.source[column], percent(weights[t][column], 0)];
+    byId("attention-hint").replaceChildren(t === null ? both(...REST)
+      : both(`For “${inLanguage(word, "en")}”, ${share} of the attention is on “${inLanguage(source, "en")}”.`, `生成“${inLanguage(word, "zh")}”时，${share} 的注意力落在“${inLanguage(source, "zh")}”上。`));
+    if (t !== null) map.node.setAttribute("aria-valuetext", byId("attention-hint").querySelector(`[lang="${language()}"]`).textContent);
   };
   map.listen(choose);
   lines.listen(choose);
@@ -76,7 +78,9 @@ function drawAttention() {
   else choose(null);
 }
 
-const textWidth = (texts) => Math.max(...texts.map((text) => text.length)) * 7.8 + 10;
+const widthOf = (text) => [...text].reduce((sum, c) => sum + (c > "\u2e80" ? 14 : 7.8), 0);
+const textWidth = (texts) => Math.max(...texts.flatMap((text) => (typeof text === "string" ? [text] : Object.values(text))).map(widthOf)) + 10;
+const inSvg = (text) => (typeof text === "string" ? document.createTextNode(text) : bothInSvg(text.en, text.zh));
 
 function heatMap(words, weights) {
   const rows = words.target.length, columns = words.source.length;
@@ -85,8 +89,8 @@ function heatMap(words, weights) {
   const size = Math.max(16, Math.min(38, Math.floor(room / columns)));
   const width = left + Math.max(columns * size + 34, 210), height = top + rows * size + 42;
   const labels = {
-    rows: words.target.map((word, t) => svg("text", { x: left - 6, y: top + (t + 0.5) * size + 4.5, "text-anchor": "end", lang: report.target_code }, word)),
-    columns: words.source.map((word, s) => svg("text", { transform: `translate(${left + (s + 0.5) * size + 4} ${top - 7}) rotate(-56)`, lang: "en" }, word)),
+    rows: words.target.map((word, t) => svg("text", { x: left - 6, y: top + (t + 0.5) * size + 4.5, "text-anchor": "end", lang: report.target_code }, inSvg(word))),
+    columns: words.source.map((word, s) => svg("text", { transform: `translate(${left + (s + 0.5) * size + 4} ${top - 7}) rotate(-56)` }, inSvg(word))),
   };
   const cells = weights.flatMap((row, t) => row.map((w, s) =>
     svg("rect", { class: "cell", x: left + s * size + 0.5, y: top + t * size + 0.5, width: size - 1, height: size - 1, rx: 2, "fill-opacity": Math.min(1, Math.max(0, w || 0)).toFixed(3) })));
@@ -95,8 +99,9 @@ function heatMap(words, weights) {
     svg("rect", { class: "grid", fill: "none", x: left + 28, y: height - 22, width: 129, height: 12 }),
     svg("text", { class: "scale", x: left + 22, y: height - 12, "text-anchor": "end" }, "0 %"), svg("text", { class: "scale", x: left + 164, y: height - 12 }, "100 %"));
   const node = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": rows * columns - 1,
-    "aria-valuenow": 0, "aria-valuetext": "nothing selected", "aria-label": `Cross-attention: rows are ${report.target} tokens, columns English tokens; move with the arrow keys` },
+    "aria-valuenow": 0, "aria-valuetext": "–" },
   svg("rect", { class: "cell-back", x: left, y: top, width: columns * size, height: rows * size, rx: 3 }), ...cells, ...labels.rows, ...labels.columns, box, scale);
+  bothIn(node, "aria-label", `Cross-attention: rows are ${target.en} tokens, columns English tokens; move with the arrow keys`, `交叉注意力：行是${target.zh}词元，列是英语词元；用方向键移动`);
 
   function choose(t, s) {
     labels.rows.forEach((label, i) => label.classList.toggle("on", i === t));
@@ -137,12 +142,13 @@ function lineMap(words, weights) {
   const links = weights.flatMap((weight, t) => weight.map((w, s) => ({ w, s, t })).filter(({ w }) => w >= LEAST_LINE)).sort((a, b) => a.w - b.w)
     .map(({ w, s, t }) => ({ w, t, s, node: svg("path", { class: "link", "stroke-width": (0.6 + 4 * w).toFixed(2),
       d: `M${left + 4} ${y.source(s)}C${left + gap / 2} ${y.source(s)} ${left + gap / 2} ${y.target(t)} ${left + gap - 4} ${y.target(t)}` }) }));
-  const sources = words.source.map((word, s) => svg("text", { x: left - 4, y: y.source(s) + 4.5, "text-anchor": "end", lang: "en" }, word));
-  const targets = words.target.map((word, t) => svg("text", { x: left + gap + 4, y: y.target(t) + 4.5, lang: report.target_code }, word));
+  const sources = words.source.map((word, s) => svg("text", { x: left - 4, y: y.source(s) + 4.5, "text-anchor": "end" }, inSvg(word)));
+  const targets = words.target.map((word, t) => svg("text", { x: left + gap + 4, y: y.target(t) + 4.5, lang: report.target_code }, inSvg(word)));
   const bands = words.target.map((_, t) => svg("rect", { x: left + gap, y: y.target(t) - row / 2, width: width - left - gap, height: row, fill: "transparent" }));
-  const node = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-    "aria-label": `Lines from ${words.source.length} English to ${words.target.length} ${report.target} tokens; a thicker line is a larger weight. The map beside it shows the same weights.` },
+  const node = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" },
   ...links.map((link) => link.node), ...sources, ...targets, ...bands);
+  bothIn(node, "aria-label", `Lines from ${words.source.length} English to ${words.target.length} ${target.en} tokens; a thicker line is a larger weight. The map beside it shows the same weights.`,
+    `从 ${words.source.length} 个英语词元到 ${words.target.length} 个${target.zh}词元的连线；线越粗，权重越大。旁边的图显示同样的权重。`);
 
   function choose(t) {
     for (const link of links) {

@@ -29,8 +29,8 @@ async function* eventsOf(response) {
 }
 
 const sentence = ({ what, accepted }) => (accepted ? `${what}; accepted: ${accepted}` : what);
-const gone = () => both("The server does not answer: is dragoman serve still running?", "服务器没有回答：dragoman serve 还在运行吗？");
-const cutOff = () => both("The connection closed before the text was complete.", "连接在文本结束之前中断了。");
+const gone = () => both("The server does not answer: is dragoman serve still running?", "服务器没有响应：dragoman serve 还在运行吗？");
+const cutOff = () => both("The connection closed before the text was complete.", "文本尚未传完，连接已中断。");
 
 async function follow(pane, ask, signal) {
   pane.begin(ask);
@@ -102,7 +102,7 @@ function showCounter() {
   const count = characters(), most = here.limits.characters;
   const [now, limit] = [whole.format(count), whole.format(most)];
   byId("counter").replaceChildren(...(count < 0.8 * most ? [] : [count > most
-    ? both(`${now} characters; the limit is ${limit}. Split the text.`, `${now} 个字符，一次最多 ${limit} 个：请分段输入。`)
+    ? both(`${now} characters; the limit is ${limit}. Split the text.`, `${now} 个字符，超过上限 ${limit} 个：请分段输入。`)
     : both(`${now} of ${limit} characters`, `${now} / ${limit} 个字符`)]));
   byId("counter").classList.toggle("over", count > most);
   showGo();
@@ -114,8 +114,8 @@ function showManner() {
   byId("beam-setting").hidden = draws;
   byId("seed-setting").hidden = byId("draw").hidden = !draws;
   const manner = draws ? both("Sampling: each token is drawn at random. A temperature below 1 favours probable tokens, above 1 improbable ones. The same seed gives the same text.",
-    "每个词元都是随机采样的：温度低于 1 偏向概率大的词元，高于 1 则相反。相同的种子得到相同的文本。")
-    : beam > 1 ? both(`Beam search: the ${beam} best hypotheses are extended together; pale text may still change.`, `束搜索：同时扩展 ${beam} 个最好的假设；浅色文本仍可能改变。`)
+    "采样：每个词元随机抽取。温度低于 1 时偏向概率大的词元，高于 1 时偏向概率小的词元。随机种子相同，文本就相同。")
+    : beam > 1 ? both(`Beam search: the ${beam} best hypotheses are extended together; pale text may still change.`, `束搜索：同时扩展 ${beam} 个最佳候选序列；浅色文本仍可能改变。`)
       : both("Greedy search: the most probable token at each step.", "贪心搜索：每一步取概率最大的词元。");
   byId("manner").replaceChildren(manner);
 }

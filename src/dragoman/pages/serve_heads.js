@@ -31,7 +31,7 @@ function makeHeads({ layers, heads, over }, changed) {
   const node = el("div", { class: "heads", role: "radiogroup", onkeydown: move }, el("span", { class: "corner", "aria-hidden": "true" }, title),
     ...columns.map((head) => el("span", { class: "name", "aria-hidden": "true" }, short(head))),
     ...rows.flatMap((layer, r) => [el("span", { class: "name", "aria-hidden": "true" }, short(layer)), ...cells[r].map((cell) => cell.node)]));
-  bothIn(node, "aria-label", "Layers and heads; move with the arrow keys", "层与头；用方向键移动");
+  bothIn(node, "aria-label", "Layers and heads; move with the arrow keys", "层与注意力头；用方向键移动");
   node.style.setProperty("--columns", columns.length);
   node.hidden = layers * heads === 1;
   mark();
@@ -43,7 +43,7 @@ function makeHeads({ layers, heads, over }, changed) {
     const name = (index, mean, one) => (index === MEAN ? mean : one);
     bothIn(cell, "aria-label",
       `${name(layer, "mean of the layers", `layer ${layer + 1}`)}, ${name(head, "mean of the heads", `head ${head + 1}`)}`,
-      `${name(layer, "各层平均", `第 ${layer + 1} 层`)}，${name(head, "各头平均", `第 ${head + 1} 头`)}`);
+      `${name(layer, "各层平均", `第 ${layer + 1} 层`)}，${name(head, "各注意力头平均", `第 ${head + 1} 个注意力头`)}`);
     return { node: cell, box, picture };
   }
 
@@ -80,7 +80,7 @@ function makeHeads({ layers, heads, over }, changed) {
     }));
   }
 
-  const name = () => (chosen.layer === MEAN && chosen.head === MEAN ? both("mean of all layers and heads", "所有层与头的平均")
-    : el("span", {}, called(chosen.layer, "layer", (n) => `第 ${n} 层`), both(", ", "，"), called(chosen.head, "head", (n) => `第 ${n} 头`)));
+  const name = () => (chosen.layer === MEAN && chosen.head === MEAN ? both("mean of all layers and heads", "所有层与注意力头的平均")
+    : el("span", {}, called(chosen.layer, "layer", (n) => `第 ${n} 层`), both(", ", "，"), called(chosen.head, "head", (n) => `第 ${n} 个注意力头`)));
   return { node, show, name, weights: (attention) => weightsOf(attention, chosen.layer, chosen.head) };
 }

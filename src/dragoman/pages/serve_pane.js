@@ -3,31 +3,31 @@
 
 const FLAGS = {
   empty_source: ["There is nothing to translate.", "没有可翻译的内容。"],
-  split: ["The text is longer than the model accepts and was translated in parts; nothing was omitted.", "文本超过模型一次能处理的长度，因此被分成几段；没有遗漏任何内容。"],
-  truncated: ["The output reached the maximum length and was ended there.", "已达到允许的最大长度，在此结束。"],
-  long: ["The text is longer than almost all of the training text; check the output.", "文本比几乎所有训练文本都长，请谨慎阅读译文。"],
+  split: ["The text is longer than the model accepts and was translated in parts; nothing was omitted.", "文本超过模型能接受的长度，已分段翻译；没有遗漏内容。"],
+  truncated: ["The output reached the maximum length and was ended there.", "输出达到最大长度，在此结束。"],
+  long: ["The text is longer than almost all of the training text; check the output.", "文本比几乎所有训练文本都长，请检查输出。"],
   language: ["The text does not seem to be in the source language.", "文本似乎不是源语言。"],
   unknown_characters: ["The text has characters that do not occur in the training text.", "文本含有训练文本中没有的字符。"],
-  empty: ["The most probable output was empty; the next one is shown, if there is one.", "最可能的输出是空的；若有其他译文，则显示下一个。"],
-  length: ["The output is much shorter or longer than the source; check it.", "译文比原文短得多或长得多，请谨慎阅读。"],
-  coverage: ["The output is shorter than that of almost all training texts of this length; something may be missing.", "译文比同等长度训练文本的译文都短，可能有遗漏。"],
-  repetition: ["The output repeats itself.", "输出反复说同一段话。"],
+  empty: ["The most probable output was empty; the next one is shown, if there is one.", "概率最大的输出为空；若有其他输出，则显示下一个。"],
+  length: ["The output is much shorter or longer than the source; check it.", "输出比原文短得多或长得多，请检查。"],
+  coverage: ["The output is shorter than that of almost all training texts of this length; something may be missing.", "输出比几乎所有同等长度训练文本的译文都短，可能有遗漏。"],
+  repetition: ["The output repeats itself.", "输出有重复内容。"],
   numbers: ["The numbers of the text and of the output differ.", "原文与译文中的数字不一致。"],
   placeholders: ["The URLs, e-mail addresses, tags or placeholders of the text and of the output differ.", "原文与译文中的网址、邮箱、标签或占位符不一致。"],
 };
 const AGAIN = {
-  empty: ["The output was empty; the search was run again with a minimum length.", "输出为空，因此在规定最短长度的条件下重新搜索。"],
-  repetition: ["The output repeated itself; the search was run again without repeated 3-grams.", "输出陷入重复，因此在禁止重复三元组的条件下重新搜索。"],
+  empty: ["The output was empty; the search was run again with a minimum length.", "输出为空，因此在规定最短长度后重新搜索。"],
+  repetition: ["The output repeated itself; the search was run again without repeated 3-grams.", "输出陷入重复，因此在禁止重复三元组后重新搜索。"],
 };
-const CHOICES = [["its first choice", "首选"], ["its second choice", "第二选择"], ["its third choice", "第三选择"], ["its fourth choice", "第四选择"], ["its fifth choice", "第五选择"]];
+const CHOICES = [["its first choice", "首选"], ["its second choice", "次选"], ["its third choice", "第三选"], ["its fourth choice", "第四选"], ["its fifth choice", "第五选"]];
 const inWriting = (writes) => (writes === "translation" ? both("Translating", "正在翻译") : both("Generating", "正在续写"));
 
 function factsOf(model) {
   const millions = model.parameters >= 1e6 ? `${significant(model.parameters / 1e6)} M` : whole.format(model.parameters);
   const looks = model.attention;
   return [model.architecture.replaceAll("_", " "), model.languages ? model.languages.join(" → ") : null,
-    both(`${millions} parameters`, `${millions} 参数`),
-    looks && looks.layers * looks.heads > 1 ? both(`${looks.layers} × ${looks.heads} heads`, `${looks.layers} 层 × ${looks.heads} 头`) : null,
+    both(`${millions} parameters`, `${millions} 个参数`),
+    looks && looks.layers * looks.heads > 1 ? both(`${looks.layers} × ${looks.heads} heads`, `${looks.layers} 层 × ${looks.heads} 个注意力头`) : null,
   ].filter(Boolean).map((fact) => el("span", {}, fact));
 }
 
@@ -69,14 +69,14 @@ function makePane(model) {
 
   function explained(token) {
     const { rank, p, given } = token;
-    const choice = rank ? both(...CHOICES[rank - 1]) : both("not among its five most probable choices", "不在它的前五个选择之中");
+    const choice = rank ? both(...CHOICES[rank - 1]) : both("not among its five most probable tokens", "不在概率最大的五个词元之中");
     const rows = token.alternatives.map(([piece, logProb], i) => alternative(piece, Math.exp(logProb), i + 1 === rank));
     if (!rank) rows.push(alternative(token.piece, p, true));
     return [
       el("p", { class: "said" }, el("b", {}, both(...spokenPiece(token.piece))), el("span", { class: "share" }, percent(p)),
-        el("span", { class: "soft" }, given ? both("part of the prompt; for the model ", "属于提示；对模型来说是") : null, choice)),
+        el("span", { class: "soft" }, given ? both("part of the prompt; for the model ", "属于提示；对模型而言是") : null, choice)),
       el("ol", { class: "alternatives" }, ...rows),
-      drawn && !given ? el("p", { class: "hint" }, both("Probabilities are those of the model, before the temperature is applied.", "概率是模型本身的，未经温度调整。")) : null,
+      drawn && !given ? el("p", { class: "hint" }, both("Probabilities are those of the model, before the temperature is applied.", "概率由模型直接给出，未经温度调整。")) : null,
     ].filter(Boolean);
   }
 
@@ -94,8 +94,8 @@ function makePane(model) {
     return model.writes === "translation"
       ? both("This model has no attention: it encodes the source as one vector.", "该模型没有注意力：它把原文编码为一个向量。")
       : model.architecture === "recurrent_lm"
-      ? both("This model has no attention: its state is all that it keeps of the text so far.", "该模型没有注意力：它的状态就是它对已有文本的全部记忆。")
-      : both("This model's linear attention keeps running sums and computes no weights per token.", "该模型的线性注意力只保留累加和，不计算单个词元的权重。");
+      ? both("This model has no attention: its state is all that it keeps of the text so far.", "该模型没有注意力：它对已有文本的全部记忆就是它的状态。")
+      : both("This model's linear attention keeps running sums and computes no weights per token.", "该模型的线性注意力只保留累加和，不计算每个词元的权重。");
   }
 
   // ---- events ---------------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ function makePane(model) {
       if (sentences > 1) notice(both(`${sentences} sentences, translated one by one.`, `共 ${sentences} 句，逐句翻译。`));
       if (parts > sentences) told.add("split");
       if (parts > sentences) notice(both(`Longer than the model accepts (${model.longest} tokens): translated in ${parts} parts; nothing is omitted.`,
-        `超过模型一次能处理的长度（${model.longest} 个词元）：分 ${parts} 段进行，没有遗漏。`));
+        `超过模型能接受的长度（${model.longest} 个词元）：分 ${parts} 段翻译，没有遗漏内容。`));
     },
     part({ source }) {
       const stage = makeStage(model, on);
@@ -148,7 +148,7 @@ function makePane(model) {
     return [
       el("span", { class: "visually-hidden" }, text),
       el("span", {}, both(`${count} tokens in ${seconds.toFixed(2)} s`, `${count} 个词元，${seconds.toFixed(2)} 秒`)),
-      score === null ? null : bothIn(el("span", {}, both(`score ${signed(score)}`, `得分 ${signed(score)}`)), "title", "log-probability with length penalty", "经长度惩罚的对数概率"),
+      score === null ? null : bothIn(el("span", {}, both(`search score ${signed(score)}`, `搜索得分 ${signed(score)}`)), "title", "log-probability with length penalty", "经长度惩罚的对数概率"),
       el("span", {}, both(`log-probability ${signed(logProb)}`, `对数概率 ${signed(logProb)}`)), copy, copied,
     ].filter(Boolean);
   }

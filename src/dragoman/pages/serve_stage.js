@@ -48,7 +48,7 @@ function makeStage(model, on) {
   const node = el("div", { class: before ? "stage before" : "stage" }, before ? null : source, target, lines);
   const words = makeWords(target), tokens = [];
   let places = [];  // the attended nodes that precede the output
-  bothIn(target, "aria-label", "Output; move with the arrow keys, press Enter to see the attention of a token", "输出文本；用方向键移动，按回车查看词元的注意力");
+  bothIn(target, "aria-label", "Output; move with the arrow keys, press Enter to see the attention of a token", "输出；用方向键移动，按回车键查看词元的注意力");
   if (model.languages) for (const [home, code] of [[source, model.languages[0]], [target, model.languages[1]]]) {
     if (/^[a-z]{2,3}(-|$)/i.test(code)) home.lang = code;
   }

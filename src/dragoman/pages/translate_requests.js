@@ -12,7 +12,7 @@ class Failure extends Error {
 
 const FIRST_PART = /^(Invalid request|Cannot translate text|Slowdown): /;
 const megabytes = (bytes) => `${significant(bytes / 1e6, 2)} MB`;
-const unreachable = () => new Failure(both("The server does not answer. Is it still running?", "服务器没有回答。它还在运行吗？"), true);
+const unreachable = () => new Failure(both("The server does not answer. Is it still running?", "服务器没有响应。它还在运行吗？"), true);
 
 function failureOf({ status, body }) {
   const message = String(body?.error ?? `status ${status}`).replace(FIRST_PART, "");

@@ -7,7 +7,7 @@ const WALK_PARTS = [["forward", "Forward", "前向"], ["backward", "Backward", "
 
 // ---- a matrix ---------------------------------------------------------------------------------------------------------
 
-const AXES = { row: "句", head: "头", query: "查询", key: "键", feature: "维", position: "位置", word: "词", input: "输入", output: "输出" };
+const AXES = { row: "句", head: "头", query: "查询", key: "键", feature: "特征", position: "位置", word: "词元", input: "输入", output: "输出" };
 const superscript = (power) => [...String(power)].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("");
 const subscript = (index) => [...String(index)].map((c) => "₀₁₂₃₄₅₆₇₈₉"[Number(c)]).join("");
 
@@ -49,18 +49,25 @@ const typesetBoth = (text) => both(typeset(text.en), typeset(text.zh));
 // The head of a tensor with several heads, counted from 1.
 const headOf = (tensor) => (tensor.head === undefined || tensor.shape[1] === 1 ? null : tensor.head + 1);
 const symbolOf = (tensor) => `${tensor.symbol}${headOf(tensor) ? subscript(headOf(tensor)) : ""}`;
+const CHINESE_SYMBOLS = {
+  id: "编号", patches: "图像块", class: "类别向量", "P(correct)": "P（正确词）", "W new": "更新后的 W", "L before": "更新前的 L", "L after": "更新后的 L",
+};
+function symbolIn(tensor) {
+  const [, sign, name] = /^(∂?)(.*)$/.exec(tensor.symbol);
+  return [symbolOf(tensor), Object.hasOwn(CHINESE_SYMBOLS, name) ? `${sign}${CHINESE_SYMBOLS[name]}` : symbolOf(tensor)];
+}
 
 // Note on truncated sides, [8, 512, "feature"]: "8 of 512 features".
 function truncationNote(sides) {
-  const chinese = { query: "个位置", key: "个位置", position: "个位置", feature: "维", word: "个词", input: "个输入", output: "个输出" };
+  const chinese = { query: "个位置", key: "个位置", position: "个位置", feature: "个特征", word: "个词元", input: "个输入", output: "个输出" };
   const english = (axis) => (axis === "query" || axis === "key" ? "position" : axis === "word" ? "token" : axis);
   return both(sides.map(([shown, size, axis]) => `${shown} of ${size} ${english(axis)}s`).join(", "),
-    sides.map(([shown, size, axis]) => `${size} ${chinese[axis]}中的 ${shown} ${axis === "feature" ? "维" : "个"}`).join("，"));
+    sides.map(([shown, size, axis]) => `${size} ${chinese[axis]}中的 ${shown} 个`).join("，"));
 }
 
 function drawMatrix(tensor, attributes = {}) {
   const rowNames = tensor.rows ?? tensor.values.map((_, i) => i), columnNames = tensor.columns ?? (tensor.values[0] ?? []).map((_, j) => j);
-  const { write, power, largest } = figures(tensor.values, tensor.decimals), [markedRow, markedColumn] = tensor.mark || [];
+  const { write, power, largest } = figures(tensor.values, tensor.decimals), [english, chinese] = symbolIn(tensor), [markedRow, markedColumn] = tensor.mark || [];
   const named = (names) => names.some((name) => name !== "");
   const head = named(columnNames)
     ? el("thead", {}, el("tr", {}, named(rowNames) ? el("td", {}) : null, ...columnNames.map((name) => el("th", { scope: "col" }, name))))
@@ -68,14 +75,14 @@ function drawMatrix(tensor, attributes = {}) {
   const rows = tensor.values.map((row, i) => el("tr", {},
     named(rowNames) ? el("th", { scope: "row" }, rowNames[i]) : null,
     ...row.map((x, j) => el("td", {
-      style: heat(x, largest), "data-full": inFull(x), class: i === markedRow && j === markedColumn ? "marked" : null,
+      style: tensor.nominal ? null : heat(x, largest), "data-full": inFull(x), class: i === markedRow && j === markedColumn ? "marked" : null,
     }, write(x)))));
-  const caption = el("figcaption", {}, el("b", {}, ...typeset(symbolOf(tensor))),
-    headOf(tensor) ? el("small", {}, both(`head ${headOf(tensor)}`, `第 ${headOf(tensor)} 头`)) : null,
+  const caption = el("figcaption", {}, el("b", {}, both(typeset(english), typeset(chinese))),
+    headOf(tensor) ? el("small", {}, both(`head ${headOf(tensor)}`, `第 ${headOf(tensor)} 个头`)) : null,
     power ? el("small", {}, ` × 10${superscript(power)}`) : null,
     tensor.shown ? el("small", { class: "cut" }, truncationNote(tensor.shown)) : null);
   return el("figure", { class: "matrix", ...attributes }, caption,
-    el("div", { class: "matrix-scroll", tabindex: "-1" }, el("table", {}, head, el("tbody", {}, ...rows))));
+    el("div", { class: "matrix-scroll" }, el("table", {}, head, el("tbody", {}, ...rows))));
 }
 
 // ---- the steps --------------------------------------------------------------------------------------------------------
@@ -89,9 +96,9 @@ function describeTensor(tensor, source) {
   return [name, " ", both(shape((axis) => axis), shape((axis) => AXES[axis] || axis)), source ? el("span", { class: "from" }, ` · ${source}`) : ""];
 }
 
-function drawFormula(formula) {
-  const parts = formula.split(/ {4,}/).filter(Boolean);
-  return parts.length ? el("div", { class: "formula" }, ...parts.map((part) => el("div", {}, ...typeset(part)))) : null;
+function drawFormula(formula, chinese = formula) {
+  const [parts, others] = [formula, chinese].map((text) => text.split(/ {4,}/).filter(Boolean));
+  return parts.length ? el("div", { class: "formula" }, ...parts.map((part, i) => el("div", {}, both(typeset(part), typeset(others[i]))))) : null;
 }
 
 // Inputs of a step, its own parameters and tensors of other steps (`found`, by kind and name), and its results.
@@ -104,11 +111,12 @@ function inputsOf(step, found) {
 function drawStep(step, found) {
   const description = el("p", { class: "walk-about" });
   const rest = () => description.replaceChildren(both("Point at a matrix or focus it to see its name, its shape and its source.",
-    "指向或聚焦一个矩阵，可看到它的名字、形状和出处。"));
+    "将指针移到矩阵上或用键盘选中矩阵，可查看它的名称、形状和出处。"));
   const draw = (tensor) => {
     const describe = () => description.replaceChildren(...describeTensor(tensor, step.source));
-    const figure = drawMatrix(tensor, { tabindex: "0", role: "group", onfocus: describe, onpointerenter: describe });
-    bothIn(figure, "aria-label", `${symbolOf(tensor)}: ${tensor.name}, ${tensor.shape.join(" × ")}`, `${symbolOf(tensor)}：${tensor.name}，${tensor.shape.join(" × ")}`);
+    const figure = drawMatrix(tensor, { tabindex: "0", onfocus: describe, onpointerenter: describe });
+    const [english, chinese] = symbolIn(tensor);
+    bothIn(figure, "aria-label", `${english}: ${tensor.name}, ${tensor.shape.join(" × ")}`, `${chinese}：${tensor.name}，${tensor.shape.join(" × ")}`);
     figure.addEventListener("pointerover", (event) => {
       const cell = event.target.closest("td[data-full]");
       if (cell) description.replaceChildren(...describeTensor(tensor, step.source), " ", el("b", { class: "full" }, cell.dataset.full));
@@ -121,7 +129,7 @@ function drawStep(step, found) {
   return [
     el("p", { class: "walk-box" }, bothOf(step.box)),
     el("h3", {}, typesetBoth(step.title)),
-    drawFormula(step.formula),
+    drawFormula(step.formula, step.formula_zh),
     step.equation ? el("p", { class: "equation" }, step.equation) : null,
     step.note.en ? el("p", { class: "walk-note" }, typesetBoth(step.note)) : null,
     // Many input matrices, one per head, would push the results off the screen.
@@ -198,7 +206,7 @@ function drawWalkthrough(container, data) {
   const jumps = WALK_PARTS.map(([part, english, chinese]) => [part, steps.findIndex((step) => step.part === part), english, chinese])
     .filter(([, first]) => first >= 0)
     .map(([part, first, english, chinese]) => [part, el("button", { type: "button", onclick: () => go(first) }, both(english, chinese))]);
-  const slider = bothIn(el("input", { type: "range", min: 0, max: steps.length - 1, value: 0, oninput: () => go(Number(slider.value)) }), "aria-label", "Step", "步");
+  const slider = bothIn(el("input", { type: "range", min: 0, max: steps.length - 1, value: 0, oninput: () => go(Number(slider.value)) }), "aria-label", "Step", "步骤");
   const bar = el("div", { class: "walk-bar controls" }, ...jumps.map(([, button]) => button), el("span", { class: "gap" }), previous, position, next);
 
   function go(index, focus = false) {
@@ -215,7 +223,7 @@ function drawWalkthrough(container, data) {
   }
 
   const walk = bothIn(el("div", { class: "walk", role: "group" }, bar, slider, el("div", { class: "walk-main" }, nav, view)),
-    "aria-label", "Walkthrough: the arrow keys change the step", "逐步讲解：方向键切换步骤");
+    "aria-label", "Walkthrough: the arrow keys change the step", "逐步推演：用方向键切换步骤");
   walk.addEventListener("keydown", (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, select, textarea")) return;
     if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;

@@ -112,14 +112,30 @@ class WordVectors:
         values = _compare(space[left], space[right], measure)
         return Correlation(spearman(-values if measure in DISTANCES else values, scores), len(known), len(pairs))
 
+    def name(self, word: str) -> str:
+        """Return the name under which the vector of a word is stored: "▁dog" for "dog" in a SentencePiece vocabulary.
+
+        Raises UsageError with the nearest known word.
+        """
+        return self.words[self._find(word)]
+
     def picture(self, words: Sequence[str], path: str | Path, arrows: Sequence[tuple[str, str]] = ()) -> Path:
         """Draw words as points on their first two principal components, as a self-contained SVG file.
 
-        Vectors are scaled to length 1 first.  arrows: pairs of these words to connect.
+        Vectors are scaled to length 1 first.  arrows: pairs of these words to connect.  Each vector is one point, even
+        if it is given by several words.  A word that starts with "▁" is a name of the vocabulary, as `neighbours`
+        returns them; if one does, so are all others.
         """
-        words = list(dict.fromkeys(words))
-        vectors = self._space("cosine")[[self._find(word) for word in words]]
-        return write_picture(Path(path), words, vectors, arrows)
+        exact = any(word.startswith(_WORD_START) for word in words)
+        names = {word: word if exact and word in self.index else self.name(word) for word in words}
+        shown = list(dict.fromkeys(names.values()))
+        vectors = self._space("cosine")[[self.index[name] for name in shown]]
+        unknown = sorted({word for pair in arrows for word in pair} - set(words))
+        if unknown:
+            raise UsageError(f"arrows from or to {', '.join(map(repr, unknown))}; accepted: words of the picture")
+        labels = {name: _label(name, exact) for name in shown}
+        connected = [(labels[names[start]], labels[names[end]]) for start, end in arrows]
+        return write_picture(Path(path), list(labels.values()), vectors, connected)
 
     def save(self, path: str | Path) -> Path:
         """Write a `.safetensors` file or, with any other suffix, the text format of word2vec; atomic."""
@@ -182,6 +198,13 @@ class WordVectors:
         order = np.argsort(values if measure in DISTANCES else -values, kind="stable")[: count + len(without)]
         rows = [int(i) for i in order if int(i) not in without][:count]
         return [Neighbour(self.words[i], float(values[i])) for i in rows]
+
+
+def _label(name: str, pieces: bool) -> str:
+    """Return a piece of a vocabulary without the space, and with a mark if it continues a word."""
+    if name.startswith(_WORD_START):
+        return name.removeprefix(_WORD_START) or name
+    return f"·{name}" if pieces else name
 
 
 def _compare(x: NDArray[Any], y: NDArray[Any], measure: str) -> NDArray[Any]:

@@ -39,6 +39,7 @@ class Chinese(TargetLanguage):
 
     code = "zh"
     name = "Chinese"
+    name_zh = "中文"
     tokenizer: ClassVar[dict[str, Any]] = {
         "kind": "bpe",
         "vocab_size": 200,
@@ -50,6 +51,10 @@ class Chinese(TargetLanguage):
     word_order = (
         "Chinese begins a date with the year and ends it with the day (the third of March nineteen eighty-seven is "
         "一九八七年三月三日), so the lines of such a pair cross."
+    )
+    word_order_zh = (
+        "中文的日期以年开头、以日结尾（the third of March nineteen eighty-seven 是一九八七年三月三日），"
+        "所以这类句对的连线会交叉。"
     )
 
     def cardinal(self, number: int) -> str:

@@ -31,10 +31,14 @@ class German(TargetLanguage):
 
     code = "de"
     name = "German"
+    name_zh = "德语"
     tokenizer: ClassVar[dict[str, Any]] = {"kind": "bpe", "vocab_size": 360, "byte_fallback": False}
     max_ratio = 9.0
     word_order = (
         "German puts the unit before the ten (twenty-four is vier-und-zwanzig), so the lines of such a pair cross."
+    )
+    word_order_zh = (
+        "德语把个位放在十位之前（twenty-four 是 vier-und-zwanzig，即“四和二十”），所以这类句对的连线会交叉。"
     )
 
     def cardinal(self, number: int) -> str:

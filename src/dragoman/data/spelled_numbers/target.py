@@ -12,15 +12,19 @@ __all__ = ["TargetLanguage"]
 class TargetLanguage(ABC):
     """Spelling of numbers and dates, with exactly one text per number, and per date and form.
 
-    code, name: of the language.  tokenizer: the section [tokenizer] of a small model.  max_ratio: data.filter.max_ratio
-    with which no pair is dropped.  word_order: a sentence on how it differs from English.
+    code, name, name_zh: of the language, the last in Chinese.
+
+    tokenizer: the section [tokenizer] of a small model.  max_ratio: data.filter.max_ratio
+    with which no pair is dropped.  word_order, word_order_zh: a sentence on how it differs from English.
     """
 
     code: ClassVar[str]
     name: ClassVar[str]
+    name_zh: ClassVar[str]
     tokenizer: ClassVar[dict[str, Any]]
     max_ratio: ClassVar[float]
     word_order: ClassVar[str]
+    word_order_zh: ClassVar[str]
 
     @abstractmethod
     def cardinal(self, number: int) -> str:

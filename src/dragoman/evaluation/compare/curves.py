@@ -16,6 +16,11 @@ __all__ = ["panels", "values_of_test"]
 MOST_POINTS = 200
 _LOSSES = ("valid_loss", "loss", "perplexity", "bits_per_character")
 _TITLES = {"loss": "training loss", "valid_loss": "validation loss", "bleu": "BLEU", "chrf": "chrF", "f1": "F1"}
+_CHINESE = {
+    "training loss": "训练损失", "validation loss": "验证损失", "perplexity": "困惑度",
+    "bits per character": "每字符比特数", "exact match": "完全匹配率",
+    "accuracy": "准确率", "precision": "精确率", "recall": "召回率",
+}  # fmt: skip
 
 
 def panels(comparison: RunComparison, charts: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -23,10 +28,15 @@ def panels(comparison: RunComparison, charts: dict[str, Any]) -> Iterator[dict[s
     keys = dict.fromkeys(key for run in comparison.runs for key in run.curves)
     losses = [key for key in _LOSSES if key in keys]
     scores = [key for key in keys if key not in _LOSSES]
-    close = {"close": "close-up"}
+    close = {"close": _pair("close-up", "局部放大")}
+    log, linear, full = (
+        _pair("log scale", "对数刻度"),
+        _pair("linear scale", "线性刻度"),
+        _pair("full range", "完整范围"),
+    )
     for title, metrics, views in (
-        ("Loss", losses, {"log": "log scale", "linear": "linear scale", **close}),
-        ("Scores", scores, {"linear": "full range", **close}),
+        (_pair("Loss", "损失"), losses, {"log": log, "linear": linear, **close}),
+        (_pair("Scores", "得分"), scores, {"linear": full, **close}),
     ):
         if metrics:
             drawn = [chart for key in metrics for chart in _metric_charts(key, list(views), comparison, charts)]
@@ -35,8 +45,13 @@ def panels(comparison: RunComparison, charts: dict[str, Any]) -> Iterator[dict[s
             yield {"title": title, "metrics": {key: _title(key) for key in metrics}, "views": views, "charts": drawn}
 
 
-def _title(metric: str) -> str:
-    return _TITLES.get(metric, metric.replace("_", " "))
+def _pair(english: str, chinese: str) -> dict[str, str]:
+    return {"en": english, "zh": chinese}
+
+
+def _title(metric: str) -> dict[str, str]:
+    english = _TITLES.get(metric, metric.replace("_", " "))
+    return _pair(english, _CHINESE.get(english, english))
 
 
 def _metric_charts(
@@ -53,7 +68,9 @@ def _metric_charts(
         charts[name] = readout(lines, unit)
         for view in views:
             svg = draw_curves(f"{name}-{view}", lines, unit, log=view == "log", close=view == "close")
-            yield {"title": f"{_title(metric)} over {axis}", "metric": metric, "view": view, "values": name, "svg": svg}
+            over, title = "步数" if axis == "steps" else "时间", _title(metric)
+            titles = _pair(f"{title['en']} over {axis}", f"{title['zh']}（横轴：{over}）")
+            yield {"title": titles, "metric": metric, "view": view, "values": name, "svg": svg}
 
 
 def _line(index: int, group: Group, metric: str, steps: bool, unit: int) -> Line | None:

@@ -15,13 +15,15 @@ from rich.text import Text
 from dragoman.evaluation.compare.curves import panels, values_of_test
 from dragoman.evaluation.compare.runs import Group, RunComparison, short_names
 from dragoman.evaluation.compare.scores import EvalSet
-from dragoman.pages.charts import COLORS, MARKERS
+from dragoman.pages.charts import COLORS, MARKERS, UNITS
 from dragoman.pages.page import render, write_page
 from dragoman.pages.tables import plain_table, print_table
 
 __all__ = ["columns", "print_comparison", "write_comparison"]
 
 _ABSENT = object()
+_PER_TOKEN = ("valid.valid_loss", "valid.perplexity")
+"""Numbers whose unit is the token of the run's own tokenizer."""
 
 
 def _millions(value: float) -> str:
@@ -39,6 +41,8 @@ def _duration(seconds: float) -> str:
 class Column:
     """One number of every group.
 
+    title, chinese: its name in both languages.
+
     better: +1 if larger is better, -1 if smaller is, 0 for a cost.  bar: the page draws a bar.  brief: the table in the
     terminal has the column.
     """
@@ -49,30 +53,35 @@ class Column:
     better: int = 0
     bar: bool = False
     brief: bool = True
+    chinese: str = ""
+
+    @property
+    def titles(self) -> dict[str, str]:
+        return {"en": self.title, "zh": self.chinese or self.title}
 
 
 _COST = (
-    Column("parameters", "parameters", _millions, bar=True),
-    Column("steps", "steps", "{:,.0f}".format, bar=True),
-    Column("seconds", "time", _duration, bar=True),
-    Column("tokens_per_second", "tokens/s", "{:,.0f}".format, bar=True),
-    Column("memory_mb", "memory MB", "{:,.0f}".format, bar=True),
+    Column("parameters", "parameters", _millions, bar=True, chinese="参数量"),
+    Column("steps", "steps", "{:,.0f}".format, bar=True, chinese="步数"),
+    Column("seconds", "time", _duration, bar=True, chinese="时间"),
+    Column("tokens_per_second", "tokens/s", "{:,.0f}".format, bar=True, chinese="每秒词元数"),
+    Column("memory_mb", "memory MB", "{:,.0f}".format, bar=True, chinese="内存（MB）"),
 )
 _VALID = (
-    Column("valid.valid_loss", "valid loss", "{:.3f}".format, -1),
-    Column("valid.perplexity", "perplexity", "{:.2f}".format, -1, brief=False),
-    Column("valid.bits_per_character", "bits/character", "{:.3f}".format, -1),
-    Column("valid.bleu", "valid BLEU", "{:.2f}".format, +1),
-    Column("valid.chrf", "valid chrF", "{:.2f}".format, +1, brief=False),
-    Column("valid.exact_match", "exact match %", "{:.1f}".format, +1, brief=False),
-    Column("valid.accuracy", "accuracy %", "{:.2f}".format, +1),
-    Column("valid.precision", "precision %", "{:.2f}".format, +1, brief=False),
-    Column("valid.recall", "recall %", "{:.2f}".format, +1, brief=False),
+    Column("valid.valid_loss", "valid loss", "{:.3f}".format, -1, chinese="验证损失"),
+    Column("valid.perplexity", "perplexity", "{:.2f}".format, -1, brief=False, chinese="困惑度"),
+    Column("valid.bits_per_character", "bits/character", "{:.3f}".format, -1, chinese="每字符比特数"),
+    Column("valid.bleu", "valid BLEU", "{:.2f}".format, +1, chinese="验证 BLEU"),
+    Column("valid.chrf", "valid chrF", "{:.2f}".format, +1, brief=False, chinese="验证 chrF"),
+    Column("valid.exact_match", "exact match %", "{:.1f}".format, +1, brief=False, chinese="完全匹配率（%）"),
+    Column("valid.accuracy", "accuracy %", "{:.2f}".format, +1, chinese="准确率（%）"),
+    Column("valid.precision", "precision %", "{:.2f}".format, +1, brief=False, chinese="精确率（%）"),
+    Column("valid.recall", "recall %", "{:.2f}".format, +1, brief=False, chinese="召回率（%）"),
     Column("valid.f1", "F1 %", "{:.2f}".format, +1),
 )
 _TEST = (
-    Column("test.bleu", "test BLEU", "{:.2f}".format, +1),
-    Column("test.chrf", "test chrF", "{:.2f}".format, +1),
+    Column("test.bleu", "test BLEU", "{:.2f}".format, +1, chinese="测试 BLEU"),
+    Column("test.chrf", "test chrF", "{:.2f}".format, +1, chinese="测试 chrF"),
 )
 
 
@@ -113,10 +122,30 @@ def differences(group: Group, comparison: RunComparison) -> list[str]:
 
 
 def best_groups(comparison: RunComparison, column: Column) -> list[Group]:
-    """Return the groups with the best number; none for a cost or if all are equal."""
+    """Return the groups with the best number; none for a cost, if all are equal, or if the data differ."""
+    if not _is_comparable(comparison, column):
+        return []
     having = [group for group in comparison.groups if column.key in group.numbers]
     worth = [column.better * group.numbers[column.key].mean for group in having]
     return [group for group, value in zip(having, worth, strict=True) if min(worth) < value == max(worth)]
+
+
+def _is_comparable(comparison: RunComparison, column: Column) -> bool:
+    """Return whether the groups were measured on the same data: numbers per token also with the same tokens."""
+    if not column.key.startswith("valid."):
+        return True
+    return not _differing_data(comparison) and not (
+        column.key in _PER_TOKEN and any(key.startswith("tokenizer.") for key in comparison.differing)
+    )
+
+
+def _differing_data(comparison: RunComparison) -> list[str]:
+    """Return the keys of the data in which the groups differ; filters apply to the training pairs only."""
+    return [
+        key
+        for key in comparison.differing
+        if key.startswith("data.") and not key.startswith(("data.filter.", "data.max_"))
+    ]
 
 
 def print_comparison(comparison: RunComparison, console: Console) -> None:
@@ -127,7 +156,7 @@ def print_comparison(comparison: RunComparison, console: Console) -> None:
     if comparison.test is not None:
         print_table(console, _lengths_table(comparison, comparison.test))
     for note in _notes(comparison):
-        console.print(note, style="dim", soft_wrap=True)
+        console.print(note["en"], style="dim", soft_wrap=True)
     if comparison.test is not None:
         console.print(_signatures(comparison), style="dim", soft_wrap=True)
 
@@ -179,21 +208,49 @@ def _lengths_table(comparison: RunComparison, test: EvalSet) -> Table:
     return table
 
 
-def _notes(comparison: RunComparison) -> list[str]:
-    """Return explanations of the symbols that occur in the tables."""
+def _notes(comparison: RunComparison) -> list[dict[str, str]]:
+    """Return, in English and Chinese, explanations of the symbols in the tables, and what limits a comparison."""
     notes = []
     if any(len(group.runs) > 1 for group in comparison.groups):
-        notes.append("σ: standard deviation over the seeds; the number before it is the mean.")
+        notes.append(
+            (
+                "σ: standard deviation over the seeds; the number before it is the mean.",
+                "σ：不同随机种子之间的标准差，它前面的数是平均值。",
+            )
+        )
     if comparison.seeds_differ:
         notes.append(
-            "The runs have different seeds, which also change the scores; train each configuration with the same seeds."
+            (
+                "The runs have different seeds, which also change the scores; train each configuration with the same "
+                "seeds.",
+                "各次训练的随机种子不同，这也会影响得分；请用相同的随机种子训练每种配置。",
+            )
+        )
+    if data := _differing_data(comparison):
+        notes.append(
+            (
+                f"The runs have different data ({', '.join(data)}), so no validation score is marked as the best; "
+                "compare them on one test set with --source and --reference.",
+                f"各次训练的数据不同（{'、'.join(data)}），因此不标记最佳的验证得分；"
+                "请用 --source 和 --reference 在同一测试集上比较。",
+            )
+        )
+    elif any(key.startswith("tokenizer.") for key in comparison.differing):
+        notes.append(
+            (
+                "The runs have different tokenizers, so losses and perplexities per token are not marked.",
+                "各次训练的分词器不同，因此不标记按词元计算的损失和困惑度。",
+            )
         )
     if comparison.test is not None:
+        lines, samples = f"{len(comparison.test.sources):,}", f"{comparison.samples:,}"
         notes.append(
-            f"±: half of the 95 % confidence interval on {len(comparison.test.sources):,} test lines, "
-            f"{comparison.samples:,} bootstrap resamples."
+            (
+                f"±: half of the 95 % confidence interval on {lines} test lines, {samples} bootstrap resamples.",
+                f"±：95% 置信区间的一半，由 {lines} 行测试文本重采样 {samples} 次（自助法）得出。",
+            )
         )
-    return notes
+    return [{"en": english, "zh": chinese} for english, chinese in notes]
 
 
 def _signatures(comparison: RunComparison) -> str:
@@ -201,15 +258,21 @@ def _signatures(comparison: RunComparison) -> str:
     return f"BLEU {test.bleu_signature}; chrF {test.chrf_signature}"
 
 
-def write_comparison(path: Path, comparison: RunComparison) -> Path:
-    """Write the page of a comparison to `path` atomically and return `path`.
+def write_comparison(path: Path, comparison: RunComparison, language: str = "auto") -> Path:
+    """Write the page of a comparison, which opens in `language` (see `render`), to `path` atomically; return `path`.
 
     Raises DragomanError if the file cannot be written.
     """
     shown = columns(comparison)
     charts: dict[str, Any] = {}
+    count = len(comparison.runs)
+    heading = {
+        "en": "One run" if count == 1 else f"{count} runs side by side",
+        "zh": "一次训练" if count == 1 else f"{count} 次训练的对比",
+    }
     values = {
-        "title": "One run" if len(comparison.runs) == 1 else f"{len(comparison.runs)} runs side by side",
+        "title": heading["en"],
+        "heading": heading,
         "lead": _lead(comparison),
         "notes": _notes(comparison),
         "colors": COLORS,
@@ -223,19 +286,24 @@ def write_comparison(path: Path, comparison: RunComparison) -> Path:
         "value_text": value_text,
         "panels": list(panels(comparison, charts)),
         "test": comparison.test and values_of_test(comparison, comparison.test, charts),
+        "unit_zh": comparison.test and UNITS[f"{comparison.test.unit} in the source"],
         "signatures": comparison.test and _signatures(comparison),
     }
-    return write_page(path, render("compare.html", data={"charts": charts}, **values))
+    return write_page(path, render("compare.html", language=language, data={"charts": charts}, **values))
 
 
-def _lead(comparison: RunComparison) -> str:
+def _lead(comparison: RunComparison) -> dict[str, str]:
     count, runs = len(comparison.groups), len(comparison.runs)
-    seeds = f", {runs} runs with their seeds" if runs > count else ""
+    seeds, seeds_zh = (f", {runs} runs with their seeds", f"，{runs} 次训练") if runs > count else ("", "")
     if not comparison.differing:
-        return f"One configuration{seeds}."
+        return {"en": f"One configuration{seeds}.", "zh": f"一种配置{seeds_zh}。"}
     names = short_names(comparison.differing)
-    first, more = ", ".join(names[key] for key in comparison.differing[:4]), len(comparison.differing) - 4
-    return f"{count} configurations{seeds}. They differ in {first}{f' and {more} more keys' if more > 0 else ''}."
+    first, more = [names[key] for key in comparison.differing[:4]], len(comparison.differing) - 4
+    rest, rest_zh = (f" and {more} more keys", f"以及另外 {more} 个配置项") if more > 0 else ("", "")
+    return {
+        "en": f"{count} configurations{seeds}. They differ in {', '.join(first)}{rest}.",
+        "zh": f"{count} 种配置{seeds_zh}。它们的差异在于 {'、'.join(first)}{rest_zh}。",
+    }
 
 
 def _largest(comparison: RunComparison, key: str) -> float:

@@ -132,7 +132,7 @@ def explain(
             lens=_lens(network, case, recording),
             tree=case.tree,
             image=case.image,
-            walkthrough=_walkthrough(network, case, batch),
+            walkthrough=_walkthrough(network, case, batch, config.train.label_smoothing),
         )
 
 
@@ -195,8 +195,8 @@ def _occlusion(network: Network, batch: Batch) -> dict[str, Any]:
     }
 
 
-def _walkthrough(network: Network, case: Case, batch: Batch) -> dict[str, Any]:
-    """Return the walkthrough of one training step with this input and these targets."""
+def _walkthrough(network: Network, case: Case, batch: Batch, smoothing: float) -> dict[str, Any]:
+    """Return the walkthrough of one training step with this input and these targets, by the loss of the training."""
     sides = {name: [_readable(piece) for piece in side.pieces] for name, side in case.sides.items()}
     s = batch.src.size(1)
     labels = Labels(
@@ -205,7 +205,7 @@ def _walkthrough(network: Network, case: Case, batch: Batch) -> dict[str, Any]:
         targets=[_readable(case.piece(target)) if target != PAD else "–" for target in batch.tgt_out[0].tolist()],
         words=lambda number: _readable(case.piece(number)) if number >= case.first_id else "–",
     )
-    return walkthrough(network, batch.src, None, batch.tgt_in, batch.tgt_out, labels)
+    return walkthrough(network, batch.src, None, batch.tgt_in, batch.tgt_out, labels, smoothing=smoothing)
 
 
 def _readable(piece: str) -> str:
@@ -228,6 +228,10 @@ def _facts(name: str, loaded: LoadedModel) -> dict[str, Any]:
     }
 
 
-def write_explanation(path: str | Path, explanation: Explanation) -> Path:
-    """Write the page atomically and return `path`.  Raises DragomanError if it cannot be written."""
-    return write_page(Path(path), render("explain.html", title="Dragoman: explanation", data=explanation.to_json()))
+def write_explanation(path: str | Path, explanation: Explanation, language: str = "auto") -> Path:
+    """Write the page, which opens in `language` (see `render`), atomically and return `path`.
+
+    Raises DragomanError if it cannot be written.
+    """
+    page = render("explain.html", language=language, title="Dragoman: explanation", data=explanation.to_json())
+    return write_page(Path(path), page)

@@ -54,8 +54,11 @@ def _cells(head: Head, aligned: bool, cost: bool) -> list[str]:
     return cells + (["–" if head.cost is None else f"{head.cost:+.4f}"] if cost else [])
 
 
-def write_atlas(path: Path, atlas: Atlas, examples: Sequence[AtlasExample], model: str) -> Path:
-    """Write the page of a model named `model` atomically and return `path`.  Raises DragomanError if it fails."""
+def write_atlas(path: Path, atlas: Atlas, examples: Sequence[AtlasExample], model: str, language: str = "auto") -> Path:
+    """Write the page of a model named `model`, which opens in `language` (see `render`), atomically; return `path`.
+
+    Raises DragomanError if it cannot be written.
+    """
     data = atlas.to_json() | {
         "model": model,
         "reach": REACH,
@@ -67,4 +70,4 @@ def write_atlas(path: Path, atlas: Atlas, examples: Sequence[AtlasExample], mode
             for example in examples
         ],
     }
-    return write_page(path, render("atlas.html", title=f"Attention heads of {model}", data=data))
+    return write_page(path, render("atlas.html", language=language, title=f"Attention heads of {model}", data=data))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
-from dragoman.interpret.walkthrough.entries import BOXES, ENTRIES, Quantity, WalkthroughStep, substituted
+from dragoman.interpret.walkthrough.entries import BOXES, ENTRIES, Quantity, Text, WalkthroughStep, substituted
 from dragoman.interpret.walkthrough.quantities import Quantities
 from dragoman.interpret.walkthrough.training_step import ParameterElement
 
 __all__ = ["backward_steps", "update_steps"]
+
+_FUSED = {"qkv": "QKV", "kv": "KV"}
+"""Fused matrices: name of the layer -> the matrices that it stacks."""
 
 _Users = Mapping[str, Sequence[tuple[WalkthroughStep, int]]]  # quantity -> steps that use it, its index in `uses`
 
@@ -41,7 +45,7 @@ def _backward_step(step: WalkthroughStep, users: _Users) -> WalkthroughStep:
     entry = step.entry
     formula = "    ".join([*formulas, *([entry.parameter_gradients] if entry.parameter_gradients else [])])
     title = substituted(BOXES["backward"], title=entry.title)
-    back = replace(entry, title=title, formula=formula, text=entry.backward_text)
+    back = replace(entry, title=title, formula=formula, formula_zh="", text=entry.backward_text)
     return WalkthroughStep(f"{step.name}.gradient", back, quantities, tuple(uses), "backward", gradients=True)
 
 
@@ -103,7 +107,7 @@ def update_steps(q: Quantities, learning_rate: float, max_features: int) -> list
     return [
         WalkthroughStep(
             "sum over positions",
-            ENTRIES["shared weight"].filled(shares=" + ".join(shares), tokens=tokens),
+            ENTRIES["shared weight"].filled(shares=" + ".join(shares), tokens=tokens, part=_fused_part(q, element)),
             tuple(windows[symbol] for symbol in (*shares, "∂L/∂W")),
             part="backward",
             equation=f"{summands} = {_digits(slope)}",
@@ -117,6 +121,27 @@ def update_steps(q: Quantities, learning_rate: float, max_features: int) -> list
         ),
         WalkthroughStep("loss after", ENTRIES["loss after"], losses, part="update"),
     ]
+
+
+def _fused_part(q: Quantities, element: ParameterElement) -> Text:
+    """Return which of the matrices stacked in one parameter holds the row of the element; empty if it is not fused."""
+    layer, _, kind = element.name.rpartition(".")
+    parent, _, fused = layer.rpartition(".")
+    if fused not in _FUSED or kind != "weight":
+        return {"en": "", "zh": ""}
+    sizes = q.network.get_submodule(parent).parts
+    assert isinstance(sizes, tuple)
+    ends = list(itertools.accumulate(sizes))
+    ranges = [(letter, end - size, end - 1) for letter, size, end in zip(_FUSED[fused], sizes, ends, strict=True)]
+    letter, first, _ = next(part for part in ranges if part[1] <= element.row <= part[2])
+    return {
+        "en": " It stacks "
+        + ", ".join(f"W_{letter} (rows {first} to {last})" for letter, first, last in ranges)
+        + f": row {element.row} is output {element.row - first} of W_{letter}.",
+        "zh": "它由"
+        + "、".join(f" W_{letter}（第 {first} 至 {last} 行）" for letter, first, last in ranges)
+        + f"叠放而成：第 {element.row} 行是 W_{letter} 的第 {element.row - first} 个输出（行和输出都从 0 数起）。",
+    }
 
 
 def _loss_name(positions: tuple[int, ...]) -> str:

@@ -56,8 +56,9 @@ def walkthrough(
     The network is not changed, and every number is one that it computed.  "steps" are in order, each with id, part
     ("forward", "backward", "update"), box, title, formula, source, note, uses (pairs of a quantity's name and "value"
     or "gradient") and tensors: name, symbol, kind, head, shape, axes, values, the labels of rows and columns (None:
-    numbered from 0), and "shown" if a side is truncated, such as [8, 512, "feature"].  Texts are {"en", "zh"}.  Raises
-    UsageError with the complete list of problems.
+    numbered from 0), "shown" if a side is truncated, such as [8, 512, "feature"], and "nominal" for ids.  A formula
+    with words has a Chinese version "formula_zh".  Texts are {"en", "zh"}.  Raises UsageError with the complete list
+    of problems.
     """
     pair = TrainingPair(src, src_mask, tgt_in, targets)
     problems = _pair_problems(network, pair, labels)
@@ -136,7 +137,8 @@ def _step_json(step: WalkthroughStep, limits: Mapping[str, int], exact: bool) ->
         "uses": [list(use) for use in step.uses],
         "tensors": [head for quantity in step.quantities for head in _heads(quantity, step.gradients, limits, exact)],
     }
-    return found if step.equation is None else found | {"equation": step.equation}
+    optional = {"formula_zh": entry.formula_zh or None, "equation": step.equation}
+    return found | {key: value for key, value in optional.items() if value is not None}
 
 
 def _shown(quantity: Quantity, limits: Mapping[str, int]) -> tuple[int, int]:
@@ -170,6 +172,8 @@ def _heads(quantity: Quantity, gradients: bool, limits: Mapping[str, int], exact
             found["shown"] = cut
         if quantity.mark is not None:
             found["mark"] = list(quantity.mark)
+        if quantity.nominal:
+            found["nominal"] = True
         yield found
 
 

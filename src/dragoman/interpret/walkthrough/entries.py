@@ -25,6 +25,7 @@ class StepEntry:
 
     title: Text
     formula: str = ""
+    formula_zh: str = ""
     source: str = ""
     text: Text = field(default_factory=lambda: _EMPTY)
     taps: Sequence[str] = ()
@@ -50,7 +51,7 @@ class StepEntry:
             entry = replace(entry, text={"en": en, "zh": zh}, formula=entry.formula + more["formula"])
         return entry
 
-    def filled(self, **values: str) -> StepEntry:
+    def filled(self, **values: str | Text) -> StepEntry:
         """Return the entry with each `$name` in its formula and its text replaced by `values[name]`."""
         formula = Template(self.formula).safe_substitute(values)
         return replace(self, formula=formula, text=substituted(self.text, **values))
@@ -63,7 +64,7 @@ class Quantity:
     name: the tap, or the parameter as a Python expression.  value, gradient: (H or 1, rows, columns), along the
     vocabulary only the tokens shown.  along: the axes of rows and columns; size: how many of them the whole tensor has.
     shape, axes: of the tensor called `name`.  rows, columns: labels, None for numbers from 0.  mark: row and column
-    of the value that the step is about.
+    of the value that the step is about.  nominal: the numbers are names, such as token ids, of which none is larger.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Quantity:
     rows: Sequence[str] | None = None
     columns: Sequence[str] | None = None
     mark: tuple[int, int] | None = None
+    nominal: bool = False
 
 
 @dataclass(frozen=True)

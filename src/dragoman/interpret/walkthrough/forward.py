@@ -50,6 +50,7 @@ class _TapSite:
         self.inner = re.sub(r"around_(\w+)$", r"\1", self.parent)
         self.module = network.get_submodule(self.inner)
         self.keys = [f"{type(m).__name__}.{self.tap}" for m in (self.module, network.get_submodule(self.parent))]
+        self.sublayer = network.get_submodule(self.parent)
         self.stack = network.get_submodule(self.parent.partition("layers.")[0].rstrip("."))
         self.in_self_attention = "self_attn" in self.parent
         self.is_causal = self.in_self_attention and isinstance(self.stack, Decoder | DecoderOnly)
@@ -73,17 +74,24 @@ class _TapSite:
         mask, positions = q.pair.src_mask, type(getattr(self.stack, "positions", None)).__name__
         holds = {
             type(self.module).__name__: True,
-            positions: self.in_self_attention or self.tap == "positioned",
+            positions: self.in_self_attention or self.tap in ("embedded", "positioned"),
             "gated": isinstance(self.module, FeedForward) and self.module.gated,
             "unscaled": getattr(getattr(self.stack, "embedding", None), "scale", None) == 1,
             "causal": self.is_causal,
             "padding": not self.is_causal and mask is not None and not bool(mask.all()),
+            "masked": self.tap == "weights" and self._is_masked(q),
+            "post": getattr(self.sublayer, "order", None) == "post",
+            "pre": getattr(self.sublayer, "order", None) == "pre",
             "smoothed": smoothing > 0,
             "learned": isinstance(self.module, Cell) and len(self.module.initial) > 0,
             "every step": self.tap == "summary" and any(isinstance(m, ContextLayer) for m in self.network.modules()),
             **{kind: getattr(self.module, "activation", None) is function for kind, function in ACTIVATIONS.items()},
         }
         return {condition for condition, value in holds.items() if value}
+
+    def _is_masked(self, q: Quantities) -> bool:
+        scores, masked = (q.recorded.values.get(child(self.parent, name)) for name in ("scores", "masked"))
+        return scores is not None and masked is not None and not torch.equal(scores, masked)
 
 
 def _tap_step(q: Quantities, site: _TapSite, entry: StepEntry, before: Sequence[WalkthroughStep]) -> WalkthroughStep:
@@ -117,8 +125,10 @@ def _input_step(q: Quantities, site: _TapSite) -> WalkthroughStep:
     if isinstance(q.network, Vision):
         return WalkthroughStep("src", ENTRIES["patches"], (q.patches("src", q.pair.src[0], q.labels.source),))
     if site.parent.startswith("encoder"):
-        return WalkthroughStep("src", ENTRIES["source"], (q.column("src", "id", q.pair.src[0], q.labels.source),))
-    ids = q.column("tgt_in", "id", q.pair.tgt_in[0], q.labels.target_in)
+        return WalkthroughStep(
+            "src", ENTRIES["source"], (q.column("src", "id", q.pair.src[0], q.labels.source, nominal=True),)
+        )
+    ids = q.column("tgt_in", "id", q.pair.tgt_in[0], q.labels.target_in, nominal=True)
     return WalkthroughStep("tgt_in", ENTRIES["target"], (ids,))
 
 

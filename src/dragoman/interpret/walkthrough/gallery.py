@@ -119,11 +119,15 @@ def gallery() -> list[GalleryChapter]:
     return chapters
 
 
-def write_gallery(path: str | Path) -> Path:
-    """Write the page to `path` atomically and return `path`.  Raises DragomanError if it cannot be written."""
+def write_gallery(path: str | Path, language: str = "auto") -> Path:
+    """Write the page, which opens in `language` (see `render`), to `path` atomically and return `path`.
+
+    Raises DragomanError if it cannot be written.
+    """
     chapters = [{**asdict(chapter), "counts": chapter.counts} for chapter in gallery()]
     data = {"chapters": _with_infinity(chapters), "walkthrough": tiny_walkthrough()}
-    return write_page(Path(path), render("gallery.html", title="Dragoman: numbers worked out by hand", data=data))
+    title = "Dragoman: numbers worked out by hand"
+    return write_page(Path(path), render("gallery.html", language=language, title=title, data=data))
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -102,9 +102,10 @@ class Quantities:
         axes, shape = ("row", "position", "feature"), (1, *patches.shape)
         return _quantity(name, "patches", (patches, None), axes[1:], axes=axes, shape=shape, rows=labels)
 
-    def column(self, name: str, symbol: str, values: Tensor, labels: Sequence[str]) -> Quantity:
+    def column(self, name: str, symbol: str, values: Tensor, labels: Sequence[str], nominal: bool = False) -> Quantity:
         """Return a column with one number per position, values (T,)."""
-        return _quantity(name, symbol, (values[:, None], None), ("position", "one"), rows=labels, columns=[""])
+        labelled: dict[str, Any] = {"rows": labels, "columns": [""], "nominal": nominal}
+        return _quantity(name, symbol, (values[:, None], None), ("position", "one"), **labelled)
 
     def number(self, name: str, symbol: str, value: float) -> Quantity:
         matrix = torch.tensor([[value]], dtype=torch.float64)

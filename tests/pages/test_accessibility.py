@@ -1,0 +1,125 @@
+"""Every page by the rules of axe-core, in both languages, light and dark, at 360 and 1440 px."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from axe import axe_script, violations
+from page_samples import explained, sample_report
+from translate_page import page_server, translated, write
+
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.evaluation.compare import compare_runs
+from dragoman.evaluation.compare.page import write_comparison
+from dragoman.interpret.explain.explain import write_explanation
+from dragoman.interpret.heads.atlas import atlas, examples, removal_costs
+from dragoman.interpret.heads.page import write_atlas
+from dragoman.interpret.heads.probes import translation_probe
+from dragoman.interpret.walkthrough.gallery import write_gallery
+from dragoman.pages.report import write_report
+from fabricated_run import fabricate, learning
+from small_run import digit_pairs
+from tiny_translator import tiny_translator
+
+if TYPE_CHECKING:
+    from browser import Page
+
+# Every pair of width, scheme and language occurs.
+WAYS = [(360, "dark", "zh-CN"), (1440, "light", "zh-CN"), (360, "light", "en"), (1440, "dark", "en")]
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    script, missing = axe_script(tmp_path_factory.mktemp("axe"))
+    if missing:
+        pytest.skip(missing)
+    return script
+
+
+def _atlas(path: Path) -> Path:
+    translator = tiny_translator()
+    assert isinstance(translator.tokenizer, Tokenizer)
+    pairs = digit_pairs(6)
+    probe = translation_probe(translator, [s for s, _ in pairs], [t for _, t in pairs], None)
+    found = removal_costs(translator.model, probe, atlas(translator.model, probe))
+    return write_atlas(path, found, examples(translator.model, probe), "tiny")
+
+
+def _comparison(path: Path) -> Path:
+    for i, settings in enumerate((("train.seed=1",), ("train.seed=2",), ("model.d_ff=28",))):
+        bleu = 30.0 + 2 * i
+        scores = {"valid_loss": 2.0 - i / 4, "perplexity": 7.5, "bleu": bleu}
+        fabricate(path.parent / "runs" / f"run-{i}", learning(bleu, loss=2.0 - i / 4), scores, *settings)
+    return write_comparison(path, compare_runs([path.parent / "runs"]))
+
+
+PAGES: dict[str, Callable[[Path], Path]] = {
+    "translation": lambda path: write_explanation(path, explained("transformer")),
+    "recurrent": lambda path: write_explanation(path, explained("lstm")),
+    "image": lambda path: write_explanation(path, explained("image")),
+    "continuation": lambda path: write_explanation(path, explained("recurrent")),
+    "atlas": _atlas,
+    "gallery": write_gallery,
+    "report": lambda path: write_report(path, sample_report()),
+    "comparison": _comparison,
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return cache(lambda name: PAGES[name](tmp_path_factory.mktemp(name) / "page.html"))
+
+
+def prepare(page: Page, width: int, scheme: str, language: str) -> None:
+    page.size(width, 740 if width == 360 else 900)
+    page.prefer("prefers-color-scheme", scheme)
+    page.language(language)
+
+
+@pytest.mark.parametrize(("width", "scheme", "language"), WAYS)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_no_violation(
+    name: str, width: int, scheme: str, language: str, page: Page, axe: str, written: Callable[[str], Path]
+) -> None:
+    prepare(page, width, scheme, language)
+    page.open(written(name))
+    assert page.run("return document.documentElement.lang").startswith(language[:2])
+    assert violations(page, axe) == []
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with page_server() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("width", "scheme", "language"), WAYS)
+def test_the_page_that_translates_has_no_violation(
+    width: int, scheme: str, language: str, page: Page, axe: str, address: str
+) -> None:
+    prepare(page, width, scheme, language)
+    page.open(f"{address}#source=en&target=de")
+    page.until("return here.languages.length > 0 && byId('source').value !== ''")
+    write(page, "one two")
+    translated(page, "one two")
+    assert violations(page, axe) == []
+
+
+def test_a_violation_is_found(page: Page, axe: str, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(
+        '<!doctype html><html lang="en"><title>t</title><main><h1>t</h1><p style="color: #bbb">pale</p>'
+        '<figure role="group" tabindex="0"><figcaption>c</figcaption></figure>'
+        "<table><tr><th></th></tr><tr><td>1</td></tr></table></main></html>",
+        encoding="utf-8",
+    )
+    page.open(path)
+    assert [line.partition(" ")[0] for line in violations(page, axe)] == [
+        "aria-allowed-role",
+        "color-contrast",
+        "empty-table-header",
+    ]

@@ -360,7 +360,7 @@ def write_plot(path: Path, distance: int, scaled: Curves, untrained: Curves, tra
         draw_memory(fourth, memory)
         first.legend(frameon=False, fontsize=11, loc="lower left", handlelength=1.2)
         second.legend(frameon=False, fontsize=11, loc="lower left")
-        path.write_text(standalone(chart.svg(), "svg { padding: 8px; }"), encoding="utf-8")
+        path.write_text(standalone(chart.svg()), encoding="utf-8")
 
 
 def main() -> None:

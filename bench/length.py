@@ -202,7 +202,7 @@ def write_plot(path: Path, attention: Table, steps: Table) -> None:
             axes.set_xticks([], minor=True)
             format_axis(axes.yaxis)
             axes.legend(frameon=False, fontsize=11)
-        path.write_text(standalone(chart.svg(), "svg { padding: 8px; }"), encoding="utf-8")
+        path.write_text(standalone(chart.svg()), encoding="utf-8")
 
 
 def main() -> None:

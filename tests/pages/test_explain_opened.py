@@ -249,15 +249,21 @@ def test_paper_has_the_colours_of_paper_and_the_whole_tree(page: Page, tmp_path:
     assert page.run(pixel) == [29, 93, 189]
     page.prefer("prefers-color-scheme", "dark", medium="print")
     assert page.run("return getComputedStyle(document.documentElement).getPropertyValue('--first').trim()") == "#1d5dbd"
-    widths = page.run(
-        "const tree = document.querySelector('.tree');"
-        "return [tree.getBoundingClientRect().right, tree.parentElement.getBoundingClientRect().right,"
-        " tree.getAttribute('width')]"
+    right, parts, width = page.run(
+        "const tree = document.querySelector('.tree'), parts = [...document.querySelectorAll('.tree.part')];"
+        "return [tree.parentElement.getBoundingClientRect().right, parts.map((part) =>"
+        " [part.getBoundingClientRect().right, part.viewBox.baseVal.x, part.viewBox.baseVal.width]),"
+        " Number(tree.getAttribute('width'))]"
     )
-    assert widths[0] <= widths[1] + 1 and float(widths[2]) > 720
+    assert width > 720 and all(edge <= right + 1 for edge, _, _ in parts)
+    reached = 0
+    for _, start, shown in parts:  # each part begins where a node cut by the last one is complete
+        assert start == max(0, reached - 170)
+        reached = start + shown
+    assert reached >= width
     page.prefer("prefers-color-scheme", "dark")
     page.run("dispatchEvent(new Event('afterprint'))")
-    assert page.run(pixel) == [130, 180, 255]
+    assert page.run(pixel) == [130, 180, 255] and page.all(".tree.part") == []
 
 
 def test_ids_have_no_heat_and_words_of_formulas_are_translated(page: Page, tmp_path: Path) -> None:

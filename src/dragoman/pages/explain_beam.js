@@ -5,6 +5,7 @@ const REASONS = {
   finished: ["finished with the end of sentence", "已生成句末符"], limit: ["truncated at the length limit", "达到长度上限，被截断"],
   dropped: ["pruned from the beam", "被束搜索淘汰"], beaten: ["could not enter the n-best list", "已无法进入前 n 名"],
 };
+const WIDEST_NODE = 170;
 const SIGNS = { finished: "✓", limit: "✂", dropped: "×", beaten: "…" };
 
 function showBeam() {
@@ -42,7 +43,7 @@ function treePicture(tree, winners, hint) {
   const given = explanation.predictions.filter((prediction) => prediction.given).length, begin = Math.max(0, given - 1);
   const shown = tree.nodes.map((node, i) => ({ ...node, i, label: standalone(node.token) })).filter((node) => node.step > begin);
   const steps = Math.max(...shown.map((node) => node.step)), row = 34, gap = 26;
-  const widths = Array.from({ length: steps + 1 }, (_, step) => Math.min(170, 30 + widthOf(shown.filter((node) => node.step === step).map((node) => node.label))));
+  const widths = Array.from({ length: steps + 1 }, (_, step) => Math.min(WIDEST_NODE, 30 + widthOf(shown.filter((node) => node.step === step).map((node) => node.label))));
   const x = [];
   for (let step = begin + 1, at = 4; step <= steps; at += widths[step] + gap, step += 1) x[step] = at;
   const width = x[steps] + widths[steps] + 8, height = 26 + row * (1 + Math.max(...shown.map((node) => node.rank)));

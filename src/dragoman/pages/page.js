@@ -47,7 +47,10 @@ function markScrolling() {
       node.tabIndex = 0;
       node.setAttribute("role", "group");
       bothIn(node, "aria-label", "Scrolls sideways", "可横向滚动");
-    } else if (node.getAttribute("tabindex") === "0") for (const name of ["tabindex", "role", "aria-label"]) node.removeAttribute(name);
+    } else if (node.getAttribute("tabindex") === "0") {
+      for (const name of ["tabindex", "role", "aria-label"]) node.removeAttribute(name);
+      bilingual.texts.set(node, {});  // a later change of the language must not label it again
+    }
   }
 }
 

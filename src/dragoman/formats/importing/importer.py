@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dragoman.errors import DragomanError, TrainingError, UsageError, check_problems
+from dragoman.formats import ctranslate2
 from dragoman.formats.importing import bart, bert, gpt2, llama, marian, t5, vit
 from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.ctranslate2_files import family as ctranslate2_family
+from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint, is_ctranslate2
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, ProblemList
 from dragoman.formats.importing.marian_files import family as marian_family
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint, find_models
@@ -38,8 +42,11 @@ FAMILIES: Mapping[str, Family] = {
     "vit": vit,
 }
 """`model_type` of a checkpoint -> the module that imports it."""
-_MARIAN_FILES = "marian files"
-"""Name of the family of Marian's own files."""
+_FORMATS: Mapping[type[Checkpoint], tuple[str, Family]] = {
+    MarianCheckpoint: ("marian files", marian_family),
+    CTranslate2Checkpoint: ("ctranslate2", ctranslate2_family),
+}
+"""Checkpoints in other layouts than that of Hugging Face -> name and module of their family."""
 _REPORT = "import.json"
 
 
@@ -58,9 +65,11 @@ class Imported(Comparison):
 def import_model(source: str | Path, folder: str | Path, check: str | Path | None = None) -> Imported:
     """Convert a checkpoint to a model folder, and check that both compute the same (parity).
 
-    source: folder in the layout of Hugging Face, or folder or model file of Marian.  check: text in the source
-    language, of which the first 200 lines are compared; default: random tokens.  Raises UsageError with all reasons for
-    a checkpoint that cannot be imported, and DragomanError without parity; then no folder is written.
+    source: folder in the layout of Hugging Face or of CTranslate2, or folder or model file of Marian,
+    JoeyNMT or fairseq.
+    check: text in the source language, of which the first 200 lines are compared; default: random tokens.  Raises
+    UsageError with all reasons for a checkpoint that cannot be imported, and DragomanError without parity; then no
+    folder is written.
     """
     source, folder = Path(source), Path(folder)
     _check_request(source, folder)
@@ -93,6 +102,8 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
 
 def opened(source: Path) -> Checkpoint:
     """Return the files of a checkpoint, whose format is recognized by its files.  Raises UsageError."""
+    if is_ctranslate2(source):
+        return CTranslate2Checkpoint(source)
     models = [] if (source / "config.json").is_file() else find_models(source)
     if len(models) > 1:
         raise UsageError(f"{source}: several models; import one of these files: {', '.join(map(str, models))}")
@@ -101,8 +112,8 @@ def opened(source: Path) -> Checkpoint:
 
 def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
     """Return the family of a checkpoint and its name.  Raises UsageError."""
-    if isinstance(checkpoint, MarianCheckpoint):
-        return _MARIAN_FILES, marian_family
+    if type(checkpoint) in _FORMATS:
+        return _FORMATS[type(checkpoint)]
     name = checkpoint.settings.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise UsageError(
@@ -113,23 +124,26 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
 
 def _check_request(source: Path, folder: Path) -> None:
     problems = []
-    needs_transformers = True
+    needed: Callable[[], Any] | None = transformers_package
     if not source.exists():
         problems.append(
             f"{source}: no such folder; to import a model of the Hugging Face Hub, download it first: "
             f"hf download {source} --local-dir FOLDER"
         )
+    elif is_ctranslate2(source):
+        needed = ctranslate2.package
     elif not (source / "config.json").is_file():
-        needs_transformers = not find_models(source)
-        if needs_transformers:
+        if find_models(source):
+            needed = None
+        else:
             problems.append(
-                f"{source}: no config.json; accepted: a folder in the layout of Hugging Face, or Marian's files "
-                "(.npz, .bin)"
+                f"{source}: no config.json; accepted: a folder in the layout of Hugging Face or of CTranslate2, or "
+                "Marian's files (.npz, .bin)"
             )
     problems += new_folder_problems(folder)
     try:
-        if needs_transformers:
-            transformers_package()
+        if needed is not None:
+            needed()
     except UsageError as error:
         problems.append(str(error))
     check_problems("invalid import options:", problems)

@@ -22,6 +22,13 @@ from dragoman.formats.importing.marian_files import family as marian_family
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint, find_models
 from dragoman.formats.importing.names import converted, table_problems
 from dragoman.formats.importing.reference import transformers_package
+from dragoman.formats.importing.toolkits import fairseq, joeynmt
+from dragoman.formats.importing.toolkits.checkpoint import (
+    FairseqCheckpoint,
+    JoeyCheckpoint,
+    find_checkpoints,
+    opened_checkpoint,
+)
 from dragoman.formats.parity import TOLERANCE
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.build import assemble
@@ -45,6 +52,8 @@ FAMILIES: Mapping[str, Family] = {
 _FORMATS: Mapping[type[Checkpoint], tuple[str, Family]] = {
     MarianCheckpoint: ("marian files", marian_family),
     CTranslate2Checkpoint: ("ctranslate2", ctranslate2_family),
+    JoeyCheckpoint: ("joeynmt", joeynmt),
+    FairseqCheckpoint: ("fairseq", fairseq),
 }
 """Checkpoints in other layouts than that of Hugging Face -> name and module of their family."""
 _REPORT = "import.json"
@@ -105,8 +114,12 @@ def opened(source: Path) -> Checkpoint:
     if is_ctranslate2(source):
         return CTranslate2Checkpoint(source)
     models = [] if (source / "config.json").is_file() else find_models(source)
-    if len(models) > 1:
-        raise UsageError(f"{source}: several models; import one of these files: {', '.join(map(str, models))}")
+    checkpoints = [] if (source / "config.json").is_file() or models else find_checkpoints(source)
+    if len(models + checkpoints) > 1:
+        files = ", ".join(map(str, models + checkpoints))
+        raise UsageError(f"{source}: several models; import one of these files: {files}")
+    if checkpoints:
+        return opened_checkpoint(checkpoints[0])
     return MarianCheckpoint(models[0]) if models else Checkpoint(source)
 
 
@@ -133,12 +146,12 @@ def _check_request(source: Path, folder: Path) -> None:
     elif is_ctranslate2(source):
         needed = ctranslate2.package
     elif not (source / "config.json").is_file():
-        if find_models(source):
+        if find_models(source) or find_checkpoints(source):
             needed = None
         else:
             problems.append(
-                f"{source}: no config.json; accepted: a folder in the layout of Hugging Face or of CTranslate2, or "
-                "Marian's files (.npz, .bin)"
+                f"{source}: no config.json; accepted: a folder in the layout of Hugging Face or of CTranslate2, "
+                "Marian's files (.npz, .bin), JoeyNMT's (.ckpt, config.yaml) or fairseq's (.pt, dict.CODE.txt)"
             )
     problems += new_folder_problems(folder)
     try:

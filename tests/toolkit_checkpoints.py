@@ -48,6 +48,9 @@ def _randomized(state: dict[str, Tensor], seed: int = 3) -> dict[str, Tensor]:
     found = {}
     for name, tensor in state.items():
         noise = torch.randn(tensor.shape, generator=generator)
+        if name.endswith(".version"):
+            found[name] = torch.tensor([3.0])
+            continue
         found[name] = 1 + 0.2 * noise if "norm" in name and name.endswith("weight") else 0.35 * noise
     return found
 
@@ -181,12 +184,12 @@ def _fairseq_state(own: dict[str, Any], sizes: tuple[int, int]) -> dict[str, Ten
 
     limits = own.get("max_positions", (64, 64))
     for stack, layers, size, limit in zip(("encoder", "decoder"), own["layers"], sizes, limits, strict=True):
+        state[f"{stack}.version"] = torch.empty(1)
         linear(f"{stack}.embed_tokens", size, d, bias=False)
         if own.get("learned_pos"):
             linear(f"{stack}.embed_positions", limit + 2, d, bias=False)
         else:
             state[f"{stack}.embed_positions._float_tensor"] = torch.empty(1)
-            state[f"{stack}.version"] = torch.empty(1)
         if own.get("layernorm_embedding"):
             norm(f"{stack}.layernorm_embedding")
         if own.get("normalize_before"):
@@ -204,8 +207,11 @@ def _fairseq_state(own: dict[str, Any], sizes: tuple[int, int]) -> dict[str, Ten
     return state
 
 
-def fairseq_checkpoint(folder: Path, name: str, beside: Any = None, **changes: Any) -> Path:
-    """Write a model with random weights and return its folder.  changes: of the options."""
+def fairseq_checkpoint(folder: Path, name: str, beside: Any = None, version: float = 3, **changes: Any) -> Path:
+    """Write a model with random weights and return its folder.
+
+    version: of the layout of the decoder.  changes: of the options.
+    """
     folder.mkdir(parents=True)
     own = FAIRSEQ[name]
     sides = [_pieces(60), _pieces(52) if own.get("two") else _pieces(60)]
@@ -215,6 +221,7 @@ def fairseq_checkpoint(folder: Path, name: str, beside: Any = None, **changes: A
         state["decoder.embed_tokens.weight"] = state["encoder.embed_tokens.weight"]
     if own.get("share_decoder_input_output_embed"):
         state["decoder.output_projection.weight"] = state["decoder.embed_tokens.weight"]
+    state["decoder.version"] = torch.tensor([version])
     options = fairseq_options(name) | changes
     content = {"model": state, "args": None, "cfg": None, "extra_state": {"epoch": 3, "meters": beside}}
     if own["options"] == "args":

@@ -60,6 +60,8 @@ _ARCHITECTURES = r"transformer(_(iwslt|wmt|vaswani|tiny|t2t)\w*)?"
 _SIZES = ("embed_dim", "ffn_embed_dim", "layers", "attention_heads")
 _STACKS = ("encoder", "decoder")
 _EPS = 1e-5
+_VERSION = 3
+"""Layout of a stack, stored as a tensor; before it, pre-norm had no norm after the last layer."""
 _OFFSET = 2
 """Rows before that of the first position."""
 _FIRST = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -144,6 +146,7 @@ def _dictionaries(checkpoint: FairseqCheckpoint) -> tuple[Path, Path]:
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     assert isinstance(checkpoint, FairseqCheckpoint)
     settings, tie = checkpoint.settings, _tie(checkpoint.settings)
+    _check_versions(checkpoint)
     limits = [settings[f"max_{side}_positions"] for side in ("source", "target")]
     positions, width = min(limits), settings["encoder_embed_dim"]
     content = document(vocabulary, (settings.get("source_lang"), settings.get("target_lang"))) | {
@@ -177,6 +180,19 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         positions=positions,
         computed=computed,
     )
+
+
+def _check_versions(checkpoint: FairseqCheckpoint) -> None:
+    """Raise UsageError for a stack that fairseq runs without its last norm, because its layout is an old one."""
+    if not checkpoint.settings.get("encoder_normalize_before"):
+        return
+    versions = {name: checkpoint.tensors.get(name) for name in (f"{stack}.version" for stack in _STACKS)}
+    found = {name: 1.0 if each is None else float(each.flatten()[0]) for name, each in versions.items()}
+    if old := [f"{name} = {number:g}" for name, number in found.items() if number < _VERSION]:
+        raise UsageError(
+            f"{', '.join(old)}: pre-norm without a norm after the last layer; accepted: {_VERSION}, which current "
+            "versions of fairseq write"
+        )
 
 
 def _model_document(settings: Mapping[str, Any], tie: str, positions: int) -> dict[str, Any]:

@@ -37,7 +37,10 @@ _STORAGES = {
 }  # fmt: skip
 _RECORDS = {
     "argparse": ("Namespace",),
-    "builtins": ("object", "dict", "list", "tuple", "int", "float", "str", "bool", "set", "frozenset", "complex"),
+    "builtins": (
+        "bool", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "long", "object", "set", "str",
+        "tuple", "unicode",
+    ),
     "collections": ("Counter", "defaultdict"),
     "fairseq.meters": ("AverageMeter", "TimeMeter", "StopwatchMeter"),
     "fairseq.logging.meters": ("AverageMeter", "TimeMeter", "StopwatchMeter", "MetersDict"),

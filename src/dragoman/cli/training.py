@@ -325,11 +325,16 @@ def export(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="Checkpoint: folder of Hugging Face, or folder or file of Marian.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Checkpoint: folder of Hugging Face or CTranslate2; folder or file of Marian, JoeyNMT, fairseq."
+        ),
+    ],
     out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],
     check: Annotated[Path | None, typer.Option(help="Source text to compare on; default: random tokens.")] = None,
 ) -> None:
-    """Import a public checkpoint (MarianMT, T5, GPT-2, Llama, BERT, ViT, Marian, Firefox) and verify its results.
+    """Import a public checkpoint (MarianMT, T5, GPT-2, Llama, BERT, ViT, Marian, CTranslate2 ...); verify its results.
 
     Both models are run on 200 lines of text. Nothing is written unless their results agree (parity).
     """

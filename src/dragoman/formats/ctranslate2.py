@@ -268,7 +268,10 @@ def _numbers(tensor: Tensor) -> NDArray[np.float32]:
 
 
 class CTranslate2Runtime:
-    """An exported folder, run on one thread: a `dragoman.formats.parity.ExternalRuntime`."""
+    """A folder, run on one thread: a `dragoman.formats.parity.ExternalRuntime`.
+
+    source, target: pieces in the order of our ids, "" for one that the folder lacks.
+    """
 
     def __init__(self, folder: Path, quantization: Quantization, source: Sequence[str], target: Sequence[str]) -> None:
         ctranslate2 = package()
@@ -290,7 +293,8 @@ class CTranslate2Runtime:
     def search(
         self, cases: Sequence[ParityCase], width: int, min_length: int, max_length: int
     ) -> list[list[list[int]]]:
-        excluded = [[self.target[PAD]], [self.target[BOS]]]
+        special = (self.target[PAD], self.target[BOS])
+        excluded = [[piece] for piece in special if piece not in ("", self.target[EOS])]
         options: dict[str, Any] = {
             "beam_size": width, "num_hypotheses": width, "length_penalty": 0, "suppress_sequences": excluded,
             "max_batch_size": 32,

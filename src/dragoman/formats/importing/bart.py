@@ -36,7 +36,7 @@ from dragoman.formats.importing.encoder_decoder import (
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
 from dragoman.formats.importing.names import Order, Rule
 
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+__all__ = ["compare", "fairseq_sinusoids", "plan", "read_vocabulary", "unsupported"]
 
 _OFFSET = 2
 """Rows before that of the first position; the ids of `<s>` and `<pad>` in fairseq."""
@@ -79,7 +79,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         logits[BOS] = -1
     computed = {}
     if settings["model_type"] == "m2m_100":
-        sinusoids = _sinusoids(positions, d_model)
+        sinusoids = fairseq_sinusoids(positions, d_model)
         computed = {f"{stack}.positions.table": sinusoids.clone() for stack in ("encoder", "decoder")}
     return Plan(
         config=config,
@@ -130,7 +130,7 @@ def _without_prefix(rule: Rule) -> Rule:
     return replace(rule, theirs=names)
 
 
-def _sinusoids(positions: int, d_model: int) -> Tensor:
+def fairseq_sinusoids(positions: int, d_model: int) -> Tensor:
     """Return their table (positions, D): sines, then cosines, with the wavelengths of tensor2tensor, in float32."""
     half = d_model // 2
     frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))

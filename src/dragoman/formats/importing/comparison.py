@@ -24,7 +24,7 @@ from dragoman.io.lines import read_lines
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 
-__all__ = ["SAMPLES", "TextCodec", "compare_language_models", "compare_tokenizers", "compare_translators"]
+__all__ = ["SAMPLES", "TextCodec", "compare_language_models", "compare_tokenizers", "compare_translators", "lines_of"]
 
 _LINES = 200
 SAMPLES = (
@@ -73,7 +73,7 @@ def compare_translators(
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
     texts = [tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases]
     theirs = ReferenceTokenizer(checkpoint.folder, plan.vocabulary)
-    lines = [theirs.cleaned(line) for line in (*SAMPLES, *samples, *texts, *_lines(check))]
+    lines = [theirs.cleaned(line) for line in (*SAMPLES, *samples, *texts, *lines_of(check))]
     same = compare_tokenizers(bound, theirs.between(*direction), lines, samples=())
     for code in tokenizer.languages[0]:
         own = code, code if code in tokenizer.languages[1] else direction[1]
@@ -97,10 +97,11 @@ def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, ch
         if not any((checkpoint.folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
         else CausalTokenizer(checkpoint.folder, plan.vocabulary)
     )
-    return Comparison(parity, compare_tokenizers(tokenizer, theirs, [*lines, *_lines(check)]))
+    return Comparison(parity, compare_tokenizers(tokenizer, theirs, [*lines, *lines_of(check)]))
 
 
-def _lines(check: Path | None) -> list[str]:
+def lines_of(check: Path | None) -> list[str]:
+    """Return the first 200 lines of a file; [] without one."""
     return [] if check is None else [line for line, _ in zip(read_lines(check), range(_LINES), strict=False)]
 
 

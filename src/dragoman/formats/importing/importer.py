@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dragoman.errors import DragomanError, TrainingError, UsageError, check_problems
+from dragoman.formats import ctranslate2
 from dragoman.formats.importing import bart, bert, gpt2, llama, marian, t5, vit
 from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.ctranslate2_files import family as ctranslate2_family
+from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint, is_ctranslate2
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, ProblemList
 from dragoman.formats.importing.marian_files import family as marian_family
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint, find_models
 from dragoman.formats.importing.names import converted, table_problems
 from dragoman.formats.importing.reference import transformers_package
+from dragoman.formats.importing.toolkits import fairseq, joeynmt
+from dragoman.formats.importing.toolkits.checkpoint import (
+    FairseqCheckpoint,
+    JoeyCheckpoint,
+    find_checkpoints,
+    opened_checkpoint,
+)
 from dragoman.formats.parity import TOLERANCE
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.build import assemble
@@ -40,8 +51,13 @@ FAMILIES: Mapping[str, Family] = {
     "vit": vit,
 }
 """`model_type` of a checkpoint -> the module that imports it."""
-_MARIAN_FILES = "marian files"
-"""Name of the family of Marian's own files."""
+_FORMATS: Mapping[type[Checkpoint], tuple[str, Family]] = {
+    MarianCheckpoint: ("marian files", marian_family),
+    CTranslate2Checkpoint: ("ctranslate2", ctranslate2_family),
+    JoeyCheckpoint: ("joeynmt", joeynmt),
+    FairseqCheckpoint: ("fairseq", fairseq),
+}
+"""Checkpoints in other layouts than that of Hugging Face -> name and module of their family."""
 _REPORT = "import.json"
 
 
@@ -60,9 +76,11 @@ class Imported(Comparison):
 def import_model(source: str | Path, folder: str | Path, check: str | Path | None = None) -> Imported:
     """Convert a checkpoint to a model folder, and check that both compute the same (parity).
 
-    source: folder in the layout of Hugging Face, or folder or model file of Marian.  check: text in the source
-    language, of which the first 200 lines are compared; default: random tokens.  Raises UsageError with all reasons for
-    a checkpoint that cannot be imported, and DragomanError without parity; then no folder is written.
+    source: folder in the layout of Hugging Face or of CTranslate2, or folder or model file of Marian,
+    JoeyNMT or fairseq.
+    check: text in the source language, of which the first 200 lines are compared; default: random tokens.  Raises
+    UsageError with all reasons for a checkpoint that cannot be imported, and DragomanError without parity; then no
+    folder is written.
     """
     source, folder = Path(source), Path(folder)
     _check_request(source, folder)
@@ -95,16 +113,22 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
 
 def opened(source: Path) -> Checkpoint:
     """Return the files of a checkpoint, whose format is recognized by its files.  Raises UsageError."""
+    if is_ctranslate2(source):
+        return CTranslate2Checkpoint(source)
     models = [] if (source / "config.json").is_file() else find_models(source)
-    if len(models) > 1:
-        raise UsageError(f"{source}: several models; import one of these files: {', '.join(map(str, models))}")
+    checkpoints = [] if (source / "config.json").is_file() or models else find_checkpoints(source)
+    if len(models + checkpoints) > 1:
+        files = ", ".join(map(str, models + checkpoints))
+        raise UsageError(f"{source}: several models; import one of these files: {files}")
+    if checkpoints:
+        return opened_checkpoint(checkpoints[0])
     return MarianCheckpoint(models[0]) if models else Checkpoint(source)
 
 
 def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
     """Return the family of a checkpoint and its name.  Raises UsageError."""
-    if isinstance(checkpoint, MarianCheckpoint):
-        return _MARIAN_FILES, marian_family
+    if type(checkpoint) in _FORMATS:
+        return _FORMATS[type(checkpoint)]
     name = checkpoint.settings.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise UsageError(
@@ -115,23 +139,26 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
 
 def _check_request(source: Path, folder: Path) -> None:
     problems = []
-    needs_transformers = True
+    needed: Callable[[], Any] | None = transformers_package
     if not source.exists():
         problems.append(
             f"{source}: no such folder; to import a model of the Hugging Face Hub, download it first: "
             f"hf download {source} --local-dir FOLDER"
         )
+    elif is_ctranslate2(source):
+        needed = ctranslate2.package
     elif not (source / "config.json").is_file():
-        needs_transformers = not find_models(source)
-        if needs_transformers:
+        if find_models(source) or find_checkpoints(source):
+            needed = None
+        else:
             problems.append(
-                f"{source}: no config.json; accepted: a folder in the layout of Hugging Face, or Marian's files "
-                "(.npz, .bin)"
+                f"{source}: no config.json; accepted: a folder in the layout of Hugging Face or of CTranslate2, "
+                "Marian's files (.npz, .bin), JoeyNMT's (.ckpt, config.yaml) or fairseq's (.pt, dict.CODE.txt)"
             )
     problems += new_folder_problems(folder)
     try:
-        if needs_transformers:
-            transformers_package()
+        if needed is not None:
+            needed()
     except UsageError as error:
         problems.append(str(error))
     check_problems("invalid import options:", problems)

@@ -26,7 +26,7 @@ from dragoman.formats.importing.marian_files.items import ADVICE, SETTINGS, is_b
 from dragoman.formats.importing.marian_files.lexical import is_lexical_shortlist
 from dragoman.io.reading import read_text
 
-__all__ = ["MarianCheckpoint", "find_models"]
+__all__ = ["MarianCheckpoint", "find_models", "parse_yaml"]
 
 _MAX_YAML, _MAX_VOCABULARY = 1 << 20, 1 << 26
 _NOT_MODELS = re.compile(r".*\.(optimizer|progress)\.npz")
@@ -61,7 +61,7 @@ class MarianCheckpoint(Checkpoint):
             text = bytes(found.astype(np.uint8)).rstrip(b"\0").decode()
         except UnicodeDecodeError:
             raise UsageError(f"{self.model}: {SETTINGS} is not UTF-8. {ADVICE}") from None
-        return _parse(text, f"{self.model}, {SETTINGS}")
+        return parse_yaml(text, f"{self.model}, {SETTINGS}")
 
     @cached_property
     def generation(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class MarianCheckpoint(Checkpoint):
         for path in sorted(self.folder.glob("*.yml")) + sorted(self.folder.glob("*.yaml")):
             if "vocab" in path.name or path.stat().st_size > _MAX_YAML:
                 continue
-            found = _parse(read_text(path, UsageError, ADVICE, _MAX_YAML), str(path))
+            found = parse_yaml(read_text(path, UsageError, ADVICE, _MAX_YAML), str(path))
             models = map(_file_name, _listed(found.get("models")))
             if self.model.name in models or path.name.startswith(self.model.name):
                 named.append(found)
@@ -120,12 +120,12 @@ class MarianCheckpoint(Checkpoint):
 
     def pieces(self, path: Path) -> dict[str, Any]:
         """Return the content of a vocabulary in YAML: ids by piece."""
-        return _parse(read_text(path, UsageError, ADVICE, _MAX_VOCABULARY), str(path))
+        return parse_yaml(read_text(path, UsageError, ADVICE, _MAX_VOCABULARY), str(path))
 
 
-def _parse(text: str, where: str) -> dict[str, Any]:
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Parse YAML that creates nothing but numbers, texts, lists and mappings."""
-    yaml = extra_package("yaml", "formats", "the import of Marian's files")
+    yaml = extra_package("yaml", "formats", "the import of settings in YAML")
     try:
         found = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:

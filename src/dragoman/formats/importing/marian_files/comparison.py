@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import sentencepiece as spm
 
-from dragoman.data.ids import BOS, PAD
+from dragoman.data.ids import BOS
 from dragoman.data.ids import EOS as OUR_EOS
 from dragoman.data.ids import UNK as OUR_UNK
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_tokenizers
-from dragoman.formats.importing.family import NEVER, Comparison, ImportedVocabulary, Plan
+from dragoman.formats.importing.definition import SearchedDefinition
+from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
-from dragoman.formats.importing.marian_files.definition import EOS, Floats, MarianDefinition
-from dragoman.formats.parity import ParityCase, compare_models, parity_cases
+from dragoman.formats.importing.marian_files.definition import EOS, MarianDefinition
+from dragoman.formats.parity import compare_models, parity_cases
 from dragoman.io.lines import read_lines
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
@@ -28,7 +29,7 @@ from dragoman.models.seq2seq import Model
 __all__ = ["DefinitionRuntime", "MarianTokenizer", "allows_unknown", "compare_with_definition"]
 
 _UNK = 1
-_LINES, _BATCH = 200, 16
+_LINES = 200
 
 
 def compare_with_definition(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
@@ -51,10 +52,8 @@ def allows_unknown(checkpoint: MarianCheckpoint) -> bool:
     return checkpoint.generation.get("allow-unk") is True
 
 
-class DefinitionRuntime:
+class DefinitionRuntime(SearchedDefinition):
     """`MarianDefinition` on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
-
-    name = "Marian's definition in NumPy, float32"
 
     def __init__(
         self,
@@ -63,81 +62,9 @@ class DefinitionRuntime:
         dtype: type[np.floating[Any]] = np.float32,
     ) -> None:
         tensors = {name: tensor.numpy() for name, tensor in checkpoint.tensors.items()}
-        self.model = MarianDefinition(checkpoint.settings, tensors, dtype)
-        self.source, self.target = vocabulary.source, vocabulary.target
-        self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
-        self.unknown = [] if allows_unknown(checkpoint) else [_UNK]
-        self.never = [self.target[token] for token in (PAD, BOS) if self.target[token] >= 0]
-
-    def logits(self, source: Sequence[int], target: Sequence[int]) -> Floats:
-        """Return the logits (T, V) after BOS and each token of a target, in Marian's order.
-
-        `<unk>` is excluded, unless the settings of decoding allow it.  source, target: our ids, the source with EOS.
-        """
-        memory, state = self.model.encode([[self.source[token] for token in source]]), self.model.start(1)
-        tokens = [None, *(np.array([self.target[token]]) for token in target)]
-        return self._logits(
-            np.concatenate([self.model.step(token, i, state, memory) for i, token in enumerate(tokens)])
-        )
-
-    def _logits(self, hidden: Floats) -> Floats:
-        logits = self.model.logits(hidden)
-        logits[:, self.unknown] = NEVER
-        return logits
-
-    def score(self, case: ParityCase, ids: Sequence[int]) -> list[float]:
-        log_probs = _log_softmax(self.logits(case.source, ids[:-1]))
-        theirs = [self.target[token] for token in ids]
-        return [float(x) for x in log_probs[np.arange(len(theirs)), theirs]]
-
-    def search(
-        self, cases: Sequence[ParityCase], width: int, min_length: int, max_length: int
-    ) -> list[list[list[int]]]:
-        """Targets of `min_length` = `max_length` tokens end without a cost, as in `formats.parity`."""
-        found: list[list[list[int]]] = []
-        for begin in range(0, len(cases), _BATCH):
-            sources = [[self.source[token] for token in case.source] for case in cases[begin : begin + _BATCH]]
-            tokens = self._beams(sources, width, max_length, fixed=min_length == max_length)
-            found += [[self._until_end(row) for row in sentence] for sentence in tokens.tolist()]
-        return found
-
-    def _beams(self, sources: list[list[int]], width: int, length: int, fixed: bool) -> np.ndarray:
-        """Return the ids (B, width, T) of a beam search; of width 1, of greedy search, which may end.
-
-        fixed: the end of sentence is excluded before the softmax.
-        """
-        count = len(sources)
-        state = self.model.start(count * width)
-        memory = self.model.encode(sources).select(np.repeat(np.arange(count), width))
-        total = np.tile(np.where(np.arange(width) == 0, 0, -np.inf), (count, 1))  # one beam before the first token
-        tokens = np.zeros((count, width, 0), np.int64)
-        for position in range(length):
-            last = tokens[:, :, -1].flatten() if position else None
-            logits = self._logits(self.model.step(last, position, state, memory))
-            logits[:, self.never] = -np.inf
-            if fixed:
-                logits[:, EOS] = -np.inf
-            likely = np.argpartition(logits, -width, axis=1)[:, -width:]  # (N, K): no other token can be among the best
-            scores = np.take_along_axis(_log_softmax(logits), likely, 1).reshape(count, width, width)
-            flat = (total[:, :, None] + scores).reshape(count, -1)  # (B, K * K)
-            best = np.argpartition(-flat, width - 1, axis=1)[:, :width]
-            total, beams = np.take_along_axis(flat, best, 1), best // width
-            words = np.take_along_axis(likely.reshape(count, -1), best, 1)
-            tokens = np.concatenate([np.take_along_axis(tokens, beams[:, :, None], 1), words[:, :, None]], axis=2)
-            rows = (beams + width * np.arange(count)[:, None]).flatten()
-            state[:] = [part[rows] for part in state]
-            if not fixed and (tokens == EOS).any(2).all():
-                break
-        return tokens
-
-    def _until_end(self, row: list[int]) -> list[int]:
-        return [self.ours[token] for token in (row[: row.index(EOS)] if EOS in row else row)]
-
-
-def _log_softmax(logits: Floats) -> Floats:
-    shifted = logits - logits.max(-1, keepdims=True)
-    result: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result
+        never = () if allows_unknown(checkpoint) else (_UNK,)
+        model = MarianDefinition(checkpoint.settings, tensors, dtype)
+        super().__init__(model, "Marian's definition in NumPy, float32", vocabulary, EOS, never=never)
 
 
 class MarianTokenizer:

@@ -16,29 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EOS", "MarianDefinition", "Memory"]
+from dragoman.formats.importing.definition import Floats, Memory, State
 
-Floats = NDArray[np.floating[Any]]
+__all__ = ["EOS", "MarianDefinition"]
+
 Ids = NDArray[np.int64]
-State = list[Floats]
-"""Per decoder layer: the cells of an SSRU (N, D), or the inputs of self-attention so far (N, T, D)."""
 
 EOS = 0
 _EPS = 1e-6
 
 
-class Memory:
-    """The encoded source of each row.  states: (N, S, D); mask: (N, S), True = a token."""
-
-    def __init__(self, states: Floats, mask: NDArray[np.bool_]) -> None:
-        self.states, self.mask = states, mask
-
-    def select(self, rows: Ids) -> Memory:
-        return Memory(self.states[rows], self.mask[rows])
-
-
 class MarianDefinition:
-    """A model.  settings: of `special:model.yml`; tensors: by Marian's names."""
+    """A model; its state has the cells of an SSRU (N, D), or the inputs of self-attention so far (N, T, D).
+
+    settings: of `special:model.yml`; tensors: by Marian's names."""
 
     def __init__(
         self, settings: Mapping[str, Any], tensors: Mapping[str, Floats], dtype: type[np.floating[Any]] = np.float32

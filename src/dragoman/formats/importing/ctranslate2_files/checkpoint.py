@@ -1,0 +1,179 @@
+"""The files of a CTranslate2 model.
+
+model.bin               variables and the settings that are scalars among them
+config.json             special tokens, epsilon of the norms
+shared_vocabulary.json, or source_vocabulary.json and target_vocabulary.json; .txt in older models
+
+`model.bin` has, in little-endian order, strings as uint16 length and bytes that end with a zero byte:
+
+    uint32 version, string name of the specification, uint32 its revision, uint32 number of variables
+    of each variable: string name, uint8 number of dimensions, dimensions as uint32, uint8 type, uint32 bytes, data
+    uint32 number of aliases; of each alias: string name, string name of the variable
+
+Nothing in a file is executed; all lengths are compared with the size of the file before memory is used for them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.errors import UsageError
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.io.reading import MAX_JSON, read_bytes, read_text
+
+__all__ = ["CTranslate2Checkpoint", "is_ctranslate2"]
+
+MODEL = "model.bin"
+_ADVICE = "Copy the folder again, completely."
+_VERSIONS = (4, 5, 6)
+"""Of `model.bin`; these have the same layout."""
+_TYPES = {0: torch.float32, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.float16, 5: torch.bfloat16}
+_MAX_FILE, _MAX_VARIABLES, _MAX_DIMENSIONS = 1 << 36, 1 << 16, 8
+_VOCABULARIES = ("shared_vocabulary", "source_vocabulary", "target_vocabulary")
+
+
+class _Damaged(ValueError):
+    """What is wrong with a file."""
+
+
+def is_ctranslate2(folder: Path) -> bool:
+    """Return whether a folder has the files of a CTranslate2 model."""
+    return (folder / MODEL).is_file() and any(
+        (folder / f"{name}{suffix}").is_file()
+        for name in (*_VOCABULARIES, "vocabulary")
+        for suffix in (".json", ".txt")
+    )
+
+
+class CTranslate2Checkpoint(Checkpoint):
+    """A CTranslate2 model; each property raises UsageError if its file is missing or damaged."""
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The name of the specification, its scalars, and the content of `config.json`."""
+        own = self.json("config.json") if (self.folder / "config.json").exists() else {}
+        name, revision, variables = self._content
+        scalars = {key: value.item() for key, value in variables.items() if not value.dim()}
+        return {"specification": name, "revision": revision, **scalars, **own}
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        found = {name: value for name, value in self._content[2].items() if value.dim()}
+        if integers := sorted(name for name, value in found.items() if not value.is_floating_point()):
+            raise UsageError(
+                f"{self.folder / MODEL}: quantized weights ({len(integers)} variables, such as {integers[0]}); "
+                "accepted: float32, float16, bfloat16: convert the original model again, without quantization"
+            )
+        return found
+
+    @cached_property
+    def vocabularies(self) -> list[tuple[str, list[str]]]:
+        """Name and tokens of the list of both sides, or of the source and of the target."""
+        shared, source, target = (self._vocabulary(name) for name in _VOCABULARIES)
+        if shared is not None:
+            return [shared]
+        if source is None or target is None:
+            raise UsageError(
+                f"{self.folder}: no vocabulary; accepted: shared_vocabulary.json, or source_vocabulary.json and "
+                "target_vocabulary.json (or .txt)"
+            )
+        return [source, target]
+
+    def _vocabulary(self, name: str) -> tuple[str, list[str]] | None:
+        for suffix in (".json", ".txt"):
+            path = self.folder / f"{name}{suffix}"
+            if not path.is_file():
+                continue
+            text = read_text(path, UsageError, _ADVICE, MAX_JSON)
+            if suffix == ".txt":
+                return path.name, text.removesuffix("\n").split("\n")
+            try:
+                tokens = json.loads(text)
+            except (ValueError, RecursionError):
+                tokens = None
+            if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+                raise UsageError(f"{path}: not a list of texts in JSON. {_ADVICE}")
+            return path.name, tokens
+        return None
+
+    @cached_property
+    def _content(self) -> tuple[str, int, dict[str, Tensor]]:
+        path = self.folder / MODEL
+        try:
+            return _read(read_bytes(path, UsageError, _ADVICE, _MAX_FILE))
+        except _Damaged as error:
+            raise UsageError(f"{path}: not a model file of CTranslate2, or damaged: {error}. {_ADVICE}") from None
+
+
+class _Reader:
+    """Reads a file from its beginning."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.position = memoryview(bytearray(content)), 0
+
+    def take(self, count: int, what: str) -> memoryview:
+        if count > (left := len(self.content) - self.position):
+            raise _Damaged(f"truncated: {what} needs {count:,} bytes at {self.position:,}, where {left:,} are left")
+        begin, self.position = self.position, self.position + count
+        return self.content[begin : self.position]
+
+    def number(self, size: int, what: str) -> int:
+        return int.from_bytes(self.take(size, what), "little")
+
+    def string(self, what: str) -> str:
+        raw = bytes(self.take(self.number(2, what), what))
+        if not raw.endswith(b"\0") or not raw[:-1].isascii() or b"\0" in raw[:-1]:
+            raise _Damaged(f"{raw[:40]!r} is not a name of ASCII characters that ends with a zero byte")
+        return raw[:-1].decode()
+
+
+def _read(content: bytes) -> tuple[str, int, dict[str, Tensor]]:
+    """Return the name of the specification, its revision, and the variables by name, aliases included."""
+    reader = _Reader(content)
+    version = reader.number(4, "the version")
+    if version not in _VERSIONS:
+        raise _Damaged(f"version {version}; accepted: {', '.join(map(str, _VERSIONS))}")
+    name, revision = reader.string("the specification"), reader.number(4, "the revision")
+    variables = dict(_variables(reader, _count(reader, "variables")))
+    for _ in range(_count(reader, "aliases")):
+        alias, origin = reader.string("an alias"), reader.string("the variable of an alias")
+        if origin not in variables:
+            raise _Damaged(f"{alias} is an alias of {origin}, which does not exist")
+        variables[alias] = variables[origin]
+    return name, revision, variables
+
+
+def _count(reader: _Reader, what: str) -> int:
+    count = reader.number(4, f"the number of {what}")
+    if count > _MAX_VARIABLES:
+        raise _Damaged(f"{count:,} {what}; accepted: up to {_MAX_VARIABLES:,}")
+    return count
+
+
+def _variables(reader: _Reader, count: int) -> Iterator[tuple[str, Tensor]]:
+    for _ in range(count):
+        name = reader.string("the name of a variable")
+        dimensions = reader.number(1, name)
+        if dimensions > _MAX_DIMENSIONS:
+            raise _Damaged(f"{name}: {dimensions} dimensions; accepted: up to {_MAX_DIMENSIONS}")
+        shape = struct.unpack(f"<{dimensions}I", reader.take(4 * dimensions, name))
+        kind = reader.number(1, name)
+        yield name, _tensor(name, kind, shape, reader.take(reader.number(4, name), name))
+
+
+def _tensor(name: str, kind: int, shape: Sequence[int], data: memoryview) -> Tensor:
+    if kind not in _TYPES:
+        raise _Damaged(f"{name}: numbers of type {kind}; accepted: {', '.join(map(str, _TYPES))}")
+    dtype, size = _TYPES[kind], math.prod(shape)
+    if size * dtype.itemsize != len(data) or not size:
+        raise _Damaged(f"{name}: {len(data):,} bytes for shape {tuple(shape)} of {dtype}")
+    return torch.frombuffer(data, dtype=dtype).clone().reshape(tuple(shape))

@@ -1,0 +1,239 @@
+"""Encoder-decoders in the format of CTranslate2: the reverse of `formats.ctranslate2`.
+
+Differences from our Transformer, and where each is resolved:
+
+- Settings are variables: scalars, shapes, and which variables exist.
+- Positions are tables.  Those that are our sinusoids, or zeros, become the kind of positions; others are learned.
+- Relative positions are stored per layer; ours are one table per stack.
+- The decoder starts with any token, which becomes our BOS; if it is the end of sentence, BOS is a copy of it with the
+  logit NEVER; if it starts with a vector of zeros, BOS is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.config import parse_config
+from dragoman.data.ids import BOS, EOS
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.errors import DragomanError
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint
+from dragoman.formats.importing.ctranslate2_files.comparison import compare_with_ctranslate2 as compare
+from dragoman.formats.importing.ctranslate2_files.lists import TOKENS, token_lists
+from dragoman.formats.importing.ctranslate2_files.table import MATRICES, STACKS, TABLES, Shape, read_shape, table
+from dragoman.formats.importing.family import ImportedVocabulary, Plan
+from dragoman.formats.importing.listed_vocabulary import listed_vocabulary
+from dragoman.formats.importing.names import Order
+from dragoman.nn.positions import sinusoids
+
+__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+
+_ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu", 6: "sigmoid"}
+_ANY = object()
+_SCALARS: dict[str, tuple[Any, ...]] = {
+    "activation": tuple(_ACTIVATIONS),
+    "alibi": (0,),
+    "alibi_use_positive_positions": (_ANY,),
+    "alignment_heads": (_ANY,),
+    "alignment_layer": (_ANY,),
+    "embeddings_merge": (_ANY,),  # of several source embeddings, which are refused as unused tensors
+    "head_dim": (_ANY,),
+    "multi_query_attention": (_ANY,),  # the number of heads for keys is a scalar of its own
+    "num_heads": (_ANY,),
+    "num_heads_kv": (_ANY,),
+    "pre_norm": (0, 1),
+    "relative_attention_max_distance": (_ANY,),
+    "rotary_base": (_ANY,),
+    "rotary_dim": (_ANY,),
+    "rotary_interleave": (1,),
+    "scale_alibi": (_ANY,),
+    "scale_embeddings": (0, 1),
+    "start_from_zero_embedding": (0, 1),
+}
+"""Last part of the name of a scalar -> accepted values; others are not supported."""
+_SAME = ("num_heads", "pre_norm", "activation", "scale_embeddings")
+"""Scalars of both stacks that are one setting of ours."""
+_PER_LAYER = ("head_dim", "num_heads_kv", "relative_attention_max_distance", "rotary_base", "rotary_dim")
+_MAX_TOKENS = 256
+"""Longest source of models without a maximum: those with relative positions."""
+
+
+def unsupported(settings: Mapping[str, Any]) -> list[str]:
+    if settings["specification"] != "TransformerSpec":
+        return [f"specification = {settings['specification']!r}; accepted: 'TransformerSpec', an encoder-decoder"]
+    problems = []
+    scalars = {key: value for key, value in settings.items() if key.split("/")[0] in STACKS and "/" in key}
+    for key, value in scalars.items():
+        accepted = _SCALARS.get(key.split("/")[-1])
+        if accepted is None:
+            problems.append(f"{key} = {value}; accepted: models without this setting")
+        elif _ANY not in accepted and value not in accepted:
+            problems.append(f"{key} = {value}; accepted: {', '.join(map(str, accepted))}")
+    for key in _SAME:
+        sides = [scalars.get(f"{stack}/{key}") for stack in STACKS]
+        if None in sides or sides[0] != sides[1]:
+            problems.append(f"{key} of encoder and decoder = {sides[0]}, {sides[1]}; accepted: the same value for both")
+    for key in _PER_LAYER:
+        values = {value for name, value in scalars.items() if name.endswith(f"/{key}")}
+        if len(values) > 1:
+            problems.append(f"{key} = {', '.join(map(str, sorted(values)))}; accepted: one value for all layers")
+    for key, wanted in {"add_source_eos": True, "add_source_bos": False}.items():
+        if settings.get(key, False) is not wanted:
+            problems.append(f"{key} = {settings.get(key, False)!r} of config.json; accepted: {wanted}")
+    for key, default in TOKENS.items():
+        if not isinstance(settings.get(key, default), str):
+            problems.append(f"{key} = {settings[key]!r} of config.json; accepted: a token of the vocabulary")
+    eps = settings.get("layer_norm_epsilon")
+    if eps is not None and (type(eps) is not float or not 0 < eps < 1):
+        problems.append(f"layer_norm_epsilon = {eps!r} of config.json; accepted: a number between 0 and 1")
+    return problems
+
+
+# ---------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
+    """Read the tokenizer of an exported model, or sentencepiece models beside the lists of tokens."""
+    assert isinstance(checkpoint, CTranslate2Checkpoint)
+    lists = token_lists(checkpoint)
+    own = _own_tokenizer(checkpoint.folder)
+    if own is not None and all(
+        side.order == list(range(len(side.tokens))) and list(side.tokens) == pieces
+        for side, pieces in zip((lists[0], lists[-1]), _pieces(own), strict=True)
+    ):
+        return ImportedVocabulary(own, lists[0].order, lists[-1].order)
+    return listed_vocabulary(checkpoint, lists[0], lists[1] if len(lists) == 2 else None)
+
+
+def _own_tokenizer(folder: Path) -> Tokenizer | None:
+    try:
+        return Tokenizer.load(folder)
+    except DragomanError:
+        return None
+
+
+def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
+    return (
+        [tokenizer.source_piece(i) for i in range(tokenizer.source_size)],
+        [tokenizer.target_piece(i) for i in range(tokenizer.target_size)],
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
+    assert isinstance(checkpoint, CTranslate2Checkpoint)
+    tensors = checkpoint.tensors
+    sizes = [len(tokens) for _, tokens in checkpoint.vocabularies]
+    shape = read_shape(tensors)
+    position, rows = _position(checkpoint, shape)
+    positions = min(rows) if rows else _MAX_TOKENS
+    logits = list(vocabulary.target)
+    if logits[BOS] == logits[EOS]:
+        logits[BOS] = -1
+    bias = "decoder/projection/bias" in tensors or min(logits) < 0
+    document = _document(checkpoint, vocabulary, shape) | {"search": {"beam": 4, "alpha": 1.0}}
+    document["model"] |= {"position": position, "output_bias": bias, "tie": _tie(tensors, len(sizes) == 1)}
+    document["data"]["filter"] = {"max_tokens": _MAX_TOKENS}
+    if rows:  # a target has at most max_tokens + max_extra tokens, and its begin
+        extra = min(50, positions // 4)
+        document["search"]["max_extra"] = extra
+        document["data"]["filter"] = {"max_tokens": max(2, min(_MAX_TOKENS, positions - extra - 2))}
+    config = parse_config(document, where=str(checkpoint.folder), stored=True)
+    return Plan(
+        config=config,
+        vocabulary=vocabulary,
+        table=table(shape, document["model"]["tie"], position["kind"], bias),
+        orders={
+            "source": Order(vocabulary.source, sizes[0]),
+            "target": Order(vocabulary.target, sizes[-1]),
+            "logits": Order(logits, sizes[-1]),
+            **{f"{stack} positions": Order(range(positions), size) for stack, size in zip(STACKS, rows, strict=False)},
+        },
+        constants=_constants(position),
+        unused="",
+        positions=positions,
+    )
+
+
+def _position(checkpoint: CTranslate2Checkpoint, shape: Shape) -> tuple[dict[str, Any], list[int]]:
+    """Return the section `model.position`, and the rows of the tables of positions; [] if there are none."""
+    tensors, settings = checkpoint.tensors, checkpoint.settings
+    first = "encoder/layer_0/self_attention"
+    if (keys := tensors.get(f"{first}/relative_position_keys")) is not None:
+        return {"kind": "shaw", "clip": len(keys) // 2}, []
+    if (biases := tensors.get(f"{first}/relative_attention_bias")) is not None:
+        distance = settings.get(f"{first}/relative_attention_max_distance", 128)
+        return {"kind": "t5", "buckets": len(biases), "max_distance": distance}, []
+    if (rotated := settings.get(f"{first}/rotary_dim")) is not None:
+        head = settings.get(f"{first}/head_dim", shape.d_model // settings["encoder/num_heads"])
+        base = settings.get(f"{first}/rotary_base", 10000.0)
+        return {"kind": "rotary", "base": base, "fraction": (rotated or head) / head}, []
+    found = [tensors.get(name) for name in TABLES]
+    if found[0] is None or found[1] is None or any(each is None or each.dim() != 2 for each in found):
+        return {"kind": "learned", "max_len": 1}, [1, 1]  # reported as missing or incompatible
+    tables = [each for each in found if each is not None]
+    for position in ({"kind": "none"}, {"kind": "sinusoidal"}, {"kind": "sinusoidal", "full_range": True}):
+        expected = _expected(position)
+        if all((own := expected(tuple(each.shape))) is not None and torch.equal(own.to(each), each) for each in tables):
+            return position, [len(each) for each in tables]
+    rows = [len(each) for each in tables]
+    return {"kind": "learned", "max_len": min(rows)}, rows
+
+
+def _expected(position: Mapping[str, Any]) -> Callable[[tuple[int, ...]], Tensor | None]:
+    """Return a function that makes the table of positions that are not learned."""
+
+    def made(shape: tuple[int, ...]) -> Tensor | None:
+        if position["kind"] == "none":
+            return torch.zeros(shape)
+        rows, d_model = shape
+        return None if d_model % 2 else sinusoids(torch.arange(rows), d_model, "full_range" in position).float()
+
+    return made
+
+
+def _constants(position: Mapping[str, Any]) -> dict[str, Callable[[tuple[int, ...]], Tensor | None]]:
+    return dict.fromkeys(TABLES, _expected(position)) if position["kind"] in ("none", "sinusoidal") else {}
+
+
+def _tie(tensors: Mapping[str, Tensor], is_shared: bool) -> str:
+    """Return which matrices are equal: an alias, or stored twice."""
+    source, target, output = (tensors.get(name) for name in MATRICES)
+    if source is None or target is None or output is None:
+        return "none"  # reported as missing
+    sides = is_shared and source.shape == target.shape and torch.equal(source, target)
+    is_output = target.shape == output.shape and torch.equal(target, output)
+    return ("all" if is_output else "embeddings") if sides else ("target" if is_output else "none")
+
+
+def _document(checkpoint: CTranslate2Checkpoint, vocabulary: ImportedVocabulary, shape: Shape) -> dict[str, Any]:
+    settings, tokenizer = checkpoint.settings, vocabulary.tokenizer
+    heads, first = settings["encoder/num_heads"], "encoder/layer_0/self_attention"
+    eps = settings.get("layer_norm_epsilon") or (1e-5 if shape.norm == "layer" else 1e-6)
+    model = {
+        "architecture": "transformer", "d_model": shape.d_model, "d_ff": shape.d_ff, "n_heads": heads,
+        "encoder_layers": shape.layers[0], "decoder_layers": shape.layers[1], "bias": shape.bias,
+        "order": "pre" if shape.is_pre else "post", "norm": {"kind": shape.norm, "eps": eps},
+        "activation": _ACTIVATIONS[settings["encoder/activation"]], "gated": shape.gated,
+        "scale_embeddings": bool(settings["encoder/scale_embeddings"]),
+        "normalize_embeddings": shape.normalizes_embeddings,
+    }  # fmt: skip
+    if (groups := settings.get(f"{first}/num_heads_kv", heads)) != heads:
+        model["n_kv_heads"] = groups
+    if (head := settings.get(f"{first}/head_dim")) is not None and head * heads != shape.d_model:
+        model["d_value"] = head
+    return {
+        "data": {"kind": "parallel", "train": []},
+        "tokenizer": {
+            "kind": "unigram", "vocab_size": tokenizer.source_size, "shared": tokenizer.shared, "byte_fallback": False,
+        },
+        "model": model,
+    }  # fmt: skip

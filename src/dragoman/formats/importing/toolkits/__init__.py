@@ -1,0 +1,1 @@
+"""Transformer checkpoints of other toolkits."""

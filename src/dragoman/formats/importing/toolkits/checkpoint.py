@@ -1,0 +1,118 @@
+"""The files of a toolkit's model: a checkpoint, settings, vocabularies and sentencepiece models in one folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dragoman.errors import UsageError
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.marian_files.checkpoint import parse_yaml
+from dragoman.formats.importing.toolkits.unpickler import PickledCheckpoint, plain
+from dragoman.io.reading import read_text
+
+__all__ = ["FairseqCheckpoint", "JoeyCheckpoint", "find_checkpoints", "opened_checkpoint"]
+
+_ADVICE = "Copy the folder again, completely."
+_MAX_YAML, _MAX_VOCABULARY = 1 << 20, 1 << 26
+_JOEY_SETTINGS = "config.yaml"
+_BEST = ("best.ckpt", "checkpoint_best.pt")
+
+
+def find_checkpoints(source: Path) -> list[Path]:
+    """Return the checkpoints of a folder, only the best one if it is marked, or the file itself; [] if none."""
+    if source.is_file():
+        return [source] if _is_checkpoint(source) else []
+    files = [path for pattern in ("*.ckpt", "*.pt") for path in sorted(source.glob(pattern)) if _is_checkpoint(path)]
+    return [path for path in files if path.name in _BEST] or files
+
+
+def opened_checkpoint(path: Path) -> Checkpoint:
+    """Return a checkpoint that `find_checkpoints` has found."""
+    return JoeyCheckpoint(path) if path.suffix == ".ckpt" else FairseqCheckpoint(path)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """JoeyNMT has its settings beside a checkpoint, fairseq its dictionaries."""
+    beside = {".ckpt": _JOEY_SETTINGS, ".pt": "dict*.txt"}.get(path.suffix)
+    return beside is not None and path.is_file() and any(path.parent.glob(beside))
+
+
+class ToolkitCheckpoint(Checkpoint):
+    """A checkpoint; each property raises UsageError if its file is missing or damaged.
+
+    part: key of the weights in its content.
+    """
+
+    part = ""
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(model.parent)
+        self.model = model
+
+    @cached_property
+    def pickled(self) -> PickledCheckpoint:
+        return PickledCheckpoint(self.model)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        content = self.pickled.content
+        weights = content.get(self.part) if isinstance(content, Mapping) else None
+        if not isinstance(weights, Mapping):
+            raise UsageError(f"{self.model}: no {self.part!r}, the weights; accepted: checkpoints of training")
+        return self.pickled.tensors(weights)
+
+    def text(self, name: str) -> str:
+        return read_text(self.folder / name, UsageError, _ADVICE, _MAX_VOCABULARY)
+
+
+class JoeyCheckpoint(ToolkitCheckpoint):
+    """A model of JoeyNMT: `*.ckpt`, `config.yaml`, `src_vocab.txt`, `trg_vocab.txt`."""
+
+    part = "model_state"
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        path = self.folder / _JOEY_SETTINGS
+        return parse_yaml(read_text(path, UsageError, _ADVICE, _MAX_YAML), str(path))
+
+
+class FairseqCheckpoint(ToolkitCheckpoint):
+    """A model of fairseq: `*.pt`, which contains the settings, and `dict.*.txt`."""
+
+    part = "model"
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The options of the model, with the languages and the names of the tokenizers.
+
+        They are a Namespace `args`, or the groups of a configuration `cfg`.
+        """
+        own = self.pickled.content
+        content = plain({key: own.get(key) for key in ("args", "cfg")} if isinstance(own, Mapping) else {})
+        groups = content.get("cfg") or {}
+        model = groups.get("model") if isinstance(groups, dict) else None
+        if not isinstance(model, dict):
+            if not isinstance(content.get("args"), dict):
+                raise UsageError(f"{self.model}: no options ('args' or 'cfg'); accepted: checkpoints of training")
+            return dict(content["args"])
+        found = {**_flat(model), **{key: _names(groups, "task").get(key) for key in ("source_lang", "target_lang")}}
+        return found | {key: _names(groups, key).get("_name") for key in ("bpe", "tokenizer")}
+
+
+def _names(groups: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = groups.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the groups "encoder", "decoder" and "quant_noise" as prefixes of names."""
+    found = dict(options)
+    for group in ("encoder", "decoder", "quant_noise"):
+        if isinstance(inner := found.pop(group, None), Mapping):
+            found |= {f"{group}_{key}": value for key, value in inner.items()}
+    return found

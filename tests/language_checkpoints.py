@@ -1,4 +1,4 @@
-"""Random checkpoints of GPT-2, Llama, Mistral and Qwen2 as Hugging Face stores them, built offline by `transformers`."""
+"""Random checkpoints of GPT-2, Llama, Mistral and Qwen2 as Hugging Face stores them, built by `transformers`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.io.run_log import read_log
-from dragoman.models.model_folder import find_model, read_pointer
+from dragoman.models.model_folder import find_model, list_checkpoints, read_pointer
 from small_run import trained, tune_in_child, write_corpus
 
 pytestmark = pytest.mark.slow
@@ -100,7 +100,7 @@ def test_kill_nine_at_random_moments(mode: str, place: Path, server: Any) -> Non
         run = place / f"killed{runs}"
         while not (run / "ended").exists():
             before = len(read_log(run))
-            has_checkpoint = (run / "checkpoints").is_dir() and any((run / "checkpoints").iterdir())
+            has_checkpoint = bool(list_checkpoints(run))
             hidden = place / "elsewhere"
             if has_checkpoint:  # a resumed run needs nothing of the original model
                 (place / "base").rename(hidden)

@@ -115,7 +115,8 @@ def test_logits_are_equal(
             theirs = runtime.logits([], row)
             ours = network(torch.zeros(1, 0, dtype=torch.long), None, torch.tensor([[BOS, *row]]))[0]
             kept = [token for token in range(tokenizer.target_size) if token not in runtime.added]
-            assert (ours - theirs)[:, kept].abs().max() < tolerance
+            largest = theirs[:, kept].abs().max()  # random weights with rotary angles in float32: up to 30
+            assert (ours - theirs)[:, kept].abs().max() < tolerance * max(1, largest / 8)
             # What the checkpoint lacks does not change the softmax, whatever the range of the logits.
             assert (ours[:, runtime.added] < ours[:, [EOS]] - 99).all()
             assert (ours.log_softmax(-1) - theirs.log_softmax(-1))[:, kept].abs().max() < tolerance

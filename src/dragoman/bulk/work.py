@@ -41,6 +41,7 @@ class Job:
     load: options of `Translator.load`.  search: search settings by name; default: those of the model.  prefix: the
     beginning of every translation.  verbose: with jsonl, also write the tokens and their log-probabilities.  split:
     whether to split lines into sentences; default: `Translator.splits_sentences`.  glossary: preferred terms.
+    languages: `source_language` and `target_language` of a multilingual model; default: those of the model.
     """
 
     model: Path
@@ -51,6 +52,7 @@ class Job:
     verbose: bool = False
     split: bool | None = None
     glossary: Glossary | None = None
+    languages: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
         """Return everything that affects the output, except the model and the backend (`ChunkResult.backend`).
@@ -68,7 +70,7 @@ class Job:
         profile = read_profile(self.model)
         split = self.split if self.split is not None else profile is not None and profile.single_sentences
         form = self.form(search["nbest"])
-        given = {"device": device, **search, "prefix": self.prefix, "split": split, "form": form}
+        given = {"device": device, **search, "prefix": self.prefix, "split": split, "form": form, **self.languages}
         return given if self.glossary is None else {**given, "glossary": self.glossary.sha256}
 
     def form(self, nbest: int) -> Form:
@@ -155,7 +157,7 @@ class Worker:
         lines = []
         job = self.job
         for translation in self.translator.translate(
-            texts, prefix=job.prefix, split=job.split, glossary=job.glossary, **job.search
+            texts, prefix=job.prefix, split=job.split, glossary=job.glossary, **job.languages, **job.search
         ):
             flags.update(translation.flags)
             lines.append(f"{format_translation(translation, form)}\n".encode())

@@ -51,6 +51,8 @@ def score(
     model: Model,
     target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
     source: OptionalSource = None,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
     quantize: Quantize = "none",
     device: Device = "cpu",
 ) -> None:
@@ -67,6 +69,8 @@ def score(
         raise UsageError(f"{model}: a translation model scores pairs; specify the source text with --source")
     if kind in ("text", "dialogue") and source is not None:
         raise UsageError(f"{model}: a language model has no source; omit --source")
+    if kind in ("text", "dialogue") and (source_language or target_language):
+        raise UsageError(f"{model}: a language model translates between no languages; omit --from and --to")
     options: dict[str, Any] = {"device": device, "quantize": quantize}
     with open_output(None) as write:
         if kind == "dialogue":
@@ -88,7 +92,8 @@ def score(
         from dragoman.pipelines.translation import Translator
 
         sources, targets = read_parallel(source, target)
-        for row in Translator.load(model, **options).score(sources, targets):
+        translator = Translator.load(model, **options)
+        for row in translator.score(sources, targets, source_language=source_language, target_language=target_language):
             write(f"{row.log_prob:.6f}\t{len(row.tokens)}")
 
 

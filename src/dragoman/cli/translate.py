@@ -130,14 +130,12 @@ def translate(
         {"--jsonl": jsonl, "--nbest": nbest > 1, "--prefix": bool(prefix), "bulk translation": in_bulk},
     )
     if in_bulk:
-        if languages:
-            raise UsageError("--from, --to: not supported in bulk; name the language in each line, '>>fr<< text'")
         if len(models) > 1:
             raise UsageError(
                 f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
                 "time, without --column and --ray"
             )
-        job = Job(models[0], options, settings, prefix, jsonl, verbose, split, terms)
+        job = Job(models[0], options, settings, prefix, jsonl, verbose, split, terms, languages)
         _translate_bulk(job, inputs, output, column, ray)
         return
     source = inputs[0] if inputs else None

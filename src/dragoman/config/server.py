@@ -26,6 +26,12 @@ class ModelEntry(Section):
     path: str = Field(description="run folder or model folder; relative paths start from the folder of the document")
     source: _Code | None = Field(None, description="code of the source language; default: that of the model")
     target: _Code | None = Field(None, description="code of the target language; default: that of the model")
+    model_source: str | None = Field(
+        None, description="source language of a model with several ones, as the model names it; default: `source`"
+    )
+    model_target: str | None = Field(
+        None, description="target language of a model with several ones, as the model names it; default: `target`"
+    )
 
 
 class LimitsConfig(Section):

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, TransformerConfig
+from dragoman.config import Config, DecoderOnlyConfig, TransformerConfig
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
+from dragoman.formats import huggingface_causal as causal
+from dragoman.formats.importing.comparison import TextCodec
 from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabulary
 from dragoman.formats.importing.marian import PADDING, name_table, stream_order
 from dragoman.formats.importing.names import Order, reverted
@@ -44,7 +46,8 @@ __all__ = [
     "write",
 ]
 
-PROGRAM = "MarianMT of transformers"
+PROGRAM = "transformers"
+_MARIAN = "MarianMT of transformers"
 QUANTIZATIONS: tuple[str, ...] = ("float32",)
 _EOS, _UNK, _START, _PAD = 0, 1, 2, 3
 _POSITIONS = 512
@@ -57,10 +60,12 @@ def versions() -> dict[str, str]:
 
 def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     model = config.model
+    if isinstance(model, DecoderOnlyConfig):
+        return causal.unsupported(config, tokenizer)
     if not isinstance(model, TransformerConfig):
-        return [f"architecture = {model.architecture!r}; {PROGRAM} supports transformer"]
+        return [f"architecture = {model.architecture!r}; the export to {PROGRAM} supports transformer, decoder_only"]
     reasons = accepted_settings(
-        PROGRAM,
+        _MARIAN,
         {
             "order": (model.order, ("post",)),
             "norm.kind": (model.norm.kind, ("layer",)),
@@ -79,29 +84,47 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
         },
     )
     if model.d_model % 2:
-        reasons.append(f"d_model = {model.d_model}; {PROGRAM} supports even numbers")
-    return reasons + tokenizer_reasons(PROGRAM, tokenizer)
+        reasons.append(f"d_model = {model.d_model}; {_MARIAN} supports even numbers")
+    return reasons + tokenizer_reasons(_MARIAN, tokenizer)
 
 
 def positions(config: Config) -> int:
+    if isinstance(config.model, DecoderOnlyConfig):
+        return config.data.max_tokens
     return max(_POSITIONS, config.data.max_tokens)
 
 
 def write(model: ExportSource, folder: Path, quantization: str) -> None:
-    settings = _settings(model)
     package = transformers_package()
-    config = package.MarianConfig(**settings)
-    network = package.MarianMTModel(config).eval()
-    tensors = _tensors(model, settings)
-    expected = network.state_dict()
-    computed = {f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")}
-    missing = expected.keys() - tensors.keys() - computed - {"final_logits_bias"}
+    if _is_causal(model):
+        settings = causal.model_settings(model)
+        loader = package.GPT2LMHeadModel if settings.model_type == "gpt2" else package.LlamaForCausalLM
+        _save(loader(settings), causal.tensors(model), causal.generation_settings(model), folder, computed=set())
+        files = causal.tokenizer_files(model)
+    else:
+        written = _settings(model)
+        network = package.MarianMTModel(package.MarianConfig(**written))
+        computed = {f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")}
+        _save(network, _tensors(model, written), _generation(model, written), folder, computed | {"final_logits_bias"})
+        files = _tokenizer_files(model, written)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def _is_causal(model: ExportSource) -> bool:
+    return isinstance(model.config.model, DecoderOnlyConfig)
+
+
+def _save(network: Any, tensors: dict[str, Tensor], generation: Any, folder: Path, computed: set[str]) -> None:
+    """Write a network of `transformers` with other weights.  computed: names of tensors that may be absent."""
+    expected = network.eval().state_dict()
+    missing = expected.keys() - tensors.keys() - computed
     assert not missing, missing
     with torch.no_grad():
         for name, tensor in expected.items():
             if name in tensors:
                 tensor.copy_(tensors[name].reshape(tensor.shape))
-    network.generation_config = _generation(model, settings)
+    network.generation_config = generation
     try:
         with calling("save the model"):
             network.save_pretrained(folder)
@@ -109,20 +132,22 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
         raise
-    for name, content in _tokenizer_files(model, settings).items():
-        (folder / name).write_bytes(content)
 
 
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
+    if _is_causal(model):
+        return causal.runtime(model, folder)
     return TransformersRuntime(folder, _vocabulary(model), _output_bias(model))
 
 
-def other_tokenizer(model: ExportSource, folder: Path) -> ReferenceTokenizer:
+def other_tokenizer(model: ExportSource, folder: Path) -> TextCodec:
+    if _is_causal(model):
+        return causal.other_tokenizer(model, folder)
     return ReferenceTokenizer(folder, _vocabulary(model))
 
 
 def page(model: ExportSource, quantization: str) -> str:
-    return huggingface_page()
+    return huggingface_page(causal=_is_causal(model))
 
 
 # ----------------------------------------------------------------------------------------------------------- settings

@@ -72,6 +72,28 @@ for row in model.generate(**batch, num_beams=4, max_new_tokens=200):
 """
 
 
+_HUGGINGFACE_CAUSAL = """# A language model for transformers
+
+Exported by Dragoman as GPT-2 or Llama. Requirements: `pip install transformers torch`.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+folder = "."  # the folder of this file
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = AutoModelForCausalLM.from_pretrained(folder)
+
+prompt = tokenizer.bos_token + "To be, or not"
+batch = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+for row in model.generate(**batch, max_new_tokens=20, do_sample=True, top_k=10):
+    print(tokenizer.decode(row, skip_special_tokens=True))
+```
+
+Every text starts with the begin token. `dragoman import` converts this folder back. `export.json` contains the origin
+of this model and the parity report.
+"""
+
+
 _MARIAN = """# A translation model for Marian
 
 Exported by Dragoman: `model.npz` contains the settings of the model, `decoder.yml` those of decoding.
@@ -152,9 +174,9 @@ def ctranslate2_page(source: str | None, target: str, compute: str) -> str:
     return text.format(source=source, target=target, compute=compute)
 
 
-def huggingface_page() -> str:
-    """Return the page in Markdown."""
-    return _HUGGINGFACE
+def huggingface_page(causal: bool) -> str:
+    """Return the page in Markdown.  causal: whether the model is a language model."""
+    return _HUGGINGFACE_CAUSAL if causal else _HUGGINGFACE
 
 
 def marian_page(lists: bool) -> str:

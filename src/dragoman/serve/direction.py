@@ -105,7 +105,7 @@ class Direction(Slot):
         own = self.model
         return (
             own is not None
-            and (own.folder, own.languages) == (model.folder, model.languages)
+            and (own.folder, own.languages, own.between) == (model.folder, model.languages, model.between)
             and self.fingerprint == model.fingerprint
         )
 

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dragoman.config.server import ModelEntry
+from dragoman.data.frames import FRAMES_FILE
+from dragoman.data.pieces import PIECES_FILE
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.data.vocabulary import load_vocabulary
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, read_config, read_meta, wrong_model
@@ -17,6 +21,8 @@ from dragoman.pipelines.translation import Translator
 __all__ = ["ModelSource", "model_sources"]
 
 _WEIGHTS = "model.safetensors"
+_LANGUAGES = (FRAMES_FILE, PIECES_FILE)
+"""Files of models that may have several languages."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class ModelSource:
 
     folder: without symbolic links, so that a model is read from one folder even if a link changes.  languages: codes of
     source and target; trained: those of its training data.  beam: default width of the search.  fingerprint: of all
-    files.
+    files.  between: codes of the model for source and target, if it has several languages.
     """
 
     folder: Path
@@ -34,6 +40,7 @@ class ModelSource:
     trained: tuple[str, str]
     beam: int
     fingerprint: str
+    between: tuple[str | None, str | None] | None = None
 
     def load(self) -> tuple[Translator, str]:
         """Return the translator, and the fingerprint of the files in the folder, which may be others than before.
@@ -47,6 +54,8 @@ class ModelSource:
             raise ModelFolderError(
                 f"{self.folder}: replaced by a model from {found}; reload the configuration of the server (SIGHUP)"
             )
+        if self.between is not None:
+            translator.tokenizer = translator.tokenizer.between(*self.between)
         translator.describe_data(translator.profile, self.languages)
         return translator, fingerprint
 
@@ -76,20 +85,52 @@ def model_sources(entries: Sequence[ModelEntry]) -> list[ModelSource]:
     Raises UsageError and ModelFolderError.
     """
     paths = [Path(entry.path).resolve() for entry in entries]
-    repeated = sorted({str(path) for path in paths if paths.count(path) > 1})
+    keys = [(path, entry.source, entry.target) for path, entry in zip(paths, entries, strict=True)]
+    repeated = sorted({str(key[0]) for key in keys if keys.count(key) > 1})
     if repeated:
-        raise UsageError(f"models specified twice: {', '.join(repeated)}; specify each model once")
+        raise UsageError(
+            f"models specified twice: {', '.join(repeated)}; specify each model once, or one with several languages "
+            "once per pair of `source` and `target`"
+        )
+    names = dict(zip(dict.fromkeys(paths), distinct_names(list(dict.fromkeys(paths))), strict=True))
     found = []
-    for name, entry in zip(distinct_names(paths), entries, strict=True):
+    for path, entry in zip(paths, entries, strict=True):
         folder = find_model(Path(entry.path)).resolve()
         config = read_config(folder)
         if config.data.kind == "parallel":
             trained = config.parallel.source_language, config.parallel.target_language
-            languages = entry.source or trained[0], entry.target or trained[1]
-            found.append(ModelSource(folder, name, languages, trained, config.search.beam, _fingerprint(folder)))
+            between = _between(folder, entry)
+            if between is None and paths.count(path) > 1:
+                raise UsageError(f"models specified twice: {path}, which has one direction; specify it once")
+            own = between or (None, None)
+            languages = entry.source or own[0] or trained[0], entry.target or own[1] or trained[1]
+            name = names[path] if paths.count(path) == 1 else f"{names[path]} {languages[0]}-{languages[1]}"
+            fingerprint = _fingerprint(folder)
+            found.append(ModelSource(folder, name, languages, trained, config.search.beam, fingerprint, between))
         elif config.data.kind != "text":
             raise wrong_model(Path(entry.path), config, "neither translates nor continues texts")
     return found
+
+
+def _between(folder: Path, entry: ModelEntry) -> tuple[str | None, str | None] | None:
+    """Return the codes of a model with several languages for an entry, None for a model of one direction.
+
+    Raises UsageError for languages that it lacks.
+    """
+    given = entry.model_source, entry.model_target
+    tokenizer = load_vocabulary(folder) if any((folder / name).is_file() for name in _LANGUAGES) else None
+    if not isinstance(tokenizer, Tokenizer) or not any(tokenizer.languages):
+        if any(given):
+            raise UsageError(f"{folder}: the model has one direction; omit model_source and model_target")
+        return None
+    pairs = zip(given, (entry.source, entry.target), tokenizer.languages, tokenizer.default_languages, strict=True)
+    # A code of the server may be another one than that of the model: "en" and "eng_Latn".
+    codes = [own or (public if public in known else default) for own, public, known, default in pairs]
+    try:
+        tokenizer.between(codes[0], codes[1])
+    except UsageError as error:
+        raise UsageError(f"{folder}: {error} (model_source, model_target)") from None
+    return codes[0], codes[1]
 
 
 def _fingerprint(folder: Path) -> str:

@@ -123,4 +123,6 @@ def _viewer(config: ServerConfig) -> ASGIApp:
     from dragoman.device import resolve_device  # these import torch, which the server does not need
     from dragoman.serve.app import create_app, load_models
 
-    return create_app(load_models([Path(entry.path) for entry in config.models], resolve_device(config.device)))
+    # An entry per direction of a model with several languages is one model of the viewer.
+    paths = list({Path(entry.path).resolve(): Path(entry.path) for entry in config.models}.values())
+    return create_app(load_models(paths, resolve_device(config.device)))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.config import parse_config
+from dragoman.config import RotaryPosition, parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_language_models as compare
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
@@ -31,7 +31,16 @@ from dragoman.formats.importing.language_models import (
 )
 from dragoman.formats.importing.names import Order, Rule, expanded
 
-__all__ = ["MATRICES", "compare", "name_table", "plan", "qkv_order", "read_vocabulary", "unsupported"]
+__all__ = [
+    "MATRICES",
+    "compare",
+    "name_table",
+    "plan",
+    "qkv_order",
+    "read_vocabulary",
+    "rope_parameters",
+    "unsupported",
+]
 
 _SIZES = {
     "hidden_size": 2, "intermediate_size": 1, "num_attention_heads": 1, "num_hidden_layers": 1,
@@ -120,6 +129,13 @@ def _scaling(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Return `model.position.scaling`."""
     kind = _scaling_kind(rope)
     return {"kind": "none" if kind == "default" else kind} | {ours: rope[key] for ours, key in _SCALINGS[kind].items()}
+
+
+def rope_parameters(position: RotaryPosition) -> dict[str, Any]:
+    """Return the settings of rotary positions in a checkpoint: the inverse of what an import reads."""
+    kind = "default" if position.scaling.kind == "none" else position.scaling.kind
+    values = {theirs: getattr(position.scaling, ours) for ours, theirs in _SCALINGS[kind].items()}
+    return {"rope_type": kind, "rope_theta": position.base, **values}
 
 
 def _base(settings: Mapping[str, Any]) -> Any:

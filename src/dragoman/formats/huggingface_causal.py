@@ -1,0 +1,229 @@
+"""Export of language models to GPT-2 or Llama of `transformers`: the inverse of their imports.
+
+Which of both follows from the settings: GPT-2 has learned positions and layer norms, Llama rotary positions and RMS
+norms.  A special token that the tokenizer lacks is left out; its probability must be 0.  If one token is begin and end,
+its row of the embedding is that of our begin, and its row of the output that of our end.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, RotaryPosition
+from dragoman.data.ids import BOS, EOS, PAD, UNK
+from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.errors import UsageError
+from dragoman.formats.importing import gpt2, llama
+from dragoman.formats.importing.comparison import TextCodec
+from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary
+from dragoman.formats.importing.names import Order, Orders, Table, reverted
+from dragoman.formats.importing.reference import CausalRuntime, CausalTokenizer, transformers_package
+from dragoman.formats.parity import ExternalRuntime
+from dragoman.formats.target import ExportSource, accepted_settings
+from dragoman.models.model_folder import unique_tensors
+
+__all__ = [
+    "generation_settings",
+    "model_settings",
+    "other_tokenizer",
+    "runtime",
+    "tensors",
+    "tokenizer_files",
+    "unsupported",
+]
+
+_NEVER = -50.0
+"""Logit offset below which a token is never generated; imports lower tokens that a checkpoint lacks by 100."""
+_BIAS = 1e-6
+
+
+def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
+    """Return all reasons why a language model is neither GPT-2 nor Llama."""
+    model = config.model
+    assert isinstance(model, DecoderOnlyConfig)
+    is_llama = isinstance(model.position, RotaryPosition)
+    name = "Llama of transformers" if is_llama else "GPT-2 of transformers"
+    heads = model.n_heads
+    own = {
+        "norm.kind": (model.norm.kind, ("rms",)),
+        "gated": (model.gated, (True,)),
+        "position.fraction": (getattr(model.position, "fraction", 1.0), (1.0,)),
+    } if is_llama else {
+        "norm.kind": (model.norm.kind, ("layer",)),
+        "position.kind": (model.position.kind, ("learned", "rotary")),
+        "gated": (model.gated, (False,)),
+        "bias": (model.bias, (True,)),
+        "n_kv_heads": (model.n_kv_heads or heads, (heads,)),
+        "d_value": (model.d_head, (model.d_model // heads,)),
+    }  # fmt: skip
+    reasons = accepted_settings(
+        name,
+        {
+            "order": (model.order, ("pre",)),
+            "normalize_embeddings": (model.normalize_embeddings, (False,)),
+            "scale_embeddings": (model.scale_embeddings, (False,)),
+            "attention.kind": (model.attention.kind, ("softmax",)),
+            "d_key": (model.key_size, (model.d_head,)),
+            **own,
+        },
+    )
+    if TOKENIZER_JSON not in tokenizer.files():
+        reasons.append(f"tokenizer with {', '.join(sorted(tokenizer.files()))}; {name} supports {TOKENIZER_JSON}")
+    return reasons
+
+
+def runtime(model: ExportSource, folder: Path) -> ExternalRuntime:
+    return CausalRuntime(folder, _vocabulary(model))
+
+
+def other_tokenizer(model: ExportSource, folder: Path) -> TextCodec:
+    return CausalTokenizer(folder, _vocabulary(model))
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+def model_settings(model: ExportSource) -> Any:
+    """Return their configuration: `GPT2Config` or `LlamaConfig`."""
+    config, package, ids = _decoder(model), transformers_package(), _ids(model)
+    padding, _, begin, end = ids.special
+    common: dict[str, Any] = {
+        "vocab_size": ids.size, "bos_token_id": begin, "eos_token_id": end, "tie_word_embeddings": _is_tied(model),
+        "pad_token_id": padding,
+    }  # fmt: skip
+    position = config.position
+    if isinstance(position, LearnedPosition):
+        return package.GPT2Config(
+            n_embd=config.d_model, n_head=config.n_heads, n_layer=config.n_layers, n_inner=config.d_ff,
+            n_positions=position.max_len, layer_norm_epsilon=config.norm.eps, resid_pdrop=config.dropout,
+            embd_pdrop=config.dropout, attn_pdrop=config.attention_dropout, **common,
+            activation_function=next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation),
+        )  # fmt: skip
+    assert isinstance(position, RotaryPosition)
+    return package.LlamaConfig(
+        hidden_size=config.d_model, intermediate_size=config.d_ff, num_attention_heads=config.n_heads,
+        num_key_value_heads=config.n_kv_heads or config.n_heads, num_hidden_layers=config.n_layers,
+        head_dim=config.d_head, max_position_embeddings=model.config.data.max_tokens, rms_norm_eps=config.norm.eps,
+        attention_bias=config.bias, mlp_bias=config.bias, attention_dropout=config.attention_dropout,
+        hidden_act=[theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation][-1],
+        rope_parameters=llama.rope_parameters(position), **common,
+    )  # fmt: skip
+
+
+def generation_settings(model: ExportSource) -> Any:
+    padding, _, begin, end = _ids(model).special
+    return transformers_package().GenerationConfig(
+        bos_token_id=begin, eos_token_id=end, pad_token_id=end if padding is None else padding
+    )
+
+
+def tokenizer_files(model: ExportSource) -> dict[str, bytes]:
+    content = model.tokenizer.files()[TOKENIZER_JSON]
+    parsed = json.loads(content)
+    found = parsed["model"]["vocab"]
+    names = {token: name for name, token in found.items()} if isinstance(found, dict) else {}
+    names |= {each["id"]: each["content"] for each in parsed.get("added_tokens", ())}
+    padding, unknown, begin, end = _ids(model).special
+    special = {"pad_token": padding, "unk_token": unknown, "bos_token": begin, "eos_token": end}
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.config.data.max_tokens,
+        "clean_up_tokenization_spaces": False, **{k: names[token] for k, token in special.items() if token in names},
+    }  # fmt: skip
+    return {TOKENIZER_JSON: content, "tokenizer_config.json": json.dumps(about, indent=1).encode()}
+
+
+def _decoder(model: ExportSource) -> DecoderOnlyConfig:
+    assert isinstance(model.config.model, DecoderOnlyConfig)
+    return model.config.model
+
+
+def _ids(model: ExportSource) -> TokenIds:
+    pieces = model.tokenizer.models[2]
+    assert pieces is not None
+    return TokenIds.parse(pieces)
+
+
+def _vocabulary(model: ExportSource) -> ImportedVocabulary:
+    theirs = _ids(model).theirs
+    return ImportedVocabulary(model.tokenizer, theirs, theirs)
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+def tensors(model: ExportSource) -> dict[str, Tensor]:
+    """Return the tensors by their names.  Raises UsageError with the reason for weights that they have no place for."""
+    ours = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
+    theirs, size = _ids(model).theirs, _ids(model).size
+    one = theirs[BOS] == theirs[EOS]  # a token that is begin and end
+    absent = [token for token in (PAD, UNK, BOS) if theirs[token] < 0 or (one and token == BOS)]
+    _check_bias(ours.pop("output.bias", None), absent)
+    output = [-1 if one and token == BOS else row for token, row in enumerate(theirs)]
+    inputs = [-1 if one and token == EOS else row for token, row in enumerate(theirs)]
+    found: dict[str, Tensor] = {}
+    for axis, kept in ((inputs, "embedding.weight"), (output, "output.weight")):
+        tied = kept == "embedding.weight" and _is_tied(model)
+        given = dict(ours)
+        if not _is_tied(model):
+            given.setdefault("output.weight", ours["embedding.weight"])
+        reverse = reverted(_table(model, tied), _orders(model, Order(axis, size)), given)
+        other = ("lm_head.weight",) if kept == "embedding.weight" else _EMBEDDINGS
+        found |= {name: tensor for name, tensor in reverse.items() if tied or name not in other}
+        if tied:
+            break
+    return found
+
+
+_EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight")
+
+
+def _check_bias(bias: Tensor | None, absent: list[int]) -> None:
+    if bias is None:
+        bias = torch.zeros(max(absent, default=0) + 1)
+    kept = torch.ones(len(bias), dtype=torch.bool)
+    kept[absent] = False
+    if absent and bool((bias[absent] > _NEVER).any()):
+        raise UsageError(
+            "transformers: the tokenizer has no id for padding, unknown or begin, but the model can generate it; only "
+            "imported models, whose output bias excludes it, can be exported"
+        )
+    if bool((bias[kept].abs() > _BIAS).any()):
+        raise UsageError(
+            "transformers: the model has an output bias (model.output_bias), GPT-2 and Llama have none. Fine-tuning of "
+            "all weights trains it; fine-tune with train.lora, which keeps it"
+        )
+
+
+def _is_tied(model: ExportSource) -> bool:
+    """Return whether embedding and output stay one matrix; not if begin and end are one token with two rows."""
+    if _decoder(model).tie != "all":
+        return False
+    theirs = _ids(model).theirs
+    weight = model.network.get_parameter("embedding.weight")
+    return theirs[BOS] != theirs[EOS] or bool(torch.equal(weight[BOS], weight[EOS]))
+
+
+def _table(model: ExportSource, tied: bool) -> Table:
+    config = _decoder(model)
+    if isinstance(config.position, LearnedPosition):
+        table = gpt2.name_table(config.n_layers, tied)
+    else:
+        settings = {
+            "head_dim": config.d_head, "num_attention_heads": config.n_heads, "num_key_value_heads": config.n_kv_heads,
+        }  # fmt: skip
+        table = llama.name_table(settings, config.n_layers, tied, llama.MATRICES if config.bias else ())
+    return {name: rule for name, rule in table.items() if name != "output.bias"}
+
+
+def _orders(model: ExportSource, tokens: Order) -> Orders:
+    config = _decoder(model)
+    return {
+        "token": tokens,
+        "qkv": llama.qkv_order(config.n_heads, config.n_kv_heads or config.n_heads, config.d_head),
+    }

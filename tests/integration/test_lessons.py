@@ -10,7 +10,8 @@ from test_examples import workshop
 
 from small_run import Cli
 
-LESSONS = sorted((Path(__file__).parents[2] / "docs" / "learn").glob("*.md"))
+LEARN = Path(__file__).parents[2] / "docs" / "learn"
+LESSONS = sorted(LEARN.glob("*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", flags=re.M | re.S)
 
 __all__ = ["workshop"]
@@ -31,5 +32,29 @@ def test_a_lesson_prints_its_output(
         assert printed == expected, code
 
 
-def test_there_are_lessons() -> None:
-    assert len(LESSONS) > 3
+def test_lessons_are_one_book() -> None:
+    """The index lists every lesson, each links to its neighbors in this order, and the site has the same order."""
+    index = (LEARN / "README.md").read_text(encoding="utf-8")
+    order = re.findall(r"^\d\. \[.+?\]\((\w+)\.md\)", index, flags=re.M)
+    assert sorted(order) == sorted(path.stem for path in LESSONS if path.stem != "README")
+    toctree = (LEARN.parent / "index.md").read_text(encoding="utf-8")
+    assert re.findall(r"^learn/(\w+)$", toctree, flags=re.M) == ["README", *order]
+    for i, stem in enumerate(order):
+        text = (LEARN / f"{stem}.md").read_text(encoding="utf-8")
+        (links,) = re.findall(r"^\[All lessons\]\(README\.md\) · (.+)$", text, flags=re.M)
+        before, following = (re.search(rf"{word}: \[[^]]+\]\((\S+)\)", links) for word in ("before", "next"))
+        assert (before and before[1]) == (f"{order[i - 1]}.md" if i else None), stem
+        if i + 1 < len(order):
+            assert following and following[1] == f"{order[i + 1]}.md", stem
+
+
+@pytest.mark.parametrize("lesson", [path for path in LESSONS if path.stem != "README"], ids=lambda path: path.stem)
+def test_a_lesson_has_its_parts(lesson: Path) -> None:
+    """A question, formulas, code with output, the cost, the limits, and experiments, in this order."""
+    text = lesson.read_text(encoding="utf-8")
+    heads = re.findall(r"^## (.+)$", text, flags=re.M)
+    assert heads[-3:] == ["What it costs", "Where it fails", "Try it"]
+    introduction = text.partition("\n[All lessons]")[0]
+    assert "?" in introduction
+    assert text.count("\n$$\n") >= 2 and sum(bool(expected) for _, expected in BLOCK.findall(text)) >= 2
+    assert re.search(r"^3\. ", text.partition("## Try it")[2], flags=re.M)

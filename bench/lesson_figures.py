@@ -1,0 +1,108 @@
+"""Draw the heat maps of the lessons (`docs/learn/*.svg`).
+
+    python bench/lesson_figures.py [--out docs/learn]
+
+Blue is positive, orange negative, white 0.  The same numbers give the same bytes; a test compares the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dragoman.nn.attention import causal_bias, mask_to_bias
+from dragoman.nn.positions import sinusoids
+from dragoman.pages.charts import standalone
+
+FOLDER = Path(__file__).parents[1] / "docs" / "learn"
+LEVELS = 5
+"""Opacities of a color; with more, neighboring cells of slow features would not merge and the files would grow."""
+
+
+def cells(values: Tensor, left: float, top: float, width: float, height: float) -> str:
+    """Return the cells of a matrix of numbers in [-1, 1] as one path per color; equal neighbors of a column merge."""
+    paths: dict[int, list[str]] = {}
+    for column, numbers in enumerate((values * LEVELS).round().int().T.tolist()):
+        start = 0
+        for row in range(1, len(numbers) + 1):
+            if row < len(numbers) and numbers[row] == numbers[start]:
+                continue
+            if level := numbers[start]:
+                x, y = left + column * width, top + start * height
+                paths.setdefault(level, []).append(f"M{x:g} {y:g}h{width:g}v{(row - start) * height:g}h-{width:g}z")
+            start = row
+    return "\n".join(
+        f'<path fill="var(--s{0 if level > 0 else 1})" fill-opacity="{abs(level) / LEVELS:g}" d="{"".join(parts)}"/>'
+        for level, parts in sorted(paths.items())
+    )
+
+
+def text(x: float, y: float, words: str, anchor: str = "middle", style: str = "") -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{style}>{html.escape(words)}</text>'
+
+
+def picture(width: float, height: float, label: str, parts: Sequence[str]) -> str:
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{label}">'
+    return standalone(svg + "\n" + "\n".join(parts) + "\n</svg>", "text { fill: var(--ink); }")
+
+
+def positions(count: int = 50, d_model: int = 64) -> str:
+    """The sinusoids of the first `count` positions: features 0, 2, ... and features 1, 3, ..."""
+    top, width, height = 40, 6.5, 5
+    table, pairs = sinusoids(torch.arange(count), d_model), d_model // 2
+    bottom, parts = top + count * height, []
+    for half, (left, title) in enumerate([(44, "sines, features 0, 2, 4, …"), (276, "cosines, features 1, 3, 5, …")]):
+        right = left + pairs * width
+        parts += [
+            cells(table[:, half::2], left, top, width, height),
+            f'<path fill="none" stroke="var(--soft)" d="M{left} {top}H{right:g}V{bottom:g}H{left}z"/>',
+            text((left + right) / 2, 14, title),
+        ]
+        for pair in (0, 8, 16, 24):
+            x, wavelength = left + (pair + 0.5) * width, 2 * torch.pi * 10000.0 ** (2 * pair / d_model)
+            parts += [text(x, top - 7, f"{2 * pair + half}"), text(x, bottom + 16, f"{wavelength:,.0f}")]
+        parts.append(text((left + right) / 2, bottom + 34, "wavelength, in positions"))
+    parts += [text(38, top + (row + 0.5) * height + 4, str(row), "end") for row in range(0, count, 10)]
+    middle = (top + bottom) / 2
+    parts.append(text(12, middle, "position", style=f' transform="rotate(-90 12 {middle:g})"'))
+    return picture(492, bottom + 42, f"Sinusoids of positions 0 to {count - 1}", parts)
+
+
+def masks() -> str:
+    """Weights of equal scores under a padding mask and under the causal mask."""
+    side, top = 38, 44
+    source, target = ["a", "dog", "runs", "<pad>", "<pad>"], ["<s>", "ein", "Hund", "läuft", "."]
+    padding = mask_to_bias(torch.tensor([[word != "<pad>" for word in source]] * 5), torch.float64)
+    causal = causal_bias(torch.arange(5), torch.arange(5), torch.float64)
+    parts = []
+    for left, title, words, bias in ((48, "padding mask", source, padding), (294, "causal mask", target, causal)):
+        weights = bias.softmax(-1)
+        right, bottom = left + 5 * side, top + 5 * side
+        parts += [text((left + right) / 2, 14, title), cells(0.6 * weights, left, top, side, side)]
+        parts.append(f'<path fill="none" stroke="var(--soft)" d="M{left} {top}H{right}V{bottom}H{left}z"/>')
+        for i, (word, row) in enumerate(zip(words, weights.tolist(), strict=True)):
+            middle = (i + 0.5) * side
+            parts += [text(left + middle, top - 8, word), text(left - 6, top + middle + 4, word, "end")]
+            x = [left + (j + 0.5) * side for j in range(5)]
+            parts += [text(x[j], top + middle + 4, f"{weight:.2f}") for j, weight in enumerate(row) if weight > 0]
+    return picture(492, top + 5 * side + 8, "Attention weights under a padding mask and a causal mask", parts)
+
+
+FIGURES = {"positions.svg": positions, "masks.svg": masks}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER")
+    out = parser.parse_args().out
+    for name, draw in FIGURES.items():
+        (out / name).write_text(draw(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -11,13 +11,16 @@ from test_examples import workshop
 from small_run import Cli
 
 LEARN = Path(__file__).parents[2] / "docs" / "learn"
-LESSONS = sorted(LEARN.glob("*.md"))
+PAGES = sorted(LEARN.glob("*.md"))
+BESIDE = ["concepts", "errata", "numbers"]
+"""Pages that are no lessons, in the order of the site."""
+LESSONS = [path for path in PAGES if path.stem not in ("README", *BESIDE)]
 BLOCK = re.compile(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", flags=re.M | re.S)
 
 __all__ = ["workshop"]
 
 
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("lesson", PAGES, ids=lambda path: path.stem)
 def test_a_lesson_prints_its_output(
     lesson: Path, workshop: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -36,9 +39,10 @@ def test_lessons_are_one_book() -> None:
     """The index lists every lesson, each links to its neighbors in this order, and the site has the same order."""
     index = (LEARN / "README.md").read_text(encoding="utf-8")
     order = re.findall(r"^\d\. \[.+?\]\((\w+)\.md\)", index, flags=re.M)
-    assert sorted(order) == sorted(path.stem for path in LESSONS if path.stem != "README")
+    assert sorted(order) == sorted(path.stem for path in LESSONS)
     toctree = (LEARN.parent / "index.md").read_text(encoding="utf-8")
-    assert re.findall(r"^learn/(\w+)$", toctree, flags=re.M) == ["README", *order]
+    assert re.findall(r"^learn/(\w+)$", toctree, flags=re.M) == ["README", *order, *BESIDE]
+    assert re.findall(r"^- \[.+?\]\((\w+)\.md\)", index, flags=re.M) == BESIDE
     for i, stem in enumerate(order):
         text = (LEARN / f"{stem}.md").read_text(encoding="utf-8")
         (links,) = re.findall(r"^\[All lessons\]\(README\.md\) · (.+)$", text, flags=re.M)
@@ -48,7 +52,7 @@ def test_lessons_are_one_book() -> None:
             assert following and following[1] == f"{order[i + 1]}.md", stem
 
 
-@pytest.mark.parametrize("lesson", [path for path in LESSONS if path.stem != "README"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_a_lesson_has_its_parts(lesson: Path) -> None:
     """A question, formulas, code with output, the cost, the limits, and experiments, in this order."""
     text = lesson.read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
-"""The gallery and its walkthrough in a browser: every printed number agrees, and the arrow keys visit all steps."""
+"""The gallery and its walkthrough in a browser: each printed number has a verdict; the arrow keys visit all steps."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,17 +28,24 @@ def test_no_flaw(width: int, height: int, language: str, page: Page, written: Pa
     assert page.flaws() == []
 
 
-def test_every_worked_number_is_there_and_agrees(page: Page, written: Path) -> None:
+def test_every_worked_number_is_there_with_its_verdict(page: Page, written: Path) -> None:
     page.language("en")
     page.open(written)
     chapters = gallery()
     assert len(page.all(".worked")) == sum(len(chapter.examples) for chapter in chapters) > 10
-    printed = [item for chapter in chapters for item in chapter.examples if item.printed is not None]
-    assert len(page.all(".worked .agrees")) == len(printed)
-    first = page.all("#chapters section:first-child .worked")
+    for kind in ("equal", "explained", "given"):
+        shown = [
+            sum(int(n) for n in re.findall(r"^\W*(\d+)", item.text)) for item in page.all(f".worked .{kind}:not(td)")
+        ]
+        assert sum(shown) == sum(chapter.counts[kind] for chapter in chapters) > 0, kind
+    assert len(page.all("td.explained")) == sum(chapter.counts["explained"] for chapter in chapters)
+    worked = page.all("#chapters section:nth-child(2) .worked")
     matrices = [[cell.text for cell in figure.find_elements("css selector", "td")] for figure in
-                first[6].find_elements("css selector", "figure")]  # fmt: skip
+                worked[6].find_elements("css selector", "figure")]  # fmt: skip
     assert matrices == [["1", "0", "2", "2", "2", "2", "2", "1", "3"]] * 2  # queries: printed, computed
+    assert len(worked[0].find_elements("css selector", "figure")) == 1  # inputs are printed only
+    text = page.text("#chapters section:nth-child(5)")
+    assert "−∞" in text and "○" in text and "≠" in text
 
 
 def test_previous_next_and_the_arrows_go_through_every_step(page: Page, written: Path) -> None:

@@ -1,36 +1,70 @@
-"""The gallery: every printed number agrees with the computed one within its rounding; the page is self-contained."""
+"""The gallery: every printed number agrees, is given, or differs for a stated reason; the page is self-contained."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+import tomllib
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dragoman.interpret.walkthrough.gallery import gallery, write_gallery
+from dragoman.interpret.walkthrough.gallery import WorkedExample, gallery, write_gallery
 
-ITEMS = {(i, j): item for i, chapter in enumerate(gallery()) for j, item in enumerate(chapter.examples)}
+CHAPTERS = gallery()
+ITEMS = {(i, j): item for i, chapter in enumerate(CHAPTERS) for j, item in enumerate(chapter.examples)}
+
+
+def verdicts(item: WorkedExample) -> set[str | None]:
+    return {verdict for row in item.verdicts or [] for verdict in row}
 
 
 @pytest.mark.parametrize("index", ITEMS, ids=lambda index: f"{index[0]}.{index[1]}")
-def test_printed_numbers_are_those_computed(index: tuple[int, int]) -> None:
+def test_every_printed_number_has_a_verdict_and_every_difference_a_reason(index: tuple[int, int]) -> None:
     item = ITEMS[index]
     assert item.title["en"] and item.title["zh"] and item.formula
     if item.printed is None:
-        assert (item.difference is None and item.note is not None) or item.formula.startswith("−ln")
+        assert item.computed is not None and item.note is not None
     else:
-        assert item.difference is not None and item.difference <= item.rounding, (item.title, item.computed)
+        shown = [[x is not None for x in row] for row in item.printed]
+        assert (
+            item.verdicts is not None and [[verdict is not None for verdict in row] for row in item.verdicts] == shown
+        )
+    if "explained" in verdicts(item):
+        assert item.note is not None and item.note["en"] and item.note["zh"]
 
 
-def test_the_two_examples_are_there() -> None:
-    vectors, step = ([item.formula for item in chapter.examples] for chapter in gallery())
-    assert vectors[-1] == "softmax(Q Kᵀ / √3) V"
-    (update,) = [item for item in gallery()[1].examples if item.formula.startswith("new")]
-    assert [round(x, 9) for x in update.computed[0]] == [0, -0.2056, 0.002056]
-    assert len(step) >= 20
-    assert gallery()[0].examples[10].computed[0] == pytest.approx([1.9366, 6.6831, 1.5951], abs=5e-5)
+def test_a_number_agrees_within_its_last_decimal() -> None:
+    def verdict(printed: str, computed: float, given: bool = False) -> object:
+        item = WorkedExample(
+            {}, "x", [[computed]], tomllib.loads(f"x = [[{printed}]]", parse_float=Decimal)["x"], None, given
+        )
+        return item.verdicts, item.difference
+
+    assert verdict("0.340", 0.3404) == ([["equal"]], pytest.approx(4e-4))
+    assert verdict("0.340", 0.3406) == ([["explained"]], None)
+    assert verdict("0.34", 0.3406) == ([["equal"]], pytest.approx(6e-4))
+    assert verdict("0.34", 0.5, given=True) == ([["given"]], None)
+    assert verdict("1", 1.0004)[0] == [["equal"]] and verdict("1", 1.0006)[0] == [["explained"]]
+    assert verdict("-inf", -math.inf) == ([["equal"]], 0)
+    assert verdict("nan", 1.0) == ([[None]], None)
+
+
+def test_the_chapters_and_their_counts() -> None:
+    counts = [tuple(chapter.counts.values()) for chapter in CHAPTERS]
+    assert counts == [(14, 0, 10), (54, 2, 48), (7, 1, 0), (2, 1, 0), (154, 8, 122)]
+    explained = [item.formula for item in ITEMS.values() if "explained" in verdicts(item)]
+    assert explained == [
+        "softmax(q₁ Kᵀ)", "1 + 2 L", "E", "8 d² / (8 d² + 4 n d²)", "μ, σ²", "norm(Y + FFN(Y))", "q₁ Kᵀ / √4",
+        "softmax(logits)",
+    ]  # fmt: skip
+    (update,) = [item for item in CHAPTERS[-1].examples if item.formula.startswith("new")]
+    assert update.computed is not None
+    assert [round(x, 9) for x in update.computed[0]] == [0, 0.01, -0.2056, 0.002056]
+    assert update.verdicts == [["given", "given", "equal", "equal"]]
 
 
 def test_the_page_holds_all_of_it_and_asks_for_nothing(tmp_path: Path) -> None:
@@ -39,6 +73,8 @@ def test_the_page_holds_all_of_it_and_asks_for_nothing(tmp_path: Path) -> None:
     found = re.search(r'<script type="application/json" id="gallery">(.*?)</script>', page, flags=re.S)
     assert found is not None
     data: dict[str, Any] = json.loads(found[1])
-    assert [len(chapter["examples"]) for chapter in data["chapters"]] == [12, len(ITEMS) - 12]
+    assert [len(chapter["examples"]) for chapter in data["chapters"]] == [len(chapter.examples) for chapter in CHAPTERS]
+    (masked,) = [example for example in data["chapters"][-1]["examples"] if example["formula"] == "S + M"]
+    assert masked["printed"][0] == masked["computed"][0] == [6.64, "−∞"], "JSON has no infinity"
     assert {step["part"] for step in data["walkthrough"]["steps"]} == {"forward", "backward", "update"}
     assert not re.search("{[{%]", page.split('<script type="application/json"')[0])

@@ -1,24 +1,30 @@
 """A page of worked examples from texts on the Transformer, each number beside the result of this package.
 
-The examples are the self-attention of three vectors, and one training step on "I am" -> "我 是".  The source of that
-step lacks its inputs, some matrices and most parameters of its norms.  Those in `gallery.toml` were reconstructed from
-the printed numbers and reproduce all of them, backwards as well as forwards; the first feed-forward network is one of
-several that do.  The walkthrough of the tiny preset follows with every number of such a step.
+The longest example is one training step on "I am" -> "我 是".  The source of that step lacks its inputs, some matrices
+and most parameters of its norms.  Those in `gallery.toml` were reconstructed from the printed numbers and reproduce all
+that depend on them, backwards as well as forwards; the first feed-forward network is one of several that do.  The
+walkthrough of the tiny preset follows with every number of such a step.
 """
 
 from __future__ import annotations
 
 import math
+import tomllib
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal
 from functools import partial
+from importlib.resources import files
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from dragoman.interpret.walkthrough.entries import Text, read_data
+from dragoman.interpret.walkthrough.entries import Text
+from dragoman.interpret.walkthrough.short_examples import short_examples
 from dragoman.interpret.walkthrough.tiny_preset import tiny_walkthrough
 from dragoman.nn.attention import AttentionTaps, CrossAttention, SelfAttention, attend_explicit, causal_bias
 from dragoman.nn.layers import EncoderLayer, FeedForward, LayerNorm, SubLayer
@@ -28,7 +34,10 @@ from dragoman.nn.taps import Tap
 from dragoman.pages.page import render, write_page
 from dragoman.training.loss import cross_entropy
 
-__all__ = ["GalleryChapter", "WorkedExample", "gallery", "write_gallery"]
+__all__ = ["GalleryChapter", "Verdict", "WorkedExample", "gallery", "write_gallery"]
+
+Verdict = Literal["equal", "explained", "given"]
+"""A printed number is the computed one within its last decimal, differs for the reason in the note, or is an input."""
 
 
 @dataclass
@@ -36,24 +45,48 @@ class WorkedExample:
     """A computed matrix and the numbers that a source prints for it.
 
     printed: rows as in `computed`, None (in the data nan) for a number that is not printed; None if nothing is.
-    rounding: the largest difference that the rounding of the source explains.  difference: the largest one between a
-    printed number and the computed one.
+    given: whether the source states all numbers without a calculation that could be repeated, or the (row, column) of
+    those that it does.  computed: None if all are given.  verdicts: one per printed number.  difference: the largest
+    difference between a printed number and the computed one, except those of the verdict "explained".
     """
 
     title: Text
     formula: str
-    computed: list[list[float]]
+    computed: list[list[float]] | None = None
     printed: list[list[float | None]] | None = None
     note: Text | None = None
-    rounding: float = 5e-4
-    difference: float | None = None
+    given: bool | list[list[int]] = False
+    verdicts: list[list[Verdict | None]] | None = field(default=None, init=False)
+    difference: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        if self.printed is not None:
-            self.printed = [[None if x is None or math.isnan(x) else x for x in row] for row in self.printed]
-            rows = zip(self.printed, self.computed, strict=True)
-            pairs = [pair for printed, computed in rows for pair in zip(printed, computed, strict=True)]
-            self.difference = max(abs(printed - computed) for printed, computed in pairs if printed is not None)
+        if self.printed is None:
+            return
+        source: list[list[Any]] = self.printed
+        computed: list[list[Any]] = source if self.computed is None else self.computed
+        pairs = [[*zip(*rows, strict=True)] for rows in zip(source, computed, strict=True)]
+        self.verdicts = [[self._verdict((i, j), *pair) for j, pair in enumerate(row)] for i, row in enumerate(pairs)]
+        compared = zip(chain(*pairs), chain(*self.verdicts), strict=True)
+        close = [_distance(*pair) for pair, verdict in compared if verdict == "equal"]
+        self.difference = max(close, default=None)
+        self.printed = [[None if math.isnan(x) else float(x) for x in row] for row in source]
+
+    def _verdict(self, index: tuple[int, int], printed: Any, computed: float) -> Verdict | None:
+        if math.isnan(printed):
+            return None
+        if self.given is True or (self.given and [*index] in self.given):
+            return "given"
+        return "equal" if _distance(printed, computed) <= _half_unit(printed) + 1e-9 else "explained"
+
+
+def _distance(printed: Decimal | int, computed: float) -> float:
+    return 0.0 if float(printed) == computed else abs(float(printed) - computed)
+
+
+def _half_unit(printed: Decimal | int) -> float:
+    """Return half a unit of the last printed decimal; whole numbers are taken as exact to three decimals."""
+    exponent = printed.as_tuple().exponent if isinstance(printed, Decimal) else 0
+    return 0.5 * 10.0**exponent if isinstance(exponent, int) and exponent < 0 else 5e-4
 
 
 @dataclass(frozen=True)
@@ -62,26 +95,57 @@ class GalleryChapter:
     text: Text
     examples: list[WorkedExample]
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of printed numbers by verdict."""
+        rows = [row for example in self.examples for row in example.verdicts or []]
+        found = Counter(verdict for row in rows for verdict in row)
+        return {verdict: found[verdict] for verdict in ("equal", "explained", "given")}
+
 
 def gallery() -> list[GalleryChapter]:
     """Compute the worked examples."""
-    data = read_data("gallery.toml")
+    data, step = (_read(name) for name in ("gallery.toml", "gallery_step.toml"))
     tensor = partial(torch.tensor, dtype=torch.float64)
-    given = {name: [*map(tensor, x)] if name == "ffn" else tensor(x) for name, x in data["given"].items()}
-    computed: dict[str, Tensor] = {}
-    for compute in (_three_vectors, _encoder, _decoder, _loss, _backward_and_update):
+    numbers = {name: _floats(x) for name, x in data["given"].items()}
+    given = {name: [*map(tensor, x)] if name == "ffn" else tensor(x) for name, x in numbers.items()}
+    computed: dict[str, Tensor] = short_examples()
+    for compute in (_three_vectors, _encoder, _decoder, _norms, _loss, _backward_and_update):
         computed |= compute(given)
     chapters = []
-    for chapter in data["chapters"]:
-        entries = [{**entry, "computed": computed[entry["computed"]].tolist()} for entry in chapter["examples"]]
+    for chapter in [*data["chapters"], *step["chapters"]]:
+        entries = [{**entry, **_computed(entry, computed)} for entry in chapter["examples"]]
         chapters.append(GalleryChapter(**{**chapter, "examples": [WorkedExample(**entry) for entry in entries]}))
     return chapters
 
 
 def write_gallery(path: str | Path) -> Path:
     """Write the page to `path` atomically and return `path`.  Raises DragomanError if it cannot be written."""
-    data = {"chapters": [asdict(chapter) for chapter in gallery()], "walkthrough": tiny_walkthrough()}
+    chapters = [{**asdict(chapter), "counts": chapter.counts} for chapter in gallery()]
+    data = {"chapters": _with_infinity(chapters), "walkthrough": tiny_walkthrough()}
     return write_page(Path(path), render("gallery.html", title="Dragoman: numbers worked out by hand", data=data))
+
+
+def _read(name: str) -> dict[str, Any]:
+    """Read a TOML file of this folder with its numbers as printed, trailing zeros included."""
+    return tomllib.loads((files(__package__) / name).read_text("utf-8"), parse_float=Decimal)
+
+
+def _floats(x: Any) -> Any:
+    return [*map(_floats, x)] if isinstance(x, list) else float(x)
+
+
+def _computed(entry: Mapping[str, Any], computed: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {"computed": computed[entry["computed"]].tolist()} if "computed" in entry else {}
+
+
+def _with_infinity(data: Any) -> Any:
+    """Return `data` with -inf, which JSON lacks, as a text."""
+    if isinstance(data, dict):
+        return {key: _with_infinity(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [*map(_with_infinity, data)]
+    return "−∞" if data == -math.inf else data
 
 
 # ------------------------------------------------------------------------------------------------ the computed matrices
@@ -119,8 +183,8 @@ def _three_vectors(given: Mapping[str, Any]) -> dict[str, Tensor]:
     # Scaling the queries by √3 undoes the division by √d_key.
     unscaled, weights = attend_explicit(q[None, None] * math.sqrt(3), k[None, None], v[None, None], None)
     return {
-        "X": x, "W_Q": w_q, "W_K": w_k, "W_V": w_v, "Q": q, "K": k, "V": v, "first scores": q[:1] @ k.T,
-        "first weights": weights[0, 0, :1], "rounded output": given["rounded_weights"] @ v,
+        "Q": q, "K": k, "V": v, "first scores": q[:1] @ k.T, "first weights": weights[0, 0, :1], "keys as columns": k.T,
+        "summands": given["rounded_weights"].T * v, "rounded output": given["rounded_weights"] @ v,
         "unscaled outputs": unscaled[0, 0], "scaled outputs": scaled[0, 0],
     }  # fmt: skip
 
@@ -138,6 +202,7 @@ def _encoder(given: Mapping[str, Any]) -> dict[str, Tensor]:
     mean, std = found["encoder 1: around_ffn.norm.mean"], found["encoder 1: around_ffn.norm.std"]
     found["products"] = found["encoder 1: self_attn.queries"] @ found["encoder 1: self_attn.keys"].T
     found["mean and variance"] = torch.stack([mean[0, 0], std[0, 0].square()])[None]
+    found["key size"] = torch.tensor([[first.d_key, math.sqrt(first.d_key)]], dtype=torch.float64)
     return found
 
 
@@ -154,6 +219,17 @@ def _decoder(given: Mapping[str, Any]) -> dict[str, Tensor]:
     return _recorded("masked attention", masked) | _recorded("cross-attention", cross) | {"cross-attention: norm": norm}
 
 
+def _norms(given: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Compute mean and variance before γ and β of norms whose inputs are unknown."""
+    gamma, beta = given["masked_norm"]
+    normed = {
+        "encoder 2: mean and variance": given["memory"][:1],
+        "masked attention: mean and variance": (given["queries"] - beta) / gamma,
+        "decoder 1: mean and variance": given["decoder_1_output"],
+    }
+    return {name: torch.stack([x.mean(1), x.var(1, correction=0)], dim=1) for name, x in normed.items()}
+
+
 def _loss(given: Mapping[str, Any]) -> dict[str, Tensor]:
     """Compute the loss.  A column for the tokens that the source omits gives the targets their printed probability."""
     targets, logits = torch.tensor([1, 2]), given["logits"]
@@ -167,18 +243,21 @@ def _loss(given: Mapping[str, Any]) -> dict[str, Tensor]:
 def _backward(given: Mapping[str, Any], through: str) -> tuple[Any, dict[str, Tensor]]:
     """Compute the gradients of one query's cross-attention from those of its "output", its "weights", or both."""
     attention, memory = _cross_attention(given), given["memory"][None].clone().requires_grad_()
+    query = given["query"][None].clone().requires_grad_()
     with record(attention, "*", gradients=True) as seen:
-        output = attention(given["query"][None], attention.project(memory))
+        output = attention(query, attention.project(memory))
         values = {"output": output, "weights": seen["weights"][0]}
         sum((x * given[f"{name}_gradient"]).sum() for name, x in values.items() if name in through).backward()
-        found = {name: [seen.gradient(name)] for name in ("scores", "keys") if "weights" in through}
-    return attention, _recorded(f"gradient through {through}", {"memory": [memory.grad], **found})
+        gradients = {"memory": memory.grad, "query": query.grad, "keys": seen.gradient("keys")}
+        gradients |= {"scores": seen.gradient("scores"), "products": seen.gradient("scores") / 2}
+    found = _recorded("one query", {"scores": [seen["scores"][0].detach()]})
+    return attention, found | _recorded(f"gradient through {through}", {name: [x] for name, x in gradients.items()})
 
 
 def _backward_and_update(given: Mapping[str, Any]) -> dict[str, Tensor]:
     attention, found = _backward(given, "output and weights")
     weight, index = attention.kv.weight, (4, 0)  # W_V[0, 0], below the four rows of W_K
-    old, gradient = weight.detach()[index].clone(), weight.grad[index].clone()
-    torch.optim.SGD([weight], lr=float(given["learning_rate"])).step()
-    found["update"] = torch.stack([old, gradient, weight.detach()[index]])[None]
+    old, gradient, rate = weight.detach()[index].clone(), weight.grad[index].clone(), given["learning_rate"]
+    torch.optim.SGD([weight], lr=float(rate)).step()
+    found["update"] = torch.stack([old, rate, gradient, weight.detach()[index]])[None]
     return found | _backward(given, "output")[1] | _backward(given, "weights")[1]

@@ -53,7 +53,10 @@ def test_the_chinese_page_is_complete_and_equal(page: str) -> None:
     problems = []
     for english, chinese, changed in messages(page):
         there, words = parts(english)
-        if not chinese or changed:
+        if "\\" in english and "$" not in english and "`" not in english:  # a displayed formula
+            if chinese not in ("", english):
+                problems.append(f"the formula differs: {chinese}")
+        elif not chinese or changed:
             if re.search(r"[A-Za-z]{2}", words):
                 problems.append(f"not translated: {english}")
         elif there != (here := parts(chinese)[0]):

@@ -56,11 +56,12 @@ def translate_segments(translator: Translator, segments: Sequence[Segment], **se
     texts = [plain_text(segment) for segment in segments]
     roots = [_parse(segment, number) for number, segment in enumerate(segments, start=1)]
     translations = translator.translate(texts, **settings)
+    languages = settings.get("source_language"), settings.get("target_language")
     results: list[Segment] = [[translation.text] if translation.text else [] for translation in translations]
     tagged = [index for index, root in enumerate(roots) if root.children]
     for first in range(0, len(tagged), _WINDOW):
         window = tagged[first : first + _WINDOW]
-        lines = [translator.split(texts[i], sentences=settings.get("split")) for i in window]
+        lines = [translator.split(texts[i], sentences=settings.get("split"), languages=languages) for i in window]
         regions = [
             find_regions(translator.tokenizer, line, translations[i]) for i, line in zip(window, lines, strict=True)
         ]

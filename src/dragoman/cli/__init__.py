@@ -12,7 +12,20 @@ from typing import NoReturn
 
 import typer
 
-from dragoman.cli import atlas, chat, compare, config, explain, inference, keys, serve, training, translate, vectors
+from dragoman.cli import (
+    atlas,
+    chat,
+    compare,
+    config,
+    explain,
+    inference,
+    keys,
+    serve,
+    training,
+    translate,
+    vectors,
+    worked,
+)
 from dragoman.cli.options import Command, app
 from dragoman.errors import DragomanError, is_out_of_memory
 from dragoman.io.writing import not_written, reason_of
@@ -23,8 +36,8 @@ for command in (
     training.demo, training.new, training.doctor, config.config, training.prepare, training.train, training.average,
     training.info,
     translate.translate, inference.score, inference.evaluate, inference.generate, chat.chat, inference.label,
-    inference.parse, compare.compare, explain.explain, atlas.atlas, serve.serve, vectors.vectors, training.shortlist,
-    training.export,
+    inference.parse, compare.compare, explain.explain, atlas.atlas, worked.walkthrough, worked.gallery, serve.serve,
+    vectors.vectors, training.shortlist, training.export,
 ):  # fmt: skip
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(training.import_)  # `import` is no name of a function

@@ -34,7 +34,7 @@ from dragoman.nn.taps import Tap
 from dragoman.pages.page import render, write_page
 from dragoman.training.loss import cross_entropy
 
-__all__ = ["GalleryChapter", "Verdict", "WorkedExample", "gallery", "write_gallery"]
+__all__ = ["GalleryChapter", "Verdict", "WorkedExample", "gallery", "write_gallery", "write_walkthrough"]
 
 Verdict = Literal["equal", "explained", "given"]
 """A printed number is the computed one within its last decimal, differs for the reason in the note, or is an input."""
@@ -127,7 +127,15 @@ def write_gallery(path: str | Path, language: str = "auto") -> Path:
     chapters = [{**asdict(chapter), "counts": chapter.counts} for chapter in gallery()]
     data = {"chapters": _with_infinity(chapters), "walkthrough": tiny_walkthrough()}
     title = "Dragoman: numbers worked out by hand"
-    return write_page(Path(path), render("gallery.html", language=language, title=title, data=data))
+    page = render("gallery.html", language=language, title=title, data=data, worked=True)
+    return write_page(Path(path), page)
+
+
+def write_walkthrough(path: str | Path, walkthrough: Mapping[str, Any], language: str = "auto") -> Path:
+    """Write a page with the walkthrough of the tiny model (`tiny_walkthrough`); as `write_gallery`."""
+    title, data = "Dragoman: one training step", {"chapters": [], "walkthrough": walkthrough}
+    page = render("gallery.html", language=language, title=title, data=data, worked=False)
+    return write_page(Path(path), page)
 
 
 def _read(name: str) -> dict[str, Any]:

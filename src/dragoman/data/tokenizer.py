@@ -188,7 +188,7 @@ class Tokenizer(Directed):
         A span may begin with whitespace; those of bytes of a character are empty except for the last one, and so are
         those of tokens around the text.
         """
-        before, after = self._direction.source
+        before, after = self.some_direction._direction.source  # all directions have as many tokens around a text
         spans = self._source.encode(text, return_type="offset_mapping")["offsets"]
         end = spans[-1][1] if spans else 0
         return [*[(0, 0)] * len(before), *spans, *[(end, end)] * (len(after) - 1)]

@@ -36,7 +36,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "tokenizer": "byte-level", "extra_ids": 2,
     },
     "llama, 3.1": {
-        "hidden_size": 20, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "head_dim": 6,
+        "hidden_size": 20, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1, "head_dim": 6,
         "intermediate_size": 22, "rope_theta": 500.0, "rope_type": "llama3", "rope_scaling": {
             "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 24,
         },
@@ -49,7 +49,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         },
     },
     "llama, linear": {
-        "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 3, "head_dim": 4,
+        "hidden_size": 18, "num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 1, "head_dim": 4,
         "intermediate_size": 11, "rope_theta": 300.0, "rope_type": "linear", "rope_scaling": {"factor": 2.5},
         "tokenizer": "byte-level",
     },

@@ -115,8 +115,7 @@ def test_logits_are_equal(
             theirs = runtime.logits([], row)
             ours = network(torch.zeros(1, 0, dtype=torch.long), None, torch.tensor([[BOS, *row]]))[0]
             kept = [token for token in range(tokenizer.target_size) if token not in runtime.added]
-            largest = theirs[:, kept].abs().max()  # random weights with rotary angles in float32: up to 30
-            assert (ours - theirs)[:, kept].abs().max() < tolerance * max(1, largest / 8)
+            assert (ours - theirs)[:, kept].abs().max() < tolerance
             # What the checkpoint lacks does not change the softmax, whatever the range of the logits.
             assert (ours[:, runtime.added] < ours[:, [EOS]] - 99).all()
             assert (ours.log_softmax(-1) - theirs.log_softmax(-1))[:, kept].abs().max() < tolerance
@@ -175,11 +174,13 @@ def test_greedy_tokens_are_those_of_generate(imported: tuple[Path, Imported]) ->
 
 def test_text_becomes_the_same_ids_and_the_same_text(imported: tuple[Path, Imported]) -> None:
     """Compared with the package directly, not through the import's own comparison."""
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     source, _ = imported
     runtime, _, tokenizer = both(imported)
-    theirs = AutoTokenizer.from_pretrained(source)
+    # The class `Qwen2Tokenizer` of transformers 5 replaces parts of tokenizer.json by those of the published models.
+    is_qwen = runtime.model.config.model_type == "qwen2"
+    theirs = (PreTrainedTokenizerFast if is_qwen else AutoTokenizer).from_pretrained(source)
     for text in TEXTS:
         ids = tokenizer.encode_target(text)
         assert [runtime.target[token] for token in ids[:-1]] == theirs(text, add_special_tokens=False).input_ids

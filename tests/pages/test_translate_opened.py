@@ -316,7 +316,7 @@ def test_a_server_that_does_not_answer_is_reported(page: Page, address: str) -> 
     page.run("window.fetch = () => Promise.reject(new TypeError('gone'))")
     write(page, TEXT)
     page.until("return !byId('failure').hidden")
-    assert page.text("#failure").startswith("服务器没有回答。它还在运行吗？")
+    assert page.text("#failure").startswith("服务器没有响应。它还在运行吗？")
 
 
 def test_a_short_text_and_the_languages_stay_in_the_address(page: Page, address: str) -> None:

@@ -62,7 +62,8 @@ def test_only_the_keys_that_differ_are_named_and_what_all_have_comes_first(tmp_p
     ]
     comparison = compare_runs(folders)
     assert comparison.differing[:2] == ("model.position.kind", "train.clip_norm")
-    assert set(comparison.differing[2:]) == {"model.position." + key for key in ("base", "fraction", "full_range")}
+    rotary = {"model.position." + key for key in ("base", "fraction", "scaling.kind")}
+    assert set(comparison.differing[2:]) == rotary | {"model.position.full_range"}
     turned, plain = comparison.groups
     assert turned.differs["model.position.base"] == 10000.0 and "model.position.base" not in plain.differs
     sinusoidal = {"model.position.kind": "sinusoidal", "model.position.full_range": False}

@@ -158,7 +158,7 @@ def test_every_problem_of_a_request_is_named(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("export", GOLDEN, tmp_path / "out", "--format", "tflite", "--quantization", "int4")
     assert code == 2
     for words in (
-        "'tflite'; accepted: ctranslate2, huggingface, onnx",
+        "'tflite'; accepted: ctranslate2, huggingface, marian, onnx",
         "'int4'; accepted: float32, int8",
         "already exists",
     ):

@@ -345,7 +345,7 @@ def test_the_page_draws_every_part(mapped: tuple[Atlas, list[AtlasExample]], tmp
     assert page.count('class="head ') == page.count('class="go"') == len(heads)
     assert len(re.findall(r'class="head [^>]*aria-pressed="true"', page)) == 1
     assert page.count('<rect class="cell"') > 10 and 'class="profile"' in page
-    assert "Decoder, cross-attention" in page and "解码器，交叉注意力" in page and "去掉它的代价" in page
+    assert "Decoder, cross-attention" in page and "解码器，交叉注意力" in page and "移除后的损失增量" in page
     assert len(re.findall(r'<td class="number" style="background', page)) == 2 * 2 + 3 * 3
 
 

@@ -243,7 +243,8 @@ def test_the_documentation_describes_all_keys_of_the_configuration() -> None:
         for name, field in section.model_fields.items():
             if prefix or name not in ("models", "limits"):
                 default = "required" if field.is_required() else f"`{toml_value(field.default)}`"
-                default = default if field.default is not None else "that of the model"
+                if field.default is None:
+                    default = f"`models.{name[6:]}`" if name.startswith("model_") else "that of the model"
                 row = f"| `{prefix}{name}` | {default} | "
                 assert row in text, row
 

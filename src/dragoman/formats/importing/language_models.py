@@ -61,7 +61,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     found = checkpoint.generation.get("eos_token_id", end)
     if isinstance(found, list) and found != end:
         problems.append(f"generation_config.json: {several_ends(found)}")
-    elif found != end:
+    elif found != end and not isinstance(end, list):
         problems.append(f"generation_config.json: eos_token_id = {found}; accepted: {end}, that of config.json")
     if problems:
         raise ProblemList(problems)

@@ -103,7 +103,7 @@ def test_every_reason_of_llama(llama: Path) -> None:
             "hidden_size = 24; accepted: an even multiple of num_attention_heads = 8, or head_dim set",
         ),
         ("llama", {"head_dim": 7}, "head_dim = 7; accepted: even numbers"),
-        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'"),
+        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type = 'yarn'"),
         ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 0.5}}, "factor = 0.5 of rope"),
         ("llama", {"vocab_size": 329}, "tokenizer.json has the id 329, but token_ids.json 329 ids"),
         ("llama", {"tie_word_embeddings": True}, "the tensors differ, but the settings tie them"),

@@ -68,7 +68,8 @@ def test_files_that_are_missing_or_too_many(tmp_path: Path) -> None:
     (source / "second.npz").write_bytes((source / "model.npz").read_bytes())
     assert "several models; import one of these files" in refusal(source)
     (tmp_path / "empty").mkdir()
-    assert "no config.json; accepted: a folder in the layout of Hugging Face or of CTranslate2, Marian's files" in refusal(tmp_path / "empty")
+    accepted = "no config.json; accepted: a folder in the layout of Hugging Face or of CTranslate2, Marian's files"
+    assert accepted in refusal(tmp_path / "empty")
 
 
 def test_a_model_without_settings(tmp_path: Path) -> None:

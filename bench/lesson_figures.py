@@ -93,7 +93,45 @@ def masks() -> str:
     return picture(492, top + 5 * side + 8, "Attention weights under a padding mask and a causal mask", parts)
 
 
-FIGURES = {"positions.svg": positions, "masks.svg": masks}
+def numbers(left: float, top: float, entries: Sequence[str], color: str) -> list[str]:
+    """A vector as a row of boxes."""
+    parts = []
+    for i, entry in enumerate(entries):
+        box = f'x="{left + 34 * i:g}" y="{top:g}" width="34" height="26"'
+        parts.append(f'<rect {box} fill="var({color})" fill-opacity="0.14" stroke="var({color})"/>')
+        parts.append(text(left + 34 * i + 17, top + 17, entry))
+    return parts
+
+
+def lookup() -> str:
+    """The first query of the example of `attention.md`, its scores, weights and result."""
+    x = torch.tensor([[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
+    q = x @ torch.tensor([[1, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
+    k = x @ torch.tensor([[0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
+    v = x @ torch.tensor([[0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]])
+    scores = q[0] @ k.T
+    weights = scores.double().softmax(-1)
+    top, row, keys, values = 38, 44, 150, 374
+    titles = [(71, "query of word 1"), (keys + 51, "keys"), (278, "scores"), (326, "weights"), (values + 51, "values")]
+    parts = [text(x, 20, title) for x, title in titles]
+    middle = top + row + 13
+    for i, (score, weight) in enumerate(zip(scores.tolist(), weights.tolist(), strict=True)):
+        y = top + i * row + 13
+        parts += [
+            f'<path stroke="var(--soft)" d="M122 {middle}L{keys} {y}"/>',
+            f'<path stroke="var(--s2)" stroke-width="{12 * weight:.2f}" d="M348 {y}H{values}"/>',
+            text(278, y + 4, str(score)), text(326, y + 4, f"{weight:.3f}"),
+            *numbers(keys, y - 13, [str(n) for n in k[i].tolist()], "--s1"),
+            *numbers(values, y - 13, [str(n) for n in v[i].tolist()], "--s2"),
+        ]  # fmt: skip
+    parts += numbers(20, middle - 13, [str(n) for n in q[0].tolist()], "--s0")
+    bottom = top + 3 * row + 12
+    parts.append(text(values - 12, bottom + 17, "weights × values, added: the result of word 1", "end"))
+    parts += numbers(values, bottom, [f"{n:.2f}" for n in (weights @ v.double()).tolist()], "--s2")
+    return picture(490, bottom + 34, "A query, three keys, their scores, weights and values, and the result", parts)
+
+
+FIGURES = {"lookup.svg": lookup, "positions.svg": positions, "masks.svg": masks}
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -46,6 +46,54 @@ def test_every_worked_number_is_there_with_its_verdict(page: Page, written: Path
     assert len(worked[0].find_elements("css selector", "figure")) == 1  # inputs are printed only
     text = page.text("#chapters section:nth-child(5)")
     assert "−∞" in text and "○" in text and "≠" in text
+
+
+def matrices(page: Page, title: str) -> list[dict[str, Any]]:
+    """Caption, numbers and number of colored cells of each matrix of an example."""
+    found: list[dict[str, Any]] = page.run(
+        """const item = [...document.querySelectorAll(".worked")].find((x) => x.querySelector("h3").textContent.includes(arguments[0]));
+        return [...item.querySelectorAll("figure")].map((x) => ({
+          caption: x.querySelector("figcaption").textContent,
+          cells: [...x.querySelectorAll("td")].map((cell) => cell.textContent),
+          colored: x.querySelectorAll("td[style]").length}));""",
+        title,
+    )
+    return found
+
+
+def test_a_matrix_of_rounding_residue_is_shown_as_0(page: Page, written: Path) -> None:
+    """The gradient of the query is ±1e-17: two products that cancel."""
+    page.language("en")
+    page.open(written)
+    (query,) = matrices(page, "Gradient: query")
+    assert query["cells"] == ["0"] * 4 and query["colored"] == 0 and "10" not in query["caption"]
+
+
+@pytest.mark.parametrize(
+    ("values", "caption", "cells"),
+    [
+        ("[[2.5e-9, -5e-10]]", "× 10⁻⁹", ["2.5", "−0.5"]),
+        ("[[2.5e-17, -2.5e-17]]", "", ["0", "0"]),
+        ("[[2.5e-17, 0.5]]", "", ["0", "0.5"]),
+    ],
+)
+def test_a_small_matrix_has_its_power_of_ten(
+    values: str, caption: str, cells: list[str], page: Page, written: Path
+) -> None:
+    page.language("en")
+    page.open(written)
+    page.run(f"""
+        const item = {{ title: {{ en: "small" }}, formula: "x", computed: {values} }};
+        document.querySelector("main").append(drawWorked(item));""")
+    (shown,) = matrices(page, "small")
+    assert shown["cells"] == cells and caption in shown["caption"] and ("×" in shown["caption"]) == bool(caption)
+
+
+def test_printed_numbers_are_shown_as_printed(page: Page, written: Path) -> None:
+    page.language("en")
+    page.open(written)
+    update = matrices(page, "Update of W")
+    assert update[0]["cells"] == ["0", "0.01", "−0.2056", "0.002056"]
 
 
 def test_previous_next_and_the_arrows_go_through_every_step(page: Page, written: Path) -> None:

@@ -24,12 +24,16 @@ SIGNS = {"equal": "✓", "explained": "≠", "given": "○"}
 
 @dataclass
 class Row:
-    """One quantity.  printed: rows separated by "/".  value: None where all is given.  reason: of what differs."""
+    """One quantity.  printed: rows separated by "/".  value: None where all is given.
+
+    reason: of what differs.  remark: on numbers that agree or are given.
+    """
 
     quantity: str
     printed: str
     value: Any = None
     reason: str = ""
+    remark: str = ""
 
     def cells(self) -> list[list[str]]:
         return [row.split() for row in self.printed.split("/")] if self.printed else []
@@ -285,6 +289,7 @@ def loss() -> list[Row]:
 def backwards() -> list[Row]:
     """From the assumed gradients of the heads and of the scores, by the chain rule; both weights are 0.5."""
     memory, w_k, w_v = matrix(twice(MEMORY)), matrix(W_K_CROSS), matrix(W_V_CROSS)
+    in_fact = "[in fact](errata.md#equal-values-send-no-gradient-to-the-scores)"
     of_heads, of_products = matrix("0.2 0.1 -0.3 0.1"), matrix("0.1 -0.1") / 2
     query = matrix("1.64 -1.58 1.64 -1.58")
     of_keys, of_query = of_products.T @ query, of_products @ (memory @ w_k)
@@ -293,22 +298,28 @@ def backwards() -> list[Row]:
     gradient = float((memory.T @ of_values)[0, 0])
     return [
         Row("Gradient: output of the cross-attention", given("0.2 0.1 -0.3 0.1")),
-        Row("Gradient: scores", given("0.1 -0.1")),
-        Row("Gradient: products", "0.05 -0.05", of_products),
-        Row("Gradient: keys", f"{given('0.082 -0.079 0.082 -0.079')} / -0.082 0.079 -0.082 0.079", of_keys),
+        Row("Gradient: scores", given("0.1 -0.1"), remark=f"assumed; {in_fact} 0"),
+        Row("Gradient: products", "0.05 -0.05", of_products, remark=f"of the assumed ∂S; {in_fact} 0"),
+        Row(
+            "Gradient: keys", f"{given('0.082 -0.079 0.082 -0.079')} / -0.082 0.079 -0.082 0.079", of_keys,
+            remark=f"of the assumed ∂S; {in_fact} 0",
+        ),
         Row("Gradient: query", "", of_query),
         Row("Gradient: to the encoder through the values", twice("-0.1 0.15 -0.05 0.1"), through_values),
         Row(
             "Gradient: to the encoder through the keys",
             "0.003 0.003 0.082 0.003 / -0.003 -0.003 -0.082 -0.003", through_keys,
+            remark=f"of the assumed ∂S; {in_fact} 0",
         ),
         Row(
             "Gradient: to the encoder, sum",
             "-0.097 0.153 0.032 0.103 / -0.103 0.147 -0.132 0.097", through_values + through_keys,
+            remark=f"of the assumed ∂S; {in_fact} [−0.1, 0.15, −0.05, 0.1] in both rows",
         ),
         Row(
             "Update of W_V[0, 0]: old, rate, gradient, new", "(0) (0.01) -0.2056 0.002056",
             [[0, 0.01, gradient, 0 - 0.01 * gradient]],
+            remark="[the gradient of one loss of two](errata.md#the-update-uses-the-gradient-of-one-loss)",
         ),
     ]  # fmt: skip
 
@@ -339,10 +350,11 @@ def table() -> str:
         lines += [f"## {chapter}", "", "| quantity | printed | recomputed | verdict |", "|---|---|---|---|"]
         for row in (row for row in rows() if row.printed):
             found = [x for line in row.verdicts() for x in line]
+            note = row.reason or row.remark
             counts = ", ".join(f"{sign} {found.count(kind)}" for kind, sign in SIGNS.items() if kind in found)
             printed = brackets([[typeset(cell) for cell in line] for line in row.cells()])
             computed = "" if row.value is None else brackets([[shown(float(x)) for x in line] for line in row.values()])
-            lines.append(f"| {row.quantity} | {printed} | {computed} | {counts}{': ' * bool(row.reason)}{row.reason} |")
+            lines.append(f"| {row.quantity} | {printed} | {computed} | {counts}{': ' * bool(note)}{note} |")
         lines.append("")
     return "\n".join(lines)
 

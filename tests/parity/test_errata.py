@@ -161,18 +161,67 @@ def test_rms_norm_is_the_root_mean_square() -> None:
 # ------------------------------------------------------------------------------------------------------- worked numbers
 
 
-def test_no_rounding_of_the_query_gives_the_printed_score() -> None:
-    """0.05 q = [a, b, a, b] with 0.082 and -0.079 as printed: the score is near -0.148 however these were rounded."""
+def printed_key_scores(queries: list[list[float]]) -> Tensor:
+    """The scores of queries with the printed key."""
     attention = CrossAttention(4, 1, bias=False).double()
     with torch.no_grad():
         nn.init.eye_(attention.q.weight)
         attention.kv.weight.copy_(torch.cat([torch.eye(4)] * 2))
     key = torch.tensor([[[-1.291, 1.479, 1.292, -1.291]]], dtype=torch.float64)
     with record(attention, "scores") as seen, torch.no_grad():
-        for a, b in product(np.linspace(0.0815, 0.0825, 5), np.linspace(-0.0795, -0.0785, 5)):
-            attention(torch.tensor([[[a, b, a, b]]], dtype=torch.float64) / 0.05, attention.project(key))
-    scores = torch.cat([x.flatten() for x in seen["scores"]])
+        attention(torch.tensor([queries], dtype=torch.float64), attention.project(key))
+    return seen["scores"][0].flatten()
+
+
+def test_no_rounding_of_the_query_gives_the_printed_score() -> None:
+    """0.05 q = [a, b, a, b] with 0.082 and -0.079 as printed: the score is near -0.148 however these were rounded."""
+    pairs = product(np.linspace(0.0815, 0.0825, 5), np.linspace(-0.0795, -0.0785, 5))
+    scores = printed_key_scores([[a / 0.05, b / 0.05] * 2 for a, b in pairs])
     assert len(scores) == 25 and scores.min() > -0.149 and scores.max() < -0.146
+
+
+def test_other_queries_give_the_printed_score() -> None:
+    assert round(printed_key_scores([[0, 0, 0, 0.268]]).item(), 3) == -0.173
+    _, seen = worked_gradients((0,))
+    assert [round(x, 3) for x in seen[f"{CROSS}.scores"][0].flatten().tolist()] == [-0.173] * 4
+
+
+def worked_gradients(losses: tuple[int, ...]) -> tuple[Any, Any]:
+    """The model of the worked step, and the recording, after a backward pass from the sum of the given losses."""
+    model = tiny_model(WORKED_MATRICES)
+    with record(model, "*", gradients=True) as seen:
+        log_p = model(*TINY_PAIR[:3])[0].log_softmax(-1)
+        torch.stack([-log_p[t, TINY_PAIR.targets[0, t]] for t in losses]).sum().backward()
+    return model, seen
+
+
+def test_the_printed_update_uses_one_of_two_losses() -> None:
+    name = f"{CROSS}.kv.weight"
+    for losses, gradient, new in [((0,), -0.2056, 0.002056), ((1,), -0.2056, 0.002056), ((0, 1), -0.4112, 0.004112)]:
+        model, _ = worked_gradients(losses)
+        weight = model.get_parameter(name)
+        assert round(weight.grad[4, 0].item(), 4) == gradient and weight[4, 0] == 0
+        torch.optim.SGD([weight], lr=0.01).step()
+        assert round(weight[4, 0].item(), 6) == new
+
+
+def test_equal_values_leave_the_gradient_through_the_values() -> None:
+    """With the assumed gradient of the output, and the text's matrices, the total is that through the values."""
+    attention = CrossAttention(4, 1, bias=False).double()
+    matrices = [torch.tensor(WORKED_MATRICES[f"{CROSS}.{part}"], dtype=torch.float64).T for part in "kv"]
+    with torch.no_grad():
+        attention.q.weight.copy_(torch.eye(4))
+        attention.out.weight.copy_(torch.eye(4))
+        attention.kv.weight.copy_(torch.cat(matrices))
+    memory = torch.tensor([[[-1.028, 1.479, -0.187, -0.263]] * 2], dtype=torch.float64, requires_grad=True)
+    query = torch.tensor([[[1.64, -1.58, 1.64, -1.58]]], dtype=torch.float64)
+    with record(attention, "*", gradients=True) as seen:
+        output = attention(query, attention.project(memory))
+        output.backward(torch.tensor([[[0.2, 0.1, -0.3, 0.1]]], dtype=torch.float64))
+    assert memory.grad is not None
+    assert seen.gradient("scores").abs().max() < 1e-15 and seen.gradient("keys").abs().max() < 1e-15
+    want = torch.tensor([[[-0.1, 0.15, -0.05, 0.1]] * 2], dtype=torch.float64)
+    torch.testing.assert_close(memory.grad, want, **EXACT)
 
 
 def test_the_worked_model_has_fewer_than_a_thousand_parameters() -> None:

@@ -53,6 +53,12 @@ def test_a_number_agrees_within_its_last_decimal() -> None:
     assert verdict("nan", 1.0) == ([[None]], None)
 
 
+def test_numbers_keep_the_notation_of_their_source() -> None:
+    rows = tomllib.loads("x = [[0, 0.01, -0.2056, 0.340, -inf, nan, 10000]]", parse_float=Decimal)["x"]
+    item = WorkedExample({}, "x", printed=rows, given=True)
+    assert item.as_printed == [["0", "0.01", "−0.2056", "0.340", "−∞", "…", "10000"]]
+
+
 def test_the_chapters_and_their_counts() -> None:
     counts = [tuple(chapter.counts.values()) for chapter in CHAPTERS]
     assert counts == [(14, 0, 10), (54, 2, 48), (7, 1, 0), (2, 1, 0), (154, 8, 122)]

@@ -20,18 +20,22 @@ function drawVerdicts(counts, difference) {
 const countVerdicts = (verdicts) => verdicts.flat().filter(Boolean).reduce((counts, kind) => ({ ...counts, [kind]: (counts[kind] || 0) + 1 }), {});
 
 function drawWorked(item) {
-  const printed = item.printed?.map((row) => row.map((x) => x ?? "…"));
-  const decimals = Math.max(0, ...(item.printed || []).flat().filter(finite).map((x) => (String(x).split(".")[1] || "").length));
+  const decimals = Math.max(0, ...(item.as_printed || []).flat().map((x) => (x.split(".")[1] || "").length));
   const plain = (values, name) => {
     const figure = drawMatrix({ symbol: "", values, decimals, rows: values.map(() => ""), columns: values[0].map(() => "") });
-    figure.querySelector("figcaption").replaceChildren(el("b", {}, name));
+    figure.querySelector("figcaption b").replaceChildren(name);
     return figure;
   };
   const shown = [];
-  if (printed) {
-    shown.push(plain(printed, both("printed", "原文")));
-    const kinds = item.verdicts.flat();
-    shown[0].querySelectorAll("td").forEach((cell, i) => kinds[i] === "explained" && cell.classList.add("explained"));
+  if (item.printed) {
+    // In the notation of the source, with its trailing zeros.
+    const texts = item.as_printed.flat(), kinds = item.verdicts.flat();
+    shown.push(plain(item.printed, both("printed", "原文")));
+    shown[0].querySelector(".power")?.remove();
+    shown[0].querySelectorAll("td").forEach((cell, i) => {
+      cell.textContent = texts[i];
+      if (kinds[i] === "explained") cell.classList.add("explained");
+    });
   }
   if (item.computed) shown.push(plain(item.computed, both("computed", "计算值")));
   return el("article", { class: "worked" },

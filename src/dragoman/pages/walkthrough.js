@@ -11,12 +11,14 @@ const AXES = { row: "句", head: "头", query: "查询", key: "键", feature: "�
 const superscript = (power) => [...String(power)].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("");
 const subscript = (index) => [...String(index)].map((c) => "₀₁₂₃₄₅₆₇₈₉"[Number(c)]).join("");
 
+const RESIDUE = 1e-14; // A matrix of smaller numbers only is what rounding leaves of an exact 0.
+
 // Number format of a matrix: decimals according to its largest number, a common power of ten if that is very small or large.
 // least: minimum number of decimals.
 function figures(values, least = 0) {
-  const numbers = values.flat().filter(finite), largest = Math.max(0, ...numbers.map(Math.abs));
+  const numbers = values.flat().filter(finite), size = Math.max(0, ...numbers.map(Math.abs)), largest = size < RESIDUE ? 0 : size;
   const power = largest > 0 && (largest < 0.01 || largest >= 1e6) ? Math.floor(Math.log10(largest)) : 0;
-  const scaled = numbers.map((x) => x / 10 ** power), top = largest / 10 ** power;
+  const scaled = largest ? numbers.map((x) => x / 10 ** power) : [], top = largest / 10 ** power;
   const most = Math.max(least, top >= 1000 ? 1 : top >= 100 ? 2 : top >= 10 ? 3 : 4);
   let decimals = 0;
   while (decimals < most && scaled.some((x) => Math.abs(x - Number(x.toFixed(decimals))) > 1e-9 * Math.max(1, Math.abs(x)))) decimals += 1;
@@ -79,7 +81,7 @@ function drawMatrix(tensor, attributes = {}) {
     }, write(x)))));
   const caption = el("figcaption", {}, el("b", {}, both(typeset(english), typeset(chinese))),
     headOf(tensor) ? el("small", {}, both(`head ${headOf(tensor)}`, `第 ${headOf(tensor)} 个头`)) : null,
-    power ? el("small", {}, ` × 10${superscript(power)}`) : null,
+    power ? el("small", { class: "power" }, ` × 10${superscript(power)}`) : null,
     tensor.shown ? el("small", { class: "cut" }, truncationNote(tensor.shown)) : null);
   return el("figure", { class: "matrix", ...attributes }, caption,
     el("div", { class: "matrix-scroll" }, el("table", {}, head, el("tbody", {}, ...rows))));

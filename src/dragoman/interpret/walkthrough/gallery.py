@@ -46,8 +46,9 @@ class WorkedExample:
 
     printed: rows as in `computed`, None (in the data nan) for a number that is not printed; None if nothing is.
     given: whether the source states all numbers without a calculation that could be repeated, or the (row, column) of
-    those that it does.  computed: None if all are given.  verdicts: one per printed number.  difference: the largest
-    difference between a printed number and the computed one, except those of the verdict "explained".
+    those that it does.  computed: None if all are given.  verdicts: one per printed number.  as_printed: the numbers in
+    the notation of the source.  difference: the largest difference between a printed number and the computed one, except
+    those of the verdict "explained".
     """
 
     title: Text
@@ -57,6 +58,7 @@ class WorkedExample:
     note: Text | None = None
     given: bool | list[list[int]] = False
     verdicts: list[list[Verdict | None]] | None = field(default=None, init=False)
+    as_printed: list[list[str]] | None = field(default=None, init=False)
     difference: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,7 @@ class WorkedExample:
         compared = zip(chain(*pairs), chain(*self.verdicts), strict=True)
         close = [_distance(*pair) for pair, verdict in compared if verdict == "equal"]
         self.difference = max(close, default=None)
+        self.as_printed = [[*map(_notation, row)] for row in source]
         self.printed = [[None if math.isnan(x) else float(x) for x in row] for row in source]
 
     def _verdict(self, index: tuple[int, int], printed: Any, computed: float) -> Verdict | None:
@@ -81,6 +84,13 @@ class WorkedExample:
 
 def _distance(printed: Decimal | int, computed: float) -> float:
     return 0.0 if float(printed) == computed else abs(float(printed) - computed)
+
+
+def _notation(printed: Decimal | int) -> str:
+    """Return a number as its source writes it; "…" if it is not printed."""
+    if math.isnan(printed):
+        return "…"
+    return ("−∞" if printed == -math.inf else str(printed)).replace("-", "−")
 
 
 def _half_unit(printed: Decimal | int) -> float:

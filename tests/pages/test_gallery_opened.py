@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dragoman.interpret.walkthrough.gallery import gallery, write_gallery
-from dragoman.interpret.walkthrough.tiny_preset import tiny_walkthrough
+from dragoman.interpret.walkthrough.tiny_preset import WORKED_MATRICES, tiny_walkthrough
 
 if TYPE_CHECKING:
     from browser import Page
@@ -51,7 +51,8 @@ def test_every_worked_number_is_there_with_its_verdict(page: Page, written: Path
 def matrices(page: Page, title: str) -> list[dict[str, Any]]:
     """Caption, numbers and number of colored cells of each matrix of an example."""
     found: list[dict[str, Any]] = page.run(
-        """const item = [...document.querySelectorAll(".worked")].find((x) => x.querySelector("h3").textContent.includes(arguments[0]));
+        """const titled = (x) => x.querySelector("h3").textContent.includes(arguments[0]);
+        const item = [...document.querySelectorAll(".worked")].find(titled);
         return [...item.querySelectorAll("figure")].map((x) => ({
           caption: x.querySelector("figcaption").textContent,
           cells: [...x.querySelectorAll("td")].map((cell) => cell.textContent),
@@ -99,7 +100,7 @@ def test_printed_numbers_are_shown_as_printed(page: Page, written: Path) -> None
 def test_previous_next_and_the_arrows_go_through_every_step(page: Page, written: Path) -> None:
     page.language("en")
     page.open(written)
-    titles = [step["title"]["en"] for step in tiny_walkthrough()["steps"]]
+    titles = [step["title"]["en"] for step in tiny_walkthrough(WORKED_MATRICES)["steps"]]
 
     def at() -> tuple[str, str]:
         return page.text(".walk-position"), page.text(".walk-step h3")
@@ -129,7 +130,11 @@ def test_previous_next_and_the_arrows_go_through_every_step(page: Page, written:
 def test_a_matrix_with_the_focus_names_its_tensor(page: Page, written: Path) -> None:
     page.language("en")
     page.open(written)
-    shapes = {tensor["name"]: tensor["shape"] for step in tiny_walkthrough()["steps"] for tensor in step["tensors"]}
+    shapes = {
+        tensor["name"]: tensor["shape"]
+        for step in tiny_walkthrough(WORKED_MATRICES)["steps"]
+        for tensor in step["tensors"]
+    }
     page.focus(page.all(".walk-bar button")[-1])
     page.press(*[page.keys.ARROW_RIGHT] * 3)
     for number in (0, 1):

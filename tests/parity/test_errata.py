@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,23 @@ def test_the_printed_update_uses_one_of_two_losses() -> None:
         assert round(weight[4, 0].item(), 6) == new
 
 
+def test_the_worked_model_does_not_have_the_assumed_gradients() -> None:
+    """What docs/inside/walkthrough.md lists under "What is not reproduced"."""
+    page = (Path(__file__).parents[2] / "docs" / "inside" / "walkthrough.md").read_text(encoding="utf-8")
+    (_, of_first), (_, of_second), (model, of_both) = [worked_gradients(losses) for losses in ((0,), (1,), (0, 1))]
+    for name in ("scores", "keys", "queries"):
+        assert of_both.gradient(f"{CROSS}.{name}").abs().max() < 1e-12
+    assumed = [0.2, 0.1, -0.3, 0.1]
+    first, second = (seen.gradient(f"{CROSS}.heads")[0, 0] for seen in (of_first, of_second))
+    assert first[0].tolist() == pytest.approx(assumed, abs=2e-4) and first[1].abs().max() == 0
+    assert second.sum(0).tolist() == pytest.approx(assumed, abs=2e-4)
+    rows = [", ".join(f"{x:.3f}".replace("-", "−") for x in row) for row in second.tolist()]
+    assert all(f"`[{row}]`" in page for row in rows), rows
+    with torch.no_grad():
+        probability = model(*TINY_PAIR[:3])[0].softmax(-1)[1, 0]
+    assert f"{probability:.4f}" == "0.0285" and "has 0.0285" in page
+
+
 def test_equal_values_leave_the_gradient_through_the_values() -> None:
     """With the assumed gradient of the output, and the text's matrices, the total is that through the values."""
     attention = CrossAttention(4, 1, bias=False).double()
@@ -225,4 +243,4 @@ def test_equal_values_leave_the_gradient_through_the_values() -> None:
 
 
 def test_the_worked_model_has_fewer_than_a_thousand_parameters() -> None:
-    assert tiny_model(WORKED_MATRICES).parameter_count() == 888
+    assert tiny_model(WORKED_MATRICES).parameter_count() == 960

@@ -16,6 +16,7 @@ from dragoman.interpret.walkthrough.tiny_preset import (
     TINY_MATRICES,
     TINY_PAIR,
     WORKED_MATRICES,
+    tiny_matrices,
     tiny_model,
     tiny_walkthrough,
 )
@@ -32,9 +33,18 @@ def shaken() -> dict[str, Any]:
     return {name: drawn.normal(0, 0.6, np.shape(matrix)).tolist() for name, matrix in TINY_MATRICES.items()}
 
 
+def widened(matrices: dict[str, Any]) -> dict[str, Any]:
+    """All matrices of the tiny model, with feed-forward networks of one width."""
+    return {name: matrix.tolist() for name, matrix in tiny_matrices(matrices).items()}
+
+
 CASES: dict[str, tuple[dict[str, Any], int, tuple[list[int], list[int], list[int]]]] = {
     "preset": (TINY_MATRICES, 1, ([4, 5], [BOS, 6], [6, 7])),
-    "worked step": ({**TINY_MATRICES, **WORKED_MATRICES}, 1, ([4, 5], [BOS, 6], [6, 7])),
+    "worked step": (
+        {name: x.tolist() for name, x in tiny_matrices(WORKED_MATRICES).items()},
+        1,
+        ([4, 5], [BOS, 6], [6, 7]),
+    ),
     "two heads": (TINY_MATRICES, 2, LONG),
     "shaken": (shaken(), 2, LONG),
 }

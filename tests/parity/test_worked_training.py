@@ -17,10 +17,10 @@ from walkthrough_twin import Twin
 from dragoman.data.tokenizer import BOS
 from dragoman.errors import TrainingError
 from dragoman.interpret.walkthrough.tiny_preset import (
-    TINY_MATRICES,
     TINY_PAIR,
     TINY_WORDS,
     WORKED_MATRICES,
+    tiny_matrices,
     tiny_model,
     tiny_walkthrough,
 )
@@ -38,7 +38,12 @@ PRINTED: dict[str, tuple[list[list[float]], float]] = {
     "encoder.layers.0.self_attn.scores": ([[56.265, 170.005], [140.965, 428.945]], 5e-4),
     "encoder.layers.0.self_attn.weights": ([[0, 1], [0, 1]], 5e-4),
     "encoder.layers.0.around_self_attn.norm.normed": ([[-0.686, -0.343, -0.3232, 2.558]] * 2, 5e-4),
-    "encoder.layers.0.ffn.hidden": ([[0, 2.315, 0, 2.072, 0, 0]] * 2, 5e-4),
+    "encoder.layers.0.ffn.before": (
+        [[-0.9092, 2.315, -0.9092, 2.315, -1.4952, 2.072, -1.4952, 2.072]] * 2,
+        5e-4,
+    ),
+    "encoder.layers.0.ffn.hidden": ([[0, 2.315, 0, 2.315, 0, 2.072, 0, 2.072]] * 2, 5e-4),
+    "encoder.layers.0.around_ffn.update": ([[0.5, 15.233, 6.716, 6.945]] * 2, 5e-4),
     "encoder.layers.0.stream": ([[-1.3807, 1.6608, -0.231, 0.340]] * 2, 1e-3),  # the source truncated -1.4376
     "encoder.layers.1.self_attn.weights": ([[0.5, 0.5]] * 2, 5e-4),
     "encoder.layers.1.around_self_attn.norm.normed": ([[-1.621, 1.487, -0.426, 0.160]] * 2, 5e-4),
@@ -120,7 +125,7 @@ def test_the_trainer_makes_the_update(tmp_path: Path) -> None:
 @pytest.mark.parametrize("matrices", [{}, WORKED_MATRICES], ids=["preset", "worked step"])
 def test_the_update_of_every_parameter_is_that_of_the_numpy_twin(matrices: dict[str, Any], tmp_path: Path) -> None:
     """w - 0.01 * mean gradient; the twin's gradients are of the sum."""
-    values = {**TINY_MATRICES, **matrices}
+    values = {name: matrix.numpy() for name, matrix in tiny_matrices(matrices).items()}
     twin = Twin(values, 1)
     twin.step([4, 5], [BOS, 6], [6, 7])
     updated = {name: (twin.m[name] - 0.01 * twin.of[name] / 2).tolist() for name in values}
@@ -140,6 +145,8 @@ def test_more_steps_learn_the_pair_and_resume(tmp_path: Path) -> None:
     files = [tmp_path / run / "checkpoints" / "00000030" / "model.safetensors" for run in ("run", "whole")]
     assert files[0].read_bytes() == files[1].read_bytes()
     with pytest.raises(TrainingError, match=r"the training data changed .* started \(hash I am, matrices "):
+        tiny_trainer(tmp_path / "run", {"encoder.layers.0.self_attn.q_bias": [1, 0, 0, 0]}, settings)
+    with pytest.raises(TrainingError, match="feed-forward networks of width 6, and the matrices have 8; give another"):
         tiny_trainer(tmp_path / "run", WORKED_MATRICES, settings)
     assert tiny_trainer(tmp_path / "new").train().progress.step == 1, "overrides are those of one call"
     losses = [row["loss"] for row in read_log(tmp_path / "run")]

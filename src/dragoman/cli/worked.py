@@ -24,8 +24,17 @@ def gallery(out: Page = Path("gallery.html"), lang: PageLanguage = "auto") -> No
 def walkthrough(
     matrices: Annotated[
         Path | None,
-        typer.Argument(help="TOML file with matrices and biases that replace those of the model: name = [[...], ...]."),
+        typer.Argument(
+            help="TOML file with matrices and biases that replace those of the model, such as "
+            '"encoder.layers.0.self_attn.q_bias" = [0, 0, 0, 1]; --print lists all of them in this form.'
+        ),
     ] = None,
+    worked: Annotated[
+        bool, typer.Option("--worked", help="Start from the matrices of the training step in the gallery.")
+    ] = False,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Print all matrices as TOML, to edit and read again; write no page.")
+    ] = False,
     heads: Annotated[int, typer.Option(help="Attention heads: 1, 2 or 4.")] = 1,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the update.")] = 0.01,
     out: Page = Path("walkthrough.html"),
@@ -33,13 +42,19 @@ def walkthrough(
 ) -> None:
     """Write a page with one training step of a tiny Transformer, "I am" to "我 是".
 
-    It has 2 + 2 layers of width 4; every number of the forward pass, the backward pass and the update is shown.
+    It has 2 + 2 layers of width 4; every number of the forward pass, the backward pass and the update is shown. Its
+    matrices are multiples of 0.5; those of --worked give the numbers of a text on this pair, see `dragoman gallery`.
     """
     from dragoman.interpret.walkthrough.gallery import write_walkthrough
-    from dragoman.interpret.walkthrough.tiny_preset import tiny_walkthrough
+    from dragoman.interpret.walkthrough.tiny_preset import WORKED_MATRICES, matrices_toml, tiny_walkthrough
 
-    step = tiny_walkthrough(_read(matrices), heads=heads, learning_rate=learning_rate)
-    page = write_walkthrough(out, step, lang)
+    replaced = _read(matrices)
+    values = {**(WORKED_MATRICES if worked else {}), **replaced}
+    if print_:
+        typer.echo(matrices_toml(values))
+        return
+    step = tiny_walkthrough(values, heads=heads, learning_rate=learning_rate)
+    page = write_walkthrough(out, step, lang, worked=worked, replaced=[*replaced], heads=heads)
     typer.echo(f"loss {step['loss']:.6g} -> {step['loss_after']:.6g} after one update")
     log(f"page: {page}")
 

@@ -3,7 +3,7 @@
 The longest example is one training step on "I am" -> "我 是".  The source of that step lacks its inputs, some matrices
 and most parameters of its norms.  Those in `gallery.toml` were reconstructed from the printed numbers and reproduce all
 that depend on them, backwards as well as forwards; the first feed-forward network is one of several that do.  The
-walkthrough of the tiny preset follows with every number of such a step.
+walkthrough of a whole model with these matrices follows with every number of the step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from dragoman.interpret.walkthrough.entries import Text
 from dragoman.interpret.walkthrough.short_examples import short_examples
-from dragoman.interpret.walkthrough.tiny_preset import tiny_walkthrough
+from dragoman.interpret.walkthrough.tiny_preset import WORKED_MATRICES, tiny_walkthrough
 from dragoman.nn.attention import AttentionTaps, CrossAttention, SelfAttention, attend_explicit, causal_bias
 from dragoman.nn.layers import EncoderLayer, FeedForward, LayerNorm, SubLayer
 from dragoman.nn.positions import Positions
@@ -47,8 +47,8 @@ class WorkedExample:
     printed: rows as in `computed`, None (in the data nan) for a number that is not printed; None if nothing is.
     given: whether the source states all numbers without a calculation that could be repeated, or the (row, column) of
     those that it does.  computed: None if all are given.  verdicts: one per printed number.  as_printed: the numbers in
-    the notation of the source.  difference: the largest difference between a printed number and the computed one, except
-    those of the verdict "explained".
+    the notation of the source.  difference: the largest difference between a printed number and the computed one,
+    except those of the verdict "explained".
     """
 
     title: Text
@@ -135,16 +135,29 @@ def write_gallery(path: str | Path, language: str = "auto") -> Path:
     Raises DragomanError if it cannot be written.
     """
     chapters = [{**asdict(chapter), "counts": chapter.counts} for chapter in gallery()]
-    data = {"chapters": _with_infinity(chapters), "walkthrough": tiny_walkthrough()}
+    data = {"chapters": _with_infinity(chapters), "walkthrough": tiny_walkthrough(WORKED_MATRICES)}
     title = "Dragoman: numbers worked out by hand"
-    page = render("gallery.html", language=language, title=title, data=data, worked=True)
+    page = render("gallery.html", language=language, title=title, data=data, gallery=True)
     return write_page(Path(path), page)
 
 
-def write_walkthrough(path: str | Path, walkthrough: Mapping[str, Any], language: str = "auto") -> Path:
-    """Write a page with the walkthrough of the tiny model (`tiny_walkthrough`); as `write_gallery`."""
+def write_walkthrough(
+    path: str | Path,
+    walkthrough: Mapping[str, Any],
+    language: str = "auto",
+    *,
+    worked: bool = False,
+    replaced: Sequence[str] = (),
+    heads: int = 1,
+) -> Path:
+    """Write a page with the walkthrough of the tiny model (`tiny_walkthrough`); as `write_gallery`.
+
+    worked: whether its matrices are `WORKED_MATRICES`.  replaced: names of those that are the user's.  The page names
+    both, the heads and the learning rate.
+    """
     title, data = "Dragoman: one training step", {"chapters": [], "walkthrough": walkthrough}
-    page = render("gallery.html", language=language, title=title, data=data, worked=False)
+    settings = {"worked": worked, "replaced": [*replaced], "heads": heads}
+    page = render("gallery.html", language=language, title=title, data=data, gallery=False, **settings)
     return write_page(Path(path), page)
 
 

@@ -5,17 +5,19 @@ half, chosen so that no softmax saturates.  Each can be replaced:
 
     walkthrough = tiny_walkthrough({"encoder.layers.0.self_attn.q": [[1, 0, 1, 0], [0, 1, 0, 1], ...]})
 
-Matrices are (in, out), so that a row vector x gives x W, as in the paper.
+Matrices are (in, out), so that a row vector x gives x W, as in the paper.  `matrices_toml` writes all of them.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dragoman.config import TransformerConfig
 from dragoman.data.tokenizer import BOS
@@ -27,8 +29,8 @@ from dragoman.models.build import build_model
 from dragoman.models.transformer import Transformer
 
 __all__ = [
-    "TINY_LABELS", "TINY_MATRICES", "TINY_PAIR", "TINY_WORDS", "WORKED_MATRICES", "tiny_config", "tiny_model",
-    "tiny_walkthrough",
+    "TINY_LABELS", "TINY_MATRICES", "TINY_PAIR", "TINY_WORDS", "WORKED_MATRICES", "matrices_toml", "tiny_config",
+    "tiny_matrices", "tiny_model", "tiny_walkthrough",
 ]  # fmt: skip
 
 TINY_WORDS = ("<pad>", "<unk>", "<s>", "</s>", "I", "am", "我", "是")
@@ -39,23 +41,36 @@ TINY_MATRICES: dict[str, list[Any]] = read_data("tiny_preset.toml")
 WORKED_MATRICES: dict[str, list[Any]] = read_data("worked_preset.toml")
 """Replacements with which the model has the numbers of the worked training step (see `gallery.py`) from end to end."""
 
-_SIZES: dict[str, Any] = {"d_model": 4, "d_ff": 6, "encoder_layers": 2, "decoder_layers": 2}
+_SIZES: dict[str, Any] = {"d_model": 4, "encoder_layers": 2, "decoder_layers": 2}
+_FFN = (".inner", ".inner_bias", ".outer")
 
 
-def tiny_config(heads: int = 1) -> TransformerConfig:
-    """Return the sizes of the tiny model."""
-    return TransformerConfig(**_SIZES, n_heads=heads, dropout=0.0, tie="none")
+def tiny_config(heads: int = 1, width: int = 6) -> TransformerConfig:
+    """Return the sizes of the tiny model; width: of its feed-forward networks."""
+    return TransformerConfig(**_SIZES, d_ff=width, n_heads=heads, dropout=0.0, tie="none")
+
+
+def tiny_matrices(matrices: Mapping[str, Any] | None = None, *, heads: int = 1) -> dict[str, Tensor]:
+    """Return every parameter of the preset by name, float64, with the given matrices replaced.
+
+    The model has one width for all feed-forward networks: narrower ones get hidden units with weights of 0, which have
+    neither outputs nor gradients.  Raises UsageError as `tiny_model`.
+    """
+    values = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in TINY_MATRICES.items()}
+    values |= _checked(matrices or {}, values, heads)
+    width = max(matrix.size(-1) for name, matrix in values.items() if name.endswith("ffn.inner"))
+    return {name: _widened(name, matrix, width) for name, matrix in values.items()}
 
 
 def tiny_model(matrices: Mapping[str, Any] | None = None, *, heads: int = 1) -> Transformer:
     """Build the preset in float64, with the given matrices replaced.
 
-    matrices: name -> nested lists, names and shapes as in `TINY_MATRICES`.  heads: 1, 2 or 4.  Raises UsageError with
-    the complete list of invalid names, shapes and numbers.
+    matrices: name -> nested lists, names and shapes as in `TINY_MATRICES`, except that a feed-forward network may have
+    any width.  heads: 1, 2 or 4.  Raises UsageError with the complete list of invalid names, shapes and numbers.
     """
-    values = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in TINY_MATRICES.items()}
-    values |= _checked(matrices or {}, {name: tuple(matrix.shape) for name, matrix in values.items()}, heads)
-    model = build_model(tiny_config(heads), len(TINY_WORDS), len(TINY_WORDS), shared=False).double().eval()
+    values = tiny_matrices(matrices, heads=heads)
+    config = tiny_config(heads, values["encoder.layers.0.ffn.inner"].size(1))
+    model = build_model(config, len(TINY_WORDS), len(TINY_WORDS), shared=False).double().eval()
     assert isinstance(model, Transformer)
     with torch.no_grad():
         for name, view in _views(model).items():
@@ -69,7 +84,19 @@ def tiny_walkthrough(
     """Return the `walkthrough` of `TINY_PAIR` through the preset; the update shown is that of W_V[0, 0]."""
     element = ("decoder.layers.0.cross_attn.kv.weight", _SIZES["d_model"], 0)  # below the rows of W_K
     model = tiny_model(matrices, heads=heads)
-    return walkthrough(model, *TINY_PAIR, TINY_LABELS, learning_rate=learning_rate, parameter=element)
+    width = model.get_parameter("encoder.layers.0.ffn.inner.weight").size(0)
+    return walkthrough(
+        model, *TINY_PAIR, TINY_LABELS, learning_rate=learning_rate, parameter=element, max_features=max(8, width)
+    )
+
+
+def matrices_toml(matrices: Mapping[str, Any] | None = None) -> str:
+    """Return every parameter as TOML, one per line, with the given ones replaced; raises UsageError as `tiny_model`."""
+    tiny_matrices(matrices)
+    lines = [f"{json.dumps(name)} = {json.dumps(x)}" for name, x in {**TINY_MATRICES, **(matrices or {})}.items()]
+    return "\n".join(
+        ["# Matrices are (in, out), so that a row vector x gives x W; biases and norms are (out,).", *lines]
+    )
 
 
 def _views(model: Transformer) -> dict[str, Tensor]:
@@ -91,22 +118,58 @@ def _views(model: Transformer) -> dict[str, Tensor]:
     return views
 
 
-def _checked(matrices: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], heads: int) -> dict[str, Tensor]:
-    problems, found = [], {}
+def _checked(matrices: Mapping[str, Any], preset: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """Return the given matrices as tensors; raise UsageError with all problems."""
+    problems: list[str] = []
     if heads not in (1, 2, 4):
         problems.append(f"heads = {heads}; accepted: 1, 2 and 4, which divide d_model = {_SIZES['d_model']}")
+    found: dict[str, Tensor] = {}
     for name, numbers in matrices.items():
-        if name not in shapes:
-            problems.append(f"unknown matrix {name!r}{nearest(name, shapes)}; TINY_MATRICES lists all names")
+        if name not in preset:
+            problems.append(
+                f"unknown matrix {name!r}{nearest(name, preset)}; `dragoman walkthrough --print` lists all names"
+            )
             continue
         try:
-            found[name] = matrix = torch.as_tensor(numbers, dtype=torch.float64)
-            if tuple(matrix.shape) != shapes[name]:
-                problems.append(f"{name} has shape {tuple(matrix.shape)}; accepted: {shapes[name]}")
-            elif invalid := [x for x in matrix.flatten().tolist() if not math.isfinite(x)]:
-                problems.append(f"{name} contains {invalid[0]}; accepted: finite numbers")
+            found[name] = torch.as_tensor(numbers, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
-            problems.append(f"{name}: {error}; accepted: lists of numbers of shape {shapes[name]}")
+            problems.append(f"{name}: {error}; accepted: lists of numbers of shape {tuple(preset[name].shape)}")
+    problems += _shape_problems(found, preset)
+    for name, matrix in found.items():
+        if invalid := [x for x in matrix.flatten().tolist() if not math.isfinite(x)]:
+            problems.append(f"{name} contains {invalid[0]}; accepted: finite numbers")
     if problems:
         raise UsageError("\n".join(["invalid arguments of the tiny model:", *(f"  - {p}" for p in problems)]))
     return found
+
+
+def _shape_problems(found: Mapping[str, Tensor], preset: Mapping[str, Tensor]) -> list[str]:
+    """Compare shapes with the preset's, those of a feed-forward network with the width of its first given matrix."""
+    problems, d = [], _SIZES["d_model"]
+    for name, matrix in found.items():
+        path = name.rpartition(".")[0]
+        if not (path.endswith(".ffn") and name.endswith(_FFN)):
+            accepted, why = tuple(preset[name].shape), ""
+        else:
+            given = [path + part for part in _FFN if path + part in found]
+            first = found[given[0]]
+            width = (first.size(0) if given[0].endswith("outer") else first.size(-1)) if first.dim() else 0
+            accepted = dict(zip(_FFN, [(d, width), (width,), (width, d)], strict=True))[name.removeprefix(path)]
+            why = "" if name == given[0] else f", because {given[0]} has the width {width}"
+            if name == given[0] and width != preset[f"{path}.inner"].size(1) and len(given) < len(_FFN):
+                missing = " and ".join(path + part for part in _FFN if path + part not in found)
+                problems.append(
+                    f"{name} has the width {width}; accepted: the same width for {missing}, which is not given"
+                )
+        if tuple(matrix.shape) != accepted or 0 in accepted:
+            problems.append(f"{name} has shape {tuple(matrix.shape)}; accepted: {accepted}{why}")
+    return problems
+
+
+def _widened(name: str, matrix: Tensor, width: int) -> Tensor:
+    """Return a matrix of a feed-forward network with zeros for the hidden units that it lacks."""
+    if ".ffn." not in name or not name.endswith(_FFN):
+        return matrix
+    rows = name.endswith("outer")
+    more = width - matrix.size(0 if rows else -1)
+    return pad(matrix, (0, 0, 0, more) if rows else (0, more))

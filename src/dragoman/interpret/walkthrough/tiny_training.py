@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from dragoman.config import Config, TokenizerConfig, parse_config
 from dragoman.data.batching import Batch
 from dragoman.data.tokenizer import EOS, learn_tokenizer
+from dragoman.errors import TrainingError
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, tiny_config, tiny_model
 from dragoman.io.run_log import Reporter
 from dragoman.training.distributed import DistributedContext
@@ -47,18 +49,31 @@ def tiny_trainer(
     began with other matrices.
     """
     weights = tiny_model(matrices).state_dict()
+    width = weights["encoder.layers.0.ffn.inner.weight"].size(0)
     document = {
         "data": {"train": [{"source": "", "target": ""}]},  # the task needs no files
-        "model": tiny_config().model_dump(),
+        "model": tiny_config(width=width).model_dump(),
         "train": copy.deepcopy(_TRAIN),  # overrides change the document
     }
     config = parse_config(document, overrides)
+    _check_width(Path(folder), width)
     run = TrainingRun(config, Path(folder), _TinyTask(config, weights), Reporter())
     run.folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(run, DistributedContext(config.train.device), Reporter())
     if trainer.progress.step == 0:
         trainer.model.load_state_dict(weights)
     return trainer
+
+
+def _check_width(folder: Path, width: int) -> None:
+    """Raise TrainingError if the checkpoints of the folder have feed-forward networks of another width."""
+    for path in (folder / "checkpoints").glob("*/config.json"):
+        saved = json.loads(path.read_text(encoding="utf-8"))["model"]["d_ff"]
+        if saved != width:
+            raise TrainingError(
+                f"{folder}: this run began with feed-forward networks of width {saved}, and the matrices have {width}; "
+                "give another folder"
+            )
 
 
 class _TinyTask(Task):

@@ -97,6 +97,26 @@ def test_printed_numbers_are_shown_as_printed(page: Page, written: Path) -> None
     assert update[0]["cells"] == ["0", "0.01", "−0.2056", "0.002056"]
 
 
+def test_the_contents_lead_to_every_example_and_the_filter_leaves_differences(page: Page, written: Path) -> None:
+    page.language("en")
+    page.open(written)
+    examples = [item for chapter in gallery() for item in chapter.examples]
+    targets = page.run(
+        "return [...document.querySelectorAll('#contents a')].map((x) => x.getAttribute('href').slice(1))"
+    )
+    assert page.run("return arguments[0].filter((id) => !document.getElementById(id))", targets) == []
+    assert len(targets) == len(examples) + len(gallery()) + 1
+    page.click("#contents .controls button")
+    visible = page.run(
+        "return [...document.querySelectorAll('.worked')].filter((x) => x.offsetHeight).map((x) => x.textContent)"
+    )
+    differing = [item for item in examples if item.mistake or any("explained" in row for row in item.verdicts or [])]
+    assert len(visible) == len(differing) == 14
+    assert all(text.startswith(item.title["en"]) for text, item in zip(visible, differing, strict=True))
+    page.click("#contents .controls button")
+    assert page.find(".worked:not(.differs)").is_displayed()
+
+
 def test_previous_next_and_the_arrows_go_through_every_step(page: Page, written: Path) -> None:
     page.language("en")
     page.open(written)

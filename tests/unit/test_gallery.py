@@ -73,6 +73,15 @@ def test_the_chapters_and_their_counts() -> None:
     assert update.verdicts == [["given", "given", "equal", "equal"]]
 
 
+def test_numbers_that_rest_on_a_mistake_are_marked() -> None:
+    marked = [item for item in ITEMS.values() if item.mistake]
+    assert [item.title["en"] for item in marked] == [
+        "Gradient: scores", "Gradient: products", "Gradient: keys", "Gradient: to the encoder through the keys",
+        "Gradient: to the encoder, sum", "Update of W_V[0, 0]: old, rate, gradient, new",
+    ]  # fmt: skip
+    assert all(item.note is not None and item.note["en"] and item.note["zh"] for item in marked)
+
+
 def test_the_page_holds_all_of_it_and_asks_for_nothing(tmp_path: Path) -> None:
     page = write_gallery(tmp_path / "gallery.html").read_text(encoding="utf-8")
     assert not re.search(r'(src|href)="(?!data:|#)', page) and "default-src 'none'" in page

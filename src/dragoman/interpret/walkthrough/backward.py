@@ -102,19 +102,20 @@ def update_steps(q: Quantities, learning_rate: float, max_features: int) -> list
     number = {symbol: float(window.value[0][window.mark]) for symbol, window in windows.items()}
     tokens = "; ".join(f"{name}: {_tokens(q, positions)}" for name, positions in names.items())
     slope, summands = number["∂L/∂W"], " + ".join(_digits(number[symbol], factor=True) for symbol in shares)
+    part = _fused_part(q, element)
     before, after = _digits(number["W"]), _digits(number["W new"])
     losses = q.number("loss", "L before", recorded.loss), q.number("loss", "L after", recorded.loss_after)
     return [
         WalkthroughStep(
             "sum over positions",
-            ENTRIES["shared weight"].filled(shares=" + ".join(shares), tokens=tokens, part=_fused_part(q, element)),
+            ENTRIES["shared weight"].filled(shares=" + ".join(shares), tokens=tokens, part=part),
             tuple(windows[symbol] for symbol in (*shares, "∂L/∂W")),
             part="backward",
             equation=f"{summands} = {_digits(slope)}",
         ),
         WalkthroughStep(
             "update",
-            ENTRIES["update"].filled(element=f"{element.name}[{element.row}, {element.column}]"),
+            ENTRIES["update"].filled(element=f"{element.name}[{element.row}, {element.column}]", part=part),
             tuple(windows[symbol] for symbol in ("W", "∂L/∂W", "W new")),
             part="update",
             equation=f"{before} − {_digits(learning_rate)} × {_digits(slope, factor=True)} = {after}",

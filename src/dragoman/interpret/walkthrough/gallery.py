@@ -45,6 +45,7 @@ class WorkedExample:
     """A computed matrix and the numbers that a source prints for it.
 
     printed: rows as in `computed`, None (in the data nan) for a number that is not printed; None if nothing is.
+    mistake: whether the numbers rest on a mistake of the source, which the note names, even if they agree.
     given: whether the source states all numbers without a calculation that could be repeated, or the (row, column) of
     those that it does.  computed: None if all are given.  verdicts: one per printed number.  as_printed: the numbers in
     the notation of the source.  difference: the largest difference between a printed number and the computed one,
@@ -57,6 +58,7 @@ class WorkedExample:
     printed: list[list[float | None]] | None = None
     note: Text | None = None
     given: bool | list[list[int]] = False
+    mistake: bool = False
     verdicts: list[list[Verdict | None]] | None = field(default=None, init=False)
     as_printed: list[list[str]] | None = field(default=None, init=False)
     difference: float | None = field(default=None, init=False)

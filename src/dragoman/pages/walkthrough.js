@@ -30,7 +30,7 @@ const inFull = (x) => (finite(x) ? String(x).replace("-", "−").replace(/e[-−
 
 // Background of a cell: blue for positive, orange for negative numbers, stronger for larger ones.
 function heat(value, largest) {
-  if (!finite(value) || value === 0 || largest === 0) return null;
+  if (!finite(value) || largest === 0 || Math.abs(value) <= RESIDUE * largest) return null;
   const share = Math.round(6 + 40 * Math.min(1, Math.abs(value) / largest));
   return `background: color-mix(in srgb, var(${value > 0 ? "--first" : "--second"}) ${share}%, transparent)`;
 }

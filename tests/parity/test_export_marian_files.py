@@ -138,6 +138,7 @@ def test_the_export_of_an_import_is_the_model(name: str, tmp_path: Path) -> None
     first = marian_model(tmp_path / "first", name)
     import_model(first, tmp_path / "model", lines)
     export(tmp_path / "model", tmp_path / "second", "marian", check=lines)
+    assert "allow-unk: false" in (tmp_path / "second" / "decoder.yml").read_text()
     with np.load(first / "model.npz") as one, np.load(tmp_path / "second" / "model.npz") as two:
         for item in (set(one) | set(two)) - {"special:model.yml"}:
             if item not in one:

@@ -158,6 +158,17 @@ def test_damaged_folders(change: Callable[[Path], Any], reason: str, tmp_path: P
     assert reason in refusal(folder)
 
 
+@pytest.mark.parametrize(("foreign", "refused"), [(2, False), (3, True)])
+def test_a_model_with_fewer_than_half_of_the_dictionary_is_refused(foreign: int, refused: bool, tmp_path: Path) -> None:
+    folder = fairseq_checkpoint(tmp_path / "checkpoint", "tied")
+    for code in ("de", "en"):
+        lines = (folder / f"dict.{code}.txt").read_text().splitlines()[:3]
+        lines += [f"foreign{i} 1" for i in range(foreign)]
+        (folder / f"dict.{code}.txt").write_text("\n".join(lines) + "\n")
+    problem = f"sentencepiece.bpe.model: only 3 of {4 + foreign} tokens of dict.de.txt are its pieces"
+    assert (problem in refusal(folder)) == refused  # `<s>` counts; the accepted one has too few tokens for the weights
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -233,8 +233,8 @@ class TransformerConfig(TokenConfig):
     )
     decoder_self: Literal["attention", "ssru"] = Field(
         "attention",
-        description="what connects the positions of the decoder: self-attention, or the simpler simple recurrent unit "
-        "(Kim et al. 2019), whose state has the same size at every length",
+        description="what connects the positions of the decoder: self-attention, or the Simpler Simple Recurrent "
+        "Unit (SSRU, Kim et al. 2019), whose state has the same size at every length",
         examples=["ssru"],
     )
     tie: Tie = "all"

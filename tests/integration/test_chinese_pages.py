@@ -1,4 +1,4 @@
-"""The Chinese pages say the same as the English ones: same code, links, formulas and numbers, and nothing missing.
+"""The Chinese pages say the same as the English ones: same code, links, tags, formulas and numbers; nothing is missing.
 
 The headings, tables and code blocks of both languages are those of the same file; only text is translated.
 """
@@ -17,6 +17,7 @@ PAGES = sorted(path.relative_to(LOCALE).as_posix() for path in LOCALE.rglob("*.p
 _PARTS = {
     "code": re.compile(r"`[^`]+`"),
     "link": re.compile(r"\]\([^)]*\)"),
+    "tag": re.compile(r"</?[a-z][^>]*>"),
     "formula": re.compile(r"\$[^$]+\$"),
     "number": re.compile(r"(?<![A-Za-z\d])\d(?:[\d,.]*\d)?(?: million\b| billion\b| 万| 亿|)"),
 }
@@ -25,7 +26,7 @@ _SHARED = re.compile(r"(\d[\d.,]*)(?= (?:to|and|or) \d[\d.,]* million)")
 
 
 def parts(text: str) -> tuple[dict[str, Counter[str]], str]:
-    """Return the code, links, formulas and numbers of a text (each found after removing those before), and the rest."""
+    """Return the parts of a text (each found after removing those before), and the rest of it."""
     found = {}
     text = _SHARED.sub(r"\1 million", text)  # 2 to 3 million
     for name, pattern in _PARTS.items():
@@ -66,9 +67,10 @@ def test_the_chinese_page_is_complete_and_equal(page: str) -> None:
 
 
 def test_differences_are_found() -> None:
-    assert parts("see `a`, [b](c.md#d) and $x = 1$: 2,000 in v3")[0] == {
+    assert parts('see <a id="key"></a>`a`, [b](c.md#d) and $x = 1$: 2,000 in v3')[0] == {
         "code": Counter(["`a`"]),
         "link": Counter(["](c.md#d)"]),
+        "tag": Counter(['<a id="key">', "</a>"]),
         "formula": Counter(["$x = 1$"]),
         "number": Counter(["2,000"]),
     }

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
-from dragoman.config import TransformerConfig
+from dragoman.config import Position, TransformerConfig
 from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.models.build import build_model
+from dragoman.nn.positions import Positions
 
 B, K, T, D, H, V = 4, 3, 7, 12, 2, 19
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
@@ -29,6 +31,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "partial rotary": {"kind": "rotary", "fraction": 0.67},
     "alibi": {"kind": "alibi"},
 }
+POSITION_SECTIONS = get_args(get_args(Position)[0])
+UNSIGNED = {"alibi"}
+"""Kinds that depend on |i - j|: in an encoder, they do not distinguish left and right."""
 LENGTHS = [8, 3, 6, 1]
 
 
@@ -174,10 +179,46 @@ def test_every_other_kind_can_tell_order(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
 def test_the_direction_of_reading_is_seen_too(kind: str) -> None:
-    """Reversing the source keeps all unsigned distances, so ALiBi cannot distinguish it."""
+    """Reversing the source keeps all unsigned distances."""
     model, src = built(kind), torch.arange(EOS + 1, EOS + 1 + T)[None]
     difference = float((pooled(model, src.flip(1)) - pooled(model, src)).abs().max())
-    assert difference < 1e-10 if kind == "alibi" else difference > 1e-3
+    if kind in UNSIGNED:
+        assert difference < 1e-10
+    else:
+        assert difference > 1e-3, "a kind that depends on |i - j| belongs to UNSIGNED"
+
+
+def document(kind: str, **changes: Any) -> dict[str, Any]:
+    return SIZES | {"position": {"kind": kind}} | changes
+
+
+@pytest.mark.parametrize("section", POSITION_SECTIONS)
+def test_acts_on_names_what_the_module_changes(section: Any) -> None:
+    model: Any = build_model(TransformerConfig.model_validate(document(section().kind)), V, V)
+    scheme = type(model.encoder.positions)
+    methods = {"embeddings": ("embed",), "queries": ("rotate",), "scores": ("static_bias", "query_bias")}
+    changed = [what for what, names in methods.items() if any(name in vars_of(scheme) for name in names)]
+    assert changed == ([] if section.acts_on == "nothing" else [section.acts_on])
+
+
+def vars_of(scheme: type[Positions]) -> set[str]:
+    """Names that a kind of positions defines itself."""
+    return {name for base in scheme.__mro__ if base not in Positions.__mro__ for name in vars(base)}
+
+
+@pytest.mark.parametrize("section", POSITION_SECTIONS)
+def test_a_kind_that_acts_on_attention_is_refused_where_there_is_none(section: Any) -> None:
+    kind = section().kind
+    refused = {
+        "linear": (document(kind, attention={"kind": "linear"}), section.acts_on == "scores"),
+        "ssru": (document(kind, decoder_self="ssru"), section.acts_on in ("queries", "scores")),
+    }
+    for name, (settings, is_refused) in refused.items():
+        if is_refused:
+            with pytest.raises(ValidationError, match=f"{kind} positions .*accepted: none, sinusoidal, "):
+                TransformerConfig.model_validate(settings)
+        else:
+            assert TransformerConfig.model_validate(settings).position.kind == kind, name
 
 
 def test_only_a_stack_that_sees_later_words_has_buckets_for_them() -> None:

@@ -15,7 +15,7 @@ from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
 from dragoman.nn.record import Recording, record, replace
 from dragoman.nn.recurrent import ContextLayer
-from every_kind import TRANSFORMERS, TRANSLATORS, built
+from every_kind import TRANSFORMERS, TRANSLATORS, built, model_config
 
 B, S, T, V = 4, 7, 6, 17
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
@@ -77,7 +77,7 @@ def test_recorded_weights_are_the_formula_of_recorded_queries_and_keys(name: str
         torch.testing.assert_close(scores, want, **EXACT)
         bias = masked - scores
         assert torch.equal(bias == -math.inf, ~sight.expand_as(bias)), path
-        if name not in ("shaw", "t5", "t5 family", "alibi") or "cross" in path:  # these add a term to the scores
+        if "cross" in path or model_config(TRANSLATORS[name]).position.acts_on != "scores":
             assert not bias[sight.expand_as(bias)].any(), path
         torch.testing.assert_close(weights, (want + bias).softmax(-1), **EXACT)
         assert not weights[~sight.expand_as(weights)].any()

@@ -11,17 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from dragoman.config import limits
-from dragoman.config.positions import (
-    AlibiPosition,
-    LearnedPosition,
-    NoPosition,
-    Position,
-    RecurrentPosition,
-    RotaryPosition,
-    ShawPosition,
-    SinusoidalPosition,
-    T5Position,
-)
+from dragoman.config.positions import LearnedPosition, Position, RotaryPosition, SinusoidalPosition, position_kinds
 from dragoman.config.recurrent import (
     GRUConfig,
     LSTMConfig,
@@ -36,24 +26,16 @@ from dragoman.config.section import Section
 
 __all__ = [
     "PRESETS",
-    "AlibiPosition",
     "BatchNormConfig",
     "BlockConfig",
     "ConvolutionalConfig",
     "DecoderOnlyConfig",
     "EncoderOnlyConfig",
     "LayerNormConfig",
-    "LearnedPosition",
     "LinearAttention",
     "ModelConfig",
-    "NoPosition",
     "RMSNormConfig",
-    "RecurrentPosition",
-    "RotaryPosition",
-    "ShawPosition",
-    "SinusoidalPosition",
     "SoftmaxAttention",
-    "T5Position",
     "TransformerConfig",
     "VisionConfig",
 ]
@@ -214,10 +196,11 @@ class BlockConfig(Section):
     def _combinations(self) -> Iterator[str]:
         if self.attention.kind != "linear":
             return
-        if self.position.kind in ("shaw", "t5", "alibi"):
+        if self.position.acts_on == "scores":
+            accepted = ", ".join(position_kinds("nothing", "embeddings", "queries"))
             yield (
                 f"{self.position.kind} positions change attention scores, which linear attention does not compute; "
-                "accepted: none, sinusoidal, learned, recurrent, rotary"
+                f"accepted: {accepted}"
             )
         if self.attention_dropout:
             yield "linear attention has no attention weights to drop; set attention_dropout to 0"
@@ -250,18 +233,19 @@ class TransformerConfig(TokenConfig):
     )
     decoder_self: Literal["attention", "ssru"] = Field(
         "attention",
-        description="what connects the positions of the decoder: self-attention, or the simpler simple recurrent unit "
-        "(Kim et al. 2019), whose state has the same size at every length",
+        description="what connects the positions of the decoder: self-attention, or the Simpler Simple Recurrent "
+        "Unit (SSRU, Kim et al. 2019), whose state has the same size at every length",
         examples=["ssru"],
     )
     tie: Tie = "all"
 
     def _combinations(self) -> Iterator[str]:
         yield from super()._combinations()
-        if self.decoder_self == "ssru" and self.position.kind in ("shaw", "t5", "alibi", "rotary"):
+        if self.decoder_self == "ssru" and self.position.acts_on in ("queries", "scores"):
+            accepted = ", ".join(position_kinds("nothing", "embeddings"))
             yield (
                 f'{self.position.kind} positions act on self-attention, which a decoder with decoder_self = "ssru" '
-                "does not have; accepted: none, sinusoidal, learned, recurrent"
+                f"does not have; accepted: {accepted}"
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -22,18 +22,24 @@ __all__ = [
     "ShawPosition",
     "SinusoidalPosition",
     "T5Position",
+    "position_kinds",
 ]
+
+ActsOn = Literal["nothing", "embeddings", "queries", "scores"]
+"""What a position encoding changes; `queries` includes the keys, `scores` those of the attention."""
 
 
 class NoPosition(Section):
     """No position encoding; only the causal mask of a decoder provides order (Haviv et al. 2022)."""
 
+    acts_on: ClassVar[ActsOn] = "nothing"
     kind: Literal["none"] = "none"
 
 
 class SinusoidalPosition(Section):
     """Fixed sines and cosines, added to the embeddings (Vaswani et al. 2017, 3.5)."""
 
+    acts_on: ClassVar[ActsOn] = "embeddings"
     kind: Literal["sinusoidal"] = "sinusoidal"
     full_range: bool = Field(
         False,
@@ -46,6 +52,7 @@ class SinusoidalPosition(Section):
 class LearnedPosition(Section):
     """A learned vector per position, added to the embeddings (Gehring et al. 2017)."""
 
+    acts_on: ClassVar[ActsOn] = "embeddings"
     kind: Literal["learned"] = "learned"
     max_len: limits.Positions = Field(
         512, description="maximum number of positions; longer input is rejected", examples=[1024]
@@ -55,6 +62,7 @@ class LearnedPosition(Section):
 class RecurrentPosition(Section):
     """The states of a recurrent network, added to the embeddings."""
 
+    acts_on: ClassVar[ActsOn] = "embeddings"
     kind: Literal["recurrent"] = "recurrent"
     source: Literal["embeddings", "positions"] = Field(
         "embeddings",
@@ -66,6 +74,7 @@ class RecurrentPosition(Section):
 class ShawPosition(Section):
     """A learned vector per relative distance, added to keys and values (Shaw et al. 2018)."""
 
+    acts_on: ClassVar[ActsOn] = "scores"
     kind: Literal["shaw"] = "shaw"
     clip: limits.Distance = Field(
         16, description="maximum relative distance in tokens; larger distances are clipped", examples=[32]
@@ -75,6 +84,7 @@ class ShawPosition(Section):
 class T5Position(Section):
     """A learned bias of the attention scores per head and bucket of distances (Raffel et al. 2020)."""
 
+    acts_on: ClassVar[ActsOn] = "scores"
     kind: Literal["t5"] = "t5"
     buckets: limits.Buckets = Field(
         32, description="number of buckets of distances; half are linear, half logarithmic", examples=[64]
@@ -148,6 +158,7 @@ Scaling = Annotated[NoScaling | LinearScaling | Llama3Scaling, Field(discriminat
 class RotaryPosition(Section):
     """Queries and keys rotated by angles proportional to the position (Su et al. 2021)."""
 
+    acts_on: ClassVar[ActsOn] = "queries"
     kind: Literal["rotary"] = "rotary"
     base: limits.RotaryBase = Field(
         10000.0, description="base of the wavelengths (theta); larger values suit longer texts", examples=[500_000.0]
@@ -163,6 +174,7 @@ class RotaryPosition(Section):
 class AlibiPosition(Section):
     """A fixed penalty of the attention scores, proportional to the distance (Press et al. 2022)."""
 
+    acts_on: ClassVar[ActsOn] = "scores"
     kind: Literal["alibi"] = "alibi"
 
 
@@ -177,3 +189,9 @@ Position = Annotated[
     | AlibiPosition,
     Field(discriminator="kind"),
 ]
+
+
+def position_kinds(*acts_on: ActsOn) -> list[str]:
+    """Return the kinds that act on one of these."""
+    sections = get_args(get_args(Position)[0])
+    return [section.model_fields["kind"].default for section in sections if section.acts_on in acts_on]

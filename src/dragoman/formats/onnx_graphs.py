@@ -22,7 +22,7 @@ from dragoman.nn.attention import CrossAttention, SelfAttention, attend_explicit
 from dragoman.nn.layers import DecoderLayer, RMSNorm
 from dragoman.nn.linear_attention import FEATURE_MAPS, LinearSelfAttention
 from dragoman.nn.position_tables import rotations
-from dragoman.nn.positions import T5, Learned, Positions, Rotary, Shaw, Sinusoidal, t5_bucket
+from dragoman.nn.positions import T5, Alibi, Learned, Positions, Rotary, Shaw, Sinusoidal, t5_bucket
 from dragoman.nn.ssru import SSRUDecoderLayer
 from dragoman.nn.state import CrossKeyValues, LayerState, LinearSums, SelfKeyValues, SSRUCells
 
@@ -120,7 +120,8 @@ def _exportable_positions(scheme: Positions, d_key: int, rows: int) -> Positions
             return _ShawVectors(scheme)
         case T5():
             return _T5Table(scheme)
-    return scheme  # none and ALiBi are plain operations
+    assert type(scheme) in (Positions, Alibi), scheme  # plain operations; formats/onnx.py refuses other kinds
+    return scheme
 
 
 # -------------------------------------------------------------------------------------------------------------- layers

@@ -18,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import DecoderOnlyConfig, LayerNormConfig, ModelConfig, TransformerConfig
-from dragoman.config.model import LearnedPosition, RotaryPosition, SinusoidalPosition, T5Position
+from dragoman.config.positions import (
+    AlibiPosition,
+    LearnedPosition,
+    RotaryPosition,
+    SinusoidalPosition,
+    T5Position,
+)
 from dragoman.decoding.native.library import VERSION, Precision
 from dragoman.errors import ModelFolderError, check_problems
 from dragoman.io.writing import atomic_file
@@ -193,10 +199,12 @@ class _Packer:
             self._write_array(_pad_features(table[:count]))
         if self.position_kind == _RELATIVE_BIAS:
             distances = np.arange(1 - count, count)
-            biases: Floats = alibi_biases(self.config.n_heads, distances)
             if isinstance(position, T5Position):
                 table = self._weight(f"{stack}positions.table")
-                biases = t5_biases(table, distances, position.max_distance, stack == "encoder.")
+                biases: Floats = t5_biases(table, distances, position.max_distance, stack == "encoder.")
+            else:
+                assert isinstance(position, AlibiPosition)
+                biases = alibi_biases(self.config.n_heads, distances)
             self._write_array(biases)
 
     def _write_stack(self, stack: str, layers: int) -> None:

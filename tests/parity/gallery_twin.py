@@ -342,8 +342,11 @@ def table() -> str:
     def typeset(cell: str) -> str:
         return cell.strip("()").replace("-inf", "−∞").replace("-", "−").replace("?", "…")
 
-    def brackets(rows: list[list[str]]) -> str:
-        return " ".join(f"[{', '.join(row)}]" for row in rows)
+    def brackets(rows: list[list[str]], group: int) -> str:
+        """Rows in brackets, which a narrow column breaks between rows and after every `group` numbers only."""
+        spaces = [[" " if i % group == 0 else "\N{NO-BREAK SPACE}" for i in range(len(row))] for row in rows]
+        pairs = (zip(row, space, strict=True) for row, space in zip(rows, spaces, strict=True))
+        return " ".join(f"[{','.join(space + x for x, space in row).strip(' ')}]" for row in pairs)
 
     lines = []
     for chapter, rows in CHAPTERS.items():
@@ -352,8 +355,10 @@ def table() -> str:
             found = [x for line in row.verdicts() for x in line]
             note = row.reason or row.remark
             counts = ", ".join(f"{sign} {found.count(kind)}" for kind, sign in SIGNS.items() if kind in found)
-            printed = brackets([[typeset(cell) for cell in line] for line in row.cells()])
-            computed = "" if row.value is None else brackets([[shown(float(x)) for x in line] for line in row.values()])
+            printed = brackets([[typeset(cell) for cell in line] for line in row.cells()], 4)
+            computed = (
+                "" if row.value is None else brackets([[shown(float(x)) for x in line] for line in row.values()], 2)
+            )
             lines.append(f"| {row.quantity} | {printed} | {computed} | {counts}{': ' * bool(note)}{note} |")
         lines.append("")
     return "\n".join(lines)

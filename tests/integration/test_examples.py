@@ -13,6 +13,7 @@ import pytest
 
 from dragoman.config import Config, parse_config
 from dragoman.config.server import ServerConfig
+from dragoman.interpret.walkthrough.tiny_preset import TINY_MATRICES, tiny_model
 from dragoman.serve.app import load_models
 from marian_checkpoints import marian_checkpoint
 from small_run import Cli, digit_pairs, write_lines
@@ -129,6 +130,9 @@ def test_documents_in_toml(path: Path) -> None:
         document = tomllib.loads(block)
         if "models" in document:
             assert isinstance(ServerConfig.parse(document, path.name), ServerConfig)
+            continue
+        if document.keys() & TINY_MATRICES.keys():
+            assert tiny_model(document)
             continue
         document["data"] = data_for(document.get("model", {})) | document.get("data", {})
         assert isinstance(parse_config(document), Config)

@@ -113,7 +113,7 @@ def test_a_feed_forward_network_may_have_any_width() -> None:
     assert tiny_walkthrough(padded)["loss_after"] == pytest.approx(tiny_walkthrough()["loss_after"], abs=1e-12)
     with pytest.raises(UsageError) as raised:
         tiny_model({f"{path}.inner": more})
-    assert f"{path}.inner has the width 8; accepted: the same width for {path}.inner_bias and {path}.outer" in str(
+    assert f"{path}.inner has the width 8, not 6; also give {path}.inner_bias and {path}.outer with this width" in str(
         raised.value
     )
     with pytest.raises(UsageError) as raised:

@@ -145,23 +145,20 @@ def _checked(matrices: Mapping[str, Any], preset: Mapping[str, Tensor], heads: i
 
 def _shape_problems(found: Mapping[str, Tensor], preset: Mapping[str, Tensor]) -> list[str]:
     """Compare shapes with the preset's, those of a feed-forward network with the width of its first given matrix."""
-    problems, d = [], _SIZES["d_model"]
+    problems = []
     for name, matrix in found.items():
-        path = name.rpartition(".")[0]
-        if not (path.endswith(".ffn") and name.endswith(_FFN)):
-            accepted, why = tuple(preset[name].shape), ""
-        else:
-            given = [path + part for part in _FFN if path + part in found]
-            first = found[given[0]]
-            width = (first.size(0) if given[0].endswith("outer") else first.size(-1)) if first.dim() else 0
-            accepted = dict(zip(_FFN, [(d, width), (width,), (width, d)], strict=True))[name.removeprefix(path)]
-            why = "" if name == given[0] else f", because {given[0]} has the width {width}"
-            if name == given[0] and width != preset[f"{path}.inner"].size(1) and len(given) < len(_FFN):
+        path, accepted, why = name.rpartition(".")[0], tuple(preset[name].shape), ""
+        if ".ffn." in name and name.endswith(_FFN):
+            first, *others = [path + part for part in _FFN if path + part in found]
+            ours = preset[f"{path}.inner"].size(1)
+            width = (found[first].shape[:1] if first.endswith(".outer") else found[first].shape[-1:]).numel() or ours
+            accepted = tuple(width if size == ours else size for size in accepted)
+            if name != first:
+                why = f", because {first} has the width {width}"
+            elif width != ours and len(others) < 2:
                 missing = " and ".join(path + part for part in _FFN if path + part not in found)
-                problems.append(
-                    f"{name} has the width {width}; accepted: the same width for {missing}, which is not given"
-                )
-        if tuple(matrix.shape) != accepted or 0 in accepted:
+                problems.append(f"{name} has the width {width}, not {ours}; also give {missing} with this width")
+        if tuple(matrix.shape) != accepted:
             problems.append(f"{name} has shape {tuple(matrix.shape)}; accepted: {accepted}{why}")
     return problems
 

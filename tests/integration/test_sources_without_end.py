@@ -123,7 +123,8 @@ def test_training_is_refused(model: Path, tmp_path: Path, cli: Cli) -> None:
         f'[data]\nkind = "parallel"\nroot = "{data}"\n'
         'train = [{source = "train.src", target = "train.tgt"}]\n'
         'valid = {source = "valid.src", target = "valid.tgt"}\n'
-        f'[train]\nbudget = "4 steps"\nschedule = {{kind = "budget", peak = 1e-2, warmup = 2}}\ninit_from = "{model}"\ndevice = "cpu"\n'
+        f'[train]\nbudget = "4 steps"\ndevice = "cpu"\n'
+        f'schedule = {{kind = "budget", peak = 1e-2, warmup = 2}}\ninit_from = "{model}"\n'
     )
     code, _, err = cli("train", document, "--out", tmp_path / "run")
     assert code != 0 and "sources of this model have no end of sentence" in err.replace("\n", " ")

@@ -85,8 +85,8 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
             problems.append(f"{key} = {', '.join(map(str, sorted(values)))}; accepted: one value for all layers")
     for key, accepted in {"add_source_eos": (True, False), "add_source_bos": (False,)}.items():
         if not any(settings.get(key, False) is value for value in accepted):
-            values = ", ".join(map(str, accepted))
-            problems.append(f"{key} = {settings.get(key, False)!r} of config.json; accepted: {values}")
+            shown = ", ".join(map(str, accepted))
+            problems.append(f"{key} = {settings.get(key, False)!r} of config.json; accepted: {shown}")
     for key, default in TOKENS.items():
         if not isinstance(settings.get(key, default), str):
             problems.append(f"{key} = {settings[key]!r} of config.json; accepted: a token of the vocabulary")

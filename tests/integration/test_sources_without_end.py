@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from dragoman import Translator
 from dragoman.config import parse_config
+from dragoman.data.batching import Batch
 from dragoman.data.frames import FRAMES_FILE, NO_SOURCE_END, Frames
 from dragoman.data.ids import BOS, EOS, before_end
 from dragoman.data.tokenizer import Tokenizer
@@ -18,6 +20,7 @@ from dragoman.errors import UsageError
 from dragoman.formats.export import export
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
+from dragoman.training.tasks import translation
 from small_run import Cli, digit_pairs, small_document, write_corpus, write_lines
 from tiny_translator import tiny_tokenizer
 
@@ -116,18 +119,33 @@ def test_the_export_to_ctranslate2_has_no_end(model: Path, tmp_path: Path) -> No
     assert json.loads((tmp_path / "out" / "config.json").read_text())["add_source_eos"] is False
 
 
-def test_training_is_refused(model: Path, tmp_path: Path, cli: Cli) -> None:
+def test_fine_tuning(model: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches have no end of sentence in the source, with and without subword sampling, and the result has none."""
+    batches: list[Batch] = []
+    original = translation.read_batch
+
+    def read(*arguments: Any) -> Batch:
+        batches.append(original(*arguments))
+        return batches[-1]
+
+    monkeypatch.setattr(translation, "read_batch", read)
     data = write_corpus(tmp_path / "data")
     document = tmp_path / "tune.toml"
     document.write_text(
         f'[data]\nkind = "parallel"\nroot = "{data}"\n'
         'train = [{source = "train.src", target = "train.tgt"}]\n'
         'valid = {source = "valid.src", target = "valid.tgt"}\n'
-        f'[train]\nbudget = "4 steps"\ndevice = "cpu"\n'
-        f'schedule = {{kind = "budget", peak = 1e-2, warmup = 2}}\ninit_from = "{model}"\n'
+        f'[train]\nbudget = "4 steps"\ndevice = "cpu"\ninit_from = "{model}"\n'
+        'schedule = {kind = "budget", peak = 1e-2, warmup = 2}\n'
     )
-    code, _, err = cli("train", document, "--out", tmp_path / "run")
-    assert code != 0 and "sources of this model have no end of sentence" in err.replace("\n", " ")
+    for name, sampling in (("plain", "0"), ("sampled", "0.2")):
+        batches.clear()
+        code, _, err = cli("train", document, f"tokenizer.sampling={sampling}", "--out", tmp_path / name)
+        assert code == 0, err
+        assert batches and not any(bool((batch.src == EOS).any()) for batch in batches)
+        assert all(bool((batch.tgt_out == EOS).any(1).all()) for batch in batches)
+        tuned = Translator.load(tmp_path / name)
+        assert not tuned.tokenizer.sources_end and tuned.translate(LINES)
 
 
 @pytest.mark.parametrize(

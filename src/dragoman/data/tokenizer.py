@@ -118,14 +118,14 @@ class Tokenizer(Directed):
         return [*self._direction.target, *self._target.encode(text), EOS]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-        """Return the ids of many pairs, without EOS.  Raises UsageError for a source that does not end with it."""
+        """Return the ids of many pairs, without EOS.  Raises UsageError if other tokens follow the text of a source."""
         source = self._source.encode([source for source, _ in pairs])
         target = self._target.encode([target for _, target in pairs])
         before, after = self._direction.source
-        if after != [EOS]:
+        if after not in ([EOS], []):
             raise UsageError(
-                "training: sources of this model have no end of sentence, or the language after it; accepted: models "
-                "whose sources end with it"
+                "training: sources of this model have the language after the end of sentence; accepted: "
+                "models that have it at the start"
             )
         start = self._direction.target
         return [([*before, *src], [*start, *tgt]) for src, tgt in zip(source, target, strict=True)]

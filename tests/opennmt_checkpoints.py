@@ -33,7 +33,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """By name, sizes and variants.  two: two vocabularies; shards: OpenNMT-py's weights are in safetensors."""
 _STACKS = ("encoder", "decoder")
-_LAYERS = {
+_LAYERS: dict[str, dict[str, Any]] = {
     "opennmt": {
         "encoder": "encoder.transformer", "decoder": "decoder.transformer_layers", "norms": (
             ("layer_norm", "feed_forward.layer_norm"), ("layer_norm_1", "layer_norm_2", "feed_forward.layer_norm"),
@@ -168,11 +168,11 @@ def opennmt_options(name: str) -> dict[str, Any]:
 
 def eole_settings(name: str) -> dict[str, Any]:
     own = MODELS[name]
-    stack = {"heads": own["heads"], "hidden_size": own["width"], "transformer_ff": own["ff"]}
+    stack: dict[str, Any] = {"heads": own["heads"], "hidden_size": own["width"], "transformer_ff": own["ff"]}
     optional = {"norm_eps": "eps", "mlp_activation_fn": "activation"}
-    shared = {key: own[short] for key, short in optional.items() if short in own}
+    shared: dict[str, Any] = {key: own[short] for key, short in optional.items() if short in own}
     shared |= {"add_qkvbias": own.get("attention_bias", False), "add_ffnbias": own.get("ffn_bias", False)}
-    model = {
+    model: dict[str, Any] = {
         "architecture": "transformer", "hidden_size": own["width"], "layers": -1, **shared,
         "encoder": {"encoder_type": "transformer", "layers": own["layers"][0], **stack, **shared},
         "decoder": {"decoder_type": "transformer", "layers": own["layers"][1], **stack, **shared},

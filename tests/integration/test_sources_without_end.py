@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from dragoman import Translator
 from dragoman.config import parse_config
-from dragoman.data.batching import Batch
+from dragoman.data.batching import Batch, read_batch
 from dragoman.data.frames import FRAMES_FILE, NO_SOURCE_END, Frames
 from dragoman.data.ids import BOS, EOS, before_end
 from dragoman.data.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def test_sources_are_the_text_alone(model: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["pytorch", "native"])
-def test_search_and_scores_are_those_of_the_network(model: Path, engine: str) -> None:
+def test_search_and_scores_are_those_of_the_network(model: Path, engine: Literal["pytorch", "native"]) -> None:
     if engine == "native" and load_native() is None:
         pytest.skip(unavailable_reason())
     translator = Translator.load(model, engine=engine, quantize="none")
@@ -81,15 +82,24 @@ def test_one_token_is_a_source(model: Path) -> None:
     words = sorted({word for line in LINES for word in line.split()})
     text = next(word for word in words if len(tokenizer.encode_source(word)) == 1)
     assert translator.split(text).searched[0].ids == tokenizer.encode_source(text)
+    assert (
+        tokenizer.encode_source("\N{ZERO WIDTH SPACE}") == [EOS]
+        and not translator.split("\N{ZERO WIDTH SPACE}").searched
+    )
 
 
 def test_markup_is_aligned_by_attention(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dragoman.markup import alignment
     from dragoman.markup.html import translate_html
 
-    used = []
+    used: list[Any] = []
     original = alignment._shares
-    monkeypatch.setattr(alignment, "_shares", lambda *a: used.append(1) or original(*a))
+
+    def shares(*arguments: Any) -> Any:
+        used.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(alignment, "_shares", shares)
     translator = Translator.load(model, engine="pytorch", quantize="none")
     (found,) = translate_html(translator, ["<p>one <b>three</b> two</p>"])
     assert "<b>" in found and used
@@ -122,7 +132,7 @@ def test_the_export_to_ctranslate2_has_no_end(model: Path, tmp_path: Path) -> No
 def test_fine_tuning(model: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches have no end of sentence in the source, with and without subword sampling, and the result has none."""
     batches: list[Batch] = []
-    original = translation.read_batch
+    original: Callable[..., Batch] = read_batch
 
     def read(*arguments: Any) -> Batch:
         batches.append(original(*arguments))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -127,34 +128,29 @@ def _original_logits(toolkit: str, folder: Path, name: str) -> Any:
     return logits
 
 
-def _opennmt_model(builder: Any, name: str, lists: list[list[str]]) -> Any:
-    from onmt.inputters.inputter import dict_to_vocabs
-    from onmt.opts import model_opts
-    from onmt.utils.parse import ArgumentParser
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
 
-    parser = ArgumentParser()
-    model_opts(parser)
+
+def _opennmt_model(builder: Any, name: str, lists: list[list[str]]) -> Any:
+    parser = _module("onmt.utils.parse").ArgumentParser()
+    _module("onmt.opts").model_opts(parser)
     options, _ = parser.parse_known_args([])
     vars(options).update(opennmt_options(name) | {"dropout": [0.0], "attention_dropout": [0.0]})
     for key in ("freeze_word_vecs_enc", "freeze_word_vecs_dec", "parallel_mode", "optim", "world_size"):
         setattr(options, key, {"optim": "adam", "world_size": 1, "parallel_mode": "data_parallel"}.get(key, False))
-    vocabulary = dict_to_vocabs(
-        {"src": lists[0], "tgt": lists[1], "data_task": "seq2seq", "decoder_start_token": "<s>"}
-    )
-    return builder.build_base_model(options, vocabulary)
+    content = {"src": lists[0], "tgt": lists[1], "data_task": "seq2seq", "decoder_start_token": "<s>"}
+    return builder.build_base_model(options, _module("onmt.inputters.inputter").dict_to_vocabs(content))
 
 
 def _eole_model(name: str, lists: list[list[str]]) -> Any:
-    from eole.config.run import TrainConfig
-    from eole.inputters.inputter import dict_to_vocabs
-    from eole.models.model import get_model_class
-
-    settings = eole_settings(name)
-    settings["training"] = {"dropout": [0.0], "attention_dropout": [0.0]}
-    config = TrainConfig(data={}, src_vocab="x", **(settings | {"transforms": []}))
+    settings = eole_settings(name) | {"training": {"dropout": [0.0], "attention_dropout": [0.0]}, "transforms": []}
+    config = _module("eole.config.run").TrainConfig(data={}, src_vocab="x", **settings)
     special = {"unk_token": "<unk>", "pad_token": "<blank>", "bos_token": "<s>", "eos_token": "</s>"}
-    vocabulary = dict_to_vocabs({"src": lists[0], "tgt": lists[1], "decoder_start_token": "<s>", "specials": special})
-    return get_model_class(config.model).build(config.model, vocabulary, config.training)
+    content = {"src": lists[0], "tgt": lists[1], "decoder_start_token": "<s>", "specials": special}
+    vocabulary = _module("eole.inputters.inputter").dict_to_vocabs(content)
+    model_class = _module("eole.models.model").get_model_class(config.model)
+    return model_class.build(config.model, vocabulary, config.training)
 
 
 def test_logits_are_those_of_the_program(imported: tuple[str, Path, Path]) -> None:

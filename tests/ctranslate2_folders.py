@@ -25,6 +25,10 @@ FOLDERS: dict[str, dict[str, Any]] = {
         "d_model": 9, "d_ff": 5, "heads": 1, "layers": (1, 1), "pre_norm": True, "start": "<s>", "bias": True,
         "rms": True, "glu": True, "activation": "GELUTanh", "storage": "float16",
     },
+    "opennmt": {
+        "d_model": 8, "d_ff": 9, "heads": 2, "layers": (1, 1), "pre_norm": True, "start": "<s>", "two": True,
+        "add_source_eos": False,
+    },
 }  # fmt: skip
 """By name, sizes and variants.  zero_start: the decoder starts with a vector of zeros; two: two vocabularies."""
 
@@ -93,7 +97,7 @@ def foreign_folder(folder: Path, name: str, **changes: Any) -> Path:
     )  # fmt: skip
     _fill(spec, own, (len(lists[0]), len(lists[1])))
     spec.decoder.start_from_zero_embedding = own.get("zero_start", False)
-    spec.config.add_source_eos, spec.config.decoder_start_token = True, own["start"]
+    spec.config.add_source_eos, spec.config.decoder_start_token = own.get("add_source_eos", True), own["start"]
     for key, value in config.items():
         setattr(spec.config, key, value)
     spec.register_source_vocabulary(lists[0])

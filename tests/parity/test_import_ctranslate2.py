@@ -17,7 +17,7 @@ from ctranslate2_folders import FOLDERS, LINES, foreign_folder
 from damaged_checkpoints import refusal, set_values
 from dragoman import Translator
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS
+from dragoman.data.ids import BOS, EOS, before_end
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import DragomanError
@@ -124,7 +124,8 @@ def test_ids_are_those_of_the_lists(imported: tuple[Path, Path]) -> None:
     assert isinstance(tokenizer, Tokenizer)
     model = next(path for path in imported[0].iterdir() if path.name in ("source.spm", "sentencepiece.model"))
     pieces = spm.SentencePieceProcessor(model_file=str(model)).encode(LINES[0], out_type=str)
-    assert [tokenizer.source_piece(i) for i in tokenizer.encode_source(LINES[0])[:-1]] == pieces
+    assert [tokenizer.source_piece(i) for i in before_end(tokenizer.encode_source(LINES[0]))] == pieces
+    assert tokenizer.sources_end is json.loads((imported[0] / "config.json").read_text())["add_source_eos"]
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -142,14 +143,14 @@ def damaged(original: Path, tmp_path: Path) -> Path:
 
 
 def test_every_reason_is_in_one_message(damaged: Path) -> None:
-    set_values(damaged, add_source_eos=False, add_source_bos=True, layer_norm_epsilon="small")
+    set_values(damaged, add_source_eos=None, add_source_bos=True, layer_norm_epsilon="small")
     (damaged / "sentencepiece.model").unlink()
     (damaged / "model.bin").write_bytes(
         (damaged / "model.bin").read_bytes().replace(b"encoder/num_heads\0", b"encoder/num_hoods\0")
     )
     message = refusal(damaged)
     for reason in (
-        "add_source_eos = False of config.json; accepted: True", "add_source_bos = True",
+        "add_source_eos = None of config.json; accepted: True, False", "add_source_bos = True",
         "layer_norm_epsilon = 'small'", "the sentencepiece model is not known (*.model, *.spm: none)",
         "encoder/num_hoods = 3; accepted: models without this setting", "num_heads of encoder and decoder = None, 3",
     ):  # fmt: skip

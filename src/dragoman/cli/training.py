@@ -328,7 +328,8 @@ def import_(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Checkpoint: folder of Hugging Face or CTranslate2; folder or file of Marian, JoeyNMT, fairseq."
+            help="Checkpoint: folder of Hugging Face, CTranslate2 or eole; folder or file of Marian, JoeyNMT, fairseq "
+            "or OpenNMT-py."
         ),
     ],
     out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],

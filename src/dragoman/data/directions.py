@@ -91,8 +91,13 @@ class Directed:
 
     @property
     def frame_size(self) -> int:
-        """Number of tokens of an encoded source that has no text, at least 1."""
+        """Number of tokens around the text of an encoded source."""
         return sum(map(len, self._direction.source))
+
+    @property
+    def sources_end(self) -> bool:
+        """Whether encoded sources contain the end of sentence."""
+        return self._frames.source[-1] != TEXT
 
     @property
     def target_start(self) -> list[int]:

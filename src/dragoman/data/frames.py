@@ -1,7 +1,8 @@
 """What surrounds the tokens of a text: the language of multilingual models, and fixed tokens such as BART's begin.
 
 A frame lists the tokens of an encoded text: `[{source}, text, EOS]` is the frame of an mBART-50 source, which starts
-with the token of its language.  A direction, source and target language, makes tokens of the names.
+with the token of its language.  Sources of OpenNMT have no end: their frame is `[text]`.  A direction, source and
+target language, makes tokens of the names.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.errors import UsageError, nearest
 
-__all__ = ["FRAMES_FILE", "TEXT", "UNKNOWN_TAG", "Direction", "Frames", "shown", "split_tag"]
+__all__ = ["FRAMES_FILE", "NO_SOURCE_END", "TEXT", "UNKNOWN_TAG", "Direction", "Frames", "shown", "split_tag"]
 
 FRAMES_FILE = "languages.json"
 SOURCE, TARGET, TEXT = "source", "target", "text"
@@ -108,6 +109,10 @@ class Frames:
         return before, after
 
 
+NO_SOURCE_END = Frames((TEXT,), (TEXT, EOS))
+"""Frames of models whose sources are the tokens of the text only."""
+
+
 def split_tag(text: str, languages: Mapping[str, int]) -> tuple[str, str, str]:
     """Return the tag `>>xx<<` at the start of a text, its code, and the rest; "", "" and the text if there is none.
 
@@ -135,8 +140,10 @@ def _problems(fields: dict[str, Any], sizes: tuple[int, int]) -> Iterator[str]:
         frame, own = fields.get(side), languages.get(side) if isinstance(languages, dict) else None
         if not isinstance(frame, list) or not all(is_id(entry) or entry in (SOURCE, TARGET, TEXT) for entry in frame):
             yield f"{side} is not a list of ids, {SOURCE!r}, {TARGET!r} and {TEXT!r}"
-        elif frame.count(TEXT) != 1 or EOS not in frame[frame.index(TEXT) :] or {PAD, BOS} & set(frame):
-            yield f"{side} does not contain {TEXT!r} once and the end of sentence after it, or other special ids"
+        elif frame.count(TEXT) != 1 or {PAD, BOS} & set(frame):
+            yield f"{side} does not contain {TEXT!r} once, or special ids other than the end of sentence"
+        elif side == SOURCE and frame[-1] != TEXT and EOS not in frame[frame.index(TEXT) :]:
+            yield f"{side} has tokens after {TEXT!r}, but no end of sentence"
         elif side == TARGET and (frame[-2:] != [TEXT, EOS] or EOS in frame[:-1]):
             yield f"{side} does not end with {TEXT!r} and the end of sentence"
         if not isinstance(own, dict) or not all(is_id(token) and token > EOS for token in own.values()):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["BOS", "EOS", "PAD", "SPECIAL_NAMES", "UNK", "SpecialIds"]
+from collections.abc import Sequence
+
+__all__ = ["BOS", "EOS", "PAD", "SPECIAL_NAMES", "UNK", "SpecialIds", "before_end"]
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
@@ -26,3 +28,8 @@ class SpecialIds:
 
     def is_control(self, token: int) -> bool:
         return token in (PAD, BOS, EOS)
+
+
+def before_end(ids: Sequence[int]) -> Sequence[int]:
+    """Return the ids before EOS; all ids of a source that has no end."""
+    return ids[: ids.index(EOS)] if EOS in ids else ids

@@ -45,7 +45,7 @@ TokenizerFiles = tuple[bytes, bytes | None, bytes | None, bytes | None]
 
 
 class Tokenizer(Directed):
-    """One vocabulary for both sides or one per side.  Encoded sentences end with EOS; decoding adds BOS.
+    """One vocabulary for both sides or one per side.  Encoded sentences end with EOS, unless `sources_end` is False.
 
     source, target: serialized sentencepiece models; target None means shared.  pieces: a `PieceLists` file, if the ids
     of an imported model are not those of sentencepiece.  Or, for both sides, source: a `tokenizer.json` of Hugging
@@ -110,18 +110,19 @@ class Tokenizer(Directed):
         return [*([] if self.mask == BOS else [BOS]), *ids]
 
     def encode_source(self, text: str) -> list[int]:
+        """Return at least one id: EOS for a source without any token, which no encoder accepts."""
         before, after = self._direction.source
-        return [*before, *self._source.encode(text), *after]
+        return [*before, *self._source.encode(text), *after] or [EOS]
 
     def encode_target(self, text: str) -> list[int]:
         return [*self._direction.target, *self._target.encode(text), EOS]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
-        """Return the ids of many pairs, without EOS.  Raises UsageError for a source that does not end with it."""
+        """Return the ids of many pairs, without EOS.  Raises UsageError if other tokens follow the text of a source."""
         source = self._source.encode([source for source, _ in pairs])
         target = self._target.encode([target for _, target in pairs])
         before, after = self._direction.source
-        if after != [EOS]:
+        if after not in ([EOS], []):
             raise UsageError(
                 "training: sources of this model have the language after the end of sentence; accepted: "
                 "models that have it at the start"
@@ -142,7 +143,7 @@ class Tokenizer(Directed):
         def source(text: str) -> list[int]:
             before, after = self._direction.source
             drawn = self._source_sampler.draw(text, of_source, rng) if of_source else self._source.encode(text)
-            return [*before, *drawn, *after]
+            return [*before, *drawn, *after] or [EOS]
 
         def target(text: str) -> list[int]:
             drawn = self._target_sampler.draw(text, of_target, rng) if of_target else self._target.encode(text)
@@ -183,7 +184,7 @@ class Tokenizer(Directed):
         return [i for i in ids if (i > EOS or i == UNK) and i not in self._control]
 
     def source_spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the first and the next character in `text` of each id of `encode_source`, without the last one.
+        """Return the first and the next character in `text` of each id of `encode_source`, without a final EOS.
 
         A span may begin with whitespace; those of bytes of a character are empty except for the last one, and so are
         those of tokens around the text.

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
+from dragoman.data.ids import before_end
 from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, TokenStream
 from dragoman.decoding.settings import SearchSettings
 
@@ -72,10 +73,11 @@ def has_no_text(target: Ids) -> bool:
 
 
 def fault_of(source: Ids, target: Ids, is_empty: Callable[[Ids], bool] = has_no_text) -> Fault:
-    """Return the fault of a target.  source: token ids, end of sentence included."""
-    if len(source) > 1 and is_empty(target):
+    """Return the fault of a target.  source: token ids, with the end of sentence if the model has one."""
+    text = before_end(source)
+    if text and is_empty(target):
         return "empty"
-    return "repetition" if repeats_itself(source[:-1], target) else ""
+    return "repetition" if repeats_itself(text, target) else ""
 
 
 def retry_settings(settings: SearchSettings, fault: Fault, length: int = 0) -> SearchSettings | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, ModelConfig, RotaryPosition, TransformerConfig
+from dragoman.data.ids import before_end
 from dragoman.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.extras import extra_package
 from dragoman.formats.parity import ExternalRuntime, ParityCase
@@ -75,7 +76,7 @@ def versions() -> dict[str, str]:
 
 
 def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
-    return unsupported_model(config.model) + tokenizer_reasons("CTranslate2", tokenizer)
+    return unsupported_model(config.model) + tokenizer_reasons("CTranslate2", tokenizer, source_ends=(True, False))
 
 
 def unsupported_model(config: ModelConfig) -> list[str]:
@@ -106,6 +107,8 @@ def positions(config: Config) -> int | None:
 def write(model: ExportSource, folder: Path, quantization: str) -> None:
     source, target = _pieces(model.tokenizer)
     spec = specification(model.network, model.config.model, source, target)
+    if isinstance(model.network, Transformer):
+        spec.config.add_source_eos = model.tokenizer.sources_end
     write_specification(spec, folder, cast(Quantization, quantization))
     for name, content in model.tokenizer.files().items():
         (folder / name).write_bytes(content)
@@ -308,7 +311,7 @@ class CTranslate2Runtime:
         return [[list(row) for row in each.sequences_ids] for each in self.model.generate_batch(prompts, **options)]
 
     def _source(self, case: ParityCase) -> list[str]:
-        return [self.source[i] for i in case.source[:-1]]
+        return [self.source[i] for i in before_end(case.source)]
 
     def _targets(self, ids: Iterable[int]) -> list[str]:
         return [self.target[i] for i in ids]

@@ -62,7 +62,7 @@ _BATCH_TOKENS = 2000
 
 @dataclass(frozen=True)
 class ParityCase:
-    """source: ids with the end of sentence, [] for a language model.  prefix: ids that the target starts with."""
+    """source: ids as encoded, [] for a language model.  prefix: ids that the target starts with."""
 
     source: list[int]
     prefix: list[int]
@@ -146,7 +146,8 @@ def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Path
         raise DataError(f"{check}: no line of 1 to {longest - 1} tokens to compare; specify another file")
     if not rows:
         text = "rows of random tokens"
-        rows = _random_rows(tokenizer.target_size if language_model else tokenizer.source_size, longest)
+        end = [EOS] if language_model or tokenizer.sources_end else []
+        rows = _random_rows(tokenizer.target_size if language_model else tokenizer.source_size, longest, end)
     if language_model:
         prompt = min(_PROMPT, (longest - 1) // 2)
         limit = max(1, min(_CONTINUATION, longest - prompt - 1))
@@ -171,10 +172,10 @@ def _lines_of_data(config: Config) -> tuple[Iterator[str], str]:
     return iter(()), ""
 
 
-def _random_rows(vocab: int, longest: int) -> list[list[int]]:
+def _random_rows(vocab: int, longest: int, end: list[int]) -> list[list[int]]:
     rng = random.Random(1)
     tokens = range(EOS + 1, vocab)
-    return [[*rng.choices(tokens, k=rng.randint(1, min(24, longest - 1))), EOS] for _ in range(_LINES)]
+    return [[*rng.choices(tokens, k=rng.randint(1, min(24, longest - 1))), *end] for _ in range(_LINES)]
 
 
 # ---------------------------------------------------------------------------------------------------------- comparison

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from dragoman.config import Config
+from dragoman.data.frames import FRAMES_FILE, NO_SOURCE_END
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.comparison import TextCodec
 from dragoman.formats.parity import ExternalRuntime
@@ -66,7 +67,17 @@ def accepted_settings(program: str, settings: Mapping[str, tuple[object, tuple[o
     ]
 
 
-def tokenizer_reasons(program: str, tokenizer: Tokenizer) -> list[str]:
-    """Return why a program that reads sentencepiece models cannot use a tokenizer; [] if it can."""
-    others = sorted(tokenizer.files().keys() - _SENTENCEPIECE)
-    return [f"tokenizer with {', '.join(others)}; {program} supports sentencepiece"] if others else []
+def tokenizer_reasons(program: str, tokenizer: Tokenizer, source_ends: Sequence[bool] = (True,)) -> list[str]:
+    """Return why a program that reads sentencepiece models cannot use a tokenizer; [] if it can.
+
+    source_ends: whether sources of the program can contain the end of sentence.
+    """
+    files = dict(tokenizer.files())
+    without_end = files.get(FRAMES_FILE) == NO_SOURCE_END.file()
+    if without_end:
+        del files[FRAMES_FILE]
+    others = sorted(files.keys() - _SENTENCEPIECE)
+    reasons = [f"tokenizer with {', '.join(others)}; {program} supports sentencepiece"] if others else []
+    if without_end and False not in source_ends:
+        reasons.append(f"sources without the end of sentence; the export to {program} supports sources with it")
+    return reasons

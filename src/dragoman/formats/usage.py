@@ -26,8 +26,9 @@ for result in results:
     print(target.decode(result.hypotheses[0]))
 ```
 
-CTranslate2 appends the end of sentence to the source. By default it truncates sources to 1024 pieces and targets to
-256 (`max_input_length`, `max_decoding_length`). `export.json` contains the origin of this model and the parity report.
+CTranslate2 appends the end of sentence to the source if the model needs it (`add_source_eos` of `config.json`). By
+default it truncates sources to 1024 pieces and targets to 256 (`max_input_length`, `max_decoding_length`).
+`export.json` contains the origin of this model and the parity report.
 """
 
 _CTRANSLATE2_GENERATE = """# A language model for CTranslate2

@@ -169,10 +169,11 @@ def _blocks(tokenizer: Tokenizer, region: Region, cuts: Collection[int], attenti
     source = target = find_units(region.source, _starts(region.source, source_pieces), cuts)
     if region.target != region.source:
         target = find_units(region.target, _starts(region.target, target_pieces), _copied_cuts(region, cuts))
-    if attention is not None and attention.shape == (len(target_pieces) + 1, len(source_pieces) + 1):
+    without_end = (len(target_pieces) + 1, len(source_pieces))
+    if attention is not None and attention.shape in (without_end, (without_end[0], without_end[1] + 1)):
         in_source = _shares(len(region.source), source_pieces, source)
         in_target = _shares(len(region.target), target_pieces, target)
-        weights = in_target.T @ attention[:-1, :-1] @ in_source
+        weights = in_target.T @ attention[:-1, : len(source_pieces)] @ in_source
         yield _block(region, source, target, weights)
         return
     count = max(1, math.ceil(max(len(source), len(target)) / _MOST_UNITS))

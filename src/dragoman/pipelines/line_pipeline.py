@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
+from dragoman.data.ids import EOS
 from dragoman.data.literals import has_words
 from dragoman.data.segment import split_text
 from dragoman.data.sentences import list_prefix, split_sentences
@@ -101,4 +102,5 @@ class LinePipeline(Pipeline):
 
         texts = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
         least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1
-        return [Part(part, ids, sentence) for part in texts if len(ids := encode(part)) > least]
+        found = [Part(part, encode(part), sentence) for part in texts]
+        return [part for part in found if len(part.ids) > least and part.ids != [EOS]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dragoman.data.ids import UNK
+from dragoman.data.ids import UNK, before_end
 from dragoman.data.language_identifier import MIN_BYTES, language_probability
 from dragoman.data.literals import has_changed_numbers, has_changed_placeholders, has_literals
 from dragoman.data.profile import coverage, words_of_line
@@ -52,7 +52,7 @@ class QualityCheck:
     def source_flags(self, text: str, ids: Ids) -> list[str]:
         """Return the flags of a source.  ids: its tokens, end of sentence included."""
         flags = []
-        if len(ids) - 1 > self._longest:
+        if len(before_end(ids)) > self._longest:
             flags.append("long")
         if self._identified and self.is_foreign(text):
             flags.append("language")

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from dragoman.data.ids import before_end
 from dragoman.data.segment import join_parts
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids
@@ -363,7 +364,7 @@ class Translator(LinePipeline):
                 flags.append(part.fault)
             if best.truncated:
                 flags.append("truncated")
-            if has_unusual_length(len(part.ids) - 1, len(best.tokens)):
+            if has_unusual_length(len(before_end(part.ids)), len(best.tokens)):
                 flags.append("length")
             if quality.lacks_content(part.text, text.strip() if len(line.parts) == 1 else self.text_of(part, 0)):
                 flags.append("coverage")

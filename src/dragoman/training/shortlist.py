@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec, PairFilter, corpus_spec, read_pairs
+from dragoman.data.ids import before_end
 from dragoman.data.store.segments import drop_reason
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
@@ -24,7 +25,7 @@ from dragoman.training.averaging import with_root_of_run
 __all__ = ["LearnedShortlist", "coverage", "learn_shortlist"]
 
 TokenPair = tuple[list[int], list[int]]
-"""Source and target ids, both with EOS."""
+"""Source and target ids, as encoded."""
 
 AlignedPair = tuple[list[int], list[int], NDArray[np.float32]]
 """Source and target ids, and the attention weights of the target tokens on the source tokens (T, S)."""
@@ -176,7 +177,7 @@ def _tokens(
     stats = pair_filter.stats
     for pair in pair_filter(itertools.chain.from_iterable(map(read_pairs, specs))):
         ids = tokenizer.encode_source(pair.source), tokenizer.encode_target(pair.target)
-        if reason := drop_reason((ids[0][:-1], ids[1][:-1]), rules.max_tokens - 1):
+        if reason := drop_reason((before_end(ids[0]), ids[1][:-1]), rules.max_tokens - 1):
             stats.drop_kept(reason)
         else:
             yield ids

@@ -34,7 +34,7 @@ def part_name(part: int, suffix: str = "") -> str:
 
 
 class Store:
-    """Pairs of token ids by number, with a final EOS, and their text.
+    """Pairs of token ids by number, with a final EOS (sources if the model has it), and their text.
 
     Replacing the folder does not affect an open store (of up to 256 files).  Reading a chunk whose hash is not that of
     what was written raises DataError, and the store is built again by the next training run.
@@ -124,7 +124,8 @@ class Store:
         """Return source and target ids.  Raises DataError if the chunk is damaged."""
         chunk, place = self.locate(number)
         src, tgt = self.chunk(chunk).row(place)
-        return [*src.tolist(), EOS], [*tgt.tolist(), EOS]
+        end = [EOS] if self.tokenizer.sources_end else []
+        return [*src.tolist(), *end], [*tgt.tolist(), EOS]
 
     def text(self, number: int) -> tuple[str, str]:
         """Return the filtered text of a pair.  Raises DataError as `pair` does."""

@@ -108,7 +108,7 @@ def _tokenizer(models: TokenizerFiles) -> Tokenizer:
     return Tokenizer(*models)
 
 
-def drop_reason(ids: tuple[list[int], list[int]], most: int) -> str:
+def drop_reason(ids: tuple[Sequence[int], Sequence[int]], most: int) -> str:
     """Return why a pair of ids without EOS is dropped: more than `most` tokens, or none (all removed); else ""."""
     source, target = len(ids[0]), len(ids[1])
     if source > most or target > most:

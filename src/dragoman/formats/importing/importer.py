@@ -22,11 +22,14 @@ from dragoman.formats.importing.marian_files import family as marian_family
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint, find_models
 from dragoman.formats.importing.names import converted, table_problems
 from dragoman.formats.importing.reference import transformers_package
-from dragoman.formats.importing.toolkits import fairseq, joeynmt
+from dragoman.formats.importing.toolkits import eole, fairseq, joeynmt, opennmt
 from dragoman.formats.importing.toolkits.checkpoint import (
+    EoleCheckpoint,
     FairseqCheckpoint,
     JoeyCheckpoint,
+    OpenNMTCheckpoint,
     find_checkpoints,
+    is_eole,
     opened_checkpoint,
 )
 from dragoman.formats.parity import TOLERANCE
@@ -56,6 +59,8 @@ _FORMATS: Mapping[type[Checkpoint], tuple[str, Family]] = {
     CTranslate2Checkpoint: ("ctranslate2", ctranslate2_family),
     JoeyCheckpoint: ("joeynmt", joeynmt),
     FairseqCheckpoint: ("fairseq", fairseq),
+    OpenNMTCheckpoint: ("opennmt", opennmt),
+    EoleCheckpoint: ("eole", eole),
 }
 """Checkpoints in other layouts than that of Hugging Face -> name and module of their family."""
 _REPORT = "import.json"
@@ -76,8 +81,8 @@ class Imported(Comparison):
 def import_model(source: str | Path, folder: str | Path, check: str | Path | None = None) -> Imported:
     """Convert a checkpoint to a model folder, and check that both compute the same (parity).
 
-    source: folder in the layout of Hugging Face or of CTranslate2, or folder or model file of Marian,
-    JoeyNMT or fairseq.
+    source: folder in the layout of Hugging Face, CTranslate2 or eole, or folder or model file of Marian, JoeyNMT,
+    fairseq or OpenNMT-py.
     check: text in the source language, of which the first 200 lines are compared; default: random tokens.  Raises
     UsageError with all reasons for a checkpoint that cannot be imported, and DragomanError without parity; then no
     folder is written.
@@ -115,6 +120,8 @@ def opened(source: Path) -> Checkpoint:
     """Return the files of a checkpoint, whose format is recognized by its files.  Raises UsageError."""
     if is_ctranslate2(source):
         return CTranslate2Checkpoint(source)
+    if is_eole(source):
+        return EoleCheckpoint(source)
     models = [] if (source / "config.json").is_file() else find_models(source)
     checkpoints = [] if (source / "config.json").is_file() or models else find_checkpoints(source)
     if len(models + checkpoints) > 1:

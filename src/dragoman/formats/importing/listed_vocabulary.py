@@ -8,6 +8,7 @@ from pathlib import Path
 
 import sentencepiece as spm
 
+from dragoman.data.frames import NO_SOURCE_END
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.pieces import PieceLists
 from dragoman.data.tokenizer import Tokenizer
@@ -68,11 +69,16 @@ def _is_of(path: Path, names: Sequence[str]) -> bool:
 
 
 def listed_vocabulary(
-    checkpoint: Checkpoint, source: TokenList, target: TokenList | None, restrict: bool = False
+    checkpoint: Checkpoint,
+    source: TokenList,
+    target: TokenList | None,
+    restrict: bool = False,
+    source_ends: bool = True,
 ) -> ImportedVocabulary:
     """Return the vocabulary of lists of tokens; target None: one list for both sides.  Raises ProblemList.
 
-    restrict: whether the sentencepiece models use only pieces that are listed (see `restricted`).
+    restrict: whether the sentencepiece models use only pieces that are listed (see `restricted`).  source_ends: whether
+    sources have the end of sentence.
     """
     paths = sentencepiece_models(checkpoint.folder)
     models, problems = [], []
@@ -93,7 +99,8 @@ def listed_vocabulary(
     names = [renamed(listed.tokens, order) for listed, order in zip((source, target or source), orders, strict=True)]
     file = PieceLists(names[0], None if target is None else names[1], tags=False).file()
     try:
-        tokenizer = Tokenizer(models[0], None if models[0] == models[1] else models[1], file)
+        frames = None if source_ends else NO_SOURCE_END.file()
+        tokenizer = Tokenizer(models[0], None if models[0] == models[1] else models[1], file, frames)
     except (RuntimeError, ValueError) as error:
         raise ProblemList([f"the vocabulary cannot be used: {error}"]) from None
     return ImportedVocabulary(tokenizer, *orders)
@@ -182,21 +189,29 @@ def _encoded(number: int) -> bytes:
 class ListedReference:
     """The sentencepiece models and lists of tokens of a checkpoint, on our ids."""
 
-    def __init__(self, models: Sequence[bytes], lists: Sequence[TokenList], vocabulary: ImportedVocabulary) -> None:
+    def __init__(
+        self,
+        models: Sequence[bytes],
+        lists: Sequence[TokenList],
+        vocabulary: ImportedVocabulary,
+        source_ends: bool = True,
+    ) -> None:
+        self.source_ends = source_ends
         self.models = [spm.SentencePieceProcessor(model_proto=model) for model in models]
         self.lists, self.theirs = lists, (vocabulary.source, vocabulary.target)
         self.numbers = [{token: i for i, token in enumerate(listed.tokens)} for listed in lists]
 
     def encode_source(self, text: str) -> list[int]:
-        return self._encode(text, 0)
+        ids = self._encode(text, 0)
+        return [*ids, EOS] if self.source_ends or not ids else ids
 
     def encode_target(self, text: str) -> list[int]:
-        return self._encode(text, 1)
+        return [*self._encode(text, 1), EOS]
 
     def _encode(self, text: str, side: int) -> list[int]:
         numbers, special, order = self.numbers[side], self.lists[side].special, self.theirs[side]
         ids = [numbers.get(piece, special[UNK]) for piece in self.models[side].encode(text, out_type=str)]
-        return [UNK if token in special else order.index(token) for token in ids] + [EOS]
+        return [UNK if token in special else order.index(token) for token in ids]
 
     def decode_target(self, ids: Sequence[int]) -> str:
         kept = [self.theirs[1][token] for token in ids if token not in (PAD, UNK, BOS, EOS)]

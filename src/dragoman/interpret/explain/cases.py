@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.data.batching import Batch, collate
+from dragoman.data.ids import before_end
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.sentences import split_sentences
 from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
@@ -144,7 +145,7 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
         text = " ".join(penn_word(word) for word in text.split())
     vocabulary, _, text = vocabulary.directed(text)
     ids, start = vocabulary.encode_source(text), vocabulary.target_start
-    _check_size("source", text, len(ids) - 1, len(ids), config.data.max_tokens)
+    _check_size("source", text, len(before_end(ids)), len(ids), config.data.max_tokens)
     if target is not None:
         check_no_search(beam, "a given target needs no search")
         targets = vocabulary.encode_target(_single_line(target, "target"))
@@ -159,7 +160,7 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
         "sentences": several,
         "truncated": found[0].truncated,
         "empty": fault == "empty",
-        "length": has_unusual_length(len(ids) - 1, len(found[0].tokens)),
+        "length": has_unusual_length(len(before_end(ids)), len(found[0].tokens)),
         "repetition": fault == "repetition",
     }
     set_flags = tuple(name for name, is_set in flags.items() if is_set)

@@ -31,7 +31,7 @@ def compare_with_ctranslate2(checkpoint: Checkpoint, folder: Path, plan: Plan, c
     parity = compare_models(network, reference_runtime(checkpoint, plan), cases, max(2, config.search.beam))
     lists = token_lists(checkpoint)
     models = [model for model in tokenizer.models[:2] if model is not None]
-    theirs = ListedReference([models[0], models[-1]], [lists[0], lists[-1]], plan.vocabulary)
+    theirs = ListedReference([models[0], models[-1]], [lists[0], lists[-1]], plan.vocabulary, tokenizer.sources_end)
     texts = [tokenizer.decode_source([t for t in case.source if t not in (EOS, UNK)]) for case in cases.cases]
     lines = [*SAMPLES, *texts, *lines_of(check)]
     if tokenizer.lists is not None and tokenizer.lists.tags:  # CTranslate2 has no tags

@@ -83,9 +83,10 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
         values = {value for name, value in scalars.items() if name.endswith(f"/{key}")}
         if len(values) > 1:
             problems.append(f"{key} = {', '.join(map(str, sorted(values)))}; accepted: one value for all layers")
-    for key, wanted in {"add_source_eos": True, "add_source_bos": False}.items():
-        if settings.get(key, False) is not wanted:
-            problems.append(f"{key} = {settings.get(key, False)!r} of config.json; accepted: {wanted}")
+    for key, accepted in {"add_source_eos": (True, False), "add_source_bos": (False,)}.items():
+        if not any(settings.get(key, False) is value for value in accepted):
+            shown = ", ".join(map(str, accepted))
+            problems.append(f"{key} = {settings.get(key, False)!r} of config.json; accepted: {shown}")
     for key, default in TOKENS.items():
         if not isinstance(settings.get(key, default), str):
             problems.append(f"{key} = {settings[key]!r} of config.json; accepted: a token of the vocabulary")
@@ -102,13 +103,17 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     """Read the tokenizer of an exported model, or sentencepiece models beside the lists of tokens."""
     assert isinstance(checkpoint, CTranslate2Checkpoint)
     lists = token_lists(checkpoint)
-    own = _own_tokenizer(checkpoint.folder)
-    if own is not None and all(
-        side.order == list(range(len(side.tokens))) and list(side.tokens) == pieces
-        for side, pieces in zip((lists[0], lists[-1]), _pieces(own), strict=True)
+    own, source_ends = _own_tokenizer(checkpoint.folder), bool(checkpoint.settings.get("add_source_eos", False))
+    if (
+        own is not None
+        and own.sources_end is source_ends
+        and all(
+            side.order == list(range(len(side.tokens))) and list(side.tokens) == pieces
+            for side, pieces in zip((lists[0], lists[-1]), _pieces(own), strict=True)
+        )
     ):
         return ImportedVocabulary(own, lists[0].order, lists[-1].order)
-    return listed_vocabulary(checkpoint, lists[0], lists[1] if len(lists) == 2 else None)
+    return listed_vocabulary(checkpoint, lists[0], lists[1] if len(lists) == 2 else None, source_ends=source_ends)
 
 
 def _own_tokenizer(folder: Path) -> Tokenizer | None:

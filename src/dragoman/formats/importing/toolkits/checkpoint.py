@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -9,17 +10,22 @@ from typing import Any
 
 from torch import Tensor
 
-from dragoman.errors import UsageError
+from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.marian_files.checkpoint import parse_yaml
 from dragoman.formats.importing.toolkits.unpickler import PickledCheckpoint, plain
 from dragoman.io.reading import read_text
+from dragoman.io.weights import load_file
 
-__all__ = ["FairseqCheckpoint", "JoeyCheckpoint", "find_checkpoints", "opened_checkpoint"]
+__all__ = [
+    "EoleCheckpoint", "FairseqCheckpoint", "JoeyCheckpoint", "OpenNMTCheckpoint", "find_checkpoints", "is_eole",
+    "opened_checkpoint",
+]  # fmt: skip
 
 _ADVICE = "Copy the folder again, completely."
 _MAX_YAML, _MAX_VOCABULARY = 1 << 20, 1 << 26
-_JOEY_SETTINGS = "config.yaml"
+_JOEY_SETTINGS, _DICTIONARIES, _VOCABULARY = "config.yaml", "dict*.txt", "vocab.json"
+_EOLE_WEIGHTS, _OPTIMIZER = "model.[0-9][0-9].safetensors", "optimizer.pt"
 _BEST = ("best.ckpt", "checkpoint_best.pt")
 
 
@@ -33,13 +39,20 @@ def find_checkpoints(source: Path) -> list[Path]:
 
 def opened_checkpoint(path: Path) -> Checkpoint:
     """Return a checkpoint that `find_checkpoints` has found."""
-    return JoeyCheckpoint(path) if path.suffix == ".ckpt" else FairseqCheckpoint(path)
+    if path.suffix == ".ckpt":
+        return JoeyCheckpoint(path)
+    return FairseqCheckpoint(path) if any(path.parent.glob(_DICTIONARIES)) else OpenNMTCheckpoint(path)
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """JoeyNMT has its settings beside a checkpoint, fairseq its dictionaries."""
-    beside = {".ckpt": _JOEY_SETTINGS, ".pt": "dict*.txt"}.get(path.suffix)
-    return beside is not None and path.is_file() and any(path.parent.glob(beside))
+    """JoeyNMT has its settings beside a checkpoint; fairseq's and OpenNMT-py's contain them."""
+    if path.suffix == ".ckpt":
+        return path.is_file() and (path.parent / _JOEY_SETTINGS).exists()
+    return path.suffix == ".pt" and path.is_file() and path.name != _OPTIMIZER
+
+
+def is_eole(source: Path) -> bool:
+    return (source / _VOCABULARY).exists() and any(source.glob(_EOLE_WEIGHTS))
 
 
 class ToolkitCheckpoint(Checkpoint):
@@ -102,6 +115,75 @@ class FairseqCheckpoint(ToolkitCheckpoint):
             return dict(content["args"])
         found = {**_flat(model), **{key: _names(groups, "task").get(key) for key in ("source_lang", "target_lang")}}
         return found | {key: _names(groups, key).get("_name") for key in ("bpe", "tokenizer")}
+
+
+class OpenNMTCheckpoint(ToolkitCheckpoint):
+    """A model of OpenNMT-py 3: `*.pt`, with settings, vocabularies, and weights that are not in `*.NN.safetensors`."""
+
+    part = "model"
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights, those of the output layer as `generator.*`."""
+        content = self._content
+        weights, output = content.get(self.part), content.get("generator")
+        if not isinstance(weights, Mapping):
+            return _read_shards(self.folder, f"{_escaped(self.model.stem)}.[0-9][0-9].safetensors")
+        own = {f"generator.{name}": value for name, value in output.items()} if isinstance(output, Mapping) else {}
+        return self.pickled.tensors({**weights, **own})
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The options of the training."""
+        found = plain(self._content["opt"])
+        if not isinstance(found, dict):
+            raise UsageError(f"{self.model}: 'opt' is not a list of options; accepted: checkpoints of OpenNMT-py 3")
+        return found
+
+    @cached_property
+    def vocabulary(self) -> dict[str, Any]:
+        found = plain(self._content["vocab"])
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def _content(self) -> Mapping[str, Any]:
+        content = self.pickled.content
+        if not isinstance(content, Mapping) or not {"opt", "vocab"} <= content.keys():
+            raise UsageError(
+                f"{self.model}: no 'opt' and 'vocab'; accepted: checkpoints of OpenNMT-py 3, and of fairseq "
+                f"beside their dictionaries ({_DICTIONARIES})"
+            )
+        return content
+
+
+class EoleCheckpoint(Checkpoint):
+    """A model of eole: `config.json`, `vocab.json`, `model.NN.safetensors`."""
+
+    @cached_property
+    def vocabulary(self) -> dict[str, Any]:
+        return self.json(_VOCABULARY)
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        return _read_shards(self.folder, _EOLE_WEIGHTS)
+
+
+def _read_shards(folder: Path, pattern: str) -> dict[str, Tensor]:
+    """Return the tensors of all files; raises UsageError with all problems."""
+    files, problems = sorted(folder.glob(pattern)), []
+    found: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            found |= load_file(path)
+        except DragomanError as error:
+            problems.append(str(error))
+    if problems or not files:
+        raise UsageError("; ".join(problems) or f"{folder}: no weights; accepted: {pattern}")
+    return found
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", name)
 
 
 def _names(groups: Mapping[str, Any], key: str) -> Mapping[str, Any]:

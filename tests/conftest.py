@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from built_site import built_site
 from dragoman.nn.dropout import seed_dropout
 from served_models import packed_models
 from small_run import Cli
@@ -49,6 +50,12 @@ def packed_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def model_folders(packed_folders: list[Path], tmp_path: Path) -> list[Path]:
     """Three packed models that translate to different languages, for one test to change."""
     return [Path(shutil.copytree(path, tmp_path / path.name)) for path in packed_folders]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation site: index.html, en, zh."""
+    return built_site(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

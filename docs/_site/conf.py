@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 project = "Dragoman"
 author = "The Dragoman authors"
 copyright = author
-extensions = ["myst_parser", "mathml", "diagrams", "anchors"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "diagrams", "anchors", "docstrings", "bigrams", "pages"]
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "recipes/**/README.md", "CHANGELOG.md", "README.md"]
 exclude_patterns = ["docs/results", "docs/locale", "docs/_site"]
@@ -26,14 +26,22 @@ myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 suppress_warnings = ["myst.header"]  # pages of GitHub may start below the first level
 
-locale_dirs = ["docs/locale"]  # relative to the source folder
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 70
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
+
+locale_dirs = ["docs/locale", "docs/_site/locale"]  # relative to the source folder
 gettext_compact = False
 gettext_location = False
 gettext_additional_targets = ["image"]
 
 html_theme = "furo"
 html_title = "Dragoman"
+html_favicon = "static/icon.svg"
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_show_sourcelink = False
 html_copy_source = False
 html_sidebars = {

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import dragoman
+
 ROOT = Path(__file__).parents[2]
 NAMES = {"README.html", "docs/index.html", "docs/architectures/transformer.html", "docs/architectures/ssru.html"}
 """Pages whose title is a name, which is not translated."""
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("sphinx", reason="pip install -c requirements.lock -e '.[docs]'")
-    out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, str(ROOT / "scripts" / "docs"), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out
 
 
 @pytest.mark.parametrize(("folder", "language"), [("en", "en"), ("zh", "zh-CN")])
@@ -85,3 +76,45 @@ def test_pages_lead_to_the_other_language(site: Path) -> None:
     assert {"en/docs/index.html", "zh/docs/index.html"} <= set(
         re.findall(r'href="([^"]+)"', (site / "index.html").read_text(encoding="utf-8"))
     )
+
+
+@pytest.mark.parametrize("folder", ["en", "zh"])
+def test_public_names_are_in_the_reference(site: Path, folder: str) -> None:
+    text = (site / folder / "docs" / "reference" / "api.html").read_text(encoding="utf-8")
+    documented = set(re.findall(r'<dt class="sig[^>]* id="([\w.]+)"', text))
+    assert not {f"dragoman.{name}" for name in dragoman.__all__} - documented
+    for guide in [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")]:
+        for module, names in re.findall(r"^from (dragoman[\w.]*) import (.+)$", guide.read_text("utf-8"), flags=re.M):
+            assert not {f"{module}.{name}" for name in names.split(", ")} - documented, guide
+
+
+def test_the_site_has_four_parts(site: Path) -> None:
+    parts = {
+        "en": ["Tutorial", "How it works", "Guides", "Reference"],
+        "zh": ["教程", "工作原理", "指南", "参考"],
+    }
+    for folder, captions in parts.items():
+        article = (site / folder / "docs" / "index.html").read_text("utf-8").split('<article role="main"')[1]
+        assert re.findall(r'caption-text">([^<]*)', article) == captions
+
+
+def test_chinese_text_is_in_the_search_index(site: Path) -> None:
+    text = (site / "zh" / "searchindex.js").read_text(encoding="utf-8")
+    terms = json.loads(text[text.index("(") + 1 : text.rindex(")")])["terms"]
+    assert {"注意", "意力", "softmax"} <= set(terms)
+
+
+HEAVIEST = 480_000
+"""Bytes of a page with all that it loads, not compressed; the largest is the API reference with 460,000."""
+
+
+def test_pages_are_light(site: Path) -> None:
+    weights = {}
+    for page in site.glob("??/**/*.html"):
+        text = page.read_text(encoding="utf-8")
+        sources = set(re.findall(r'<(?:script|img)[^>]* src="([^":?]+)', text))
+        sources |= set(re.findall(r'<link[^>]*rel="(?:stylesheet|icon)"[^>]*href="([^":?]+)', text))
+        if page.name not in ("search.html", "genindex.html"):
+            weights[page] = sum((page.parent / source).stat().st_size for source in sources) + len(text.encode())
+    assert max(weights.values()) < HEAVIEST, max(weights, key=lambda page: weights[page])
+    assert sorted(weights.values())[len(weights) // 2] < 170_000

@@ -242,10 +242,11 @@ def load_config(
 ) -> Config:
     """Read the document at `path`, with `key=value` overrides, e.g. `model.dropout=0.2`.
 
-    stored: see `parse_config`.  A relative `data.root`, and `train.init_from`, is resolved against the folder of the
-    document, or against the current directory if it is an override or the document is stored.  The model of
-    `train.init_from` is read, unless `run` is a run with a checkpoint that began with it.  Raises ConfigError with all
-    problems.
+    A relative `data.root`, and `train.init_from`, is resolved against the folder of the document, or against the
+    current directory if it is an override or the document is stored.  The model of `train.init_from` is read, unless
+    `run` is a run with a checkpoint that began with it.
+
+    stored: see `parse_config`.  Raises ConfigError with all problems.
     """
     path = as_path(path, "configuration")
     document = read_document(path)

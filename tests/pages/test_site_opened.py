@@ -1,0 +1,71 @@
+"""The documentation site in a browser: the rules of axe-core, widths, the keyboard, and search in both languages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from axe import axe_script, violations
+
+if TYPE_CHECKING:
+    from browser import Page
+
+# Every pair of width, scheme and language occurs.
+WAYS = [(360, "dark", "zh"), (1440, "light", "zh"), (360, "light", "en"), (1440, "dark", "en")]
+PAGES = [
+    "docs/index.html",
+    "docs/tutorial.html",
+    "docs/learn/attention.html",
+    "docs/architectures/transformer.html",
+    "docs/serve.html",
+    "docs/reference/configuration.html",
+    "docs/reference/api.html",
+    "search.html",
+]
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    script, missing = axe_script(tmp_path_factory.mktemp("axe"))
+    if missing:
+        pytest.skip(missing)
+    return script
+
+
+@pytest.mark.parametrize(("width", "scheme", "folder"), WAYS)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_of_the_site_has_no_violation(
+    name: str, width: int, scheme: str, folder: str, page: Page, axe: str, site: Path
+) -> None:
+    page.size(width, 740 if width == 360 else 900)
+    page.prefer("prefers-color-scheme", scheme)
+    page.open(site / folder / name)
+    assert page.errors() == []
+    assert page.run("return document.documentElement.scrollWidth") <= width
+    assert violations(page, axe) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "query", "found"), [("en", "label smoothing", "training"), ("zh", "束搜索", "decoding")]
+)
+def test_search_by_keyboard(folder: str, query: str, found: str, page: Page, site: Path) -> None:
+    page.open(site / folder / "docs" / "index.html")
+    for _ in range(12):
+        page.press(page.keys.TAB)
+        if page.run("return document.activeElement.name") == "q":
+            break
+    page.press(query, page.keys.ENTER)
+    page.until(f"return [...document.querySelectorAll('#search-results li a')].some((a) => a.href.includes('{found}'))")
+
+
+def test_navigation_is_reached_by_keyboard(page: Page, site: Path) -> None:
+    page.open(site / "en" / "docs" / "index.html")
+    for _ in range(20):
+        page.press(page.keys.TAB)
+        if page.run("return document.activeElement.closest('.sidebar-tree') !== null"):
+            break
+    else:
+        raise AssertionError("no link of the navigation after 20 presses of Tab")
+    page.press(page.keys.ENTER)
+    page.until("return location.pathname.endsWith('/docs/tutorial.html')")

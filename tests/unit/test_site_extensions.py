@@ -1,0 +1,45 @@
+"""What the documentation site adds to Sphinx: docstrings, and search in Chinese."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sphinx", reason="pip install -c requirements.lock -e '.[docs]'")
+DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS / "_site"))
+
+import bigrams  # noqa: E402
+import docstrings  # noqa: E402
+
+
+def test_docstring_becomes_text_and_parameters() -> None:
+    text = """Search `b` beams, with x_ * y; see `SearchSettings`.
+
+beam: hypotheses per step, "auto" = 4.  top_k (0 = off),
+seed: for sampling; other: is text.  Raises UsageError if it is 0.
+
+Args:
+    texts: Lines, any
+        number of them.
+"""
+    assert docstrings.converted(text.split("\n"), {"beam", "top_k", "seed", "texts"}) == [
+        r"Search ``b`` beams, with x\_ \* y; see :py:obj:`.SearchSettings`.",
+        "",
+        ':param beam: hypotheses per step, ``"auto"`` = 4.',
+        ":param top_k: (0 = off): for sampling; other: is text.",
+        ":param seed: for sampling; other: is text.",
+        "",
+        "Raises :py:exc:`.UsageError` if it is 0.",
+        "",
+        ":param texts: Lines, any number of them.",
+        "",
+    ]
+
+
+def test_chinese_is_indexed_by_pairs_of_characters() -> None:
+    assert bigrams.SearchBigrams({}).split("束搜索的 d_model，值 naïve BLEU31") == [
+        "束搜", "搜索", "索的", "d_model", "naïve", "BLEU31",
+    ]  # fmt: skip

@@ -5,14 +5,24 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.nn.native import kernels as native
+from dragoman.nn.native import library
 from dragoman.nn.native.kernels import multiply, smoothed_loss_, uses_kernels
-from dragoman.nn.native.library import kernels, prefers_kernels, without_kernels
+from dragoman.nn.native.library import (
+    has_kernel_products,
+    kernels,
+    prefers_kernels,
+    prefers_products,
+    with_products,
+    without_kernels,
+)
 from dragoman.nn.products import Linear, linear
 from dragoman.training.loss import chunked_cross_entropy, cross_entropy, loss_gradient
 
@@ -25,6 +35,19 @@ SIZES = [(1, 1, 1), (2, 31, 1), (12, 32, 16), (13, 33, 17), (193, 5, 513), (11, 
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(3)
+
+
+@pytest.fixture(params=["kernel", "PyTorch"])
+def products(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Compute products by the kernel and, as on Intel's processors, by PyTorch."""
+    with with_products(request.param == "kernel"):
+        yield request.param
+
+
+@pytest.fixture
+def kernel_products() -> Iterator[None]:
+    with with_products(True):
+        yield
 
 
 @pytest.fixture
@@ -59,7 +82,7 @@ def layouts(rows: int, columns: int) -> dict[str, Tensor]:
 
 @needs_kernels
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
-def test_products_of_all_layouts(m: int, n: int, k: int) -> None:
+def test_products_of_all_layouts(m: int, n: int, k: int, products: str) -> None:
     bias, before = whole_numbers(n), whole_numbers(m, n)
     for a_layout, a in layouts(m, k).items():
         for b_layout, b in layouts(k, n).items():
@@ -74,14 +97,14 @@ def test_products_of_all_layouts(m: int, n: int, k: int) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
-def test_rounding_errors_are_those_of_float32(m: int, n: int, k: int) -> None:
+def test_rounding_errors_are_those_of_float32(m: int, n: int, k: int, products: str) -> None:
     a, b = torch.randn(m, k), torch.randn(k, n)
     errors = (multiply(a, b) - a.double() @ b.double()).abs() / (a.double().abs() @ b.double().abs())
     assert float(errors.max()) < 1e-6
 
 
 @needs_kernels
-def test_nothing_beside_the_result_is_written() -> None:
+def test_nothing_beside_the_result_is_written(products: str) -> None:
     whole = torch.full((30, 60), 7.0)
     multiply(torch.zeros(14, 5), torch.zeros(5, 33), out=whole[3:17, 4:37])
     assert float(whole[3:17, 4:37].abs().sum()) == 0
@@ -89,7 +112,7 @@ def test_nothing_beside_the_result_is_written() -> None:
 
 
 @needs_kernels
-def test_a_row_does_not_depend_on_the_others() -> None:
+def test_a_row_does_not_depend_on_the_others(kernel_products: None) -> None:
     a, b = torch.randn(301, 700), torch.randn(700, 100)
     whole = multiply(a, b)
     for part in (slice(0, 1), slice(7, 20), slice(150, 301)):
@@ -98,7 +121,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize(("m", "n"), [(500, 64), (64, 500)])
-def test_threads_do_not_change_a_bit(m: int, n: int, restored_threads: None) -> None:
+def test_threads_do_not_change_a_bit(m: int, n: int, restored_threads: None, kernel_products: None) -> None:
     a, b, logits = torch.randn(m, 300), torch.randn(300, n), torch.randn(m, n)
     targets, bias = torch.randint(n, (m, 1)), torch.randn(n)
     found = []
@@ -112,7 +135,7 @@ def test_threads_do_not_change_a_bit(m: int, n: int, restored_threads: None) -> 
 
 @needs_kernels
 @pytest.mark.parametrize("wrong", ["depth", "rows of out", "dtype of out", "bias", "columns of out"])
-def test_wrong_shapes_are_refused(wrong: str) -> None:
+def test_wrong_shapes_are_refused(wrong: str, kernel_products: None) -> None:
     a, b = torch.randn(3, 4), torch.randn(5 if wrong == "depth" else 4, 6)
     out = {
         "rows of out": torch.empty(2, 6),
@@ -131,7 +154,7 @@ def test_empty_products() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
-def test_gradients_of_the_layer(dtype: torch.dtype, bias: bool) -> None:
+def test_gradients_of_the_layer(dtype: torch.dtype, bias: bool, products: str) -> None:
     layer = Linear(37, 65, bias=bias).to(dtype)
     x = torch.randn(5, 11, 37, dtype=dtype).transpose(0, 1).requires_grad_()  # not contiguous
     upstream = torch.randn(11, 5, 65, dtype=dtype)
@@ -207,7 +230,7 @@ def test_loss_kernel_refuses_targets_outside_of_the_vocabulary(target: int) -> N
         smoothed_loss_(torch.zeros(2, 20), torch.tensor([[3], [target]]), 0.0)
 
 
-def test_chunked_loss_with_and_without_kernels() -> None:
+def test_chunked_loss_with_and_without_kernels(products: str) -> None:
     hidden, weight, targets = torch.randn(700, 24), torch.randn(90, 24), torch.randint(90, (700,))
 
     def run() -> list[Tensor]:
@@ -229,11 +252,38 @@ def cpuinfo(vendor: str, flags: str) -> str:
 
 def test_processors_that_use_the_kernels() -> None:
     avx512 = "fma avx512f avx512bw avx512vl avx512dq"
-    assert prefers_kernels(cpuinfo("AuthenticAMD", avx512))
-    assert not prefers_kernels(cpuinfo("GenuineIntel", avx512))
-    assert not prefers_kernels(cpuinfo("AuthenticAMD", avx512.replace("avx512dq", "avx2")))
-    assert not prefers_kernels("processor\t: 0\nFeatures\t: fp asimd\n")  # ARM
-    assert not prefers_kernels("")
+    for vendor in ("AuthenticAMD", "GenuineIntel"):
+        assert prefers_kernels(cpuinfo(vendor, avx512))
+        assert prefers_products(cpuinfo(vendor, avx512)) == (vendor == "AuthenticAMD")
+        for prefers in (prefers_kernels, prefers_products):
+            assert not prefers(cpuinfo(vendor, avx512.replace("avx512dq", "avx2")))
+    for other in ("processor\t: 0\nFeatures\t: fp asimd\n", ""):  # ARM, unknown
+        assert not prefers_kernels(other) and not prefers_products(other)
+
+
+def test_products_follow_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "kernels", object)
+    for vendor in ("AuthenticAMD", "GenuineIntel"):
+        found = cpuinfo(vendor, "fma avx512f avx512bw avx512vl avx512dq")
+        monkeypatch.setattr(library, "_cpuinfo", lambda found=found: found)
+        assert has_kernel_products() == (vendor == "AuthenticAMD")
+        for enabled in (False, True):
+            with with_products(enabled):
+                assert has_kernel_products() == enabled
+    monkeypatch.setattr(library, "kernels", lambda: None)
+    with with_products(True):
+        assert not has_kernel_products()
+
+
+@needs_kernels
+def test_the_preferred_products_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(native, "_multiply", lambda *arguments: found.append(arguments))
+    for enabled in (False, True):
+        found.clear()
+        with with_products(enabled):
+            multiply(torch.randn(3, 4), torch.randn(4, 5))
+        assert len(found) == (0 if enabled else 1)
 
 
 def test_a_layer_is_stored_like_that_of_pytorch() -> None:

@@ -212,14 +212,18 @@ def test_a_damaged_file_is_refused(content: str, control: Build, tmp_path: Path)
 def test_other_kernels_than_before_are_reported(
     before: bool, option: str, control: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "kernels", lambda: object() if before else None)
+    def use(found: bool) -> None:
+        monkeypatch.setattr(threads, "kernels", lambda: object() if found else None)
+        monkeypatch.setattr(threads, "has_kernel_products", lambda: found)
+
+    use(before)
     control(option, speeds=SPEEDS)[0].start(nothing, resumed=False)
     assert stored(tmp_path)["kernels"] is before
     same, listener = control(option, speeds=SPEEDS)
     same.start(nothing, resumed=True)
     assert "rounding errors" not in listener.text
     timed, listener = control(option, "train.budget=1 min", speeds=SPEEDS)
-    monkeypatch.setattr(threads, "kernels", lambda: None if before else object())
+    use(not before)
     timed.start(nothing, resumed=True)
     assert "rounding errors" not in listener.text
     (tmp_path / "run" / "threads.json").write_text(json.dumps({"threads": 2, "kernels": before}))
@@ -227,6 +231,20 @@ def test_other_kernels_than_before_are_reported(
     other.start(nothing, resumed=True)
     said = ["PyTorch's operations before, and continues with the C++ kernels", "the C++ kernels before, and continues"]
     assert listener.text.count(said[before]) == 1
+
+
+def test_other_products_than_before_are_reported(
+    control: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "kernels", object)
+    monkeypatch.setattr(threads, "has_kernel_products", lambda: False)
+    control(speeds=SPEEDS)[0].start(nothing, resumed=False)
+    assert (stored(tmp_path)["kernels"], stored(tmp_path)["kernel_products"]) == (True, False)
+    monkeypatch.setattr(threads, "has_kernel_products", lambda: True)
+    other, listener = control(speeds=SPEEDS)
+    other.start(nothing, resumed=True)
+    said = "with the C++ kernels except that of matrix products before, and continues with the C++ kernels, as"
+    assert listener.text.count(said) == 1
 
 
 def test_kernels_that_were_not_built_are_reported(control: Build, monkeypatch: pytest.MonkeyPatch) -> None:

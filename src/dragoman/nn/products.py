@@ -1,4 +1,4 @@
-"""Linear layers whose forward and backward pass may use the C++ kernels of `nn/native`."""
+"""Linear layers whose forward and backward pass may use the C++ kernels of `nn/native`, or the memory as they do."""
 
 from __future__ import annotations
 

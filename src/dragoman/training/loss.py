@@ -117,10 +117,11 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         grad_hidden, grad_weight = ctx.saved_tensors
+        # In place, because the memory of a step is largest here; PyTorch refuses a second backward pass.
         if grad_hidden is not None:
-            grad_hidden = grad_hidden * grads[0].to(grad_hidden.dtype)
+            grad_hidden.mul_(grads[0].to(grad_hidden.dtype))
         if grad_weight is not None:
-            grad_weight = grad_weight * grads[0]
+            grad_weight.mul_(grads[0])
         return grad_hidden, grad_weight, None, None, None
 
 

@@ -3,7 +3,7 @@
 The number changes the order of sums, and so the last bits of every step.  With a budget in steps, epochs or tokens, a
 resumed run has to end with the same bytes, so that it keeps its number, which is stored in the run folder.  With a
 budget in minutes, the result depends on the clock anyway, and the number changes when another one is faster.
-Whether the kernels are used depends on the processor; a run that is resumed on another kind of processor is told so.
+Which kernels are used depends on the processor; a run that is resumed on another kind of processor is told so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dragoman.errors import TrainingError
 from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import write_file
-from dragoman.nn.native.library import kernels, lacks_kernels
+from dragoman.nn.native.library import has_kernel_products, kernels, lacks_kernels
 from dragoman.processor import usable_cores
 from dragoman.training.distributed import DistributedContext
 
@@ -171,12 +171,12 @@ class ThreadControl:
     def _set(self, number: int, processes: int = 1) -> None:
         stored: dict[str, int] = {"threads": number} | ({"processes": processes} if processes > 1 else {})
         if self._on_cpu:
-            stored["kernels"] = kernels() is not None
+            stored |= _implementation()
         write_file(self._file, f"{json.dumps(stored)}\n".encode())
         torch.set_num_threads(number)
 
     def _check_kernels(self, resumed: bool) -> None:
-        """Warn if the kernels were used before in this run and are not used now, or the other way round."""
+        """Warn if other kernels were used before in this run than now."""
         if lacks_kernels():
             self._reporter.warn(
                 "the C++ kernels, which are faster than PyTorch's operations on this processor, were not built during "
@@ -185,12 +185,12 @@ class ThreadControl:
         if not (resumed and self._fixed):
             return
         with suppress(TrainingError):  # `_read` reports a damaged file where it is needed
-            before, now = read_json(self._file, TrainingError, "").get("kernels"), kernels() is not None
-            if before is not None and before != now:
-                names = ["PyTorch's operations", "the C++ kernels"]
+            stored, now = read_json(self._file, TrainingError, ""), _implementation()
+            before = {key: bool(stored.get(key, stored.get("kernels"))) for key in now}
+            if "kernels" in stored and before != now:
                 self._reporter.warn(
-                    f"this run was trained with {names[bool(before)]} before, and continues with {names[now]}, as this "
-                    "installation does on this processor: the rounding errors will differ from those of an "
+                    f"this run was trained with {_describe(**before)} before, and continues with {_describe(**now)}, "
+                    "as this installation does on this processor: the rounding errors will differ from those of an "
                     "uninterrupted run"
                 )
 
@@ -210,6 +210,17 @@ class ThreadControl:
         if type(number) is not int or not 1 <= number <= 1024:
             raise TrainingError(f"{self._file}: threads is {str(number)[:40]!r}, accepted: 1 to 1,024. {advice}")
         return number
+
+
+def _implementation() -> dict[str, bool]:
+    """Return which kernels are used, as `threads.json` stores it."""
+    return {"kernels": kernels() is not None, "kernel_products": has_kernel_products()}
+
+
+def _describe(kernels: bool, kernel_products: bool) -> str:
+    if not kernels:
+        return "PyTorch's operations"
+    return "the C++ kernels" if kernel_products else "the C++ kernels except that of matrix products"
 
 
 def _core_limit(cores: int) -> str:

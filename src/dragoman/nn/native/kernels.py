@@ -1,6 +1,7 @@
 """The C++ kernels as functions of tensors, each with a twin in PyTorch that runs where they are not used.
 
-The kernels sum each element in an order that depends neither on the number of threads nor on the other rows.
+The kernels sum each element in an order that depends neither on the number of threads nor on the other rows.  Matrix
+products are computed by PyTorch on Intel's processors (native/library.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from dragoman.nn.native.library import kernels
+from dragoman.nn.native.library import has_kernel_products, kernels
 
 __all__ = ["attend", "attend_backward", "drop", "multiply", "smoothed_loss_", "uses_kernels"]
 
@@ -23,7 +24,7 @@ def _integers(*values: int) -> ctypes.Array[ctypes.c_int64]:
 
 
 def uses_kernels(*tensors: Tensor) -> bool:
-    """Return whether `multiply` computes products of these tensors with the C++ kernels."""
+    """Return whether the C++ kernels are used for these tensors."""
     return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors) and kernels() is not None
 
 
@@ -35,9 +36,11 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
     library = kernels() if uses_kernels(a, b) else None
     if library is None or not (a.numel() and b.numel()):
         return _multiply(a, b, bias, out, add)
-    a, b = _with_unit_stride(a), _with_unit_stride(b)
     if out is None:
         out = _empty(a.size(0), b.size(1))
+    if not has_kernel_products():
+        return _multiply(a, b, bias, out, add)
+    a, b = _with_unit_stride(a), _with_unit_stride(b)
     if bias is not None:
         bias = bias.contiguous()
     _check(a, b, bias, out)

@@ -68,7 +68,7 @@ def test_files_that_are_missing_or_too_many(tmp_path: Path) -> None:
     (source / "second.npz").write_bytes((source / "model.npz").read_bytes())
     assert "several models; import one of these files" in refusal(source)
     (tmp_path / "empty").mkdir()
-    accepted = "no config.json; accepted: a folder in the layout of Hugging Face or of CTranslate2, Marian's files"
+    accepted = "no config.json; accepted: a folder in the layout of Hugging Face, CTranslate2 or eole, Marian's files"
     assert accepted in refusal(tmp_path / "empty")
 
 

@@ -132,9 +132,12 @@ class Config(Section):
         extra = self.search.max_extra if accepted == _TRANSLATORS else 0
         longest = self.data.max_tokens + extra
         if available is not None and available < longest:
+            limit = "data.filter.max_tokens" if kind == "parallel" else "data.max_tokens"
+            limits = f"{limit} or search.max_extra" if extra else limit
+            advice = f"lower {limits}" if self.train.init_from else f"raise it to {longest}, or lower {limits}"
             yield (
                 f"{key} is {available}, but up to {longest} positions are needed: the longest example kept in training"
-                f"{' plus search.max_extra' if extra else ''}; raise it to {longest}, or lower the limits"
+                f"{' plus search.max_extra' if extra else ''}; {advice}"
             )
 
     def _other_problems(self) -> Iterator[str]:

@@ -227,6 +227,19 @@ class Tokenizer(Directed):
             files, others = {TOKENIZER_JSON: source}, {TOKEN_IDS_FILE: pieces, FRAMES_FILE: frames}
         return files | {name: content for name, content in others.items() if content is not None}
 
+    def with_default(self, source: str, target: str) -> Tokenizer:
+        """Return a tokenizer whose files name this direction as the default; this one if the model has one direction.
+
+        Raises UsageError, with the languages of the model, for one that it lacks.
+        """
+        frames = self._models[3]
+        if frames is None or not any(self.languages):
+            return self
+        own = self.between(
+            *(code if codes else None for code, codes in zip((source, target), self.languages, strict=True))
+        )
+        return Tokenizer(*self._models[:3], own._frames.file())
+
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
         """Load the tokenizer of a model folder.  Raises ModelFolderError if it is missing or damaged."""

@@ -223,6 +223,8 @@ def _table(model: ExportSource, tied: bool) -> Table:
 
 def _orders(model: ExportSource, tokens: Order) -> Orders:
     config = _decoder(model)
+    if isinstance(config.position, LearnedPosition):
+        return {"token": tokens}
     return {
         "token": tokens,
         "qkv": llama.qkv_order(config.n_heads, config.n_kv_heads or config.n_heads, config.d_head),

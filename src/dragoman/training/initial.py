@@ -55,8 +55,9 @@ class InitialModel:
 def open_initial(config: Config, run: Path, reporter: Reporter) -> InitialModel | None:
     """Return the model of train.init_from, None without it.
 
-    A run with a checkpoint needs nothing from the folder, which may have changed or been removed.  Raises
-    ModelFolderError, and UsageError for words that cannot be added.
+    A run with a checkpoint needs nothing from the folder, which may have changed or been removed.  The languages of the
+    data become the default direction of a multilingual model.  Raises ModelFolderError, and UsageError for words that
+    cannot be added and for languages that the model lacks.
     """
     if config.train.init_from is None:
         return None
@@ -65,6 +66,9 @@ def open_initial(config: Config, run: Path, reporter: Reporter) -> InitialModel 
             return InitialModel(load_vocabulary(checkpoint), read_meta(checkpoint).get(_META, {}))
     folder = find_model(resolve_path(config.train.init_from))
     vocabulary, sha256 = load_vocabulary(folder), read_meta(folder)["sha256"]["model.safetensors"]
+    if config.data.kind == "parallel" and isinstance(vocabulary, Tokenizer):
+        data = config.parallel
+        vocabulary = vocabulary.with_default(data.source_language, data.target_language)
     origin = {"folder": config.train.init_from, "sha256": sha256}
     reporter.log(f"starting with the weights and the tokenizer of {folder} (sha256 {sha256[:12]}...)")
     if not config.tokenizer.add_words:

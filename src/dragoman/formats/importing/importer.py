@@ -138,8 +138,12 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
         return _FORMATS[type(checkpoint)]
     name = checkpoint.settings.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
+        advice = (
+            "" if name else "; a folder of CTranslate2 also has model.bin and its vocabulary, one of eole vocab.json"
+        )
         raise UsageError(
-            f"{checkpoint.folder}: model_type {name!r} of config.json is not supported; accepted: {', '.join(FAMILIES)}"
+            f"{checkpoint.folder}: model_type {name!r} of config.json is not supported; accepted: "
+            f"{', '.join(FAMILIES)}{advice}"
         )
     return name, FAMILIES[name]
 
@@ -159,8 +163,9 @@ def _check_request(source: Path, folder: Path) -> None:
             needed = None
         else:
             problems.append(
-                f"{source}: no config.json; accepted: a folder in the layout of Hugging Face or of CTranslate2, "
-                "Marian's files (.npz, .bin), JoeyNMT's (.ckpt, config.yaml) or fairseq's (.pt, dict.CODE.txt)"
+                f"{source}: no config.json; accepted: a folder in the layout of Hugging Face, CTranslate2 or eole, "
+                "Marian's files (.npz, .bin), JoeyNMT's (.ckpt, config.yaml), fairseq's (.pt, dict.CODE.txt) or "
+                "OpenNMT-py's (.pt)"
             )
     problems += new_folder_problems(folder)
     try:
@@ -185,7 +190,7 @@ def _plan(checkpoint: Checkpoint) -> tuple[str, Plan]:
     unsupported = family.unsupported(checkpoint.settings)
     problems = list(unsupported)
     vocabulary = _vocabulary(family, checkpoint, problems)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] | None = None
     try:
         tensors = checkpoint.tensors
     except DragomanError as error:
@@ -194,7 +199,7 @@ def _plan(checkpoint: Checkpoint) -> tuple[str, Plan]:
     if vocabulary is not None and not unsupported:
         try:
             plan = family.plan(checkpoint, vocabulary)
-            problems += _tensor_problems(plan, tensors) if tensors else []
+            problems += [] if tensors is None else _tensor_problems(plan, tensors)
         except DragomanError as error:
             problems.append(str(error))
     check_problems(f"{checkpoint.folder}: cannot be imported:", problems)

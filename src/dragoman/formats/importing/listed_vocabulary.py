@@ -53,13 +53,14 @@ def sentencepiece_models(folder: Path) -> tuple[Path, Path]:
     sides = [[path for path in files if _is_of(path, names)] for names in _SIDES]
     if all(len(side) == 1 for side in sides):
         return sides[0][0], sides[1][0]
-    if len(files) == 1:
+    if len(files) == 1 and not any(sides):
         return files[0], files[0]
     found = ", ".join(path.name for path in files) or "none"
     raise ProblemList(
         [
             f"{folder}: the sentencepiece model is not known (*.model, *.spm: {found}); accepted: one file for both "
-            "sides, or source.model and target.model; other tokenizers, such as subword-nmt, are not supported"
+            "sides, such as sentencepiece.model, or source.model and target.model; other tokenizers, such as "
+            "subword-nmt, are not supported"
         ]
     )
 

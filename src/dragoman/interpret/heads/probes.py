@@ -100,6 +100,8 @@ def translation_probe(
 ) -> ProbeBatch:
     """Return sources with their references; without references, with the model's own translations.
 
+    A source of a multilingual model may start with a tag `>>xx<<`.
+
     golds: one alignment per pair.  It is dropped where the normalization of the tokenizer changes the word boundaries
     of a line.  Raises UsageError if the numbers of lines differ.
     """
@@ -108,7 +110,10 @@ def translation_probe(
         alignments = "" if golds is None else f", {len(golds)} alignments"
         raise UsageError(f"{len(sources)} sources, {len(targets)} references{alignments}; give one of each per line")
     tokenizer = translator.tokenizer
-    pairs = _encode_pairs(tokenizer, sources, targets)
+    pairs = []
+    for source, target in zip(sources, targets, strict=True):
+        directed, _, text = tokenizer.directed(source)
+        pairs.append((directed.encode_source(text), directed.encode_target(target)))
     kept: list[GoldAlignment | None] = []
     for (src, tgt), source, target, gold in zip(pairs, sources, targets, golds or (), strict=False):
         same_source = word_count([tokenizer.source_piece(i) for i in src]) == len(source.split())

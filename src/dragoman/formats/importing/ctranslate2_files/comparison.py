@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dragoman.data.ids import EOS, UNK
 from dragoman.data.tokenizer import Tokenizer
+from dragoman.errors import UsageError
 from dragoman.formats.ctranslate2 import CTranslate2Runtime
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import SAMPLES, compare_tokenizers, lines_of
@@ -46,4 +47,10 @@ def reference_runtime(checkpoint: CTranslate2Checkpoint, plan: Plan) -> CTransla
         ["" if token < 0 else side.tokens[token] for token in order]
         for side, order in zip((lists[0], lists[-1]), (plan.vocabulary.source, plan.vocabulary.target), strict=True)
     ]
-    return CTranslate2Runtime(checkpoint.folder, "float32", *pieces)
+    try:
+        return CTranslate2Runtime(checkpoint.folder, "float32", *pieces)
+    except RuntimeError as error:
+        raise UsageError(
+            f"{checkpoint.folder}: CTranslate2 cannot load the model: {error}; copy the folder again, completely, with "
+            "config.json"
+        ) from error

@@ -95,7 +95,7 @@ class MarianCheckpoint(Checkpoint):
         # Beside a list of pieces, sentencepiece models have other ids.
         files = [file.name for file in sorted(self.folder.glob("*vocab*.yml"))]
         files = files or [file.name for file in sorted(self.folder.glob("*.spm"))]
-        if len(files) == 1:
+        if len(files) == 1 and not files[0].startswith(("src", "trg", "source", "target")):
             return [self.folder / files[0]] * 2
         for source, target in (("src", "trg"), ("source", "target")):
             sides = [[name for name in files if name.startswith(side)] for side in (source, target)]

@@ -40,7 +40,8 @@ def labels(language: str) -> dict[str, str] | None:
     if not path.is_file():
         return None
     table = tomllib.loads(path.read_text(encoding="utf-8"))
-    return table["labels"] | {label: label for label in table["unchanged"]}
+    words: dict[str, str] = table["labels"]
+    return words | {label: label for label in table["unchanged"]}
 
 
 def translated(source: str, table: dict[str, str]) -> str:

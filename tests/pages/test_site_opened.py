@@ -47,7 +47,10 @@ def test_a_page_of_the_site_has_no_violation(
 
 
 DIAGRAMS = [
-    *(f"architectures/{name}" for name in ("transformer", "recurrent", "positions", "word_vectors", "convolutional")),
+    *(
+        f"architectures/{name}"
+        for name in ("transformer", "recurrent", "positions", "word_vectors", "convolutional", "ssru")
+    ),
     *(f"learn/{name}" for name in ("transformer", "recurrence", "training_step")),
 ]
 OUTSIDE = """

@@ -16,7 +16,7 @@ from dragoman.pages.charts import standalone
 from dragoman.pipelines.translated import Alignment
 
 SOURCE = "A man in a blue shirt is standing on a ladder cleaning a window."
-CELL, LEFT, TOP, MARGIN = 30, 130, 96, 12
+CELL, LEFT, TOP, MARGIN = 30, 130, 96, 24
 
 
 def heat_map(alignment: Alignment, label: str) -> str:

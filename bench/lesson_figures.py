@@ -2,7 +2,8 @@
 
     python bench/lesson_figures.py [--out docs/learn]
 
-Blue is positive, orange negative, white 0.  The same numbers give the same bytes; a test compares the files.
+Blue is positive, orange negative, white 0.  The same numbers give the same bytes; a test compares the files.  The
+Chinese site shows NAME.zh_CN.svg in the place of NAME.svg, as Sphinx does where such a file exists.
 """
 
 from __future__ import annotations
@@ -132,6 +133,31 @@ def lookup() -> str:
 
 
 FIGURES = {"lookup.svg": lookup, "positions.svg": positions, "masks.svg": masks}
+CHINESE = {
+    "A query, three keys, their scores, weights and values, and the result": "一个查询、三个键、得分、权重、值与结果",
+    "query of word 1": "第 1 个词的查询",
+    "keys": "键",
+    "scores": "得分",
+    "weights": "权重",
+    "values": "值",
+    "weights × values, added: the result of word 1": "权重 × 值，相加：第 1 个词的结果",
+    "Sinusoids of positions 0 to 49": "位置 0 到 49 的正弦编码",
+    "sines, features 0, 2, 4, …": "正弦，特征 0、2、4、…",
+    "cosines, features 1, 3, 5, …": "余弦，特征 1、3、5、…",
+    "wavelength, in positions": "波长（位置数）",
+    "position": "位置",
+    "Attention weights under a padding mask and a causal mask": "填充掩码与因果掩码下的注意力权重",
+    "padding mask": "填充掩码",
+    "causal mask": "因果掩码",
+}
+
+
+def chinese(drawn: str) -> str:
+    """Return a picture with its words in Chinese; those of the example sentences stay."""
+    for english, words in CHINESE.items():
+        drawn = drawn.replace(f">{english}</text>", f">{words}</text>")
+        drawn = drawn.replace(f'aria-label="{english}"', f'aria-label="{words}"')
+    return drawn
 
 
 def main() -> None:
@@ -140,6 +166,7 @@ def main() -> None:
     out = parser.parse_args().out
     for name, draw in FIGURES.items():
         (out / name).write_text(draw(), encoding="utf-8")
+        (out / name).with_suffix(".zh_CN.svg").write_text(chinese(draw()), encoding="utf-8")
 
 
 if __name__ == "__main__":

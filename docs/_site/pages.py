@@ -1,7 +1,7 @@
 """What Sphinx writes into every page, improved.
 
 A description for search engines; signatures of several lines without a `<dl>` that has no terms, which is not
-a valid list.
+a valid list; lines that break where a reader would break them; emphasis of Chinese pages by what is emphasized.
 """
 
 from __future__ import annotations
@@ -16,10 +16,20 @@ from sphinx.application import Sphinx
 _DESCRIPTION = 160
 """Characters; search engines show no more."""
 _PARAMETERS = re.compile(r'(<span class="sig-paren">[(\[]</span>\s*)<dl>\n(<dd>.*?)</dl>', flags=re.DOTALL)
+_FORMULA = re.compile(r"(<math\b(?:(?!</math>).)*</math>)([,.;:!?)，。；：、？！）」”]+)", flags=re.DOTALL)
+_LONG_NAME = re.compile(r'(<code class="[^"]*"><span class="pre">)([\w./-]{25,})(?=</span>)')
+_CELL = re.compile(r"<td\b.*?</td>", flags=re.DOTALL)
+_QUANTITY = re.compile(r"(<p>[-−+±]?\d[\d,.]*) (?=[^\s<]{1,3}</p>)")
+_EMPHASIS = re.compile(r"<em>(?=[^<\u2e80-\uffef]*</em>)")
+"""Of words without Chinese characters: italic on Chinese pages too."""
 
 
 def _complete(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None) -> None:
     body = (context.get("body") or "").replace("</strong> -- ", "</strong> – ")
+    body = _FORMULA.sub(r'<span class="formula">\1\2</span>', body)
+    body = _EMPHASIS.sub('<em class="latin">', body)
+    body = _LONG_NAME.sub(lambda found: found[1] + re.sub(r"([./_])(?=\w)", r"\1<wbr>", found[2]), body)
+    body = _CELL.sub(lambda found: _QUANTITY.sub("\\1\u00a0", found[0]), body)  # a number and its unit
     context["body"] = _PARAMETERS.sub(_lines, body)
     text = next((found.astext() for found in tree.findall(nodes.paragraph)), "") if tree else ""
     text = " ".join(text.split()) or app.config.project

@@ -66,6 +66,27 @@ def test_formulas_and_diagrams_are_drawn(site: Path) -> None:
     assert "<svg" in page and "flowchart" in page
 
 
+def test_pictures_of_chinese_pages_are_in_chinese(site: Path) -> None:
+    page = (site / "zh" / "docs" / "learn" / "transformer.html").read_text(encoding="utf-8")
+    assert "masks.zh_CN.svg" in page and "交叉注意力</p>" in page and "cross-attention</p>" not in page
+    english = (site / "en" / "docs" / "learn" / "transformer.html").read_text(encoding="utf-8")
+    assert "masks.svg" in english and "cross-attention</p>" in english
+
+
+def test_lines_break_where_a_reader_would_break_them(site: Path) -> None:
+    for folder in ("en", "zh"):
+        concepts = (site / folder / "docs" / "learn" / "concepts.html").read_text(encoding="utf-8")
+        assert "nn.<wbr>linear_<wbr>attention.<wbr>LinearSelfAttention" in concepts
+        lesson = (site / folder / "docs" / "learn" / "attention.html").read_text(encoding="utf-8")
+        assert (
+            lesson.count('<span class="formula"><math')
+            == len(re.findall("</math>[,.;:!?)，。；：、？！）」”]", lesson))
+            > 0
+        )
+        budget = (site / folder / "docs" / "guides" / "size_and_budget.html").read_text(encoding="utf-8")
+        assert re.search(r"<td><p>\d+\.\d\u00a0M</p>", budget)
+
+
 def test_pages_lead_to_the_other_language(site: Path) -> None:
     for folder, other in (("en", "zh"), ("zh", "en")):
         page = site / folder / "docs" / "learn" / "heads.html"

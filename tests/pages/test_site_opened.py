@@ -46,6 +46,42 @@ def test_a_page_of_the_site_has_no_violation(
     assert violations(page, axe) == []
 
 
+DIAGRAMS = [
+    *(
+        f"architectures/{name}"
+        for name in ("transformer", "recurrent", "positions", "word_vectors", "convolutional", "ssru")
+    ),
+    *(f"learn/{name}" for name in ("transformer", "recurrence", "training_step")),
+]
+OUTSIDE = """
+return [...document.querySelectorAll(".diagram foreignObject")].filter((box) => {
+  const outer = box.getBoundingClientRect(), words = box.querySelector("p");
+  if (!words) return false;
+  const range = document.createRange();
+  range.selectNodeContents(words);
+  const inner = range.getBoundingClientRect();
+  return inner.left < outer.left - 2 || inner.right > outer.right + 2 || inner.height > outer.height + 2;
+}).map((box) => box.textContent);
+"""
+"""Labels that are larger than the room which the layout has left for them."""
+
+
+@pytest.mark.parametrize("folder", ["en", "zh"])
+@pytest.mark.parametrize("name", DIAGRAMS)
+def test_labels_of_diagrams_are_inside_their_boxes(name: str, folder: str, page: Page, site: Path) -> None:
+    page.size(1440, 900)
+    page.open(site / folder / "docs" / f"{name}.html")
+    assert page.run("return document.querySelectorAll('.diagram foreignObject p').length") > 5
+    assert page.run(OUTSIDE) == []
+
+
+def test_letters_of_diagrams_stay_readable_on_a_telephone(page: Page, site: Path) -> None:
+    page.size(360, 740)
+    page.open(site / "zh" / "docs" / "architectures" / "recurrent.html")
+    scale = page.run("return document.querySelector('.diagram svg').getScreenCTM().a")
+    assert 16 * scale >= 10.9
+
+
 @pytest.mark.parametrize(
     ("folder", "query", "found"), [("en", "label smoothing", "training"), ("zh", "束搜索", "decoding")]
 )

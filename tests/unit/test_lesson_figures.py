@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,16 @@ def test_picture_is_up_to_date(name: str) -> None:
     drawn = lesson_figures.FIGURES[name]()
     stored = (ROOT / "docs" / "learn" / name).read_text(encoding="utf-8")
     assert drawn == stored, "run python bench/lesson_figures.py"
+
+
+@pytest.mark.parametrize("name", sorted(lesson_figures.FIGURES))
+def test_chinese_picture_is_up_to_date_and_has_no_english_title(name: str) -> None:
+    drawn = lesson_figures.chinese(lesson_figures.FIGURES[name]())
+    stored = (ROOT / "docs" / "learn" / name).with_suffix(".zh_CN.svg").read_text(encoding="utf-8")
+    assert drawn == stored, "run python bench/lesson_figures.py"
+    examples = {"a", "dog", "runs", "ein", "Hund", "läuft", "&lt;pad&gt;", "&lt;s&gt;"}
+    words = set(re.findall(r">([^<>]*[a-zA-Z][^<>]*)</text>", drawn))
+    assert words <= examples and re.search(r'aria-label="[^a-zA-Z"]+"', drawn)
 
 
 def test_cells_merge_within_a_column_and_show_the_sign() -> None:

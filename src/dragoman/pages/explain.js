@@ -155,6 +155,13 @@ function total(predictions) {
     `这些概率的乘积是 ${significant(Math.exp(sum))}（对数概率 ${sum.toFixed(3)}），几何平均是 ${percent(mean)}。`));
 }
 
+// ---- the whole model ------------------------------------------------------------------------------------------------
+
+function showFigure() {
+  const lens = explanation.lens.map((layer) => layer.predictions.map((prediction) => (prediction.top.length ? standalone(prediction.top[0][0]) : null)));
+  byId("figure-body").append(drawFigure(explanation.walkthrough.figure, { lens, readable: (label) => (isSpecial(label) ? readable(label) : label) }).node);
+}
+
 // ---- model and contents ---------------------------------------------------------------------------------------------
 
 const DATA = {
@@ -224,7 +231,7 @@ function redrawn(draw) {
 // A section that cannot be drawn shows an error; the others are unaffected.
 function start() {
   const parts = {
-    pair: showHeader, "predictions-body": showPredictions, "image-body": showImage, "alignment-body": showAlignment, "attention-body": showAttention,
+    pair: showHeader, "predictions-body": showPredictions, "figure-body": showFigure, "image-body": showImage, "alignment-body": showAlignment, "attention-body": showAttention,
     "states-body": showStates, "lens-body": showLens, "beam-body": showBeam, "model-body": showModel, contents: showContents,
     "walk-body": () => drawWalkthrough(byId("walk-body"), explanation.walkthrough),
   };

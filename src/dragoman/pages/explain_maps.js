@@ -2,17 +2,6 @@
 // Attention maps: matrices of weights, heat maps on canvas, and lines between words.
 
 const LEAST_LINE = 0.03, MOST_LINES = 500;
-const pen = document.createElement("canvas").getContext("2d");
-const FONT = '13.5px system-ui, "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif';
-
-const widths = new Map();
-
-function widthOf(texts) {
-  pen.font = FONT;
-  const width = (text) => widths.get(text) ?? widths.set(text, pen.measureText(text).width).get(text);
-  return Math.max(0, ...texts.flatMap((text) => (typeof text === "string" ? [text] : Object.values(text))).map(width));
-}
-
 // ---- matrices -------------------------------------------------------------------------------------------------------
 
 // The weights of a head (-1 = mean of all heads) as {rows, columns: labels, values, n, m}; with byWords, the mean over the pieces of each query word of the sum over those of each key word.
@@ -152,8 +141,6 @@ function heatMap(matrix, room, name) {
   }
   return { node, choose, listen };
 }
-
-const labelInSvg = (text) => (typeof text === "string" ? document.createTextNode(text) : bothInSvg(text.en, text.zh));
 
 // ---- lines ----------------------------------------------------------------------------------------------------------
 

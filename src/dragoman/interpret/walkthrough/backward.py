@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -13,12 +13,13 @@ from dragoman.interpret.walkthrough.entries import BOXES, ENTRIES, Quantity, Tex
 from dragoman.interpret.walkthrough.quantities import Quantities
 from dragoman.interpret.walkthrough.training_step import ParameterElement
 
-__all__ = ["backward_steps", "update_steps"]
+__all__ = ["Users", "backward_steps", "update_steps", "users_of"]
 
 _FUSED = {"qkv": "QKV", "kv": "KV"}
 """Fused matrices: name of the layer -> the matrices that it stacks."""
 
-_Users = Mapping[str, Sequence[tuple[WalkthroughStep, int]]]  # quantity -> steps that use it, its index in `uses`
+Users = Callable[[str], Sequence[tuple[WalkthroughStep, int]]]
+"""Name of a quantity -> the steps that use it, with its index in their `uses`."""
 
 
 def backward_steps(forward: Sequence[WalkthroughStep]) -> list[WalkthroughStep]:
@@ -26,18 +27,35 @@ def backward_steps(forward: Sequence[WalkthroughStep]) -> list[WalkthroughStep]:
 
     The gradient of a quantity is a sum over the steps that use it, so its formula consists of their terms.
     """
-    users: defaultdict[str, list[tuple[WalkthroughStep, int]]] = defaultdict(list)
-    for step in forward:
-        for index, (name, _) in enumerate(step.uses):
-            users[name].append((step, index))
+    users = users_of(forward)
     return [back for step in reversed(forward) if (back := _backward_step(step, users)).quantities]
 
 
-def _backward_step(step: WalkthroughStep, users: _Users) -> WalkthroughStep:
+def users_of(forward: Sequence[WalkthroughStep]) -> Users:
+    """Return a function from the name of a quantity to the steps that use it, each with its index in `uses`.
+
+    Instead of a step without a term (a mask), it returns the users of its result.
+    """
+    direct: defaultdict[str, list[tuple[WalkthroughStep, int]]] = defaultdict(list)
+    for step in forward:
+        for index, (name, _) in enumerate(step.uses):
+            direct[name].append((step, index))
+
+    def find(name: str) -> list[tuple[WalkthroughStep, int]]:
+        found = []
+        for user, index in direct.get(name, ()):
+            results = [] if user.entry.terms else [pair for q in user.quantities for pair in find(q.name)]
+            found += [(user, index)] if user.entry.terms else results
+        return found
+
+    return find
+
+
+def _backward_step(step: WalkthroughStep, users: Users) -> WalkthroughStep:
     quantities = tuple(quantity for quantity in step.quantities if quantity.gradient is not None)
     formulas, uses = [], dict[tuple[str, str], None]()
     for quantity in quantities:
-        found = list(_users_of(quantity.name, users))
+        found = users(quantity.name)
         if terms := _sum_of_terms(found):
             formulas.append(f"∂{quantity.symbol} = {terms}")
         for user, index in found:
@@ -47,16 +65,6 @@ def _backward_step(step: WalkthroughStep, users: _Users) -> WalkthroughStep:
     title = substituted(BOXES["backward"], title=entry.title)
     back = replace(entry, title=title, formula=formula, formula_zh="", text=entry.backward_text)
     return WalkthroughStep(f"{step.name}.gradient", back, quantities, tuple(uses), "backward", gradients=True)
-
-
-def _users_of(name: str, users: _Users) -> Iterator[tuple[WalkthroughStep, int]]:
-    """Yield the steps that use a quantity; instead of one without a term (a mask), the users of its result."""
-    for user, index in users.get(name, ()):
-        if user.entry.terms:
-            yield user, index
-        else:
-            for quantity in user.quantities:
-                yield from _users_of(quantity.name, users)
 
 
 def _sum_of_terms(found: Sequence[tuple[WalkthroughStep, int]]) -> str:

@@ -6,12 +6,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError
 from dragoman.interpret.walkthrough.backward import backward_steps, update_steps
+from dragoman.interpret.walkthrough.cells import CellReader, Vocabulary
 from dragoman.interpret.walkthrough.entries import Quantity, WalkthroughStep
+from dragoman.interpret.walkthrough.figure import figure_data
 from dragoman.interpret.walkthrough.forward import forward_steps
 from dragoman.interpret.walkthrough.quantities import Labels, Quantities
 from dragoman.interpret.walkthrough.training_step import RecordedStep, TrainingPair, check_element
@@ -75,9 +78,11 @@ def walkthrough(
     quantities = Quantities(recorded, labels, max_features)
     forward = forward_steps(quantities, smoothing)
     steps = [*forward, *backward_steps(forward), *update_steps(quantities, learning_rate, max_features)]
-    limits, exact = _axis_limits(steps, max_features), network.parameter_count() <= _MAX_EXACT
+    writer = _StepWriter(quantities, forward, _axis_limits(steps, max_features), smoothing)
     return {
-        "steps": [_step_json(step, limits, exact) for step in steps],
+        "steps": [writer.json(step) for step in steps],
+        "figure": figure_data(recorded, labels),
+        "updates": recorded.updates,
         "loss": recorded.loss,
         "loss_after": recorded.loss_after,
         "learning_rate": learning_rate,
@@ -123,22 +128,77 @@ def _axis_limits(steps: Sequence[WalkthroughStep], max_features: int) -> dict[st
         positions -= 1
 
 
-def _step_json(step: WalkthroughStep, limits: Mapping[str, int], exact: bool) -> dict[str, Any]:
-    """Return the step as plain JSON: numbers with six digits unless `exact`, non-finite ones as text ("−∞")."""
-    entry = step.entry
-    found: dict[str, Any] = {
-        "id": step.name,
-        "part": step.part,
-        "box": entry.box,
-        "title": entry.title,
-        "formula": entry.formula,
-        "source": entry.source,
-        "note": entry.text,
-        "uses": [list(use) for use in step.uses],
-        "tensors": [head for quantity in step.quantities for head in _heads(quantity, step.gradients, limits, exact)],
-    }
-    optional = {"formula_zh": entry.formula_zh or None, "equation": step.equation}
-    return found | {key: value for key, value in optional.items() if value is not None}
+class _StepWriter:
+    """Steps as plain JSON: numbers with six digits unless the model is small, non-finite ones as text ("−∞")."""
+
+    def __init__(
+        self, q: Quantities, forward: Sequence[WalkthroughStep], limits: Mapping[str, int], smoothing: float
+    ) -> None:
+        self.limits = limits
+        self.exact = q.network.parameter_count() <= _MAX_EXACT
+        self.reader = CellReader(forward, lambda quantity: _shown(quantity, limits), _vocabulary(q, smoothing))
+
+    def json(self, step: WalkthroughStep) -> dict[str, Any]:
+        entry = step.entry
+        found: dict[str, Any] = {
+            "id": step.name,
+            "part": step.part,
+            "box": entry.box,
+            "title": entry.title,
+            "formula": entry.formula,
+            "source": entry.source,
+            "note": entry.text,
+            "uses": [list(use) for use in step.uses],
+            "tensors": [head for quantity in step.quantities for head in self._heads(step, quantity)],
+        }
+        optional = {"formula_zh": entry.formula_zh or None, "equation": step.equation}
+        return found | {key: value for key, value in optional.items() if value is not None}
+
+    def _heads(self, step: WalkthroughStep, quantity: Quantity) -> Iterator[dict[str, Any]]:
+        """Yield one entry per head."""
+        gradients = step.gradients
+        numbers = quantity.gradient if gradients else quantity.value
+        assert numbers is not None
+        rows, columns = shown = _shown(quantity, self.limits)
+        cut = [[n, size, axis] for n, size, axis in zip(shown, quantity.size, quantity.along, strict=True) if n < size]
+        cells = self.reader.cells(step, quantity)
+        for head, matrix in enumerate(numbers[:, :rows, :columns].tolist()):
+            found: dict[str, Any] = {
+                "name": quantity.name,
+                "symbol": f"∂{quantity.symbol}" if gradients else quantity.symbol,
+                "kind": "gradient" if gradients else "value",
+                "shape": list(quantity.shape),
+                "axes": list(quantity.axes),
+                "rows": None if quantity.rows is None else list(quantity.rows[:rows]),
+                "columns": None if quantity.columns is None else list(quantity.columns[:columns]),
+                "values": self._numbers(matrix),
+            }
+            if quantity.per_head:
+                found["head"] = head
+            if cut:
+                found["shown"] = cut
+            if quantity.mark is not None:
+                found["mark"] = list(quantity.mark)
+            if quantity.nominal:
+                found["nominal"] = True
+            if cells is not None:
+                found["cells"] = cells[head]
+                if isinstance(cells[head].get("rest"), list):
+                    found["cells"]["rest"] = self._numbers(cells[head]["rest"])
+            yield found
+
+    def _numbers(self, x: Any) -> Any:
+        return [self._numbers(item) for item in x] if isinstance(x, list) else _number(x, self.exact)
+
+
+def _vocabulary(q: Quantities, smoothing: float) -> Vocabulary | None:
+    logits = q.recorded.values.get("output.logits")
+    if logits is None:
+        return None
+    targets, shown = q.pair.targets[0].to(logits.device), torch.tensor(q.shown_ids, device=logits.device)
+    distribution = (1 - smoothing) * (targets[:, None] == shown).double() + smoothing / logits.size(-1)
+    distribution = torch.where((targets != PAD)[:, None], distribution, 0.0)
+    return Vocabulary(distribution, logits.double().exp().sum(-1, keepdim=True))
 
 
 def _shown(quantity: Quantity, limits: Mapping[str, int]) -> tuple[int, int]:
@@ -147,34 +207,6 @@ def _shown(quantity: Quantity, limits: Mapping[str, int]) -> tuple[int, int]:
         min(size, limits.get(axis, size)) for size, axis in zip(quantity.value.shape[1:], quantity.along, strict=True)
     )
     return rows, columns
-
-
-def _heads(quantity: Quantity, gradients: bool, limits: Mapping[str, int], exact: bool) -> Iterator[dict[str, Any]]:
-    """Yield one entry per head."""
-    numbers = quantity.gradient if gradients else quantity.value
-    assert numbers is not None
-    rows, columns = shown = _shown(quantity, limits)
-    cut = [[n, size, axis] for n, size, axis in zip(shown, quantity.size, quantity.along, strict=True) if n < size]
-    for head, matrix in enumerate(numbers[:, :rows, :columns].tolist()):
-        found: dict[str, Any] = {
-            "name": quantity.name,
-            "symbol": f"∂{quantity.symbol}" if gradients else quantity.symbol,
-            "kind": "gradient" if gradients else "value",
-            "shape": list(quantity.shape),
-            "axes": list(quantity.axes),
-            "rows": None if quantity.rows is None else list(quantity.rows[:rows]),
-            "columns": None if quantity.columns is None else list(quantity.columns[:columns]),
-            "values": [[_number(x, exact) for x in row] for row in matrix],
-        }
-        if "head" in quantity.axes:
-            found["head"] = head
-        if cut:
-            found["shown"] = cut
-        if quantity.mark is not None:
-            found["mark"] = list(quantity.mark)
-        if quantity.nominal:
-            found["nominal"] = True
-        yield found
 
 
 def _number(x: float, exact: bool) -> float | int | str:

@@ -65,6 +65,7 @@ class Quantity:
     vocabulary only the tokens shown.  along: the axes of rows and columns; size: how many of them the whole tensor has.
     shape, axes: of the tensor called `name`.  rows, columns: labels, None for numbers from 0.  mark: row and column
     of the value that the step is about.  nominal: the numbers are names, such as token ids, of which none is larger.
+    per_head: the tensor is a matrix with the columns of all heads side by side, or has an axis "head".
     """
 
     name: str
@@ -79,6 +80,7 @@ class Quantity:
     columns: Sequence[str] | None = None
     mark: tuple[int, int] | None = None
     nominal: bool = False
+    per_head: bool = False
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Quantities:
             if name in self.recorded.parameters and index in ("ids", ":"):
                 return self._rows(name, symbol, index, parent)
             if name in self.recorded.parameters:
-                return self._parameter(name, symbol, index, inner)
+                return self._parameter(name, symbol, index, inner, self._heads_of(symbol, parent, inner))
         return None
 
     def _tap(self, name: str, symbol: str) -> Quantity:
@@ -63,12 +63,18 @@ class Quantities:
         quantity = _quantity(
             name, symbol, (value, self.recorded.gradients.get(name)), (rows, columns),
             lambda x: x if x.dim() > 1 else x[None] if as_row else x[:, None],
-            shape=(1, *value.shape), axes=("row", *axes),
+            shape=(1, *value.shape), axes=("row", *axes), per_head="head" in axes,
             rows=self._axis_labels(name, rows), columns=self._axis_labels(name, columns),
         )  # fmt: skip
         return self._shown_tokens(quantity) if columns == "word" else quantity
 
-    def _parameter(self, name: str, symbol: str, index: str, inner: str) -> Quantity:
+    def _heads_of(self, symbol: str, parent: str, inner: str) -> int:
+        """Return the number of heads side by side in the columns of W_Q, W_K, W_V and their biases, otherwise 1."""
+        result = {"Q": "queries", "K": "keys", "V": "values"}.get(symbol.partition("_")[2], "")
+        found = (self.recorded.values.get(child(path, result)) for path in (parent, inner))
+        return next((x.size(0) for x in found if x is not None and x.dim() == 3), 1)
+
+    def _parameter(self, name: str, symbol: str, index: str, inner: str, heads: int) -> Quantity:
         tensors, part, label = self._with_gradient(name), slice(None), name
         if index:
             parts = self.network.get_submodule(inner).parts
@@ -77,11 +83,20 @@ class Quantities:
             part = slice(first, first + parts[int(index)])
             label = f"{name}[{part.start}:{part.stop}]"
         if tensors[0].dim() == 1:
-            return _quantity(label, symbol, tensors, ("one", "output"), lambda x: x[None, part], rows=[""])
+            size = tensors[0][part].size(0)
+            bias = _quantity(
+                label, symbol, tensors, ("one", "output"), lambda x: x[part].reshape(heads, 1, -1), rows=[""],
+                shape=(size,), axes=("output",),
+            )  # fmt: skip
+            return replace(bias, per_head=heads > 1)
         # Weights are stored as (out, in); the formulas have X W, so (in, out).
         along = ("input", "word" if name == "output.weight" else "output")
-        matrix = _quantity(f"{label}.T", symbol, tensors, along, lambda x: x[part].T)
-        return self._shown_tokens(matrix) if along[1] == "word" else matrix
+        rows, columns = tensors[0][part].size(1), tensors[0][part].size(0)
+        matrix = _quantity(
+            f"{label}.T", symbol, tensors, along, lambda x: x[part].T.reshape(rows, heads, -1).transpose(0, 1),
+            shape=(rows, columns), axes=along,
+        )  # fmt: skip
+        return self._shown_tokens(matrix) if along[1] == "word" else replace(matrix, per_head=heads > 1)
 
     def _rows(self, name: str, symbol: str, index: str, parent: str) -> Quantity:
         """Return the rows of an embedding matrix for the token ids, or of a table for the positions."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,14 @@ from dragoman.errors import nearest
 from dragoman.models.seq2seq import Network
 from dragoman.nn.modes import evaluating
 from dragoman.nn.record import Recording, record, tap_names
-from dragoman.training.loss import TokenLoss, cross_entropy
+from dragoman.training.loss import cross_entropy
 
 __all__ = ["ParameterElement", "RecordedStep", "TrainingPair", "check_element"]
+
+_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+"""Learning rates of the updates that are tried."""
+
+_EPSILON = 1e-8
 
 _MAX_SEPARATE = 4
 """Target positions whose loss is backpropagated separately: each costs a backward pass."""
@@ -50,6 +55,7 @@ class RecordedStep:
     tied one under each of its names).  losses: target position -> loss in nats; loss: their sum.  element: the given
     one, or one with a large gradient.  shares: target positions -> gradient of their losses alone for the parameter
     that contains the element; updated: that parameter after the update.  loss_after: the loss of the same pair then.
+    updates: the results of other updates, see `_Trial.step`.
     """
 
     def __init__(
@@ -80,13 +86,11 @@ class RecordedStep:
             self.element = _default_element(network, of_parameters) if element is None else ParameterElement(*element)
             chosen = parameters[self.element.name]
             of_parameters.setdefault(self.element.name, torch.zeros_like(chosen))
-            updated = copy.deepcopy(network)
-            with torch.no_grad():
-                for name, parameter in updated.named_parameters():
-                    if name in of_parameters:
-                        parameter.sub_(of_parameters[name], alpha=learning_rate)
-                head = TokenLoss(pair.targets, smoothing)
-                self.loss_after = float(updated(pair.src, pair.src_mask, pair.tgt_in, head).smoothed)
+            trial = _Trial(network, pair, smoothing, of_parameters, self.element)
+            rates = sorted({*_RATES, learning_rate})
+            self.updates = [trial.step(rule, rate) for rule in ("sgd", "adam") for rate in rates]
+            self.loss_after = trial.step("sgd", learning_rate)["loss"]
+            self.updated = trial.network.get_parameter(self.element.name).detach()
         self.values = {name: seen.joined(name).detach()[0] for name in order}
         self.axes = {name: seen.axes[name][1:] for name in order}
         self.parameters = {name: p.detach() for name, p in [*parameters.items(), *network.named_buffers()]}
@@ -94,7 +98,44 @@ class RecordedStep:
         self.losses = {t: float(token.detach()) for t, token in losses.items()}
         self.loss = float(loss.detach())
         self.shares = _shares(losses, chosen)
-        self.updated = updated.get_parameter(self.element.name).detach()
+
+
+class _Trial:
+    """A copy of the network in which updates are tried, each from the same weights."""
+
+    def __init__(
+        self,
+        network: Network,
+        pair: TrainingPair,
+        smoothing: float,
+        gradients: Mapping[str, Tensor],
+        element: ParameterElement,
+    ) -> None:
+        self.network, self.before = copy.deepcopy(network), dict(network.named_parameters())
+        self.pair, self.smoothing, self.gradients, self.element = pair, smoothing, gradients, element
+
+    @torch.no_grad()
+    def step(self, rule: str, rate: float) -> dict[str, Any]:
+        """Update all weights and return {"rule", "rate", "loss", "probabilities", "element"}.
+
+        rule: "sgd", or "adam" (Kingma and Ba 2015), whose first step is rate · g / (|g| + 1e-8).  loss: of the same
+        pair; probabilities: of its targets, padding excluded; element: the new value of the element.
+        """
+        for name, parameter in self.network.named_parameters():
+            if (g := self.gradients.get(name)) is not None:
+                parameter.copy_(self.before[name] - rate * (g if rule == "sgd" else g / (g.abs() + _EPSILON)))
+        logits = self.network(self.pair.src, self.pair.src_mask, self.pair.tgt_in)[0]
+        kept = self.pair.targets[0] != PAD
+        targets = self.pair.targets[0, kept]
+        row, column = self.element.row, self.element.column
+        matrix = self.network.get_parameter(self.element.name)
+        return {
+            "rule": rule,
+            "rate": rate,
+            "loss": float(cross_entropy(logits[kept], targets, self.smoothing)[0]),
+            "probabilities": logits[kept].softmax(-1).gather(1, targets[:, None])[:, 0].tolist(),
+            "element": float(matrix[row, column] if matrix.dim() == 2 else matrix[row]),
+        }
 
 
 def check_element(network: Network, element: tuple[str, int, int]) -> list[str]:

@@ -1,0 +1,318 @@
+"""How a single number of a step is computed: the products and sums of its formula, with what is not shown of them.
+
+A formula such as `Q = X W_Q + b_Q` is read as a sum of terms, evaluated in float64 with the complete tensors, and
+compared with the recorded result; a formula that does not give it (because the rest of it is in words) has no cells.
+A page then writes out the terms of one cell from the numbers that it shows, and adds `rest`, the sum of the others.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dragoman.interpret.walkthrough.backward import users_of
+from dragoman.interpret.walkthrough.entries import Quantity, WalkthroughStep
+
+__all__ = ["CellReader", "Vocabulary"]
+
+_TERM = re.compile(r"(∂?[^\s∂ᵀ]+)(ᵀ)?(?: (∂?[^\s∂ᵀ/]+)(ᵀ)?)?( / √d_key)?")
+_TOLERANCE = 1e-4
+
+Shown = Callable[[Quantity], tuple[int, int]]
+
+
+class Operand(NamedTuple):
+    """A tensor of a formula: the value or the gradient of a quantity, perhaps transposed."""
+
+    quantity: Quantity
+    gradient: bool = False
+    transposed: bool = False
+
+    @property
+    def matrix(self) -> Tensor:
+        """(heads or 1, rows, columns) in float64."""
+        matrix = self.quantity.gradient if self.gradient else self.quantity.value
+        assert matrix is not None
+        return matrix.double().mT if self.transposed else matrix.double()
+
+    def visible(self, shown: Shown) -> Tensor:
+        """Return the matrix with 0 where it is not shown."""
+        rows, columns = reversed(shown(self.quantity)) if self.transposed else shown(self.quantity)
+        matrix = torch.zeros_like(self.matrix)
+        matrix[:, :rows, :columns] = self.matrix[:, :rows, :columns]
+        return torch.nan_to_num(matrix, neginf=0.0)
+
+    def reference(self, head: int) -> dict[str, Any]:
+        kind = "gradient" if self.gradient else "value"
+        found: dict[str, Any] = {"of": [kind, self.quantity.name, head if self.quantity.per_head else None]}
+        return found | ({"transposed": True} if self.transposed else {})
+
+
+class Vocabulary(NamedTuple):
+    """distribution: of the targets over the tokens shown, (T, n); sums: of the exponentials of all logits, (T, 1)."""
+
+    distribution: Tensor
+    sums: Tensor
+
+
+@dataclass(frozen=True)
+class Term:
+    """factor · left · right, or factor · left."""
+
+    left: Operand
+    right: Operand | None = None
+    factor: float = 1.0
+
+
+class _Pair(NamedTuple):
+    """Heads of the two factors of a product, and where its rows, its inner index and its columns begin."""
+
+    left: int
+    right: int
+    row: int = 0
+    inner: int = 0
+    column: int = 0
+
+
+class CellReader:
+    """The cells of the steps of a walkthrough.  forward: its forward steps; shown: rows and columns of a quantity."""
+
+    def __init__(self, forward: Sequence[WalkthroughStep], shown: Shown, vocabulary: Vocabulary | None) -> None:
+        self.forward = {step.name: step for step in forward}
+        self.quantities = {quantity.name: quantity for step in forward for quantity in step.quantities}
+        self.users = users_of(forward)
+        self.shown = shown
+        self.vocabulary = vocabulary
+
+    def cells(self, step: WalkthroughStep, quantity: Quantity) -> list[dict[str, Any]] | None:
+        """Return how each head of the quantity is computed, as JSON; None if its formula is not of this kind.
+
+        "terms": products {"left", "right", "factor", "at": [row, inner, column]} of the tensors `of` [kind, name,
+        head], or single tensors {"left", "factor"}; the indices of a result begin at "at" in the factors.  "rest": the
+        sum of the terms that are not shown, per cell.  "minus": numbers that are subtracted.  "function": "softmax" of the row of "left", where "rest" is the
+        sum of the exponentials that are not shown, or "norm", with its quantities by symbol.
+        """
+        source = self.forward.get(step.name.removesuffix(".gradient"))
+        if source is None or step.part == "update":
+            return None
+        if step.gradients:
+            if quantity.name == "output.logits":
+                return self._against_targets(Operand(quantity, gradient=True))
+            terms = self._gradient_terms(source, quantity)
+            return None if terms is None else self._sum(terms, Operand(quantity, gradient=True))
+        equation = _equations(source.entry.formula).get(quantity.symbol)
+        if equation is None:
+            return None
+        if match := re.fullmatch(r"softmax\((\S+)\)", equation):
+            operand = self._scope(source)(match[1])
+            return None if operand is None else self._softmax(operand, quantity)
+        if "γ ⊙" in equation:
+            return self._norm(source, quantity)
+        terms = self._terms(equation, source, quantity)
+        return None if terms is None else self._sum(terms, Operand(quantity))
+
+    # ------------------------------------------------------------------------------------------------------- operands
+
+    def _scope(self, step: WalkthroughStep) -> Callable[[str], Operand | None]:
+        """Return the tensor of each symbol in the formulas of a step.
+
+        A symbol of no quantity is that of the quantities used, in the order in which such symbols occur.
+        """
+        used = [self.quantities.get(name) for name, _ in step.uses]
+        own = {quantity.symbol: quantity for quantity in step.quantities}
+        known = {quantity.symbol: quantity for quantity in used if quantity is not None} | own
+        symbols = [s for text in _equations(step.entry.formula).values() for s in _symbols(text) if s not in known]
+        free = [q for q in used if q is None or q.symbol not in _symbols(step.entry.formula) or q.symbol in own]
+        known |= {s: q for s, q in zip(dict.fromkeys(symbols), free, strict=False) if q is not None}
+
+        def find(symbol: str, transposed: bool = False) -> Operand | None:
+            quantity = known.get(symbol.removeprefix("∂"))
+            gradient = symbol.startswith("∂")
+            if quantity is None or (gradient and quantity.gradient is None):
+                return None
+            return Operand(quantity, gradient, transposed)
+
+        return find
+
+    def _terms(self, text: str, step: WalkthroughStep, result: Quantity) -> list[Term] | None:
+        """Parse a sum of products; None if it contains anything else."""
+        find: Any = self._scope(step)
+        terms = []
+        for part in text.split(" + "):
+            factor = 1.0
+            if part.startswith("√d_model · "):
+                part, factor = part.removeprefix("√d_model · "), math.sqrt(result.size[1])
+            if (match := _TERM.fullmatch(part)) is None:
+                return None
+            left, right = find(match[1], bool(match[2])), find(match[3], bool(match[4])) if match[3] else None
+            if left is None or (match[3] and right is None):
+                return None
+            if match[5]:
+                factor = 1 / math.sqrt(right.quantity.value.size(2) if right else 1)
+            terms.append(Term(left, right, factor))
+        return terms
+
+    def _gradient_terms(self, step: WalkthroughStep, quantity: Quantity) -> list[Term] | None:
+        """Return the terms of a gradient: that of a parameter, or the sum over the steps that use the quantity."""
+        own = _equations(step.entry.parameter_gradients).get(f"∂{quantity.symbol}")
+        if own is not None:
+            return self._terms(own, step, quantity)
+        found: list[Term] = []
+        for user, index in self.users(quantity.name):
+            if index >= len(user.entry.terms):
+                return None
+            terms = self._terms(_plain(user.entry.terms[index]), user, quantity)
+            if terms is None:
+                return None
+            found += terms
+        return found or None
+
+    # ---------------------------------------------------------------------------------------------------------- cells
+
+    def _sum(self, terms: Sequence[Term], result: Operand) -> list[dict[str, Any]] | None:
+        target, shown = result.matrix, self.shown(result.quantity)
+        parts: list[list[dict[str, Any]]] = [[] for _ in target]
+        whole, visible = torch.zeros_like(target), torch.zeros_like(target)
+        complete = True
+        for term in terms:
+            pairs = _pairs(term, target)
+            if pairs is None:
+                return None
+            operands = [operand for operand in (term.left, term.right) if operand is not None]
+            for head, pair in pairs:
+                whole[head] += _product(term, pair, target[head], [operand.matrix for operand in operands])
+                visible[head] += _product(
+                    term, pair, target[head], [operand.visible(self.shown) for operand in operands]
+                )
+                parts[head].append(_term_json(term, pair))
+            complete &= not (term.right is not None and "word" in term.left.quantity.along)
+        rows, columns = shown
+        rest = (target - visible)[:, :rows, :columns]
+        if complete:
+            if not torch.allclose(whole, target, rtol=_TOLERANCE, atol=_TOLERANCE * float(target.abs().max()) + 1e-12):
+                return None
+            rest = (whole - visible)[:, :rows, :columns]
+        hidden = bool(rest.abs().max() > 1e-9 * max(1.0, float(target.abs().max())))
+        return [{"terms": part} | ({"rest": r.tolist()} if hidden else {}) for part, r in zip(parts, rest, strict=True)]
+
+    def _against_targets(self, result: Operand) -> list[dict[str, Any]] | None:
+        """Return the cells of P − T, with the target distribution T as "minus"."""
+        probabilities = self.quantities.get("output.probs")
+        if probabilities is None or self.vocabulary is None:
+            return None
+        expected = self.vocabulary.distribution
+        if not torch.allclose(probabilities.value.double()[0] - expected, result.matrix[0], atol=1e-5):
+            return None
+        return [{"terms": [{"left": Operand(probabilities).reference(0)}], "minus": expected.tolist()}]
+
+    def _softmax(self, scores: Operand, result: Quantity) -> list[dict[str, Any]] | None:
+        matrix, (rows, columns) = scores.matrix, self.shown(result)
+        if matrix.shape != result.value.shape or float(matrix.max()) > 700:  # exp overflows
+            return None
+        words = "word" in result.along and self.vocabulary is not None
+        sums = self.vocabulary.sums[None] if words else matrix.exp().sum(-1, keepdim=True)
+        if not torch.allclose(matrix.exp() / sums, result.value.double(), rtol=1e-3, atol=1e-6):
+            return None
+        rest = (sums - matrix[..., :columns].exp().sum(-1, keepdim=True))[:, :rows, 0]
+        hidden = words or columns < matrix.size(-1)
+        return [
+            {"function": "softmax", "left": scores.reference(head), **({"rest": rest[head].tolist()} if hidden else {})}
+            for head in range(result.value.size(0))
+        ]
+
+    def _norm(self, step: WalkthroughStep, result: Quantity) -> list[dict[str, Any]] | None:
+        found = {q.symbol: q for q in step.quantities} | {"R": self.quantities.get(step.uses[0][0])}
+        if found["R"] is None or result.value.dim() != 3 or "σ" not in found:
+            return None
+        x = {symbol: q.value.double() for symbol, q in found.items() if q is not None}
+        y = x["γ"] * (x["R"] - x.get("μ", 0)) / x["σ"] + x.get("β", 0)
+        if y.shape != result.value.shape or not torch.allclose(y, result.value.double(), rtol=1e-3, atol=1e-4):
+            return None
+        names = {
+            s: ["value", q.name, None] for s, q in found.items() if q is not None and s in ("R", "μ", "σ", "γ", "β")
+        }
+        return [{"function": "norm", "quantities": names}]
+
+
+def _equations(formula: str) -> dict[str, str]:
+    """Return left side -> right side of the equations in a formula, without definitions behind ",   "."""
+    sides = (part.partition(",   ")[0].partition(" = ") for part in re.split(r" {4,}", formula) if " = " in part)
+    return {left.strip(): _plain(right) for left, _, right in sides}
+
+
+def _plain(text: str) -> str:
+    """Return a term in the notation that `_TERM` reads: the heads side by side are Z, f(X) is a symbol of its own."""
+    return text.replace("[Z₁ … Z_h]", "Z").replace("f(X)", "f").replace("PE[p]", "PE")
+
+
+def _symbols(text: str) -> list[str]:
+    return [
+        s.rstrip("ᵀ").removeprefix("∂")
+        for s in re.split(r"[ +=()/]+", text)
+        if s not in ("", "√d_key", "·", "√d_model")
+    ]
+
+
+def _pairs(term: Term, target: Tensor) -> list[tuple[int, _Pair]] | None:
+    """Return (head of the result, heads and offsets of the factors); None if the shapes do not fit.
+
+    Heads are side by side in the matrices that have none: columns of queries, keys and values, rows of W_O.
+    """
+    heads, rows, columns = target.shape
+    left = term.left.matrix
+    if term.right is None:
+        return _single(left, heads, rows, columns)
+    right = term.right.matrix
+    l_heads, l_rows, inner = left.shape
+    r_heads, r_inner, r_columns = right.shape
+    most = max(l_heads, r_heads)
+    if inner == r_inner and (l_rows, r_columns) == (rows, columns):
+        if heads >= most and heads % l_heads == heads % r_heads == 0:  # one product per head; shared keys and values
+            return [(h, _Pair(h * l_heads // heads, h * r_heads // heads)) for h in range(heads)]
+        if most % heads == 0:  # a sum over the heads
+            return [(h * heads // most, _Pair(h * l_heads // most, h * r_heads // most)) for h in range(most)]
+    if inner == r_inner and most == 1 and (l_rows, r_columns) == (rows, heads * columns):
+        return [(h, _Pair(0, 0, column=h * columns)) for h in range(heads)]
+    if inner == r_inner and r_heads == heads == 1 and (l_heads * l_rows, r_columns) == (rows, columns):
+        return [(0, _Pair(h, 0, row=h * l_rows)) for h in range(l_heads)]
+    if l_heads * inner == r_inner and heads == 1 and (l_rows, r_columns) == (rows, columns):
+        return [(0, _Pair(h, 0, inner=h * inner)) for h in range(l_heads)]
+    return None
+
+
+def _single(left: Tensor, heads: int, rows: int, columns: int) -> list[tuple[int, _Pair]] | None:
+    """A bias has one row for all rows of the result."""
+    if left.size(0) in (1, heads) and left.size(1) in (1, rows) and left.size(2) == columns:
+        return [(h, _Pair(h if left.size(0) > 1 else 0, 0)) for h in range(heads)]
+    if left.size(0) == 1 and left.size(1) in (1, rows) and left.size(2) == heads * columns:
+        return [(h, _Pair(0, 0, column=h * columns)) for h in range(heads)]
+    return None
+
+
+def _product(term: Term, pair: _Pair, target: Tensor, factors: Sequence[Tensor]) -> Tensor:
+    """Return the contribution of a pair to its head of the result, (rows, columns)."""
+    rows, columns = target.shape
+    left = torch.nan_to_num(factors[0][pair.left], neginf=0.0)
+    if term.right is None:
+        return term.factor * left[:, pair.column : pair.column + columns].expand(rows, columns)
+    right = factors[1][pair.right][pair.inner : pair.inner + left.size(1), pair.column : pair.column + columns]
+    product = torch.zeros_like(target)
+    product[pair.row : pair.row + left.size(0)] = term.factor * (left @ right)
+    return product
+
+
+def _term_json(term: Term, pair: _Pair) -> dict[str, Any]:
+    found: dict[str, Any] = {"left": term.left.reference(pair.left)}
+    if term.right is not None:
+        found["right"] = term.right.reference(pair.right)
+    if any(pair[2:]):
+        found["at"] = list(pair[2:])
+    if term.factor != 1:
+        found["factor"] = term.factor
+    return found

@@ -157,9 +157,12 @@ function total(predictions) {
 
 // ---- the whole model ------------------------------------------------------------------------------------------------
 
+let walk = null;
+
 function showFigure() {
   const lens = explanation.lens.map((layer) => layer.predictions.map((prediction) => (prediction.top.length ? standalone(prediction.top[0][0]) : null)));
-  byId("figure-body").append(drawFigure(explanation.walkthrough.figure, { lens, readable: (label) => (isSpecial(label) ? readable(label) : label) }).node);
+  const onLayer = (stack, layer) => { walk.layer(stack, layer); byId("walk").scrollIntoView(); };
+  byId("figure-body").append(drawFigure(explanation.walkthrough.figure, { lens, onLayer, readable: (label) => (isSpecial(label) ? readable(label) : label) }).node);
 }
 
 // ---- model and contents ---------------------------------------------------------------------------------------------
@@ -233,7 +236,7 @@ function start() {
   const parts = {
     pair: showHeader, "predictions-body": showPredictions, "figure-body": showFigure, "image-body": showImage, "alignment-body": showAlignment, "attention-body": showAttention,
     "states-body": showStates, "lens-body": showLens, "beam-body": showBeam, "model-body": showModel, contents: showContents,
-    "walk-body": () => drawWalkthrough(byId("walk-body"), explanation.walkthrough),
+    "walk-body": () => { walk = drawWalkthrough(byId("walk-body"), explanation.walkthrough); },
   };
   for (const [id, show] of Object.entries(parts)) {
     try {

@@ -2,7 +2,7 @@
 
 const gallery = JSON.parse(byId("gallery").textContent);
 
-const typesetBoth = (text) => both(typeset(text.en), typeset(text.zh));
+
 
 const VERDICTS = {
   equal: ["✓", (n) => both(n === 1 ? "1 number agrees" : `${n} numbers agree`, `${n} 个数一致`)],
@@ -77,5 +77,6 @@ function start() {
   byId("language").append(languageSwitch());
   if (gallery.chapters.length) byId("contents").append(...drawContents());
   byId("chapters").append(...gallery.chapters.map(drawChapter));
-  drawWalkthrough(byId("walk-body"), gallery.walkthrough);
+  const walk = drawWalkthrough(byId("walk-body"), gallery.walkthrough);
+  byId("figure-body").append(drawFigure(gallery.walkthrough.figure, { onLayer: walk.layer }).node);
 }

@@ -1,244 +1,250 @@
-// One training step, a formula at a time: drawWalkthrough(container, data) draws the result of Python's `walkthrough`,
-// drawMatrix(tensor) one of its matrices, typeset(text) a formula.  Other pages include this file, so it defines no other names.
+"use strict";
+// One training step as stations: drawWalkthrough(container, data) draws the result of Python's `walkthrough`, a sub-layer at a time, and
+// returns {go(position), layer(stack, layer)}.  Selecting a number writes out how it is computed.
 
-const { drawMatrix, drawWalkthrough, typeset } = (() => {
+const { drawWalkthrough } = (() => {
 
-const WALK_PARTS = [["forward", "Forward", "前向"], ["backward", "Backward", "反向"], ["update", "Update", "更新"]];
+const DIRECTIONS = { forward: ["Forward", "前向"], backward: ["Backward", "反向"], update: ["Update", "更新"] };
+const PLACE = /^(?:(encoder|decoder)\.)?(?:layers\.(\d+)\.)?(?:around_)?(\w+)/;
+const INPUTS = { src: "encoder", tgt_in: "decoder" };
+const OUTPUTS = ["output", "head", "loss"], PARTS = ["self_attn", "cross_attn", "ffn", "ssru"];
 
-// ---- a matrix ---------------------------------------------------------------------------------------------------------
+// ---- stations ---------------------------------------------------------------------------------------------------------
 
-const AXES = { row: "句", head: "头", query: "查询", key: "键", feature: "特征", position: "位置", word: "词元", input: "输入", output: "输出" };
-const superscript = (power) => [...String(power)].map((c) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(c)]).join("");
-const subscript = (index) => [...String(index)].map((c) => "₀₁₂₃₄₅₆₇₈₉"[Number(c)]).join("");
-
-const RESIDUE = 1e-14; // A matrix of smaller numbers only is what rounding leaves of an exact 0.
-
-// Number format of a matrix: decimals according to its largest number, a common power of ten if that is very small or large.
-// least: minimum number of decimals.
-function figures(values, least = 0) {
-  const numbers = values.flat().filter(finite), size = Math.max(0, ...numbers.map(Math.abs)), largest = size < RESIDUE ? 0 : size;
-  const power = largest > 0 && (largest < 0.01 || largest >= 1e6) ? Math.floor(Math.log10(largest)) : 0;
-  const scaled = largest ? numbers.map((x) => x / 10 ** power) : [], top = largest / 10 ** power;
-  const most = Math.max(least, top >= 1000 ? 1 : top >= 100 ? 2 : top >= 10 ? 3 : 4);
-  let decimals = 0;
-  while (decimals < most && scaled.some((x) => Math.abs(x - Number(x.toFixed(decimals))) > 1e-9 * Math.max(1, Math.abs(x)))) decimals += 1;
-  const write = (x) => (finite(x) ? (Math.abs(x / 10 ** power) < 0.5 * 10 ** -decimals ? "0" : (x / 10 ** power).toFixed(decimals).replace("-", "−")) : String(x ?? "–"));
-  return { write, power, largest };
+// Stack, layer and station of a step.  The station of a sub-layer is the same in all layers.
+function placeOf(step, single) {
+  if (step.part === "update" || step.id === "sum over positions") return { stack: "update", layer: 0, key: "update" };
+  const [, named, layer, part] = PLACE.exec(step.id), stack = named ?? INPUTS[step.id] ?? single;
+  if (OUTPUTS.includes(part)) return { stack: "output", layer: 0, key: "output" };
+  if (layer === undefined) return { stack, layer: 0, key: `${stack} ${part === "final_norm" ? part : ["bridge", "context"].includes(part) ? part : "embedding"}` };
+  return { stack, layer: Number(layer), key: `${stack} ${PARTS.includes(part) ? part : "layer"}` };
 }
 
-const inFull = (x) => (finite(x) ? String(x).replace("-", "−").replace(/e[-−](\d+)$/, (_, p) => ` × 10${superscript(-Number(p))}`) : String(x ?? "–"));
+const withoutLayer = (box) => ({ en: box.en.replace(/ layer \d+( · )?/, "$1"), zh: box.zh.replace(/第 \d+ 层( · )?/, "$1") });
 
-// Background of a cell: blue for positive, orange for negative numbers, stronger for larger ones.
-function heat(value, largest) {
-  if (!finite(value) || largest === 0 || Math.abs(value) <= RESIDUE * largest) return null;
-  const share = Math.round(6 + 40 * Math.min(1, Math.abs(value) / largest));
-  return `background: color-mix(in srgb, var(${value > 0 ? "--first" : "--second"}) ${share}%, transparent)`;
-}
-
-// A formula with subscripts (W_Q) and superscripts (10^(−5)): a list of texts and nodes.
-function typeset(text) {
-  const parts = [];
-  let from = 0;
-  for (const match of text.matchAll(/(?<![A-Za-z]{2})_([A-Za-z]+)|\^\(([^()]*)\)|\^([−\d.]*\w?)/g)) {
-    parts.push(text.slice(from, match.index), match[1] ? el("sub", {}, match[1]) : el("sup", {}, ...typeset(match[2] ?? match[3])));
-    from = match.index + match[0].length;
+// [{key, stack, title, layers: Map layer -> {forward, backward, update: steps}}], in the order of the computation.
+function stationsOf(steps) {
+  const stations = new Map(), single = steps.some((step) => step.id === "src") ? "encoder" : "decoder";
+  for (const step of steps) {
+    const { stack, layer, key } = placeOf(step, single);
+    if (!stations.has(key)) stations.set(key, { key, stack, title: null, layers: new Map() });
+    const station = stations.get(key), parts = station.layers.get(layer) ?? station.layers.set(layer, { forward: [], backward: [], update: [] }).get(layer);
+    station.title = key.endsWith(" layer") ? bothText(step.box, (text) => text.split(" · ")[0]) : withoutLayer(step.box);
+    parts[key === "update" ? "update" : step.part].push(step);
   }
-  return [...parts, text.slice(from)];
+  return [...stations.values()].filter((station) => station.key !== "update").concat([...stations.values()].filter((station) => station.key === "update"));
+}
+const bothText = (box, change) => { const text = withoutLayer(box); return { en: change(text.en), zh: change(text.zh) }; };
+
+// Everything in order: forward, backward from the last station to the first, update.
+function routeOf(stations) {
+  const has = (direction) => stations.filter((station) => [...station.layers.values()].some((parts) => parts[direction].length)).map((station) => ({ station, direction }));
+  return [...has("forward"), ...has("backward").reverse(), ...has("update")];
 }
 
-const typesetBoth = (text) => both(typeset(text.en), typeset(text.zh));
-
-// The head of a tensor with several heads, counted from 1.
-const headOf = (tensor) => (tensor.head === undefined || tensor.shape[1] === 1 ? null : tensor.head + 1);
-const symbolOf = (tensor) => `${tensor.symbol}${headOf(tensor) ? subscript(headOf(tensor)) : ""}`;
-const CHINESE_SYMBOLS = {
-  id: "编号", patches: "图像块", class: "类别向量", "P(correct)": "P（正确词）", "W new": "更新后的 W", "L before": "更新前的 L", "L after": "更新后的 L",
-};
-function symbolIn(tensor) {
-  const [, sign, name] = /^(∂?)(.*)$/.exec(tensor.symbol);
-  return [symbolOf(tensor), Object.hasOwn(CHINESE_SYMBOLS, name) ? `${sign}${CHINESE_SYMBOLS[name]}` : symbolOf(tensor)];
-}
-
-// Note on truncated sides, [8, 512, "feature"]: "8 of 512 features".
-function truncationNote(sides) {
-  const chinese = { query: "个位置", key: "个位置", position: "个位置", feature: "个特征", word: "个词元", input: "个输入", output: "个输出" };
-  const english = (axis) => (axis === "query" || axis === "key" ? "position" : axis === "word" ? "token" : axis);
-  return both(sides.map(([shown, size, axis]) => `${shown} of ${size} ${english(axis)}s`).join(", "),
-    sides.map(([shown, size, axis]) => `${size} ${chinese[axis]}中的 ${shown} 个`).join("，"));
-}
-
-function drawMatrix(tensor, attributes = {}) {
-  const rowNames = tensor.rows ?? tensor.values.map((_, i) => i), columnNames = tensor.columns ?? (tensor.values[0] ?? []).map((_, j) => j);
-  const { write, power, largest } = figures(tensor.values, tensor.decimals), [english, chinese] = symbolIn(tensor), [markedRow, markedColumn] = tensor.mark || [];
-  const named = (names) => names.some((name) => name !== "");
-  const head = named(columnNames)
-    ? el("thead", {}, el("tr", {}, named(rowNames) ? el("td", {}) : null, ...columnNames.map((name) => el("th", { scope: "col" }, name))))
-    : null;
-  const rows = tensor.values.map((row, i) => el("tr", {},
-    named(rowNames) ? el("th", { scope: "row" }, rowNames[i]) : null,
-    ...row.map((x, j) => el("td", {
-      style: tensor.nominal ? null : heat(x, largest), "data-full": inFull(x), class: i === markedRow && j === markedColumn ? "marked" : null,
-    }, write(x)))));
-  const caption = el("figcaption", {}, el("b", {}, both(typeset(english), typeset(chinese))),
-    headOf(tensor) ? el("small", {}, both(`head ${headOf(tensor)}`, `第 ${headOf(tensor)} 个头`)) : null,
-    power ? el("small", { class: "power" }, ` × 10${superscript(power)}`) : null,
-    tensor.shown ? el("small", { class: "cut" }, truncationNote(tensor.shown)) : null);
-  return el("figure", { class: "matrix", ...attributes }, caption,
-    el("div", { class: "matrix-scroll" }, el("table", {}, head, el("tbody", {}, ...rows))));
-}
-
-// ---- the steps --------------------------------------------------------------------------------------------------------
-
-const MAX_OPEN_INPUTS = 7;
-
-// Name, shape with the names of the axes, and source of a matrix.
-function describeTensor(tensor, source) {
-  const shape = (name) => (tensor.shape.length ? `(${tensor.shape.map((n, i) => `${n} ${name(tensor.axes[i])}`).join(" × ")})` : "");
-  const name = el("code", {}, tensor.kind === "gradient" ? `∂L / ∂ ${tensor.name}` : tensor.name);
-  return [name, " ", both(shape((axis) => axis), shape((axis) => AXES[axis] || axis)), source ? el("span", { class: "from" }, ` · ${source}`) : ""];
-}
+// ---- steps of a station -----------------------------------------------------------------------------------------------
 
 function drawFormula(formula, chinese = formula) {
   const [parts, others] = [formula, chinese].map((text) => text.split(/ {4,}/).filter(Boolean));
   return parts.length ? el("div", { class: "formula" }, ...parts.map((part, i) => el("div", {}, both(typeset(part), typeset(others[i]))))) : null;
 }
 
-// Inputs of a step, its own parameters and tensors of other steps (`found`, by kind and name), and its results.
-function inputsOf(step, found) {
+const operandsOf = (tensor) => [...(tensor.cells?.terms ?? []).flatMap(({ left, right }) => [left, right]), tensor.cells?.left, tensor.cells?.right].filter(Boolean).map(({ of }) => of).concat(Object.values(tensor.cells?.quantities ?? {}));
+
+// Inputs of a step, its own parameters and tensors of other steps, and its results; head: the one shown, null for all.
+function matricesOf(step, tensors, head) {
   const given = (tensor) => step.part === "forward" && (["input", "output"].includes(tensor.axes[0]) || tensor.name.endsWith("]"));
-  const used = step.uses.flatMap(([name, kind]) => found.get(`${kind} ${name}`) || []);
-  return [[...used, ...step.tensors.filter(given)], step.tensors.filter((tensor) => !given(tensor))];
+  const shown = (tensor) => head === null || tensor.head === undefined || tensor.head === head;
+  const results = step.tensors.filter((tensor) => !given(tensor) && shown(tensor));
+  const used = step.uses.flatMap(([name, kind]) => [...tensors.values()].filter((tensor) => tensor.name === name && tensor.kind === kind && shown(tensor)));
+  const needed = results.flatMap(operandsOf).map((number) => tensors.all[number]);
+  const inputs = new Map([...used, ...step.tensors.filter((tensor) => given(tensor) && shown(tensor)), ...needed].map((tensor) => [keyOf(tensor), tensor]));
+  for (const tensor of results) inputs.delete(keyOf(tensor));
+  return [[...inputs.values()], results];
 }
 
-function drawStep(step, found) {
-  const description = el("p", { class: "walk-about" });
-  const rest = () => description.replaceChildren(both("Point at a matrix or focus it to see its name, its shape and its source.",
-    "将指针移到矩阵上或用键盘选中矩阵，可查看它的名称、形状和出处。"));
+// In the backward direction, the value beside each gradient.
+function drawPair(tensor, tensors, draw) {
+  const value = tensor.kind === "gradient" && tensors.get(keyOf({ ...tensor, kind: "value" }));
+  return value ? el("div", { class: "pair-of" }, draw(value), draw(tensor)) : draw(tensor);
+}
+
+function drawStep(step, tensors, head) {
+  const about = el("p", { class: "walk-about", "aria-live": "polite" });
+  const card = el("article", { class: "walk-step" });
   const draw = (tensor) => {
-    const describe = () => description.replaceChildren(...describeTensor(tensor, step.source));
+    const describe = () => { if (!about.dataset.cell) about.replaceChildren(...describeTensor(tensor, step.source)); };
     const figure = drawMatrix(tensor, { tabindex: "0", onfocus: describe, onpointerenter: describe });
     const [english, chinese] = symbolIn(tensor);
-    bothIn(figure, "aria-label", `${english}: ${tensor.name}, ${tensor.shape.join(" × ")}`, `${chinese}：${tensor.name}，${tensor.shape.join(" × ")}`);
-    figure.addEventListener("pointerover", (event) => {
-      const cell = event.target.closest("td[data-full]");
-      if (cell) description.replaceChildren(...describeTensor(tensor, step.source), " ", el("b", { class: "full" }, cell.dataset.full));
-    });
+    bothIn(figure, "aria-label", `${english}: ${tensor.name}, ${tensor.shape.join(" × ")}; the arrow keys select a number`, `${chinese}：${tensor.name}，${tensor.shape.join(" × ")}；用方向键选择一个数`);
+    listenToCells(figure, (i, j) => select(tensor, figure, i, j));
     return figure;
   };
-  const [inputs, results] = inputsOf(step, found);
-  const matrices = (tensors) => el("div", { class: "matrices" }, ...tensors.map(draw));
-  rest();
-  return [
-    el("p", { class: "walk-box" }, bothOf(step.box)),
-    el("h3", {}, typesetBoth(step.title)),
-    drawFormula(step.formula, step.formula_zh),
-    step.equation ? el("p", { class: "equation" }, step.equation) : null,
-    step.note.en ? el("p", { class: "walk-note" }, typesetBoth(step.note)) : null,
-    // Many input matrices, one per head, would push the results off the screen.
-    inputs.length ? el("details", { class: "walk-group inputs", open: inputs.length <= MAX_OPEN_INPUTS ? "" : null },
-      el("summary", {}, both("Inputs", "输入"), inputs.length > MAX_OPEN_INPUTS ? ` (${inputs.length})` : ""), matrices(inputs)) : null,
-    results.length ? el("div", { class: "walk-group results" }, inputs.length ? el("h4", {}, both("Results", "结果")) : "", matrices(results)) : null,
-    description,
-    step.source ? el("p", { class: "walk-source" }, step.source) : null,
-  ].filter(Boolean);
-}
-
-// Consecutive steps of one part, grouped by their box of the model.
-function boxesOf(steps, part) {
-  const boxes = [];
-  steps.forEach((step, index) => {
-    if (step.part !== part) return;
-    if (!boxes.length || boxes.at(-1).box.en !== step.box.en) boxes.push({ box: step.box, first: index, steps: [] });
-    boxes.at(-1).steps.push([index, step]);
-  });
-  return boxes;
-}
-
-function drawContents(steps, go) {
-  const buttons = new Map(), groups = [];
-  const button = (index, label) => el("button", { type: "button", onclick: () => go(index, true) }, label);
-  const parts = WALK_PARTS.filter(([part]) => steps.some((step) => step.part === part)).map(([part, english, chinese]) => {
-    const boxes = boxesOf(steps, part).map(({ box, first, steps: inner }) => {
-      const list = el("ol", { hidden: "" }, ...inner.map(([index, step]) => {
-        buttons.set(index, button(index, typesetBoth(step.title)));
-        return el("li", {}, buttons.get(index));
-      }));
-      const title = button(first, bothOf(box));
-      groups.push({ part, indices: new Set(inner.map(([index]) => index)), list, title });
-      return el("li", {}, title, list);
-    });
-    return { part, details: el("details", {}, el("summary", {}, both(english, chinese)), el("ol", {}, ...boxes)) };
-  });
-  function show(index) {
-    for (const { part, details } of parts) details.open = part === steps[index].part;
-    for (const { indices, list, title } of groups) {
-      list.hidden = !indices.has(index);
-      title.setAttribute("aria-expanded", String(indices.has(index)));
+  function select(tensor, figure, i, j) {
+    for (const cell of card.querySelectorAll("td.chosen-cell, td.used")) cell.classList.remove("chosen-cell", "used");
+    const cell = figure.querySelector(`td[data-at="${i} ${j}"]`), { text, used } = writeCell(tensor, i, j, (number) => tensors.all[number]);
+    cell.classList.add("chosen-cell");
+    cell.scrollIntoView({ block: "nearest", inline: "nearest" });
+    for (const { key, row, column } of used) {
+      for (const other of card.querySelectorAll(`figure[data-key="${CSS.escape(keyOf(tensors.all[key]))}"] td[data-at]`)) {
+        const [r, c] = other.dataset.at.split(" ").map(Number);
+        if ((row === undefined || r === row) && (column === undefined || c === column)) other.classList.add("used");
+      }
     }
-    const node = buttons.get(index), nav = node.closest("nav");
-    for (const other of buttons.values()) other.removeAttribute("aria-current");
-    node.setAttribute("aria-current", "step");
-    if (nav && nav.clientHeight) nav.scrollTop = Math.max(0, node.offsetTop - nav.clientHeight / 2);
+    about.dataset.cell = "true";
+    about.replaceChildren(el("span", { class: "calculation" }, ...text), el("span", { class: "full-number" }, cell.dataset.full), el("br"), ...describeTensor(tensor, step.source));
   }
-  return { parts: parts.map(({ details }) => details), show };
+  const [inputs, results] = matricesOf(step, tensors, head), matrices = (list) => el("div", { class: "matrices" }, ...list.map((tensor) => drawPair(tensor, tensors, draw)));
+  about.append(both("Select a number to see how it is computed.", "点选一个数，可查看它是怎样算出的。"));
+  card.append(...[
+    el("h4", {}, typesetBoth(step.title)), drawFormula(step.formula, step.formula_zh), step.equation ? el("p", { class: "equation" }, step.equation) : null,
+    step.note.en ? el("p", { class: "walk-note" }, typesetBoth(step.note)) : null,
+    inputs.length ? el("details", { class: "walk-group inputs", open: inputs.length <= 9 ? "" : null }, el("summary", {}, both("Inputs", "输入")), el("div", { class: "matrices" }, ...inputs.map(draw))) : null,
+    results.length ? el("div", { class: "walk-group results" }, matrices(results)) : null, about, step.source ? el("p", { class: "walk-source" }, step.source) : null,
+  ].filter(Boolean));
+  return card;
 }
 
-// A matrix that overflows its container is scrolled by the arrow keys, until its end.
-function scrolled(target, ahead) {
-  const wide = target.closest(".matrix")?.querySelector(".matrix-scroll");
-  if (!wide || wide.scrollWidth <= wide.clientWidth + 1) return false;
-  if (ahead ? wide.scrollLeft + wide.clientWidth >= wide.scrollWidth - 1 : wide.scrollLeft <= 0) return false;
-  wide.scrollBy({ left: (ahead ? 1 : -1) * 80 });
-  return true;
+// Numbers are selected by a click, or by the arrow keys while the matrix has the focus.
+function listenToCells(figure, select) {
+  let place = null;
+  const go = (i, j) => { if (figure.querySelector(`td[data-at="${i} ${j}"]`)) select(...(place = [i, j])); };
+  figure.addEventListener("click", (event) => {
+    const cell = event.target.closest("td[data-at]");
+    if (cell) go(...cell.dataset.at.split(" ").map(Number));
+  });
+  figure.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0], Enter: [0, 0] }[event.key];
+    if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    if (place) go(place[0] + step[0], place[1] + step[1]);
+    else go(0, 0);
+  });
 }
 
-function drawWalkthrough(container, data) {
-  const steps = data.steps, found = new Map();
-  for (const tensor of steps.flatMap((step) => step.tensors)) {
-    const name = `${tensor.kind} ${tensor.name}`;
-    found.set(name, [...(found.get(name) || []).filter((other) => other.head !== tensor.head), tensor]);
-  }
-  let at = 0;
-  const view = el("article", { class: "walk-step", tabindex: "-1" });
-  const position = el("span", { class: "walk-position", role: "status" });
-  const contents = drawContents(steps, (index, focus) => go(index, focus));
-  const nav = bothIn(el("nav", { class: "walk-contents" }, ...contents.parts), "aria-label", "Steps", "步骤");
-  const previous = el("button", { type: "button", onclick: () => go(at - 1) }, "← ", both("Previous", "上一步"));
-  const next = el("button", { type: "button", onclick: () => go(at + 1) }, both("Next", "下一步"), " →");
-  const jumps = WALK_PARTS.map(([part, english, chinese]) => [part, steps.findIndex((step) => step.part === part), english, chinese])
-    .filter(([, first]) => first >= 0)
-    .map(([part, first, english, chinese]) => [part, el("button", { type: "button", onclick: () => go(first) }, both(english, chinese))]);
-  const slider = bothIn(el("input", { type: "range", min: 0, max: steps.length - 1, value: 0, oninput: () => go(Number(slider.value)) }), "aria-label", "Step", "步骤");
-  const bar = el("div", { class: "walk-bar controls" }, ...jumps.map(([, button]) => button), el("span", { class: "gap" }), previous, position, next);
+// ---- the map ----------------------------------------------------------------------------------------------------------
 
-  function go(index, focus = false) {
-    at = Math.max(0, Math.min(steps.length - 1, index));
-    view.replaceChildren(...drawStep(steps[at], found));
+// The stations as the figure of the paper: encoder and decoder side by side, from the bottom to the top.
+function drawMap(stations, choose) {
+  const buttons = new Map(), button = (station) => {
+    const title = bothText(station.title, (text) => text.split(" · ").at(-1));
+    buttons.set(station, el("button", { type: "button", onclick: () => choose(station) }, bothOf(title)));
+    return buttons.get(station);
+  };
+  const column = (stack, name) => {
+    const found = stations.filter((station) => station.stack === stack);
+    return found.length ? el("div", { class: `map-stack ${stack}` }, ...found.map(button), name) : null;
+  };
+  const names = { encoder: both("Encoder", "编码器"), decoder: both("Decoder", "解码器") };
+  const stacks = ["encoder", "decoder"].map((stack) => column(stack, el("b", {}, names[stack]))).filter(Boolean);
+  const top = el("div", { class: "map-top" }, ...stations.filter((station) => ["output", "update"].includes(station.stack)).map(button));
+  const nav = bothIn(el("nav", { class: "walk-map" }, top, el("div", { class: "map-stacks" }, ...stacks)), "aria-label", "Stations", "各站");
+  return { nav, show(station) { for (const [one, node] of buttons) { if (one === station) node.setAttribute("aria-current", "step"); else node.removeAttribute("aria-current"); } } };
+}
+
+// A row of buttons of which one is pressed.
+function chooser(english, chinese, change) {
+  const node = bothIn(el("div", { class: "controls chooser", role: "group" }), "aria-label", english, chinese);
+  return { node, fill(items, chosen) {
+    node.hidden = items.length < 2;
+    node.replaceChildren(el("span", { class: "chooser-name" }, both(english, chinese)), ...items.map(([value, label]) => el("button", { type: "button", "aria-pressed": String(value === chosen), onclick: () => change(value) }, label)));
+  } };
+}
+
+// ---- the whole --------------------------------------------------------------------------------------------------------
+
+function drawWalkthrough(container, data, options = {}) {
+  const stations = stationsOf(data.steps), route = routeOf(stations), tensors = new Map();
+  tensors.all = data.steps.flatMap((step) => step.tensors);
+  for (const tensor of tensors.all) if (!tensors.has(keyOf(tensor))) tensors.set(keyOf(tensor), tensor);
+  let at = 0, layer = 0, head = 0;
+  const view = el("div", { class: "walk-view", tabindex: "-1" }), position = el("span", { class: "walk-position", role: "status" });
+  const map = drawMap(stations, (station) => goTo(station, route[at].direction, true));
+  const previous = el("button", { type: "button", onclick: () => go(at - 1) }, "← ", both("Previous", "上一站")), next = el("button", { type: "button", onclick: () => go(at + 1) }, both("Next", "下一站"), " →");
+  const directions = chooser("Direction", "方向", (direction) => goTo(route[at].station, direction)), layers = chooser("Layer", "层", (value) => { layer = value; show(); }), heads = chooser("Head", "注意力头", (value) => { head = value; show(); });
+  const bar = el("div", { class: "walk-bar controls" }, previous, next, position, el("span", { class: "gap" }), directions.node);
+
+  function show(focus = false) {
+    const { station, direction } = route[at], available = [...station.layers.keys()], chosen = available.includes(layer) ? layer : available[0], steps = station.layers.get(chosen)[direction];
+    const count = Math.max(1, ...steps.flatMap((step) => step.tensors).map((tensor) => (headOf(tensor) ?? 0))), one = head === null || count === 1 ? null : Math.min(head, count - 1);
+    directions.fill(Object.keys(DIRECTIONS).filter((name) => route.some((stop) => stop.direction === name)).map((name) => [name, both(...DIRECTIONS[name])]), direction);
+    layers.fill(available.map((value) => [value, String(value + 1)]), chosen);
+    heads.fill(count > 1 ? [...Array.from({ length: count }, (_, i) => [i, String(i + 1)]), [null, both("all", "全部")]] : [], one);
     previous.disabled = at === 0;
-    next.disabled = at === steps.length - 1;
-    slider.value = at;
-    bothIn(slider, "aria-valuetext", `${at + 1}: ${steps[at].title.en}`, `${at + 1}：${steps[at].title.zh}`);
-    for (const [part, button] of jumps) button.setAttribute("aria-pressed", String(part === steps[at].part));
-    position.replaceChildren(`${at + 1} / ${steps.length}`);
-    contents.show(at);
+    next.disabled = at === route.length - 1;
+    position.replaceChildren(`${at + 1} / ${route.length}`);
+    map.show(station);
+    walk.classList.toggle("is-backward", direction === "backward");
+    const cards = steps.map((step) => drawStep(step, tensors, one));
+    if (direction === "update") cards.push(drawUpdates(data));
+    view.replaceChildren(el("div", { class: "walk-head" }, el("h3", {}, bothOf(station.title), available.length > 1 ? both(`, layer ${chosen + 1}`, `，第 ${chosen + 1} 层`) : "", ": ", both(...DIRECTIONS[direction].map((text) => text.toLowerCase()))), layers.node, heads.node), ...cards);
+    options.onStation?.(station.stack, chosen + 1, direction);
     if (focus) view.focus({ preventScroll: true });
   }
-
-  const walk = bothIn(el("div", { class: "walk", role: "group" }, bar, slider, el("div", { class: "walk-main" }, nav, view)),
-    "aria-label", "Walkthrough: the arrow keys change the step", "逐步推演：用方向键切换步骤");
+  function go(index, focus = false) {
+    at = Math.max(0, Math.min(route.length - 1, index));
+    show(focus);
+  }
+  // The stop at a station in a direction, or else the first stop of either.
+  function goTo(station, direction, focus = false) {
+    const exact = route.findIndex((stop) => stop.station === station && stop.direction === direction), same = route.findIndex((stop) => (focus ? stop.station === station : stop.direction === direction));
+    go(exact >= 0 ? exact : Math.max(0, same), focus);
+  }
+  const walk = bothIn(el("div", { class: "walk", role: "group" }, bar, el("div", { class: "walk-main" }, map.nav, view)), "aria-label", "Walkthrough: the arrow keys change the station", "逐步推演：用方向键切换");
   walk.addEventListener("keydown", (event) => {
-    if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, select, textarea")) return;
-    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step || event.altKey || event.ctrlKey || event.metaKey || event.target.closest("input, select, textarea")) return;
     event.preventDefault();
-    const ahead = event.key === "ArrowRight";
-    if (scrolled(event.target, ahead)) return;
-    // The focused element inside the step is removed, so focus the new step.
-    const inside = view.contains(event.target);
-    go(at + (ahead ? 1 : -1), inside);
+    go(at + step, view.contains(event.target));
   });
   container.replaceChildren(walk);
-  if (steps.length) go(0);
+  if (route.length) go(0);
+  return {
+    go,
+    stations: route.map(({ station, direction }) => `${direction} ${station.key}`),
+    // The first station of a layer, counted from 1.
+    layer(stack, number) {
+      layer = number - 1;
+      const index = route.findIndex((stop) => stop.direction === route[at].direction && stop.station.stack === stack && stop.station.layers.has(layer) && stop.station.layers.size > 1), first = route.findIndex((stop) => stop.station.stack === stack && !stop.station.key.endsWith("embedding"));
+      go(index >= 0 ? index : Math.max(0, first));
+    },
+  };
 }
 
-return { drawMatrix, drawWalkthrough, typeset };
+// ---- the update -------------------------------------------------------------------------------------------------------
+
+// Updates with several learning rates, by plain gradient descent and by Adam: all were computed by the model.
+function drawUpdates(data) {
+  const rates = [...new Set(data.updates.map((update) => update.rate))], [name, row, column] = data.parameter, before = data.figure.outputs, labels = data.figure.labels.output;
+  const shown = el("div", { class: "updates" }), rate = el("output", {}), slider = el("input", { type: "range", min: 0, max: rates.length - 1, value: Math.max(0, rates.indexOf(data.learning_rate)), oninput: () => show() });
+  const rules = { sgd: both("gradient descent", "梯度下降"), adam: "Adam" };
+  const number = (x) => significant(x, 4).replace("-", "−");
+  bothIn(slider, "aria-label", "Learning rate", "学习率");
+  function show() {
+    const chosen = rates[Number(slider.value)], updates = Object.keys(rules).map((rule) => data.updates.find((update) => update.rule === rule && update.rate === chosen));
+    rate.replaceChildren(`η = ${chosen}`);
+    slider.setAttribute("aria-valuetext", String(chosen));
+    const bars = (p) => el("td", { class: "number" }, el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(2)}%` })), `${(100 * p).toFixed(2)} %`);
+    const head = el("tr", {}, el("td", {}), el("th", { scope: "col" }, both("before", "更新前")), ...Object.values(rules).map((rule) => el("th", { scope: "col" }, typeof rule === "string" ? rule : rule.cloneNode(true))));
+    const line = (label, ...cells) => el("tr", {}, el("th", { scope: "row" }, label), ...cells), plain = (x, worse) => el("td", { class: worse ? "number worse" : "number" }, number(x));
+    shown.replaceChildren(el("div", { class: "matrix-scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {},
+      line(both("loss", "损失"), plain(data.loss), ...updates.map((update) => plain(update.loss, update.loss > data.loss))),
+      ...before[0]?.probability == null ? [] : before.map((output, i) => line(el("span", {}, "P(", el("b", {}, labels[output.position]), ")"), bars(output.probability), ...updates.map((update) => bars(update.probabilities[i])))),
+      line(el("code", {}, `${name}[${row}, ${column}]`), el("td", { class: "number" }, number(tensorNumber(data))), ...updates.map((update) => plain(update.element)))))));
+  }
+  show();
+  return el("article", { class: "walk-step" }, el("h4", {}, both("Other learning rates, and Adam", "其他学习率与 Adam")),
+    el("p", { class: "walk-note" }, both("Every column starts from the same weights and the same gradient. The first step of Adam divides each gradient by its absolute value, so every weight changes by η. Too large a step increases the loss.",
+      "每一列都从同样的权重和同样的梯度出发。Adam 的第一步把每个梯度除以它的绝对值，所以每个权重都改变 η。步子太大，损失反而升高。")),
+    el("label", { class: "rate" }, both("Learning rate", "学习率"), " ", slider, rate), shown);
+}
+
+// The old value of the element whose update is shown.
+function tensorNumber(data) {
+  const tensor = data.steps.find((step) => step.id === "update").tensors[0];
+  return tensor.values[tensor.mark[0]][tensor.mark[1]];
+}
+
+return { drawWalkthrough };
 })();

@@ -12,7 +12,7 @@ from torch import Tensor
 from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError
 from dragoman.interpret.walkthrough.backward import backward_steps, update_steps
-from dragoman.interpret.walkthrough.cells import CellReader, Vocabulary
+from dragoman.interpret.walkthrough.cells import CellReader, Reference, Vocabulary
 from dragoman.interpret.walkthrough.entries import Quantity, WalkthroughStep
 from dragoman.interpret.walkthrough.figure import figure_data
 from dragoman.interpret.walkthrough.forward import forward_steps
@@ -25,8 +25,8 @@ __all__ = ["walkthrough"]
 _MAX_EXACT = 10_000
 """Parameters up to which a model can be followed on paper: its numbers are not rounded."""
 
-_MAX_NUMBERS = 130_000
-"""Numbers in a whole walkthrough: a little more than 2 MB of JSON."""
+_MAX_NUMBERS = 100_000
+"""Numbers in a whole walkthrough; with the remainders of products, about 3 MB of JSON."""
 
 _FEATURE_AXES = ("feature", "input", "output")
 _POSITION_AXES = ("position", "query", "key")
@@ -54,7 +54,7 @@ def walkthrough(
         learning_rate: of the update, plain gradient descent.
         parameter: (name, row, column) of the element whose update is shown; None for one with a large gradient.
         max_features: features and tokens of the vocabulary shown per tensor.  Positions are truncated if the result
-            would exceed about 2.5 MB.
+            would exceed about 3 MB.
 
     The network is not changed, and every number is one that it computed.  "steps" are in order, each with id, part
     ("forward", "backward", "update"), box, title, formula, source, note, uses (pairs of a quantity's name and "value"
@@ -78,7 +78,9 @@ def walkthrough(
     quantities = Quantities(recorded, labels, max_features)
     forward = forward_steps(quantities, smoothing)
     steps = [*forward, *backward_steps(forward), *update_steps(quantities, learning_rate, max_features)]
-    writer = _StepWriter(quantities, forward, _axis_limits(steps, max_features), smoothing)
+    limits = _axis_limits(steps, max_features)
+    reader = CellReader(forward, lambda quantity: _shown(quantity, limits), _vocabulary(quantities, smoothing))
+    writer = _StepWriter(steps, reader, limits, network.parameter_count() <= _MAX_EXACT)
     return {
         "steps": [writer.json(step) for step in steps],
         "figure": figure_data(recorded, labels),
@@ -132,11 +134,14 @@ class _StepWriter:
     """Steps as plain JSON: numbers with six digits unless the model is small, non-finite ones as text ("−∞")."""
 
     def __init__(
-        self, q: Quantities, forward: Sequence[WalkthroughStep], limits: Mapping[str, int], smoothing: float
+        self, steps: Sequence[WalkthroughStep], reader: CellReader, limits: Mapping[str, int], exact: bool
     ) -> None:
-        self.limits = limits
-        self.exact = q.network.parameter_count() <= _MAX_EXACT
-        self.reader = CellReader(forward, lambda quantity: _shown(quantity, limits), _vocabulary(q, smoothing))
+        self.limits, self.exact, self.reader = limits, exact, reader
+        self.numbers_of: dict[tuple[str, str, int | None], int] = {}
+        tensors = ((step, quantity, head) for step in steps for quantity in step.quantities for head in _heads(quantity))
+        for index, (step, quantity, head) in enumerate(tensors):
+            kind = "gradient" if step.gradients else "value"
+            self.numbers_of.setdefault((kind, quantity.name, head), index)
 
     def json(self, step: WalkthroughStep) -> dict[str, Any]:
         entry = step.entry
@@ -157,12 +162,12 @@ class _StepWriter:
     def _heads(self, step: WalkthroughStep, quantity: Quantity) -> Iterator[dict[str, Any]]:
         """Yield one entry per head."""
         gradients = step.gradients
-        numbers = quantity.gradient if gradients else quantity.value
-        assert numbers is not None
+        matrices = quantity.gradient if gradients else quantity.value
+        assert matrices is not None
         rows, columns = shown = _shown(quantity, self.limits)
         cut = [[n, size, axis] for n, size, axis in zip(shown, quantity.size, quantity.along, strict=True) if n < size]
         cells = self.reader.cells(step, quantity)
-        for head, matrix in enumerate(numbers[:, :rows, :columns].tolist()):
+        for head, matrix in enumerate(matrices[:, :rows, :columns].tolist()):
             found: dict[str, Any] = {
                 "name": quantity.name,
                 "symbol": f"∂{quantity.symbol}" if gradients else quantity.symbol,
@@ -182,13 +187,26 @@ class _StepWriter:
             if quantity.nominal:
                 found["nominal"] = True
             if cells is not None:
-                found["cells"] = cells[head]
-                if isinstance(cells[head].get("rest"), list):
-                    found["cells"]["rest"] = self._numbers(cells[head]["rest"])
+                found["cells"] = self._referring(cells[head])
             yield found
 
+    def _referring(self, x: Any) -> Any:
+        """Replace each reference to a tensor by its number in the order of all tensors, and round numbers."""
+        if isinstance(x, Reference):
+            return self.numbers_of[x]
+        if isinstance(x, dict):
+            return {key: self._referring(item) for key, item in x.items()}
+        return [self._referring(item) for item in x] if isinstance(x, list) else self._numbers(x)
+
     def _numbers(self, x: Any) -> Any:
+        if isinstance(x, str | bool):
+            return x
         return [self._numbers(item) for item in x] if isinstance(x, list) else _number(x, self.exact)
+
+
+def _heads(quantity: Quantity) -> Sequence[int | None]:
+    """Return the numbers of the heads, or one None for a tensor without heads."""
+    return range(quantity.value.size(0)) if quantity.per_head else [None] * quantity.value.size(0)
 
 
 def _vocabulary(q: Quantities, smoothing: float) -> Vocabulary | None:

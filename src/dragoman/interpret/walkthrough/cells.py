@@ -19,12 +19,20 @@ from torch import Tensor
 from dragoman.interpret.walkthrough.backward import users_of
 from dragoman.interpret.walkthrough.entries import Quantity, WalkthroughStep
 
-__all__ = ["CellReader", "Vocabulary"]
+__all__ = ["CellReader", "Reference", "Vocabulary"]
 
 _TERM = re.compile(r"(∂?[^\s∂ᵀ]+)(ᵀ)?(?: (∂?[^\s∂ᵀ/]+)(ᵀ)?)?( / √d_key)?")
 _TOLERANCE = 1e-4
 
 Shown = Callable[[Quantity], tuple[int, int]]
+
+
+class Reference(NamedTuple):
+    """A tensor on the page: "value" or "gradient", the name, and the head if it has heads."""
+
+    kind: str
+    name: str
+    head: int | None
 
 
 class Operand(NamedTuple):
@@ -50,7 +58,7 @@ class Operand(NamedTuple):
 
     def reference(self, head: int) -> dict[str, Any]:
         kind = "gradient" if self.gradient else "value"
-        found: dict[str, Any] = {"of": [kind, self.quantity.name, head if self.quantity.per_head else None]}
+        found: dict[str, Any] = {"of": Reference(kind, self.quantity.name, head if self.quantity.per_head else None)}
         return found | ({"transposed": True} if self.transposed else {})
 
 
@@ -93,10 +101,11 @@ class CellReader:
     def cells(self, step: WalkthroughStep, quantity: Quantity) -> list[dict[str, Any]] | None:
         """Return how each head of the quantity is computed, as JSON; None if its formula is not of this kind.
 
-        "terms": products {"left", "right", "factor", "at": [row, inner, column]} of the tensors `of` [kind, name,
-        head], or single tensors {"left", "factor"}; the indices of a result begin at "at" in the factors.  "rest": the
-        sum of the terms that are not shown, per cell.  "minus": numbers that are subtracted.  "function": "softmax" of the row of "left", where "rest" is the
-        sum of the exponentials that are not shown, or "norm", with its quantities by symbol.
+        "terms": products {"left", "right", "factor", "at": [row, inner, column]} of the tensors `of`, or single tensors {"left", "factor"}; the indices of a result begin at "at" in the factors.  "rest": the
+        sum of the terms that are not shown, per cell.  "plus", "minus": numbers that
+        are added or subtracted.  "function": "softmax" of the row of "left", where "rest" is the
+        sum of the exponentials that are not shown; "norm", with its quantities by symbol; "softmax gradient" of weights
+        "left" with the gradient "right"; "apply": the activation of "left".
         """
         source = self.forward.get(step.name.removesuffix(".gradient"))
         if source is None or step.part == "update":
@@ -104,6 +113,8 @@ class CellReader:
         if step.gradients:
             if quantity.name == "output.logits":
                 return self._against_targets(Operand(quantity, gradient=True))
+            if quantity.name.endswith("_attn.scores"):
+                return self._softmax_gradient(quantity)
             terms = self._gradient_terms(source, quantity)
             return None if terms is None else self._sum(terms, Operand(quantity, gradient=True))
         equation = _equations(source.entry.formula).get(quantity.symbol)
@@ -114,6 +125,8 @@ class CellReader:
             return None if operand is None else self._softmax(operand, quantity)
         if "γ ⊙" in equation:
             return self._norm(source, quantity)
+        if equation == "f(U)" or quantity.symbol == "S′":
+            return self._elementwise(source, quantity)
         terms = self._terms(equation, source, quantity)
         return None if terms is None else self._sum(terms, Operand(quantity))
 
@@ -226,6 +239,37 @@ class CellReader:
             for head in range(result.value.size(0))
         ]
 
+    def _softmax_gradient(self, scores: Quantity) -> list[dict[str, Any]] | None:
+        """Return the cells of A ⊙ (∂A − Σₙ Aₙ ∂Aₙ); "rest": the part of the sum that is not shown, per row."""
+        weights = self.quantities.get(scores.name.replace("scores", "weights"))
+        if weights is None or weights.gradient is None or scores.gradient is None:
+            return None
+        a, g = Operand(weights).matrix, Operand(weights, gradient=True).matrix
+        found = a * (g - (a * g).sum(-1, keepdim=True))
+        target = scores.gradient.double()
+        if not torch.allclose(found, target, rtol=_TOLERANCE, atol=_TOLERANCE * float(target.abs().max()) + 1e-12):
+            return None
+        rows, columns = self.shown(scores)
+        rest = (a * g)[:, :rows, columns:].sum(-1)
+        factors = [(Operand(weights).reference(h), Operand(weights, True).reference(h)) for h in range(a.size(0))]
+        return [
+            {"function": "softmax gradient", "left": left, "right": right}
+            | ({"rest": rest[head].tolist()} if columns < a.size(-1) else {})
+            for head, (left, right) in enumerate(factors)
+        ]
+
+    def _elementwise(self, step: WalkthroughStep, result: Quantity) -> list[dict[str, Any]] | None:
+        """Return the cells of an activation, or of a mask and relative positions: the score plus "plus"."""
+        argument = self.quantities.get(step.uses[0][0])
+        if argument is None or argument.value.shape != result.value.shape:  # a gated activation has two arguments
+            return None
+        references = [Operand(argument).reference(head) for head in range(result.value.size(0))]
+        if result.symbol != "S′":
+            return [{"function": "apply", "left": left} for left in references]
+        rows, columns = self.shown(result)
+        added = (result.value.double() - argument.value.double())[:, :rows, :columns].tolist()
+        return [{"terms": [{"left": left}], "plus": plus} for left, plus in zip(references, added, strict=True)]
+
     def _norm(self, step: WalkthroughStep, result: Quantity) -> list[dict[str, Any]] | None:
         found = {q.symbol: q for q in step.quantities} | {"R": self.quantities.get(step.uses[0][0])}
         if found["R"] is None or result.value.dim() != 3 or "σ" not in found:
@@ -235,7 +279,7 @@ class CellReader:
         if y.shape != result.value.shape or not torch.allclose(y, result.value.double(), rtol=1e-3, atol=1e-4):
             return None
         names = {
-            s: ["value", q.name, None] for s, q in found.items() if q is not None and s in ("R", "μ", "σ", "γ", "β")
+            s: Reference("value", q.name, None) for s, q in found.items() if q is not None and s in ("R", "μ", "σ", "γ", "β")
         }
         return [{"function": "norm", "quantities": names}]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dragoman.data.tokenizer import BOS, PAD
 from dragoman.errors import UsageError
-from dragoman.interpret.walkthrough import Labels, walkthrough
+from dragoman.interpret.walkthrough import Labels, compact, walkthrough
 from dragoman.interpret.walkthrough.entries import ENTRIES
 from dragoman.interpret.walkthrough.tiny_preset import TINY_MATRICES, TINY_PAIR, tiny_model, tiny_walkthrough
 from dragoman.models.build import build_model
@@ -381,7 +381,7 @@ def test_a_long_sentence_through_a_large_model_stays_small() -> None:
     ids = torch.arange(4, 64)[None]
     beside = Labels(words, words, words, lambda word: f"▁Wort{word}")
     story = walkthrough(network, ids, None, ids, ids + 60, beside)
-    size = len(embedded_json(story).encode("utf-8"))
+    size = len(embedded_json(compact(story)).encode("utf-8"))
     assert 1_000_000 < size < 3_300_000
     (queries, *_) = [x for x in steps_of(story, "decoder.layers.3.self_attn.queries") if x["symbol"] == "Q"]
     assert queries["shape"] == [1, 8, 60, 64]

@@ -78,5 +78,7 @@ function start() {
   if (gallery.chapters.length) byId("contents").append(...drawContents());
   byId("chapters").append(...gallery.chapters.map(drawChapter));
   const walk = drawWalkthrough(byId("walk-body"), gallery.walkthrough);
-  byId("figure-body").append(drawFigure(gallery.walkthrough.figure, { onLayer: walk.layer }).node);
+  const figure = drawFigure(gallery.walkthrough.figure, { onLayer: walk.layer });
+  byId("figure-body").append(figure.node);
+  if (!gallery.chapters.length) byId("walk-body").before(drawGuide(walk, figure));
 }

@@ -156,6 +156,8 @@ function chooser(english, chinese, change) {
 
 function drawWalkthrough(container, data, options = {}) {
   const stations = stationsOf(data.steps), route = routeOf(stations), tensors = new Map();
+  // A head lacks what it has in common with the head before it.
+  for (const step of data.steps) step.tensors.forEach((tensor, i) => { if (tensor.head) step.tensors[i] = { ...step.tensors[i - 1], ...tensor }; });
   tensors.all = data.steps.flatMap((step) => step.tensors);
   for (const tensor of tensors.all) if (!tensors.has(keyOf(tensor))) tensors.set(keyOf(tensor), tensor);
   let at = 0, layer = 0, head = 0;
@@ -178,7 +180,7 @@ function drawWalkthrough(container, data, options = {}) {
     walk.classList.toggle("is-backward", direction === "backward");
     const cards = steps.map((step) => drawStep(step, tensors, one));
     if (direction === "update") cards.push(drawUpdates(data));
-    view.replaceChildren(el("div", { class: "walk-head" }, el("h3", {}, bothOf(station.title), available.length > 1 ? both(`, layer ${chosen + 1}`, `，第 ${chosen + 1} 层`) : "", ": ", both(...DIRECTIONS[direction].map((text) => text.toLowerCase()))), layers.node, heads.node), ...cards);
+    view.replaceChildren(el("div", { class: "walk-head" }, el("h3", {}, ...[bothOf(station.title), available.length > 1 ? both(`, layer ${chosen + 1}`, `，第 ${chosen + 1} 层`) : "", direction === "update" ? "" : [": ", both(...DIRECTIONS[direction].map((text) => text.toLowerCase()))]].flat()), layers.node, heads.node), ...cards);
     options.onStation?.(station.stack, chosen + 1, direction);
     if (focus) view.focus({ preventScroll: true });
   }
@@ -228,7 +230,7 @@ function drawUpdates(data) {
     const bars = (p) => el("td", { class: "number" }, el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(2)}%` })), `${(100 * p).toFixed(2)} %`);
     const head = el("tr", {}, el("td", {}), el("th", { scope: "col" }, both("before", "更新前")), ...Object.values(rules).map((rule) => el("th", { scope: "col" }, typeof rule === "string" ? rule : rule.cloneNode(true))));
     const line = (label, ...cells) => el("tr", {}, el("th", { scope: "row" }, label), ...cells), plain = (x, worse) => el("td", { class: worse ? "number worse" : "number" }, number(x));
-    shown.replaceChildren(el("div", { class: "matrix-scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {},
+    shown.replaceChildren(el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {},
       line(both("loss", "损失"), plain(data.loss), ...updates.map((update) => plain(update.loss, update.loss > data.loss))),
       ...before[0]?.probability == null ? [] : before.map((output, i) => line(el("span", {}, "P(", el("b", {}, labels[output.position]), ")"), bars(output.probability), ...updates.map((update) => bars(update.probabilities[i])))),
       line(el("code", {}, `${name}[${row}, ${column}]`), el("td", { class: "number" }, number(tensorNumber(data))), ...updates.map((update) => plain(update.element)))))));

@@ -21,7 +21,7 @@ from dragoman.interpret.explain.cases import Case, LoadedModel, Side, check_no_s
 from dragoman.interpret.explain.image_case import read_image_case
 from dragoman.interpret.explain.maps import attention_maps, state_maps, state_taps
 from dragoman.interpret.occlusion import normalized_drops, occlusion_drops
-from dragoman.interpret.walkthrough import Labels, walkthrough
+from dragoman.interpret.walkthrough import Labels, compact, walkthrough
 from dragoman.models.encoder_only import EncoderOnly
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Network
@@ -233,5 +233,6 @@ def write_explanation(path: str | Path, explanation: Explanation, language: str 
 
     Raises DragomanError if it cannot be written.
     """
-    page = render("explain.html", language=language, title="Dragoman: explanation", data=explanation.to_json())
+    data = explanation.to_json() | {"walkthrough": compact(explanation.walkthrough)}
+    page = render("explain.html", language=language, title="Dragoman: explanation", data=data)
     return write_page(Path(path), page)

@@ -5,12 +5,14 @@ entries        the entries of that file, and the records of a step
 training_step  the step itself: values and gradients of the taps, the loss of each token, the update
 quantities     tensors with names, symbols and labels
 forward        taps -> forward steps;  backward: forward steps -> backward steps, and the update
+cells          how each number follows from the others
+figure         the model as a whole: layers, attention and gradients
 build          the whole walkthrough, as JSON that fits into a page
 """
 
 from __future__ import annotations
 
-from dragoman.interpret.walkthrough.build import walkthrough
+from dragoman.interpret.walkthrough.build import compact, walkthrough
 from dragoman.interpret.walkthrough.quantities import Labels
 
-__all__ = ["Labels", "walkthrough"]
+__all__ = ["Labels", "compact", "walkthrough"]

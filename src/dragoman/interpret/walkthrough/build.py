@@ -20,13 +20,13 @@ from dragoman.interpret.walkthrough.quantities import Labels, Quantities
 from dragoman.interpret.walkthrough.training_step import RecordedStep, TrainingPair, check_element
 from dragoman.models.seq2seq import Model, Network
 
-__all__ = ["walkthrough"]
+__all__ = ["compact", "walkthrough"]
 
 _MAX_EXACT = 10_000
 """Parameters up to which a model can be followed on paper: its numbers are not rounded."""
 
-_MAX_NUMBERS = 100_000
-"""Numbers in a whole walkthrough; with the remainders of products, about 3 MB of JSON."""
+_MAX_NUMBERS = 130_000
+"""Numbers in a whole walkthrough; with the remainders of products, about 3 MB of compact JSON."""
 
 _FEATURE_AXES = ("feature", "input", "output")
 _POSITION_AXES = ("position", "query", "key")
@@ -93,6 +93,22 @@ def walkthrough(
     }
 
 
+def compact(story: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a walkthrough as pages embed it: a tensor lacks what it has in common with the one before it.
+
+    `drawWalkthrough` in walkthrough.js restores it for the heads of one tensor.
+    """
+    steps = []
+    for step in story["steps"]:
+        tensors: list[Mapping[str, Any]] = step["tensors"]
+        short = [
+            tensor if not tensor.get("head") else {key: x for key, x in tensor.items() if before.get(key) != x}
+            for before, tensor in zip([{}, *tensors], tensors, strict=False)
+        ]
+        steps.append({**step, "tensors": short})
+    return {**story, "steps": steps}
+
+
 def _pair_problems(network: Network, pair: TrainingPair, labels: Labels) -> list[str]:
     sides = {"src": pair.src, "tgt_in": pair.tgt_in, "targets": pair.targets}
     wrong = {name: tuple(x.shape) for name, x in sides.items() if x.dim() < 2 or x.size(0) != 1}
@@ -138,7 +154,9 @@ class _StepWriter:
     ) -> None:
         self.limits, self.exact, self.reader = limits, exact, reader
         self.numbers_of: dict[tuple[str, str, int | None], int] = {}
-        tensors = ((step, quantity, head) for step in steps for quantity in step.quantities for head in _heads(quantity))
+        tensors = (
+            (step, quantity, head) for step in steps for quantity in step.quantities for head in _heads(quantity)
+        )
         for index, (step, quantity, head) in enumerate(tensors):
             kind = "gradient" if step.gradients else "value"
             self.numbers_of.setdefault((kind, quantity.name, head), index)

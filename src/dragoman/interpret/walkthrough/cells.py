@@ -101,11 +101,12 @@ class CellReader:
     def cells(self, step: WalkthroughStep, quantity: Quantity) -> list[dict[str, Any]] | None:
         """Return how each head of the quantity is computed, as JSON; None if its formula is not of this kind.
 
-        "terms": products {"left", "right", "factor", "at": [row, inner, column]} of the tensors `of`, or single tensors {"left", "factor"}; the indices of a result begin at "at" in the factors.  "rest": the
-        sum of the terms that are not shown, per cell.  "plus", "minus": numbers that
-        are added or subtracted.  "function": "softmax" of the row of "left", where "rest" is the
-        sum of the exponentials that are not shown; "norm", with its quantities by symbol; "softmax gradient" of weights
-        "left" with the gradient "right"; "apply": the activation of "left".
+        "terms": products {"left", "right", "factor", "at": [row, inner, column]}, or single tensors {"left", "factor"};
+        a factor has its tensor, "of", and "transposed", and the indices of the result begin in it at "at".  "rest": the
+        sum of the terms that are not shown, per cell.  "plus", "minus": numbers that are added or subtracted.
+        "function": "softmax" of the row of "left", where "rest" is the sum of the exponentials that are not shown;
+        "norm", with its quantities by symbol; "softmax gradient" of weights "left" with the gradient "right", where
+        "rest" belongs to the sum; "apply": the activation of "left".
         """
         source = self.forward.get(step.name.removesuffix(".gradient"))
         if source is None or step.part == "update":
@@ -228,12 +229,13 @@ class CellReader:
         matrix, (rows, columns) = scores.matrix, self.shown(result)
         if matrix.shape != result.value.shape or float(matrix.max()) > 700:  # exp overflows
             return None
-        words = "word" in result.along and self.vocabulary is not None
-        sums = self.vocabulary.sums[None] if words else matrix.exp().sum(-1, keepdim=True)
+        sums = matrix.exp().sum(-1, keepdim=True)
+        if "word" in result.along and self.vocabulary is not None:
+            sums = self.vocabulary.sums[None]
         if not torch.allclose(matrix.exp() / sums, result.value.double(), rtol=1e-3, atol=1e-6):
             return None
         rest = (sums - matrix[..., :columns].exp().sum(-1, keepdim=True))[:, :rows, 0]
-        hidden = words or columns < matrix.size(-1)
+        hidden = columns < result.size[1]
         return [
             {"function": "softmax", "left": scores.reference(head), **({"rest": rest[head].tolist()} if hidden else {})}
             for head in range(result.value.size(0))
@@ -279,15 +281,17 @@ class CellReader:
         if y.shape != result.value.shape or not torch.allclose(y, result.value.double(), rtol=1e-3, atol=1e-4):
             return None
         names = {
-            s: Reference("value", q.name, None) for s, q in found.items() if q is not None and s in ("R", "μ", "σ", "γ", "β")
+            s: Reference("value", q.name, None)
+            for s, q in found.items()
+            if q is not None and s in ("R", "μ", "σ", "γ", "β")
         }
         return [{"function": "norm", "quantities": names}]
 
 
 def _equations(formula: str) -> dict[str, str]:
     """Return left side -> right side of the equations in a formula, without definitions behind ",   "."""
-    sides = (part.partition(",   ")[0].partition(" = ") for part in re.split(r" {4,}", formula) if " = " in part)
-    return {left.strip(): _plain(right) for left, _, right in sides}
+    sides = [part.partition(",   ")[0].partition(" = ") for part in re.split(r" {4,}", formula) if " = " in part]
+    return {left.strip(): _plain(right) for left, _, right in reversed(sides)}  # of two, the first: U = [U₁ U₂] follows
 
 
 def _plain(text: str) -> str:

@@ -25,11 +25,11 @@ def figure_data(recorded: RecordedStep, labels: Labels) -> dict[str, Any]:
     """Return the data of the figure as JSON: {"labels", "columns", "attention", "outputs"}.
 
     labels: tokens of the "source", the "input" of the decoder, and the "output".  columns: {"stack": "encoder" or
-    "decoder", "layer": 0 for the embeddings, "name": the tap, "gradient": the norm of the gradient per position, "recurrent"}.
+    "decoder", "layer": 0 for the embeddings, "name": the tap, "gradient": its norm per position, "recurrent"}.
     attention: {"stack": "encoder", "decoder" or "cross", "layer", "name", "weights": mean of the heads, "gradient"},
     both packed (1, Tq, Tk), the gradient as a share of "largest": the norm of the gradient that a query sends to the
-    value of a key, √Σ_h (A_h · |∂L/∂Z_h|)².  outputs: {"position", "loss", "probability"} of the targets, and "rows", the positions
-    of the last column from which each is computed.
+    value of a key, √Σ_h (A_h · |∂L/∂Z_h|)².  outputs: {"position", "loss", "probability"} of the targets, and "rows",
+    the positions of the last column from which each is computed.
     """
     source = list(labels.source)
     return {
@@ -96,7 +96,8 @@ def _flow(recorded: RecordedStep, name: str, weights: Tensor) -> Tensor | None:
     if gradient is None:
         return None
     norms = _heads(gradient.double()).norm(dim=-1, keepdim=True)  # (H, Tq, 1)
-    return (_heads(weights) * norms).square().sum(0).sqrt()
+    flow: Tensor = (_heads(weights) * norms).square().sum(0).sqrt()
+    return flow
 
 
 def _outputs(recorded: RecordedStep) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dragoman.interpret.walkthrough.build import compact
 from dragoman.interpret.walkthrough.entries import Text
 from dragoman.interpret.walkthrough.short_examples import short_examples
 from dragoman.interpret.walkthrough.tiny_preset import WORKED_MATRICES, tiny_walkthrough
@@ -137,7 +138,7 @@ def write_gallery(path: str | Path, language: str = "auto") -> Path:
     Raises DragomanError if it cannot be written.
     """
     chapters = [{**asdict(chapter), "counts": chapter.counts} for chapter in gallery()]
-    data = {"chapters": _with_infinity(chapters), "walkthrough": tiny_walkthrough(WORKED_MATRICES)}
+    data = {"chapters": _with_infinity(chapters), "walkthrough": compact(tiny_walkthrough(WORKED_MATRICES))}
     title = "Dragoman: numbers worked out by hand"
     page = render("gallery.html", language=language, title=title, data=data, gallery=True)
     return write_page(Path(path), page)
@@ -157,7 +158,7 @@ def write_walkthrough(
     worked: whether its matrices are `WORKED_MATRICES`.  replaced: names of those that are the user's.  The page names
     both, the heads and the learning rate.
     """
-    title, data = "Dragoman: one training step", {"chapters": [], "walkthrough": walkthrough}
+    title, data = "Dragoman: one training step", {"chapters": [], "walkthrough": compact(walkthrough)}
     settings = {"worked": worked, "replaced": [*replaced], "heads": heads}
     page = render("gallery.html", language=language, title=title, data=data, gallery=False, **settings)
     return write_page(Path(path), page)

@@ -240,8 +240,6 @@ function drawOutputs(data, layout, labels, choose, hover) {
     const word = svg("g", { class: "output", role: "button", tabindex: index ? "-1" : "0", "aria-pressed": "false", onclick: press, onpointerenter: () => hover(index), onpointerleave: () => hover(null), onfocus: () => hover(index), onblur: () => hover(null),
       onkeydown: (event) => { if (["Enter", " "].includes(event.key)) { event.preventDefault(); press(); } } },
       svg("rect", { class: "area", rx: 6, ...area }), ...bar, svg("text", text, labelInSvg(labels.output[index])));
-    const chance = p === null ? "" : `${(100 * p).toFixed(1)} %`, name = (code) => inLanguage(labels.output[index], code);
-    bothIn(word, "aria-label", `${name("en")} ${chance}: highlight its path`, `${name("zh")} ${chance}：突出显示它的路径`);
     words.push(word);
     nodes.push(word);
   });

@@ -102,7 +102,7 @@ function describeTensor(tensor, source) {
 
 // ---- one number -------------------------------------------------------------------------------------------------------
 
-const short = (x) => (finite(x) ? (Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-3) ? inFull(Number(x.toPrecision(4))) : String(Number(x.toPrecision(5)))).replace("-", "−") : String(x ?? "–"));
+const short = (x) => (finite(x) ? (Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-3) ? inFull(Number(x.toPrecision(5))) : String(Number(x.toPrecision(5)))).replace("-", "−") : String(x ?? "–"));
 const factor = (x) => (finite(x) && x < 0 ? `(${short(x)})` : short(x));
 const at = (operand, tensor, i, k) => (operand.transposed ? tensor.values[k]?.[i] : tensor.values[i]?.[k]);
 
@@ -153,7 +153,7 @@ function writeCell(tensor, i, j, find) {
   const { terms, used } = termsOf(cells, i, j, find), rest = cells.rest?.[i][j], minus = cells.minus?.[i][j], plus = cells.plus?.[i][j];
   return {
     text: [...name, writeTerms(terms), minus === undefined ? "" : ` − ${factor(minus)}`, plus === undefined ? "" : ` + ${plus === "−∞" ? "(−∞)" : factor(plus)}`,
-      rest === undefined ? "" : el("span", { class: "rest" }, terms.length ? " + " : "", `${factor(rest)} `, hidden()), ...result],
+      !rest ? "" : el("span", { class: "rest" }, terms.length ? " + " : "", `${factor(rest)} `, hidden()), ...result],
     used,
   };
 }
@@ -161,13 +161,13 @@ function writeCell(tensor, i, j, find) {
 function writeSoftmax(tensor, i, j, find, name, result) {
   const { left, rest } = tensor.cells, key = left.of, row = find(key)?.values[i] ?? [], power = (x) => [`e`, el("sup", {}, short(x))];
   const shown = row.slice(0, MOST_TERMS).flatMap((x, k) => (k ? [" + ", ...power(x)] : power(x)));
-  const more = rest ? [" + ", el("span", { class: "rest" }, short(rest[i]), " ", hidden())] : [];
+  const more = rest?.[i] ? [" + ", el("span", { class: "rest" }, short(rest[i]), " ", hidden())] : [];
   return { text: [...name, ...power(row[j]), " / (", ...shown, row.length > MOST_TERMS ? " + …" : "", ...more, ")", ...result], used: [{ key, row: i }] };
 }
 
 function writeSoftmaxGradient(tensor, i, j, find, name, result) {
   const { left, right, rest } = tensor.cells, keys = [left, right].map(({ of }) => of), [weights, gradients] = keys.map((key) => find(key)?.values[i] ?? []);
-  const terms = weights.map((a, k) => ({ factors: [a, gradients[k]], scale: 1 })), more = rest ? [" + ", el("span", { class: "rest" }, factor(rest[i]), " ", hidden())] : [];
+  const terms = weights.map((a, k) => ({ factors: [a, gradients[k]], scale: 1 })), more = rest?.[i] ? [" + ", el("span", { class: "rest" }, factor(rest[i]), " ", hidden())] : [];
   return { text: [...name, `${factor(weights[j])} · (${factor(gradients[j])} − (`, writeTerms(terms), ...more, "))", ...result], used: keys.map((key) => ({ key, row: i })) };
 }
 

@@ -96,6 +96,11 @@ class Tokenizer(Directed):
             found[piece.removeprefix(_ROLE).removesuffix(">")] = token
         return found
 
+    @property
+    def processors(self) -> tuple[Pieces, Pieces]:
+        """The pieces of both sides: sentencepiece models, or the listed, JSON or byte pieces of imported ones."""
+        return self._source, self._target
+
     @cached_property
     def mask(self) -> int:
         """The id that replaces masked tokens: the mask token of an imported vocabulary, otherwise BOS."""

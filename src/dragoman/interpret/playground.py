@@ -1,0 +1,198 @@
+"""A page in which a Transformer runs in the browser: models, vocabularies and example sentences for `engine.js`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece as spm
+import torch
+from torch import Tensor
+
+from dragoman.config import Config
+from dragoman.config.model import TransformerConfig
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.errors import UsageError
+from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, tiny_model
+from dragoman.models.model_folder import load_network
+from dragoman.models.seq2seq import Network
+from dragoman.nn.layers import RMSNorm
+from dragoman.pages.page import render, write_page
+
+__all__ = ["model_spec", "playground_data", "quantized", "unsupported", "write_playground"]
+
+_MAX_BYTES = 10_000_000
+_EXAMPLES = 6
+
+
+def write_playground(path: str | Path, model: str | Path | None = None, language: str = "auto") -> Path:
+    """Write the playground with the tiny model, and with a trained one if `model` names its folder; return `path`.
+
+    Raises UsageError if the engine of the page does not support the model, with all reasons, or if the page would be
+    larger than 10 MB; ModelFolderError; DragomanError if the page cannot be written.
+    """
+    page = render("playground.html", language=language, title="Dragoman: playground", data=playground_data(model))
+    if (size := len(page.encode("utf-8"))) > _MAX_BYTES:
+        raise UsageError(
+            f"{model}: the page would have {size / 1e6:.1f} MB; accepted: at most {_MAX_BYTES / 1e6:.0f} MB; "
+            "choose a smaller model or vocabulary"
+        )
+    return write_page(Path(path), page)
+
+
+def playground_data(model: str | Path | None = None) -> dict[str, Any]:
+    """Return the data of the page: {"models": [the tiny one, and the trained one]}."""
+    tiny = tiny_model()
+    words = [[word, 0.0 if index > 3 else None] for index, word in enumerate(TINY_WORDS)]
+    source, _, _, targets = TINY_PAIR
+    models = [
+        {
+            "name": {"en": "tiny: “I am” → “我 是”", "zh": "微型模型：“I am” → “我 是”"},
+            "words": [word for word, _ in words],
+            "examples": [["I am", "我 是"]],
+            "ids": [source[0].tolist(), targets[0].tolist()],
+            "smoothing": 0.0,
+            **model_spec(tiny, exact=True),
+        }
+    ]
+    if model is not None:
+        models.append(_trained(Path(model)))
+    return {"models": models}
+
+
+def _trained(folder: Path) -> dict[str, Any]:
+    network, vocabulary, config = load_network(folder, "cpu")
+    problems = unsupported(config, vocabulary)
+    if problems:
+        raise UsageError("\n".join([f"{folder}: not supported by the playground:", *(f"  - {p}" for p in problems)]))
+    assert isinstance(vocabulary, Tokenizer)
+    source, target = vocabulary.processors
+    assert isinstance(source, spm.SentencePieceProcessor) and isinstance(target, spm.SentencePieceProcessor)
+    name = f"{config.data.source_language} → {config.data.target_language}: {folder.resolve().name}"
+    return {
+        "name": {"en": name, "zh": name},
+        "pieces": {"source": _pieces(source), "target": None if target is source else _pieces(target)},
+        "examples": [[text, ""] for text in _examples(config)],
+        "smoothing": config.train.label_smoothing,
+        "beam": config.search.beam,
+        "alpha": config.search.alpha,
+        **model_spec(network, exact=False),
+    }
+
+
+def unsupported(config: Config, vocabulary: Any) -> list[str]:
+    """Return what the engine of the page lacks for a model; an empty list if nothing."""
+    section = config.model
+    if not isinstance(section, TransformerConfig):
+        return [f"model.architecture = {section.architecture!r}; accepted: transformer"]
+    kinds: dict[str, tuple[Any, Sequence[Any]]] = {
+        "attention.kind": (section.attention.kind, ("softmax",)),
+        "position.kind": (section.position.kind, ("sinusoidal", "rotary", "none")),
+        "norm.kind": (section.norm.kind, ("layer", "rms")),
+        "activation": (section.activation, ("relu", "silu")),
+        "decoder_self": (section.decoder_self, ("attention",)),
+        "n_kv_heads": (section.n_kv_heads or section.n_heads, (section.n_heads,)),
+        "d_key": (section.d_key or section.d_model // section.n_heads, (section.d_model // section.n_heads,)),
+        "d_value": (section.d_value or section.d_model // section.n_heads, (section.d_model // section.n_heads,)),
+        "normalize_embeddings": (section.normalize_embeddings, (False,)),
+        "output_bias": (section.output_bias, (False,)),
+        "position.full_range": (getattr(section.position, "full_range", False), (False,)),
+        "position.fraction": (getattr(section.position, "fraction", 1.0), (1.0,)),
+        "position.scaling": (getattr(section.position, "scaling", None), (None,)),
+    }
+    found = [
+        f"model.{key} = {value!r}; accepted: {', '.join(map(repr, accepted))}"
+        for key, (value, accepted) in kinds.items()
+        if value not in accepted
+    ]
+    if config.data.kind != "parallel":
+        found.append(f"data.kind = {config.data.kind!r}; accepted: 'parallel'")
+    if not isinstance(vocabulary, Tokenizer) or not isinstance(vocabulary.processors[0], spm.SentencePieceProcessor):
+        found.append("its tokenizer is not a sentencepiece model of Dragoman")
+    elif config.tokenizer.kind != "bpe" or config.tokenizer.byte_fallback:
+        found.append(
+            f"tokenizer.kind = {config.tokenizer.kind!r}, byte_fallback = {config.tokenizer.byte_fallback}; "
+            "accepted: kind = 'bpe' without byte_fallback"
+        )
+    return found
+
+
+def model_spec(network: Network, *, exact: bool) -> dict[str, Any]:
+    """Return the sizes and parameters of a Transformer as `engine.js` reads them.
+
+    exact: all numbers; otherwise matrices of 8-bit integers with a scale per row.
+    """
+    model: Any = network
+    encoder, decoder = model.encoder, model.decoder
+    around, attention = encoder.layers[0].around_self_attn, encoder.layers[0].self_attn
+    ffn = encoder.layers[0].ffn
+    position = type(encoder.positions).__name__.lower()
+    parameters = dict(network.named_parameters())
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    every = dict(network.named_parameters(remove_duplicate=False))
+    return {
+        "config": {
+            "d_model": encoder.embedding.weight.size(1),
+            "n_heads": attention.n_heads,
+            "encoder_layers": len(encoder.layers),
+            "decoder_layers": len(decoder.layers),
+            "order": around.order,
+            "norm": "rms" if isinstance(around.norm, RMSNorm) else "layer",
+            "eps": around.norm.eps,
+            "activation": ffn.activation.__name__,
+            "gated": ffn.gated,
+            "position": {"positions": "none"}.get(position, position),
+            "base": float(getattr(encoder.positions, "base", 10000.0)),
+            "scale_embeddings": encoder.embedding.scale != 1,
+        },
+        "parameters": {name: _parameter(p.detach(), exact) for name, p in parameters.items()},
+        "aliases": {name: names[id(p)] for name, p in every.items() if name not in parameters},
+    }
+
+
+def _parameter(parameter: Tensor, exact: bool) -> dict[str, Any]:
+    shape = list(parameter.shape)
+    if exact or parameter.dim() == 1:
+        return {"shape": shape, "values": parameter.double().flatten().tolist()}
+    numbers, scales = quantized(parameter)
+    return {
+        "shape": shape,
+        "int8": base64.b64encode(numbers.numpy().tobytes()).decode("ascii"),
+        "scales": scales.tolist(),
+    }
+
+
+def quantized(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return integers from -127 to 127 and a scale per row, of which the products approximate the matrix."""
+    scales = matrix.double().abs().amax(1).clamp(min=1e-12) / 127
+    # A page has six digits per number, so the scales are rounded before the integers are chosen.
+    scales = torch.from_numpy(np.array([float(f"{scale:.6g}") for scale in scales.tolist()]))
+    return (matrix.double() / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales
+
+
+def _pieces(processor: spm.SentencePieceProcessor) -> list[list[Any]]:
+    """Return [text, score] by id; the score of special pieces, which no text contains, is None."""
+    return [
+        [processor.id_to_piece(i), None if _is_special(processor, i) else processor.get_score(i)]
+        for i in range(processor.get_piece_size())
+    ]
+
+
+def _is_special(processor: spm.SentencePieceProcessor, i: int) -> bool:
+    return bool(processor.is_control(i) or processor.is_unknown(i) or processor.is_unused(i) or processor.is_byte(i))
+
+
+def _examples(config: Config) -> list[str]:
+    """Return some validation sentences, if the validation set is still there."""
+    if not (valid := getattr(config.data, "valid", None)):
+        return []
+    path = Path(str(valid.source))
+    try:
+        lines = path.read_text("utf-8").split("\n") if path.suffix not in (".gz", ".zst") else []
+    except OSError:
+        return []
+    short = [line for line in dict.fromkeys(lines) if 0 < len(line) <= 60]
+    return short[:: max(1, len(short) // _EXAMPLES)][:_EXAMPLES]

@@ -1,0 +1,424 @@
+"use strict";
+// A Transformer with encoder and decoder in plain JavaScript (Vaswani et al. 2017): forward, backward, updates and beam search, without DOM.
+// It computes what `dragoman` computes in Python, under the same names, with 64-bit numbers; a test compares both.
+//
+// Vectors are rows.  A layer of a network is W of shape (out, in), so its result is X Wᵀ + b.
+
+const engine = (() => {
+
+// ---- matrices and their gradients -------------------------------------------------------------------------------------
+
+// While a tape is set, each operation appends the function that adds its part to the gradients of its inputs (the chain rule).
+let tape = null;
+
+class Matrix {
+  #grad = null;
+  #base = null;
+  constructor(rows, cols, data = new Float64Array(rows * cols)) { Object.assign(this, { rows, cols, data }); }
+
+  get grad() {
+    if (!this.#base) return (this.#grad ??= new Float64Array(this.data.length));
+    const [base, from] = this.#base;
+    return base.grad.subarray(from, from + this.data.length);
+  }
+  clearGrad() { this.#grad = null; }
+
+  // Rows from, from + 1, ... as a matrix that shares numbers and gradients.
+  rowsFrom(from, count) {
+    const part = new Matrix(count, this.cols, this.data.subarray(from * this.cols, (from + count) * this.cols));
+    part.#base = [this, from * this.cols];
+    return part;
+  }
+  row(i) { return this.data.subarray(i * this.cols, (i + 1) * this.cols); }
+  toArray() { return Array.from({ length: this.rows }, (_, i) => [...this.row(i)]); }
+}
+
+function record(result, back) {
+  if (tape) tape.push(() => back(result.grad));
+  return result;
+}
+
+// X Wᵀ + b; with W = K, the products of all rows of X with all rows of K.
+function linear(x, w, b = null) {
+  const y = new Matrix(x.rows, w.rows), n = x.cols;
+  for (let i = 0; i < x.rows; i += 1) {
+    const from = i * n;
+    for (let j = 0; j < w.rows; j += 1) {
+      let sum = b ? b.data[j] : 0;
+      for (let k = 0, at = j * n; k < n; k += 1) sum += x.data[from + k] * w.data[at + k];
+      y.data[i * w.rows + j] = sum;
+    }
+  }
+  return record(y, (g) => {
+    const dx = x.grad, dw = w.grad, db = b?.grad;
+    for (let i = 0; i < x.rows; i += 1) {
+      for (let j = 0; j < w.rows; j += 1) {
+        const d = g[i * w.rows + j];
+        if (d === 0) continue;
+        if (db) db[j] += d;
+        for (let k = 0; k < n; k += 1) { dx[i * n + k] += d * w.data[j * n + k]; dw[j * n + k] += d * x.data[i * n + k]; }
+      }
+    }
+  });
+}
+
+// A V, of (n, m) and (m, d)
+function product(a, v) {
+  const z = new Matrix(a.rows, v.cols), d = v.cols;
+  for (let i = 0; i < a.rows; i += 1) {
+    for (let j = 0; j < a.cols; j += 1) {
+      const w = a.data[i * a.cols + j];
+      if (w !== 0) for (let k = 0; k < d; k += 1) z.data[i * d + k] += w * v.data[j * d + k];
+    }
+  }
+  return record(z, (g) => {
+    const da = a.grad, dv = v.grad;
+    for (let i = 0; i < a.rows; i += 1) {
+      for (let j = 0; j < a.cols; j += 1) {
+        let sum = 0;
+        for (let k = 0; k < d; k += 1) { sum += g[i * d + k] * v.data[j * d + k]; dv[j * d + k] += a.data[i * a.cols + j] * g[i * d + k]; }
+        da[i * a.cols + j] += sum;
+      }
+    }
+  });
+}
+
+// y = f(x) for each number; slope: f' from x and y
+function each(x, f, slope) {
+  const y = new Matrix(x.rows, x.cols, x.data.map(f));
+  return record(y, (g) => g.forEach((d, i) => { x.grad[i] += d * slope(x.data[i], y.data[i]); }));
+}
+const scale = (x, factor) => each(x, (value) => value * factor, () => factor);
+
+function add(a, b) {
+  return record(new Matrix(a.rows, a.cols, a.data.map((value, i) => value + b.data[i])), (g) => g.forEach((d, i) => { a.grad[i] += d; b.grad[i] += d; }));
+}
+function times(a, b) {
+  return record(new Matrix(a.rows, a.cols, a.data.map((value, i) => value * b.data[i])), (g) => g.forEach((d, i) => { a.grad[i] += d * b.data[i]; b.grad[i] += d * a.data[i]; }));
+}
+
+function columns(x, from, count) {
+  const y = new Matrix(x.rows, count);
+  for (let i = 0; i < x.rows; i += 1) y.row(i).set(x.row(i).subarray(from, from + count));
+  return record(y, (g) => g.forEach((d, at) => { x.grad[Math.floor(at / count) * x.cols + from + (at % count)] += d; }));
+}
+
+function sideBySide(parts) {
+  const cols = parts.reduce((sum, part) => sum + part.cols, 0), y = new Matrix(parts[0].rows, cols);
+  let from = 0;
+  for (const part of parts) {
+    const start = from;
+    for (let i = 0; i < part.rows; i += 1) y.row(i).set(part.row(i), start);
+    record(y, (g) => part.grad.forEach((_, at, dx) => { dx[at] += g[Math.floor(at / part.cols) * cols + start + (at % part.cols)]; }));
+    from += part.cols;
+  }
+  return y;
+}
+
+// Rows of x, then rows of y; used in search only, without gradients.
+function below(x, y) {
+  const data = new Float64Array(x.data.length + y.data.length);
+  data.set(x.data);
+  data.set(y.data, x.data.length);
+  return new Matrix(x.rows + y.rows, y.cols, data);
+}
+
+// A = softmax of each row: e^s / Σ e^s; ∂S = A ⊙ (∂A − Σ A ∂A)
+function softmax(s) {
+  const a = new Matrix(s.rows, s.cols);
+  for (let i = 0; i < s.rows; i += 1) {
+    const row = s.row(i), most = Math.max(...row), out = a.row(i);
+    let sum = 0;
+    for (let j = 0; j < row.length; j += 1) sum += out[j] = Math.exp(row[j] - most);
+    for (let j = 0; j < row.length; j += 1) out[j] /= sum;
+  }
+  return record(a, (g) => {
+    for (let i = 0; i < a.rows; i += 1) {
+      const row = a.row(i), from = i * a.cols;
+      let mean = 0;
+      for (let j = 0; j < row.length; j += 1) mean += row[j] * g[from + j];
+      for (let j = 0; j < row.length; j += 1) s.grad[from + j] += row[j] * (g[from + j] - mean);
+    }
+  });
+}
+
+// γ (x − μ) / σ + β, or without μ and β: RMS norm
+function norm(x, gamma, beta, eps) {
+  const y = new Matrix(x.rows, x.cols), n = x.cols, normed = new Float64Array(x.data.length), sigma = new Float64Array(x.rows);
+  for (let i = 0; i < x.rows; i += 1) {
+    const row = x.row(i), mean = beta ? row.reduce((sum, value) => sum + value, 0) / n : 0;
+    sigma[i] = Math.sqrt(row.reduce((sum, value) => sum + (value - mean) ** 2, 0) / n + eps);
+    for (let j = 0; j < n; j += 1) {
+      normed[i * n + j] = (row[j] - mean) / sigma[i];
+      y.data[i * n + j] = gamma.data[j] * normed[i * n + j] + (beta ? beta.data[j] : 0);
+    }
+  }
+  return record(y, (g) => {
+    for (let i = 0; i < x.rows; i += 1) {
+      let mean = 0, along = 0;
+      for (let j = 0; j < n; j += 1) {
+        const d = g[i * n + j], hat = normed[i * n + j];
+        gamma.grad[j] += d * hat;
+        if (beta) { beta.grad[j] += d; mean += d * gamma.data[j] / n; }
+        along += (d * gamma.data[j] * hat) / n;
+      }
+      for (let j = 0; j < n; j += 1) x.grad[i * n + j] += (g[i * n + j] * gamma.data[j] - mean - normed[i * n + j] * along) / sigma[i];
+    }
+  });
+}
+
+function embed(ids, table, factor) {
+  const x = new Matrix(ids.length, table.cols);
+  ids.forEach((id, i) => x.row(i).set(table.row(id).map((value) => value * factor)));
+  return record(x, (g) => ids.forEach((id, i) => { for (let j = 0; j < x.cols; j += 1) table.grad[id * x.cols + j] += factor * g[i * x.cols + j]; }));
+}
+
+// Adds constants, such as positions or a mask of −∞.
+const addConstants = (x, f) => record(new Matrix(x.rows, x.cols, x.data.map((value, at) => value + f(Math.floor(at / x.cols), at % x.cols))), (g) => g.forEach((d, i) => { x.grad[i] += d; }));
+
+// Pairs of neighbouring features of each head are rotated by the angle position · base^(−2k / size) (Su et al. 2021).
+function rotate(x, size, start, base) {
+  const angle = (i, k) => (start + i) * base ** ((-2 * k) / size);
+  const turn = (data, sign) => {
+    const out = new Float64Array(data.length);
+    for (let i = 0; i < x.rows; i += 1) {
+      for (let j = 0; j < x.cols; j += 2) {
+        const a = sign * angle(i, (j % size) / 2), at = i * x.cols + j, [p, q] = [data[at], data[at + 1]];
+        out[at] = p * Math.cos(a) - q * Math.sin(a);
+        out[at + 1] = p * Math.sin(a) + q * Math.cos(a);
+      }
+    }
+    return out;
+  };
+  return record(new Matrix(x.rows, x.cols, turn(x.data, 1)), (g) => turn(g, -1).forEach((d, i) => { x.grad[i] += d; }));
+}
+
+// Loss of each row, −Σ T ln P, where T has 1 − ε at the target, and ε / V at every token (Szegedy et al. 2016); ∂logits = P − T
+function crossEntropy(logits, targets, smoothing) {
+  const losses = new Matrix(logits.rows, 1), p = softmax(new Matrix(logits.rows, logits.cols, logits.data)), share = smoothing / logits.cols;
+  for (let i = 0; i < logits.rows; i += 1) {
+    const row = logits.row(i), most = Math.max(...row), total = most + Math.log(row.reduce((sum, value) => sum + Math.exp(value - most), 0));
+    losses.data[i] = -(1 - smoothing) * (row[targets[i]] - total) - share * row.reduce((sum, value) => sum + value - total, 0);
+  }
+  return record(losses, (g) => p.data.forEach((value, at) => {
+    const i = Math.floor(at / logits.cols);
+    logits.grad[at] += g[i] * (value - (at % logits.cols === targets[i] ? 1 - smoothing : 0) - share);
+  }));
+}
+
+// ---- the model --------------------------------------------------------------------------------------------------------
+
+const ACTIVATIONS = {
+  relu: [(x) => Math.max(0, x), (x) => (x > 0 ? 1 : 0)],
+  silu: [(x) => x / (1 + Math.exp(-x)), (x) => { const s = 1 / (1 + Math.exp(-x)); return s * (1 + x * (1 - s)); }],
+};
+const NOTHING = { mask: true, scaling: true, positions: true, disabled: new Set(), weights: new Map() };
+
+// spec: {config, parameters: {name: {shape, values} or {shape, int8, scales}}, aliases: {name: name}}, as `playground.py` writes it.
+class Transformer {
+  constructor(spec) {
+    this.config = spec.config;
+    this.parameters = new Map(Object.entries(spec.parameters).map(([name, parameter]) => [name, unpackParameter(parameter)]));
+    this.aliases = spec.aliases;
+  }
+
+  parameter(name) { return this.parameters.get(name) ?? this.parameters.get(this.aliases[name]) ?? null; }
+
+  // Results of all steps by name; those of attention are lists with a matrix per head.  changes: see NOTHING.
+  forward(source, input, changes = {}) {
+    const run = { ...NOTHING, ...changes, taps: {} }, memory = this.encode(source, run), x = this.#decoder(input, this.#start(memory, run), run);
+    run.taps["output.logits"] = this.#output(x);
+    return { logits: run.taps["output.logits"], taps: run.taps };
+  }
+
+  // Losses of the targets; afterwards `grad` of every parameter and tap is the gradient of their sum.
+  backward(source, input, targets, smoothing = 0, changes = {}) {
+    for (const parameter of this.parameters.values()) parameter.clearGrad();
+    tape = [];
+    try {
+      const { logits, taps } = this.forward(source, input, changes), losses = crossEntropy(logits, targets, smoothing);
+      losses.grad.fill(1);
+      for (const back of tape.reverse()) back();
+      return { losses: [...losses.data], taps, probabilities: targets.map((target, i) => softmax(logits).row(i)[target]) };
+    } finally { tape = null; }
+  }
+
+  encode(source, run) {
+    let x = this.#embed("encoder", source, 0, run);
+    for (let layer = 0; layer < this.config.encoder_layers; layer += 1) {
+      const path = `encoder.layers.${layer}`;
+      x = this.#around(path, "self_attn", x, run, (y) => this.#selfAttention(`${path}.self_attn`, y, null, run));
+      x = this.#around(path, "ffn", x, run, (y) => this.#feedForward(`${path}.ffn`, y, run));
+    }
+    return this.#final("encoder", x, run);
+  }
+
+  // The keys and values of the memory, and those of the tokens read so far.
+  #start(memory, run, cached = false) {
+    return Array.from({ length: this.config.decoder_layers }, (_, layer) => {
+      const path = `decoder.layers.${layer}.cross_attn`, [w, b] = [this.parameter(`${path}.kv.weight`), this.parameter(`${path}.kv.bias`)], half = w.rows / 2;
+      const part = (from) => linear(memory, w.rowsFrom(from, half), b?.rowsFrom(from, half));
+      return { memory: [part(0), part(half)], own: cached ? [null, null] : null, length: 0 };
+    });
+  }
+
+  #decoder(input, state, run) {
+    let x = this.#embed("decoder", input, state[0].length, run);
+    state.forEach((cache, layer) => {
+      const path = `decoder.layers.${layer}`;
+      x = this.#around(path, "self_attn", x, run, (y) => this.#selfAttention(`${path}.self_attn`, y, cache, run));
+      x = this.#around(path, "cross_attn", x, run, (y) => {
+        const q = linear(y, this.parameter(`${path}.cross_attn.q.weight`), this.parameter(`${path}.cross_attn.q.bias`));
+        return this.#attend(`${path}.cross_attn`, q, ...cache.memory, () => true, run);
+      });
+      x = this.#around(path, "ffn", x, run, (y) => this.#feedForward(`${path}.ffn`, y, run));
+      cache.length += input.length;
+    });
+    return this.#final("decoder", x, run);
+  }
+
+  #output(x) { return linear(x, this.parameter("output.weight")); }
+
+  #embed(stack, ids, start, { positions, taps }) {
+    const { d_model: d, position, scale_embeddings } = this.config;
+    const x = (taps[`${stack}.embedded`] = embed(ids, this.parameter(`${stack}.embedding.weight`), scale_embeddings ? Math.sqrt(d) : 1));
+    if (position !== "sinusoidal" || !positions) return x;
+    const sinusoid = (p, j) => (j % 2 ? Math.cos : Math.sin)(p / 10000 ** ((2 * Math.floor(j / 2)) / d));
+    return (taps[`${stack}.positioned`] = addConstants(x, (i, j) => sinusoid(start + i, j)));
+  }
+
+  // Residual connection and norm around a sub-layer: norm(x + f(x)), or x + f(norm(x)).
+  #around(path, name, x, { taps }, f) {
+    const place = `${path}.around_${name}`, normed = (y) => (taps[`${place}.norm.normed`] = this.#norm(`${place}.norm`, y));
+    const residual = (y) => (taps[`${place}.residual`] = add(x, (taps[`${place}.update`] = y)));
+    return this.config.order === "post" ? normed(residual(f(x))) : residual(f(normed(x)));
+  }
+
+  #norm(name, x) { return norm(x, this.parameter(`${name}.weight`), this.parameter(`${name}.bias`), this.config.eps); }
+  #final(stack, x, { taps }) { return this.parameter(`${stack}.final_norm.weight`) ? (taps[`${stack}.final_norm.normed`] = this.#norm(`${stack}.final_norm`, x)) : x; }
+
+  #selfAttention(name, x, cache, run) {
+    const w = this.parameter(`${name}.qkv.weight`), b = this.parameter(`${name}.qkv.bias`), n = w.rows / 3, start = cache?.length ?? 0;
+    let [q, k, v] = [0, 1, 2].map((part) => linear(x, w.rowsFrom(part * n, n), b?.rowsFrom(part * n, n)));
+    if (this.config.position === "rotary" && run.positions) [q, k] = [q, k].map((y) => rotate(y, n / this.config.n_heads, start, this.config.base));
+    if (cache?.own) [k, v] = cache.own = [k, v].map((y, i) => (cache.own[i] ? below(cache.own[i], y) : y));
+    const causal = cache !== null && run.mask;
+    return this.#attend(name, q, k, v, (i, j) => !causal || j <= start + i, run);
+  }
+
+  // softmax(Q Kᵀ / √d) V per head, and the output projection of all heads side by side
+  #attend(name, q, k, v, sees, { scaling, disabled, weights: changed, taps }) {
+    const { n_heads: heads } = this.config, d = q.cols / heads, all = { queries: [], keys: [], values: [], scores: [], weights: [], heads: [] };
+    const masked = Array.from({ length: q.rows }, (_, i) => i).some((i) => Array.from({ length: k.rows }, (_, j) => j).some((j) => !sees(i, j)));
+    for (let h = 0; h < heads; h += 1) {
+      const [qh, kh, vh] = [q, k, v].map((x) => columns(x, h * d, d)), scores = scaling ? scale(linear(qh, kh), 1 / Math.sqrt(d)) : linear(qh, kh);
+      const weights = override(softmax(masked ? addConstants(scores, (i, j) => (sees(i, j) ? 0 : -Infinity)) : scores), `${name} ${h}`, changed);
+      const z = product(weights, vh), output = disabled.has(`${name} ${h}`) ? scale(z, 0) : z;
+      for (const [key, value] of Object.entries({ queries: qh, keys: kh, values: vh, scores, weights, heads: output })) all[key].push(value);
+    }
+    for (const [key, value] of Object.entries(all)) taps[`${name}.${key}`] = value;
+    return linear(sideBySide(all.heads), this.parameter(`${name}.out.weight`), this.parameter(`${name}.out.bias`));
+  }
+
+  #feedForward(name, x, { taps }) {
+    const [f, slope] = ACTIVATIONS[this.config.activation], u = (taps[`${name}.before`] = linear(x, this.parameter(`${name}.inner.weight`), this.parameter(`${name}.inner.bias`)));
+    const half = u.cols / 2, hidden = this.config.gated ? times(each(columns(u, 0, half), f, slope), columns(u, half, half)) : each(u, f, slope);
+    taps[`${name}.hidden`] = hidden;
+    return linear(hidden, this.parameter(`${name}.outer.weight`), this.parameter(`${name}.outer.bias`));
+  }
+
+  // Beam search: each step takes the K best continuations; those that end leave the beam.  It stops when no hypothesis can become the best.
+  search(source, { beam = 4, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
+    const run = { ...NOTHING, ...changes, taps: {} }, penalty = (length) => ((5 + length) / 6) ** alpha, complete = [];
+    let beams = [{ tokens: [], logProb: 0, state: this.#start(this.encode(source, run), run, true) }];
+    while (beams.length) {
+      const next = beams.flatMap((one, origin) => {
+        const state = one.state.map((cache) => ({ ...cache, own: [...cache.own] })), last = one.tokens.at(-1) ?? begin;
+        const row = this.#output(this.#decoder([last], state, run)).row(0), most = Math.max(...row), total = most + Math.log(row.reduce((sum, x) => sum + Math.exp(x - most), 0));
+        const atLimit = one.tokens.length + 1 === limit;
+        return Array.from(row, (x, token) => ({ origin, state, token, logProb: token === padding || token === begin || (atLimit && token !== end) ? -Infinity : one.logProb + x - total }));
+      }).sort((a, b) => b.logProb - a.logProb).slice(0, beam).filter(({ logProb }) => logProb > -Infinity);
+      const grown = next.map(({ origin, state, token, logProb }) => ({ tokens: [...beams[origin].tokens, token], logProb, state }));
+      for (const { tokens, logProb } of grown) if (tokens.at(-1) === end) complete.push({ tokens: tokens.slice(0, -1), logProb, score: logProb / penalty(tokens.length) });
+      const best = Math.max(...complete.map(({ score }) => score), -Infinity);
+      beams = grown.filter(({ tokens }) => tokens.at(-1) !== end);
+      if (!beams.length || Math.max(...beams.map(({ logProb }) => logProb)) / penalty(limit) <= best) break;
+    }
+    return complete.sort((a, b) => b.score - a.score);
+  }
+}
+
+// Sets single weights; the others of the row are scaled so that they sum to 1.  A changed row is a constant: it passes no gradient on.
+function override(weights, name, changed) {
+  const mine = [...changed].filter(([key]) => key.startsWith(`${name} `)).map(([key, value]) => [...key.slice(name.length + 1).split(" ").map(Number), value]);
+  if (!mine.length) return weights;
+  const result = new Matrix(weights.rows, weights.cols, weights.data.slice()), rows = new Set();
+  for (const [i, j, value] of mine) {
+    if (i >= weights.rows || j >= weights.cols) continue;
+    const row = result.row(i), rest = row.reduce((sum, x) => sum + x, 0) - row[j];
+    for (let k = 0; k < row.length; k += 1) if (k !== j) row[k] = rest > 0 ? (row[k] * (1 - value)) / rest : (1 - value) / Math.max(1, row.length - 1);
+    row[j] = value;
+    rows.add(i);
+  }
+  return record(result, (g) => g.forEach((d, at) => { if (!rows.has(Math.floor(at / weights.cols))) weights.grad[at] += d; }));
+}
+
+function unpackParameter({ shape, values, int8, scales }) {
+  const [rows, cols] = shape.length > 1 ? shape : [shape[0], 1];
+  if (values) return new Matrix(rows, cols, Float64Array.from(values));
+  const bytes = Int8Array.from(atob(int8), (character) => character.charCodeAt(0));
+  return new Matrix(rows, cols, Float64Array.from(bytes, (byte, at) => byte * scales[Math.floor(at / cols)]));
+}
+
+// ---- updates ----------------------------------------------------------------------------------------------------------
+
+// One update of all parameters from their gradients: W − η g, or Adam (Kingma and Ba 2015), which keeps its moments.
+class Optimizer {
+  constructor(model, kind) { Object.assign(this, { model, kind, step: 0, moments: new Map() }); }
+
+  update(rate) {
+    this.step += 1;
+    for (const [name, { data, grad }] of this.model.parameters) {
+      if (this.kind === "sgd") { grad.forEach((g, i) => { data[i] -= rate * g; }); continue; }
+      const [m, v] = this.moments.get(name) ?? this.moments.set(name, [new Float64Array(data.length), new Float64Array(data.length)]).get(name);
+      const first = 1 - 0.9 ** this.step, second = 1 - 0.999 ** this.step;
+      grad.forEach((g, i) => {
+        m[i] = 0.9 * m[i] + 0.1 * g;
+        v[i] = 0.999 * v[i] + 0.001 * g * g;
+        data[i] -= (rate * m[i]) / first / (Math.sqrt(v[i] / second) + 1e-8);
+      });
+    }
+  }
+}
+
+// ---- text -------------------------------------------------------------------------------------------------------------
+
+// Byte-pair encoding as sentencepiece applies it: the adjacent pair with the best score is joined until none is a piece.
+class Tokenizer {
+  // pieces: [text, score] by id; kinds of special pieces have no score.
+  constructor(pieces) {
+    this.pieces = pieces.map(([text]) => text);
+    this.ids = new Map(pieces.flatMap(([text, score], id) => (score === null ? [] : [[text, id]])));
+    this.scores = pieces.map(([, score]) => score);
+  }
+
+  encode(text, unknown = 1) {
+    const plain = text.normalize("NFKC").trim().replace(/\s+/g, " ");
+    if (!plain) return [];
+    const symbols = [...`▁${plain.replaceAll(" ", "▁")}`], score = (i) => this.scores[this.ids.get(symbols[i] + symbols[i + 1])] ?? -Infinity;
+    for (;;) {
+      let best = -1;
+      for (let i = 0; i + 1 < symbols.length; i += 1) if (score(i) > (best < 0 ? -Infinity : score(best))) best = i;
+      if (best < 0) break;
+      symbols.splice(best, 2, symbols[best] + symbols[best + 1]);
+    }
+    return symbols.map((symbol) => this.ids.get(symbol) ?? unknown).filter((id, i, all) => id !== unknown || all[i - 1] !== unknown);
+  }
+
+  decode(ids) { return ids.filter((id) => this.scores[id] !== null).map((id) => this.pieces[id]).join("").replaceAll("▁", " ").trim(); }
+}
+
+return { Matrix, Optimizer, Tokenizer, Transformer };
+})();
+
+if (typeof module !== "undefined") module.exports = engine;

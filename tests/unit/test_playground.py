@@ -1,0 +1,282 @@
+"""The engine of the playground in Node: forward, gradients, updates, search and tokenizer are those of Python."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.config import Config
+from dragoman.data.tokenizer import BOS, EOS
+from dragoman.decoding.pytorch.backend import TorchBackend
+from dragoman.decoding.settings import SearchSettings
+from dragoman.errors import UsageError
+from dragoman.interpret.ablation import ablate_heads
+from dragoman.interpret.playground import model_spec, playground_data, quantized, unsupported, write_playground
+from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, tiny_model
+from dragoman.models.build import build_model
+from dragoman.models.seq2seq import Network
+from dragoman.nn.record import record, replace
+from dragoman.training.loss import TokenLoss
+from small_networks import shaken
+from small_run import SOURCE_WORDS, trained
+from tiny_translator import tiny_tokenizer
+
+ROOT = Path(__file__).parents[2]
+VOCAB = 13
+SOURCE, INPUT, TARGETS = [4, 7, 5, 9, 3], [BOS, 8, 5, 10], [8, 5, 10, EOS]
+SIZES = {"architecture": "transformer", "d_model": 12, "d_ff": 20, "n_heads": 3, "dropout": 0.0, "encoder_layers": 2}
+MODELS: dict[str, dict[str, Any]] = {
+    "paper": {"decoder_layers": 3},
+    "modern": {
+        "decoder_layers": 1, "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "bias": False,
+        "activation": "silu", "gated": True,
+    },
+    "untied": {"decoder_layers": 1, "order": "pre", "tie": "none", "position": {"kind": "none"}, "scale_embeddings": False},
+}  # fmt: skip
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine to run engine.js with")
+
+
+def in_node(*requests: dict[str, Any]) -> list[Any]:
+    script, engine = ROOT / "tests" / "engine_in_node.js", ROOT / "src" / "dragoman" / "pages" / "engine.js"
+    done = subprocess.run(
+        ["node", str(script), str(engine)], input=json.dumps(requests), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
+
+
+def built(name: str, **changes: Any) -> Network:
+    from every_kind import model_config
+
+    network = shaken(build_model(model_config({**SIZES, **MODELS[name], **changes}), VOCAB, VOCAB)).double().eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(parameter * 1.0)
+    return network
+
+
+def backward_request(network: Network, **changes: Any) -> dict[str, Any]:
+    return {
+        "run": "backward", "spec": model_spec(network, exact=True), "source": SOURCE, "input": INPUT,
+        "targets": TARGETS, "smoothing": 0.1, "changes": changes,
+    }  # fmt: skip
+
+
+def tensor(rows: Any) -> Tensor:
+    return torch.tensor(json.loads(json.dumps(rows).replace('"-Infinity"', "-1e999")), dtype=torch.float64)
+
+
+def assert_equal(found: Any, want: Tensor, name: str) -> None:
+    got = tensor(found)
+    torch.testing.assert_close(got.view(want.shape), want.double(), rtol=1e-9, atol=1e-10, msg=lambda m: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_quantity_and_every_gradient_is_that_of_python(name: str) -> None:
+    network = built(name)
+    (found,) = in_node(backward_request(network))
+    src, tgt_in, targets = (torch.tensor([ids]) for ids in (SOURCE, INPUT, TARGETS))
+    with record(network, "*", gradients=True) as seen:
+        network(src, None, tgt_in, TokenLoss(targets, 0.1)).smoothed.backward()
+    with torch.no_grad():
+        probabilities = network(src, None, tgt_in)[0].softmax(-1).gather(1, targets[0][:, None])[:, 0]
+    assert found["probabilities"] == pytest.approx(probabilities.tolist(), rel=1e-9)
+    compared = 0
+    for tap, value in found["taps"].items():
+        if tap.endswith(".scores"):  # where the mask hides them, Python has the same numbers
+            assert len(value) == 3
+        assert tap in seen, tap
+        assert_equal(value, seen.joined(tap)[0].detach(), tap)
+        compared += 1
+        if tap in ("encoder.positioned", "decoder.positioned") or ".queries" in tap or ".keys" in tap:
+            pass
+        assert_equal(found["gradients"][tap], seen.gradient(tap)[0], f"gradient of {tap}")
+    assert compared > 40
+    parameters = dict(network.named_parameters())
+    assert set(found["parameters"]) == set(parameters)
+    for parameter, gradient in found["parameters"].items():
+        want = parameters[parameter].grad
+        assert want is not None
+        assert_equal(gradient, want, f"gradient of {parameter}")
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_twenty_updates_are_those_of_pytorch(kind: str) -> None:
+    network = built("paper")
+    request = {"run": "update", "spec": model_spec(network, exact=True), "source": SOURCE, "input": INPUT,
+               "targets": TARGETS, "kind": kind, "rate": 0.01, "steps": 20}  # fmt: skip
+    (found,) = in_node(request)
+    optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[kind](network.parameters(), lr=0.01)
+    src, tgt_in, targets = (torch.tensor([ids]) for ids in (SOURCE, INPUT, TARGETS))
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = network(src, None, tgt_in, TokenLoss(targets, 0.0)).smoothed
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert found["losses"] == pytest.approx(losses, rel=1e-7) and losses[-1] < losses[0]
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(
+            tensor(found["parameters"][name]).view(parameter.shape), parameter.detach(), rtol=1e-6, atol=1e-8
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ switches
+
+
+def logits_with(network: Network, changes: dict[str, Any]) -> Tensor:
+    src, tgt_in = torch.tensor([SOURCE]), torch.tensor([INPUT])
+    with torch.no_grad(), replace(network, changes):
+        return network(src, None, tgt_in)[0]
+
+
+def unmasked() -> dict[str, Any]:
+    kept: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x
+
+    return {"decoder.layers.*.self_attn.scores": keep, "decoder.layers.*.self_attn.masked": lambda x: kept.pop()}
+
+
+def changed_weight(x: Tensor) -> Tensor:
+    row = x[0, 1, 2].clone()
+    x = x.clone()
+    x[0, 1, 2] = row * (1 - 0.7) / (row.sum() - row[0])
+    x[0, 1, 2, 0] = 0.7
+    return x
+
+
+@pytest.mark.parametrize("name", ["paper", "modern"])
+def test_what_is_changed_on_the_page_is_changed_in_python(name: str) -> None:
+    network, size = built(name), 4
+    cases = {
+        "unscaled": ({"scaling": False}, {"*_attn.scores": lambda x: x * math.sqrt(size)}),
+        "unmasked": ({"mask": False}, unmasked()),
+        "heads": (
+            {"disabled": ["encoder.layers.1.self_attn 0", "decoder.layers.0.cross_attn 2"]},
+            ablate_heads(network, {"encoder.layers.1.self_attn": [0], "decoder.layers.0.cross_attn": [2]}),
+        ),
+        "weight": ({"weights": {"decoder.layers.0.cross_attn 1 2 0": 0.7}}, {"decoder.layers.0.cross_attn.weights": changed_weight}),
+    }  # fmt: skip
+    plain = logits_with(network, {})
+    found = in_node(*(backward_request(network, **page) for page, _ in cases.values()))
+    for (case, (_, python)), result in zip(cases.items(), found, strict=True):
+        want = logits_with(network, python)
+        assert not torch.allclose(want, plain, atol=1e-6), case
+        assert_equal(result["taps"]["output.logits"], want, case)
+    without = built(name, position={"kind": "none"})
+    without.load_state_dict(network.state_dict(), strict=False)
+    (result,) = in_node(backward_request(network, positions=False))
+    want = logits_with(without, {})
+    assert not torch.allclose(want, plain, atol=1e-4)
+    assert_equal(result["taps"]["output.logits"], want, "positions")
+
+
+# ------------------------------------------------------------------------------------------------------ search and text
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_search_finds_the_same_tokens_and_scores(name: str, beam: int) -> None:
+    network = built(name)
+    backend = TorchBackend(network)  # type: ignore[arg-type]
+    sources = [SOURCE, [5, 6, 3], [9, 9, 4, 11, 12, 3]]
+    settings = SearchSettings(beam=beam, alpha=0.6, max_extra=6, nbest=1)
+    want = backend.search(sources, [[]] * 3, settings, 1000)
+    page = {"beam": beam, "alpha": 0.6}
+    spec = model_spec(network, exact=True)
+    found = in_node(
+        *(
+            {"run": "search", "spec": spec, "source": source, "settings": {**page, "limit": len(source) + 6}}
+            for source in sources
+        )
+    )
+    for hypotheses, (best, *_) in zip(want, found, strict=True):
+        assert best["tokens"] == list(hypotheses[0].tokens)
+        assert best["logProb"] == pytest.approx(hypotheses[0].log_prob, abs=1e-5)
+        assert best["score"] == pytest.approx(hypotheses[0].score, abs=1e-5)
+
+
+def test_the_tokenizer_segments_as_sentencepiece_does() -> None:
+    tokenizer = tiny_tokenizer()
+    processor, _ = tokenizer.processors
+    pieces = [
+        [
+            processor.id_to_piece(i),
+            None
+            if processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i)
+            else processor.get_score(i),
+        ]
+        for i in range(processor.get_piece_size())
+    ]
+    texts = [" ".join(SOURCE_WORDS[i:] + SOURCE_WORDS[:i]) for i in range(len(SOURCE_WORDS))]
+    texts += ["", "  one   two ", "one-two", "ＯＮＥ two", "twotwo onetwothree", "ﬁve"]
+    (ids,) = in_node({"run": "encode", "pieces": pieces, "texts": texts})
+    known = [(found, processor.encode(text), text) for found, text in zip(ids, texts, strict=True)]
+    compared = [(found, want) for found, want, _ in known if not any(processor.is_byte(i) for i in want)]
+    assert len(compared) > 8
+    for found, want in compared:
+        assert found == want
+    (decoded,) = in_node({"run": "decode", "pieces": pieces, "ids": [want for _, want in compared]})
+    assert decoded == [processor.decode(want) for _, want in compared]
+
+
+# ------------------------------------------------------------------------------------------------------------- its data
+
+
+def test_eight_bits_are_the_numbers_that_the_page_calculates_with() -> None:
+    network = built("paper")
+    spec = json.loads(json.dumps(model_spec(network, exact=False)))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.dim() == 2:
+                numbers, scales = quantized(parameter)
+                assert float((numbers.double() * scales[:, None] - parameter).abs().max()) <= float(scales.max()) * 0.51
+                parameter.copy_(numbers.double() * scales[:, None])
+    (found,) = in_node({**backward_request(network), "spec": spec})
+    assert_equal(found["taps"]["output.logits"], logits_with(network, {}), "logits")
+
+
+def test_the_tiny_model_of_the_page_is_that_of_the_walkthrough() -> None:
+    (tiny,) = playground_data()["models"]
+    model = tiny_model()
+    src, _, tgt_in, targets = TINY_PAIR
+    (found,) = in_node({"run": "backward", "spec": tiny, "source": src[0].tolist(), "input": tgt_in[0].tolist(),
+                        "targets": targets[0].tolist(), "smoothing": 0.0})  # fmt: skip
+    loss = model(src, None, tgt_in, TokenLoss(targets, 0.0)).smoothed
+    assert sum(found["losses"]) == pytest.approx(float(loss.detach()), rel=1e-12)
+
+
+def test_all_that_the_engine_lacks_is_listed() -> None:
+    from every_kind import model_config
+
+    config = Config.model_construct(
+        model=model_config({**SIZES, "decoder_layers": 1, "position": {"kind": "t5"}, "activation": "gelu", "n_kv_heads": 1}),
+        data=type("Data", (), {"kind": "text"})(),
+        tokenizer=type("Tokenizer", (), {"kind": "unigram", "byte_fallback": False})(),
+    )  # fmt: skip
+    found = "\n".join(unsupported(config, tiny_tokenizer()))
+    for part in ("position.kind = 't5'; accepted: 'sinusoidal', 'rotary', 'none'", "activation = 'gelu'", "n_kv_heads = 1",
+                 "data.kind = 'text'", "tokenizer.kind = 'unigram'"):  # fmt: skip
+        assert part in found
+    lstm = Config.model_construct(model=model_config({"architecture": "lstm", "d_model": 8}))
+    assert unsupported(lstm, None) == ["model.architecture = 'lstm'; accepted: transformer"]
+
+
+def test_a_model_that_is_not_supported_is_refused(tmp_path: Path) -> None:
+    run = trained(tmp_path, "model.position.kind=alibi", "train.budget=3 steps")
+    with pytest.raises(UsageError, match=r"not supported by the playground:\n  - model\.position\.kind = 'alibi'"):
+        write_playground(tmp_path / "page.html", run)
+    assert not (tmp_path / "page.html").exists()

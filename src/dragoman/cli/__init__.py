@@ -20,6 +20,7 @@ from dragoman.cli import (
     explain,
     inference,
     keys,
+    playground,
     serve,
     training,
     translate,
@@ -36,8 +37,8 @@ for command in (
     training.demo, training.new, training.doctor, config.config, training.prepare, training.train, training.average,
     training.info,
     translate.translate, inference.score, inference.evaluate, inference.generate, chat.chat, inference.label,
-    inference.parse, compare.compare, explain.explain, atlas.atlas, worked.walkthrough, worked.gallery, serve.serve,
-    vectors.vectors, training.shortlist, training.export,
+    inference.parse, compare.compare, explain.explain, atlas.atlas, worked.walkthrough, worked.gallery,
+    playground.playground, serve.serve, vectors.vectors, training.shortlist, training.export,
 ):  # fmt: skip
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(training.import_)  # `import` is no name of a function

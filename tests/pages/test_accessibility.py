@@ -19,6 +19,7 @@ from dragoman.interpret.explain.explain import write_explanation
 from dragoman.interpret.heads.atlas import atlas, examples, removal_costs
 from dragoman.interpret.heads.page import write_atlas
 from dragoman.interpret.heads.probes import translation_probe
+from dragoman.interpret.playground import write_playground
 from dragoman.interpret.walkthrough.gallery import write_gallery
 from dragoman.pages.report import write_report
 from fabricated_run import fabricate, learning
@@ -66,6 +67,7 @@ PAGES: dict[str, Callable[[Path], Path]] = {
     "gallery": write_gallery,
     "report": lambda path: write_report(path, sample_report()),
     "comparison": _comparison,
+    "playground": write_playground,
 }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece as spm
 import torch
 from torch import Tensor
 
@@ -19,7 +20,14 @@ from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads
-from dragoman.interpret.playground import model_spec, playground_data, quantized, unsupported, write_playground
+from dragoman.interpret.playground import (
+    model_spec,
+    pieces_of,
+    playground_data,
+    quantized,
+    unsupported,
+    write_playground,
+)
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, tiny_model
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
@@ -39,7 +47,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "decoder_layers": 1, "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "bias": False,
         "activation": "silu", "gated": True,
     },
-    "untied": {"decoder_layers": 1, "order": "pre", "tie": "none", "position": {"kind": "none"}, "scale_embeddings": False},
+    "untied": {
+        "decoder_layers": 1, "order": "pre", "tie": "none", "position": {"kind": "none"}, "scale_embeddings": False,
+    },
 }  # fmt: skip
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine to run engine.js with")
@@ -57,11 +67,8 @@ def in_node(*requests: dict[str, Any]) -> list[Any]:
 def built(name: str, **changes: Any) -> Network:
     from every_kind import model_config
 
-    network = shaken(build_model(model_config({**SIZES, **MODELS[name], **changes}), VOCAB, VOCAB)).double().eval()
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.copy_(parameter * 1.0)
-    return network
+    network: Network = shaken(build_model(model_config({**SIZES, **MODELS[name], **changes}), VOCAB, VOCAB))
+    return network.double().eval()
 
 
 def backward_request(network: Network, **changes: Any) -> dict[str, Any]:
@@ -92,13 +99,9 @@ def test_every_quantity_and_every_gradient_is_that_of_python(name: str) -> None:
     assert found["probabilities"] == pytest.approx(probabilities.tolist(), rel=1e-9)
     compared = 0
     for tap, value in found["taps"].items():
-        if tap.endswith(".scores"):  # where the mask hides them, Python has the same numbers
-            assert len(value) == 3
         assert tap in seen, tap
         assert_equal(value, seen.joined(tap)[0].detach(), tap)
         compared += 1
-        if tap in ("encoder.positioned", "decoder.positioned") or ".queries" in tap or ".keys" in tap:
-            pass
         assert_equal(found["gradients"][tap], seen.gradient(tap)[0], f"gradient of {tap}")
     assert compared > 40
     parameters = dict(network.named_parameters())
@@ -168,8 +171,11 @@ def test_what_is_changed_on_the_page_is_changed_in_python(name: str) -> None:
             {"disabled": ["encoder.layers.1.self_attn 0", "decoder.layers.0.cross_attn 2"]},
             ablate_heads(network, {"encoder.layers.1.self_attn": [0], "decoder.layers.0.cross_attn": [2]}),
         ),
-        "weight": ({"weights": {"decoder.layers.0.cross_attn 1 2 0": 0.7}}, {"decoder.layers.0.cross_attn.weights": changed_weight}),
-    }  # fmt: skip
+        "weight": (
+            {"weights": {"decoder.layers.0.cross_attn 1 2 0": 0.7}},
+            {"decoder.layers.0.cross_attn.weights": changed_weight},
+        ),
+    }
     plain = logits_with(network, {})
     found = in_node(*(backward_request(network, **page) for page, _ in cases.values()))
     for (case, (_, python)), result in zip(cases.items(), found, strict=True):
@@ -212,15 +218,8 @@ def test_the_search_finds_the_same_tokens_and_scores(name: str, beam: int) -> No
 def test_the_tokenizer_segments_as_sentencepiece_does() -> None:
     tokenizer = tiny_tokenizer()
     processor, _ = tokenizer.processors
-    pieces = [
-        [
-            processor.id_to_piece(i),
-            None
-            if processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i)
-            else processor.get_score(i),
-        ]
-        for i in range(processor.get_piece_size())
-    ]
+    assert isinstance(processor, spm.SentencePieceProcessor)
+    pieces = pieces_of(processor)
     texts = [" ".join(SOURCE_WORDS[i:] + SOURCE_WORDS[:i]) for i in range(len(SOURCE_WORDS))]
     texts += ["", "  one   two ", "one-two", "ＯＮＥ two", "twotwo onetwothree", "ﬁve"]
     (ids,) = in_node({"run": "encode", "pieces": pieces, "texts": texts})
@@ -263,13 +262,15 @@ def test_all_that_the_engine_lacks_is_listed() -> None:
     from every_kind import model_config
 
     config = Config.model_construct(
-        model=model_config({**SIZES, "decoder_layers": 1, "position": {"kind": "t5"}, "activation": "gelu", "n_kv_heads": 1}),
+        model=model_config(
+            {**SIZES, "decoder_layers": 1, "position": {"kind": "t5"}, "activation": "gelu", "n_kv_heads": 1}
+        ),
         data=type("Data", (), {"kind": "text"})(),
         tokenizer=type("Tokenizer", (), {"kind": "unigram", "byte_fallback": False})(),
     )  # fmt: skip
     found = "\n".join(unsupported(config, tiny_tokenizer()))
-    for part in ("position.kind = 't5'; accepted: 'sinusoidal', 'rotary', 'none'", "activation = 'gelu'", "n_kv_heads = 1",
-                 "data.kind = 'text'", "tokenizer.kind = 'unigram'"):  # fmt: skip
+    assert "position.kind = 't5'; accepted: 'sinusoidal', 'rotary', 'none'" in found
+    for part in ("activation = 'gelu'", "n_kv_heads = 1", "data.kind = 'text'", "tokenizer.kind = 'unigram'"):
         assert part in found
     lstm = Config.model_construct(model=model_config({"architecture": "lstm", "d_model": 8}))
     assert unsupported(lstm, None) == ["model.architecture = 'lstm'; accepted: transformer"]

@@ -22,7 +22,7 @@ from dragoman.models.seq2seq import Network
 from dragoman.nn.layers import RMSNorm
 from dragoman.pages.page import render, write_page
 
-__all__ = ["model_spec", "playground_data", "quantized", "unsupported", "write_playground"]
+__all__ = ["model_spec", "pieces_of", "playground_data", "quantized", "unsupported", "write_playground"]
 
 _MAX_BYTES = 10_000_000
 _EXAMPLES = 6
@@ -71,14 +71,16 @@ def _trained(folder: Path) -> dict[str, Any]:
     assert isinstance(vocabulary, Tokenizer)
     source, target = vocabulary.processors
     assert isinstance(source, spm.SentencePieceProcessor) and isinstance(target, spm.SentencePieceProcessor)
+    assert config.data.kind == "parallel"
     name = f"{config.data.source_language} → {config.data.target_language}: {folder.resolve().name}"
     return {
         "name": {"en": name, "zh": name},
-        "pieces": {"source": _pieces(source), "target": None if target is source else _pieces(target)},
+        "pieces": {"source": pieces_of(source), "target": None if target is source else pieces_of(target)},
         "examples": [[text, ""] for text in _examples(config)],
         "smoothing": config.train.label_smoothing,
         "beam": config.search.beam,
         "alpha": config.search.alpha,
+        "max_extra": config.search.max_extra,
         **model_spec(network, exact=False),
     }
 
@@ -173,7 +175,7 @@ def quantized(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return (matrix.double() / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales
 
 
-def _pieces(processor: spm.SentencePieceProcessor) -> list[list[Any]]:
+def pieces_of(processor: spm.SentencePieceProcessor) -> list[list[Any]]:
     """Return [text, score] by id; the score of special pieces, which no text contains, is None."""
     return [
         [processor.id_to_piece(i), None if _is_special(processor, i) else processor.get_score(i)]

@@ -39,14 +39,14 @@ function setParameter(key, value) {
 
 const isTrained = () => Boolean(data.pieces);
 const sourceIds = () => { const ids = vocabulary.source.encode(state.source); return isTrained() || !ids.length ? [...ids, END] : ids; };
-const settings = () => ({ beam: data.beam ?? 4, alpha: data.alpha ?? 0.6, ...(isTrained() ? {} : { limit: 4 }) });
+const settings = (source) => ({ beam: data.beam ?? 4, alpha: data.alpha ?? 0.6, limit: isTrained() ? source.length + data.max_extra : 4 });
 const changes = () => ({ mask: state.mask, scaling: state.scaling, positions: state.positions, disabled: state.disabled, weights: state.weights });
 
 // The output of the search, or the target that the reader has typed.
 function targetsFor(source, how = changes()) {
   const typed = vocabulary.target.encode(state.target);
   if (typed.length) return isTrained() ? [...typed, END] : typed;
-  const [best] = model.search(source, settings(), how);
+  const [best] = model.search(source, settings(source), how);
   return [...(best?.tokens ?? []), END];
 }
 
@@ -104,7 +104,7 @@ function figureOf({ source, targets, taps, rows }) {
 function drawOutput() {
   const { targets, rows, losses } = result, text = vocabulary.target.decode(targets.filter((id) => id !== END));
   view.output.replaceChildren(text || both("(nothing)", "（空）"));
-  const own = state.target.trim() ? vocabulary.target.decode(model.search(result.source, settings(), changes())[0]?.tokens ?? []) : null;
+  const own = state.target.trim() ? vocabulary.target.decode(model.search(result.source, settings(result.source), changes())[0]?.tokens ?? []) : null;
   view.own.replaceChildren(own === null ? "" : both(`This is the target that you have typed. The model's own translation: ${own || "(nothing)"}`, `这是您输入的目标。模型自己的译文：${own || "（空）"}`));
   const word = Math.min(view.word ?? 0, targets.length - 1), top = [...rows[word]].map((logProb, id) => [logProb, id]).sort((a, b) => b[0] - a[0]).slice(0, 5);
   view.alternatives.replaceChildren(

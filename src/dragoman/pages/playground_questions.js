@@ -18,7 +18,7 @@ const QUESTIONS = [
   {
     text: ["Without positions, the encoder cannot tell the order of the words. Does the translation change?", "去掉位置编码，编码器无法知道词的先后。译文会变吗？"], options: () => [["yes", "会"], ["no", "不会"]],
     answer() {
-      const { source } = result, [a, b] = [true, false].map((positions) => vocabulary.target.decode(model.search(source, settings(), { ...changes(), positions })[0]?.tokens ?? []));
+      const { source } = result, [a, b] = [true, false].map((positions) => vocabulary.target.decode(model.search(source, settings(source), { ...changes(), positions })[0]?.tokens ?? []));
       return [a === b ? 1 : 0, both(`With positions: “${a}”. Without: “${b}”.`, `有位置编码：“${a}”。没有：“${b}”。`)];
     },
   },

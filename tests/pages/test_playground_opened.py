@@ -1,0 +1,268 @@
+"""The playground in a browser: it computes while one types, and every change has the effect that Python has."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from dragoman.decoding.pytorch.backend import TorchBackend
+from dragoman.decoding.settings import SearchSettings
+from dragoman.interpret.playground import quantized, write_playground
+from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, tiny_model
+from dragoman.models.model_folder import load_network
+from dragoman.training.loss import TokenLoss
+from small_run import trained
+
+if TYPE_CHECKING:
+    from browser import Page
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("small"), "tokenizer.byte_fallback=false", "train.budget=60 steps")
+
+
+@pytest.fixture(scope="module")
+def tiny_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_playground(tmp_path_factory.mktemp("tiny") / "playground.html")
+
+
+@pytest.fixture(scope="module")
+def page_of_run(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_playground(tmp_path_factory.mktemp("run") / "playground.html", run)
+
+
+def settled(page: Page) -> None:
+    page.driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+
+
+def write(page: Page, name: str, text: str) -> None:
+    page.run(
+        "const field = document.getElementById(`${arguments[0]}-text`); field.value = arguments[1];"
+        "field.dispatchEvent(new Event('input'))",
+        name,
+        text,
+    )
+    settled(page)
+
+
+def loss(page: Page) -> float:
+    return float(page.text("#try .loss").split()[-1])
+
+
+def press(page: Page, selector: str, text: str) -> None:
+    done = page.run(
+        "const found = [...document.querySelectorAll(arguments[0])].find((b) => b.innerText.trim() === arguments[1]);"
+        "found?.click(); return Boolean(found)",
+        selector,
+        text,
+    )
+    assert done, f"no {text!r} among {selector}"
+    settled(page)
+
+
+# ---------------------------------------------------------------------- what it computes
+
+
+def test_the_translation_of_a_trained_model_follows_the_typing(page: Page, run: Path, page_of_run: Path) -> None:
+    network, vocabulary, config = load_network(run)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.dim() == 2:
+                numbers, scales = quantized(parameter)
+                parameter.copy_(numbers.double() * scales[:, None])
+    backend = TorchBackend(network.double())  # type: ignore[arg-type]
+    settings = SearchSettings(beam=config.search.beam, alpha=config.search.alpha, max_extra=config.search.max_extra)
+    page.open(page_of_run)
+    for text in ("one two", "seven four one", "nine"):
+        write(page, "source", text)
+        ((best,),) = backend.search([vocabulary.encode_source(text)], [[]], settings, 1000)  # type: ignore[attr-defined]
+        want = vocabulary.decode_target(best.tokens)  # type: ignore[attr-defined]
+        assert page.text("#try .translation") == (" ".join(want.split()) or "(nothing)")
+    assert page.errors() == []
+
+
+def test_the_loss_of_the_tiny_model_is_that_of_the_walkthrough(page: Page, tiny_page: Path) -> None:
+    page.open(tiny_page)
+    settled(page)
+    src, _, tgt_in, targets = TINY_PAIR
+    want = float(tiny_model()(src, None, tgt_in, TokenLoss(targets, 0.0)).smoothed.detach())
+    assert loss(page) == pytest.approx(want, abs=6e-5)
+    assert page.text("#try .translation") == "我 是"
+    write(page, "target", "是")
+    assert loss(page) != pytest.approx(want, abs=1e-3)
+
+
+def test_every_switch_head_weight_and_matrix_changes_the_loss_and_reset_restores_it(
+    page: Page, tiny_page: Path
+) -> None:
+    page.open(tiny_page)
+    settled(page)
+    first = loss(page)
+    seen = {first}
+    for number in range(3):
+        page.run("document.querySelectorAll('.switch input')[arguments[0]].click()", number)
+        settled(page)
+        assert loss(page) not in seen, number
+        seen.add(loss(page))
+        page.run("document.querySelectorAll('.switch input')[arguments[0]].click()", number)
+        settled(page)
+        assert loss(page) == first
+    page.run("document.querySelectorAll('.heads button')[0].click()")
+    settled(page)
+    assert loss(page) not in seen
+    seen.add(loss(page))
+    page.focus("#change .weights td[role='slider']")
+    page.press(page.keys.PAGE_UP)
+    settled(page)
+    assert loss(page) not in seen
+    assert page.run("return document.activeElement.getAttribute('role')") == "slider"
+    seen.add(loss(page))
+    page.run(
+        "const field = document.querySelectorAll('.editable input')[17]; field.value = '2';"
+        "field.dispatchEvent(new Event('input'))"
+    )
+    settled(page)
+    assert loss(page) not in seen
+    press(page, "#reset button", "Reset everything")
+    assert loss(page) == first
+    assert page.errors() == []
+
+
+def test_a_dragged_weight_has_the_value_where_it_is_dropped(page: Page, tiny_page: Path) -> None:
+    page.open(tiny_page)
+    settled(page)
+    cell = page.find("#change .weights td[role='slider']")
+    before = float(cell.text)
+    page.run(
+        "const cell = arguments[0], at = cell.getBoundingClientRect(), y = at.top + 5;"
+        "cell.dispatchEvent(new PointerEvent('pointerdown', { clientY: y, bubbles: true }));"
+        "window.dispatchEvent(new PointerEvent('pointermove', { clientY: y - 30 }));"
+        "window.dispatchEvent(new PointerEvent('pointerup', {}));",
+        cell,
+    )
+    settled(page)
+    row = [float(other.text) for other in page.all("#change .weights tbody tr:first-of-type td[role='slider']")]
+    assert row[0] == pytest.approx(before + 0.25, abs=0.011) and sum(row) == pytest.approx(1, abs=0.011)
+
+
+def test_training_lowers_the_loss_as_gradient_descent_in_python(page: Page, tiny_page: Path) -> None:
+    page.open(tiny_page)
+    settled(page)
+    first = loss(page)
+    page.run(
+        "const rate = document.querySelector('#train input[type=range]'); rate.value = '-2';"
+        "rate.dispatchEvent(new Event('input'))"
+    )
+    press(page, "#train button", "1 step")
+    model = tiny_model()
+    src, _, tgt_in, targets = TINY_PAIR
+    model(src, None, tgt_in, TokenLoss(targets, 0.0)).smoothed.backward()
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+    want = float(model(src, None, tgt_in, TokenLoss(targets, 0.0)).smoothed.detach())
+    assert loss(page) == pytest.approx(want, abs=6e-5) and want < first
+    press(page, "#train button", "100 steps")
+    for _ in range(200):
+        if loss(page) < want - 0.1:
+            break
+        settled(page)
+    assert loss(page) < want - 0.1
+    assert page.all("#train .training-curve polyline") and page.all("#train .updates table")
+    press(page, "#train button", "Untrain")
+    assert loss(page) == pytest.approx(first, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "run"])
+def test_the_page_answers_every_question_by_calculating(
+    kind: str, page: Page, tiny_page: Path, page_of_run: Path
+) -> None:
+    page.open(tiny_page if kind == "tiny" else page_of_run)
+    settled(page)
+    before = loss(page)
+    questions = page.all("#questions .question")
+    assert len(questions) >= 5
+    for number in range(len(questions)):
+        one = f"document.querySelectorAll('#questions .question')[{number}]"
+        options = page.run(f"return {one}.querySelectorAll('button').length")
+        replies = []
+        for option in range(options):
+            replies.append(
+                page.run(
+                    f"const question = {one}, buttons = [...question.querySelectorAll('button')];"
+                    "buttons[arguments[0]].click();"
+                    "return [buttons.findIndex((button) => button.classList.contains('right')),"
+                    " question.querySelector('.reply').innerText]",
+                    option,
+                )
+            )
+        answers = {index for index, _ in replies}
+        assert len(answers) == 1 and answers <= set(range(options)), "the answer does not depend on the guess"
+        assert [text.startswith("Right.") for _, text in replies] == [index in answers for index in range(options)]
+    settled(page)
+    assert loss(page) == before, "questions leave the model unchanged"
+    assert page.errors() == []
+
+
+# ---------------------------------------------------------------------- its address
+
+
+def test_the_state_is_in_the_address_and_comes_back(page: Page, tiny_page: Path) -> None:
+    page.open(tiny_page)
+    settled(page)
+    write(page, "source", "am I")
+    page.run(
+        "document.querySelectorAll('.switch input')[2].click(); document.querySelectorAll('.heads button')[0].click()"
+    )
+    settled(page)
+    page.focus("#change .weights td[role='slider']")
+    page.press(page.keys.ARROW_UP)
+    settled(page)
+    value, address = loss(page), page.run("return location.href")
+    page.driver.get("about:blank")
+    page.open(address)
+    settled(page)
+    assert loss(page) == value
+    assert page.run("return document.getElementById('source-text').value") == "am I"
+    assert [box.is_selected() for box in page.all(".switch input")] == [True, True, False]
+
+
+DAMAGED = [
+    "nonsense",
+    {"m": 7, "s": 3, "weights": [["x", None], 5], "edits": "no", "heads": [1]},
+    {"edits": [["decoder.layers.0.ffn.inner.weight 99 99", 1.0], ["unknown 0 0", 2.0]]},
+]
+
+
+@pytest.mark.parametrize("state", DAMAGED)
+def test_a_damaged_address_is_ignored(state: Any, page: Page, tiny_page: Path) -> None:
+    text = state if isinstance(state, str) else json.dumps(state)
+    page.open(f"{tiny_page.as_uri()}#{urllib.parse.quote(text)}")
+    settled(page)
+    assert page.text("#try .translation")
+    assert page.errors() == []
+
+
+# ---------------------------------------------------------------------- how it looks
+
+
+@pytest.mark.parametrize("width", [360, 768, 1440])
+@pytest.mark.parametrize(("scheme", "language"), [("light", "en"), ("dark", "zh-CN")])
+def test_no_flaw(width: int, scheme: str, language: str, page: Page, page_of_run: Path, tiny_page: Path) -> None:
+    for path in (page_of_run, tiny_page):
+        page.size(width, 800)
+        page.prefer("prefers-color-scheme", scheme)
+        page.language(language)
+        page.open(path)
+        settled(page)
+        assert page.flaws() == []
+
+
+@pytest.mark.slow
+def test_the_page_is_small_and_quick(page: Page, page_of_run: Path) -> None:
+    assert page_of_run.stat().st_size < 10e6
+    assert min(page.open(page_of_run) for _ in range(3)) < 1000

@@ -101,7 +101,7 @@ def test_invalid_options_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         import_model(tmp_path / "none", tmp_path / "out")
     message = str(caught.value)
-    assert "no such folder" in message and "hf download" in message and "already exists" in message
+    assert "no such file or folder" in message and "NAMESPACE/NAME" in message and "already exists" in message
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -329,7 +329,7 @@ def import_(
         Path,
         typer.Argument(
             help="Checkpoint: folder of Hugging Face, CTranslate2 or eole; folder or file of Marian, JoeyNMT, fairseq "
-            "or OpenNMT-py."
+            "or OpenNMT-py; or NAMESPACE/NAME on the Hugging Face Hub."
         ),
     ],
     out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],

@@ -18,6 +18,7 @@ from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.ctranslate2_files import family as ctranslate2_family
 from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint, is_ctranslate2
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, ProblemList
+from dragoman.formats.importing.hub import download, hub_package, is_hub_name
 from dragoman.formats.importing.marian_files import family as marian_family
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint, find_models
 from dragoman.formats.importing.names import converted, table_problems
@@ -81,15 +82,16 @@ class Imported(Comparison):
 def import_model(source: str | Path, folder: str | Path, check: str | Path | None = None) -> Imported:
     """Convert a checkpoint to a model folder, and check that both compute the same (parity).
 
-    source: folder in the layout of Hugging Face, CTranslate2 or eole, or folder or model file of Marian, JoeyNMT,
-    fairseq or OpenNMT-py.
+    source: folder in the layout of Hugging Face, CTranslate2 or eole, folder or model file of Marian, JoeyNMT, fairseq
+    or OpenNMT-py, or the name of a model on the Hugging Face Hub, such as "Helsinki-NLP/opus-mt-en-de".
     check: text in the source language, of which the first 200 lines are compared; default: random tokens.  Raises
     UsageError with all reasons for a checkpoint that cannot be imported, and DragomanError without parity; then no
     folder is written.
     """
     source, folder = Path(source), Path(folder)
     _check_request(source, folder)
-    checkpoint = opened(source)
+    hub = source.as_posix() if is_hub_name(source) else None
+    checkpoint = opened(source if hub is None else download(hub))
     name, plan = _plan(checkpoint)
     network = assemble(
         plan.config.model,
@@ -100,6 +102,7 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
     tensors = converted(plan.table, plan.orders, checkpoint.tensors) | dict(plan.computed)
     assert tensors.keys() == unique_tensors(network).keys()
     origin = {"family": name, "settings": checkpoint.settings}
+    origin |= {} if hub is None else {"hub": {"name": hub, "commit": checkpoint.folder.name}}
     try:
         with atomic_folder(folder) as unfinished:
             save_model(unfinished, plan.config, plan.vocabulary.tokenizer, tensors, {"step": 0, "imported": name})
@@ -151,10 +154,12 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
 def _check_request(source: Path, folder: Path) -> None:
     problems = []
     needed: Callable[[], Any] | None = transformers_package
-    if not source.exists():
+    if is_hub_name(source):
+        problems += _package_problems(hub_package)
+    elif not source.exists():
         problems.append(
-            f"{source}: no such folder; to import a model of the Hugging Face Hub, download it first: "
-            f"hf download {source} --local-dir FOLDER"
+            f"{source}: no such file or folder; models of the Hugging Face Hub have names of the form NAMESPACE/NAME, "
+            "such as Helsinki-NLP/opus-mt-en-de"
         )
     elif is_ctranslate2(source):
         needed = ctranslate2.package
@@ -168,12 +173,17 @@ def _check_request(source: Path, folder: Path) -> None:
                 "OpenNMT-py's (.pt)"
             )
     problems += new_folder_problems(folder)
-    try:
-        if needed is not None:
-            needed()
-    except UsageError as error:
-        problems.append(str(error))
+    problems += [] if needed is None else _package_problems(needed)
     check_problems("invalid import options:", problems)
+
+
+def _package_problems(needed: Callable[[], Any]) -> list[str]:
+    """Return why a package cannot be imported.  needed: raises UsageError then."""
+    try:
+        needed()
+    except UsageError as error:
+        return [str(error)]
+    return []
 
 
 def _write_others(plan: Plan, folder: Path) -> None:

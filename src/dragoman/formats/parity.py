@@ -225,10 +225,9 @@ class _ParityCheck:
             )
         ]
         beam = self._beam_outcomes(targets, width)
+        largest = math.nan if any(map(math.isnan, differences)) else max(differences)  # `max` may skip NaN
         mean = sum(differences) / len(differences)
-        return Parity(
-            self.runtime.name, self.text, len(targets), max(differences), mean, _counts(greedy), _counts(beam), width
-        )
+        return Parity(self.runtime.name, self.text, len(targets), largest, mean, _counts(greedy), _counts(beam), width)
 
     def _request(self, cases: Sequence[ParityCase], settings: SearchSettings, limit: int) -> SearchRequest:
         """limit: maximum length of a target without prefix and end of sentence."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from dragoman.formats.importing.family import Comparison, Family, ImportedVocabu
 from dragoman.formats.importing.hub import download, hub_package, is_hub_name
 from dragoman.formats.importing.marian_files import family as marian_family
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint, find_models
-from dragoman.formats.importing.names import converted, table_problems
+from dragoman.formats.importing.names import converted, listed, table_problems
 from dragoman.formats.importing.reference import transformers_package
 from dragoman.formats.importing.toolkits import eole, fairseq, joeynmt, opennmt
 from dragoman.formats.importing.toolkits.checkpoint import (
@@ -238,6 +239,9 @@ def _tensor_problems(plan: Plan, tensors: Mapping[str, Tensor]) -> list[str]:
         found = tensors.get(name)
         if found is not None and not _are_close(found, expected(tuple(found.shape))):
             problems.append(f"{name}: not the values that the model computes for it")
+    used = [name for name in others if re.fullmatch(plan.unused, name) is None]
+    infinite = [name for name in used if not bool(torch.isfinite(others[name]).all())]
+    problems += [f"tensors with infinite numbers or NaN: {listed(infinite)}"] if infinite else []
     return problems
 
 

@@ -101,9 +101,8 @@ def _activation_problems(values: Mapping[str, Any]) -> list[str]:
     problems = []
     if activation not in ACTIVATIONS:
         names = ", ".join(ACTIVATIONS)
-        problems.append(
-            f"feed_forward_proj = {values['feed_forward_proj']!r}; accepted: {names}, each with or without gated-"
-        )
+        accepted = f"{names}, each with or without gated-"
+        return [*problems, f"feed_forward_proj = {values['feed_forward_proj']!r}; accepted: {accepted}"]
     # Both follow from feed_forward_proj, but a stored value replaces the one that follows.
     return problems + accepted_values(values, {"dense_act_fn": (activation,), "is_gated_act": (gated,)})
 

@@ -98,13 +98,11 @@ def _feed_forward(values: Mapping[str, Any]) -> tuple[str, bool]:
 
 def _activation_problems(values: Mapping[str, Any]) -> list[str]:
     activation, gated = _feed_forward(values)
-    problems = []
     if activation not in ACTIVATIONS:
-        names = ", ".join(ACTIVATIONS)
-        accepted = f"{names}, each with or without gated-"
-        return [*problems, f"feed_forward_proj = {values['feed_forward_proj']!r}; accepted: {accepted}"]
+        accepted = f"{', '.join(ACTIVATIONS)}, each with or without gated-"
+        return [f"feed_forward_proj = {values['feed_forward_proj']!r}; accepted: {accepted}"]
     # Both follow from feed_forward_proj, but a stored value replaces the one that follows.
-    return problems + accepted_values(values, {"dense_act_fn": (activation,), "is_gated_act": (gated,)})
+    return accepted_values(values, {"dense_act_fn": (activation,), "is_gated_act": (gated,)})
 
 
 # ---------------------------------------------------------------------------------------------------------- vocabulary

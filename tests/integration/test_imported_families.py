@@ -192,8 +192,8 @@ def test_the_native_engine_or_info_with_the_reason(imported: tuple[Case, Path], 
     """In float32 the numbers of PyTorch; in int8 close to them."""
     case, folder = imported
     code, out, _ = cli("info", folder / "base", "--json")
-    engine = json.loads(out)["engine"]
-    assert code == 0
+    engine, origin = (json.loads(out)[key] for key in ("engine", "imported"))
+    assert code == 0 and origin == case.family
     if case.kind not in ("parallel", "text"):
         assert engine == "PyTorch backend (generates no text)"
         return

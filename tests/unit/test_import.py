@@ -99,9 +99,16 @@ def test_a_full_disk_is_reported(checkpoint: Path, monkeypatch: pytest.MonkeyPat
 def test_invalid_options_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(UsageError) as caught:
-        import_model(tmp_path / "none", tmp_path / "out")
+        import_model(tmp_path / "none", tmp_path / "out", tmp_path / "lines.txt")
     message = str(caught.value)
+    assert "lines.txt: no such file" in message
     assert "no such file or folder" in message and "NAMESPACE/NAME" in message and "already exists" in message
+
+
+def test_a_file_that_is_no_model(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.json: not a model file; accepted: a folder in the layout of"):
+        import_model(checkpoint / "config.json", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

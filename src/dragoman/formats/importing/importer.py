@@ -89,8 +89,8 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
     UsageError with all reasons for a checkpoint that cannot be imported, and DragomanError without parity; then no
     folder is written.
     """
-    source, folder = Path(source), Path(folder)
-    _check_request(source, folder)
+    source, folder, check = Path(source), Path(folder), None if check is None else Path(check)
+    _check_request(source, folder, check)
     hub = source.as_posix() if is_hub_name(source) else None
     checkpoint = opened(source if hub is None else download(hub))
     name, plan = _plan(checkpoint)
@@ -108,7 +108,7 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
         with atomic_folder(folder) as unfinished:
             save_model(unfinished, plan.config, plan.vocabulary.tokenizer, tensors, {"step": 0, "imported": name})
             _write_others(plan, unfinished)
-            found = _family(checkpoint)[1].compare(checkpoint, unfinished, plan, None if check is None else Path(check))
+            found = _family(checkpoint)[1].compare(checkpoint, unfinished, plan, check)
             _check_parity(found)
             facts = origin | asdict(found)
             (unfinished / _REPORT).write_text(json.dumps(facts, indent=1, ensure_ascii=False, default=str))
@@ -152,7 +152,7 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
     return name, FAMILIES[name]
 
 
-def _check_request(source: Path, folder: Path) -> None:
+def _check_request(source: Path, folder: Path, check: Path | None) -> None:
     problems = []
     needed: Callable[[], Any] | None = transformers_package
     if is_hub_name(source):
@@ -168,12 +168,14 @@ def _check_request(source: Path, folder: Path) -> None:
         if find_models(source) or find_checkpoints(source):
             needed = None
         else:
+            found = "not a model file" if source.is_file() else "no config.json"
             problems.append(
-                f"{source}: no config.json; accepted: a folder in the layout of Hugging Face, CTranslate2 or eole, "
+                f"{source}: {found}; accepted: a folder in the layout of Hugging Face, CTranslate2 or eole, "
                 "Marian's files (.npz, .bin), JoeyNMT's (.ckpt, config.yaml), fairseq's (.pt, dict.CODE.txt) or "
                 "OpenNMT-py's (.pt)"
             )
     problems += new_folder_problems(folder)
+    problems += [f"{check}: no such file; --check is a text to compare on"] if check and not check.is_file() else []
     problems += [] if needed is None else _package_problems(needed)
     check_problems("invalid import options:", problems)
 

@@ -105,6 +105,13 @@ def test_invalid_options_are_reported_together(tmp_path: Path) -> None:
     assert "no such file or folder" in message and "NAMESPACE/NAME" in message and "already exists" in message
 
 
+def test_a_checkpoint_used_as_a_model_leads_to_the_import(checkpoint: Path, cli: Cli) -> None:
+    for name in ("meta.json", "not a model"):  # with and without a file of weights that model folders have
+        code, _, err = cli("translate", checkpoint, stdin=b"a\n")
+        assert code == 1 and name in err and f"dragoman import {checkpoint} OUT" in err
+        (checkpoint / "model.safetensors").unlink(missing_ok=True)
+
+
 def test_a_file_that_is_no_model(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.json: not a model file; accepted: a folder in the layout of"):
         import_model(checkpoint / "config.json", tmp_path / "out")

@@ -18,6 +18,7 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.importing import importer, names
 from dragoman.formats.importing.importer import FAMILIES, import_model
 from dragoman.formats.importing.reference import ReferenceTokenizer
+from dragoman.formats.parity import Parity
 from dragoman.models.model_folder import load_network, read_config, read_meta, verify
 from marian_checkpoints import LINES, marian_checkpoint
 from small_run import Cli, write_lines
@@ -62,6 +63,17 @@ def test_the_command_writes_a_model_that_translates(cli: Cli, checkpoint: Path, 
     assert code == 1 and "an imported model has no training data; use aligned text files" in err
     code, out, _ = cli("info", tmp_path / "model")
     assert code == 0 and b"output_bias yes" in out and b"native" in out
+
+
+def test_bleu_of_both_programs(checkpoint: Path, tmp_path: Path) -> None:
+    lines = [line for line in LINES if line]
+    check = write_lines(tmp_path / "lines.txt", lines)
+    reference = write_lines(tmp_path / "reference.txt", ["ein hund"] * len(lines))
+    report = import_model(checkpoint, tmp_path / "model", check, reference).parity
+    assert isinstance(report, Parity) and report.bleu is not None
+    assert report.bleu[0] == report.bleu[1] and "BLEU of greedy search: " in report.lines()[-1]
+    with pytest.raises(UsageError, match="the translations of --check FILE"):
+        import_model(checkpoint, tmp_path / "other", reference=reference)
 
 
 def test_without_parity_nothing_is_written(

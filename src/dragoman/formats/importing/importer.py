@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dragoman.errors import DragomanError, TrainingError, UsageError, check_problems
 from dragoman.formats import ctranslate2
+from dragoman.formats.check_text import check_text, check_text_problems
 from dragoman.formats.importing import bart, bert, gpt2, llama, marian, t5, vit
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.ctranslate2_files import family as ctranslate2_family
@@ -80,20 +81,25 @@ class Imported(Comparison):
         return [*super().lines(), f"written: {self.folder} ({self.family}, {size:.1f} MB)"]
 
 
-def import_model(source: str | Path, folder: str | Path, check: str | Path | None = None) -> Imported:
+def import_model(
+    source: str | Path, folder: str | Path, check: str | Path | None = None, reference: str | Path | None = None
+) -> Imported:
     """Convert a checkpoint to a model folder, and check that both compute the same (parity).
 
     source: folder in the layout of Hugging Face, CTranslate2 or eole, folder or model file of Marian, JoeyNMT, fairseq
     or OpenNMT-py, or the name of a model on the Hugging Face Hub, such as "Helsinki-NLP/opus-mt-en-de".
-    check: text in the source language, of which the first 200 lines are compared; default: random tokens.  Raises
+    check: text in the source language, of which the first 200 lines are compared; default: random tokens.
+    reference: its translations, for BLEU.  Raises
     UsageError with all reasons for a checkpoint that cannot be imported, and DragomanError without parity; then no
     folder is written.
     """
-    source, folder, check = Path(source), Path(folder), None if check is None else Path(check)
-    _check_request(source, folder, check)
+    source, folder, text = Path(source), Path(folder), check_text(check, reference)
+    _check_request(source, folder, check_text_problems(check, reference))
     hub = source.as_posix() if is_hub_name(source) else None
     checkpoint = opened(source if hub is None else download(hub))
     name, plan = _plan(checkpoint)
+    if reference is not None and plan.config.data.kind != "parallel":
+        raise UsageError(f"--reference {reference}: this model does not translate; omit --reference")
     network = assemble(
         plan.config.model,
         plan.vocabulary.tokenizer.source_size,
@@ -108,7 +114,7 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
         with atomic_folder(folder) as unfinished:
             save_model(unfinished, plan.config, plan.vocabulary.tokenizer, tensors, {"step": 0, "imported": name})
             _write_others(plan, unfinished)
-            found = _family(checkpoint)[1].compare(checkpoint, unfinished, plan, check)
+            found = _family(checkpoint)[1].compare(checkpoint, unfinished, plan, text)
             _check_parity(found)
             facts = origin | asdict(found)
             (unfinished / _REPORT).write_text(json.dumps(facts, indent=1, ensure_ascii=False, default=str))
@@ -152,7 +158,7 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
     return name, FAMILIES[name]
 
 
-def _check_request(source: Path, folder: Path, check: Path | None) -> None:
+def _check_request(source: Path, folder: Path, text_problems: Sequence[str]) -> None:
     problems = []
     needed: Callable[[], Any] | None = transformers_package
     if is_hub_name(source):
@@ -175,7 +181,7 @@ def _check_request(source: Path, folder: Path, check: Path | None) -> None:
                 "OpenNMT-py's (.pt)"
             )
     problems += new_folder_problems(folder)
-    problems += [f"{check}: no such file; --check is a text to compare on"] if check and not check.is_file() else []
+    problems += text_problems
     problems += [] if needed is None else _package_problems(needed)
     check_problems("invalid import options:", problems)
 

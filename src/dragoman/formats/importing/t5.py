@@ -28,6 +28,7 @@ from dragoman.data.ids import BOS, EOS, SPECIAL_NAMES, UNK
 from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.data.pieces import PieceLists
 from dragoman.data.tokenizer import Tokenizer
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators
 from dragoman.formats.importing.family import (
@@ -225,7 +226,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     )
 
 
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     # Of tokenizer.json, the names of sentinels in a text are text.
     samples = () if TOKENIZER_JSON in plan.vocabulary.tokenizer.files() else _SAMPLES
     return compare_translators(checkpoint, folder, plan, check, samples)

@@ -262,15 +262,16 @@ class Echo:
 
     name = "echo"
 
-    def __init__(self, model: Any, shift: float = 0.0, swap: bool = False, beam: str = "") -> None:
-        self.model, self.shift, self.swap, self.beam_error = model, shift, swap, beam
+    def __init__(self, model: Any, shift: float = 0.0, last: float = 0.0, swap: bool = False, beam: str = "") -> None:
+        """shift, last: added to all log-probabilities, and to the last one of each case."""
+        self.model, self.shift, self.last, self.swap, self.beam_error = model, shift, last, swap, beam
 
     def score(self, case: ParityCase, ids: Any) -> list[float]:
         tokens = torch.tensor([[2, *ids]])
         with torch.no_grad():
             log_probs = self.model(torch.tensor([case.source]), None, tokens[:, :-1]).log_softmax(-1)
         row: list[float] = log_probs.gather(2, tokens[:, 1:, None])[0, :, 0].tolist()
-        return [value + self.shift for value in row]
+        return [*(value + self.shift for value in row[:-1]), row[-1] + self.shift + self.last]
 
     def search(self, cases: Any, width: int, min_length: int, max_length: int) -> list[list[list[int]]]:
         if width == 1:
@@ -319,6 +320,7 @@ def test_a_runtime_that_agrees_has_parity() -> None:
     ("broken", "line"),
     [
         ({"shift": 2 * TOLERANCE}, "maximum difference 2.0e-03"),
+        ({"last": float("nan")}, "maximum difference nan"),
         ({"swap": True}, "greedy search: 0 identical, 0 ties, 6 different"),
     ],
 )

@@ -192,6 +192,12 @@ def test_the_vocabulary_and_the_embedding_have_other_sizes(checkpoint: Path) -> 
     assert "the settings and the vocabulary require" in refusal(checkpoint)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_weights_that_are_no_finite_numbers(number: float, checkpoint: Path) -> None:
+    change_tensors(checkpoint, lambda tensors: tensors["model.shared.weight"][5].fill_(number))
+    assert "tensors with infinite numbers or NaN: model.shared.weight" in refusal(checkpoint)
+
+
 def test_copies_that_differ_and_other_positions(checkpoint: Path) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
         tensors["lm_head.weight"] = tensors["model.shared.weight"] + 1

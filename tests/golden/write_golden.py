@@ -15,6 +15,7 @@ What exists is left alone.  The formats and the files:
     bert_v<N>/, expected_bert_v<N>.json           an imported BERT for masked text with random weights
     vit_v<N>/, expected_vit_v<N>.json             an imported ViT with random weights
     llama_v<N>/, expected_llama_v<N>.json         an imported Llama checkpoint with random weights and `tokenizer.json`
+    families_v<N>/<name>/, .../expected_<name>.json   imported checkpoints of all other families: `write_families.py`
     dialogue_v<N>/, expected_dialogue_v<N>.json   a model of dialogues, whose tokenizer has roles
     shortlist_v<N>.bin, expected_shortlist_v<N>.json   the shortlist of model_v1
     run_v<N>/                                     a run folder with training state, its data, and its prepared store;
@@ -36,7 +37,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from write_families import WRITERS, write_family  # noqa: E402
 
 SOURCES = ["one two three", "nine zero seven seven", "", "six", "four five eight one two"]
 PAIRS = [("one two", "deux un"), ("nine", "neuf"), ("three four", "quatre trois")]
@@ -403,6 +406,7 @@ PIECES: dict[str, Callable[[int], None]] = {
     "dialogue_v{}": write_dialogue,
     "shortlist_v{}.bin": write_shortlist,
     "run_v{}": write_run,
+    **{f"families_v{{}}/{name}": partial(write_family, name) for name in WRITERS},
 }
 
 

@@ -110,7 +110,7 @@ def test_documents_in_python(
 ) -> None:
     cli = Cli(monkeypatch, capsysbinary)
     assert cli("train", "en-de.toml", "--out", "runs/en-de")[0] == 0
-    marian_checkpoint(workshop / "opus-mt-en-de", "one layer, unscaled")
+    marian_checkpoint(workshop / "Helsinki-NLP" / "opus-mt-en-de", "one layer, unscaled")
     ran = 0
     for path in DOCUMENTS[1:]:
         if path.parent.name == "learn" or path == TUTORIAL:  # their blocks build on each other; they have own tests

@@ -6,7 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from dragoman.data.batching import Batch, collate
 from dragoman.data.ids import BOS
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary
+from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ConfigError, UsageError
 from dragoman.formats.export import FORMATS, export
 from dragoman.formats.importing.importer import _FORMATS, import_model
@@ -26,7 +27,10 @@ from dragoman.formats.importing.importer import FAMILIES as MODEL_TYPES
 from dragoman.interpret.heads.probes import load_probe
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import find_model, load_network
+from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
+from dragoman.pipelines.generation import TextGenerator
+from dragoman.pipelines.translation import Translator
 from dragoman.training.run import open_run
 from dragoman.training.trainer import train
 from imported_families import FAMILIES, Case, data_section
@@ -160,6 +164,55 @@ def test_explain_atlas_and_record(imported: tuple[Case, Path], cli: Cli, tmp_pat
         return
     assert code == 0, err
     assert len(json.loads(out)["heads"]) == sum(each.size(1) for each in attention.values())
+
+
+# ------------------------------------------------------------------------------------------------------------- decoding
+
+
+def test_cached_and_full_decoding_agree(imported: tuple[Case, Path]) -> None:
+    case, folder = imported
+    network, vocabulary, _ = load_network(folder / "base")
+    if case.kind not in ("parallel", "text"):
+        assert not hasattr(network, "decode")
+        return
+    assert isinstance(network, Model)
+    network.double()
+    batch = example(case, vocabulary, "a dog runs")
+    tokens = torch.cat([batch.tgt_in, torch.tensor([[7, 5, 9]])], dim=1)
+    assert tokens.size(1) > 5
+    with torch.no_grad():
+        full = network(batch.src, batch.src_mask, tokens)
+        state = network.start(network.encode(batch.src, batch.src_mask), beams=1, max_len=tokens.size(1))
+        steps = [network.decode(tokens[:, [i]], state) for i in range(tokens.size(1))]
+    assert full.std() > 0.1 and (torch.cat(steps, dim=1) - full).abs().max() < 1e-10
+
+
+@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
+def test_the_native_engine_or_info_with_the_reason(imported: tuple[Case, Path], cli: Cli) -> None:
+    """In float32 the numbers of PyTorch; in int8 close to them."""
+    case, folder = imported
+    code, out, _ = cli("info", folder / "base", "--json")
+    engine, origin = (json.loads(out)[key] for key in ("engine", "imported"))
+    assert code == 0 and origin == case.family
+    if case.kind not in ("parallel", "text"):
+        assert engine == "PyTorch backend (generates no text)"
+        return
+    assert engine == "native"
+    options: dict[str, Any] = {}
+    if _is_multilingual(load_network(folder / "base")[1]):
+        options = dict(zip(("source_language", "target_language"), case.languages, strict=True))
+
+    def scores(engine: Literal["native", "pytorch"], quantize: Literal["none", "int8"]) -> np.ndarray:
+        """The log-probabilities of some lines."""
+        kind = TextGenerator if case.kind == "text" else Translator
+        model = kind.load(folder / "base", engine=engine, quantize=quantize)
+        texts = [LINES] if case.kind == "text" else [LINES, ["ein hund", "zwei leute"]]
+        found = model.score(*texts, **options)
+        return np.array([each.log_prob for each in found])
+
+    exact = scores("pytorch", "none")
+    assert np.abs(scores("native", "none") / exact - 1).max() < 1e-5
+    assert 0 < np.abs(scores("native", "int8") / exact - 1).max() < 0.03
 
 
 # ---------------------------------------------------------------------------------------------------- several languages

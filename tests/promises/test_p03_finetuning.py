@@ -19,7 +19,10 @@ KILLS = 3  # of each mode
 MODES: dict[str, tuple[str, ...]] = {
     "all weights": ("train.ema=0.9", "model.dropout=0.2"),
     "lora": ("train.lora.rank=2", "train.lora.alpha=4", "train.schedule.peak=0.05", "model.dropout=0.2"),
+    "imported": ("model.dropout=0.2",),
 }
+IMPORTED = Path(__file__).parents[1] / "golden" / "imported_v1"
+"""A MarianMT checkpoint."""
 TOML = """
 [data]
 root = "data"
@@ -88,6 +91,9 @@ def whole(run: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", list(MODES))
 def test_kill_nine_at_random_moments(mode: str, place: Path, server: Any) -> None:
+    if mode == "imported":
+        shutil.rmtree(place / "base")
+        shutil.copytree(IMPORTED, place / "base")
     start(server, place, mode, place / "uninterrupted").join()
     expected = whole(place / "uninterrupted")
     assert len(expected["scores"]) >= 5

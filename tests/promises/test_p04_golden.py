@@ -157,6 +157,53 @@ def test_golden_tokenizer_of_hugging_face(version: int) -> None:
         check_logits(network, [], row["ids"], row)
 
 
+FAMILIES = sorted(
+    (version, path.name) for version in VERSIONS for path in (HERE / f"families_v{version}").iterdir() if path.is_dir()
+)
+
+
+def imported_from(version: int, name: str) -> str:
+    """The family of an imported model; skips if its tokenizer needs a package that is missing."""
+    folder = HERE / f"families_v{version}" / name
+    if (folder / "tokenizer.json").exists():
+        pytest.importorskip("tokenizers")
+    return str(verify(folder)["imported"])
+
+
+@pytest.mark.parametrize(("version", "name"), FAMILIES)
+def test_golden_families_of_imports(version: int, name: str) -> None:
+    folder = HERE / f"families_v{version}" / name
+    assert imported_from(version, name) == json.loads((folder / "import.json").read_bytes())["family"]
+    rows = expected(f"families_v{version}/expected_{name}.json")
+    assert len(rows) == 2
+    if (folder / "labels.json").exists():
+        for labelled, row in zip(Labeller.load(folder).label([row["text"] for row in rows]), rows, strict=True):
+            assert list(labelled.labels) == row["labels"]
+            assert labelled.probabilities == pytest.approx(row["probabilities"], abs=TOLERANCE)
+        return
+    network, tokenizer, _ = load_network(folder)
+    assert isinstance(tokenizer, Tokenizer)
+    for row in rows:
+        bound = tokenizer.between(*row["languages"])
+        source, target = row["ids"]
+        found = bound.encode_source(row["pair"][0]) if row["pair"][0] else [], bound.encode_target(row["pair"][1])
+        assert list(found) == [source, target]
+        logits = torch.from_numpy(logits_of(network, source, target))
+        picked = logits.log_softmax(1)[range(len(target)), target]
+        assert picked.numpy() == pytest.approx(np.array(row["log_probs"]), abs=2 * TOLERANCE)
+        for best, step in zip(row["best"], logits, strict=True):
+            assert best is None or int(step.argmax()) == best
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_files_of_every_family(version: int) -> None:
+    importer = pytest.importorskip("dragoman.formats.importing.importer")
+    others = [f"{name}_v{version}" for name in ("imported", "bert", "vit", "llama")]
+    folders = [*(f"families_v{version}/{name}" for v, name in FAMILIES if v == version), *others]
+    found = {read_meta(HERE / folder)["imported"] for folder in folders}
+    assert found == {*importer.FAMILIES, *(name for name, _ in importer._FORMATS.values())}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("name", "architecture"), [("language", "decoder_only"), ("recurrent_lm", "recurrent_lm")])
 def test_golden_language_model(name: str, architecture: str, version: int) -> None:
@@ -270,6 +317,8 @@ def test_golden_training_state_resumes_identically(version: int, tmp_path: Path)
 
 
 def test_golden_files_are_small() -> None:
-    sizes = {path.name: sum(file.stat().st_size for file in (path, *path.rglob("*"))) for path in HERE.iterdir()}
-    assert len(sizes) >= 17 and max(sizes.values()) < 100_000
-    assert sum(sizes.values()) < 400_000 * FORMAT_VERSION
+    entries = [path for path in HERE.iterdir() if not path.name.startswith("families_v")]
+    entries += [path for folder in HERE.glob("families_v*") for path in folder.iterdir()]
+    sizes = [sum(file.stat().st_size for file in (path, *path.rglob("*"))) for path in entries]
+    assert len(sizes) >= 60 and max(sizes) < 100_000
+    assert sum(sizes) < 1_100_000 * FORMAT_VERSION

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dragoman.config import parse_config
-from dragoman.data.tokenizer import EOS
+from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
 from dragoman.decoding.pytorch.sampling import sample
@@ -23,7 +23,9 @@ from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.evaluation.metrics import evaluate_texts
 from dragoman.formats import ctranslate2 as converter
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.export import export
 from dragoman.formats.parity import (
     TOLERANCE,
@@ -36,6 +38,7 @@ from dragoman.formats.parity import (
     parity_cases,
 )
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
+from dragoman.models.seq2seq import Model
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
 
@@ -82,6 +85,42 @@ def test_the_command_writes_a_folder_and_reports(cli: Cli, tmp_path: Path, lines
 
 
 @needs_ctranslate2
+def test_bleu_of_both_programs(cli: Cli, tmp_path: Path) -> None:
+    """Before and after the export, and of the quantized weights; stored beside the model."""
+    pytest.importorskip("ctranslate2", reason="needs: pip install 'dragoman[formats]'")
+    pairs = digit_pairs(20, seed=8)
+    source = write_lines(tmp_path / "lines.txt", [pair[0] for pair in pairs])
+    reference = write_lines(tmp_path / "reference.txt", [pair[1] for pair in pairs])
+    options = "--quantization", "int8", "--check", source, "--reference", reference
+    code, out, err = cli("export", GOLDEN, tmp_path / "out", *options)
+    assert code == 0, err
+    report = json.loads((tmp_path / "out" / "export.json").read_text())
+    ours, theirs = report["parity"]["bleu"]
+    assert ours == theirs > 20 and report["quantized"]["bleu"][0] == ours and report["quantized"]["bleu"][1] > 20
+    assert f"BLEU of greedy search: {ours:.2f} (Dragoman), {ours:.2f} (CTranslate2 " in out.decode()
+    network, tokenizer, config = load_network(GOLDEN)
+    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    bleu = parity_cases(network, tokenizer, config, CheckText(source, reference)).bleu
+    targets = [tokenizer.encode_target(pair[1])[:-1] for pair in pairs]
+    assert bleu is not None and bleu(targets) == pytest.approx(100)
+    texts = [pair[1] for pair in pairs]
+    assert bleu(targets[1:] + targets[:1]) == pytest.approx(evaluate_texts(texts[1:] + texts[:1], [texts]).bleu.score)
+
+
+def test_a_reference_that_does_not_fit_is_refused(cli: Cli, tmp_path: Path, lines: Path) -> None:
+    short = write_lines(tmp_path / "short.txt", ["un"])
+    for options, code, reason in (
+        (("--check", lines, "--reference", short), 1, "has 20 lines but"),
+        (("--reference", short), 2, "the translations of --check FILE, which is missing"),
+        (("--check", lines, "--reference", tmp_path / "no.txt"), 2, "no.txt: no such file"),
+    ):
+        found, _, err = cli("export", GOLDEN, tmp_path / "out", *options)
+        assert (found, reason in err, (tmp_path / "out").exists()) == (code, True, False), err
+    language_model = GOLDEN.parent / "language_v1"
+    found, _, err = cli("export", language_model, tmp_path / "out", "--check", lines, "--reference", lines)
+    assert found == 2 and "this model does not translate; omit --reference" in err
+
+
 def test_int8_is_smaller_and_reports_the_effect(tmp_path: Path, lines: Path) -> None:
     before = {k: v.clone() for k, v in load_network(GOLDEN)[0].state_dict().items()}
     float32 = export(GOLDEN, tmp_path / "float32", check=lines)
@@ -223,15 +262,16 @@ class Echo:
 
     name = "echo"
 
-    def __init__(self, model: Any, shift: float = 0.0, swap: bool = False, beam: str = "") -> None:
-        self.model, self.shift, self.swap, self.beam_error = model, shift, swap, beam
+    def __init__(self, model: Any, shift: float = 0.0, last: float = 0.0, swap: bool = False, beam: str = "") -> None:
+        """shift, last: added to all log-probabilities, and to the last one of each case."""
+        self.model, self.shift, self.last, self.swap, self.beam_error = model, shift, last, swap, beam
 
     def score(self, case: ParityCase, ids: Any) -> list[float]:
         tokens = torch.tensor([[2, *ids]])
         with torch.no_grad():
             log_probs = self.model(torch.tensor([case.source]), None, tokens[:, :-1]).log_softmax(-1)
         row: list[float] = log_probs.gather(2, tokens[:, 1:, None])[0, :, 0].tolist()
-        return [value + self.shift for value in row]
+        return [*(value + self.shift for value in row[:-1]), row[-1] + self.shift + self.last]
 
     def search(self, cases: Any, width: int, min_length: int, max_length: int) -> list[list[list[int]]]:
         if width == 1:
@@ -280,6 +320,7 @@ def test_a_runtime_that_agrees_has_parity() -> None:
     ("broken", "line"),
     [
         ({"shift": 2 * TOLERANCE}, "maximum difference 2.0e-03"),
+        ({"last": float("nan")}, "maximum difference nan"),
         ({"swap": True}, "greedy search: 0 identical, 0 ties, 6 different"),
     ],
 )
@@ -326,7 +367,7 @@ def test_cases_are_from_the_data_of_the_model_if_available(tmp_path: Path) -> No
     shutil.rmtree(root)
     found = parity_cases(model, tokenizer, document, None)
     assert found.text == "rows of random tokens" and len(found.cases) == 200
-    found = parity_cases(model, tokenizer, document, write_lines(tmp_path / "many.txt", rows))
+    found = parity_cases(model, tokenizer, document, CheckText(write_lines(tmp_path / "many.txt", rows)))
     longest = max(len(case.source) for case in found.cases)
     assert len(found.cases) == 200 and found.limit == longest + config.search.max_extra - 1
 

@@ -18,6 +18,7 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.importing import importer, names
 from dragoman.formats.importing.importer import FAMILIES, import_model
 from dragoman.formats.importing.reference import ReferenceTokenizer
+from dragoman.formats.parity import Parity
 from dragoman.models.model_folder import load_network, read_config, read_meta, verify
 from marian_checkpoints import LINES, marian_checkpoint
 from small_run import Cli, write_lines
@@ -64,6 +65,17 @@ def test_the_command_writes_a_model_that_translates(cli: Cli, checkpoint: Path, 
     assert code == 0 and b"output_bias yes" in out and b"native" in out
 
 
+def test_bleu_of_both_programs(checkpoint: Path, tmp_path: Path) -> None:
+    lines = [line for line in LINES if line]
+    check = write_lines(tmp_path / "lines.txt", lines)
+    reference = write_lines(tmp_path / "reference.txt", ["ein hund"] * len(lines))
+    report = import_model(checkpoint, tmp_path / "model", check, reference).parity
+    assert isinstance(report, Parity) and report.bleu is not None
+    assert report.bleu[0] == report.bleu[1] and "BLEU of greedy search: " in report.lines()[-1]
+    with pytest.raises(UsageError, match="the translations of --check FILE"):
+        import_model(checkpoint, tmp_path / "other", reference=reference)
+
+
 def test_without_parity_nothing_is_written(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path
 ) -> None:
@@ -99,9 +111,23 @@ def test_a_full_disk_is_reported(checkpoint: Path, monkeypatch: pytest.MonkeyPat
 def test_invalid_options_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(UsageError) as caught:
-        import_model(tmp_path / "none", tmp_path / "out")
+        import_model(tmp_path / "none", tmp_path / "out", tmp_path / "lines.txt")
     message = str(caught.value)
-    assert "no such folder" in message and "hf download" in message and "already exists" in message
+    assert "lines.txt: no such file" in message
+    assert "no such file or folder" in message and "NAMESPACE/NAME" in message and "already exists" in message
+
+
+def test_a_checkpoint_used_as_a_model_leads_to_the_import(checkpoint: Path, cli: Cli) -> None:
+    for name in ("meta.json", "not a model"):  # with and without a file of weights that model folders have
+        code, _, err = cli("translate", checkpoint, stdin=b"a\n")
+        assert code == 1 and name in err and f"dragoman import {checkpoint} OUT" in err
+        (checkpoint / "model.safetensors").unlink(missing_ok=True)
+
+
+def test_a_file_that_is_no_model(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.json: not a model file; accepted: a folder in the layout of"):
+        import_model(checkpoint / "config.json", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -164,6 +190,12 @@ def test_the_vocabulary_and_the_embedding_have_other_sizes(checkpoint: Path) -> 
     (checkpoint / "vocab.json").write_text(json.dumps(pieces | {"more": len(pieces)}))
     set_values(checkpoint, vocab_size=len(pieces) + 1)
     assert "the settings and the vocabulary require" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_weights_that_are_no_finite_numbers(number: float, checkpoint: Path) -> None:
+    change_tensors(checkpoint, lambda tensors: tensors["model.shared.weight"][5].fill_(number))
+    assert "tensors with infinite numbers or NaN: model.shared.weight" in refusal(checkpoint)
 
 
 def test_copies_that_differ_and_other_positions(checkpoint: Path) -> None:

@@ -41,6 +41,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     kinds = {key: _kind(value) for key, value in section.items() if key != "architecture" and _kind(value)}
     return {
         "folder": str(folder),
+        **({"imported": meta["imported"]} if "imported" in meta else {}),
         "data": f"{data.source_language} -> {data.target_language}" if data.kind == "parallel" else data.kind,
         "parameters": _parameters(folder),
         "architecture": config.model.architecture,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import AsJson, Model, OptionalSource, PageLanguage, Quiet
+from dragoman.cli.options import AsJson, Model, OptionalReference, OptionalSource, PageLanguage, Quiet
 from dragoman.cli.streams import log, print_result
 from dragoman.errors import UsageError
 
@@ -314,6 +314,7 @@ def export(
     ] = "ctranslate2",
     quantization: Annotated[str, typer.Option(help="Weights: float32, or (ctranslate2, onnx) int8.")] = "float32",
     check: Annotated[Path | None, typer.Option(help="Text to compare on; default: data of the model.")] = None,
+    reference: OptionalReference = None,
 ) -> None:
     """Export a model to another program and verify its results.
 
@@ -321,7 +322,7 @@ def export(
     """
     from dragoman.formats.export import export as export_model
 
-    typer.echo("\n".join(export_model(model, out, format_, quantization, check).lines()))
+    typer.echo("\n".join(export_model(model, out, format_, quantization, check, reference).lines()))
 
 
 def import_(
@@ -329,11 +330,12 @@ def import_(
         Path,
         typer.Argument(
             help="Checkpoint: folder of Hugging Face, CTranslate2 or eole; folder or file of Marian, JoeyNMT, fairseq "
-            "or OpenNMT-py."
+            "or OpenNMT-py; or NAMESPACE/NAME on the Hugging Face Hub."
         ),
     ],
     out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],
     check: Annotated[Path | None, typer.Option(help="Source text to compare on; default: random tokens.")] = None,
+    reference: OptionalReference = None,
 ) -> None:
     """Import a public checkpoint (MarianMT, T5, GPT-2, Llama, BERT, ViT, Marian, CTranslate2 ...); verify its results.
 
@@ -341,4 +343,4 @@ def import_(
     """
     from dragoman.formats.importing.importer import import_model
 
-    typer.echo("\n".join(import_model(source, out, check).lines()))
+    typer.echo("\n".join(import_model(source, out, check, reference).lines()))

@@ -13,11 +13,11 @@ from dragoman.config import EncoderOnlyConfig, RecurrentEncoderConfig, VisionCon
 from dragoman.data.tokenizer import UNK, Tokenizer
 from dragoman.errors import DragomanError, UsageError, check_problems
 from dragoman.formats import ctranslate2, huggingface, marian, onnx
+from dragoman.formats.check_text import CheckText, check_text, check_text_problems
 from dragoman.formats.importing.comparison import SAMPLES, TextCodec
 from dragoman.formats.importing.family import TokenizerParity
 from dragoman.formats.parity import TOLERANCE, Parity, ParityCases, compare_models, parity_cases
 from dragoman.formats.target import ExportSource, Format
-from dragoman.io.lines import read_lines
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.seq2seq import Model
 
@@ -26,7 +26,6 @@ __all__ = ["FORMATS", "Export", "export"]
 FORMATS: Mapping[str, Format] = {"ctranslate2": ctranslate2, "huggingface": huggingface, "marian": marian, "onnx": onnx}
 """By the name on the command line."""
 _LABELLERS = (EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig)
-_LINES = 200
 
 
 @dataclass(frozen=True)
@@ -65,36 +64,41 @@ def export(
     format: str = "ctranslate2",
     quantization: str = "float32",
     check: str | Path | None = None,
+    reference: str | Path | None = None,
 ) -> Export:
     """Export the model of a run or model folder, and check that the other program computes the same (parity).
 
     format: a key of `FORMATS`.  quantization: "float32" or "int8".  check: text of which the first 200 lines are
-    compared; default: the validation or training text of the model if it is available, else random tokens.  Raises
-    UsageError with all reasons for an unsupported request, and DragomanError without parity; then no folder is written.
+    compared; default: the validation or training text of the model if it is available, else random tokens.  reference:
+    its translations, for BLEU.  Raises UsageError with all reasons for an unsupported request, and DragomanError
+    without parity; then no folder is written.
     """
     from dragoman.models.model_folder import find_model, load_network
 
     folder = Path(folder)
-    _check_request(model, folder, format, quantization)
+    _check_request(model, folder, format, quantization, check_text_problems(check, reference))
+    text = check_text(check, reference)
     network, vocabulary, config = load_network(model)
     assert isinstance(network, Model) and isinstance(vocabulary, Tokenizer)
+    if reference is not None and config.data.kind != "parallel":
+        raise UsageError(f"--reference {reference}: this model does not translate; omit --reference")
     target, source = FORMATS[format], ExportSource(network, vocabulary, config)
-    cases = parity_cases(network, vocabulary, config, None if check is None else Path(check))
+    cases = parity_cases(network, vocabulary, config, text)
     longest = target.positions(config)
     if longest is not None:
         cases = replace(cases, limit=min(cases.limit, longest - 1))
     try:
         with atomic_folder(folder) as unfinished:
-            done = _write_model(target, source, unfinished, quantization, cases, check)
+            done = _write_model(target, source, unfinished, quantization, cases, text)
             _write_description(done, target, source, format, find_model(model))
     except OSError as error:
         raise DragomanError(not_written(folder, error)) from error
     return replace(done, folder=folder)
 
 
-def _check_request(model: str | Path, folder: Path, format: str, quantization: str) -> None:
+def _check_request(model: str | Path, folder: Path, format: str, quantization: str, text_problems: list[str]) -> None:
     """Raise UsageError with the problems of the options, and of the model if it can be read."""
-    problems = []
+    problems = [*text_problems]
     target = FORMATS.get(format)
     accepted = target.QUANTIZATIONS if target else ("float32", "int8")
     if target is None:
@@ -139,7 +143,7 @@ def _write_model(
     folder: Path,
     quantization: str,
     cases: ParityCases,
-    check: str | Path | None,
+    check: CheckText | None,
 ) -> Export:
     width = max(2, model.config.search.beam)
 
@@ -161,14 +165,14 @@ def _write_model(
 
 
 def _compare_tokenizers(
-    ours: Tokenizer, theirs: TextCodec, cases: ParityCases, check: str | Path | None
+    ours: Tokenizer, theirs: TextCodec, cases: ParityCases, check: CheckText | None
 ) -> TokenizerParity:
     """Compare ids and decoded text.
 
     Without a list of pieces our tokenizer has no language tags, and decodes unknown pieces to a question mark; those of
     `transformers` decode them to nothing.
     """
-    given = [] if check is None else [line for line, _ in zip(read_lines(Path(check)), range(_LINES), strict=False)]
+    given = [] if check is None else check.first_lines()
     lines = [*SAMPLES, *(ours.decode_source(case.source) for case in cases.cases), *given]
     if ours.lists is None or not ours.lists.tags:
         lines = [line for line in lines if not line.startswith(">>")]

@@ -20,7 +20,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -37,7 +37,8 @@ from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, UsageError
-from dragoman.io.lines import read_lines
+from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
+from dragoman.formats.check_text import CheckText
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
@@ -70,11 +71,16 @@ class ParityCase:
 
 @dataclass(frozen=True)
 class ParityCases:
-    """Input of the comparison.  text: its description; limit: maximum length of a target after the prefix."""
+    """Input of the comparison.
+
+    text: its description; limit: maximum length of a target after the prefix; bleu: computes the BLEU of targets, one
+    per case, None without references.
+    """
 
     cases: list[ParityCase]
     text: str
     limit: int
+    bleu: Callable[[Sequence[Sequence[int]]], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,11 @@ class Counts:
 
 @dataclass(frozen=True)
 class Parity:
-    """The report.  largest, mean: differences of the token log-probabilities.  width: of the beam."""
+    """The report.
+
+    largest, mean: differences of the token log-probabilities.  width: of the beam.  bleu: of the greedy targets of both
+    programs, ours first; None without references.
+    """
 
     peer: str
     text: str
@@ -101,18 +111,23 @@ class Parity:
     greedy: Counts
     beam: Counts
     width: int
+    bleu: tuple[float, float] | None = None
 
     @property
     def met(self) -> bool:
         return self.largest < TOLERANCE and self.greedy.different == self.beam.different == 0
 
     def lines(self) -> list[str]:
-        return [
+        rows = [
             f"{self.peer}: {self.cases} {self.text}",
             f"token log-probabilities: maximum difference {self.largest:.1e}, mean {self.mean:.1e}",
             f"greedy search: {self.greedy}",
             f"beam search, {self.width} targets of a given length: {self.beam}",
         ]
+        if self.bleu is not None:
+            ours, theirs = self.bleu
+            rows.append(f"BLEU of greedy search: {ours:.2f} (Dragoman), {theirs:.2f} ({self.peer})")
+        return rows
 
 
 class ExternalRuntime(Protocol):
@@ -132,16 +147,18 @@ class ExternalRuntime(Protocol):
 # --------------------------------------------------------------------------------------------------------------- cases
 
 
-def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Path | None) -> ParityCases:
+def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: CheckText | None) -> ParityCases:
     """Return up to 200 lines of `check`, or of the validation or training text of the model, or rows of random tokens.
 
     Lines that are too long for the model are skipped.  Raises DataError if `check` has no usable line.
     """
-    lines, text = (read_lines(check), f"lines of {check.name}") if check else _lines_of_data(config)
+    pairs, text = (check.pairs(), f"lines of {check.source.name}") if check else _lines_of_data(config)
     language_model = isinstance(model, DecoderOnly)
     encode = tokenizer.encode_target if language_model else tokenizer.encode_source
     longest = config.data.max_tokens
-    rows = list(itertools.islice((ids for line in lines if 1 < len(ids := encode(line)) <= longest), _LINES))
+    usable = ((ids, other) for line, other in pairs if 1 < len(ids := encode(line)) <= longest)
+    found = list(itertools.islice(usable, _LINES))
+    rows = [ids for ids, _ in found]
     if check and not rows:
         raise DataError(f"{check}: no line of 1 to {longest - 1} tokens to compare; specify another file")
     if not rows:
@@ -152,11 +169,24 @@ def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Path
         prompt = min(_PROMPT, (longest - 1) // 2)
         limit = max(1, min(_CONTINUATION, longest - prompt - 1))
         return ParityCases([ParityCase([], ids[:-1][:prompt]) for ids in rows], f"prompts from {text}", limit)
-    return ParityCases([ParityCase(ids, []) for ids in rows], text, max(map(len, rows)) + config.search.max_extra - 1)
+    bleu = None
+    if check and check.reference:
+        tokenize = bleu_tokenizer(config.parallel.target_language)
+        bleu = partial(_bleu, tokenizer, [other for _, other in found], tokenize)
+    limit = max(map(len, rows)) + config.search.max_extra - 1
+    return ParityCases([ParityCase(ids, []) for ids in rows], text, limit, bleu)
 
 
-def _lines_of_data(config: Config) -> tuple[Iterator[str], str]:
-    """Return the source side of the validation or training text, if it is still available, and its description."""
+def _bleu(tokenizer: Tokenizer, references: list[str], tokenize: str, targets: Sequence[Sequence[int]]) -> float:
+    """Return the BLEU of targets.  tokenize: tokenizer of sacreBLEU."""
+    return corpus_scores([tokenizer.decode_target(ids) for ids in targets], references, tokenize)["bleu"]
+
+
+def _lines_of_data(config: Config) -> tuple[Iterator[tuple[str, str]], str]:
+    """Return the source side of the validation or training text, if it is still available, and its description.
+
+    Each line is the first of a pair whose second is empty, as in `CheckText.pairs`.
+    """
     names: list[str | None] = []
     if isinstance(config.data, ParallelData):
         names = [corpus.source for corpus in (config.data.valid, *config.data.train) if corpus is not None]
@@ -168,7 +198,7 @@ def _lines_of_data(config: Config) -> tuple[Iterator[str], str]:
         except UsageError:  # an environment variable that was set during training
             continue
         if name and path.is_file():
-            return read_lines(path), f"lines of {path.name}"
+            return CheckText(path).pairs(), f"lines of {path.name}"
     return iter(()), ""
 
 
@@ -210,7 +240,7 @@ class _ParityCheck:
 
     def __init__(self, model: Model, runtime: ExternalRuntime, cases: ParityCases) -> None:
         self.model, self.runtime, self.text = model, runtime, cases.text
-        self.cases, self.limit = cases.cases, cases.limit
+        self.cases, self.limit, self.bleu = cases.cases, cases.limit, cases.bleu
 
     def report(self, width: int) -> Parity:
         targets = self._greedy()
@@ -218,17 +248,17 @@ class _ParityCheck:
         for case, ids in zip(self.cases, targets, strict=True):
             theirs = self.runtime.score(case, [*case.prefix, *ids, EOS])
             differences += [abs(a - b) for a, b in zip(self._score(case, [*ids, EOS]), theirs, strict=True)]
+        others = [best for (best,) in self.runtime.search(self.cases, 1, 0, self.limit)]
         greedy = [
             "same" if ours == theirs else self._divergence(case, ours, theirs)
-            for case, ours, (theirs,) in zip(
-                self.cases, targets, self.runtime.search(self.cases, 1, 0, self.limit), strict=True
-            )
+            for case, ours, theirs in zip(self.cases, targets, others, strict=True)
         ]
         beam = self._beam_outcomes(targets, width)
+        largest = math.nan if any(map(math.isnan, differences)) else max(differences)  # `max` may skip NaN
         mean = sum(differences) / len(differences)
-        return Parity(
-            self.runtime.name, self.text, len(targets), max(differences), mean, _counts(greedy), _counts(beam), width
-        )
+        bleu = None if self.bleu is None else (self.bleu(targets), self.bleu(others))
+        counts = _counts(greedy), _counts(beam)
+        return Parity(self.runtime.name, self.text, len(targets), largest, mean, *counts, width, bleu)
 
     def _request(self, cases: Sequence[ParityCase], settings: SearchSettings, limit: int) -> SearchRequest:
         """limit: maximum length of a target without prefix and end of sentence."""

@@ -92,14 +92,20 @@ def find_model(path: str | Path) -> Path:
             raise ModelFolderError(f"{path}: contains {len(inside)} runs; specify one of them: {shown}")
         raise ModelFolderError(
             f"{path}: not a model; accepted: a run folder, one of its checkpoints, or a folder with config.json, "
-            "model.safetensors, the tokenizer and meta.json"
+            f"model.safetensors, the tokenizer and meta.json; {_import_advice(path)}"
         )
     what = "not a folder (text is read with --input)" if os.path.lexists(path) else "no such folder"
     raise ModelFolderError(f"{path}: {what}; specify a folder written by 'dragoman train'")
 
 
+def _import_advice(folder: Path) -> str:
+    return f"a checkpoint of another program is converted with: dragoman import {folder} OUT"
+
+
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return `meta.json` of a model folder.  Raises ModelFolderError if it is missing, damaged or of a later format."""
+    if (folder / "config.json").exists() and not (folder / "meta.json").exists():
+        raise ModelFolderError(f"{folder}/meta.json: missing. {COPY_AGAIN[:-1]}; {_import_advice(folder)}")
     meta = read_json(folder / "meta.json", ModelFolderError, COPY_AGAIN)
     version = meta.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:

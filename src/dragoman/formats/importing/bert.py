@@ -17,6 +17,7 @@ from typing import Any
 from dragoman.config import parse_config
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DragomanError
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoder_comparison import compare_encoders, words_of
 from dragoman.formats.importing.encoder_layers import (
@@ -190,6 +191,6 @@ def _output(settings: Mapping[str, Any]) -> dict[str, Rule]:
     return head | {"output.weight": Rule((matrix,), ("labels", "")), "output.bias": Rule((bias,), ("labels",))}
 
 
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     """Compare the probabilities of all labels, or of all tokens at each position, and the ids of the tokenizer."""
     return compare_encoders(checkpoint, folder, plan, check, _LOADERS[plan.config.data.kind])

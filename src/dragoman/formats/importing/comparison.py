@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from dragoman.data.tokenizer import EOS, Tokenizer
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Plan, TokenizerParity
 from dragoman.formats.importing.reference import (
@@ -20,7 +21,6 @@ from dragoman.formats.importing.reference import (
     TransformersRuntime,
 )
 from dragoman.formats.parity import compare_models, parity_cases
-from dragoman.io.lines import read_lines
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 
@@ -49,7 +49,7 @@ class TextCodec(Protocol):
 
 
 def compare_translators(
-    checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None, samples: Sequence[str] = ()
+    checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None, samples: Sequence[str] = ()
 ) -> Comparison:
     """Compare an encoder-decoder in a model folder with its checkpoint, run by `transformers`.
 
@@ -81,7 +81,7 @@ def compare_translators(
     return Comparison(parity, same)
 
 
-def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     """Compare a language model in a model folder with its checkpoint, run by `transformers`.
 
     check: text, of whose lines the first tokens are prompts; default: random tokens.
@@ -100,9 +100,9 @@ def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, ch
     return Comparison(parity, compare_tokenizers(tokenizer, theirs, [*lines, *lines_of(check)]))
 
 
-def lines_of(check: Path | None) -> list[str]:
-    """Return the first 200 lines of a file; [] without one."""
-    return [] if check is None else [line for line, _ in zip(read_lines(check), range(_LINES), strict=False)]
+def lines_of(check: CheckText | None) -> list[str]:
+    """Return the first 200 lines of a text; [] without one."""
+    return [] if check is None else check.first_lines()
 
 
 def compare_tokenizers(

@@ -52,6 +52,10 @@ class Definition(Protocol):
         """Return (N, V) for (N, D)."""
 
 
+# Some BLAS kernels compute on what stands behind a matrix in memory; NumPy then warns although the product is right.
+_quiet = np.errstate(invalid="ignore")
+
+
 class SearchedDefinition:
     """A definition on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
 
@@ -64,6 +68,7 @@ class SearchedDefinition:
         self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
         self.excluded = [token for token in (self.target[PAD], self.target[BOS]) if token not in (-1, end)]
 
+    @_quiet
     def logits(self, source: Sequence[int], target: Sequence[int]) -> Floats:
         """Return the logits (T, V) after BOS and each token of a target, in the order of the checkpoint.
 
@@ -96,6 +101,7 @@ class SearchedDefinition:
             found += [[self._until_end(row) for row in sentence] for sentence in tokens.tolist()]
         return found
 
+    @_quiet
     def _beams(self, sources: list[list[int]], width: int, length: int, fixed: bool) -> np.ndarray:
         """Return the ids (B, width, T) of a beam search; of width 1, of greedy search, which may end.
 

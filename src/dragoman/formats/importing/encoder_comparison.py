@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,12 +13,12 @@ from dragoman.data.ids import BOS, EOS
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.errors import DataError
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import SAMPLES
 from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan, TokenizerParity
 from dragoman.formats.importing.labels import compare_labels
 from dragoman.formats.importing.reference import ReferenceTokenizer, reference_model
-from dragoman.io.lines import read_lines
 from dragoman.models.model_folder import load_network
 
 __all__ = ["EncoderRuntime", "compare_encoders", "words_of"]
@@ -53,7 +52,9 @@ class EncoderRuntime:
         return logits.flatten(0, -2).index_select(1, self.labels)
 
 
-def compare_encoders(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None, loader: str) -> Comparison:
+def compare_encoders(
+    checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None, loader: str
+) -> Comparison:
     """Compare a model folder with its checkpoint, run by `transformers`.
 
     check: text; default: rows of random tokens.  loader: see `EncoderRuntime`.  Raises DataError if `check` has no line
@@ -61,11 +62,11 @@ def compare_encoders(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Pa
     """
     network, vocabulary, _ = load_network(folder)
     tokenizer, runtime = words_of(vocabulary), EncoderRuntime(checkpoint, plan, loader)
-    lines = [] if check is None else list(itertools.islice(read_lines(check), _LINES))
+    lines = [] if check is None else check.first_lines()
     rows = [row for line in lines if 2 < len(row := [BOS, *tokenizer.encode_source(line)]) <= plan.positions]
     if check is not None and not rows:
         raise DataError(f"{check}: no line of 1 to {plan.positions - 2} tokens to compare; specify another file")
-    text = "rows of random tokens" if check is None else f"lines of {check.name}"
+    text = "rows of random tokens" if check is None else f"lines of {check.source.name}"
     rows = rows or list(_random_rows(tokenizer.source_size, plan.positions))
     added = len(plan.vocabulary.target) - len(runtime.labels)
 

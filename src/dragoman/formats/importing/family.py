@@ -12,6 +12,7 @@ from torch import Tensor
 from dragoman.config import Config
 from dragoman.data.vocabulary import Vocabulary
 from dragoman.errors import UsageError
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.names import Orders, Table
 
@@ -148,7 +149,7 @@ class Family(Protocol):
     def plan(self, checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         """Return the plan for a checkpoint whose settings are supported."""
 
-    def compare(self, checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+    def compare(self, checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
         """Compare the model folder that was written with the checkpoint.
 
         check: text of which the first 200 lines are compared; default: random tokens.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,16 @@ from torch import Tensor
 
 from dragoman.errors import DragomanError, TrainingError, UsageError, check_problems
 from dragoman.formats import ctranslate2
+from dragoman.formats.check_text import check_text, check_text_problems
 from dragoman.formats.importing import bart, bert, gpt2, llama, marian, t5, vit
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.ctranslate2_files import family as ctranslate2_family
 from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint, is_ctranslate2
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, ProblemList
+from dragoman.formats.importing.hub import download, hub_package, is_hub_name
 from dragoman.formats.importing.marian_files import family as marian_family
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint, find_models
-from dragoman.formats.importing.names import converted, table_problems
+from dragoman.formats.importing.names import converted, listed, table_problems
 from dragoman.formats.importing.reference import transformers_package
 from dragoman.formats.importing.toolkits import eole, fairseq, joeynmt, opennmt
 from dragoman.formats.importing.toolkits.checkpoint import (
@@ -78,19 +81,25 @@ class Imported(Comparison):
         return [*super().lines(), f"written: {self.folder} ({self.family}, {size:.1f} MB)"]
 
 
-def import_model(source: str | Path, folder: str | Path, check: str | Path | None = None) -> Imported:
+def import_model(
+    source: str | Path, folder: str | Path, check: str | Path | None = None, reference: str | Path | None = None
+) -> Imported:
     """Convert a checkpoint to a model folder, and check that both compute the same (parity).
 
-    source: folder in the layout of Hugging Face, CTranslate2 or eole, or folder or model file of Marian, JoeyNMT,
-    fairseq or OpenNMT-py.
-    check: text in the source language, of which the first 200 lines are compared; default: random tokens.  Raises
+    source: folder in the layout of Hugging Face, CTranslate2 or eole, folder or model file of Marian, JoeyNMT, fairseq
+    or OpenNMT-py, or the name of a model on the Hugging Face Hub, such as "Helsinki-NLP/opus-mt-en-de".
+    check: text in the source language, of which the first 200 lines are compared; default: random tokens.
+    reference: its translations, for BLEU.  Raises
     UsageError with all reasons for a checkpoint that cannot be imported, and DragomanError without parity; then no
     folder is written.
     """
-    source, folder = Path(source), Path(folder)
-    _check_request(source, folder)
-    checkpoint = opened(source)
+    source, folder, text = Path(source), Path(folder), check_text(check, reference)
+    _check_request(source, folder, check_text_problems(check, reference))
+    hub = source.as_posix() if is_hub_name(source) else None
+    checkpoint = opened(source if hub is None else download(hub))
     name, plan = _plan(checkpoint)
+    if reference is not None and plan.config.data.kind != "parallel":
+        raise UsageError(f"--reference {reference}: this model does not translate; omit --reference")
     network = assemble(
         plan.config.model,
         plan.vocabulary.tokenizer.source_size,
@@ -100,11 +109,12 @@ def import_model(source: str | Path, folder: str | Path, check: str | Path | Non
     tensors = converted(plan.table, plan.orders, checkpoint.tensors) | dict(plan.computed)
     assert tensors.keys() == unique_tensors(network).keys()
     origin = {"family": name, "settings": checkpoint.settings}
+    origin |= {} if hub is None else {"hub": {"name": hub, "commit": checkpoint.folder.name}}
     try:
         with atomic_folder(folder) as unfinished:
             save_model(unfinished, plan.config, plan.vocabulary.tokenizer, tensors, {"step": 0, "imported": name})
             _write_others(plan, unfinished)
-            found = _family(checkpoint)[1].compare(checkpoint, unfinished, plan, None if check is None else Path(check))
+            found = _family(checkpoint)[1].compare(checkpoint, unfinished, plan, text)
             _check_parity(found)
             facts = origin | asdict(found)
             (unfinished / _REPORT).write_text(json.dumps(facts, indent=1, ensure_ascii=False, default=str))
@@ -148,13 +158,15 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
     return name, FAMILIES[name]
 
 
-def _check_request(source: Path, folder: Path) -> None:
+def _check_request(source: Path, folder: Path, text_problems: Sequence[str]) -> None:
     problems = []
     needed: Callable[[], Any] | None = transformers_package
-    if not source.exists():
+    if is_hub_name(source):
+        problems += _package_problems(hub_package)
+    elif not source.exists():
         problems.append(
-            f"{source}: no such folder; to import a model of the Hugging Face Hub, download it first: "
-            f"hf download {source} --local-dir FOLDER"
+            f"{source}: no such file or folder; models of the Hugging Face Hub have names of the form NAMESPACE/NAME, "
+            "such as Helsinki-NLP/opus-mt-en-de"
         )
     elif is_ctranslate2(source):
         needed = ctranslate2.package
@@ -162,18 +174,25 @@ def _check_request(source: Path, folder: Path) -> None:
         if find_models(source) or find_checkpoints(source):
             needed = None
         else:
+            found = "not a model file" if source.is_file() else "no config.json"
             problems.append(
-                f"{source}: no config.json; accepted: a folder in the layout of Hugging Face, CTranslate2 or eole, "
+                f"{source}: {found}; accepted: a folder in the layout of Hugging Face, CTranslate2 or eole, "
                 "Marian's files (.npz, .bin), JoeyNMT's (.ckpt, config.yaml), fairseq's (.pt, dict.CODE.txt) or "
                 "OpenNMT-py's (.pt)"
             )
     problems += new_folder_problems(folder)
-    try:
-        if needed is not None:
-            needed()
-    except UsageError as error:
-        problems.append(str(error))
+    problems += text_problems
+    problems += [] if needed is None else _package_problems(needed)
     check_problems("invalid import options:", problems)
+
+
+def _package_problems(needed: Callable[[], Any]) -> list[str]:
+    """Return why a package cannot be imported.  needed: raises UsageError then."""
+    try:
+        needed()
+    except UsageError as error:
+        return [str(error)]
+    return []
 
 
 def _write_others(plan: Plan, folder: Path) -> None:
@@ -228,6 +247,9 @@ def _tensor_problems(plan: Plan, tensors: Mapping[str, Tensor]) -> list[str]:
         found = tensors.get(name)
         if found is not None and not _are_close(found, expected(tuple(found.shape))):
             problems.append(f"{name}: not the values that the model computes for it")
+    used = [name for name in others if re.fullmatch(plan.unused, name) is None]
+    infinite = [name for name in used if not bool(torch.isfinite(others[name]).all())]
+    problems += [f"tensors with infinite numbers or NaN: {listed(infinite)}"] if infinite else []
     return problems
 
 

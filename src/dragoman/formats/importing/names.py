@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Order", "Orders", "Rule", "Table", "converted", "expanded", "reverted", "table_problems"]
+__all__ = ["Order", "Orders", "Rule", "Table", "converted", "expanded", "listed", "reverted", "table_problems"]
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ def table_problems(
     names = {name for rule in table.values() for part in (*rule.theirs, rule.row) for name in part.split("|")}
     missing = [part.split("|")[0] for part in _parts(table) if not any(name in tensors for name in part.split("|"))]
     if missing:
-        yield f"missing tensors: {_listed(missing)}"
+        yield f"missing tensors: {listed(missing)}"
     if others := sorted(name for name in tensors if name not in names and not re.fullmatch(unused, name)):
-        yield f"unused tensors: {_listed(others)}"
+        yield f"unused tensors: {listed(others)}"
     for part in dict.fromkeys(part for rule in table.values() for part in rule.theirs):
         copies = [tensors[name] for name in part.split("|") if name in tensors]
         if any(copy.shape != copies[0].shape or not torch.equal(copy, copies[0]) for copy in copies[1:]):
@@ -181,5 +181,5 @@ def _shape_problem(rule: Rule, orders: Orders, parts: Sequence[Tensor], ours: tu
     return None if shape == expected else f"shape {shown}, the settings and the vocabulary require {expected}"
 
 
-def _listed(names: Sequence[str], most: int = 8) -> str:
+def listed(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

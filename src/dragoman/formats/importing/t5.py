@@ -28,6 +28,7 @@ from dragoman.data.ids import BOS, EOS, SPECIAL_NAMES, UNK
 from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.data.pieces import PieceLists
 from dragoman.data.tokenizer import Tokenizer
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators
 from dragoman.formats.importing.family import (
@@ -98,14 +99,11 @@ def _feed_forward(values: Mapping[str, Any]) -> tuple[str, bool]:
 
 def _activation_problems(values: Mapping[str, Any]) -> list[str]:
     activation, gated = _feed_forward(values)
-    problems = []
     if activation not in ACTIVATIONS:
-        names = ", ".join(ACTIVATIONS)
-        problems.append(
-            f"feed_forward_proj = {values['feed_forward_proj']!r}; accepted: {names}, each with or without gated-"
-        )
+        accepted = f"{', '.join(ACTIVATIONS)}, each with or without gated-"
+        return [f"feed_forward_proj = {values['feed_forward_proj']!r}; accepted: {accepted}"]
     # Both follow from feed_forward_proj, but a stored value replaces the one that follows.
-    return problems + accepted_values(values, {"dense_act_fn": (activation,), "is_gated_act": (gated,)})
+    return accepted_values(values, {"dense_act_fn": (activation,), "is_gated_act": (gated,)})
 
 
 # ---------------------------------------------------------------------------------------------------------- vocabulary
@@ -228,7 +226,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     )
 
 
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     # Of tokenizer.json, the names of sentinels in a text are text.
     samples = () if TOKENIZER_JSON in plan.vocabulary.tokenizer.files() else _SAMPLES
     return compare_translators(checkpoint, folder, plan, check, samples)

@@ -22,6 +22,7 @@ from dragoman.config import ImageData, VisionConfig, parse_config
 from dragoman.data.readers.images import as_images
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DragomanError, UsageError
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoder_layers import (
     encoder_sizes,
@@ -157,7 +158,7 @@ def _table(settings: Mapping[str, Any]) -> dict[str, Rule]:
     }
 
 
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     """Compare the probabilities of the classes of random images."""
     if check is not None:
         raise UsageError(f"--check {check}: a model of images is compared on random images; omit --check")

@@ -8,6 +8,7 @@ from pathlib import Path
 from dragoman.data.ids import EOS, UNK
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.ctranslate2 import CTranslate2Runtime
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import SAMPLES, compare_tokenizers, lines_of
@@ -22,7 +23,7 @@ from dragoman.models.seq2seq import Model
 __all__ = ["compare_with_ctranslate2", "reference_runtime"]
 
 
-def compare_with_ctranslate2(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare_with_ctranslate2(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     """Compare a model folder with its checkpoint; see `Family.compare`."""
     assert isinstance(checkpoint, CTranslate2Checkpoint)
     network, tokenizer, config = load_network(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,23 @@ from dragoman.data.ids import BOS
 from dragoman.data.ids import EOS as OUR_EOS
 from dragoman.data.ids import UNK as OUR_UNK
 from dragoman.data.tokenizer import Tokenizer
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.comparison import compare_tokenizers
+from dragoman.formats.importing.comparison import compare_tokenizers, lines_of
 from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
 from dragoman.formats.importing.marian_files.definition import EOS, MarianDefinition
 from dragoman.formats.parity import compare_models, parity_cases
-from dragoman.io.lines import read_lines
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 
 __all__ = ["DefinitionRuntime", "MarianTokenizer", "allows_unknown", "compare_with_definition"]
 
 _UNK = 1
-_LINES = 200
 
 
-def compare_with_definition(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare_with_definition(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     """Compare a model folder with its checkpoint; see `Family.compare`."""
     assert isinstance(checkpoint, MarianCheckpoint)
     network, tokenizer, config = load_network(folder)
@@ -42,8 +40,7 @@ def compare_with_definition(checkpoint: Checkpoint, folder: Path, plan: Plan, ch
     runtime = DefinitionRuntime(checkpoint, plan.vocabulary)
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
     lines = [tokenizer.decode_target([t for t in case.source if t != OUR_EOS]) for case in cases.cases]
-    if check is not None:
-        lines += islice(read_lines(check), _LINES)
+    lines += lines_of(check)
     return Comparison(parity, compare_tokenizers(tokenizer, MarianTokenizer(checkpoint, plan.vocabulary), lines))
 
 

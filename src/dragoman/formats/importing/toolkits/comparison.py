@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dragoman.data.ids import EOS, UNK
 from dragoman.data.tokenizer import Tokenizer
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.comparison import compare_tokenizers, lines_of
 from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.family import Comparison, Plan
@@ -19,7 +20,7 @@ __all__ = ["compare_with_definition"]
 
 
 def compare_with_definition(
-    runtime: SearchedDefinition, reference: ListedReference, folder: Path, plan: Plan, check: Path | None
+    runtime: SearchedDefinition, reference: ListedReference, folder: Path, plan: Plan, check: CheckText | None
 ) -> Comparison:
     """Compare a model folder with a definition and a tokenizer; see `Family.compare`."""
     network, tokenizer, config = load_network(folder)

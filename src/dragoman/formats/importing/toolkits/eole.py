@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.config import parse_config
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan, accepted_values
 from dragoman.formats.importing.names import Rule, expanded
@@ -164,7 +165,7 @@ def _layer(stack: str) -> dict[str, Rule]:
 # ---------------------------------------------------------------------------------------------------------- comparison
 
 
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     assert isinstance(checkpoint, EoleCheckpoint)
     lists = token_lists(checkpoint.vocabulary)
     return parts.compare_lists(checkpoint, definition(checkpoint), "eole", lists, (folder, plan, check))

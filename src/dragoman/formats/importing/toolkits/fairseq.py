@@ -20,6 +20,7 @@ import numpy as np
 from dragoman.config import parse_config
 from dragoman.data.ids import BOS, EOS
 from dragoman.errors import UsageError
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.bart import fairseq_sinusoids
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.definition import SearchedDefinition
@@ -268,7 +269,7 @@ def _attention(ours: str, theirs: str) -> dict[str, Rule]:
 # ---------------------------------------------------------------------------------------------------------- comparison
 
 
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     assert isinstance(checkpoint, FairseqCheckpoint)
     lists = token_lists(checkpoint)
     models = [checkpoint.bytes(path.name) for path in sentencepiece_models(checkpoint.folder)]

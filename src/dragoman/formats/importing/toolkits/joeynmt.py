@@ -17,6 +17,7 @@ import numpy as np
 
 from dragoman.config import parse_config
 from dragoman.data.ids import EOS
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan, ProblemList, accepted_values
@@ -218,7 +219,7 @@ def _attention(ours: str, theirs: str) -> dict[str, Rule]:
 # ---------------------------------------------------------------------------------------------------------- comparison
 
 
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: Path | None) -> Comparison:
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     assert isinstance(checkpoint, JoeyCheckpoint)
     lists = token_lists(checkpoint)
     paths = sentencepiece_models(checkpoint.folder)

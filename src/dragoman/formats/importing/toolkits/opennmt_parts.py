@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dragoman.data.ids import EOS
+from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan, ProblemList
@@ -178,7 +179,7 @@ def compare_lists(
     model: ToolkitDefinition,
     toolkit: str,
     lists: Sequence[TokenList],
-    compared: tuple[Path, Plan, Path | None],
+    compared: tuple[Path, Plan, CheckText | None],
 ) -> Comparison:
     """Compare a model folder with its definition.  compared: the arguments of `Family.compare`."""
     folder, plan, check = compared

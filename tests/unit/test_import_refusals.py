@@ -1,0 +1,124 @@
+"""The same damages to a checkpoint of every family in the layout of Hugging Face: all reasons, and no folder.
+
+For the other layouts see `test_toolkit_import_refusals.py`, `test_marian_items.py` and the tests in `tests/parity`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from damaged_checkpoints import change_tensors, refusal, set_values
+from dragoman.formats.importing.importer import FAMILIES as MODEL_TYPES
+from imported_families import FAMILIES
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
+NAMES = [name for name, case in FAMILIES.items() if case.family in MODEL_TYPES]
+TOKENIZERS = (
+    "source.spm", "target.spm", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "tokenizer.json",
+    "vocab.json", "merges.txt", "vocab.txt", "preprocessor_config.json",
+)  # fmt: skip
+ACTIVATIONS = ("activation_function", "feed_forward_proj", "hidden_act")
+LAYERS = ("encoder_layers", "num_layers", "n_layer", "num_hidden_layers")
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("originals")
+
+
+@pytest.fixture(params=NAMES)
+def checkpoint(request: pytest.FixtureRequest, originals: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    if not (originals / request.param).exists():
+        FAMILIES[request.param].write(originals / request.param)
+    return Path(shutil.copytree(originals / request.param, tmp_path / "checkpoint"))
+
+
+def setting(folder: Path, names: tuple[str, ...]) -> tuple[str, Any]:
+    """The first of some settings that a checkpoint has."""
+    found = json.loads((folder / "config.json").read_text())
+    return next((name, found[name]) for name in names if name in found)
+
+
+def test_every_model_type_is_covered() -> None:
+    assert {FAMILIES[name].family for name in NAMES} == MODEL_TYPES.keys()
+
+
+def test_an_unknown_architecture(checkpoint: Path) -> None:
+    set_values(checkpoint, model_type="whisper")
+    assert "model_type 'whisper' of config.json is not supported; accepted: bart, bert" in refusal(checkpoint)
+
+
+def test_activation_tokenizer_and_weights_in_one_message(checkpoint: Path) -> None:
+    """ByT5 has no file of a tokenizer."""
+    name, _ = setting(checkpoint, ACTIVATIONS)
+    set_values(checkpoint, **{name: "softplus"})
+    files = [file for file in TOKENIZERS if (checkpoint / file).exists()]
+    for file in files:
+        (checkpoint / file).unlink()
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    message = refusal(checkpoint)
+    assert f"{name} = 'softplus'; accepted: " in message
+    assert "model.safetensors: " in message and "its header specifies" in message
+    others = [line for line in message.splitlines()[1:] if "softplus" not in line and "safetensors" not in line]
+    assert bool(others) == bool(files), message
+    assert all(any(word in line for word in ("missing", "no tokenizer", "no vocabulary")) for line in others), message
+
+
+@pytest.mark.parametrize("more", [True, False], ids=["missing", "unused"])
+def test_another_number_of_layers(more: bool, checkpoint: Path) -> None:
+    name, layers = setting(checkpoint, LAYERS)
+    if more:
+        set_values(checkpoint, **{name: layers + 1})
+        assert "missing tensors: " in refusal(checkpoint)
+        return
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        part = f".{layers - 1}."
+        tensors |= {
+            key.replace(part, f".{layers}.", 1): tensor.clone() for key, tensor in tensors.items() if part in key
+        }
+
+    change_tensors(checkpoint, add)
+    assert "unused tensors: " in refusal(checkpoint)
+
+
+def test_another_size_of_the_vocabulary(checkpoint: Path) -> None:
+    """For image models the number of labels."""
+    content = json.loads((checkpoint / "config.json").read_text())
+    if content["model_type"] == "vit":
+        set_values(checkpoint, id2label={**content["id2label"], "4": "more"})
+    else:
+        set_values(checkpoint, vocab_size=content["vocab_size"] + 9)
+    message = refusal(checkpoint)
+    assert "the settings and the vocabulary require" in message or "but the vocabulary of config.json has" in message
+
+
+class Attack:
+    """Unpickled, it creates a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
+def test_a_pickle_is_refused_and_not_executed(file: str, checkpoint: Path, tmp_path: Path) -> None:
+    tensors: dict[str, Any] = safetensors.torch.load_file(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    torch.save(tensors | {"attack": Attack(tmp_path / "executed")}, checkpoint / file)
+    message = refusal(checkpoint)
+    assert ("could run code" if file.endswith(".bin") else "not a safetensors file") in message
+    assert not (tmp_path / "executed").exists()

@@ -42,6 +42,7 @@ html_title = "Dragoman"
 html_favicon = "static/icon.svg"
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
+html_search_scorer = "static/scorer.js"
 html_show_sourcelink = False
 html_copy_source = False
 html_sidebars = {

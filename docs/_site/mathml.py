@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw without a script or a font of ours."""
+"""Formulas as MathML, which browsers draw without a script; `static/site.css` names their font."""
 
 from __future__ import annotations
 

@@ -113,6 +113,8 @@ def test_search_by_keyboard(folder: str, query: str, found: str, page: Page, sit
         ("en", "gradient", "learn/training_step"),
         ("en", "glossary", "glossary"),
         ("en", "position kind", "learn/positions"),
+        ("en", "-0.2056", "learn/training_step"),
+        ("zh", "0.002056", "learn/training_step"),
     ],
 )
 def test_search_finds_the_page_that_explains_first(folder: str, query: str, first: str, page: Page, site: Path) -> None:

@@ -11,7 +11,7 @@ pytest.importorskip("sphinx", reason="pip install -c requirements.lock -e '.[doc
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS / "_site"))
 
-import bigrams  # noqa: E402
+import searching  # noqa: E402
 import docstrings  # noqa: E402
 
 
@@ -39,7 +39,12 @@ Args:
     ]
 
 
+def test_a_number_is_one_word_of_the_index() -> None:
+    assert searching.SearchNumbers({}).split("W_V[0, 0]: −0.2056 in 0.1.0") == ["W_V", "0", "0", "0.2056", "in", "0.1.0"]
+    assert searching.SearchBigrams({}).split("梯度−0.2056") == ["梯度", "0.2056"]
+
+
 def test_chinese_is_indexed_by_pairs_of_characters() -> None:
-    assert bigrams.SearchBigrams({}).split("束搜索的 d_model，值 naïve BLEU31") == [
+    assert searching.SearchBigrams({}).split("束搜索的 d_model，值 naïve BLEU31") == [
         "束搜", "搜索", "索的", "d_model", "naïve", "BLEU31",
     ]  # fmt: skip

@@ -18,6 +18,8 @@ _DESCRIPTION = 160
 _PARAMETERS = re.compile(r'(<span class="sig-paren">[(\[]</span>\s*)<dl>\n(<dd>.*?)</dl>', flags=re.DOTALL)
 _FORMULA = re.compile(r"(<math\b(?:(?!</math>).)*</math>)([,.;:!?)，。；：、？！）」”]+)", flags=re.DOTALL)
 _LONG_NAME = re.compile(r'(<code class="[^"]*"><span class="pre">)([\w./-]{25,})(?=</span>)')
+_DOT = re.compile(r'([、，：])(?=<code class="[^"]*"><span class="pre">\.)')
+"""Before a name such as .tsv; by itself, no line begins with a full stop."""
 _CELL = re.compile(r"<td\b.*?</td>", flags=re.DOTALL)
 _QUANTITY = re.compile(r"(<p>[-−+±]?\d[\d,.]*) (?=[^\s<]{1,3}</p>)")
 _EMPHASIS = re.compile(r"<em>(?=[^<\u2e80-\uffef]*</em>)")
@@ -29,6 +31,7 @@ def _complete(app: Sphinx, page: str, template: str, context: dict[str, Any], tr
     body = _FORMULA.sub(r'<span class="formula">\1\2</span>', body)
     body = _EMPHASIS.sub('<em class="latin">', body)
     body = _LONG_NAME.sub(lambda found: found[1] + re.sub(r"([./_])(?=\w)", r"\1<wbr>", found[2]), body)
+    body = _DOT.sub(r"\1<wbr>", body)
     body = _CELL.sub(lambda found: _QUANTITY.sub("\\1\u00a0", found[0]), body)  # a number and its unit
     context["body"] = _PARAMETERS.sub(_lines, body)
     text = next((found.astext() for found in tree.findall(nodes.paragraph)), "") if tree else ""

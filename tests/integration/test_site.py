@@ -106,6 +106,8 @@ def test_lines_break_where_a_reader_would_break_them(site: Path) -> None:
         )
         budget = (site / folder / "docs" / "guides" / "size_and_budget.html").read_text(encoding="utf-8")
         assert re.search(r"<td><p>\d+\.\d\u00a0M</p>", budget)
+    keys = (site / "zh" / "docs" / "reference" / "configuration.html").read_text(encoding="utf-8")
+    assert '、<wbr><code class="docutils literal notranslate"><span class="pre">.jsonl' in keys
 
 
 def test_pages_lead_to_the_other_language(site: Path) -> None:

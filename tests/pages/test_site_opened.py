@@ -85,6 +85,16 @@ def test_labels_of_diagrams_are_inside_their_boxes(name: str, folder: str, page:
     assert page.run(OUTSIDE) == []
 
 
+def test_a_short_heading_of_a_chinese_table_stays_on_one_line(page: Page, site: Path) -> None:
+    page.size(1440, 900)
+    page.open(site / "zh" / "docs" / "reference" / "configuration.html")
+    heights = page.run(
+        "return [...document.querySelectorAll('th')].filter((cell) => cell.textContent === '默认值')"
+        ".map((cell) => cell.querySelector('p').getClientRects()[0].height / parseFloat(getComputedStyle(cell).lineHeight))"
+    )
+    assert len(heights) > 10 and max(heights) < 1.5
+
+
 def test_letters_of_diagrams_stay_readable_on_a_telephone(page: Page, site: Path) -> None:
     page.size(360, 740)
     page.open(site / "zh" / "docs" / "architectures" / "recurrent.html")

@@ -11,8 +11,9 @@ pytest.importorskip("sphinx", reason="pip install -c requirements.lock -e '.[doc
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS / "_site"))
 
-import searching  # noqa: E402
 import docstrings  # noqa: E402
+import mathml  # noqa: E402
+import searching  # noqa: E402
 
 
 def test_docstring_becomes_text_and_parameters() -> None:
@@ -37,6 +38,14 @@ Args:
         ":param texts: Lines, any number of them.",
         "",
     ]
+
+
+def test_formulas_have_the_spaces_of_tex() -> None:
+    space = '<mspace width="0.1667em"/>'
+    product = f"<mi>sin</mi>{space}<mi>a</mi>{space}<mi>cos</mi>{space}<mi>b</mi>"
+    assert product in mathml.convert(r"\sin a \cos b")
+    assert space not in mathml.convert(r"-\log(p)") and space not in mathml.convert(r"x \tanh(y)").partition("tanh")[2]
+    assert mathml.convert("|x| = |y|").count('lspace="0" rspace="0">&#x0007C;') == 4
 
 
 def test_a_number_is_one_word_of_the_index() -> None:

@@ -1,8 +1,8 @@
 """Search: numbers are found as they are written, and Chinese text by pairs of adjacent characters.
 
-Sphinx cuts 0.2056 at its point, and drops the digits.  It cuts Chinese text into words only with the package jieba, and
-does not cut the query, so that a phrase of two words is found in titles alone.  Pairs need no dictionary, and every text
-is found by each part of it.
+Sphinx cuts 0.2056 at its point, and drops the digits.  It cuts Chinese text into words only with the package jieba,
+and does not cut the query, so that a phrase of two words is found in titles alone.  Pairs need no dictionary, and every
+text is found by each part of it.
 """
 
 from __future__ import annotations

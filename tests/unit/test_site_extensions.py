@@ -49,7 +49,8 @@ def test_formulas_have_the_spaces_of_tex() -> None:
 
 
 def test_a_number_is_one_word_of_the_index() -> None:
-    assert searching.SearchNumbers({}).split("W_V[0, 0]: −0.2056 in 0.1.0") == ["W_V", "0", "0", "0.2056", "in", "0.1.0"]
+    words = searching.SearchNumbers({}).split("W_V[0, 0]: −0.2056 in 0.1.0")
+    assert words == ["W_V", "0", "0", "0.2056", "in", "0.1.0"]
     assert searching.SearchBigrams({}).split("梯度−0.2056") == ["梯度", "0.2056"]
 
 

@@ -42,11 +42,12 @@ def stars(page: str) -> int:
     return re.sub(r"(?s)<(pre|code|svg|math|script)\b.*?</\1>|<[^>]+>", "", page).count("*")
 
 
-def test_every_picture_exists(site: Path) -> None:
+def test_every_picture_exists_and_has_its_size(site: Path) -> None:
     shown = 0
     for page in site.rglob("*.html"):
-        for source in re.findall(r'<img[^>]* src="([^":]+)"', page.read_text(encoding="utf-8")):
+        for source, size in re.findall(r'<img[^>]* src="([^":]+)"([^>]*)>', page.read_text(encoding="utf-8")):
             assert (page.parent / source).is_file(), (page, source)
+            assert re.match(r' width="\d+" height="\d+"', size), (page, source)
             shown += 1
     assert shown >= 6
 

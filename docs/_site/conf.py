@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 project = "Dragoman"
 author = "The Dragoman authors"
 copyright = author
-extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "diagrams", "anchors", "docstrings", "bigrams", "pages"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "diagrams", "anchors", "docstrings", "searching", "pages"]
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "recipes/**/README.md", "CHANGELOG.md", "README.md"]
 exclude_patterns = ["docs/results", "docs/locale", "docs/_site"]
@@ -42,6 +42,7 @@ html_title = "Dragoman"
 html_favicon = "static/icon.svg"
 html_css_files = ["site.css"]
 html_js_files = ["site.js"]
+html_search_scorer = str(Path(__file__).parent / "static" / "scorer.js")
 html_show_sourcelink = False
 html_copy_source = False
 html_sidebars = {

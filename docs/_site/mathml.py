@@ -1,12 +1,26 @@
-"""Formulas as MathML, which browsers draw without a script or a font of ours."""
+"""Formulas as MathML, which browsers draw without a script; `static/site.css` names their font."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Literal
 
 from docutils import nodes
-from latex2mathml.converter import convert
+from latex2mathml import converter
 from sphinx.application import Sphinx
+
+_SPACE = '<mspace width="0.1667em"/>'
+_FUNCTION = r"<mi>(?:arg|cos|exp|ln|log|max|min|sin|tanh)</mi>"
+_BEFORE = re.compile(rf"(</m(?:i|n|sub|sup|subsup|row)>)(?={_FUNCTION})")
+_AFTER = re.compile(rf"({_FUNCTION})(?=<m(?:i|n|sub|sup|subsup|frac|row)\b)")
+_BAR = re.compile(r"<mo([^>]*)>(?=&#x(?:0007C|02016);</mo>)")
+
+
+def convert(formula: str, display: Literal["inline", "block"] = "inline") -> str:
+    """Return a formula as MathML, with the spaces of TeX: beside the names of functions, none inside |x|."""
+    text = converter.convert(formula, display=display)
+    text = _AFTER.sub(rf"\1{_SPACE}", _BEFORE.sub(rf"\1{_SPACE}", text))
+    return _BAR.sub(r'<mo\1 lspace="0" rspace="0">', text)
 
 
 def _inline(self: Any, node: nodes.Element) -> None:

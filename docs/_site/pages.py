@@ -1,13 +1,15 @@
 """What Sphinx writes into every page, improved.
 
 A description for search engines; signatures of several lines without a `<dl>` that has no terms, which is not
-a valid list; lines that break where a reader would break them; emphasis of Chinese pages by what is emphasized.
+a valid list; lines that break where a reader would break them; emphasis of Chinese pages by what is emphasized; the
+size of pictures, so that the text below does not move when they appear.
 """
 
 from __future__ import annotations
 
 import re
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -18,8 +20,12 @@ _DESCRIPTION = 160
 _PARAMETERS = re.compile(r'(<span class="sig-paren">[(\[]</span>\s*)<dl>\n(<dd>.*?)</dl>', flags=re.DOTALL)
 _FORMULA = re.compile(r"(<math\b(?:(?!</math>).)*</math>)([,.;:!?)，。；：、？！）」”]+)", flags=re.DOTALL)
 _LONG_NAME = re.compile(r'(<code class="[^"]*"><span class="pre">)([\w./-]{25,})(?=</span>)')
+_DOT = re.compile(r'([、，：])(?=<code class="[^"]*"><span class="pre">\.)')
+"""Before a name such as .tsv; by itself, no line begins with a full stop."""
 _CELL = re.compile(r"<td\b.*?</td>", flags=re.DOTALL)
 _QUANTITY = re.compile(r"(<p>[-−+±]?\d[\d,.]*) (?=[^\s<]{1,3}</p>)")
+_PICTURE = re.compile(r'(<img [^>]*src="[^"]*_images/([\w.-]+\.svg)")')
+_SIZE = re.compile(r'<svg [^>]*viewBox="0 0 (\d+) (\d+)"')
 _EMPHASIS = re.compile(r"<em>(?=[^<\u2e80-\uffef]*</em>)")
 """Of words without Chinese characters: italic on Chinese pages too."""
 
@@ -29,7 +35,10 @@ def _complete(app: Sphinx, page: str, template: str, context: dict[str, Any], tr
     body = _FORMULA.sub(r'<span class="formula">\1\2</span>', body)
     body = _EMPHASIS.sub('<em class="latin">', body)
     body = _LONG_NAME.sub(lambda found: found[1] + re.sub(r"([./_])(?=\w)", r"\1<wbr>", found[2]), body)
+    body = _DOT.sub(r"\1<wbr>", body)
     body = _CELL.sub(lambda found: _QUANTITY.sub("\\1\u00a0", found[0]), body)  # a number and its unit
+    pictures = {name: Path(app.srcdir) / path for path, name in app.builder.images.items()}
+    body = _PICTURE.sub(lambda found: found[1] + _size(pictures[found[2]]), body)
     context["body"] = _PARAMETERS.sub(_lines, body)
     text = next((found.astext() for found in tree.findall(nodes.paragraph)), "") if tree else ""
     text = " ".join(text.split()) or app.config.project
@@ -40,6 +49,11 @@ def _complete(app: Sphinx, page: str, template: str, context: dict[str, Any], tr
 def _lines(found: re.Match[str]) -> str:
     lines = found[2].replace("<dd>", '<span class="sig-line">').replace("</dd>", "</span>")
     return found[1] + lines.replace("\n", "")
+
+
+def _size(picture: Path) -> str:
+    found = _SIZE.search(picture.read_text(encoding="utf-8"))
+    return f' width="{found[1]}" height="{found[2]}"' if found else ""
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -41,11 +42,12 @@ def stars(page: str) -> int:
     return re.sub(r"(?s)<(pre|code|svg|math|script)\b.*?</\1>|<[^>]+>", "", page).count("*")
 
 
-def test_every_picture_exists(site: Path) -> None:
+def test_every_picture_exists_and_has_its_size(site: Path) -> None:
     shown = 0
     for page in site.rglob("*.html"):
-        for source in re.findall(r'<img[^>]* src="([^":]+)"', page.read_text(encoding="utf-8")):
+        for source, size in re.findall(r'<img[^>]* src="([^":]+)"([^>]*)>', page.read_text(encoding="utf-8")):
             assert (page.parent / source).is_file(), (page, source)
+            assert re.match(r' width="\d+" height="\d+"', size), (page, source)
             shown += 1
     assert shown >= 6
 
@@ -64,6 +66,26 @@ def test_formulas_and_diagrams_are_drawn(site: Path) -> None:
         assert not re.findall(r"<m\w+>(?:&(?:amp;)?|\\\w+)</m\w+>", path.read_text(encoding="utf-8")), path
     page = (site / "en" / "docs" / "architectures" / "transformer.html").read_text(encoding="utf-8")
     assert "<svg" in page and "flowchart" in page
+
+
+def formula_signs(site: Path) -> set[str]:
+    pages = (path.read_text(encoding="utf-8") for path in site.glob("??/**/*.html"))
+    formulas = "".join(formula for page in pages for formula in re.findall(r"(?s)<math.*?</math>", page))
+    return set(html.unescape(re.sub(r"<[^>]+>", "", formulas)))
+
+
+def test_the_font_of_formulas_has_all_of_their_signs(site: Path) -> None:
+    style = (site / "en" / "_static" / "site.css").read_text(encoding="utf-8")
+    (ranges,) = re.findall(r"unicode-range: ([^;]+);", style)
+    covered = {
+        chr(code)
+        for first, last in re.findall(r"U\+([0-9A-F]+)(?:-([0-9A-F]+))?", ranges)
+        for code in range(int(first, 16), int(last or first, 16) + 1)
+    }
+    signs = formula_signs(site)
+    assert {"x", "α", "∑", "⊤"} <= signs
+    assert signs - covered == set()
+    assert (site / "zh" / "_static" / "stix-two-math.LICENSE").is_file()
 
 
 def test_pictures_of_chinese_pages_are_in_chinese(site: Path) -> None:
@@ -85,6 +107,8 @@ def test_lines_break_where_a_reader_would_break_them(site: Path) -> None:
         )
         budget = (site / folder / "docs" / "guides" / "size_and_budget.html").read_text(encoding="utf-8")
         assert re.search(r"<td><p>\d+\.\d\u00a0M</p>", budget)
+    keys = (site / "zh" / "docs" / "reference" / "configuration.html").read_text(encoding="utf-8")
+    assert '、<wbr><code class="docutils literal notranslate"><span class="pre">.jsonl' in keys
 
 
 def test_pages_lead_to_the_other_language(site: Path) -> None:
@@ -131,11 +155,13 @@ HEAVIEST = 480_000
 
 def test_pages_are_light(site: Path) -> None:
     weights = {}
+    font = (site / "en" / "_static" / "stix-two-math.woff2").stat().st_size
     for page in site.glob("??/**/*.html"):
         text = page.read_text(encoding="utf-8")
         sources = set(re.findall(r'<(?:script|img)[^>]* src="([^":?]+)', text))
         sources |= set(re.findall(r'<link[^>]*rel="(?:stylesheet|icon)"[^>]*href="([^":?]+)', text))
         if page.name not in ("search.html", "genindex.html"):
             weights[page] = sum((page.parent / source).stat().st_size for source in sources) + len(text.encode())
+            weights[page] += font if "<math" in text else 0
     assert max(weights.values()) < HEAVIEST, max(weights, key=lambda page: weights[page])
     assert sorted(weights.values())[len(weights) // 2] < 170_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 from axe import axe_script, violations
@@ -46,6 +47,19 @@ def test_a_page_of_the_site_has_no_violation(
     assert violations(page, axe) == []
 
 
+def test_formulas_are_drawn_with_the_font_of_the_site(page: Page, site: Path) -> None:
+    page.open(site / "zh" / "docs" / "learn" / "attention.html")
+    page.until(
+        "return [...document.fonts].some((font) => font.family.includes('Formulas') && font.status === 'loaded')"
+    )
+    scale = "getComputedStyle(math.querySelector('msub > :last-child')).fontSize"
+    sizes = page.run(
+        f"const math = document.querySelector('math:has(msub)'); return [getComputedStyle(math).fontSize, {scale}]"
+    )
+    whole, index = (float(size.removesuffix("px")) for size in sizes)
+    assert index / whole == pytest.approx(0.7, abs=0.02)  # `scriptPercentScaleDown` of the font
+
+
 DIAGRAMS = [
     *(
         f"architectures/{name}"
@@ -75,6 +89,19 @@ def test_labels_of_diagrams_are_inside_their_boxes(name: str, folder: str, page:
     assert page.run(OUTSIDE) == []
 
 
+LINES_OF_HEADINGS = """
+return [...document.querySelectorAll("th p")].filter((heading) => heading.textContent === "默认值")
+  .map((heading) => heading.getBoundingClientRect().height / parseFloat(getComputedStyle(heading).lineHeight));
+"""
+
+
+def test_a_short_heading_of_a_chinese_table_stays_on_one_line(page: Page, site: Path) -> None:
+    page.size(1440, 900)
+    page.open(site / "zh" / "docs" / "reference" / "configuration.html")
+    lines = page.run(LINES_OF_HEADINGS)
+    assert len(lines) > 10 and max(lines) < 1.5
+
+
 def test_letters_of_diagrams_stay_readable_on_a_telephone(page: Page, site: Path) -> None:
     page.size(360, 740)
     page.open(site / "zh" / "docs" / "architectures" / "recurrent.html")
@@ -93,6 +120,25 @@ def test_search_by_keyboard(folder: str, query: str, found: str, page: Page, sit
             break
     page.press(query, page.keys.ENTER)
     page.until(f"return [...document.querySelectorAll('#search-results li a')].some((a) => a.href.includes('{found}'))")
+
+
+@pytest.mark.parametrize(
+    ("folder", "query", "first"),
+    [
+        ("en", "query", "learn/attention"),
+        ("zh", "查询", "learn/attention"),
+        ("en", "gradient", "learn/training_step"),
+        ("en", "glossary", "glossary"),
+        ("en", "position kind", "learn/positions"),
+        ("en", "-0.2056", "learn/training_step"),
+        ("zh", "0.002056", "learn/training_step"),
+    ],
+)
+def test_search_finds_the_page_that_explains_first(folder: str, query: str, first: str, page: Page, site: Path) -> None:
+    page.driver.get(f"{(site / folder / 'search.html').as_uri()}?q={quote(query)}")
+    page.until("return document.querySelector('#search-results li a') !== null")
+    page.until("return /\\d/.test(document.querySelector('.search-summary').textContent)")
+    assert f"/docs/{first}.html" in page.run("return document.querySelector('#search-results li a').href")
 
 
 def test_navigation_is_reached_by_keyboard(page: Page, site: Path) -> None:

@@ -242,14 +242,14 @@ def decoder() -> list[Row]:
     before = (y - np.array([0, 0, 0.1, 0.1])) / np.array([1, 1, 1.2, 1.2])
     return [
         Row("Encoder 2: weights", "0.5 0.5 / 0.5 0.5", softmax(np.zeros((2, 2)))),
-        Row("Encoder 2: attention, behind the norm", given(twice("-1.621 1.487 -0.426 0.160"))),
+        Row("Encoder 2: attention, after the norm", given(twice("-1.621 1.487 -0.426 0.160"))),
         Row("Encoder 2: output", given(twice(MEMORY))),
         Row("Encoder 2: mean and variance of its output", "", mean_and_variance(memory)[:1]),
         Row("Decoder 1: products", given("13.28 250 / 64.98 257.58")),
         Row("Decoder 1: scores", "6.64 125 / 32.49 128.79", products / 2),
         Row("Decoder 1: masked scores", "6.64 -inf / 32.49 128.79", masked),
         Row("Decoder 1: weights", "1 0 / 0 1", softmax(masked)),
-        Row("Decoder 1: masked attention, behind the norm", given(QUERIES)),
+        Row("Decoder 1: masked attention, after the norm", given(QUERIES)),
         Row("Decoder 1: mean and variance before γ and β", "", mean_and_variance(before)),
         Row("Decoder 1, cross-attention: keys", twice("-1.291 1.479 1.292 -1.291"), k),
         Row(

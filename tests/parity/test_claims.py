@@ -30,6 +30,7 @@ from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, attend_short, causal_bias
 from dragoman.nn.linear_attention import causal_linear_attention
 from dragoman.nn.positions import Positions, Rotary, Sinusoidal
+from dragoman.nn.recurrent import VanillaRNN
 from dragoman.nn.taps import Tap
 from linear_recurrence import causal_linear_recurrence
 
@@ -333,3 +334,18 @@ def test_one_word_with_two_meanings_has_one_embedding_and_two_outputs() -> None:
     assert torch.equal(embedded, again)
     assert (greeting - fondness).abs().max() > 0.1
     torch.testing.assert_close(vectors(hao, ni)[1], greeting, **EXACT)
+
+
+def test_a_later_word_changes_an_earlier_one_by_attention_only() -> None:
+    """The state of a recurrent network depends on what it has read; the output of an encoder on the whole sentence."""
+    config = TransformerConfig(d_model=D, d_ff=20, n_heads=H, encoder_layers=1, decoder_layers=1, dropout=0.0)
+    model = build_model(config, V, V).double()
+    assert isinstance(model, Model)
+    sentence, other = torch.tensor([[4, 5, 6, 7], [4, 5, 6, 8]])[:, None]
+    attended = [model.encode(words, None).states for words in (sentence, other)]
+    assert (attended[0] - attended[1])[0, :3].abs().amax(-1).min() > 1e-3
+
+    embedding = random(V, D)
+    cell = VanillaRNN(D, D, activation="tanh").double()
+    states = [cell(embedding[words])[0] for words in (sentence, other)]
+    assert torch.equal(states[0][:, :3], states[1][:, :3]) and not torch.equal(states[0], states[1])

@@ -40,6 +40,33 @@ def test_every_term_is_used() -> None:
     assert [word for _, chinese, _ in terms() for word in chinese if word not in text] == []
 
 
+PHRASES = [
+    "看译文逐词生成，看注意力落在何处",
+    "模型的输出与把握",
+    "逐步推演：前向、反向与更新",
+    "逐词去除",
+    "每行对应一个查询词元",
+    "被束搜索淘汰",
+    "已生成句末符",
+    "颜色深浅按概率的平方根",
+    "各子层的贡献",
+    "移除后的损失增量",
+    "压低错误词的概率，抬高正确词的概率",
+    "还会除以梯度平方滑动平均的平方根",
+    "搜索得分",
+    "logits（未归一化得分）",
+    "更新前",
+    "更新后",
+    "词元 → 编号",
+]
+"""Phrases as a native speaker writes them; those before a review were translated word by word."""
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_a_reviewed_phrase_stands_on_a_page(phrase: str) -> None:
+    assert any(phrase in path.read_text("utf-8") for path in sources())
+
+
 @pytest.mark.parametrize("path", [path for path in sources() if path.suffix == ".html"], ids=lambda path: path.name)
 def test_every_text_of_a_template_has_both_languages(path: Path) -> None:
     text = path.read_text("utf-8")

@@ -11,8 +11,9 @@ pytest.importorskip("sphinx", reason="pip install -c requirements.lock -e '.[doc
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS / "_site"))
 
-import bigrams  # noqa: E402
 import docstrings  # noqa: E402
+import mathml  # noqa: E402
+import searching  # noqa: E402
 
 
 def test_docstring_becomes_text_and_parameters() -> None:
@@ -39,7 +40,21 @@ Args:
     ]
 
 
+def test_formulas_have_the_spaces_of_tex() -> None:
+    space = '<mspace width="0.1667em"/>'
+    product = f"<mi>sin</mi>{space}<mi>a</mi>{space}<mi>cos</mi>{space}<mi>b</mi>"
+    assert product in mathml.convert(r"\sin a \cos b")
+    assert space not in mathml.convert(r"-\log(p)") and space not in mathml.convert(r"x \tanh(y)").partition("tanh")[2]
+    assert mathml.convert("|x| = |y|").count('lspace="0" rspace="0">&#x0007C;') == 4
+
+
+def test_a_number_is_one_word_of_the_index() -> None:
+    words = searching.SearchNumbers({}).split("W_V[0, 0]: −0.2056 in 0.1.0")
+    assert words == ["W_V", "0", "0", "0.2056", "in", "0.1.0"]
+    assert searching.SearchBigrams({}).split("梯度−0.2056") == ["梯度", "0.2056"]
+
+
 def test_chinese_is_indexed_by_pairs_of_characters() -> None:
-    assert bigrams.SearchBigrams({}).split("束搜索的 d_model，值 naïve BLEU31") == [
+    assert searching.SearchBigrams({}).split("束搜索的 d_model，值 naïve BLEU31") == [
         "束搜", "搜索", "索的", "d_model", "naïve", "BLEU31",
     ]  # fmt: skip

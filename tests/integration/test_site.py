@@ -68,26 +68,6 @@ def test_formulas_and_diagrams_are_drawn(site: Path) -> None:
     assert "<svg" in page and "flowchart" in page
 
 
-def formula_signs(site: Path) -> set[str]:
-    pages = (path.read_text(encoding="utf-8") for path in site.glob("??/**/*.html"))
-    formulas = "".join(formula for page in pages for formula in re.findall(r"(?s)<math.*?</math>", page))
-    return set(html.unescape(re.sub(r"<[^>]+>", "", formulas)))
-
-
-def test_the_font_of_formulas_has_all_of_their_signs(site: Path) -> None:
-    style = (site / "en" / "_static" / "site.css").read_text(encoding="utf-8")
-    (ranges,) = re.findall(r"unicode-range: ([^;]+);", style)
-    covered = {
-        chr(code)
-        for first, last in re.findall(r"U\+([0-9A-F]+)(?:-([0-9A-F]+))?", ranges)
-        for code in range(int(first, 16), int(last or first, 16) + 1)
-    }
-    signs = formula_signs(site)
-    assert {"x", "α", "∑", "⊤"} <= signs
-    assert signs - covered == set()
-    assert (site / "zh" / "_static" / "stix-two-math.LICENSE").is_file()
-
-
 def test_pictures_of_chinese_pages_are_in_chinese(site: Path) -> None:
     page = (site / "zh" / "docs" / "learn" / "transformer.html").read_text(encoding="utf-8")
     assert "masks.zh_CN.svg" in page and "交叉注意力</p>" in page and "cross-attention</p>" not in page
@@ -155,13 +135,11 @@ HEAVIEST = 480_000
 
 def test_pages_are_light(site: Path) -> None:
     weights = {}
-    font = (site / "en" / "_static" / "stix-two-math.woff2").stat().st_size
     for page in site.glob("??/**/*.html"):
         text = page.read_text(encoding="utf-8")
         sources = set(re.findall(r'<(?:script|img)[^>]* src="([^":?]+)', text))
         sources |= set(re.findall(r'<link[^>]*rel="(?:stylesheet|icon)"[^>]*href="([^":?]+)', text))
         if page.name not in ("search.html", "genindex.html"):
             weights[page] = sum((page.parent / source).stat().st_size for source in sources) + len(text.encode())
-            weights[page] += font if "<math" in text else 0
     assert max(weights.values()) < HEAVIEST, max(weights, key=lambda page: weights[page])
     assert sorted(weights.values())[len(weights) // 2] < 170_000

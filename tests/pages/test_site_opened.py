@@ -47,19 +47,6 @@ def test_a_page_of_the_site_has_no_violation(
     assert violations(page, axe) == []
 
 
-def test_formulas_are_drawn_with_the_font_of_the_site(page: Page, site: Path) -> None:
-    page.open(site / "zh" / "docs" / "learn" / "attention.html")
-    page.until(
-        "return [...document.fonts].some((font) => font.family.includes('Formulas') && font.status === 'loaded')"
-    )
-    scale = "getComputedStyle(math.querySelector('msub > :last-child')).fontSize"
-    sizes = page.run(
-        f"const math = document.querySelector('math:has(msub)'); return [getComputedStyle(math).fontSize, {scale}]"
-    )
-    whole, index = (float(size.removesuffix("px")) for size in sizes)
-    assert index / whole == pytest.approx(0.7, abs=0.02)  # `scriptPercentScaleDown` of the font
-
-
 DIAGRAMS = [
     *(
         f"architectures/{name}"

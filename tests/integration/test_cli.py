@@ -278,7 +278,7 @@ def test_help(cli: Cli) -> None:
     names = re.findall(r"^  ([a-z]+)", out.decode().partition("Commands:")[2], flags=re.M)
     expected = (
         "demo new doctor config prepare train average info translate score evaluate generate chat label parse compare "
-        "explain atlas walkthrough gallery serve vectors shortlist export import keys"
+        "explain atlas walkthrough gallery playground serve vectors shortlist export import keys"
     )
     assert names == expected.split()
 

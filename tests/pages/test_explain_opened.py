@@ -199,10 +199,10 @@ def longest(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_sixty_tokens_are_drawn_within_two_seconds(page: Page, longest: Path) -> None:
+def test_sixty_tokens_are_drawn_within_a_second(page: Page, longest: Path) -> None:
     milliseconds = min(page.open(longest) for _ in range(3))  # the machine may be busy with something else
     print(f"drawn in {milliseconds:.0f} ms, {longest.stat().st_size / 1e6:.1f} MB")
-    assert milliseconds < 2000
+    assert milliseconds < 1000
 
 
 def test_sixty_tokens_through_six_and_six_layers_of_eight_heads(page: Page, longest: Path) -> None:

@@ -52,7 +52,7 @@ class Definition(Protocol):
         """Return (N, V) for (N, D)."""
 
 
-# Some BLAS kernels compute on what stands behind a matrix in memory; NumPy then warns although the product is right.
+# NumPy warned of invalid values in products of finite matrices here, once per process, with a correct result (OpenBLAS).
 _quiet = np.errstate(invalid="ignore")
 
 

@@ -52,7 +52,7 @@ class Definition(Protocol):
         """Return (N, V) for (N, D)."""
 
 
-# NumPy warned of invalid values in products of finite matrices here, once per process, with a correct result (OpenBLAS).
+# NumPy warned here of invalid values in products of finite matrices, with a correct result (seen with OpenBLAS).
 _quiet = np.errstate(invalid="ignore")
 
 

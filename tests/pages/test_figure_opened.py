@@ -117,6 +117,23 @@ def test_a_layer_of_the_figure_opens_its_station(page: Page, tmp_path: Path) -> 
     )
 
 
+def test_views_are_linked(page: Page, tmp_path: Path) -> None:
+    page.open(write_explanation(tmp_path / "explain.html", explained("transformer")))
+    page.run(
+        "document.querySelectorAll('#predictions .chip')[1].dispatchEvent(new Event('pointerenter'));"
+        "document.querySelectorAll('#figure .output')[3].dispatchEvent(new Event('pointerenter'))"
+    )
+    marked = "return [...document.querySelectorAll(arguments[0])].findIndex((node) => node.classList.contains('on'))"
+    assert page.run(marked, "#predictions .chip") == 3
+    page.run("document.querySelectorAll('#predictions .chip')[1].dispatchEvent(new Event('pointerenter'))")
+    assert page.run(marked, "#figure .output") == 1
+    stop(page, "Backward", "cross-attention")
+    page.run("document.querySelectorAll('#walk .walk-head .chooser')[0].querySelectorAll('button')[1].click()")
+    assert page.find("#figure [aria-pressed='true'].layer-button").get_attribute("data-layer") == "decoder 2"
+    assert page.run("return document.querySelector('#figure .figure').classList.contains('backward')")
+    assert page.errors() == []
+
+
 # -------------------------------------------------------------------------------------------------------- the stations
 
 

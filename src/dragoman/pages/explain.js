@@ -112,7 +112,7 @@ function showPredictions() {
   const panel = el("div", { class: "panel", "aria-live": "polite" });
   const chips = predictions.map((prediction, i) => {
     const p = Math.exp(prediction.log_prob);
-    return el("button", { type: "button", class: `chip${prediction.given ? " given" : ""}${p < 0.5 && !prediction.given ? " unsure" : ""}`, "aria-pressed": "false", onclick: () => { choose(i); views.figure?.show({ word: i }); }, onfocus: () => choose(i) },
+    return el("button", { type: "button", class: `chip${prediction.given ? " given" : ""}${p < 0.5 && !prediction.given ? " unsure" : ""}`, "aria-pressed": "false", onclick: () => { choose(i); views.figure?.show({ word: i }); }, onfocus: () => choose(i), onpointerenter: () => views.figure?.hover(i), onpointerleave: () => views.figure?.hover(null) },
       prediction.subject ? el("span", { class: "about" }, bothOf(readable(prediction.subject))) : null, el("span", { class: "piece" }, bothOf(texts[i])),
       el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(1)}%` })), el("span", { class: "p" }, prediction.given ? both("given", "给定") : percent(p)));
   });
@@ -125,6 +125,7 @@ function showPredictions() {
   const unsure = predictions.reduce((worst, prediction, i) => (!prediction.given && prediction.log_prob < (predictions[worst].given ? 1 : predictions[worst].log_prob) ? i : worst), 0);
   if (predictions.length) choose(unsure);
   views.choose = choose;
+  views.hover = (index) => chips.forEach((chip, i) => chip.classList.toggle("on", i === index));
 }
 
 function predictionsText(kind) {
@@ -165,7 +166,7 @@ function showFigure() {
   const lens = explanation.lens.map((layer) => layer.predictions.map((prediction) => (prediction.top.length ? standalone(prediction.top[0][0]) : null)));
   const onLayer = (stack, layer) => { views.walk?.layer(stack, layer); byId("walk").scrollIntoView(); };
   const onWord = (index) => { if (index !== null) views.choose?.(index); };
-  views.figure = drawFigure(explanation.walkthrough.figure, { lens, onLayer, onWord, readable: (label) => (isSpecial(label) ? readable(label) : label) });
+  views.figure = drawFigure(explanation.walkthrough.figure, { lens, onLayer, onWord, onHover: (index) => views.hover?.(index), readable: (label) => (isSpecial(label) ? readable(label) : label) });
   byId("figure-body").append(views.figure.node);
 }
 
@@ -240,7 +241,7 @@ function start() {
   const parts = {
     pair: showHeader, "predictions-body": showPredictions, "figure-body": showFigure, "image-body": showImage, "alignment-body": showAlignment, "attention-body": showAttention,
     "states-body": showStates, "lens-body": showLens, "beam-body": showBeam, "model-body": showModel, contents: showContents,
-    "walk-body": () => { views.walk = drawWalkthrough(byId("walk-body"), explanation.walkthrough); },
+    "walk-body": () => { views.walk = drawWalkthrough(byId("walk-body"), explanation.walkthrough, { onStation: (layer, direction) => views.figure?.show({ layer, mode: direction === "backward" ? direction : "forward" }) }); },
   };
   for (const [id, show] of Object.entries(parts)) {
     try {

@@ -1,12 +1,12 @@
 "use strict";
 // The whole model in one figure: a column per layer, a row per token, ribbons where information passes between tokens.
 //
-// drawFigure(data, options) -> {node, update(data), show({word, mode, layer, play})}
+// drawFigure(data, options) -> {node, update(data), show({word, mode, layer, play}), hover(word)}
 //   data      {labels: {source, input, output}, columns: [{stack, layer, gradient, recurrent}], attention: [{stack, layer, weights, gradient, largest}],
 //             outputs: [{position, loss, probability, rows}]}, as `figure_data` in Python returns it.  stack: "encoder", "decoder", in attention also
 //             "cross"; layer 0 is the embeddings.  weights, gradient: packed bytes, or {shape: [1, n, m], values} with numbers from 0 to 1.
-//   options   lens: words by decoder (or only) layer and output position; onLayer(stack, layer): a layer was chosen; onWord(index or null);
-//             readable(label): how a token is displayed
+//   options   lens: words by decoder (or only) layer and output position; onLayer(stack, layer): a layer was chosen; onWord(index or null) was
+//             chosen, onHover(index or null) is under the pointer; readable(label): how a token is displayed
 //   word      output whose path is highlighted, mode: "forward" or "backward", layer: [stack, layer] that is marked
 
 const FONT = '13.5px system-ui, "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif';
@@ -107,7 +107,7 @@ function drawFigure(data, options = {}) {
   }
 
   const choose = (index) => { show({ word: state.word === index ? null : index }); options.onWord?.(state.word); };
-  const hover = (index) => mark(index ?? state.word);
+  const hover = (index) => { mark(index ?? state.word); options.onHover?.(index); };
 
   // Emphasizes the path of a word; without one, all ribbons.
   function mark(word = state.word) {
@@ -149,7 +149,7 @@ function drawFigure(data, options = {}) {
   const update = (changed) => { data = changed; if (state.word >= data.outputs.length) state.word = null; draw(); };
   new ResizeObserver(() => { if (scroll.clientWidth && now && scroll.clientWidth !== now.room) { now.room = scroll.clientWidth; draw(); now.room = scroll.clientWidth; } }).observe(scroll);
   draw();
-  return { node, update, show };
+  return { node, update, show, hover: (index) => mark(index ?? state.word) };
 }
 
 // Boxes of encoder and decoder with a button per layer.

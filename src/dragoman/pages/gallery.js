@@ -77,8 +77,9 @@ function start() {
   byId("language").append(languageSwitch());
   if (gallery.chapters.length) byId("contents").append(...drawContents());
   byId("chapters").append(...gallery.chapters.map(drawChapter));
-  const walk = drawWalkthrough(byId("walk-body"), gallery.walkthrough);
-  const figure = drawFigure(gallery.walkthrough.figure, { onLayer: walk.layer });
+  let walk = null;
+  const figure = drawFigure(gallery.walkthrough.figure, { onLayer: (stack, layer) => walk.layer(stack, layer) });
+  walk = drawWalkthrough(byId("walk-body"), gallery.walkthrough, { onStation: (layer, direction) => figure.show({ layer, mode: direction === "backward" ? direction : "forward" }) });
   byId("figure-body").append(figure.node);
   if (!gallery.chapters.length) byId("walk-body").before(drawGuide(walk, figure));
 }

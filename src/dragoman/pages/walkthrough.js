@@ -1,6 +1,7 @@
 "use strict";
 // One training step as stations: drawWalkthrough(container, data) draws the result of Python's `walkthrough`, a sub-layer at a time, and
-// returns {go(position), layer(stack, layer)}.  Selecting a number writes out how it is computed.
+// returns {go(position), layer(stack, layer)}.  Selecting a number writes out how it is computed.  options.onStation(layer, direction): a station
+// is shown, of a layer [stack, number] or null.
 
 const { drawWalkthrough } = (() => {
 
@@ -181,7 +182,7 @@ function drawWalkthrough(container, data, options = {}) {
     const cards = steps.map((step) => drawStep(step, tensors, one));
     if (direction === "update") cards.push(drawUpdates(data));
     view.replaceChildren(el("div", { class: "walk-head" }, el("h3", {}, ...[bothOf(station.title), available.length > 1 ? both(`, layer ${chosen + 1}`, `，第 ${chosen + 1} 层`) : "", direction === "update" ? "" : [": ", both(...DIRECTIONS[direction].map((text) => text.toLowerCase()))]].flat()), layers.node, heads.node), ...cards);
-    options.onStation?.(station.stack, chosen + 1, direction);
+    options.onStation?.(available.length > 1 ? [station.stack, chosen + 1] : null, direction);
     if (focus) view.focus({ preventScroll: true });
   }
   function go(index, focus = false) {

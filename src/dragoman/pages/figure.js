@@ -62,19 +62,19 @@ function rollout(data, output) {
 function layoutOf(data, labels, room) {
   const tall = room < NARROW, stacks = ["encoder", "decoder"].filter((stack) => data.columns.some((column) => column.stack === stack));
   const most = Math.max(...stacks.map((stack) => labels[stack].length), 1);
-  const step = tall ? Math.max(24, Math.min(64, (room - 24) / most)) : Math.max(15, Math.min(34, 620 / most));
+  const step = tall ? Math.max(24, Math.min(64, (room - 96) / most)) : Math.max(15, Math.min(34, 620 / most));
   const side = (texts) => (tall ? 0.72 : 1) * Math.min(LONGEST_LABEL, widthOf(texts)) + 14, output = side(labels.output) + (tall ? 18 : 112);
   const count = Object.fromEntries(stacks.map((stack) => [stack, Math.max(...data.columns.filter((c) => c.stack === stack).map((c) => c.layer))]));
   const gaps = stacks.reduce((sum, stack) => sum + side(labels[stack]), 0) + output + 70 * stacks.length;
   const spacing = tall ? 64 : Math.max(44, Math.min(170, (room - gaps) / Math.max(1, stacks.reduce((sum, stack) => sum + count[stack], 0))));
-  const head = tall ? 0 : 58, start = {};
+  const head = tall ? 44 : 58, start = {};
   let along = tall ? 34 : 0;
   for (const stack of stacks) {
     along += side(labels[stack]) + 18;
     start[stack] = along;
     along += count[stack] * spacing + 40;
   }
-  const length = along - 14 + output, breadth = head + most * step + 12;
+  const length = along - 14 + output, breadth = head + most * step + (tall ? 44 : 12);
   const row = (stack, i) => head + 8 + (i + 0.5) * step + ((most - labels[stack].length) * step) / 2;
   const place = (stack, layer, i) => [start[stack] + layer * spacing, row(stack, i)];
   const point = ([a, b]) => (tall ? [b, a] : [a, b]);

@@ -235,7 +235,7 @@ function sidesOf(head, example, shape) {
 
 function drawMap(head, example, home, hint) {
   const map = example.maps[head.attention], [, n, m] = map.shape, own = head.stack.endsWith("self_attn");
-  const matrix = { ...sidesOf(head, example, map.shape), values: ofHead(map, head.number), n, m, cross: !own }, heat = heatMap(matrix, roomInDetail(), { en: "Weights in this sentence", zh: "这个句子中的权重" });
+  const matrix = { ...sidesOf(head, example, map.shape), values: ofHead(map, head.number), n, m, cross: !own }, heat = heatMap(matrix, roomInDetail(), { en: "Weights in this sentence", zh: "这个句子中的权重" }, 26);
   const show = (q, k) => {
     heat.choose(q, k);
     const value = q !== null && matrix.values[q * m + k].toFixed(2), [from, to] = [matrix.rows[q], matrix.columns[k]];

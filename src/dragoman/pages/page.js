@@ -10,8 +10,10 @@ const SPACELESS = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/u;
 function make(name, attributes, children, space) {
   const node = space ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) {
+    if (value === undefined || value === null) continue;
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (value !== undefined && value !== null) node.setAttribute(key, value);
+    else if (key === "style") node.style.cssText = value;  // also where the page's policy forbids the attribute
+    else node.setAttribute(key, value);
   }
   node.append(...(children || []).filter((child) => child !== null));
   return node;

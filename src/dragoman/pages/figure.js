@@ -9,18 +9,6 @@
 //             chosen, onHover(index or null) is under the pointer; readable(label): how a token is displayed
 //   word      output whose path is highlighted, mode: "forward" or "backward", layer: [stack, layer] that is marked
 
-const FONT = '13.5px system-ui, "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif';
-const pen = document.createElement("canvas").getContext("2d"), widths = new Map();
-
-// Width in pixels of the longest of some texts, in both languages.
-function widthOf(texts) {
-  pen.font = FONT;
-  const width = (text) => widths.get(text) ?? widths.set(text, pen.measureText(text).width).get(text);
-  return Math.max(0, ...texts.flatMap((text) => (typeof text === "string" ? [text] : Object.values(text))).map(width));
-}
-
-const labelInSvg = (text) => (typeof text === "string" ? document.createTextNode(text) : bothInSvg(text.en, text.zh));
-
 const { drawFigure } = (() => {
 
 const NARROW = 700, LEAST_RIBBON = 0.05, MOST_RIBBONS = 2500, LONGEST_LABEL = 120;
@@ -234,16 +222,16 @@ function drawOutputs(data, layout, labels, choose, hover) {
     const text = layout.tall ? { transform: `translate(${x - 4} ${y + 10}) rotate(50)` } : { x, y: y + 4.5 };
     const bar = p === null ? [] : layout.tall ? [svg("rect", { class: "bar", x: x - 8, y: y - 8, width: 16 * p, height: 5 })]
       : [svg("rect", { class: "rail", x: layout.bars, y: y - 3, width: 52, height: 6, rx: 3 }), svg("rect", { class: "bar", x: layout.bars, y: y - 3, width: 52 * p, height: 6, rx: 3 }),
-        svg("text", { class: "chance", x: layout.bars + 58, y: y + 4.5 }, percentOf(p))];
+        svg("text", { class: "chance", x: layout.bars + 58, y: y + 4.5 }, percent(p))];
     const press = () => choose(index);
     const area = layout.tall ? { x: x - layout.step / 2, y: y - 10, width: layout.step, height: layout.height - y + 8 } : { x: x - 5, y: y - layout.step / 2, width: layout.bars + 112 - x, height: layout.step };
-    const word = svg("g", { class: "output", role: "button", tabindex: index ? "-1" : "0", "aria-pressed": "false", onclick: press, onpointerenter: () => hover(index), onpointerleave: () => hover(null), onfocus: () => hover(index), onblur: () => hover(null),
+    const word = svg("g", { class: "output", role: "button", "aria-pressed": "false", onclick: press, onpointerenter: () => hover(index), onpointerleave: () => hover(null), onfocus: () => hover(index), onblur: () => hover(null),
       onkeydown: (event) => { if (["Enter", " "].includes(event.key)) { event.preventDefault(); press(); } } },
       svg("rect", { class: "area", rx: 6, ...area }), ...bar, svg("text", text, labelInSvg(labels.output[index])));
     words.push(word);
     nodes.push(word);
   });
-  moveFocus(words);
+  roving(words, 1);
   const lensNodes = [];
   // Beside each layer, the word that it would predict.
   function show(word, pressed, lens) {
@@ -266,20 +254,6 @@ function link(layout, from, to) {
   return svg("line", { class: "stay", x1: a[0], y1: a[1], x2: b[0], y2: b[1] });
 }
 
-// One word is in the tab order; the arrow keys move the focus.
-function moveFocus(items) {
-  items.forEach((item, i) => item.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], next = items[i + (step ?? 0)];
-    if (step === undefined || !next || next === item) return;
-    event.preventDefault();
-    item.setAttribute("tabindex", "-1");
-    next.setAttribute("tabindex", "0");
-    next.focus();
-  }));
-}
-
-const percentOf = (x) => `${(100 * x).toFixed(x > 0.0995 ? 0 : 1)} %`;
-
 function captionOf(data, labels, word, path, backward, lens) {
   if (word === null) {
     return backward
@@ -290,8 +264,8 @@ function captionOf(data, labels, word, path, backward, lens) {
   }
   const output = data.outputs[word], names = data.labels.source.length && path.source ? labels.encoder : labels.decoder;
   const shares = [...(path.source ?? names.map((_, row) => path.share("decoder", 0, row)))].map((share, i) => [share, names[i]]).sort((a, b) => b[0] - a[0]).slice(0, 3).filter(([share]) => share > 0.02);
-  const list = (code, comma) => shares.map(([share, name]) => `${inLanguage(name, code)} ${percentOf(share)}`).join(comma);
-  const chance = output.probability === null ? "" : percentOf(output.probability), name = (code) => inLanguage(labels.output[word], code);
+  const list = (code, comma) => shares.map(([share, name]) => `${inLanguage(name, code)} ${percent(share)}`).join(comma);
+  const chance = output.probability === null ? "" : percent(output.probability), name = (code) => inLanguage(labels.output[word], code);
   const early = (lens ?? []).slice(0, -1).map((predictions) => predictions[word]).filter(Boolean), guesses = (code, comma) => early.map((guess, i) => `${i + 1}: ${inLanguage(guess, code)}`).join(comma);
   return both(`“${name("en")}” ${chance}. Paths that attention opens, traced back to the input (attention rollout, an estimate): ${list("en", ", ")}.${early.length ? ` Prediction after layer ${guesses("en", ", ")}.` : ""}`,
     `“${name("zh")}” ${chance}。沿注意力回溯到输入（attention rollout，为估计值）：${list("zh", "、")}。${early.length ? `第几层之后的预测 ${guesses("zh", "、")}。` : ""}`);

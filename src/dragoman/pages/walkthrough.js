@@ -82,9 +82,9 @@ function drawStep(step, tensors, head) {
     return figure;
   };
   function select(tensor, figure, i, j) {
-    for (const cell of card.querySelectorAll("td.chosen-cell, td.used")) cell.classList.remove("chosen-cell", "used");
+    for (const cell of card.querySelectorAll("td.chosen, td.used")) cell.classList.remove("chosen", "used");
     const cell = figure.querySelector(`td[data-at="${i} ${j}"]`), { text, used } = writeCell(tensor, i, j, (number) => tensors.all[number]);
-    cell.classList.add("chosen-cell");
+    cell.classList.add("chosen");
     cell.scrollIntoView({ block: "nearest", inline: "nearest" });
     for (const { key, row, column } of used) {
       for (const other of card.querySelectorAll(`figure[data-key="${CSS.escape(keyOf(tensors.all[key]))}"] td[data-at]`)) {

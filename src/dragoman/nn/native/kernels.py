@@ -14,7 +14,8 @@ from torch import Tensor
 
 from dragoman.nn.native.library import has_kernel_products, kernels
 
-__all__ = ["attend", "attend_backward", "drop", "multiply", "smoothed_loss_", "uses_kernels"]
+__all__ = ["add_and_norm", "add_and_norm_backward", "add_bias_relu_", "attend", "attend_backward", "drop", "multiply",
+           "relu_backward_", "smoothed_loss_", "uses_kernels"]  # fmt: skip
 
 _SLACK = 64  # elements
 
@@ -47,7 +48,7 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
     library.dragoman_multiply(
         torch.get_num_threads(), _integers(a.size(0), b.size(1), a.size(1)),
         _integers(*a.stride(), *b.stride(), out.stride(0)), a.data_ptr(), b.data_ptr(),
-        None if bias is None else bias.data_ptr(), add, out.data_ptr(),
+        _pointer(bias), add, out.data_ptr(),
     )  # fmt: skip
     return out
 
@@ -125,9 +126,97 @@ def drop(random: Tensor, threshold: int, scale: float, x: Tensor, residual: Tens
     out = _empty(*x.shape)
     library.dragoman_drop(
         torch.get_num_threads(), x.numel(), random.data_ptr(), threshold, scale, x.data_ptr(),
-        None if residual is None else residual.data_ptr(), out.data_ptr(),
+        _pointer(residual), out.data_ptr(),
     )  # fmt: skip
     return out
+
+
+def add_bias_relu_(x: Tensor, bias: Tensor | None) -> Tensor:
+    """Replace x (M, F) by max(x + bias, 0), and return it; bias (F,).  Requires kernels."""
+    library = kernels()
+    assert library is not None
+    _check_rows(x.size(-1), x)
+    bias = None if bias is None else bias.contiguous()
+    _check_rows(x.size(-1), *([] if bias is None else [bias[None]]))
+    library.dragoman_add_bias_relu(
+        torch.get_num_threads(), *x.shape, _pointer(bias), x.data_ptr()
+    )
+    return x
+
+
+def relu_backward_(grad: Tensor, hidden: Tensor) -> Tensor:
+    """Set grad (M, F) to 0 where hidden, the result of `add_bias_relu_`, is 0, and return its sums (F,) over the rows.
+
+    Requires kernels.
+    """
+    library = kernels()
+    assert library is not None
+    _check_rows(grad.size(-1), grad, hidden)
+    sums = torch.empty(grad.size(1))
+    library.dragoman_relu_backward(
+        torch.get_num_threads(), *grad.shape, hidden.data_ptr(), grad.data_ptr(), sums.data_ptr()
+    )
+    return sums
+
+
+def _check_rows(columns: int, *tensors: Tensor) -> None:
+    """Raise ValueError unless all tensors are contiguous float32 matrices of one shape, with this number of columns."""
+    shape = (tensors[0].size(0), columns) if tensors else ()
+    if not all(x.shape == shape and x.is_contiguous() and x.dtype == torch.float32 for x in tensors):
+        found = [(tuple(x.shape), x.stride(), x.dtype) for x in tensors]
+        raise ValueError(f"matrices: {found}; accepted: equal shapes with {columns} columns, contiguous, float32")
+
+
+def add_and_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout: tuple[Tensor, int, float] | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the layer norm (M, D) of residual + dropout(x), and for the backward pass 1 / standard deviation (M,) and
+    the bits (M, D / 16) of the elements that dropout has kept, or None.
+
+    x, residual (M, D), weight, bias (D,), dropout: random bytes (M, D), threshold and scale as for `drop`.  Requires
+    kernels.
+    """
+    library = kernels()
+    assert library is not None
+    rows, columns = x.shape
+    _check_rows(columns, x, residual)
+    _check_rows(columns, weight[None], bias[None])
+    random, threshold, scale = dropout or (None, 0, 1.0)
+    if random is not None and (random.shape != x.shape or random.dtype != torch.uint8 or not random.is_contiguous()):
+        raise ValueError(f"random: {tuple(random.shape)} {random.dtype}; accepted: {tuple(x.shape)} uint8, contiguous")
+    out, inverse = _empty(rows, columns), torch.empty(rows)
+    kept = None if random is None else torch.empty(rows, (columns + 15) // 16, dtype=torch.int16)
+    library.dragoman_add_and_norm(
+        torch.get_num_threads(), rows, columns, threshold, scale, _pointer(random), x.data_ptr(), residual.data_ptr(),
+        weight.data_ptr(), bias.data_ptr(), eps, _pointer(kept), inverse.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
+    return out, inverse, kept
+
+
+def add_and_norm_backward(
+    grad: Tensor, out: Tensor, weight: Tensor, bias: Tensor, inverse: Tensor, kept: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of x, residual, weight and bias of `add_and_norm`; grad (M, D): that of its result `out`.
+
+    No weight may be 0, because the input of the norm is computed from its result.
+    """
+    library = kernels()
+    assert library is not None
+    rows, columns = grad.shape
+    _check_rows(columns, grad, out)
+    _check_rows(columns, weight[None], bias[None])
+    grad_residual, sums = _empty(rows, columns), torch.empty(2, columns)
+    grad_x = grad_residual if kept is None else _empty(rows, columns)
+    library.dragoman_add_and_norm_backward(
+        torch.get_num_threads(), rows, columns, scale, _pointer(kept), out.data_ptr(), weight.data_ptr(),
+        bias.data_ptr(), inverse.data_ptr(), grad.data_ptr(), grad_residual.data_ptr(), grad_x.data_ptr(),
+        sums.data_ptr(),
+    )  # fmt: skip
+    return grad_x, grad_residual, sums[0], sums[1]
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -145,7 +234,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor
     weights, out = torch.empty(n, h, tq, tk), torch.empty(n, tq, h, dh).transpose(1, 2)
     library.dragoman_attend(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, q if bias is None else bias, out),
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), None if bias is None else bias.data_ptr(), weights.data_ptr(),
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), _pointer(bias), weights.data_ptr(),
         out.data_ptr(),
     )  # fmt: skip
     return out, weights

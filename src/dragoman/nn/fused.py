@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from dragoman.nn.native import kernels
 from dragoman.nn.native.kernels import add_bias_relu_, multiply, relu_backward_, uses_kernels
@@ -24,22 +25,25 @@ def can_fuse(*tensors: Tensor) -> bool:
 
 
 class _ReluNetwork(torch.autograd.Function):
-    """Stores max(x W1 + b1, 0) only, which tells the backward pass where it is 0."""
+    """Stores max(x W1 + b1, 0), in whose memory the backward pass computes its gradient, and which bits are not 0."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None) -> Tensor:
-        hidden = add_bias_relu_(multiply(x.reshape(-1, x.size(-1)), w1.t()), b1)
-        ctx.save_for_backward(x, hidden, w1, w2)
+        hidden = multiply(x.reshape(-1, x.size(-1)), w1.t())
+        positive = add_bias_relu_(hidden, b1)
+        ctx.save_for_backward(x, hidden, positive, w1, w2)
         return multiply(hidden, w2.t(), b2).view(*x.shape[:-1], w2.size(0))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, hidden, w1, w2 = ctx.saved_tensors
+        x, hidden, positive, w1, w2 = ctx.saved_tensors
         rows, grad = x.reshape(-1, x.size(-1)), grads[0].reshape(-1, w2.size(0))
         needs_x, needs_w1, needs_b1, needs_w2, needs_b2 = ctx.needs_input_grad
         grad_w2 = multiply(grad.t(), hidden) if needs_w2 else None
-        grad_hidden = multiply(grad, w2)
-        grad_b1 = relu_backward_(grad_hidden, hidden)
+        # A second matrix of this size would not fit between the gradients of weights that earlier layers have left.
+        grad_hidden = multiply(grad, w2, out=hidden)
+        increment_version(hidden)  # PyTorch then refuses a second backward pass
+        grad_b1 = relu_backward_(grad_hidden, positive)
         return (
             multiply(grad_hidden, w1).view_as(x) if needs_x else None,
             multiply(grad_hidden.t(), rows) if needs_w1 else None,

@@ -132,31 +132,45 @@ def drop(random: Tensor, threshold: int, scale: float, x: Tensor, residual: Tens
 
 
 def add_bias_relu_(x: Tensor, bias: Tensor | None) -> Tensor:
-    """Replace x (M, F) by max(x + bias, 0), and return it; bias (F,).  Requires kernels."""
-    library = kernels()
-    assert library is not None
-    _check_rows(x.size(-1), x)
-    bias = None if bias is None else bias.contiguous()
-    _check_rows(x.size(-1), *([] if bias is None else [bias[None]]))
-    library.dragoman_add_bias_relu(
-        torch.get_num_threads(), *x.shape, _pointer(bias), x.data_ptr()
-    )
-    return x
-
-
-def relu_backward_(grad: Tensor, hidden: Tensor) -> Tensor:
-    """Set grad (M, F) to 0 where hidden, the result of `add_bias_relu_`, is 0, and return its sums (F,) over the rows.
+    """Replace x (M, F) by max(x + bias, 0); bias (F,).  Return the bits (M, F / 16) of what is not 0.
 
     Requires kernels.
     """
     library = kernels()
     assert library is not None
-    _check_rows(grad.size(-1), grad, hidden)
-    sums = torch.empty(grad.size(1))
+    rows, columns = x.shape
+    _check_rows(columns, x)
+    if bias is not None:
+        bias = bias.contiguous()
+        _check_rows(columns, bias[None])
+    positive = _bits(rows, columns)
+    library.dragoman_add_bias_relu(
+        torch.get_num_threads(), rows, columns, _pointer(bias), x.data_ptr(), positive.data_ptr()
+    )
+    return positive
+
+
+def relu_backward_(grad: Tensor, positive: Tensor) -> Tensor:
+    """Set grad (M, F) to 0 where a bit of `add_bias_relu_` is 0, and return its sums (F,) over the rows.
+
+    Requires kernels.
+    """
+    library = kernels()
+    assert library is not None
+    rows, columns = grad.shape
+    _check_rows(columns, grad)
+    if positive.shape != _bits(rows, columns).shape or positive.dtype != torch.int16 or not positive.is_contiguous():
+        raise ValueError(f"positive: {tuple(positive.shape)} {positive.dtype}; accepted: those of a result of {rows, columns}")
+    sums = torch.empty(columns)
     library.dragoman_relu_backward(
-        torch.get_num_threads(), *grad.shape, hidden.data_ptr(), grad.data_ptr(), sums.data_ptr()
+        torch.get_num_threads(), rows, columns, positive.data_ptr(), grad.data_ptr(), sums.data_ptr()
     )
     return sums
+
+
+def _bits(rows: int, columns: int) -> Tensor:
+    """Return an empty tensor for a bit per element of a matrix, 16 of a row in each word."""
+    return torch.empty(rows, (columns + 15) // 16, dtype=torch.int16)
 
 
 def _check_rows(columns: int, *tensors: Tensor) -> None:
@@ -185,7 +199,7 @@ def add_and_norm(
     if random is not None and (random.shape != x.shape or random.dtype != torch.uint8 or not random.is_contiguous()):
         raise ValueError(f"random: {tuple(random.shape)} {random.dtype}; accepted: {tuple(x.shape)} uint8, contiguous")
     out, inverse = _empty(rows, columns), torch.empty(rows)
-    kept = None if random is None else torch.empty(rows, (columns + 15) // 16, dtype=torch.int16)
+    kept = None if random is None else _bits(rows, columns)
     library.dragoman_add_and_norm(
         torch.get_num_threads(), rows, columns, threshold, scale, _pointer(random), x.data_ptr(), residual.data_ptr(),
         weight.data_ptr(), bias.data_ptr(), eps, _pointer(kept), inverse.data_ptr(), out.data_ptr(),

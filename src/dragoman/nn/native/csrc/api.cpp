@@ -39,12 +39,14 @@ void dragoman_drop(int threads, int64_t size, const uint8_t* random, int thresho
   drop(threads, size, random, threshold, scale, x, residual, out);
 }
 
-void dragoman_add_bias_relu(int threads, int64_t rows, int64_t columns, const float* bias, float* x) {
-  add_bias_relu(threads, rows, columns, bias, x);
+void dragoman_add_bias_relu(int threads, int64_t rows, int64_t columns, const float* bias, float* x,
+                            uint16_t* positive) {
+  add_bias_relu(threads, rows, columns, bias, x, positive);
 }
 
-void dragoman_relu_backward(int threads, int64_t rows, int64_t columns, const float* hidden, float* grad, float* sums) {
-  relu_backward(threads, rows, columns, hidden, grad, sums);
+void dragoman_relu_backward(int threads, int64_t rows, int64_t columns, const uint16_t* positive, float* grad,
+                            float* sums) {
+  relu_backward(threads, rows, columns, positive, grad, sums);
 }
 
 void dragoman_add_and_norm(int threads, int64_t rows, int64_t columns, int threshold, float scale,

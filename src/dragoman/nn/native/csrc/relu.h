@@ -6,9 +6,10 @@
 namespace dragoman {
 
 // x = max(x + bias, 0); x: rows x columns; bias: of the columns, or null.
-void add_bias_relu(int threads, int64_t rows, int64_t columns, const float* bias, float* x);
+// positive: receives a bit per element, whether the result is not 0, 16 of a row in each word.
+void add_bias_relu(int threads, int64_t rows, int64_t columns, const float* bias, float* x, uint16_t* positive);
 
-// grad = hidden > 0 ? grad : 0, and sums = its sums over the rows; hidden: the result of add_bias_relu.
-void relu_backward(int threads, int64_t rows, int64_t columns, const float* hidden, float* grad, float* sums);
+// grad = positive ? grad : 0, and sums = its sums over the rows.
+void relu_backward(int threads, int64_t rows, int64_t columns, const uint16_t* positive, float* grad, float* sums);
 
 }  // namespace dragoman

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from dragoman.nn.native.library import has_kernel_products, kernels
 __all__ = ["add_and_norm", "add_and_norm_backward", "add_bias_relu_", "attend", "attend_backward", "drop", "multiply",
            "relu_backward_", "smoothed_loss_", "uses_kernels"]  # fmt: skip
 
-_SLACK = 64  # elements
+_ALIGNMENT = 16  # elements
 
 
 def _integers(*values: int) -> ctypes.Array[ctypes.c_int64]:
@@ -54,13 +55,14 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
 
 
 def _empty(*shape: int) -> Tensor:
-    """Return an empty tensor in slightly more memory than it needs.
+    """Return an empty tensor, aligned like those of PyTorch.
 
-    glibc before 2.38 reuses a freed block for an aligned request only if it is larger by more than the alignment.  With
-    tensors of equal sizes, none would fit where another one was freed.
+    glibc before 2.38 does not reuse a freed block for an aligned request of the same size, but for one without alignment.
     """
     size = math.prod(shape)
-    return torch.empty(size + _SLACK)[:size].view(shape)
+    memory = np.empty(size + _ALIGNMENT, np.float32)
+    begin = -memory.ctypes.data // 4 % _ALIGNMENT
+    return torch.from_numpy(memory[begin : begin + size]).view(shape)
 
 
 def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, add: bool) -> Tensor:
@@ -245,7 +247,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor
     q, k, v = map(_with_contiguous_features, (q, k, v))
     if bias is not None:
         bias = _with_contiguous_features(bias.expand(n, h, tq, tk))
-    weights, out = torch.empty(n, h, tq, tk), torch.empty(n, tq, h, dh).transpose(1, 2)
+    weights, out = _empty(n, h, tq, tk), _empty(n, tq, h, dh).transpose(1, 2)
     library.dragoman_attend(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, q if bias is None else bias, out),
         q.data_ptr(), k.data_ptr(), v.data_ptr(), _pointer(bias), weights.data_ptr(),
@@ -263,7 +265,7 @@ def attend_backward(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, grad: Tens
     if weights.shape != (n, h, tq, tk) or not weights.is_contiguous() or grad.shape != (n, h, tq, dh):
         raise ValueError(f"weights {tuple(weights.shape)}, grad {tuple(grad.shape)} of {sizes}; accepted: equal sizes")
     q, k, v, grad = map(_with_contiguous_features, (q, k, v, grad))
-    grads = [torch.empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v)]
+    grads = [_empty(*x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v)]
     library.dragoman_attend_backward(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, grad, *grads),
         *(x.data_ptr() for x in (q, k, v, weights, grad, *grads)),

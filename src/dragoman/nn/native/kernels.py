@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from dragoman.nn.native.library import has_kernel_products, kernels
 
-__all__ = ["add_and_norm", "add_and_norm_backward", "add_bias_relu_", "attend", "attend_backward", "drop", "multiply",
-           "relu_backward_", "smoothed_loss_", "uses_kernels"]  # fmt: skip
+__all__ = ["add_and_norm", "add_and_norm_backward", "add_bias_relu_", "attend", "attend_backward", "drop", "join_heads",
+           "multiply", "relu_backward_", "smoothed_loss_", "uses_kernels"]  # fmt: skip
 
 _ALIGNMENT = 16  # elements
 
@@ -265,12 +266,48 @@ def attend_backward(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, grad: Tens
     if weights.shape != (n, h, tq, tk) or not weights.is_contiguous() or grad.shape != (n, h, tq, dh):
         raise ValueError(f"weights {tuple(weights.shape)}, grad {tuple(grad.shape)} of {sizes}; accepted: equal sizes")
     q, k, v, grad = map(_with_contiguous_features, (q, k, v, grad))
-    grads = [_empty(*x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v)]
+    grads = _empty_heads(q, k, v)
     library.dragoman_attend_backward(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, grad, *grads),
         *(x.data_ptr() for x in (q, k, v, weights, grad, *grads)),
     )  # fmt: skip
     return grads[0], grads[1], grads[2]
+
+
+def _empty_heads(*like: Tensor) -> list[Tensor]:
+    """Return empty tensors with the shapes (N, H, T, D) of others; the parts of a matrix become parts of a new one."""
+    groups: list[list[Tensor]] = []
+    for x in like:
+        if groups and _follows(x, groups[-1][-1]):
+            groups[-1].append(x)
+        else:
+            groups.append([x])
+    found = []
+    for group in groups:
+        n, _, t, _ = group[0].shape
+        widths = [x.size(1) * x.size(3) for x in group]
+        parts = _empty(n, t, sum(widths)).split(widths, 2)
+        found += [part.view(n, t, *x.shape[1::2]).transpose(1, 2) for part, x in zip(parts, group, strict=True)]
+    return found
+
+
+def _follows(x: Tensor, before: Tensor) -> bool:
+    """Return whether heads x (N, H, T, D) are the next columns of a matrix (N, T, ...) after the heads `before`."""
+    n, h, t, d = before.shape
+    row, _, position, _ = strides = before.stride()
+    is_next = x.data_ptr() == before.data_ptr() + before.element_size() * h * d
+    same_rows = (x.size(0), x.size(2), x.stride(0), x.stride(2)) == (n, t, row, position)
+    return is_next and same_rows and strides[1::2] == (d, 1) and x.stride()[1::2] == (x.size(3), 1)
+
+
+def join_heads(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate the columns of heads (N, H, T, D) to a matrix (N, T, ...), without a copy if they are adjacent."""
+    n, _, t, _ = parts[0].shape
+    columns = sum(x.size(1) * x.size(3) for x in parts)
+    first = parts[0]
+    if all(map(_follows, parts[1:], parts)) and first.stride()[::2] == (t * columns, columns):
+        return first.as_strided((n, t, columns), (t * columns, columns, 1))
+    return torch.cat([x.transpose(1, 2).flatten(2) for x in parts], 2)
 
 
 def _attention_sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from dragoman.nn.native import kernels
-from dragoman.nn.native.kernels import add_bias_relu_, multiply, relu_backward_, uses_kernels
+from dragoman.nn.native import layer_kernels
+from dragoman.nn.native.kernels import multiply, uses_kernels
+from dragoman.nn.native.layer_kernels import add_bias_relu_, relu_backward_, sum_rows
 from dragoman.nn.products import Linear
 
 __all__ = ["add_and_norm", "can_fuse", "relu_network"]
@@ -37,7 +38,7 @@ class _ReluNetwork(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, hidden, positive, w1, w2 = ctx.saved_tensors
-        rows, grad = x.reshape(-1, x.size(-1)), grads[0].reshape(-1, w2.size(0))
+        rows, grad = x.reshape(-1, x.size(-1)), grads[0].reshape(-1, w2.size(0)).contiguous()
         needs_x, needs_w1, needs_b1, needs_w2, needs_b2 = ctx.needs_input_grad
         grad_w2 = multiply(grad.t(), hidden) if needs_w2 else None
         # A second matrix of this size would not fit between the gradients of weights that earlier layers have left.
@@ -49,7 +50,7 @@ class _ReluNetwork(torch.autograd.Function):
             multiply(grad_hidden.t(), rows) if needs_w1 else None,
             grad_b1 if needs_b1 else None,
             grad_w2,
-            grad.sum(0) if needs_b2 else None,
+            sum_rows(grad) if needs_b2 else None,
         )
 
 
@@ -65,22 +66,20 @@ class _AddAndNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout: Any
     ) -> Tensor:
-        ctx.scale = 1.0
-        if dropout is not None:
-            random, threshold, ctx.scale = dropout
-            dropout = random.view(-1, x.size(-1)), threshold, ctx.scale
-        flat = (t.reshape(-1, x.size(-1)).contiguous() for t in (x, residual))
-        out, inverse, kept = kernels.add_and_norm(*flat, weight, bias, eps, dropout)
-        out = out.view_as(x)
+        out, inverse, kept = layer_kernels.add_and_norm(
+            x.contiguous(), residual.contiguous(), weight, bias, eps, dropout
+        )
         ctx.save_for_backward(out, weight, bias, inverse, kept)
+        ctx.scale = 1.0 if dropout is None else dropout[2]
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         out, weight, bias, inverse, kept = ctx.saved_tensors
-        flat = grads[0].reshape(-1, out.size(-1)).contiguous(), out.view(-1, out.size(-1))
-        x, residual, *parameters = kernels.add_and_norm_backward(*flat, weight, bias, inverse, kept, ctx.scale)
-        return x.view_as(out), residual.view_as(out), *parameters, None, None
+        found = layer_kernels.add_and_norm_backward(
+            grads[0].contiguous(), out, weight, bias, inverse, kept, ctx.scale
+        )
+        return (*found, None, None)
 
 
 def add_and_norm(

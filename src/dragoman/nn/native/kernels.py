@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dragoman.nn.native.library import has_kernel_products, kernels
 
-__all__ = ["add_and_norm", "add_and_norm_backward", "add_bias_relu_", "attend", "attend_backward", "drop", "join_heads",
-           "multiply", "relu_backward_", "smoothed_loss_", "uses_kernels"]  # fmt: skip
+__all__ = ["attend", "attend_backward", "drop", "empty", "join_heads", "multiply", "pointer", "smoothed_loss_",
+           "uses_kernels"]  # fmt: skip
 
 _ALIGNMENT = 16  # elements
 
@@ -40,9 +40,15 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
     if library is None or not (a.numel() and b.numel()):
         return _multiply(a, b, bias, out, add)
     if out is None:
-        out = _empty(a.size(0), b.size(1))
+        out = empty(a.size(0), b.size(1))
     if not has_kernel_products():
-        return _multiply(a, b, bias, out, add)
+        fused = bias is not None and out.is_contiguous()
+        _multiply(a, b, None if fused else bias, out, add)
+        if fused:  # PyTorch would fill the result with the bias first
+            bias = bias.contiguous()
+            _check(a, b, bias, out)
+            library.dragoman_add_bias(torch.get_num_threads(), *out.shape, bias.data_ptr(), out.data_ptr())
+        return out
     a, b = _with_unit_stride(a), _with_unit_stride(b)
     if bias is not None:
         bias = bias.contiguous()
@@ -50,12 +56,17 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
     library.dragoman_multiply(
         torch.get_num_threads(), _integers(a.size(0), b.size(1), a.size(1)),
         _integers(*a.stride(), *b.stride(), out.stride(0)), a.data_ptr(), b.data_ptr(),
-        _pointer(bias), add, out.data_ptr(),
+        pointer(bias), add, out.data_ptr(),
     )  # fmt: skip
     return out
 
 
-def _empty(*shape: int) -> Tensor:
+def pointer(x: Tensor | None) -> int | None:
+    """Return the address of a tensor, or None for None."""
+    return None if x is None else x.data_ptr()
+
+
+def empty(*shape: int) -> Tensor:
     """Return an empty tensor, aligned like those of PyTorch.
 
     glibc before 2.38 does not reuse a freed block for an aligned request of the same size, but for one without alignment.
@@ -63,7 +74,8 @@ def _empty(*shape: int) -> Tensor:
     size = math.prod(shape)
     memory = np.empty(size + _ALIGNMENT, np.float32)
     begin = -memory.ctypes.data // 4 % _ALIGNMENT
-    return torch.from_numpy(memory[begin : begin + size]).view(shape)
+    # Not a view of another tensor, because autograd adds another gradient in place only then.
+    return torch.from_numpy(memory[begin : begin + size].reshape(shape))
 
 
 def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, add: bool) -> Tensor:
@@ -126,114 +138,12 @@ def drop(random: Tensor, threshold: int, scale: float, x: Tensor, residual: Tens
         return (x * mask).mul_(scale) if residual is None else torch.addcmul(residual, x, mask, value=scale)
     random, x = random.contiguous(), x.contiguous()
     residual = None if residual is None else residual.contiguous()
-    out = _empty(*x.shape)
+    out = empty(*x.shape)
     library.dragoman_drop(
         torch.get_num_threads(), x.numel(), random.data_ptr(), threshold, scale, x.data_ptr(),
-        _pointer(residual), out.data_ptr(),
+        pointer(residual), out.data_ptr(),
     )  # fmt: skip
     return out
-
-
-def add_bias_relu_(x: Tensor, bias: Tensor | None) -> Tensor:
-    """Replace x (M, F) by max(x + bias, 0); bias (F,).  Return the bits (M, F / 16) of what is not 0.
-
-    Requires kernels.
-    """
-    library = kernels()
-    assert library is not None
-    rows, columns = x.shape
-    _check_rows(columns, x)
-    if bias is not None:
-        bias = bias.contiguous()
-        _check_rows(columns, bias[None])
-    positive = _bits(rows, columns)
-    library.dragoman_add_bias_relu(
-        torch.get_num_threads(), rows, columns, _pointer(bias), x.data_ptr(), positive.data_ptr()
-    )
-    return positive
-
-
-def relu_backward_(grad: Tensor, positive: Tensor) -> Tensor:
-    """Set grad (M, F) to 0 where a bit of `add_bias_relu_` is 0, and return its sums (F,) over the rows.
-
-    Requires kernels.
-    """
-    library = kernels()
-    assert library is not None
-    rows, columns = grad.shape
-    _check_rows(columns, grad)
-    if positive.shape != _bits(rows, columns).shape or positive.dtype != torch.int16 or not positive.is_contiguous():
-        raise ValueError(f"positive: {tuple(positive.shape)} {positive.dtype}; accepted: those of a result of {rows, columns}")
-    sums = torch.empty(columns)
-    library.dragoman_relu_backward(
-        torch.get_num_threads(), rows, columns, positive.data_ptr(), grad.data_ptr(), sums.data_ptr()
-    )
-    return sums
-
-
-def _bits(rows: int, columns: int) -> Tensor:
-    """Return an empty tensor for a bit per element of a matrix, 16 of a row in each word."""
-    return torch.empty(rows, (columns + 15) // 16, dtype=torch.int16)
-
-
-def _check_rows(columns: int, *tensors: Tensor) -> None:
-    """Raise ValueError unless all tensors are contiguous float32 matrices of one shape, with this number of columns."""
-    shape = (tensors[0].size(0), columns) if tensors else ()
-    if not all(x.shape == shape and x.is_contiguous() and x.dtype == torch.float32 for x in tensors):
-        found = [(tuple(x.shape), x.stride(), x.dtype) for x in tensors]
-        raise ValueError(f"matrices: {found}; accepted: equal shapes with {columns} columns, contiguous, float32")
-
-
-def add_and_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout: tuple[Tensor, int, float] | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the layer norm (M, D) of residual + dropout(x), and for the backward pass 1 / standard deviation (M,) and
-    the bits (M, D / 16) of the elements that dropout has kept, or None.
-
-    x, residual (M, D), weight, bias (D,), dropout: random bytes (M, D), threshold and scale as for `drop`.  Requires
-    kernels.
-    """
-    library = kernels()
-    assert library is not None
-    rows, columns = x.shape
-    _check_rows(columns, x, residual)
-    _check_rows(columns, weight[None], bias[None])
-    random, threshold, scale = dropout or (None, 0, 1.0)
-    if random is not None and (random.shape != x.shape or random.dtype != torch.uint8 or not random.is_contiguous()):
-        raise ValueError(f"random: {tuple(random.shape)} {random.dtype}; accepted: {tuple(x.shape)} uint8, contiguous")
-    out, inverse = _empty(rows, columns), torch.empty(rows)
-    kept = None if random is None else _bits(rows, columns)
-    library.dragoman_add_and_norm(
-        torch.get_num_threads(), rows, columns, threshold, scale, _pointer(random), x.data_ptr(), residual.data_ptr(),
-        weight.data_ptr(), bias.data_ptr(), eps, _pointer(kept), inverse.data_ptr(), out.data_ptr(),
-    )  # fmt: skip
-    return out, inverse, kept
-
-
-def add_and_norm_backward(
-    grad: Tensor, out: Tensor, weight: Tensor, bias: Tensor, inverse: Tensor, kept: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, residual, weight and bias of `add_and_norm`; grad (M, D): that of its result `out`.
-
-    No weight may be 0, because the input of the norm is computed from its result.
-    """
-    library = kernels()
-    assert library is not None
-    rows, columns = grad.shape
-    _check_rows(columns, grad, out)
-    _check_rows(columns, weight[None], bias[None])
-    grad_residual, sums = _empty(rows, columns), torch.empty(2, columns)
-    grad_x = grad_residual if kept is None else _empty(rows, columns)
-    library.dragoman_add_and_norm_backward(
-        torch.get_num_threads(), rows, columns, scale, _pointer(kept), out.data_ptr(), weight.data_ptr(),
-        bias.data_ptr(), inverse.data_ptr(), grad.data_ptr(), grad_residual.data_ptr(), grad_x.data_ptr(),
-        sums.data_ptr(),
-    )  # fmt: skip
-    return grad_x, grad_residual, sums[0], sums[1]
-
-
-def _pointer(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -248,10 +158,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor
     q, k, v = map(_with_contiguous_features, (q, k, v))
     if bias is not None:
         bias = _with_contiguous_features(bias.expand(n, h, tq, tk))
-    weights, out = _empty(n, h, tq, tk), _empty(n, tq, h, dh).transpose(1, 2)
+    weights, out = empty(n, h, tq, tk), empty(n, tq, h, dh).transpose(1, 2)
     library.dragoman_attend(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, q if bias is None else bias, out),
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), _pointer(bias), weights.data_ptr(),
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), pointer(bias), weights.data_ptr(),
         out.data_ptr(),
     )  # fmt: skip
     return out, weights
@@ -286,7 +196,7 @@ def _empty_heads(*like: Tensor) -> list[Tensor]:
     for group in groups:
         n, _, t, _ = group[0].shape
         widths = [x.size(1) * x.size(3) for x in group]
-        parts = _empty(n, t, sum(widths)).split(widths, 2)
+        parts = empty(n, t, sum(widths)).split(widths, 2)
         found += [part.view(n, t, *x.shape[1::2]).transpose(1, 2) for part, x in zip(parts, group, strict=True)]
     return found
 

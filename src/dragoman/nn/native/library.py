@@ -102,6 +102,8 @@ def _load() -> ctypes.CDLL | None:
             "multiply": [int32, pointer, pointer, pointer, pointer, pointer, int32, pointer],
             "smoothed_loss": [int32, int64, int64, pointer, pointer, ctypes.c_double, pointer],
             "drop": [int32, int64, pointer, int32, float32, pointer, pointer, pointer],
+            "add_bias": [int32, int64, int64, pointer, pointer],
+            "sum_rows": [int32, int64, int64, pointer, pointer],
             "add_bias_relu": [int32, int64, int64, pointer, pointer, pointer],
             "relu_backward": [int32, int64, int64, pointer, pointer, pointer],
             "add_and_norm": [int32, int64, int64, int32, float32, *[pointer] * 5, float32, *[pointer] * 3],

@@ -1,10 +1,10 @@
 // The C interface, called with ctypes by nn/native/kernels.py, which validates all arguments.
 #include "attention.h"
+#include "bias.h"
 #include "dropout.h"
 #include "loss.h"
 #include "matmul.h"
 #include "norm.h"
-#include "relu.h"
 
 using namespace dragoman;
 
@@ -37,6 +37,14 @@ void dragoman_smoothed_loss(int threads, int64_t rows, int64_t vocab, float* log
 void dragoman_drop(int threads, int64_t size, const uint8_t* random, int threshold, float scale, const float* x,
                    const float* residual, float* out) {
   drop(threads, size, random, threshold, scale, x, residual, out);
+}
+
+void dragoman_add_bias(int threads, int64_t rows, int64_t columns, const float* bias, float* x) {
+  add_bias(threads, rows, columns, bias, x);
+}
+
+void dragoman_sum_rows(int threads, int64_t rows, int64_t columns, const float* x, float* sums) {
+  sum_rows(threads, rows, columns, x, sums);
 }
 
 void dragoman_add_bias_relu(int threads, int64_t rows, int64_t columns, const float* bias, float* x,

@@ -1,9 +1,15 @@
-// The activation of a feed-forward network, in place.
+// The bias of a linear layer, alone or with the activation of a feed-forward network.
 #pragma once
 
 #include <cstdint>
 
 namespace dragoman {
+
+// x += bias; x: rows x columns; bias: of the columns.
+void add_bias(int threads, int64_t rows, int64_t columns, const float* bias, float* x);
+
+// sums = the sums of x over the rows, the gradient of a bias.
+void sum_rows(int threads, int64_t rows, int64_t columns, const float* x, float* sums);
 
 // x = max(x + bias, 0); x: rows x columns; bias: of the columns, or null.
 // positive: receives a bit per element, whether the result is not 0, 16 of a row in each word.

@@ -1,9 +1,26 @@
-#include "relu.h"
+#include "bias.h"
 
 #include "row_sums.h"
 #include "vector_math.h"
 
 namespace dragoman {
+
+void add_bias(int threads, int64_t rows, int64_t columns, const float* bias, float* x) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = x + i * columns;
+    for (int64_t j = 0; j < columns; ++j) row[j] += bias[j];
+  }
+}
+
+void sum_rows(int threads, int64_t rows, int64_t columns, const float* x, float* sums) {
+  const auto add_block = [=](int64_t first, int64_t end, float* partial) {
+    for (int64_t i = first; i < end; ++i) {
+      for (int64_t j = 0; j < columns; ++j) partial[j] += x[i * columns + j];
+    }
+  };
+  sum_over_rows(threads, rows, columns, add_block, sums);
+}
 
 void add_bias_relu(int threads, int64_t rows, int64_t columns, const float* bias, float* x, uint16_t* positive) {
   const __m512 zero = _mm512_setzero_ps();

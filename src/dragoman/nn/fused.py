@@ -76,9 +76,7 @@ class _AddAndNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         out, weight, bias, inverse, kept = ctx.saved_tensors
-        found = layer_kernels.add_and_norm_backward(
-            grads[0].contiguous(), out, weight, bias, inverse, kept, ctx.scale
-        )
+        found = layer_kernels.add_and_norm_backward(grads[0].contiguous(), out, weight, bias, inverse, kept, ctx.scale)
         return (*found, None, None)
 
 

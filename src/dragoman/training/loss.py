@@ -58,7 +58,8 @@ def _in_chunks(
     grad_weight = torch.zeros_like(weight) if gradients[1] else None
     with torch.autocast(hidden.device.type, enabled=False):
         matrix = weight.to(dtype)  # (V, D)
-        buffer = hidden.new_empty(min(rows, hidden.size(0)), weight.size(0), dtype=dtype)  # for the logits of all chunks
+        # For the logits of all chunks.
+        buffer = hidden.new_empty(min(rows, hidden.size(0)), weight.size(0), dtype=dtype)
         for begin in range(0, hidden.size(0), rows):
             part = slice(begin, begin + rows)
             h, t = hidden[part].to(dtype), targets[part, None]  # (rows, D), (rows, 1)

@@ -42,12 +42,11 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
     if out is None:
         out = empty(a.size(0), b.size(1))
     if not has_kernel_products():
-        fused = bias is not None and out.is_contiguous()
-        _multiply(a, b, None if fused else bias, out, add)
-        if fused:  # PyTorch would fill the result with the bias first
-            bias = bias.contiguous()
-            _check(a, b, bias, out)
-            library.dragoman_add_bias(torch.get_num_threads(), *out.shape, bias.data_ptr(), out.data_ptr())
+        if bias is None or not out.is_contiguous():
+            return _multiply(a, b, bias, out, add)
+        bias = bias.contiguous()  # added afterwards, because PyTorch would fill the result with it first
+        _check(a, b, bias, _multiply(a, b, None, out, add))
+        library.dragoman_add_bias(torch.get_num_threads(), *out.shape, bias.data_ptr(), out.data_ptr())
         return out
     a, b = _with_unit_stride(a), _with_unit_stride(b)
     if bias is not None:
@@ -69,7 +68,7 @@ def pointer(x: Tensor | None) -> int | None:
 def empty(*shape: int) -> Tensor:
     """Return an empty tensor, aligned like those of PyTorch.
 
-    glibc before 2.38 does not reuse a freed block for an aligned request of the same size, but for one without alignment.
+    Aligned here, because glibc before 2.38 does not reuse a freed block for an aligned request of the same size.
     """
     size = math.prod(shape)
     memory = np.empty(size + _ALIGNMENT, np.float32)

@@ -26,7 +26,7 @@ def sum_rows(x: Tensor) -> Tensor:
 
 
 def add_bias_relu_(x: Tensor, bias: Tensor | None) -> Tensor:
-    """Replace x (..., F) by max(x + bias, 0); bias (F,).  Return the bits (M, F / 16) of what is not 0 in its M rows."""
+    """Replace x (..., F) of M rows by max(x + bias, 0); bias (F,).  Return the bits (M, F / 16) of what is not 0."""
     library = kernels()
     assert library is not None
     rows, columns = _rows(x)

@@ -86,6 +86,17 @@ function describe(map, chosen, matrix, r, c) {
 
 // ---- alignment ------------------------------------------------------------------------------------------------------
 
+const HARDLY = 0.1;  // nats
+
+// The source tokens without which no output token becomes less probable.
+function ignoredWords() {
+  const { drops } = explanation.occlusion, pieces = readablePieces(explanation.sides.source.pieces);
+  const ignored = pieces.filter((_, s) => drops.every((row) => row[s] < HARDLY)), names = (code) => ignored.map((piece) => `“${inLanguage(piece, code)}”`).join(code === "en" ? ", " : "、");
+  return el("p", { class: "hint ignored" }, ignored.length
+    ? both(`The model hardly uses ${names("en")}: without one of them, no output token loses more than ${HARDLY} of its log-probability.`, `模型几乎没有用到${names("zh")}：去除其中任何一个，输出词元的对数概率下降都不超过 ${HARDLY}。`)
+    : both("Every source token matters: without it, some output token becomes less probable.", "每个源词元都有作用：去除它，就有输出词元的概率下降。"));
+}
+
 function showAlignment() {
   if (!explanation.occlusion) return;
   byId("alignment").hidden = false;
@@ -96,7 +107,7 @@ function showAlignment() {
   control.unit.value = words > 4 && joinsAnything() ? "words" : "pieces"; // words are useful from five on
   byId("alignment-controls").append(field("Measure", "依据", how), ...nodes);
   const picture = el("div", { class: "scroll" }), hint = el("p", { class: "hint two", "aria-live": "polite" });
-  byId("alignment-body").append(picture, hint);
+  byId("alignment-body").append(picture, hint, ignoredWords());
 
   function draw() {
     const chosen = control.map, left = how.value === "occlusion", map = left ? explanation.occlusion : maps.find(({ layer }) => layer === chosen.layer);

@@ -80,7 +80,17 @@ function refresh() {
     view.figure.update(figureOf(result));
     drawOutput();
     drawWeights();
+    drawEffect();
   });
+}
+
+// What the changes do to the loss, beside the controls; the output above is the same with and without them.
+function drawEffect() {
+  const changed = !state.mask || !state.scaling || !state.positions || state.disabled.size || state.weights.size;
+  if (!changed) { view.effect.replaceChildren(); return; }
+  const { source, targets, losses } = result, before = lossOf(source, targets, {}), text = vocabulary.target.decode(targets.filter((id) => id !== END));
+  view.effect.replaceChildren(both(`Loss of “${text}”: ${before.toFixed(4)} without the changes, ${sumOf(losses).toFixed(4)} with them.`, `“${text}”的损失：改动之前 ${before.toFixed(4)}，之后 ${sumOf(losses).toFixed(4)}。`),
+    state.mask ? "" : both(" The search writes one word after the other and cannot look ahead anyway, so its translation does not depend on the mask; the loss is that of all words at once.", "搜索逐词进行，本来就看不到后面的词，所以译文与掩码无关；损失则是所有词同时计算的。"));
 }
 
 function figureOf({ source, targets, taps, rows }) {
@@ -159,9 +169,10 @@ function drawChanges() {
   })), () => drawWeights(), ["Attention", "注意力"]);
   view.attention.value = `decoder.layers.${data.config.decoder_layers - 1}.cross_attn 0`;
   view.weights = el("div", { class: "scroll weights" });
+  view.effect = el("p", { class: "changed", "aria-live": "polite" });
   byId("change-body").replaceChildren(
-    el("div", { class: "switches" }, ...switches), el("h3", {}, both("Heads", "注意力头")), el("div", { class: "scroll" }, el("table", { class: "head-table" }, el("tbody", {}, ...heads))),
-    el("h3", {}, both("Attention weights", "注意力权重")), el("p", { class: "small" }, both("Drag a weight up or down, or use the arrow keys; the others of its row make room. Delete restores it.", "上下拖动一个权重，或使用方向键；同一行的其他权重随之变化。按 Delete 恢复。")), view.attention, view.weights,
+    el("div", { class: "switches" }, ...switches), view.effect, el("h3", {}, both("Heads", "注意力头")), el("div", { class: "scroll" }, el("table", { class: "head-table" }, el("tbody", {}, ...heads))),
+    el("h3", {}, both("Attention weights", "注意力权重")), el("p", { class: "small" }, both("Drag a weight up or down, or use the arrow keys; the others of its row make room. Delete restores it; Shift and an arrow key lead to another weight.", "上下拖动一个权重，或使用方向键；同一行的其他权重随之变化。按 Delete 恢复；按 Shift 加方向键移到另一个权重。")), view.attention, view.weights,
     ...(isTrained() ? [] : drawMatrices()));
   byId("reset").replaceChildren(el("button", { type: "button", onclick: reset }, both("Reset everything", "全部恢复")));
 }
@@ -178,8 +189,9 @@ function drawWeights() {
   const columns = (name.includes("decoder") && name.includes("self") ? inputFor(result.targets).map((id) => vocabulary.target.pieces[id]) : result.source.map((id) => vocabulary.source.pieces[id])).map(display);
   const cell = (i, j) => {
     const key = `${name} ${head} ${i} ${j}`, w = weights.row(i)[j], change = (value) => { state.weights.set(key, Math.max(0, Math.min(1, value))); refresh(); };
-    const node = el("td", { role: "slider", tabindex: "0", "data-weight": key, "aria-valuemin": "0", "aria-valuemax": "1", "aria-valuenow": w.toFixed(2), class: state.weights.has(key) ? "is-changed" : null, style: `--w:${Math.sqrt(w).toFixed(3)}`,
+    const node = el("td", { role: "slider", tabindex: i || j ? "-1" : "0", "data-weight": key, "aria-valuemin": "0", "aria-valuemax": "1", "aria-valuenow": w.toFixed(2), class: state.weights.has(key) ? "is-changed" : null, style: `--w:${Math.sqrt(w).toFixed(3)}`,
       onkeydown: (event) => {
+        if (event.shiftKey) { moveTo(event, i, j); return; }
         const step = { ArrowUp: 0.05, ArrowRight: 0.05, ArrowDown: -0.05, ArrowLeft: -0.05, PageUp: 0.25, PageDown: -0.25 }[event.key];
         if (event.key === "Delete" || event.key === "Backspace") { state.weights.delete(key); refresh(); } else if (step) change(w + step); else return;
         event.preventDefault();
@@ -194,6 +206,10 @@ function drawWeights() {
         node.focus();
       } }, w.toFixed(2));
     return bothIn(node, "aria-label", `${inLanguage(rows[i], "en")} – ${inLanguage(columns[j], "en")}`, `${inLanguage(rows[i], "zh")} – ${inLanguage(columns[j], "zh")}`);
+  };
+  const moveTo = (event, i, j) => {
+    const way = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key], next = way && view.weights.querySelectorAll("tbody tr")[i + way[0]]?.querySelectorAll("td")[j + way[1]];
+    if (next) { event.preventDefault(); next.focus(); }
   };
   const head_ = el("thead", {}, el("tr", {}, el("td", {}), ...columns.map((label) => el("th", { scope: "col" }, bothOf(label)))));
   view.weights.replaceChildren(el("table", {}, head_, el("tbody", {}, ...rows.map((label, i) => el("tr", {}, el("th", { scope: "row" }, bothOf(label)), ...columns.map((_, j) => cell(i, j)))))));

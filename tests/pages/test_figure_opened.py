@@ -113,7 +113,7 @@ def test_a_layer_of_the_figure_opens_its_station(page: Page, tmp_path: Path) -> 
     page.run("document.querySelector('#figure [data-layer=\"decoder 3\"]').dispatchEvent(new Event('click'))")
     heading = page.text("#walk .walk-head h3")
     assert heading == "Decoder · cross-attention, layer 3: forward"
-    assert "decoder.layers.2.self_attn" in page.run(
+    assert "decoder.layers.2.cross_attn" in page.run(
         "return document.querySelector('#walk .results figure').dataset.key"
     )
 

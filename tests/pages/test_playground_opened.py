@@ -167,12 +167,12 @@ def test_training_lowers_the_loss_as_gradient_descent_in_python(page: Page, tiny
     want = float(model(src, None, tgt_in, TokenLoss(targets, 0.0)).smoothed.detach())
     assert loss(page) == pytest.approx(want, abs=6e-5) and want < first
     press(page, "#train button", "100 steps")
-    for _ in range(200):
-        if loss(page) < want - 0.1:
-            break
-        settled(page)
+    page.until(
+        "return document.querySelector('#train .training-curve svg')?.ariaLabel.includes('101 steps')", seconds=60
+    )
+    page.until("return document.querySelectorAll('#train .updates tr').length === 4")
+    settled(page)
     assert loss(page) < want - 0.1
-    assert page.all("#train .training-curve polyline") and page.all("#train .updates table")
     press(page, "#train button", "Untrain")
     assert loss(page) == pytest.approx(first, abs=1e-9)
 

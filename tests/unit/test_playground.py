@@ -32,6 +32,7 @@ from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, tiny_model
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import record, replace
+from dragoman.pages.page import embedded_json
 from dragoman.training.loss import TokenLoss
 from small_networks import shaken
 from small_run import SOURCE_WORDS, trained
@@ -237,13 +238,15 @@ def test_the_tokenizer_segments_as_sentencepiece_does() -> None:
 
 def test_eight_bits_are_the_numbers_that_the_page_calculates_with() -> None:
     network = built("paper")
-    spec = json.loads(json.dumps(model_spec(network, exact=False)))
+    spec = json.loads(embedded_json(model_spec(network, exact=False)))  # as the page has it
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.dim() == 2:
                 numbers, scales = quantized(parameter)
                 assert float((numbers.double() * scales[:, None] - parameter).abs().max()) <= float(scales.max()) * 0.51
                 parameter.copy_(numbers.double() * scales[:, None])
+            else:
+                parameter.copy_(parameter.float())
     (found,) = in_node({**backward_request(network), "spec": spec})
     assert_equal(found["taps"]["output.logits"], logits_with(network, {}), "logits")
 

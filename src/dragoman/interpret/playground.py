@@ -103,7 +103,7 @@ def unsupported(config: Config, vocabulary: Any) -> list[str]:
         "output_bias": (section.output_bias, (False,)),
         "position.full_range": (getattr(section.position, "full_range", False), (False,)),
         "position.fraction": (getattr(section.position, "fraction", 1.0), (1.0,)),
-        "position.scaling": (getattr(section.position, "scaling", None), (None,)),
+        "position.scaling": (getattr(getattr(section.position, "scaling", None), "kind", "none"), ("none",)),
     }
     found = [
         f"model.{key} = {value!r}; accepted: {', '.join(map(repr, accepted))}"
@@ -157,8 +157,10 @@ def model_spec(network: Network, *, exact: bool) -> dict[str, Any]:
 
 def _parameter(parameter: Tensor, exact: bool) -> dict[str, Any]:
     shape = list(parameter.shape)
-    if exact or parameter.dim() == 1:
+    if exact:
         return {"shape": shape, "values": parameter.double().flatten().tolist()}
+    if parameter.dim() == 1:  # not as numbers: a page has six digits per number
+        return {"shape": shape, "float32": base64.b64encode(parameter.float().numpy().tobytes()).decode("ascii")}
     numbers, scales = quantized(parameter)
     return {
         "shape": shape,

@@ -363,9 +363,10 @@ function override(weights, name, changed) {
   return record(result, (g) => g.forEach((d, at) => { if (!rows.has(Math.floor(at / weights.cols))) weights.grad[at] += d; }));
 }
 
-function unpackParameter({ shape, values, int8, scales }) {
+function unpackParameter({ shape, values, float32, int8, scales }) {
   const [rows, cols] = shape.length > 1 ? shape : [shape[0], 1];
   if (values) return new Matrix(rows, cols, Float64Array.from(values));
+  if (float32) return new Matrix(rows, cols, Float64Array.from(new Float32Array(Uint8Array.from(atob(float32), (character) => character.charCodeAt(0)).buffer)));
   const bytes = Int8Array.from(atob(int8), (character) => character.charCodeAt(0));
   return new Matrix(rows, cols, Float64Array.from(bytes, (byte, at) => byte * scales[Math.floor(at / cols)]));
 }

@@ -14,24 +14,26 @@ import sentencepiece as spm
 import torch
 from torch import Tensor
 
-from dragoman.config import Config
-from dragoman.data.tokenizer import BOS, EOS
+from dragoman.config import Config, TokenizerConfig
+from dragoman.data import spelled_numbers
+from dragoman.data.tokenizer import BOS, EOS, learn_tokenizer
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads
 from dragoman.interpret.playground import (
     model_spec,
-    pieces_of,
     playground_data,
     quantized,
     unsupported,
     write_playground,
 )
+from dragoman.interpret.playground_vocabulary import text_settings, unsupported_vocabulary
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, tiny_model
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import record, replace
+from dragoman.pages.page import embedded_json
 from dragoman.training.loss import TokenLoss
 from small_networks import shaken
 from small_run import SOURCE_WORDS, trained
@@ -45,7 +47,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "paper": {"decoder_layers": 3},
     "modern": {
         "decoder_layers": 1, "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "bias": False,
-        "activation": "silu", "gated": True,
+        "activation": "silu", "gated": True, "n_heads": 6, "n_kv_heads": 2,
     },
     "untied": {
         "decoder_layers": 1, "order": "pre", "tie": "none", "position": {"kind": "none"}, "scale_embeddings": False,
@@ -56,10 +58,9 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no node on
 
 
 def in_node(*requests: dict[str, Any]) -> list[Any]:
-    script, engine = ROOT / "tests" / "engine_in_node.js", ROOT / "src" / "dragoman" / "pages" / "engine.js"
-    done = subprocess.run(
-        ["node", str(script), str(engine)], input=json.dumps(requests), capture_output=True, text=True, timeout=120
-    )
+    pages = ROOT / "src" / "dragoman" / "pages"
+    command = ["node", ROOT / "tests" / "engine_in_node.js", pages / "engine.js", pages / "tokenizer.js"]
+    done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
 
@@ -215,21 +216,34 @@ def test_the_search_finds_the_same_tokens_and_scores(name: str, beam: int) -> No
         assert best["score"] == pytest.approx(hypotheses[0].score, abs=1e-5)
 
 
-def test_the_tokenizer_segments_as_sentencepiece_does() -> None:
-    tokenizer = tiny_tokenizer()
-    processor, _ = tokenizer.processors
+TOKENIZERS: dict[str, dict[str, Any]] = {
+    "bpe": {"kind": "bpe", "byte_fallback": False},
+    "bytes": {"kind": "bpe", "byte_fallback": True, "vocab_size": 520, "normalization": "nfkc"},
+    "unigram": {"kind": "unigram", "byte_fallback": False, "normalization": "identity"},
+    "char": {"kind": "char", "byte_fallback": False},
+}
+ODD = [
+    "", " ", "  one   two ", "one-two", "ＯＮＥ two", "ﬁve ½ ①", "naïve cafe\u0301", "你好 world", "a\u00a0b\u200bc\ufeff", "\ttab\n",
+    "\u0007bell", "“x” … 😀 😀😀", "\u3000wide\u2028line", "▁ one▁two", "q\u0000",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("target", ["de", "zh"])
+def test_texts_are_segmented_as_by_sentencepiece(name: str, target: str, tmp_path: Path) -> None:
+    corpus = spelled_numbers.write(tmp_path, target=target)
+    lines = [line for side in ("en", target) for line in corpus[f"train.{side}"].read_text("utf-8").split("\n")]
+    settings = TokenizerConfig.model_validate({"vocab_size": 200, **TOKENIZERS[name]})
+    tokenizer = learn_tokenizer(settings, lines[::7])
+    (processor, _) = tokenizer.processors
     assert isinstance(processor, spm.SentencePieceProcessor)
-    pieces = pieces_of(processor)
-    texts = [" ".join(SOURCE_WORDS[i:] + SOURCE_WORDS[:i]) for i in range(len(SOURCE_WORDS))]
-    texts += ["", "  one   two ", "one-two", "ＯＮＥ two", "twotwo onetwothree", "ﬁve"]
-    (ids,) = in_node({"run": "encode", "pieces": pieces, "texts": texts})
-    known = [(found, processor.encode(text), text) for found, text in zip(ids, texts, strict=True)]
-    compared = [(found, want) for found, want, _ in known if not any(processor.is_byte(i) for i in want)]
-    assert len(compared) > 8
-    for found, want in compared:
-        assert found == want
-    (decoded,) = in_node({"run": "decode", "pieces": pieces, "ids": [want for _, want in compared]})
-    assert decoded == [processor.decode(want) for _, want in compared]
+    texts = [line for side in ("en", target) for line in corpus[f"test.{side}"].read_text("utf-8").split("\n")]
+    data = json.loads(embedded_json(text_settings(processor)))
+    (found,) = in_node({"run": "text", "settings": data, "texts": [*texts, *ODD]})
+    for text, (ids, decoded) in zip([*texts, *ODD], found, strict=True):
+        want = processor.encode(text)
+        assert (text, ids) == (text, want)
+        assert (text, decoded) == (text, processor.decode(want))
 
 
 # ------------------------------------------------------------------------------------------------------------- its data

@@ -11,7 +11,8 @@ const byName = (taps, what) => Object.fromEntries(Object.entries(taps).map(([nam
 const run = {
   backward({ spec, source, input, targets, smoothing, changes }) {
     const model = new engine.Transformer(spec), { losses, taps, probabilities } = model.backward(source, input, targets, smoothing, changesOf(changes));
-    return { losses, probabilities, taps: byName(taps, "data"), gradients: byName(taps, "grad"), parameters: Object.fromEntries([...model.parameters].map(([name, p]) => [name, [...p.grad]])) };
+    const lens = Array.from({ length: spec.config.decoder_layers }, (_, layer) => model.lens(taps, layer).toArray());
+    return { losses, probabilities, lens, taps: byName(taps, "data"), gradients: byName(taps, "grad"), parameters: Object.fromEntries([...model.parameters].map(([name, p]) => [name, [...p.grad]])) };
   },
   update({ spec, source, input, targets, kind, rate, steps }) {
     const model = new engine.Transformer(spec), optimizer = new engine.Optimizer(model, kind), losses = [];

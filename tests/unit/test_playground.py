@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dragoman.config import Config, TokenizerConfig
 from dragoman.data import spelled_numbers
-from dragoman.data.tokenizer import BOS, EOS, learn_tokenizer
+from dragoman.data.added_words import add_words
+from dragoman.data.tokenizer import BOS, EOS, Tokenizer, learn_tokenizer
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
@@ -98,6 +99,10 @@ def test_every_quantity_and_every_gradient_is_that_of_python(name: str) -> None:
     with torch.no_grad():
         probabilities = network(src, None, tgt_in)[0].softmax(-1).gather(1, targets[0][:, None])[:, 0]
     assert found["probabilities"] == pytest.approx(probabilities.tolist(), rel=1e-9)
+    stack: Any = network.get_submodule("decoder")
+    for layer, logits in enumerate(found["lens"]):
+        hidden = getattr(stack, "final_norm", torch.nn.Identity())(seen.joined(f"decoder.layers.{layer}.stream"))
+        assert_equal(logits, network.output(hidden)[0].detach(), f"lens of layer {layer}")
     compared = 0
     for tap, value in found["taps"].items():
         assert tap in seen, tap
@@ -162,9 +167,37 @@ def changed_weight(x: Tensor) -> Tensor:
     return x
 
 
+NAME = "decoder.layers.0.self_attn"
+
+
+@pytest.mark.parametrize(
+    ("changed", "want"),
+    [
+        ({f"{NAME} 0 3 1": 0.4, f"{NAME} 0 3 2": 0.5}, lambda row: [row[0] * 0.1 / (row[0] + row[3]), 0.4, 0.5, None]),
+        ({f"{NAME} 0 3 1": 0.8, f"{NAME} 0 3 2": 0.7}, lambda row: [0, 0.3, 0.7, 0]),  # the later one counts first
+        ({f"{NAME} 0 0 0": 0.3}, lambda row: [1, 0, 0, 0]),  # the mask hides everything else
+        ({f"{NAME} 0 0 0": 0.0}, lambda row: [1, 0, 0, 0]),
+        ({f"{NAME} 0 1 0": 7.0}, lambda row: [1, 0, 0, 0]),
+        ({f"{NAME} 0 0 2": 0.25}, lambda row: [0.75, 0, 0.25, 0]),  # a weight on a hidden position
+        ({f"{NAME} 0 9 9": 0.25, "elsewhere 0 0 0": 1.0}, lambda row: row),
+    ],
+)
+def test_a_row_with_changed_weights_sums_to_1(changed: dict[str, float], want: Any) -> None:
+    network = built("paper")
+    plain, found = in_node(backward_request(network), backward_request(network, weights=changed))
+    index = int(next(iter(changed)).split()[2]) % 9
+    before, after = (result["taps"][f"{NAME}.weights"][0] for result in (plain, found))
+    row = want(before[index])
+    for weight, expected in zip(after[index], row, strict=True):
+        assert expected is None or weight == pytest.approx(expected, abs=1e-12)
+    assert sum(after[index]) == pytest.approx(1)
+    assert [r for i, r in enumerate(after) if i != index] == [r for i, r in enumerate(before) if i != index]
+
+
 @pytest.mark.parametrize("name", ["paper", "modern"])
 def test_what_is_changed_on_the_page_is_changed_in_python(name: str) -> None:
-    network, size = built(name), 4
+    network = built(name)
+    size = network.encoder.layers[0].self_attn.d_key  # type: ignore[union-attr, index]
     cases = {
         "unscaled": ({"scaling": False}, {"*_attn.scores": lambda x: x * math.sqrt(size)}),
         "unmasked": ({"mask": False}, unmasked()),
@@ -277,17 +310,40 @@ def test_all_that_the_engine_lacks_is_listed() -> None:
 
     config = Config.model_construct(
         model=model_config(
-            {**SIZES, "decoder_layers": 1, "position": {"kind": "t5"}, "activation": "gelu", "n_kv_heads": 1}
+            {**SIZES, "decoder_layers": 1, "position": {"kind": "t5"}, "activation": "gelu", "d_key": 2}
         ),
         data=type("Data", (), {"kind": "text"})(),
-        tokenizer=type("Tokenizer", (), {"kind": "unigram", "byte_fallback": False})(),
     )  # fmt: skip
-    found = "\n".join(unsupported(config, tiny_tokenizer()))
+    found = "\n".join(unsupported(config, None))
     assert "position.kind = 't5'; accepted: 'sinusoidal', 'rotary', 'none'" in found
-    for part in ("activation = 'gelu'", "n_kv_heads = 1", "data.kind = 'text'", "tokenizer.kind = 'unigram'"):
+    for part in ("activation = 'gelu'", "d_key = 2", "data.kind = 'text'", "not those of a sentencepiece model"):
         assert part in found
     lstm = Config.model_construct(model=model_config({"architecture": "lstm", "d_model": 8}))
     assert unsupported(lstm, None) == ["model.architecture = 'lstm'; accepted: transformer"]
+
+
+def test_tokenizers_that_the_page_lacks_are_refused() -> None:
+    tokenizer = tiny_tokenizer()
+    assert unsupported_vocabulary(tokenizer) == []
+    settings = {"kind": "word", "vocab_size": 7, "byte_fallback": False}
+    words = learn_tokenizer(TokenizerConfig().model_copy(update=settings), ["a b", "b c c"])
+    assert unsupported_vocabulary(words) == ["tokenizer.kind = 'word'; accepted: 'bpe', 'unigram', 'char'"]
+    added = add_words(tokenizer, ["Dragoman"]).tokenizer
+    assert unsupported_vocabulary(added) == ["its tokenizer has user-defined tokens, such as '▁Dragoman'"]
+    frames = json.dumps({"source": ["source", "text", 3], "target": ["text", 3], "default": {"source": "xx", "target": None},
+                         "languages": {"source": {"xx": 4}, "target": {}}, "control": [4]})  # fmt: skip
+    framed = Tokenizer(*tokenizer.models[:3], frames.encode())
+    (problem,) = unsupported_vocabulary(framed)
+    assert "surrounded by other tokens" in problem
+
+
+@pytest.mark.parametrize(
+    "settings", [["model.position.kind=rotary", "model.n_kv_heads=1"], ["tokenizer.kind=unigram", "tokenizer.vocab_size=40", "model.order=pre"]]
+)
+def test_a_page_is_written_for_every_kind_that_is_supported(settings: list[str], tmp_path: Path) -> None:
+    run = trained(tmp_path, *settings, "train.budget=3 steps")
+    page = write_playground(tmp_path / "page.html", run).read_text("utf-8")
+    assert '"models":[{' in page and "int8" in page
 
 
 def test_a_model_that_is_not_supported_is_refused(tmp_path: Path) -> None:

@@ -383,8 +383,9 @@ function override(weights, name, changed) {
 function unpackParameter({ shape, values, int8, scales }) {
   const [rows, cols] = shape.length > 1 ? shape : [shape[0], 1];
   if (values) return new Matrix(rows, cols, Float64Array.from(values));
-  const bytes = Int8Array.from(atob(int8), (character) => character.charCodeAt(0));
-  return new Matrix(rows, cols, Float64Array.from(bytes, (byte, at) => byte * scales[Math.floor(at / cols)]));
+  const bytes = atob(int8), numbers = new Float64Array(bytes.length);
+  for (let at = 0; at < numbers.length; at += 1) numbers[at] = ((bytes.charCodeAt(at) << 24) >> 24) * scales[Math.floor(at / cols)];
+  return new Matrix(rows, cols, numbers);
 }
 
 // ---- updates ----------------------------------------------------------------------------------------------------------

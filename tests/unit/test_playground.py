@@ -37,7 +37,7 @@ from dragoman.nn.record import record, replace
 from dragoman.pages.page import embedded_json
 from dragoman.training.loss import TokenLoss
 from small_networks import shaken
-from small_run import SOURCE_WORDS, trained
+from small_run import trained
 from tiny_translator import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -338,7 +338,11 @@ def test_tokenizers_that_the_page_lacks_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [["model.position.kind=rotary", "model.n_kv_heads=1"], ["tokenizer.kind=unigram", "tokenizer.vocab_size=40", "model.order=pre"]]
+    "settings",
+    [
+        ["model.position.kind=rotary", "model.n_kv_heads=1"],
+        ["tokenizer.kind=unigram", "tokenizer.vocab_size=40", "model.order=pre"],
+    ],
 )
 def test_a_page_is_written_for_every_kind_that_is_supported(settings: list[str], tmp_path: Path) -> None:
     run = trained(tmp_path, *settings, "train.budget=3 steps")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 __all__ = ["fields", "varint"]
 
 
-def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and the value of each field; numbers of fixed size are their bytes.
+def fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each field: an integer, or bytes for texts, messages and numbers of fixed size.
 
     Raises IndexError or KeyError for a damaged message.
     """

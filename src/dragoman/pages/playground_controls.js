@@ -147,8 +147,8 @@ function drawTraining() {
     const { losses } = curves.at(-1);
     stop.disabled = false;
     for (let done = 0; done < steps && view.training === mine && finite(losses.at(-1));) {
-      const until = Math.min(steps, done + Math.ceil(steps / 50)), began = performance.now();
-      for (; done < until && performance.now() - began < 60; done += 1) {
+      const until = isTiny() ? Math.min(steps, done + 2) : steps, began = performance.now();
+      for (; done < until && performance.now() - began < 120; done += 1) {
         losses[losses.length - 1] = sumOf(model.backward(source, inputFor(targets), targets, 0, changes()).losses);
         optimizer.update(eta);
         losses.push(NaN);
@@ -162,6 +162,7 @@ function drawTraining() {
       await new Promise(requestAnimationFrame);
     }
     if (view.training === mine) view.training = null;
+    if (!finite(losses.at(-1))) drawCurves(curve, curves.slice(-4));
     stop.disabled = true;
     view.showMatrix?.();
   }
@@ -185,8 +186,8 @@ function drawCurves(node, curves) {
 }
 
 function drawComparison(node, targets, before, after) {
-  const cell = (p) => el("td", { class: "number" }, meter(p), chance(p)), head = [["before", "训练前"], ["after", "训练后"]].map((text) => el("th", { scope: "col" }, both(...text)));
-  const words = targets.map((target, i) => el("tr", {}, el("th", { scope: "row" }, "P(", bothOf(display(wordOf("target")(target))), ")"), ...[before, after].map(({ losses }) => cell(Math.exp(-losses[i])))));
+  const cell = (p) => el("td", { class: "number" }, meter(p), chance(p)), head = [["probability before", "训练前的概率"], ["after", "训练后"]].map((text) => el("th", { scope: "col" }, both(...text)));
+  const words = targets.map((target, i) => el("tr", {}, el("th", { scope: "row" }, bothOf(display(wordOf("target")(target)))), ...[before, after].map(({ losses }) => cell(Math.exp(-losses[i])))));
   const loss = el("tr", {}, el("th", { scope: "row" }, both("loss", "损失")), ...[before, after].map(({ losses }) => el("td", { class: "number" }, number(sumOf(losses)))));
   node.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, el("td", {}), ...head)), el("tbody", {}, loss, ...words)));
 }

@@ -94,4 +94,4 @@ def test_the_table_sorts_and_leads_to_the_head(
 
 def test_pieces_inside_a_word_are_marked_but_not_in_chinese(page: Page, written: Path) -> None:
     page.open(written)
-    assert page.run("return ['▁我', '们', 'ab'].map(readable)") == ["我", "们", "·ab"]
+    assert page.run("return readablePieces(['▁我', '们', 'ab'])") == ["我", "们", "·ab"]

@@ -248,9 +248,9 @@ def test_paper_has_the_colours_of_paper_and_the_whole_tree(page: Page, tmp_path:
     page.size(720, 900)
     page.prefer("prefers-color-scheme", "dark")
     page.open(path)
-    page.run("for (const map of explanation.maps) map.bytes = unpack(map.weights).fill(255)")
+    page.run("for (const map of explanation.maps) map.weights.bytes = unpack(map.weights).fill(255)")
     page.run("dispatchEvent(new Event('beforeprint'))")
-    assert page.run(pixel) == [29, 93, 189]
+    assert page.run(pixel) == [217, 130, 43]
     page.prefer("prefers-color-scheme", "dark", medium="print")
     assert page.run("return getComputedStyle(document.documentElement).getPropertyValue('--first').trim()") == "#1d5dbd"
     right, parts, width = page.run(
@@ -267,7 +267,7 @@ def test_paper_has_the_colours_of_paper_and_the_whole_tree(page: Page, tmp_path:
     assert reached >= width
     page.prefer("prefers-color-scheme", "dark")
     page.run("dispatchEvent(new Event('afterprint'))")
-    assert page.run(pixel) == [130, 180, 255] and page.all(".tree.part") == []
+    assert page.run(pixel) == [237, 160, 86] and page.all(".tree.part") == []
 
 
 def test_ids_have_no_heat_and_words_of_formulas_are_translated(page: Page, tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ def test_a_word_shows_its_path_and_what_earlier_layers_predict(by: str, page: Pa
         page.focus("#figure .output")
         page.press(page.keys.ARROW_DOWN, page.keys.ARROW_DOWN, page.keys.ENTER)
     caption = page.text("#figure .figure-caption")
-    shares = [float(x) / 100 for x in re.findall(r"(\d+(?:\.\d+)?) %", caption)][1:]
+    traced_back = caption.partition("(attention rollout, an estimate): ")[2].partition(". Prediction")[0]
+    shares = [float(x) / 100 for x in re.findall(r"(\d+(?:\.\d+)?)\s%", traced_back)]
     want = np.sort(traced(explanation, 2))[::-1]
     assert shares == pytest.approx(want[: len(shares)].tolist(), abs=0.0051) and len(shares) == 3
     assert "Prediction after layer 1: " in caption
@@ -111,8 +112,8 @@ def test_a_layer_of_the_figure_opens_its_station(page: Page, tmp_path: Path) -> 
     page.open(write_explanation(tmp_path / "explain.html", explained("transformer")))
     page.run("document.querySelector('#figure [data-layer=\"decoder 3\"]').dispatchEvent(new Event('click'))")
     heading = page.text("#walk .walk-head h3")
-    assert heading == "Decoder · masked self-attention, layer 3: forward"
-    assert "decoder.layers.2.self_attn" in page.run(
+    assert heading == "Decoder · cross-attention, layer 3: forward"
+    assert "decoder.layers.2.cross_attn" in page.run(
         "return document.querySelector('#walk .results figure').dataset.key"
     )
 

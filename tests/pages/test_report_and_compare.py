@@ -48,8 +48,8 @@ def test_the_reports_map_opens_on_the_clearest_head_and_follows_the_choice(page:
 
     def shown() -> float:
         """Percent of the third English piece while the first German one is written."""
-        page.focus("#attention svg[tabindex='0']")
-        page.press(*[page.keys.ARROW_RIGHT] * 3)
+        page.focus("#attention .heat")
+        page.press(*[page.keys.ARROW_RIGHT] * 2)
         return float(page.text("#attention-hint").split("%")[0].split()[-1])
 
     assert page.run("return [byId('layer').value, byId('head').value]") == ["1", "1"]
@@ -125,4 +125,4 @@ def test_the_arrow_keys_read_the_values_of_a_chart(
 
 def test_pieces_inside_a_word_are_marked_but_not_in_chinese(page: Page, report: Path) -> None:
     page.open(report)
-    assert page.run("return ['▁我', '们', 'ab'].map(readable)") == ["我", "们", "·ab"]
+    assert page.run("return readablePieces(['▁我', '们', 'ab'])") == ["我", "们", "·ab"]

@@ -71,7 +71,7 @@ def test_the_translation_that_appears_is_the_translators(page: Page, address: st
     page.open(address)
     ask(page, TEXT)
     want = tiny_translator().translate([TEXT])[0]
-    tokens = page.all(".token")
+    tokens = page.all("button.token")
     assert len(tokens) == len(want.tokens)
     assert page.run("return document.querySelector('.outcome .visually-hidden').textContent") == want.text
     assert page.errors() == []
@@ -81,17 +81,37 @@ def test_a_token_says_how_probable_it_was_and_where_it_looked(page: Page, addres
     page.language("en")
     page.open(address)
     ask(page, TEXT)
-    page.focus(".token")
+    page.focus("button.token")
     page.press(page.keys.ARROW_RIGHT, page.keys.ENTER)
-    tokens = page.all(".token")
+    tokens = page.all("button.token")
     assert [token.get_attribute("aria-pressed") for token in tokens[:2]] == ["false", "true"]
     assert len(page.all(".alternatives li")) >= 5 and page.all(".source .seen")
     weights = "return [...document.querySelectorAll('.source .piece')].map((n) => n.style.getPropertyValue('--weight'))"
     mean = page.run(weights)
-    page.focus(".heads [role='radio'][aria-checked='true']")
-    page.press(page.keys.ARROW_DOWN, page.keys.ARROW_RIGHT)
-    assert "layer 1" in page.text(".where") and "head 1" in page.text(".where")
+    for select in page.all(".looks select"):
+        page.run("arguments[0].value = 1; arguments[0].dispatchEvent(new Event('change'))", select)
     assert page.run(weights) != mean
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_the_whole_model_shows_the_selected_token(width: int, page: Page, address: str) -> None:
+    page.size(width, 740)
+    page.language("en")
+    page.open(address)
+    ask(page, TEXT)
+    words = page.all(".figure .output")
+    assert len(words) == len(page.all("button.token")) and len(page.all(".figure .layer-button")) == 1 + 2
+    assert page.all(".figure .ribbon") and page.all(".figure .ribbon.cross")
+    on = "return [...document.querySelectorAll('.figure .output')].findIndex((n) => n.classList.contains('on'))"
+    page.focus("button.token")
+    page.press(page.keys.ARROW_RIGHT, page.keys.ENTER)
+    assert page.run(on) == 1
+    page.run("document.querySelectorAll('.figure .output')[2].dispatchEvent(new MouseEvent('click'))")
+    assert page.run(on) == 2
+    assert [n.get_attribute("aria-pressed") for n in page.all("button.token")].index("true") == 2
+    page.run("document.querySelector('[data-layer=\"decoder 2\"]').dispatchEvent(new MouseEvent('click'))")
+    assert page.run("return document.querySelector('.looks select').value") == "1", "a layer of the figure is chosen"
     assert page.errors() == []
 
 

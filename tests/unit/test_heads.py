@@ -344,7 +344,9 @@ def test_the_page_draws_every_part(mapped: tuple[Atlas, list[AtlasExample]], tmp
     assert len(re.findall(r'<button type="button" class="head ', page)) == len(heads) == 3 * 8
     assert page.count('class="head ') == page.count('class="go"') == len(heads)
     assert len(re.findall(r'class="head [^>]*aria-pressed="true"', page)) == 1
-    assert page.count('<rect class="cell"') > 10 and 'class="profile"' in page
+    (size,) = re.findall(r'<canvas class="cells"[^>]* width="(\d+)" height="(\d+)"', page)
+    assert (int(size[1]), int(size[0])) in {weights.shape[-2:] for weights in mapped[1][0].maps.values()}
+    assert 'class="profile"' in page
     assert "Decoder, cross-attention" in page and "解码器，交叉注意力" in page and "移除后的损失增量" in page
     assert len(re.findall(r'<td class="number" style="background', page)) == 2 * 2 + 3 * 3
 

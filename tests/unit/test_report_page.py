@@ -67,7 +67,9 @@ def test_every_part_is_drawn(tmp_path: Path) -> None:
     curves = re.findall(r'<g data-group="(\d)">\s*<path d="M [\d.]+ [\d.]+\s*L', page)
     assert curves == ["0"] * 4 * 2, "four quantities over steps and over time"
     assert page.count('<option value="') == 5 + 4 + 1
-    assert len(re.findall(r'class="cell"[^>]*rx="2"', page)) == 3 * 2
+    sizes = re.findall(r'<canvas class="cells"[^>]* width="(\d+)" height="(\d+)"', page)
+    assert sizes == [("2", "3")], "S columns, T rows"
+    assert re.findall(r'class="heat[^>]* aria-valuemax="(\d+)"', page) == ["5"]
     assert page.count('class="link') >= 5
     rows = re.findall(r'<tr class="(\w+)">', page)
     assert rows == ["wrong", "right", "right"]

@@ -31,12 +31,14 @@ from dragoman.decoding.hypothesis import PartialHypothesis as Walk
 from dragoman.decoding.pytorch.generate import generate, stream_tokens
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.errors import DragomanError, UsageError
+from dragoman.interpret.walkthrough import Labels, walkthrough
 from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.nn.record import record
 from dragoman.nn.taps import Tap
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
+from dragoman.serve import viewer
 from dragoman.serve.app import HEADERS, MAX_BYTES, MAX_CHARACTERS, ServedModel, create_app, load_models
 from dragoman.serve.listen import listen
 from dragoman.serve.viewer import Event, stream_continuation, stream_translation
@@ -183,6 +185,44 @@ def test_the_weights_and_alternatives_are_those_of_teacher_forcing(name: str, be
         assert [a[1] for a in token["alternatives"]] == pytest.approx(best.values[place].tolist(), abs=1e-5)
         likeliest = best.indices[place].tolist()
         assert token["rank"] == (likeliest.index(ids[place]) + 1 if ids[place] in likeliest else None)
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_figure_is_the_forward_pass_of_the_walkthrough(beam: int) -> None:
+    translator, tokenizer = tiny_translator(), tiny_tokenizer()
+    events = list(stream_translation(translator, "four two eight", beam=beam))
+    (found,) = [event["figure"] for event in events if event["event"] == "figure"]
+    ids, source = ids_of(replayed(events)), tokenizer.encode_source("four two eight")
+    read, written = ([tokenizer.target_piece(i) for i in row] for row in ([BOS, *ids[:-1]], ids))
+    labels = Labels([tokenizer.source_piece(i) for i in source], read, written, tokenizer.target_piece)
+    assert found["labels"] == {"source": labels.source, "input": labels.target_in, "output": labels.targets}
+
+    src, tgt_in, targets = (torch.tensor([row]) for row in (source, [BOS, *ids[:-1]], ids))
+    want = walkthrough(translator.model, src, None, tgt_in, targets, labels)["figure"]
+    for mine, theirs in zip(found["attention"], want["attention"], strict=True):
+        assert [mine[key] for key in ("stack", "layer", "name")] == [theirs[key] for key in ("stack", "layer", "name")]
+        assert np.abs(unpacked(mine["weights"]) - unpacked(theirs["weights"])).max() <= 1
+    assert {m["gradient"] for m in found["attention"]} == {None} == {c["gradient"] for c in found["columns"]}
+    assert [(c["stack"], c["layer"]) for c in found["columns"]] == [(c["stack"], c["layer"]) for c in want["columns"]]
+    for mine, theirs in zip(found["outputs"], want["outputs"], strict=True):
+        assert (mine["position"], mine["rows"]) == (theirs["position"], theirs["rows"])
+        assert (mine["loss"], mine["probability"]) == pytest.approx((theirs["loss"], theirs["probability"]), abs=1e-5)
+
+
+def test_each_part_and_a_continuation_have_a_figure_unless_they_are_long() -> None:
+    def figures(events: list[Event]) -> list[tuple[int, int]]:
+        shown = [event for event in events if event["event"] == "figure"]
+        return [(event["part"], len(event["figure"]["outputs"])) for event in shown]
+
+    generator = tiny_generator()
+    events = list(stream_continuation(generator, "one two", max_tokens=6))
+    assert figures(events) == [(0, len(replayed(events)))] and events[-1]["event"] == "done"
+    parts = list(stream_translation(tiny_translator(), "One two. Four six."))
+    assert [part for part, _ in figures(parts)] == list(range(parts[0]["parts"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(viewer, "_MAX_FIGURE", len(replayed(events)) - 1)
+        assert figures(list(stream_continuation(generator, "one two", max_tokens=6))) == []
+    assert figures(list(stream_translation(translator_of("rnn"), "one two"))) == []
 
 
 def test_a_model_without_attention_shows_none() -> None:

@@ -161,6 +161,24 @@ def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor
     return _ShortAttention.apply(q, k, v, bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def _split(x: Tensor, parts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    n, t, _ = x.shape
+    tensors = zip(x.split(parts, dim=2), sizes, strict=True)
+    return tuple(part.view(n, t, part.size(2) // size, size).transpose(1, 2) for part, size in tensors)
+
+
+class _Split(torch.autograd.Function):
+    """`_split` whose backward pass does not copy the gradients that `kernels.attend_backward` has put together."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return _split(x, parts, sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return kernels.join_heads(grads), None, None
+
+
 class MultiHead(nn.Module):
     """Parts common to all attention: heads, the taps of the paper's quantities, and the output projection W^O."""
 
@@ -178,9 +196,9 @@ class MultiHead(nn.Module):
 
     def split(self, x: Tensor, parts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Split x (N, T, sum of parts) into parts, and each part into heads (N, part / size, T, size)."""
-        n, t, _ = x.shape
-        tensors = zip(x.split(parts, dim=2), sizes, strict=True)
-        return tuple(part.view(n, t, part.size(2) // size, size).transpose(1, 2) for part, size in tensors)
+        if torch.is_grad_enabled() and x.requires_grad and kernels.uses_kernels(x):
+            return _Split.apply(x, parts, sizes)  # type: ignore[no-any-return, no-untyped-call]
+        return _split(x, parts, sizes)
 
     def join(self, x: Tensor) -> Tensor:
         """Concatenate heads (N, H, T, Dh) and apply W^O: (N, T, D)."""

@@ -69,7 +69,7 @@ class _MaskedAdd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, threshold: int) -> Tensor:
         ctx.generator = _generator.state
-        ctx.threshold, ctx.scale = threshold, 256 / (256 - threshold)
+        ctx.threshold, ctx.scale = threshold, _scale(threshold)
         ctx.has_residual = residual is not None
         return drop(_bytes(_generator, x.shape), threshold, ctx.scale, x, residual)
 
@@ -86,6 +86,14 @@ def _bytes(generator: np.random.SFC64, shape: torch.Size) -> Tensor:
     return torch.from_numpy(generator.random_raw((size + 7) // 8).view(np.uint8)[:size]).view(shape)
 
 
+def _threshold(p: float) -> int:
+    return min(max(round(p * 256), 1), 255)
+
+
+def _scale(threshold: int) -> float:
+    return 256 / (256 - threshold)
+
+
 class Dropout(nn.Module):
     """Zero each element with probability `p` in training and scale the others (Srivastava et al. 2014).
 
@@ -99,12 +107,26 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         return f"p={self.p}"
 
+    @property
+    def is_active(self) -> bool:
+        """Whether elements are dropped."""
+        return self.training and self.p > 0
+
+    def draw(self, shape: torch.Size) -> tuple[Tensor, int, float] | None:
+        """Return random bytes of a shape, the byte from which an element is kept, and the scale, or None if inactive.
+
+        On the CPU, `forward` draws the same numbers for an input of this shape.
+        """
+        if not self.is_active:
+            return None
+        threshold = _threshold(self.p)
+        return _bytes(_generator, shape), threshold, _scale(threshold)
+
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        if not self.training or self.p == 0:
+        if not self.is_active:
             return x if residual is None else residual + x
         if x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16):
-            threshold = min(max(round(self.p * 256), 1), 255)
-            out: Tensor = _MaskedAdd.apply(x.float(), residual, threshold)  # type: ignore[no-untyped-call]
+            out: Tensor = _MaskedAdd.apply(x.float(), residual, _threshold(self.p))  # type: ignore[no-untyped-call]
             return out.to(x.dtype) if residual is None else out
         dropped = F.dropout(x, self.p)
         return dropped if residual is None else residual + dropped

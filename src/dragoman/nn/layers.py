@@ -15,7 +15,9 @@ from torch.nn import functional as F
 
 from dragoman.nn.attention import CrossAttention, SelfAttention
 from dragoman.nn.dropout import Dropout
+from dragoman.nn.fused import add_and_norm, can_fuse, relu_network
 from dragoman.nn.linear_attention import LinearSelfAttention
+from dragoman.nn.native.kernels import drop
 from dragoman.nn.positions import Positions
 from dragoman.nn.products import Linear
 from dragoman.nn.state import CrossKeyValues, SelfState
@@ -118,13 +120,13 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         explicit = self._explicit(x) if any_active(self.mean, self.std) else None
         if explicit is None:
-            explicit = self._from_result(x) if self._is_invertible(x) else super().forward(x)
+            explicit = self._from_result(x) if self.is_invertible(x) else super().forward(x)
         return self.normed(explicit)
 
     def _from_result(self, x: Tensor) -> Tensor:
         return _LayerNormFromResult.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-any-return, no-untyped-call]
 
-    def _is_invertible(self, x: Tensor) -> bool:
+    def is_invertible(self, x: Tensor) -> bool:
         """Whether a gradient is needed, and (out - bias) / weight is accurate: no bias is large beside its weight."""
         if x.device.type != "cpu" or x.dtype != self.weight.dtype or not (torch.is_grad_enabled() and x.requires_grad):
             return False
@@ -224,6 +226,11 @@ class FeedForward(nn.Module):
         self.hidden = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._is_fused(x):
+            if any_active(self.before, self.hidden):
+                with torch.no_grad():
+                    self.hidden(self.activation(self.before(self.inner(x))))
+            return relu_network(x, self.inner, self.outer)
         hidden = self.before(self.inner(x))  # (N, T, F), gated (N, T, 2F)
         if self.gated:
             hidden, gate = hidden.chunk(2, dim=-1)
@@ -232,6 +239,12 @@ class FeedForward(nn.Module):
             hidden = self.activation(hidden)
         out: Tensor = self.outer(self.dropout(self.hidden(hidden)))  # (N, T, D)
         return out
+
+    def _is_fused(self, x: Tensor) -> bool:
+        """Whether one kernel computes the network, because the others do not depend on its intermediate results."""
+        is_plain = type(self.inner) is type(self.outer) is Linear and self.activation is F.relu and not self.gated
+        needed = self.dropout.is_active or any_intervened(self.before, self.hidden)
+        return is_plain and not needed and x.numel() > 0 and can_fuse(x, self.inner.weight, self.outer.weight)
 
 
 class DenseHead(nn.Module):
@@ -270,9 +283,28 @@ class SubLayer(nn.Module):
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         if self.order == "post":
-            normed: Tensor = self.norm(self.residual(self.dropout(self.update(function(x)), x)))
+            update = self.update(function(x))
+            if self._is_fused(update, x):
+                return self._fused(update, x)
+            normed: Tensor = self.norm(self.residual(self.dropout(update, x)))
             return normed
         return self.residual(self.dropout(self.update(function(self.norm(x))), x))
+
+    def _is_fused(self, update: Tensor, x: Tensor) -> bool:
+        """Whether one kernel computes dropout, sum and norm."""
+        norm = self.norm
+        if type(norm) is not LayerNorm or any_intervened(self.residual, norm.mean, norm.std) or not update.numel():
+            return False
+        return can_fuse(update, x, norm.weight, norm.bias) and norm.is_invertible(update)
+
+    def _fused(self, update: Tensor, x: Tensor) -> Tensor:
+        norm = self.norm
+        assert isinstance(norm, LayerNorm)
+        drawn = self.dropout.draw(update.shape)
+        if any_active(self.residual, norm.mean, norm.std):
+            with torch.no_grad():
+                norm._explicit(self.residual(x + update if drawn is None else drop(*drawn, update, x)))
+        return norm.normed(add_and_norm(update, x, norm.weight, norm.bias, norm.eps, drawn))
 
 
 class EncoderLayer(nn.Module):

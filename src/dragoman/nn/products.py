@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.native.kernels import multiply, uses_kernels
+from dragoman.nn.native.layer_kernels import sum_rows
 
 __all__ = ["Linear", "linear"]
 
@@ -27,7 +28,7 @@ class _Linear(torch.autograd.Function):
         return (
             multiply(grad, weight).view_as(x) if needs_x else None,
             multiply(grad.t(), rows) if needs_weight else None,
-            grad.sum(0) if needs_bias else None,
+            sum_rows(grad.contiguous()) if needs_bias else None,
         )
 
 

@@ -4,7 +4,7 @@ const data = JSON.parse(byId("atlas-data").textContent);
 const REACH = data.reach, OFFSETS = Array.from({ length: 2 * REACH + 1 }, (_, i) => i - REACH);
 const MINUS = "\u2212";
 const signed = (value) => (value > 0 ? `+${value}` : value < 0 ? `${MINUS}${-value}` : "0");
-const percent = (share) => (finite(share) ? `${Math.round(100 * share)}\u00a0%` : "–");
+const rounded = (share) => percent(share, 0);
 const fixed = (digits) => (value) => (finite(value) ? value.toFixed(digits).replace("-", MINUS) : "–");
 const rise = (value) => (finite(value) ? `${value > 0 ? "+" : ""}${fixed(4)(value)}` : "–");
 
@@ -20,7 +20,7 @@ const PARTS = { self_attn: ["self-attention", "自注意力"], ssru: ["SSRU", "S
 const SIDES = { encoder: ["encoder", "编码器"], decoder: ["decoder", "解码器"], "": ["layers", "各层"] };
 const stackName = (stack) => STACKS[stack] || [stack, stack];
 
-const half = percent(data.most), most = percent(data.broad);
+const half = rounded(data.most), most = rounded(data.broad);
 const KINDS = {
   aligning: { short: ["align", "对齐"], name: ["aligning", "对齐"],
     rule: [`The strongest links agree with the given word alignment: alignment error rate of at most ${data.most}. Only measured if an alignment is given.`,
@@ -51,13 +51,13 @@ const positionOf = (head) => [`layer ${head.layer + 1}, head ${head.number + 1}`
 const MEASURES = [
   { key: "label", name: ["label", "类别"], help: ["The label states where most of the weight of a head goes; the bars are its mean weight from 7 positions before to 7 positions after the query. Select a measure to see its values.",
     "类别说明注意力头的权重主要落在何处；小条是查询之前 7 个至之后 7 个位置上的平均权重。可改选一个指标查看其数值。"] },
-  { key: "relative_entropy", name: ["relative entropy", "相对熵"], top: 1, text: percent, help: ["Entropy divided by its maximum: 0 % is a single key, 100 % equal weights on all visible keys.", "熵除以其最大值：0 % 表示权重全在一个键上，100 % 表示所有可见的键权重相等。"] },
+  { key: "relative_entropy", name: ["relative entropy", "相对熵"], top: 1, text: rounded, help: ["Entropy divided by its maximum: 0 % is a single key, 100 % equal weights on all visible keys.", "熵除以其最大值：0 % 表示权重全在一个键上，100 % 表示所有可见的键权重相等。"] },
   { key: "entropy", name: ["entropy (nats)", "熵（奈特）"], top: null, text: fixed(2), help: ["− Σ w ln w, mean over queries.", "− Σ w ln w，对所有查询取平均。"] },
-  { key: "confidence", name: ["confidence", "最大权重"], top: 1, text: percent, help: ["The largest weight, mean over queries.", "最大的权重，对所有查询取平均。"] },
-  { key: "at_offset", name: ["at its best offset", "最佳偏移处"], top: 1, text: percent, help: ["The weight at the offset with the largest weight: the dependence of the head on position alone.", "权重最大的偏移处的权重：注意力头在多大程度上只取决于位置。"] },
-  { key: "same", name: ["same token", "相同词元"], top: 1, text: percent, help: ["The weight on other positions with the same piece, over the queries that see one.", "落在其他位置的相同词元上的权重，只统计能看到这种位置的查询。"] },
-  { key: "end", name: ["end of sentence", "句末符"], top: 1, text: percent, help: ["The weight on the source's end of sentence.", "落在源句句末符上的权重。"] },
-  { key: "first", name: ["first token", "首词元"], top: 1, text: percent, help: ["The weight on the first key.", "落在第一个键上的权重。"] },
+  { key: "confidence", name: ["confidence", "最大权重"], top: 1, text: rounded, help: ["The largest weight, mean over queries.", "最大的权重，对所有查询取平均。"] },
+  { key: "at_offset", name: ["at its best offset", "最佳偏移处"], top: 1, text: rounded, help: ["The weight at the offset with the largest weight: the dependence of the head on position alone.", "权重最大的偏移处的权重：注意力头在多大程度上只取决于位置。"] },
+  { key: "same", name: ["same token", "相同词元"], top: 1, text: rounded, help: ["The weight on other positions with the same piece, over the queries that see one.", "落在其他位置的相同词元上的权重，只统计能看到这种位置的查询。"] },
+  { key: "end", name: ["end of sentence", "句末符"], top: 1, text: rounded, help: ["The weight on the source's end of sentence.", "落在源句句末符上的权重。"] },
+  { key: "first", name: ["first token", "首词元"], top: 1, text: rounded, help: ["The weight on the first key.", "落在第一个键上的权重。"] },
   { key: "aer", name: ["alignment error rate", "对齐错误率"], top: 1, less: true, text: fixed(2), help: ["The disagreement of the strongest links with the given word alignment (Och and Ney 2003): 0 is perfect; a stronger colour is better.", "最强的连接与给定词对齐的不一致程度（Och 和 Ney 2003）：0 为完全一致；颜色越深越好。"] },
   { key: "cost", name: ["cost of ablation", "移除后的损失增量"], top: null, text: rise, help: [`The increase of the loss in nats per token when the output of the head is 0 (${data.cost_lines} lines). Negative: the model is better without the head.`, `把该注意力头的输出置 0 后损失的增量（单位：奈特/词元，${data.cost_lines} 行文本）。为负时，移除它后模型更好。`] },
 ].filter((measure) => data.heads.some((head) => measure.key === "label" || finite(head[measure.key])));
@@ -71,7 +71,8 @@ function strength(head, of) {
   const top = of.top ?? Math.max(1e-9, ...data.heads.map((other) => other[of.key]).filter(finite));
   return Math.max(0, Math.min(1, of.less ? 1 - value / top : value / top));
 }
-const tint = (share) => `background: color-mix(in srgb, var(--first) ${(48 * share).toFixed(1)}%, var(--surface))`;
+const mixed = (name, share) => `color-mix(in srgb, var(${name}) ${share.toFixed(1)}%, var(--surface))`;
+const tint = (share) => mixed("--first", 48 * share);
 
 // ---- the grid -------------------------------------------------------------------------------------------------------
 
@@ -127,12 +128,11 @@ function enterHere(index) {
 }
 
 // The colours and texts of all cells by the selected measure.
-function paint() {
+function colourGrid() {
   const byKind = measure.key === "label";
   for (const head of data.heads) {
     const button = buttonOf(head.index), value = button.querySelector(".value");
-    const cell = button.getAttribute("style").split("; background")[0];
-    button.setAttribute("style", `${cell}; ${byKind ? "background: color-mix(in srgb, var(--kind) 26%, var(--surface))" : tint(strength(head, measure))}`);
+    button.style.background = byKind ? mixed("--kind", 26) : tint(strength(head, measure));
     const [text, where] = [byKind ? "" : measure.text(head[measure.key]), positionOf(head)], shown = byKind ? shortOf(head) : [text, text];
     const named = byKind ? labelOf(head) : measure.name;
     value.replaceChildren(both(...shown));
@@ -146,12 +146,12 @@ function paint() {
 }
 
 function showGrid() {
-  const select = el("select", { onchange: () => { measure = MEASURES[select.value]; paint(); } },
-    ...MEASURES.map((one, i) => { const option = el("option", { value: i }); return bothIn(option, "label", ...one.name); }));
+  const select = el("select", { onchange: () => { measure = MEASURES[select.value]; colourGrid(); } });
+  options(select, MEASURES.map((one, i) => [i, ...one.name]), 0);
   bothIn(select, "aria-label", "Colour by", "着色依据");
   byId("controls").append(el("span", { class: "scale", id: "scale" }), el("label", {}, both("Colour by ", "着色依据 "), select));
   byId("stacks").append(...[...new Set(data.heads.map((head) => head.stack))].map(drawStack));
-  paint();
+  colourGrid();
 }
 
 // ---- one head -------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ function choose(index) {
   chosen = index;
   enterHere(index);
   for (const button of document.querySelectorAll("button.head")) button.setAttribute("aria-pressed", String(button.dataset.head === String(index)));
-  for (const row of document.querySelectorAll("#table tbody tr")) row.classList.toggle("chosen-row", row.dataset.head === String(index));
+  for (const row of document.querySelectorAll("#table tbody tr")) row.classList.toggle("chosen", row.dataset.head === String(index));
   drawDetail();
 }
 
@@ -195,7 +195,7 @@ const readOrWritten = (head) => (head.word === "read"
 
 function profileChart(head) {
   const width = Math.min(430, roomInDetail()), height = 116, left = 4, top = 18, bottom = 94, full = Math.max(0.25, ...head.profile.filter(finite)), step = (width - 2 * left) / OFFSETS.length;
-  const description = OFFSETS.map((offset, i) => `${signed(offset)}: ${percent(head.profile[i])}`).join(", ");
+  const description = OFFSETS.map((offset, i) => `${signed(offset)}: ${rounded(head.profile[i])}`).join(", ");
   const chart = svg("svg", { class: "profile", viewBox: `0 0 ${width} ${height}`, width, height, role: "img" },
     svg("line", { class: "grid", x1: 0, x2: width, y1: bottom, y2: bottom }),
     ...OFFSETS.flatMap((offset, i) => {
@@ -208,16 +208,6 @@ function profileChart(head) {
   return bothIn(chart, "aria-label", `Mean weight by offset. ${description}`, `各偏移处的平均权重。${description}`);
 }
 
-// sentencepiece marks the first piece of a word with "▁"; here the other pieces get a mark, because they are fewer.
-function readable(piece, index, pieces) {
-  if (/^<.*>$/.test(piece)) return piece;
-  if (piece === "▁") return "␣";
-  if (piece === "\n") return "⏎";
-  if (piece.startsWith("▁")) return piece.slice(1);
-  const inside = index > 0 && pieces.some((other) => other.startsWith("▁")) && /[\p{L}\p{N}]/u.test(piece) && !SPACELESS.test(piece);
-  return inside ? `·${piece}` : piece;
-}
-
 function exampleParts(head) {
   if (!data.examples.length) return [];
   const select = el("select", { onchange: () => { exampleNumber = Number(select.value); again(); } },
@@ -227,7 +217,7 @@ function exampleParts(head) {
     }));
   bothIn(select, "aria-label", "Sentence", "句子");
   select.value = exampleNumber;
-  const home = el("div", { class: "map" }), hint = el("p", { class: "hint", role: "status" });
+  const home = el("div", { class: "scroll" }), hint = el("p", { class: "hint", role: "status" });
   const again = () => drawMap(head, data.examples[exampleNumber], home, hint);
   again();
   return [el("div", { class: "heading" }, el("h4", {}, both("In a sentence", "在一个句子中")), select), home, hint];
@@ -239,67 +229,21 @@ const REST = ["Rows are queries, columns are keys; a stronger colour is a larger
 function sidesOf(head, example, shape) {
   const own = head.stack.endsWith("self_attn"), source = example.source, ofSource = !example.read.length || head.stack.startsWith("encoder");
   const rows = own ? (ofSource ? source : example.read) : example.written, columns = own ? rows : source;
-  const fit = (pieces, count) => (pieces.length === count ? pieces.map(readable) : Array.from({ length: count }, (_, i) => String(i)));
+  const fit = (pieces, count) => (pieces.length === count ? readablePieces(pieces) : Array.from({ length: count }, (_, i) => String(i)));
   return { rows: fit(rows, shape[1]), columns: fit(columns, shape[2]) };
 }
 
-const textWidth = (texts) => Math.max(...texts.map((text) => [...text].reduce((sum, c) => sum + (c > "\u2e80" ? 13 : "mwMW".includes(c) ? 11 : 7.3), 0))) + 10;
-
 function drawMap(head, example, home, hint) {
-  const map = example.maps[head.attention], [, rows, columns] = map.shape;
-  map.bytes ??= unpack(map);
-  const weight = (q, k) => map.bytes[(head.number * rows + q) * columns + k] / 255;
-  const sides = sidesOf(head, example, map.shape), left = textWidth(sides.rows), top = textWidth(sides.columns) * 0.84 + 8;
-  const size = Math.max(13, Math.min(26, Math.floor((roomInDetail() - left - 12) / columns)));
-  const width = left + columns * size + textWidth(sides.columns.slice(-1)) * 0.55, height = top + rows * size + 4;
-  const texts = {
-    rows: sides.rows.map((word, q) => svg("text", { x: left - 5, y: top + (q + 0.5) * size + 4.5, "text-anchor": "end" }, word)),
-    columns: sides.columns.map((word, k) => svg("text", { transform: `translate(${left + (k + 0.5) * size + 4} ${top - 5}) rotate(-57)` }, word)),
+  const map = example.maps[head.attention], [, n, m] = map.shape, own = head.stack.endsWith("self_attn");
+  const matrix = { ...sidesOf(head, example, map.shape), values: ofHead(map, head.number), n, m, cross: !own }, heat = heatMap(matrix, roomInDetail(), { en: "Weights in this sentence", zh: "这个句子中的权重" }, 26);
+  const show = (q, k) => {
+    heat.choose(q, k);
+    const value = q !== null && matrix.values[q * m + k].toFixed(2), [from, to] = [matrix.rows[q], matrix.columns[k]];
+    hint.replaceChildren(q === null ? both(...REST) : both(`Weight ${value} from “${inLanguage(from, "en")}” to “${inLanguage(to, "en")}”.`, `从“${inLanguage(from, "zh")}”到“${inLanguage(to, "zh")}”的权重为 ${value}。`));
   };
-  const cells = [];
-  for (let q = 0; q < rows; q += 1) for (let k = 0; k < columns; k += 1) {
-    const w = weight(q, k);
-    if (w > 0.008) cells.push(svg("rect", { class: "cell", x: left + k * size + 0.5, y: top + q * size + 0.5, width: size - 1, height: size - 1, rx: 1.5, "fill-opacity": w.toFixed(3) }));
-  }
-  const box = svg("rect", { class: "chosen", width: size, height: size, rx: 2, visibility: "hidden" });
-  const node = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": rows * columns - 1, "aria-valuenow": 0 },
-    svg("rect", { class: "back", x: left, y: top, width: columns * size, height: rows * size, rx: 3 }), ...cells, ...texts.rows, ...texts.columns, box);
-  bothIn(node, "aria-label", "Weights in this sentence", "这个句子中的权重");
-  home.replaceChildren(node);
-  hint.replaceChildren(both(...REST));
-  listenToMap(node, { rows, columns, left, top, size, box, texts, sides, weight, hint });
-}
-
-function listenToMap(node, map) {
-  const { rows, columns, left, top, size, box, texts, sides, weight, hint } = map;
-  let at = null;
-  function show(q, k) {
-    at = q === null ? null : [q, k];
-    texts.rows.forEach((text, i) => text.classList.toggle("on", at !== null && i === q));
-    texts.columns.forEach((text, i) => text.classList.toggle("on", at !== null && i === k));
-    box.setAttribute("visibility", at ? "visible" : "hidden");
-    if (!at) { hint.replaceChildren(both(...REST)); return; }
-    box.setAttribute("x", left + k * size);
-    box.setAttribute("y", top + q * size);
-    const value = weight(q, k).toFixed(2);
-    hint.replaceChildren(both(`Weight ${value} from “${sides.rows[q]}” to “${sides.columns[k]}”.`, `从“${sides.rows[q]}”到“${sides.columns[k]}”的权重为 ${value}。`));
-    node.setAttribute("aria-valuenow", q * columns + k);
-    node.setAttribute("aria-valuetext", hint.textContent && `${sides.rows[q]} → ${sides.columns[k]}: ${value}`);
-  }
-  node.addEventListener("pointermove", (event) => {
-    const area = node.getBoundingClientRect();
-    const k = Math.floor((event.clientX - area.left - left) / size), q = Math.floor((event.clientY - area.top - top) / size);
-    if (q >= 0 && q < rows && k >= 0 && k < columns) show(q, k);
-  });
-  for (const name of ["pointerleave", "blur"]) node.addEventListener(name, () => show(null));
-  node.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    if (event.key === "Escape") show(null);
-    if (!step) return;
-    event.preventDefault();
-    const [q, k] = at ? [at[0] + step[0], at[1] + step[1]] : [0, 0];
-    show(Math.max(0, Math.min(rows - 1, q)), Math.max(0, Math.min(columns - 1, k)));
-  });
+  heat.listen(show);
+  home.replaceChildren(heat.node);
+  show(null, null);
 }
 
 // ---- sub-layers -----------------------------------------------------------------------------------------------------
@@ -313,7 +257,7 @@ function showSublayers() {
     const own = parsed.filter((one) => `${one.side} ${one.layer}` === key), side = SIDES[own[0].side] || [own[0].side, own[0].side];
     return el("tr", {}, el("th", { scope: "row" }, both(`${side[0]} ${own[0].layer + 1}`, `${own[0].side ? side[1] : ""}第 ${own[0].layer + 1} 层`)), ...parts.map((part) => {
       const found = own.find((one) => one.part === part);
-      return el("td", { class: "number", style: found ? tint(Math.sqrt(Math.max(0, found.cost / top))) : "" }, found ? rise(found.cost) : "");
+      return el("td", { class: "number", style: found ? `background: ${tint(Math.sqrt(Math.max(0, found.cost / top)))}` : "" }, found ? rise(found.cost) : "");
     }));
   });
   byId("sublayers-table").append(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, both("layer", "层")), ...parts.map((part) => el("th", { scope: "col", class: "number" }, both(...PARTS[part]))))), el("tbody", {}, ...rows)));
@@ -379,5 +323,5 @@ function start() {
       byId(id).append(el("p", { class: "problem", role: "alert" }, both(`This section cannot be drawn: ${error.message}`, `这一部分无法绘制：${error.message}`)));
     }
   }
-  window.matchMedia("(max-width: 1040px)").addEventListener("change", () => { if (chosen !== null) drawDetail(); });
+  if (chosen !== null) redrawn(drawDetail);
 }

@@ -2,7 +2,6 @@
 // The explanation of one input: header, predictions, model, and the order in which the sections are drawn.
 
 const explanation = JSON.parse(byId("explanation").textContent);
-const percent = (p) => (p >= 0.9995 && p < 1 ? "> 99.9 %" : p > 0 && p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(p >= 0.0995 && p < 0.9905 ? 0 : 1)} %`);
 
 const KINDS = {
   translation: ["Explanation of a translation", "一次翻译的全过程"], continuation: ["Explanation of a continuation", "一次续写的全过程"],
@@ -15,54 +14,12 @@ const ARCHITECTURES = {
   convolutional: ["convolutional network", "卷积网络"], recurrent_lm: ["recurrent language model", "循环语言模型"], recurrent_encoder: ["recurrent encoder", "循环编码器"],
 };
 
-// ---- display of tokens ----------------------------------------------------------------------------------------------
-
-const SPECIAL = { "</s>": { en: "(end)", zh: "（结束）" }, "<s>": { en: "(start)", zh: "（开始）" }, "▁": "␣", "\n": "⏎", "<class>": { en: "class token", zh: "类别词元" } };
-const wordOf = (side) => {
-  const first = [];
-  for (const word of side.words) word.forEach((index, i) => { first[index] = i === 0; });
-  return first;
-};
-const isSpecial = (piece) => Object.hasOwn(SPECIAL, piece);
-
-// sentencepiece marks the first piece of a word with "▁"; here the other pieces get a mark, because they are fewer.
-function readable(piece, begins = true) {
-  if (isSpecial(piece)) return SPECIAL[piece];
-  const text = piece.startsWith("▁") ? piece.slice(1) : piece;
-  return begins || SPACELESS.test(text) ? text : `·${text}`;
-}
 // Sides without longer pieces need no marks.
-const hasSpaces = (side) => side.pieces.some((piece) => piece.length > 1 && piece.startsWith("▁"));
-const spaced = ["translation", "continuation", "masked"].includes(explanation.kind) && Object.values(explanation.sides).some(hasSpaces);
-// A piece without context: it is inside a word if it has no "▁".
-const standalone = (piece) => readable(piece, piece.startsWith("▁") || !spaced || !/^[\p{L}\p{N}]/u.test(piece));
-const readableSide = (side) => {
-  const begins = wordOf(side);
-  return side.pieces.map((piece, index) => readable(piece, begins[index] || !hasSpaces(side)));
-};
-const joinedWord = (side, word) => (word.length === 1 ? readable(side.pieces[word[0]]) : word.map((index) => side.pieces[index].replaceAll("▁", "")).join(""));
+const spaced = ["translation", "continuation", "masked"].includes(explanation.kind) && Object.values(explanation.sides).some((side) => hasSpaces(side.pieces));
+const alone = (piece) => standalone(piece, spaced);
+const predicted = explanation.sides.output ? readablePieces(explanation.predictions.map(({ piece }) => piece)) : explanation.predictions.map(({ piece }) => readable(piece));
 const quoted = (text) => [el("q", {}, bothOf(text))];
 
-// Roving focus in a row or grid of items: one item is in the tab order, the arrow keys move the focus.
-function roving(items, columns = items.length) {
-  if (!items.length) return;
-  items.forEach((item, i) => item.setAttribute("tabindex", i ? "-1" : "0"));
-  items.forEach((item, i) => item.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -i, End: items.length - 1 - i }[event.key];
-    const next = items[i + (step ?? 0)];
-    if (step === undefined) return;
-    event.preventDefault();
-    if (!next || next === item) return;
-    item.setAttribute("tabindex", "-1");
-    next.setAttribute("tabindex", "0");
-    next.focus();
-  }));
-}
-
-function options(select, texts, chosen) {
-  select.replaceChildren(...texts.map(([value, english, chinese]) => bothIn(el("option", { value }), "label", english, chinese ?? english)));
-  select.value = chosen;
-}
 const field = (english, chinese, select) => el("label", {}, both(english, chinese), " ", select);
 
 // The name of a tensor, its shape, and the formula of the paper.
@@ -105,20 +62,18 @@ function notes() {
 // ---- predictions ----------------------------------------------------------------------------------------------------
 
 function showPredictions() {
-  const { predictions, kind, sides } = explanation, written = Boolean(sides.output);
-  const begins = written ? wordOf(sides.output) : [];
-  const texts = predictions.map((prediction, i) => readable(prediction.piece, !spaced || (begins[i] ?? true)));
+  const { predictions, kind } = explanation;
   byId("predictions-what").append(predictionsText(kind));
   const panel = el("div", { class: "panel", "aria-live": "polite" });
   const chips = predictions.map((prediction, i) => {
     const p = Math.exp(prediction.log_prob);
     return el("button", { type: "button", class: `chip${prediction.given ? " given" : ""}${p < 0.5 && !prediction.given ? " unsure" : ""}`, "aria-pressed": "false", onclick: () => { choose(i); views.figure?.show({ word: i }); }, onfocus: () => choose(i), onpointerenter: () => views.figure?.hover(i), onpointerleave: () => views.figure?.hover(null) },
-      prediction.subject ? el("span", { class: "about" }, bothOf(readable(prediction.subject))) : null, el("span", { class: "piece" }, bothOf(texts[i])),
+      prediction.subject ? el("span", { class: "about" }, bothOf(readable(prediction.subject))) : null, el("span", { class: "piece" }, bothOf(predicted[i])),
       el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(1)}%` })), el("span", { class: "p" }, prediction.given ? both("given", "给定") : percent(p)));
   });
   const choose = (i) => {
     chips.forEach((chip, other) => chip.setAttribute("aria-pressed", String(other === i)));
-    panel.replaceChildren(...alternativesOf(predictions[i], texts[i]));
+    panel.replaceChildren(...alternativesOf(predictions[i], predicted[i]));
   };
   roving(chips);
   byId("predictions-body").append(...[el("div", { class: "chips", role: "group" }, ...chips), panel, total(predictions)].filter(Boolean));
@@ -146,7 +101,7 @@ function alternativesOf(prediction, text) {
     el("div", { class: "bars" }, ...rows)];
 }
 
-const bar = (piece, p, chosen) => el("div", { class: chosen ? "bar chosen-one" : "bar" }, el("span", { class: "label" }, bothOf(standalone(piece))),
+const bar = (piece, p, chosen) => el("div", { class: chosen ? "bar chosen" : "bar" }, el("span", { class: "label" }, bothOf(alone(piece))),
   el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(2)}%` })), el("span", { class: "p" }, percent(p)));
 
 function total(predictions) {
@@ -163,7 +118,7 @@ function total(predictions) {
 const views = {};
 
 function showFigure() {
-  const lens = explanation.lens.map((layer) => layer.predictions.map((prediction) => (prediction.top.length ? standalone(prediction.top[0][0]) : null)));
+  const lens = explanation.lens.map((layer) => layer.predictions.map((prediction) => (prediction.top.length ? alone(prediction.top[0][0]) : null)));
   const onLayer = (stack, layer) => { views.walk?.layer(stack, layer); byId("walk").scrollIntoView(); };
   const onWord = (index) => { if (index !== null) views.choose?.(index); };
   views.figure = drawFigure(explanation.walkthrough.figure, { lens, onLayer, onWord, onHover: (index) => views.hover?.(index), readable: (label) => (isSpecial(label) ? readable(label) : label) });
@@ -195,15 +150,7 @@ function showContents() {
 
 // ---- start ----------------------------------------------------------------------------------------------------------
 
-const PAPER = 680;  // pixels between the margins of a sheet
-const redraws = [];
-
-// Canvases are painted, not styled, so they are painted anew for paper; what is wider than a sheet becomes smaller.
-function paintFor(paper) {
-  document.documentElement.classList.toggle("on-paper", paper);
-  colours.clear();
-  for (const draw of redraws) draw();
-  for (const node of paper ? document.querySelectorAll(".heat, .state") : []) node.style.zoom = Math.min(1, PAPER / Math.max(1, node.offsetWidth));
+function printTrees(paper) {
   for (const part of document.querySelectorAll(".tree.part")) part.remove();
   for (const tree of document.querySelectorAll(".tree")) tree.classList.toggle("in-parts", paper && inParts(tree));
 }
@@ -221,20 +168,8 @@ function inParts(tree) {
   }
   return true;
 }
-window.addEventListener("beforeprint", () => paintFor(true));
-window.addEventListener("afterprint", () => paintFor(false));
-
-function redrawn(draw) {
-  redraws.push(draw);
-  let width = window.innerWidth, waiting = 0;
-  window.addEventListener("resize", () => {
-    if (window.innerWidth === width) return;
-    width = window.innerWidth;
-    clearTimeout(waiting);
-    waiting = setTimeout(draw, 120);
-  });
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-}
+window.addEventListener("beforeprint", () => printTrees(true));
+window.addEventListener("afterprint", () => printTrees(false));
 
 // A section that cannot be drawn shows an error; the others are unaffected.
 function start() {

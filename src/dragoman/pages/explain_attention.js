@@ -7,6 +7,54 @@ const ROOM = () => Math.min(1116, document.documentElement.clientWidth - 64);
 const ofStack = (stack) => explanation.maps.filter((map) => map.stack === stack);
 const joinsAnything = () => explanation.kind !== "image" && Object.values(explanation.sides).some((side) => side.words.length < side.pieces.length);
 
+// ---- matrices of the explanation --------------------------------------------------------------------------------------
+
+// The weights of a head (-1 = mean of all heads) as {rows, columns: labels, values, n, m}; with byWords, the mean over the pieces of each query word of the sum over those of each key word.
+function matrixOf(map, head, byWords) {
+  const sides = { rows: explanation.sides[map.rows], columns: explanation.sides[map.columns] };
+  const named = { cross: map.stack === "cross" }, values = ofHead(map, head), n = sides.rows.pieces.length, m = sides.columns.pieces.length;
+  if (!byWords) return { ...named, rows: readablePieces(sides.rows.pieces), columns: readablePieces(sides.columns.pieces), values, n, m };
+  const rows = sides.rows.words, columns = sides.columns.words, joined = new Float32Array(rows.length * columns.length);
+  rows.forEach((row, i) => columns.forEach((column, j) => {
+    for (const r of row) for (const c of column) joined[i * columns.length + j] += values[r * m + c] / row.length;
+  }));
+  return { ...named, rows: rows.map((word) => joinedWord(sides.rows, word)), columns: columns.map((word) => joinedWord(sides.columns, word)), values: joined, n: rows.length, m: columns.length };
+}
+
+const joinedWord = (side, word) => (word.length === 1 ? readable(side.pieces[word[0]]) : word.map((index) => side.pieces[index].replaceAll("▁", "")).join(""));
+
+// The layer and head whose weights agree best with occlusion: the largest sum of weight times normalized drop.
+function bestByOcclusion(maps) {
+  const occlusion = ofHead(explanation.occlusion, 0);
+  let best = { layer: maps[0].layer, head: 0, value: -1 };
+  for (const map of maps) {
+    for (const head of map.averaged ? [-1] : Array(map.weights.shape[0]).keys()) {
+      const values = ofHead(map, head);
+      let value = 0;
+      for (let i = 0; i < occlusion.length; i += 1) value += values[i] * occlusion[i];
+      if (value > best.value) best = { layer: map.layer, head, value };
+    }
+  }
+  return best;
+}
+
+// The head with the largest confidence: the mean over queries of the largest weight.
+function sharpest(maps) {
+  let best = { layer: maps[0].layer, head: -1, value: -1 };
+  for (const map of maps) {
+    const [heads, n, m] = map.weights.shape;
+    for (const head of map.averaged ? [-1] : Array(heads).keys()) {
+      const values = ofHead(map, head);
+      let value = 0;
+      for (let r = 0; r < n; r += 1) value += values[r * m + strongest({ values, m }, r)];
+      if (value > best.value) best = { layer: map.layer, head, value };
+    }
+  }
+  return best;
+}
+
+// ---- choice of a map --------------------------------------------------------------------------------------------------
+
 // Selects of the layer, of the head and of pieces or words; each calls `change`.
 function choosers(change) {
   const layer = el("select", { onchange: change }), head = el("select", { onchange: change }), unit = el("select", { onchange: change });
@@ -15,7 +63,7 @@ function choosers(change) {
     layer, head, unit,
     fill(maps, chosen) {
       options(layer, maps.map((map) => [map.layer, `${map.layer + 1} of ${maps.length}`, `第 ${map.layer + 1} 层，共 ${maps.length} 层`]), chosen.layer);
-      const heads = maps[0].weights.shape[0], mean = maps[0].averaged ? ["mean of all", "各头平均"] : ["mean of all", "各头平均"];
+      const heads = maps[0].weights.shape[0], mean = ["mean of all", "各头平均"];
       options(head, [...(heads > 1 || maps[0].averaged ? [[-1, ...mean]] : []), ...(maps[0].averaged ? [] : [...Array(heads).keys()].map((h) => [h, `${h + 1} of ${heads}`, `第 ${h + 1} 个，共 ${heads} 个`]))], chosen.head);
       if (head.selectedIndex < 0) head.selectedIndex = 0;
     },
@@ -38,6 +86,17 @@ function describe(map, chosen, matrix, r, c) {
 
 // ---- alignment ------------------------------------------------------------------------------------------------------
 
+const HARDLY = 0.1;  // nats
+
+// The source tokens without which no output token becomes less probable.
+function ignoredWords() {
+  const { drops } = explanation.occlusion, pieces = readablePieces(explanation.sides.source.pieces);
+  const ignored = pieces.filter((_, s) => drops.every((row) => row[s] < HARDLY)), names = (code) => ignored.map((piece) => `“${inLanguage(piece, code)}”`).join(code === "en" ? ", " : "、");
+  return el("p", { class: "hint ignored" }, ignored.length
+    ? both(`The model hardly uses ${names("en")}: without one of them, no output token loses more than ${HARDLY} of its log-probability.`, `模型几乎没有用到${names("zh")}：去除其中任何一个，输出词元的对数概率下降都不超过 ${HARDLY}。`)
+    : both("Every source token matters: without it, some output token becomes less probable.", "每个源词元都有作用：去除它，就有输出词元的概率下降。"));
+}
+
 function showAlignment() {
   if (!explanation.occlusion) return;
   byId("alignment").hidden = false;
@@ -48,7 +107,7 @@ function showAlignment() {
   control.unit.value = words > 4 && joinsAnything() ? "words" : "pieces"; // words are useful from five on
   byId("alignment-controls").append(field("Measure", "依据", how), ...nodes);
   const picture = el("div", { class: "scroll" }), hint = el("p", { class: "hint two", "aria-live": "polite" });
-  byId("alignment-body").append(picture, hint);
+  byId("alignment-body").append(picture, hint, ignoredWords());
 
   function draw() {
     const chosen = control.map, left = how.value === "occlusion", map = left ? explanation.occlusion : maps.find(({ layer }) => layer === chosen.layer);
@@ -104,20 +163,9 @@ function showAttention() {
 
   function draw() {
     const chosen = control.map, map = ofStack(stack.value).find(({ layer }) => layer === chosen.layer), matrix = matrixOf(map, chosen.head, chosen.byWords);
-    const wide = window.innerWidth > 900 && matrix.m <= 26, name = { en: `${STACKS[map.stack][0]}, layer ${map.layer + 1}`, zh: `${STACKS[map.stack][1]}，第 ${map.layer + 1} 层` };
-    const heat = heatMap(matrix, wide ? ROOM() * 0.58 : ROOM(), { en: `Weights of attention: ${name.en}`, zh: `注意力权重：${name.zh}` }), lines = linePicture(matrix, name, wide ? ROOM() * 0.36 : ROOM());
-    const show = (r, c) => {
-      heat.choose(r, c);
-      lines.choose(r, c);
-      hint.replaceChildren(...describe(map, chosen, matrix, r, c));
-    };
-    heat.listen(show);
-    lines.listen(show);
-    pictures.classList.toggle("stacked", !wide);
-    pictures.replaceChildren(el("div", {}, el("h3", {}, both("Weights", "权重")), el("div", { class: "scroll" }, heat.node), scaleOfColours("weights")),
-      el("div", {}, el("h3", {}, both("Lines from keys (left) to queries (right)", "连线：左为键，右为查询")), el("div", { class: "scroll" }, lines.node)));
+    const name = { en: `${STACKS[map.stack][0]}, layer ${map.layer + 1}`, zh: `${STACKS[map.stack][1]}，第 ${map.layer + 1} 层` };
+    showWeights(pictures, hint, matrix, name, ROOM(), (r, c) => describe(map, chosen, matrix, r, c));
     for (const tile of overview.querySelectorAll("button")) tile.setAttribute("aria-pressed", String(tile.dataset.layer === String(chosen.layer) && tile.dataset.head === String(chosen.head)));
-    show(null, null);
   }
 
   function drawOverview(maps) {
@@ -125,7 +173,7 @@ function showAttention() {
     const tiles = maps.flatMap((map) => shown.map((head) => {
       const [, n, m] = map.weights.shape;
       const press = () => { control.layer.value = map.layer; control.head.value = head; draw(); };
-      const tile = el("button", { type: "button", class: "tile", "data-layer": map.layer, "data-head": head, onclick: press }, paint(el("canvas", { class: "cells" }), ofHead(map, head), n, m));
+      const tile = el("button", { type: "button", class: "tile", "data-layer": map.layer, "data-head": head, onclick: press }, paint(el("canvas", { class: "cells" }), ofHead(map, head), n, m, map.stack === "cross" ? "--crossing" : "--attention"));
       return bothIn(tile, "aria-label", head < 0 ? `Layer ${map.layer + 1}, mean of its heads` : `Layer ${map.layer + 1}, head ${head + 1}`, head < 0 ? `第 ${map.layer + 1} 层，各头平均` : `第 ${map.layer + 1} 层，第 ${head + 1} 个注意力头`);
     }));
     roving(tiles, shown.length);

@@ -41,7 +41,7 @@ function textUpTo(nodes, number) {
 function treePicture(tree, winners, hint) {
   // Of a prompt only the last token is drawn, as the root.
   const given = explanation.predictions.filter((prediction) => prediction.given).length, begin = Math.max(0, given - 1);
-  const shown = tree.nodes.map((node, i) => ({ ...node, i, label: standalone(node.token) })).filter((node) => node.step > begin);
+  const shown = tree.nodes.map((node, i) => ({ ...node, i, label: alone(node.token) })).filter((node) => node.step > begin);
   const steps = Math.max(...shown.map((node) => node.step)), row = 34, gap = 26;
   const widths = Array.from({ length: steps + 1 }, (_, step) => Math.min(WIDEST_NODE, 30 + widthOf(shown.filter((node) => node.step === step).map((node) => node.label))));
   const x = [];

@@ -4,22 +4,21 @@
 // ---- logit lens -----------------------------------------------------------------------------------------------------
 
 function showLens() {
-  const { lens, predictions, sides } = explanation;
-  const begins = sides.output ? wordOf(sides.output) : [];
+  const { lens, predictions } = explanation;
   const hint = el("p", { class: "hint two", "aria-live": "polite" }), cells = [];
   const title = (layer) => layer.name.replace(/\.stream$/, "");
   const cell = (layer, i, index) => {
     const { top, prob, rank } = layer.predictions[index], [piece, p] = top[0];
     const same = piece === predictions[index].piece;
-    const node = el("td", { class: same ? "same" : "", style: `--sure:${Math.round(100 * Math.sqrt(p))}%` }, bothOf(standalone(piece)));
-    const describe = () => hint.replaceChildren(lensSentence(i, lens.length, top, readable(predictions[index].piece, !spaced || (begins[index] ?? true)), prob, rank),
+    const node = el("td", { class: same ? "same" : "", style: `--sure:${Math.round(100 * Math.sqrt(p))}%` }, bothOf(alone(piece)));
+    const describe = () => hint.replaceChildren(lensSentence(i, lens.length, top, predicted[index], prob, rank),
       tensorLine(`${layer.name}[0, ${index}]`, layer.shape, "softmax(W · norm(x)) — nostalgebraist 2020"));
     node.addEventListener("pointerenter", describe);
     node.addEventListener("focus", describe);
     cells.push(node);
     return node;
   };
-  const heads = predictions.map((prediction, index) => el("th", { scope: "col" }, prediction.subject ? el("small", {}, bothOf(readable(prediction.subject)), " ") : null, bothOf(readable(prediction.piece, !spaced || (begins[index] ?? true)))));
+  const heads = predictions.map((prediction, index) => el("th", { scope: "col" }, prediction.subject ? el("small", {}, bothOf(readable(prediction.subject)), " ") : null, bothOf(predicted[index])));
   const rows = lens.map((layer, i) => el("tr", {}, el("th", { scope: "row", title: title(layer) }, both(`layer ${i + 1}`, `第 ${i + 1} 层`)), ...predictions.map((_, index) => cell(layer, i, index))));
   const table = el("table", { class: "lens" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, both("output", "模型输出")), ...heads)), el("tbody", {}, ...rows));
   roving(cells, predictions.length);
@@ -28,7 +27,7 @@ function showLens() {
 }
 
 function lensSentence(i, layers, top, chosen, prob, rank) {
-  const listed = () => top.flatMap(([piece, p], at) => [at ? ", " : "", ...quoted(standalone(piece)), ` ${percent(p)}`]);
+  const listed = () => top.flatMap(([piece, p], at) => [at ? ", " : "", ...quoted(alone(piece)), ` ${percent(p)}`]);
   const last = i === layers - 1;
   return el("span", {}, both([last ? "After the last layer: " : `After layer ${i + 1} of ${layers}: `, ...listed(), "; ", ...quoted(chosen), ` has ${percent(prob)}, rank ${whole.format(rank)}.`],
     [last ? "最后一层之后：" : `第 ${i + 1} 层（共 ${layers} 层）之后：`, ...listed(), "；", ...quoted(chosen), `的概率是 ${percent(prob)}，排名第 ${whole.format(rank)}。`]));
@@ -72,8 +71,8 @@ function showStates() {
 function statePicture(state, hint) {
   const [n, m] = state.values.shape, bytes = unpack(state.values), gate = state.quantity.endsWith("gate");
   const values = Float32Array.from(bytes, (byte) => (gate ? byte / 255 : (2 * byte) / 255 - 1));
-  const labels = readableSide(explanation.sides[state.side]), size = Math.max(12, Math.min(40, Math.floor((ROOM() - 30) / m))), width = m * size;
-  const canvas = paint(el("canvas", { class: "cells still", style: `width:${width}px;height:${Math.max(96, 3 * n)}px` }), values.map((v) => v * Math.abs(v)), n, m);
+  const labels = readablePieces(explanation.sides[state.side].pieces), size = Math.max(12, Math.min(40, Math.floor((ROOM() - 30) / m))), width = m * size;
+  const canvas = paint(el("canvas", { class: "cells still", style: `width:${width}px;height:${Math.max(96, 3 * n)}px` }), values.map((v) => v * Math.abs(v)), n, m, "--first");
   const most = Math.max(...state.mean, 1e-9), y = (value) => 34 - (30 * value) / (gate ? 1 : most);
   const curve = state.mean.map((value, i) => `${i ? "L" : "M"}${((i + 0.5) * size).toFixed(1)} ${y(value).toFixed(1)}`).join("");
   const marker = svg("line", { class: "cursor", y1: 0, y2: 38, visibility: "hidden" });

@@ -9,18 +9,6 @@
 //             chosen, onHover(index or null) is under the pointer; readable(label): how a token is displayed
 //   word      output whose path is highlighted, mode: "forward" or "backward", layer: [stack, layer] that is marked
 
-const FONT = '13.5px system-ui, "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif';
-const pen = document.createElement("canvas").getContext("2d"), widths = new Map();
-
-// Width in pixels of the longest of some texts, in both languages.
-function widthOf(texts) {
-  pen.font = FONT;
-  const width = (text) => widths.get(text) ?? widths.set(text, pen.measureText(text).width).get(text);
-  return Math.max(0, ...texts.flatMap((text) => (typeof text === "string" ? [text] : Object.values(text))).map(width));
-}
-
-const labelInSvg = (text) => (typeof text === "string" ? document.createTextNode(text) : bothInSvg(text.en, text.zh));
-
 const { drawFigure } = (() => {
 
 const NARROW = 700, LEAST_RIBBON = 0.05, MOST_RIBBONS = 2500, LONGEST_LABEL = 120;
@@ -83,7 +71,7 @@ function layoutOf(data, labels, room) {
 
 function drawFigure(data, options = {}) {
   const scroll = el("div", { class: "scroll figure-scroll" }), caption = el("p", { class: "hint figure-caption", "aria-live": "polite" });
-  const losses = el("div", { class: "figure-losses" }), modes = new Map();
+  const losses = el("div", { class: "figure-losses" }), key = el("p", { class: "figure-key" }), modes = new Map();
   const state = { word: null, mode: "forward", layer: null };
   let now = null;
   const mode = (name, english, chinese) => {
@@ -92,7 +80,7 @@ function drawFigure(data, options = {}) {
   };
   const controls = bothIn(el("div", { class: "controls", role: "group" }, mode("forward", "Forward", "前向"), mode("backward", "Backward", "反向")), "aria-label", "Direction", "方向");
   const hasGradients = data.columns.some((column) => column.gradient);
-  const node = el("div", { class: "figure" }, hasGradients ? controls : null, scroll, losses, caption);
+  const node = el("div", { class: "figure" }, hasGradients ? controls : null, scroll, key, losses, caption);
 
   function draw() {
     const display = options.readable ?? ((text) => text);
@@ -123,7 +111,8 @@ function drawFigure(data, options = {}) {
     for (const dot of now.columns.dots) dot.node.style.opacity = path ? Math.max(0.12, Math.min(1, 2 * path.share(dot.stack, dot.layer, dot.row))) : "";
     now.outputs.show(word, state.word, options.lens);
     for (const header of scroll.querySelectorAll("[data-layer]")) header.setAttribute("aria-pressed", String(state.layer !== null && header.dataset.layer === state.layer.join(" ")));
-    caption.replaceChildren(captionOf(data, now.labels, word, path, backward, options.lens));
+    caption.replaceChildren(captionOf(data, now.labels, word, path, { backward, tall: now.layout.tall }, options.lens));
+    key.replaceChildren(...drawKey(data, backward));
     losses.replaceChildren(...(backward ? drawLosses(data, now.labels) : []));
   }
   const isMarked = (ribbon) => state.layer !== null && state.layer[0] === "decoder" && ribbon.layer === state.layer[1];
@@ -157,7 +146,7 @@ function drawStacks(data, layout, choose) {
   return layout.stacks.flatMap((stack) => {
     const from = layout.start[stack] + layout.spacing * 0.28, to = layout.start[stack] + layout.count[stack] * layout.spacing + 16, name = STACK_NAMES[stack];
     const box = layout.tall ? { x: 2, y: from, width: layout.width - 4, height: to - from } : { x: from, y: 4, width: to - from, height: layout.height - 8 };
-    const title = layout.tall ? null : svg("text", { class: "stack-name", x: (from + to) / 2, y: 22, "text-anchor": "middle" }, bothInSvg(...name));
+    const title = svg("text", { class: "stack-name", ...(layout.tall ? { x: 6, y: from - 8 } : { x: (from + to) / 2, y: 22, "text-anchor": "middle" }) }, bothInSvg(...name));
     const buttons = Array.from({ length: layout.count[stack] }, (_, i) => {
       const along = layout.start[stack] + (i + 0.62) * layout.spacing, [x, y] = layout.tall ? [26, along] : [along, 40];
       const press = () => choose(stack, i + 1);
@@ -234,16 +223,16 @@ function drawOutputs(data, layout, labels, choose, hover) {
     const text = layout.tall ? { transform: `translate(${x - 4} ${y + 10}) rotate(50)` } : { x, y: y + 4.5 };
     const bar = p === null ? [] : layout.tall ? [svg("rect", { class: "bar", x: x - 8, y: y - 8, width: 16 * p, height: 5 })]
       : [svg("rect", { class: "rail", x: layout.bars, y: y - 3, width: 52, height: 6, rx: 3 }), svg("rect", { class: "bar", x: layout.bars, y: y - 3, width: 52 * p, height: 6, rx: 3 }),
-        svg("text", { class: "chance", x: layout.bars + 58, y: y + 4.5 }, percentOf(p))];
+        svg("text", { class: "chance", x: layout.bars + 58, y: y + 4.5 }, percent(p))];
     const press = () => choose(index);
     const area = layout.tall ? { x: x - layout.step / 2, y: y - 10, width: layout.step, height: layout.height - y + 8 } : { x: x - 5, y: y - layout.step / 2, width: layout.bars + 112 - x, height: layout.step };
-    const word = svg("g", { class: "output", role: "button", tabindex: index ? "-1" : "0", "aria-pressed": "false", onclick: press, onpointerenter: () => hover(index), onpointerleave: () => hover(null), onfocus: () => hover(index), onblur: () => hover(null),
+    const word = svg("g", { class: "output", role: "button", "aria-pressed": "false", onclick: press, onpointerenter: () => hover(index), onpointerleave: () => hover(null), onfocus: () => hover(index), onblur: () => hover(null),
       onkeydown: (event) => { if (["Enter", " "].includes(event.key)) { event.preventDefault(); press(); } } },
       svg("rect", { class: "area", rx: 6, ...area }), ...bar, svg("text", text, labelInSvg(labels.output[index])));
     words.push(word);
     nodes.push(word);
   });
-  moveFocus(words);
+  roving(words, 1);
   const lensNodes = [];
   // Beside each layer, the word that it would predict.
   function show(word, pressed, lens) {
@@ -266,35 +255,44 @@ function link(layout, from, to) {
   return svg("line", { class: "stay", x1: a[0], y1: a[1], x2: b[0], y2: b[1] });
 }
 
-// One word is in the tab order; the arrow keys move the focus.
-function moveFocus(items) {
-  items.forEach((item, i) => item.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], next = items[i + (step ?? 0)];
-    if (step === undefined || !next || next === item) return;
-    event.preventDefault();
-    item.setAttribute("tabindex", "-1");
-    next.setAttribute("tabindex", "0");
-    next.focus();
-  }));
+function captionOf(data, labels, word, path, { backward, tall }, lens) {
+  if (word === null) {
+    if (backward) {
+      return both("Backward: a ribbon is the gradient that a query sends to the value of a key, a dot the gradient of its vector; wider means larger. The loss of each word is where it begins.",
+        "反向：带子是查询传给键所对应的值的梯度，圆点是该向量的梯度，越宽越大。梯度从每个词的损失出发。");
+    }
+    const [token, layer, inChinese] = tall ? ["column", "row of dots", "每列是一个词元，每排圆点是一层"] : ["row", "column", "每行是一个词元，每列是一层"];
+    return both(`A ${token} is a token, a ${layer} a layer; the width of a ribbon is an attention weight, the mean over the heads. Select an output word to see its path, or a layer to see its numbers.`,
+      `${inChinese}；带子的宽度是注意力权重（各注意力头的平均）。点选一个输出词可查看它的路径，点选一层可查看其中的数。`);
+  }
+  const output = data.outputs[word], name = (code) => inLanguage(labels.output[word], code);
+  if (backward) {
+    return both(`“${name("en")}” contributes ${output.loss.toFixed(4)} to the loss. The ribbons are the gradients of the whole loss.`, `“${name("zh")}”对损失的贡献是 ${output.loss.toFixed(4)}。带子是整个损失的梯度。`);
+  }
+  const names = data.labels.source.length && path.source ? labels.encoder : labels.decoder, chance = output.probability === null ? "" : percent(output.probability);
+  const largest = (shares) => [...shares].map((share, i) => [share, names[i]]).sort((a, b) => b[0] - a[0]).slice(0, 3).filter(([share]) => share > 0.02);
+  const list = (shares, code) => shares.map(([share, label]) => `“${inLanguage(label, code)}” ${percent(share).replace(" ", "\u00a0")}`).join(code === "en" ? ", " : "、");
+  const shares = largest(path.source ?? names.map((_, row) => path.share("decoder", 0, row))), direct = largest(directAttention(data, output));
+  const early = (lens ?? []).slice(0, -1).map((predictions) => predictions[word]).filter(Boolean), guesses = (code, comma) => early.map((guess, i) => `${i + 1}: ${inLanguage(guess, code)}`).join(comma);
+  return both(`“${name("en")}” ${chance}.${direct.length ? ` Cross-attention, mean of layers and heads: ${list(direct, "en")}.` : ""} All paths back to the input, the largest (attention rollout, an estimate): ${list(shares, "en")}.${early.length ? ` Prediction after layer ${guesses("en", ", ")}.` : ""}`,
+    `“${name("zh")}” ${chance}。${direct.length ? `交叉注意力（各层各头的平均）：${list(direct, "zh")}。` : ""}沿所有路径回溯到输入，最大的几项（attention rollout，为估计值）：${list(shares, "zh")}。${early.length ? `第几层之后的预测 ${guesses("zh", "、")}。` : ""}`);
 }
 
-const percentOf = (x) => `${(100 * x).toFixed(x > 0.0995 ? 0 : 1)} %`;
+// The mean cross-attention of an output over the layers; empty without cross-attention.
+function directAttention(data, { rows: [row] }) {
+  const maps = data.attention.filter((map) => map.stack === "cross");
+  if (!maps.length) return [];
+  const { shape: [, , m] } = maps[0].weights;
+  return Array.from({ length: m }, (_, j) => maps.reduce((sum, map) => sum + numbersOf(map.weights)[row * m + j], 0) / maps.length);
+}
 
-function captionOf(data, labels, word, path, backward, lens) {
-  if (word === null) {
-    return backward
-      ? both("Backward: a ribbon is the gradient that a query sends to the value of a key, a dot the gradient of its vector; wider means larger. The loss of each word is where it begins.",
-        "反向：带子是查询传给键所对应的值的梯度，圆点是该向量的梯度，越宽越大。梯度从每个词的损失出发。")
-      : both("A row is a token, a column a layer; the width of a ribbon is an attention weight, the mean over the heads. Select an output word to see its path, or a layer to see its numbers.",
-        "每行是一个词元，每列是一层；带子的宽度是注意力权重（各注意力头的平均）。点选一个输出词可查看它的路径，点选一层可查看其中的数。");
-  }
-  const output = data.outputs[word], names = data.labels.source.length && path.source ? labels.encoder : labels.decoder;
-  const shares = [...(path.source ?? names.map((_, row) => path.share("decoder", 0, row)))].map((share, i) => [share, names[i]]).sort((a, b) => b[0] - a[0]).slice(0, 3).filter(([share]) => share > 0.02);
-  const list = (code, comma) => shares.map(([share, name]) => `${inLanguage(name, code)} ${percentOf(share)}`).join(comma);
-  const chance = output.probability === null ? "" : percentOf(output.probability), name = (code) => inLanguage(labels.output[word], code);
-  const early = (lens ?? []).slice(0, -1).map((predictions) => predictions[word]).filter(Boolean), guesses = (code, comma) => early.map((guess, i) => `${i + 1}: ${inLanguage(guess, code)}`).join(comma);
-  return both(`“${name("en")}” ${chance}. Paths that attention opens, traced back to the input (attention rollout, an estimate): ${list("en", ", ")}.${early.length ? ` Prediction after layer ${guesses("en", ", ")}.` : ""}`,
-    `“${name("zh")}” ${chance}。沿注意力回溯到输入（attention rollout，为估计值）：${list("zh", "、")}。${early.length ? `第几层之后的预测 ${guesses("zh", "、")}。` : ""}`);
+// What the colours mean; it stays while a word is selected.
+function drawKey(data, backward) {
+  const item = (kind, english, chinese) => el("span", { class: kind }, el("i", { "aria-hidden": "true" }), both(english, chinese));
+  if (backward) return [item("gradient", "gradient", "梯度")];
+  const has = (stack) => data.attention.some((map) => (stack === "cross") === (map.stack === "cross"));
+  return [has("self") ? item("within", "attention within one side", "同一侧之内的注意力") : null, has("cross") ? item("across", "attention to the source", "对源句的注意力") : null,
+    item("residual", "residual connection", "残差连接")].filter(Boolean);
 }
 
 // The losses of the words side by side: together they are the loss.

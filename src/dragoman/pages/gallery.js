@@ -81,5 +81,5 @@ function start() {
   const figure = drawFigure(gallery.walkthrough.figure, { onLayer: (stack, layer) => walk.layer(stack, layer) });
   walk = drawWalkthrough(byId("walk-body"), gallery.walkthrough, { onStation: (layer, direction) => figure.show({ layer, mode: direction === "backward" ? direction : "forward" }) });
   byId("figure-body").append(figure.node);
-  if (!gallery.chapters.length) byId("walk-body").before(drawGuide(walk, figure));
+  if (!gallery.chapters.length) byId("walk-body").after(drawGuide(walk, figure));
 }

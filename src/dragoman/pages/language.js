@@ -11,6 +11,7 @@ const language = () => document.documentElement.dataset.language;
 const inBoth = (make) => (english, chinese) => make("span", {}, make("span", { lang: "en" }, ...[english].flat()), make("span", { lang: "zh" }, ...[chinese].flat()));
 const both = inBoth(el);
 const bothInSvg = inBoth((name, attributes, ...children) => svg("tspan", attributes, ...children));
+const labelInSvg = (text) => (typeof text === "string" ? document.createTextNode(text) : bothInSvg(text.en, text.zh));
 const inLanguage = (text, code = language()) => (text && typeof text === "object" ? text[code] : text);
 const bothOf = (text) => (text && typeof text === "object" ? both(text.en, text.zh) : document.createTextNode(text ?? ""));
 

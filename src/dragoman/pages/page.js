@@ -10,8 +10,10 @@ const SPACELESS = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/u;
 function make(name, attributes, children, space) {
   const node = space ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) {
+    if (value === undefined || value === null) continue;
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (value !== undefined && value !== null) node.setAttribute(key, value);
+    else if (key === "style") node.style.cssText = value;  // also where the page's policy forbids the attribute
+    else node.setAttribute(key, value);
   }
   node.append(...(children || []).filter((child) => child !== null));
   return node;
@@ -28,6 +30,44 @@ function significant(value, digits = 3) {
   return new Intl.NumberFormat("en", { maximumSignificantDigits: digits }).format(value);
 }
 
+// A share in percent; without digits, one decimal only where it is small or near 1.
+function percent(share, digits) {
+  if (!finite(share)) return "–";
+  if (digits === undefined && share >= 0.9995 && share < 1) return "> 99.9\u00a0%";
+  if (digits === undefined && share > 0 && share < 0.0005) return "< 0.1\u00a0%";
+  return `${(100 * share).toFixed(digits ?? (share >= 0.0995 && share < 0.9905 ? 0 : 1))}\u00a0%`;
+}
+
+// Width in pixels of the longest of some texts of a picture, in both languages.
+const FONT = '13.5px system-ui, "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", sans-serif';
+const pen = document.createElement("canvas").getContext("2d"), widths = new Map();
+
+function widthOf(texts) {
+  pen.font = FONT;
+  const width = (text) => widths.get(text) ?? widths.set(text, pen.measureText(text).width).get(text);
+  return Math.max(0, ...texts.flatMap((text) => (typeof text === "string" ? [text] : Object.values(text))).map(width));
+}
+
+// Roving focus in a row or grid of items: one item is in the tab order, the arrow keys move the focus.
+function roving(items, columns = items.length) {
+  if (!items.length) return;
+  items.forEach((item, i) => item.setAttribute("tabindex", i ? "-1" : "0"));
+  items.forEach((item, i) => item.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -i, End: items.length - 1 - i }[event.key];
+    const next = items[i + (step ?? 0)];
+    if (step === undefined) return;
+    event.preventDefault();
+    if (!next || next === item) return;
+    item.setAttribute("tabindex", "-1");
+    next.setAttribute("tabindex", "0");
+    next.focus();
+  }));
+}
+
+function options(select, texts, chosen) {
+  select.replaceChildren(...texts.map(([value, english, chinese]) => bothIn(el("option", { value }), "label", english, chinese ?? english)));
+  select.value = chosen;
+}
 // In English and in Chinese.
 function duration(seconds) {
   if (!finite(seconds)) return { en: "–", zh: "–" };

@@ -141,6 +141,7 @@ function drawResult() {
     notes.push(both(["The target that you typed. The model's own translation: ", own ?? "(nothing)"], ["这是您输入的目标。模型自己的译文：", own ?? "（空）"]));
   }
   if (before && before.text !== text) notes.push(both(`Without your changes: ${before.text || "(nothing)"}`, `改动之前：${before.text || "（空）"}`));
+  if (!state.mask) notes.push(both("The search writes one word after the other and cannot look ahead anyway, so the mask does not change what it chooses; the loss is that of all words at once.", "搜索逐词进行，本来就看不到后面的词，所以掩码不影响它的选择；损失则是所有词同时计算的。"));
   view.output.replaceChildren(text || nothing);
   view.notes.replaceChildren(...notes.map((note) => el("p", { class: "small" }, note)));
   view.loss.replaceChildren(both("Loss ", "损失 "), el("b", {}, number(sumOf(losses))), before ? el("span", { class: "before" }, both(` before: ${number(before.loss)}`, ` 改动前：${number(before.loss)}`)) : "");

@@ -2,7 +2,6 @@
 const report = JSON.parse(byId("report").textContent);
 
 const target = { en: report.target, zh: report.chinese.target ?? report.target };
-const percent = (share, digits = 1) => (finite(share) ? `${(100 * share).toFixed(digits)}\u00a0%` : "–");
 
 function median(values) {
   const sorted = [...values].sort((a, b) => a - b);
@@ -30,8 +29,8 @@ function showFigures() {
     `这个 Transformer 用 ${time.zh}学会了用${target.zh}书写数字和日期。训练集以外的 ${all} 条文本中，它译对了 ${correct} 条。`));
   const millions = report.parameters >= 1e6 ? `${significant(report.parameters / 1e6)} M` : whole.format(report.parameters);
   const tiles = [
-    [["Exact match on unseen texts", "未见文本的完全匹配率"], percent(report.exact_match),
-      [`${correct} of ${all}; 95 % interval ${percent(low)} to ${percent(high)}`, `${all} 条中 ${correct} 条；95% 置信区间 ${percent(low)} 至 ${percent(high)}`]],
+    [["Exact match on unseen texts", "未见文本的完全匹配率"], percent(report.exact_match, 1),
+      [`${correct} of ${all}; 95 % interval ${percent(low, 1)} to ${percent(high, 1)}`, `${all} 条中 ${correct} 条；95% 置信区间 ${percent(low, 1)} 至 ${percent(high, 1)}`]],
     [["Training time", "训练时间"], both(time.en, time.zh), [`on ${report.device}`, `设备：${report.device}`]],
     [["Steps", "步数"], finite(last("step")) ? whole.format(last("step")) : "–", [`last loss ${significant(last("loss"))}`, `最后的损失 ${significant(last("loss"))}`]],
     [["Parameters", "参数量"], millions, [`${whole.format(report.parameters)} trained numbers`, `${whole.format(report.parameters)} 个可学习的数`]],
@@ -129,11 +128,4 @@ function start() {
     }
   }
   startCharts(report.charts);
-  let width = window.innerWidth, waiting = 0;
-  window.addEventListener("resize", () => {
-    if (window.innerWidth === width) return;
-    width = window.innerWidth;
-    clearTimeout(waiting);
-    waiting = setTimeout(drawAttention, 120);
-  });
 }

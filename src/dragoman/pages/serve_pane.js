@@ -33,13 +33,19 @@ function factsOf(model) {
 
 function makePane(model) {
   const stages = [], told = new Set();
-  let pinned = null, current = null, drawn = false;
+  let pinned = null, current = null, drawn = false, figure = null;
   const notices = el("div", { class: "notices" });
   const scene = el("div", { class: "stages", onkeydown: move });
   const outcome = el("p", { class: "outcome", role: "status" });
   const why = el("div", { class: "why" }), where = el("p", { class: "where" });
-  const heads = model.attention ? makeHeads(model.attention, () => current && look(current)) : null;
-  const detail = el("div", { class: "detail" }, why, el("div", { class: "looks" }, where, heads && heads.node));
+  const chosen = (english, chinese, count) => {
+    const select = el("select", { onchange: () => current && look(current) });
+    options(select, [[-1, "mean", "平均"], ...Array.from({ length: count }, (_, i) => [i, String(i + 1)])], -1);
+    return { select, node: el("label", { hidden: count === 1 ? "" : null }, both(english, chinese), " ", select) };
+  };
+  const layer = chosen("Layer", "层", model.attention?.layers ?? 1), head = chosen("Head", "注意力头", model.attention?.heads ?? 1);
+  const whole = el("div", { class: "whole" });
+  const detail = el("div", { class: "detail" }, why, el("div", { class: "looks" }, where, el("p", { class: "controls" }, layer.node, head.node)), whole);
   const node = el("section", { class: "pane", "aria-label": model.name },
     el("div", { class: "heading" }, el("h2", {}, model.name), el("p", { class: "facts" }, ...factsOf(model))), notices, scene, outcome, detail);
   new ResizeObserver(() => current && look(current)).observe(scene);
@@ -54,11 +60,26 @@ function makePane(model) {
     if (!token.node.isConnected) return;
     current = token;
     for (const stage of stages) if (stage !== token.stage) stage.clear();
-    token.stage.draw(token, token.attention && heads.weights(token.attention));
+    token.stage.draw(token, token.attention && weightsOf(token.attention, Number(layer.select.value), Number(head.select.value)));
     detail.hidden = false;
     why.replaceChildren(...explained(token));
     where.replaceChildren(lookedAt(token));
-    if (token.attention) heads.show(token.attention);
+    showFigure(token);
+  }
+
+  // The whole model at work on the part of the text that the token belongs to.
+  function showFigure({ stage, place }) {
+    if (stage.figure && figure?.stage !== stage) {
+      const spaced = hasSpaces([...stage.figure.labels.source, ...stage.figure.labels.input]);
+      const onLayer = (stack, number) => {
+        if (stack === "encoder") return;
+        layer.select.value = number - 1;
+        look(current);
+      };
+      figure = { stage, ...drawFigure(stage.figure, { onLayer, onWord: (index) => pin(index === null ? null : stage.tokens[index]), readable: (piece) => standalone(piece, spaced) }) };
+    }
+    whole.replaceChildren(...(stage.figure ? [figure.node] : []));
+    if (stage.figure) figure.show({ word: place });
   }
 
   function pin(token) {
@@ -73,7 +94,7 @@ function makePane(model) {
     const rows = token.alternatives.map(([piece, logProb], i) => alternative(piece, Math.exp(logProb), i + 1 === rank));
     if (!rank) rows.push(alternative(token.piece, p, true));
     return [
-      el("p", { class: "said" }, el("b", {}, both(...spokenPiece(token.piece))), el("span", { class: "share" }, percent(p)),
+      el("p", { class: "said" }, el("b", {}, bothOf(standalone(token.piece))), el("span", { class: "share" }, percent(p)),
         el("span", { class: "soft" }, given ? both("part of the prompt; for the model ", "属于提示；对模型而言是") : null, choice)),
       el("ol", { class: "alternatives" }, ...rows),
       drawn && !given ? el("p", { class: "hint" }, both("Probabilities are those of the model, before the temperature is applied.", "概率由模型直接给出，未经温度调整。")) : null,
@@ -83,13 +104,13 @@ function makePane(model) {
   function alternative(piece, p, said) {
     const bar = el("span", { class: "bar" });
     bar.style.setProperty("--share", p.toFixed(4));
-    return el("li", { class: said ? "is" : null }, el("span", { class: "option" }, both(...spokenPiece(piece))), bar, el("span", { class: "number" }, percent(p)));
+    return el("li", { class: said ? "is" : null }, el("span", { class: "option" }, bothOf(standalone(piece))), bar, el("span", { class: "number" }, percent(p)));
   }
 
   function lookedAt(token) {
     if (token.attention) {
       const over = model.attention.over === "source" ? both("Attention to the source, in %", "对原文的注意力（%）") : both("Attention to the text so far, in %", "对已有文本的注意力（%）");
-      return el("span", {}, over, ...(heads.node.hidden ? [] : [": ", heads.name()]));
+      return over;
     }
     return model.writes === "translation"
       ? both("This model has no attention: it encodes the source as one vector.", "该模型没有注意力：它把原文编码为一个向量。")
@@ -118,6 +139,9 @@ function makePane(model) {
       if (pinned && !pinned.node.isConnected) pin(null);
       if (last && !pinned) look(last);
     },
+    figure({ part, figure: data }) {
+      stages[part].figure = data;
+    },
     again({ part, fault }) {
       stages[part].take({ from: 0, tokens: [], settled: false });
       stages[part].clear();
@@ -132,6 +156,7 @@ function makePane(model) {
       const open = all().filter((token) => !token.given && token.piece !== "</s>");
       // The least probable token is the most interesting one.
       if (!pinned && open.length) pin(open.reduce((a, b) => (b.p < a.p ? b : a)));
+      else if (pinned) look(pinned);
     },
     error({ error }) {
       fail(error.map((problem) => problem.what));
@@ -157,7 +182,7 @@ function makePane(model) {
 
   function begin(ask) {
     stages.splice(0);
-    pinned = current = null;
+    pinned = current = figure = null;
     told.clear();
     drawn = ask.temperature > 0;
     notices.replaceChildren();

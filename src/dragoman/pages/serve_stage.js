@@ -1,7 +1,7 @@
 "use strict";
 // One source text and its output: tokens to select, and lines to the tokens that they attend to.
 
-const LEAST_WEIGHT = 0.03, MOST_LINES = 24;
+const LEAST_WEIGHT = 0.03, MOST_LINKS = 24;
 
 // How a subword of sentencepiece is displayed; "▁" is the space before a word.
 function shownPiece(piece) {
@@ -14,13 +14,14 @@ function shownPiece(piece) {
   return { text: piece.replaceAll("▁", "\u00a0").replace(/^\u00a0/, ""), kind: "", begins: piece.startsWith("▁") };
 }
 
-// The name of a subword for screen readers.
-function spokenPiece(piece) {
-  const named = { "</s>": ["end of the text", "文本结束"], "<s>": ["start of the text", "文本开始"], "\n": ["line end", "换行"], "▁": ["space", "空格"] }[piece];
-  return named || [shownPiece(piece).text, shownPiece(piece).text];
+// {shape: [L, H, S], data} -> the weights of a layer and head, or with -1 of their mean, over the S positions.
+function weightsOf(attention, layer, head) {
+  const [layers, heads, places] = attention.shape;
+  attention.bytes ||= unpack(attention);
+  const chosen = (one, count) => (one < 0 ? [...Array(count).keys()] : [one]);
+  const from = chosen(layer, layers).flatMap((l) => chosen(head, heads).map((h) => (l * heads + h) * places));
+  return Array.from({ length: places }, (_, s) => from.reduce((sum, start) => sum + attention.bytes[start + s], 0) / (255 * from.length));
 }
-
-const percent = (p) => (p >= 0.9995 ? "100 %" : p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : p >= 0.0005 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %");
 
 // Lines break between words only: a subword is appended to its word.
 function makeWords(home) {
@@ -42,7 +43,7 @@ function makeWords(home) {
 
 // model: an entry of /models; on: {enter, leave, choose}, each called with a token.
 function makeStage(model, on) {
-  const lines = svg("svg", { class: "lines", "aria-hidden": "true" });
+  const lines = svg("svg", { class: model.writes === "translation" ? "links cross" : "links", "aria-hidden": "true" });
   const source = el("div", { class: "words source" }), target = el("div", { class: "words target", role: "group" });
   const before = model.writes === "continuation";
   const node = el("div", { class: before ? "stage before" : "stage" }, before ? null : source, target, lines);
@@ -70,12 +71,12 @@ function makeStage(model, on) {
   }
 
   function makeToken(token, place) {
-    const looks = shownPiece(token.piece), p = Math.exp(token.log_prob), [en, zh] = spokenPiece(token.piece);
+    const looks = shownPiece(token.piece), p = Math.exp(token.log_prob), name = standalone(token.piece);
     const button = el("button", { type: "button", class: `piece token ${looks.kind}`, tabindex: tokens.length || place ? -1 : 0, "aria-pressed": "false",
       onclick: () => on.choose(token), onpointerenter: () => on.enter(token), onpointerleave: () => on.leave(), onfocus: () => on.enter(token), onblur: () => on.leave() }, looks.text);
     button.classList.toggle("given", token.given);
     button.style.setProperty("--doubt", (token.given ? 0 : Math.min(1, Math.max(0, 1 - p))).toFixed(3));
-    bothIn(button, "aria-label", `${en}, ${percent(p)}`, `${zh}，${percent(p)}`);
+    bothIn(button, "aria-label", `${inLanguage(name, "en")}, ${percent(p)}`, `${inLanguage(name, "zh")}，${percent(p)}`);
     Object.assign(token, { node: button, stage: api, place, p });
     words.add(button, looks);
     return token;
@@ -91,8 +92,8 @@ function makeStage(model, on) {
 
   function clear() {
     lines.replaceChildren();
-    for (const seen of node.querySelectorAll(".seen, .looking")) {
-      seen.classList.remove("seen", "looking");
+    for (const seen of node.querySelectorAll(".seen, .on")) {
+      seen.classList.remove("seen", "on");
       const share = seen.querySelector("small");
       if (share) share.textContent = "";
     }
@@ -101,7 +102,7 @@ function makeStage(model, on) {
   // Lines and shades from a token to the positions that it attends to.
   function draw(token, weights) {
     clear();
-    token.node.classList.add("looking");
+    token.node.classList.add("on");
     if (!weights) return;
     const seen = before ? [...places, ...tokens.map((other) => other.node)] : places;
     const most = weights.map((w, s) => ({ w, node: seen[s] })).filter(({ w, node: there }) => there && w >= LEAST_WEIGHT).sort((a, b) => a.w - b.w);
@@ -112,7 +113,7 @@ function makeStage(model, on) {
       if (share && w >= 0.05) share.textContent = (100 * w).toFixed(0);
     }
     lines.setAttribute("viewBox", `0 0 ${node.clientWidth} ${node.clientHeight}`);
-    lines.append(...most.slice(-MOST_LINES).map(({ w, node: there }) => svg("path", { class: "line", pathLength: 1, d: route(token.node, there),
+    lines.append(...most.slice(-MOST_LINKS).map(({ w, node: there }) => svg("path", { class: "link", pathLength: 1, d: route(token.node, there),
       "stroke-width": (0.8 + 4.2 * w).toFixed(2), "stroke-opacity": (0.12 + 0.78 * w).toFixed(2) })));
   }
 

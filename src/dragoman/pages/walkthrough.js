@@ -82,9 +82,9 @@ function drawStep(step, tensors, head) {
     return figure;
   };
   function select(tensor, figure, i, j) {
-    for (const cell of card.querySelectorAll("td.chosen-cell, td.used")) cell.classList.remove("chosen-cell", "used");
+    for (const cell of card.querySelectorAll("td.chosen, td.used")) cell.classList.remove("chosen", "used");
     const cell = figure.querySelector(`td[data-at="${i} ${j}"]`), { text, used } = writeCell(tensor, i, j, (number) => tensors.all[number]);
-    cell.classList.add("chosen-cell");
+    cell.classList.add("chosen");
     cell.scrollIntoView({ block: "nearest", inline: "nearest" });
     for (const { key, row, column } of used) {
       for (const other of card.querySelectorAll(`figure[data-key="${CSS.escape(keyOf(tensors.all[key]))}"] td[data-at]`)) {
@@ -205,12 +205,13 @@ function drawWalkthrough(container, data, options = {}) {
   if (route.length) go(0);
   return {
     go,
+    step: (index) => view.querySelectorAll(".walk-step").item(index < 0 ? view.querySelectorAll(".walk-step").length + index : index) ?? view,
     stations: route.map(({ station, direction }) => `${direction} ${station.key}`),
-    // The first station of a layer, counted from 1.
+    // The attention of a layer, counted from 1: in a decoder that to the source.
     layer(stack, number) {
       layer = number - 1;
-      const index = route.findIndex((stop) => stop.direction === route[at].direction && stop.station.stack === stack && stop.station.layers.has(layer) && stop.station.layers.size > 1), first = route.findIndex((stop) => stop.station.stack === stack && !stop.station.key.endsWith("embedding"));
-      go(index >= 0 ? index : Math.max(0, first));
+      const of = (test) => route.findIndex((stop) => stop.station.stack === stack && stop.direction === route[at].direction && test(stop.station)), among = [of((station) => station.key.endsWith("cross_attn")), of((station) => station.layers.has(layer) && !station.key.endsWith("embedding")), of(() => true)];
+      go(Math.max(0, among.find((index) => index >= 0) ?? 0), true);
     },
   };
 }

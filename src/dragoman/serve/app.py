@@ -30,8 +30,10 @@ from dragoman.serve.viewer import Event, RecordingStepper, stream_continuation, 
 
 __all__ = ["ServedModel", "TranslateRequest", "create_app", "load_models"]
 
-STYLES = ("colors.css", "page.css", "language.css", "serve.css")
-SCRIPTS = ("page.js", "language.js", "packing.js", "serve_heads.js", "serve_stage.js", "serve_pane.js", "serve.js")
+STYLES = ("colors.css", "page.css", "language.css", "maps.css", "figure.css", "serve.css")
+SCRIPTS = (
+    "page.js", "language.js", "packing.js", "maps.js", "figure.js", "serve_stage.js", "serve_pane.js", "serve.js",
+)  # fmt: skip
 MAX_CHARACTERS = 5000
 MAX_BYTES = 1 << 16  # 5,000 characters are at most 60,000 bytes of JSON
 MAX_BEAM = 16

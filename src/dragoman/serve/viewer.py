@@ -6,6 +6,8 @@ Events are plain dictionaries, in this order:
     {"event": "part", "part": i, "source": pieces}     the source of the part; empty for a language model
     {"event": "tokens", "part": i, "from": k, "tokens": [...], "settled": true or false, "text": text of the part}
     {"event": "again", "part": i, "fault": name}       the output was empty or repeated itself; it is searched again
+    {"event": "figure", "part": i, "figure": {...}}    the whole model on the part, see `figure_data`; only with
+                                                       attention weights and at most 128 tokens
     {"event": "done", "text", "score", "log_prob", "flags", "seconds"}
 
 A "tokens" event keeps the first k tokens of its part and replaces the others: greedy search and sampling append one
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -26,13 +28,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import Tokenizer
+from dragoman.data.tokenizer import BOS, Tokenizer
 from dragoman.decoding.hypothesis import PartialHypothesis, common_prefix
 from dragoman.decoding.pytorch.generate import stream_tokens
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.retry import StreamWithRetry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
+from dragoman.interpret.walkthrough.figure import RecordedPass, figure_data
+from dragoman.interpret.walkthrough.quantities import Labels
+from dragoman.interpret.walkthrough.training_step import TrainingPair
 from dragoman.models.seq2seq import LanguageModel, Model
 from dragoman.nn.record import Recording, record, tap_names
 from dragoman.nn.state import DecodeState
@@ -46,6 +51,9 @@ Event = dict[str, Any]
 Lock = AbstractContextManager[Any] | None
 
 _ALTERNATIVES = 5
+
+_MAX_FIGURE = 128
+"""Tokens of source and output together up to which the page draws the model: its attention grows with their square."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,8 @@ def stream_translation(translator: Translator, text: str, lock: Lock = None, **o
         src = torch.tensor([part.ids], device=translator.device)
         stream = functools.partial(stream_tokens, stepper, src)
         search = StreamWithRetry(stream, part.ids, settings, translator.has_no_text)
-        yield from _search_events(search, stepper, translator.tokenizer, index)
+        tokens = yield from _search_events(search, stepper, translator.tokenizer, index)
+        yield from _figure(stepper, src, tokens, translator.tokenizer, index)
         part.found, part.fault = [search.result], search.fault
     joined = translator.join(line)
     yield _done(joined.text, joined.score, joined.log_prob, joined.flags, started)
@@ -137,7 +146,8 @@ def stream_continuation(
     yield {"event": "part", "part": 0, "source": []}
     src = torch.zeros(1, 0, dtype=torch.long, device=generator.device)
     search = StreamWithRetry(lambda used: stream_tokens(stepper, src, used, prefix), None, resolved)
-    yield from _search_events(search, stepper, generator.tokenizer, 0, len(prefix))
+    tokens = yield from _search_events(search, stepper, generator.tokenizer, 0, len(prefix))
+    yield from _figure(stepper, src, tokens, generator.tokenizer, 0)
     continuation = generator.continuation(prompt, prefix, search.result)
     yield _done(continuation.text, None, continuation.log_prob, () if continuation.ended else ("truncated",), started)
 
@@ -151,8 +161,8 @@ def _done(text: str, score: float | None, log_prob: float, flags: Sequence[str],
 
 def _search_events(
     search: StreamWithRetry, stepper: RecordingStepper, tokenizer: Tokenizer, part: int, given: int = 0
-) -> Iterator[Event]:
-    """Yield the events of the search of one part; given: the number of its tokens that belong to the prompt."""
+) -> Generator[Event, None, list[int]]:
+    """Yield the events of the search of one part and return its tokens; given: how many of them are the prompt."""
 
     def event(hypothesis: PartialHypothesis, records: list[StepRecord], first: int, settled: bool) -> Event:
         indices = range(first, len(hypothesis.tokens))
@@ -173,6 +183,23 @@ def _search_events(
             shown = []
     if len(results) > 1 and not search.replaced:
         yield event(*results[0], 0, True)
+        return results[0][0].tokens
+    return results[-1][0].tokens
+
+
+def _figure(
+    stepper: RecordingStepper, src: Tensor, tokens: list[int], tokenizer: Tokenizer, part: int
+) -> Iterator[Event]:
+    """Yield the event of the whole model, from one pass over the tokens that the search found."""
+    if stepper.pattern is None or not tokens or src.size(1) + len(tokens) > _MAX_FIGURE:
+        return
+    tgt_in, targets = (torch.tensor([ids], device=src.device) for ids in ([BOS, *tokens[:-1]], tokens))
+    with stepper.lock:
+        recorded = RecordedPass.of(stepper.model, TrainingPair(src, None, tgt_in, targets))
+    source = [tokenizer.source_piece(i) for i in src[0].tolist()]
+    read, written = ([tokenizer.target_piece(i) for i in ids[0].tolist()] for ids in (tgt_in, targets))
+    labels = Labels(source, read, written, tokenizer.target_piece)
+    yield {"event": "figure", "part": part, "figure": figure_data(recorded, labels)}
 
 
 def _token(tokenizer: Tokenizer, hypothesis: PartialHypothesis, index: int, step: StepRecord) -> Event:

@@ -58,10 +58,12 @@ def _in_chunks(
     grad_weight = torch.zeros_like(weight) if gradients[1] else None
     with torch.autocast(hidden.device.type, enabled=False):
         matrix = weight.to(dtype)  # (V, D)
+        # For the logits of all chunks.
+        buffer = hidden.new_empty(min(rows, hidden.size(0)), weight.size(0), dtype=dtype)
         for begin in range(0, hidden.size(0), rows):
             part = slice(begin, begin + rows)
             h, t = hidden[part].to(dtype), targets[part, None]  # (rows, D), (rows, 1)
-            logits = multiply(h, matrix.T).to(sum_dtype)  # (rows, V)
+            logits = multiply(h, matrix.T, out=buffer[: len(h)]).to(sum_dtype)  # (rows, V)
             if any(gradients):
                 grad_logits, chunk_smoothed, chunk_nll = loss_gradient(logits, t, smoothing)
                 grad_logits = grad_logits.to(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,17 +12,44 @@ from torch import Tensor
 from dragoman.data.tokenizer import PAD
 from dragoman.interpret.attentions import layer_number, sides, weight_taps
 from dragoman.interpret.walkthrough.quantities import Labels
-from dragoman.interpret.walkthrough.training_step import RecordedStep
+from dragoman.interpret.walkthrough.training_step import RecordedStep, TrainingPair
+from dragoman.models.seq2seq import Network
 from dragoman.models.vision import Vision
+from dragoman.nn.record import record, tap_names
 from dragoman.nn.recurrent import Cell
 from dragoman.pages.packing import packed
 
-__all__ = ["figure_data"]
+__all__ = ["RecordedPass", "figure_data"]
 
 _COLUMN = re.compile(r"(?:(encoder|decoder)\.)?(?:embedded|positioned|layers\.(\d+)\.stream)")
 
 
-def figure_data(recorded: RecordedStep, labels: Labels) -> dict[str, Any]:
+@dataclass
+class RecordedPass:
+    """What the figure needs of a forward pass alone: values by tap without the row axis, losses by target position."""
+
+    network: Network
+    pair: TrainingPair
+    values: dict[str, Tensor]
+    losses: dict[int, float]
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, network: Network, pair: TrainingPair) -> RecordedPass:
+        """Run the network, which must be in evaluation mode."""
+        names = [name for name in tap_names(network) if _COLUMN.fullmatch(name)]
+        with record(network, *names, *weight_taps(network)) as seen:
+            logits = network(pair.src, pair.src_mask, pair.tgt_in)[0]
+        losses = torch.nn.functional.cross_entropy(logits, pair.targets[0], reduction="none").tolist()
+        values = {name: seen.joined(name)[0] for name in seen} | {"output.logits": logits}
+        return cls(network, pair, values, dict(enumerate(losses)))
+
+
+Recorded = RecordedStep | RecordedPass
+
+
+def figure_data(recorded: Recorded, labels: Labels) -> dict[str, Any]:
     """Return the data of the figure as JSON: {"labels", "columns", "attention", "outputs"}.
 
     labels: tokens of the "source", the "input" of the decoder, and the "output".  columns: {"stack": "encoder" or
@@ -44,7 +72,7 @@ def figure_data(recorded: RecordedStep, labels: Labels) -> dict[str, Any]:
     }
 
 
-def _columns(recorded: RecordedStep) -> list[dict[str, Any]]:
+def _columns(recorded: Recorded) -> list[dict[str, Any]]:
     found: dict[tuple[str, int], dict[str, Any]] = {}
     single = "decoder" if recorded.pair.src.numel() == 0 else "encoder"
     for name in recorded.values:
@@ -61,10 +89,10 @@ def _columns(recorded: RecordedStep) -> list[dict[str, Any]]:
             "gradient": norms,
             "recurrent": any(isinstance(part, Cell) for part in module.modules()) if module is not None else False,
         }
-    return list(found.values())
+    return sorted(found.values(), key=lambda column: (column["stack"] == "decoder", column["layer"]))
 
 
-def _attention(recorded: RecordedStep) -> list[dict[str, Any]]:
+def _attention(recorded: Recorded) -> list[dict[str, Any]]:
     maps = []
     for name in weight_taps(recorded.network):
         rows, columns = sides(recorded.network, name)
@@ -88,7 +116,7 @@ def _heads(x: Tensor) -> Tensor:
     return x if x.dim() == 3 else x[None]
 
 
-def _flow(recorded: RecordedStep, name: str, weights: Tensor) -> Tensor | None:
+def _flow(recorded: Recorded, name: str, weights: Tensor) -> Tensor | None:
     """Return the norm of the gradient that each query sends to the value of each key, (Tq, Tk)."""
     path = name.removesuffix("weights")
     results = (recorded.gradients.get(f"{path}{result}") for result in ("heads", "context"))
@@ -100,7 +128,7 @@ def _flow(recorded: RecordedStep, name: str, weights: Tensor) -> Tensor | None:
     return flow
 
 
-def _outputs(recorded: RecordedStep) -> list[dict[str, Any]]:
+def _outputs(recorded: Recorded) -> list[dict[str, Any]]:
     logits = recorded.values.get("output.logits")
     found = []
     for position, target in enumerate(recorded.pair.targets[0].tolist()):
@@ -114,7 +142,7 @@ def _outputs(recorded: RecordedStep) -> list[dict[str, Any]]:
     return found
 
 
-def _pooled(recorded: RecordedStep) -> list[int] | None:
+def _pooled(recorded: Recorded) -> list[int] | None:
     """Return the positions that the output of a whole text or image reads; None if each position has its own."""
     pooling = "first" if isinstance(recorded.network, Vision) else getattr(recorded.network, "pooling", "none")
     source = recorded.pair.src.size(1)

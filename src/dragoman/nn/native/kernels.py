@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dragoman.nn.native.library import has_kernel_products, kernels
 
-__all__ = ["attend", "attend_backward", "drop", "multiply", "smoothed_loss_", "uses_kernels"]
+__all__ = ["attend", "attend_backward", "drop", "empty", "join_heads", "multiply", "pointer", "smoothed_loss_",
+           "uses_kernels"]  # fmt: skip
 
-_SLACK = 64  # elements
+_ALIGNMENT = 16  # elements
 
 
 def _integers(*values: int) -> ctypes.Array[ctypes.c_int64]:
@@ -37,9 +40,14 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
     if library is None or not (a.numel() and b.numel()):
         return _multiply(a, b, bias, out, add)
     if out is None:
-        out = _empty(a.size(0), b.size(1))
+        out = empty(a.size(0), b.size(1))
     if not has_kernel_products():
-        return _multiply(a, b, bias, out, add)
+        if bias is None or not out.is_contiguous():
+            return _multiply(a, b, bias, out, add)
+        bias = bias.contiguous()  # added afterwards, because PyTorch would fill the result with it first
+        _check(a, b, bias, _multiply(a, b, None, out, add))
+        library.dragoman_add_bias(torch.get_num_threads(), *out.shape, bias.data_ptr(), out.data_ptr())
+        return out
     a, b = _with_unit_stride(a), _with_unit_stride(b)
     if bias is not None:
         bias = bias.contiguous()
@@ -47,19 +55,26 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
     library.dragoman_multiply(
         torch.get_num_threads(), _integers(a.size(0), b.size(1), a.size(1)),
         _integers(*a.stride(), *b.stride(), out.stride(0)), a.data_ptr(), b.data_ptr(),
-        None if bias is None else bias.data_ptr(), add, out.data_ptr(),
+        pointer(bias), add, out.data_ptr(),
     )  # fmt: skip
     return out
 
 
-def _empty(*shape: int) -> Tensor:
-    """Return an empty tensor in slightly more memory than it needs.
+def pointer(x: Tensor | None) -> int | None:
+    """Return the address of a tensor, or None for None."""
+    return None if x is None else x.data_ptr()
 
-    glibc before 2.38 reuses a freed block for an aligned request only if it is larger by more than the alignment.  With
-    tensors of equal sizes, none would fit where another one was freed.
+
+def empty(*shape: int) -> Tensor:
+    """Return an empty tensor, aligned like those of PyTorch.
+
+    Aligned here, because glibc before 2.38 does not reuse a freed block for an aligned request of the same size.
     """
     size = math.prod(shape)
-    return torch.empty(size + _SLACK)[:size].view(shape)
+    memory = np.empty(size + _ALIGNMENT, np.float32)
+    begin = -memory.ctypes.data // 4 % _ALIGNMENT
+    # Not a view of another tensor, because autograd adds another gradient in place only then.
+    return torch.from_numpy(memory[begin : begin + size].reshape(shape))
 
 
 def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor | None, add: bool) -> Tensor:
@@ -122,10 +137,10 @@ def drop(random: Tensor, threshold: int, scale: float, x: Tensor, residual: Tens
         return (x * mask).mul_(scale) if residual is None else torch.addcmul(residual, x, mask, value=scale)
     random, x = random.contiguous(), x.contiguous()
     residual = None if residual is None else residual.contiguous()
-    out = _empty(*x.shape)
+    out = empty(*x.shape)
     library.dragoman_drop(
         torch.get_num_threads(), x.numel(), random.data_ptr(), threshold, scale, x.data_ptr(),
-        None if residual is None else residual.data_ptr(), out.data_ptr(),
+        pointer(residual), out.data_ptr(),
     )  # fmt: skip
     return out
 
@@ -142,10 +157,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor
     q, k, v = map(_with_contiguous_features, (q, k, v))
     if bias is not None:
         bias = _with_contiguous_features(bias.expand(n, h, tq, tk))
-    weights, out = torch.empty(n, h, tq, tk), torch.empty(n, tq, h, dh).transpose(1, 2)
+    weights, out = empty(n, h, tq, tk), empty(n, tq, h, dh).transpose(1, 2)
     library.dragoman_attend(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, q if bias is None else bias, out),
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), None if bias is None else bias.data_ptr(), weights.data_ptr(),
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), pointer(bias), weights.data_ptr(),
         out.data_ptr(),
     )  # fmt: skip
     return out, weights
@@ -160,12 +175,48 @@ def attend_backward(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, grad: Tens
     if weights.shape != (n, h, tq, tk) or not weights.is_contiguous() or grad.shape != (n, h, tq, dh):
         raise ValueError(f"weights {tuple(weights.shape)}, grad {tuple(grad.shape)} of {sizes}; accepted: equal sizes")
     q, k, v, grad = map(_with_contiguous_features, (q, k, v, grad))
-    grads = [torch.empty(x.transpose(1, 2).shape).transpose(1, 2) for x in (q, k, v)]
+    grads = _empty_heads(q, k, v)
     library.dragoman_attend_backward(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, grad, *grads),
         *(x.data_ptr() for x in (q, k, v, weights, grad, *grads)),
     )  # fmt: skip
     return grads[0], grads[1], grads[2]
+
+
+def _empty_heads(*like: Tensor) -> list[Tensor]:
+    """Return empty tensors with the shapes (N, H, T, D) of others; the parts of a matrix become parts of a new one."""
+    groups: list[list[Tensor]] = []
+    for x in like:
+        if groups and _follows(x, groups[-1][-1]):
+            groups[-1].append(x)
+        else:
+            groups.append([x])
+    found = []
+    for group in groups:
+        n, _, t, _ = group[0].shape
+        widths = [x.size(1) * x.size(3) for x in group]
+        parts = empty(n, t, sum(widths)).split(widths, 2)
+        found += [part.view(n, t, *x.shape[1::2]).transpose(1, 2) for part, x in zip(parts, group, strict=True)]
+    return found
+
+
+def _follows(x: Tensor, before: Tensor) -> bool:
+    """Return whether heads x (N, H, T, D) are the next columns of a matrix (N, T, ...) after the heads `before`."""
+    n, h, t, d = before.shape
+    row, _, position, _ = strides = before.stride()
+    is_next = x.data_ptr() == before.data_ptr() + before.element_size() * h * d
+    same_rows = (x.size(0), x.size(2), x.stride(0), x.stride(2)) == (n, t, row, position)
+    return is_next and same_rows and strides[1::2] == (d, 1) and x.stride()[1::2] == (x.size(3), 1)
+
+
+def join_heads(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate the columns of heads (N, H, T, D) to a matrix (N, T, ...), without a copy if they are adjacent."""
+    n, _, t, _ = parts[0].shape
+    columns = sum(x.size(1) * x.size(3) for x in parts)
+    first = parts[0]
+    if all(map(_follows, parts[1:], parts)) and first.stride()[::2] == (t * columns, columns):
+        return first.as_strided((n, t, columns), (t * columns, columns, 1))
+    return torch.cat([x.transpose(1, 2).flatten(2) for x in parts], 2)
 
 
 def _attention_sizes(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:

@@ -97,11 +97,17 @@ def _load() -> ctypes.CDLL | None:
         return None
     try:
         library = ctypes.CDLL(str(built[0]))
-        pointer, int32, int64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+        pointer, int32, int64, float32 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
         signatures = {
             "multiply": [int32, pointer, pointer, pointer, pointer, pointer, int32, pointer],
             "smoothed_loss": [int32, int64, int64, pointer, pointer, ctypes.c_double, pointer],
-            "drop": [int32, int64, pointer, int32, ctypes.c_float, pointer, pointer, pointer],
+            "drop": [int32, int64, pointer, int32, float32, pointer, pointer, pointer],
+            "add_bias": [int32, int64, int64, pointer, pointer],
+            "sum_rows": [int32, int64, int64, pointer, pointer],
+            "add_bias_relu": [int32, int64, int64, pointer, pointer, pointer],
+            "relu_backward": [int32, int64, int64, pointer, pointer, pointer],
+            "add_and_norm": [int32, int64, int64, int32, float32, *[pointer] * 5, float32, *[pointer] * 3],
+            "add_and_norm_backward": [int32, int64, int64, float32, *[pointer] * 9],
             "attend": [int32] + [pointer] * 8,
             "attend_backward": [int32] + [pointer] * 10,
         }

@@ -1,8 +1,10 @@
 // The C interface, called with ctypes by nn/native/kernels.py, which validates all arguments.
 #include "attention.h"
+#include "bias.h"
 #include "dropout.h"
 #include "loss.h"
 #include "matmul.h"
+#include "norm.h"
 
 using namespace dragoman;
 
@@ -35,6 +37,37 @@ void dragoman_smoothed_loss(int threads, int64_t rows, int64_t vocab, float* log
 void dragoman_drop(int threads, int64_t size, const uint8_t* random, int threshold, float scale, const float* x,
                    const float* residual, float* out) {
   drop(threads, size, random, threshold, scale, x, residual, out);
+}
+
+void dragoman_add_bias(int threads, int64_t rows, int64_t columns, const float* bias, float* x) {
+  add_bias(threads, rows, columns, bias, x);
+}
+
+void dragoman_sum_rows(int threads, int64_t rows, int64_t columns, const float* x, float* sums) {
+  sum_rows(threads, rows, columns, x, sums);
+}
+
+void dragoman_add_bias_relu(int threads, int64_t rows, int64_t columns, const float* bias, float* x,
+                            uint16_t* positive) {
+  add_bias_relu(threads, rows, columns, bias, x, positive);
+}
+
+void dragoman_relu_backward(int threads, int64_t rows, int64_t columns, const uint16_t* positive, float* grad,
+                            float* sums) {
+  relu_backward(threads, rows, columns, positive, grad, sums);
+}
+
+void dragoman_add_and_norm(int threads, int64_t rows, int64_t columns, int threshold, float scale,
+                           const uint8_t* random, const float* x, const float* residual, const float* weight,
+                           const float* bias, float eps, uint16_t* kept, float* inverse, float* out) {
+  add_and_norm(threads, {rows, columns}, {threshold, scale}, random, x, residual, weight, bias, eps, kept, inverse, out);
+}
+
+void dragoman_add_and_norm_backward(int threads, int64_t rows, int64_t columns, float scale, const uint16_t* kept,
+                                    const float* out, const float* weight, const float* bias, const float* inverse,
+                                    const float* grad, float* grad_residual, float* grad_x, float* sums) {
+  add_and_norm_backward(threads, {rows, columns}, scale, kept, out, weight, bias, inverse, grad, grad_residual, grad_x,
+                        sums);
 }
 
 // strides: of q, k, v, bias and out.

@@ -25,6 +25,7 @@ RowLoss one_row(int64_t vocab, float* row, int64_t target, double smoothing) {
   for (int64_t i = 0; i < vocab; i += 16) {
     const __mmask16 lanes = first_lanes(vocab - i);
     const __m512 x = exp(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, row + i), _mm512_set1_ps(peak)));
+    _mm_prefetch(row + vocab + i, _MM_HINT_T1);  // the next row arrives while this one is computed
     _mm512_mask_storeu_ps(row + i, lanes, x);
     sum = _mm512_mask_add_ps(sum, lanes, sum, x);
   }

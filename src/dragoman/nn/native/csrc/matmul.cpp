@@ -7,6 +7,7 @@
 #include "matmul.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "vector_math.h"
 
@@ -30,28 +31,29 @@ struct Tile {
 };
 
 // c[i][j] (+)= sum over k of a(i, k) b[k][j]; BY_ROW: a(i, k) = a[i * stride + k], otherwise a[k * stride + i].
-template <int M, bool BY_ROW>
+// WIDE: whether there are more than 16 columns.
+template <int M, bool BY_ROW, bool WIDE>
 void multiply_tile(int64_t depth, const float* a, int64_t stride, const float* b, const Tile& tile) {
   __m512 low[M], high[M];
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) low[i] = high[i] = _mm512_setzero_ps();
   for (int i = 0; i < M; ++i) {  // C arrives while the sums are computed
     __builtin_prefetch(tile.c + i * tile.stride, 1);
-    __builtin_prefetch(tile.c + i * tile.stride + 16, 1);
+    if constexpr (WIDE) __builtin_prefetch(tile.c + i * tile.stride + 16, 1);
   }
   const float* a0 = a;
   const float* a3 = a + 3 * stride;
   const float* a6 = a + 6 * stride;
   const float* a9 = a + 9 * stride;
   for (int64_t k = 0; k < depth; ++k) {
-    const __m512 b_low = _mm512_load_ps(b), b_high = _mm512_load_ps(b + 16);
+    const __m512 b_low = _mm512_load_ps(b), b_high = WIDE ? _mm512_load_ps(b + 16) : b_low;
     b += PANEL;
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
       const float* row = i < 3 ? a0 : i < 6 ? a3 : i < 9 ? a6 : a9;
       const __m512 x = _mm512_set1_ps(BY_ROW ? row[(i % 3) * stride] : a[i]);
       low[i] = _mm512_fmadd_ps(x, b_low, low[i]);
-      high[i] = _mm512_fmadd_ps(x, b_high, high[i]);
+      if constexpr (WIDE) high[i] = _mm512_fmadd_ps(x, b_high, high[i]);
     }
     if constexpr (BY_ROW) {
       ++a0, ++a3, ++a6, ++a9;
@@ -69,29 +71,33 @@ void multiply_tile(int64_t depth, const float* a, int64_t stride, const float* b
     float* c = tile.c + i * tile.stride;
     if (tile.accumulate) {
       low[i] = _mm512_add_ps(low[i], _mm512_maskz_loadu_ps(tile.low, c));
-      high[i] = _mm512_add_ps(high[i], _mm512_maskz_loadu_ps(tile.high, c + 16));
+      if constexpr (WIDE) high[i] = _mm512_add_ps(high[i], _mm512_maskz_loadu_ps(tile.high, c + 16));
     }
     _mm512_mask_storeu_ps(c, tile.low, _mm512_add_ps(low[i], bias_low));
-    _mm512_mask_storeu_ps(c + 16, tile.high, _mm512_add_ps(high[i], bias_high));
+    if constexpr (WIDE) _mm512_mask_storeu_ps(c + 16, tile.high, _mm512_add_ps(high[i], bias_high));
   }
 }
 
 using TileFunction = void (*)(int64_t, const float*, int64_t, const float*, const Tile&);
 
-template <bool BY_ROW>
-TileFunction tile_function(int64_t rows) {
-  static constexpr TileFunction functions[ROWS] = {
-      multiply_tile<1, BY_ROW>, multiply_tile<2, BY_ROW>,  multiply_tile<3, BY_ROW>,  multiply_tile<4, BY_ROW>,
-      multiply_tile<5, BY_ROW>, multiply_tile<6, BY_ROW>,  multiply_tile<7, BY_ROW>,  multiply_tile<8, BY_ROW>,
-      multiply_tile<9, BY_ROW>, multiply_tile<10, BY_ROW>, multiply_tile<11, BY_ROW>, multiply_tile<12, BY_ROW>};
+template <bool BY_ROW, bool WIDE, int... M>
+TileFunction tile_function(int64_t rows, std::integer_sequence<int, M...>) {
+  static constexpr TileFunction functions[] = {multiply_tile<M + 1, BY_ROW, WIDE>...};
   return functions[rows - 1];
 }
 
-// out[k * PANEL + i] = in[i * stride + k] for i, k < 16.
-void transpose_16(const float* in, int64_t stride, float* out) {
+template <bool BY_ROW>
+TileFunction tile_function(int64_t rows, int64_t columns) {
+  constexpr std::make_integer_sequence<int, ROWS> sizes;
+  return columns > 16 ? tile_function<BY_ROW, true>(rows, sizes) : tile_function<BY_ROW, false>(rows, sizes);
+}
+
+// out[k * PANEL + i] = i < columns ? in[i * stride + k] : 0 for i < 16 and k < depth, of which 16 are used at most.
+void transpose_16(const float* in, int64_t stride, int64_t columns, int64_t depth, float* out) {
   __m512 r[16], t[16];
+  const __mmask16 lanes = first_lanes(depth);
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(in + i * stride);
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_maskz_loadu_ps(i < columns ? lanes : 0, in + i * stride);
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
@@ -113,14 +119,19 @@ void transpose_16(const float* in, int64_t stride, float* out) {
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    _mm512_store_ps(out + (i + 0) * PANEL, _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88));
-    _mm512_store_ps(out + (i + 4) * PANEL, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88));
-    _mm512_store_ps(out + (i + 8) * PANEL, _mm512_shuffle_f32x4(t[i], t[i + 8], 0xDD));
-    _mm512_store_ps(out + (i + 12) * PANEL, _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xDD));
+    r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+    r[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xDD);
+    r[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xDD);
+  }
+#pragma GCC unroll 16
+  for (int k = 0; k < 16; ++k) {
+    if (k < depth) _mm512_store_ps(out + k * PANEL, r[k]);
   }
 }
 
-// Copy a block of B (depth x columns) into panels [k][PANEL], with zeros for missing columns.
+// Copy a block of B (depth x columns) into panels [k][PANEL], with zeros for missing columns, except in a half of 16
+// without any, which is not read.
 void pack_b(const Matrix& b, int64_t depth, int64_t columns, float* out) {
   for (int64_t j = 0; j < columns; j += PANEL, out += depth * PANEL) {
     const int64_t width = std::min<int64_t>(PANEL, columns - j);
@@ -133,12 +144,10 @@ void pack_b(const Matrix& b, int64_t depth, int64_t columns, float* out) {
       }
       continue;
     }
-    const float* in = b.data + j * b.column;
-    for (int64_t half = 0; half < PANEL; half += 16) {
-      const int64_t whole = width - half >= 16 ? depth / 16 * 16 : 0;
-      for (int64_t k = 0; k < whole; k += 16) transpose_16(in + half * b.column + k, b.column, out + k * PANEL + half);
-      for (int64_t k = whole; k < depth; ++k) {
-        for (int64_t i = half; i < half + 16; ++i) out[k * PANEL + i] = i < width ? in[i * b.column + k] : 0.0f;
+    for (int64_t half = 0; half < width; half += 16) {
+      const float* in = b.data + (j + half) * b.column;
+      for (int64_t k = 0; k < depth; k += 16) {
+        transpose_16(in + k, b.column, width - half, depth - k, out + k * PANEL + half);
       }
     }
   }
@@ -173,9 +182,9 @@ void multiply_block(const Block& block, const Matrix& a, const float* packed_b, 
       const int64_t rows = std::min<int64_t>(ROWS, block.rows - i);
       tile.c = c + i * c_stride + j;
       if (by_row) {
-        tile_function<true>(rows)(block.depth, a.data + i * a.row, a.row, panel, tile);
+        tile_function<true>(rows, width)(block.depth, a.data + i * a.row, a.row, panel, tile);
       } else {
-        tile_function<false>(rows)(block.depth, buffer + i * block.depth, ROWS, panel, tile);
+        tile_function<false>(rows, width)(block.depth, buffer + i * block.depth, ROWS, panel, tile);
       }
     }
   }

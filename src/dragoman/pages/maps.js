@@ -1,23 +1,29 @@
 "use strict";
-// Attention maps: matrices of weights, heat maps on canvas, and lines between words.
+// Weights of attention: the display of tokens, matrices of weights, heat maps on canvas, and lines between words.
 
 const LEAST_LINE = 0.03, MOST_LINES = 500;
+
+// ---- tokens ---------------------------------------------------------------------------------------------------------
+
+const SPECIAL = { "</s>": { en: "(end)", zh: "（结束）" }, "<s>": { en: "(start)", zh: "（开始）" }, "▁": "␣", "\n": "⏎", "<class>": { en: "class token", zh: "类别词元" } };
+const isSpecial = (piece) => Object.hasOwn(SPECIAL, piece);
+
+// sentencepiece marks the first piece of a word with "▁"; here the other pieces get a mark, because they are fewer.
+function readable(piece, begins = true) {
+  if (isSpecial(piece)) return SPECIAL[piece];
+  const text = piece.startsWith("▁") ? piece.slice(1) : piece;
+  return begins || SPACELESS.test(text) ? text : `·${text}`;
+}
+const hasSpaces = (pieces) => pieces.some((piece) => piece.length > 1 && piece.startsWith("▁"));
+// A piece without context: it is inside a word if it has no "▁".
+const standalone = (piece, spaced = true) => readable(piece, piece.startsWith("▁") || !spaced || !/^[\p{L}\p{N}]/u.test(piece));
+const readablePieces = (pieces, spaced = hasSpaces(pieces)) => pieces.map((piece, index) => standalone(piece, index > 0 && spaced));
+
 // ---- matrices -------------------------------------------------------------------------------------------------------
 
-// The weights of a head (-1 = mean of all heads) as {rows, columns: labels, values, n, m}; with byWords, the mean over the pieces of each query word of the sum over those of each key word.
-function matrixOf(map, head, byWords) {
-  const sides = { rows: explanation.sides[map.rows], columns: explanation.sides[map.columns] };
-  const values = ofHead(map, head), n = sides.rows.pieces.length, m = sides.columns.pieces.length;
-  if (!byWords) return { rows: readableSide(sides.rows), columns: readableSide(sides.columns), values, n, m };
-  const rows = sides.rows.words, columns = sides.columns.words, joined = new Float32Array(rows.length * columns.length);
-  rows.forEach((row, i) => columns.forEach((column, j) => {
-    for (const r of row) for (const c of column) joined[i * columns.length + j] += values[r * m + c] / row.length;
-  }));
-  return { rows: rows.map((word) => joinedWord(sides.rows, word)), columns: columns.map((word) => joinedWord(sides.columns, word)), values: joined, n: rows.length, m: columns.length };
-}
-
+// The weights of a head, or with -1 the mean of all heads, in row-major order; map: packed (H, n, m), or what has it as `weights`.
 function ofHead(map, head) {
-  const bytes = (map.bytes ??= unpack(map.weights)), [heads, n, m] = map.weights.shape, size = n * m, values = new Float32Array(size);
+  const packed = map.weights ?? map, bytes = (packed.bytes ??= unpack(packed)), [heads, n, m] = packed.shape, size = n * m, values = new Float32Array(size);
   const indices = head < 0 ? [...Array(heads).keys()] : [heads === 1 ? 0 : head], part = 1 / 255 / indices.length;
   for (const h of indices) for (let i = 0; i < size; i += 1) values[i] += bytes[h * size + i] * part;
   return values;
@@ -28,36 +34,6 @@ const strongest = ({ values, m }, row) => {
   for (let c = 1; c < m; c += 1) if (values[row * m + c] > values[row * m + best]) best = c;
   return best;
 };
-
-// The layer and head whose weights agree best with occlusion: the largest sum of weight times normalized drop.
-function bestByOcclusion(maps) {
-  const occlusion = ofHead(explanation.occlusion, 0);
-  let best = { layer: maps[0].layer, head: 0, value: -1 };
-  for (const map of maps) {
-    for (const head of map.averaged ? [-1] : Array(map.weights.shape[0]).keys()) {
-      const values = ofHead(map, head);
-      let value = 0;
-      for (let i = 0; i < occlusion.length; i += 1) value += values[i] * occlusion[i];
-      if (value > best.value) best = { layer: map.layer, head, value };
-    }
-  }
-  return best;
-}
-
-// The head with the largest confidence: the mean over queries of the largest weight.
-function sharpest(maps) {
-  let best = { layer: maps[0].layer, head: -1, value: -1 };
-  for (const map of maps) {
-    const [heads, n, m] = map.weights.shape;
-    for (const head of map.averaged ? [-1] : Array(heads).keys()) {
-      const values = ofHead(map, head);
-      let value = 0;
-      for (let r = 0; r < n; r += 1) value += values[r * m + strongest({ values, m }, r)];
-      if (value > best.value) best = { layer: map.layer, head, value };
-    }
-  }
-  return best;
-}
 
 // ---- colours --------------------------------------------------------------------------------------------------------
 
@@ -75,7 +51,7 @@ function colour(name) {
 }
 
 // One pixel per weight with the square root of the weight as opacity, so that small weights are visible; CSS scales pixels to cells.
-function paint(canvas, values, n, m, positive = "--first", negative = "--second") {
+function paint(canvas, values, n, m, positive = "--attention", negative = "--second") {
   canvas.width = m;
   canvas.height = n;
   const image = new ImageData(m, n), [up, down] = [colour(positive), colour(negative)];
@@ -90,18 +66,19 @@ function paint(canvas, values, n, m, positive = "--first", negative = "--second"
   return canvas;
 }
 
-// kind: "weights" or "probabilities"; the lens has paler colours, because text stands on them.
-const scaleOfColours = (kind) => el("div", { class: `colour-scale ${kind}` }, el("span", {}, "0"), el("i", {}), el("span", {}, "100 %"), el("small", {}, kind === "weights"
+// kind: "weights", "weights cross" or "probabilities"; the lens has paler colours, because text stands on them.
+const scaleOfColours = (kind) => el("div", { class: `colour-scale ${kind}` }, el("span", {}, "0"), el("i", {}), el("span", {}, "100 %"), el("small", {}, kind !== "probabilities"
   ? both("(colour: square root of the weight)", "（颜色深浅按权重的平方根）") : both("(colour: square root of the probability)", "（颜色深浅按概率的平方根）")));
 
 // ---- heat map -------------------------------------------------------------------------------------------------------
 
-function heatMap(matrix, room, name) {
+// matrix: {rows, columns: labels, values, n, m, cross: of cross-attention, lang: of the rows}.
+function heatMap(matrix, room, name, largest = 46) {
   const { rows, columns, n, m } = matrix, left = Math.min(150, widthOf(rows) + 12), top = Math.min(130, widthOf(columns) * 0.83 + 16);
-  const size = Math.max(14, Math.min(46, Math.floor((room - left - 30) / m))), width = left + m * size + Math.max(24, top * 0.6), height = top + n * size + 4;
-  const canvas = paint(el("canvas", { class: "cells", style: `left:${left}px;top:${top}px;width:${m * size}px;height:${n * size}px` }), matrix.values, n, m);
+  const size = Math.max(14, Math.min(largest, Math.floor((room - left - 30) / m))), width = left + m * size + Math.max(24, top * 0.6), height = top + n * size + 4;
+  const canvas = paint(el("canvas", { class: "cells", style: `left:${left}px;top:${top}px;width:${m * size}px;height:${n * size}px` }), matrix.values, n, m, matrix.cross ? "--crossing" : "--attention");
   const texts = {
-    rows: rows.map((word, r) => svg("text", { x: left - 6, y: top + (r + 0.5) * size + 4.5, "text-anchor": "end" }, labelInSvg(word))),
+    rows: rows.map((word, r) => svg("text", { x: left - 6, y: top + (r + 0.5) * size + 4.5, "text-anchor": "end", lang: matrix.lang }, labelInSvg(word))),
     columns: columns.map((word, c) => svg("text", { transform: `translate(${left + (c + 0.5) * size + 4} ${top - 7}) rotate(-56)` }, labelInSvg(word))),
   };
   const box = svg("rect", { class: "chosen", width: size, height: size, rx: 3, visibility: "hidden" });
@@ -133,6 +110,7 @@ function heatMap(matrix, room, name) {
     node.addEventListener("blur", () => select(null, null));
     node.addEventListener("keydown", (event) => {
       const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+      if (event.key === "Escape") select(null, null);
       if (!step) return;
       event.preventDefault();
       at = [Math.max(0, Math.min(n - 1, at[0] + step[0])), Math.max(0, Math.min(m - 1, at[1] + step[1]))];
@@ -146,7 +124,7 @@ function heatMap(matrix, room, name) {
 
 // Keys on the left, queries on the right.
 function linePicture(matrix, name, room) {
-  const { rows, columns, n, m, values } = matrix, tall = Math.max(n, m), step = Math.max(16, Math.min(25, Math.floor(700 / tall))), height = tall * step + 8;
+  const { rows, columns, n, m, values, cross } = matrix, tall = Math.max(n, m), step = Math.max(16, Math.min(25, Math.floor(700 / tall))), height = tall * step + 8;
   const left = Math.min(190, widthOf(columns) + 12), right = Math.min(190, widthOf(rows) + 12), gap = Math.max(56, Math.min(150, room - left - right)), width = left + gap + right;
   // The shorter side is stretched, so that equal word order gives parallel lines.
   const place = (i, count) => 4 + step / 2 + (count > 1 ? (i * (tall - 1) * step) / (count - 1) : ((tall - 1) * step) / 2);
@@ -157,9 +135,9 @@ function linePicture(matrix, name, room) {
     return { w, r, c, node: svg("path", { class: "link", "stroke-width": (0.6 + 4 * w).toFixed(2), d: `M${left + 4} ${y[0]}C${left + gap / 2} ${y[0]} ${left + gap / 2} ${y[1]} ${left + gap - 4} ${y[1]}` }) };
   });
   const sources = columns.map((word, c) => svg("text", { x: left - 4, y: place(c, m) + 4.5, "text-anchor": "end" }, labelInSvg(word)));
-  const targets = rows.map((word, r) => svg("text", { x: left + gap + 4, y: place(r, n) + 4.5 }, labelInSvg(word)));
+  const targets = rows.map((word, r) => svg("text", { x: left + gap + 4, y: place(r, n) + 4.5, lang: matrix.lang }, labelInSvg(word)));
   const bands = rows.map((_, r) => svg("rect", { x: left + gap, y: place(r, n) - step / 2, width: width - left - gap, height: step, fill: "transparent" }));
-  const node = svg("svg", { class: "lines", width, height, viewBox: `0 0 ${width} ${height}`, role: "img" }, ...links.map((link) => link.node), ...sources, ...targets, ...bands);
+  const node = svg("svg", { class: cross ? "lines cross" : "lines", width, height, viewBox: `0 0 ${width} ${height}`, role: "img" }, ...links.map((link) => link.node), ...sources, ...targets, ...bands);
   bothIn(node, "aria-label", ...["en", "zh"].map((code) => `${name[code]}: ${rows.map((word, r) => `${inLanguage(word, code)} – ${inLanguage(columns[strongest(matrix, r)], code)}`).join("; ")}`));
 
   function choose(r, c) {
@@ -179,3 +157,50 @@ function linePicture(matrix, name, room) {
   choose(null, null);
   return { node, choose, listen };
 }
+
+// ---- both, linked ---------------------------------------------------------------------------------------------------
+
+// A heat map and lines of the same weights: what is selected in one is marked in the other.
+// describe(r, c) -> nodes of the hint; r and c are null while nothing is selected.
+function showWeights(home, hint, matrix, name, room, describe) {
+  const wide = window.innerWidth > 900 && matrix.m <= 26;
+  const heat = heatMap(matrix, wide ? room * 0.58 : room, { en: `Weights of attention: ${name.en}`, zh: `注意力权重：${name.zh}` }), lines = linePicture(matrix, name, wide ? room * 0.36 : room);
+  const show = (r, c) => {
+    heat.choose(r, c);
+    lines.choose(r, c);
+    hint.replaceChildren(...describe(r, c));
+  };
+  heat.listen(show);
+  lines.listen(show);
+  home.classList.toggle("stacked", !wide);
+  home.replaceChildren(el("div", {}, el("h3", {}, both("Weights", "权重")), el("div", { class: "scroll" }, heat.node), scaleOfColours(matrix.cross ? "weights cross" : "weights")),
+    el("div", {}, el("h3", {}, both("Lines from keys (left) to queries (right)", "连线：左为键，右为查询")), el("div", { class: "scroll" }, lines.node)));
+  show(null, null);
+}
+
+// ---- drawn again ----------------------------------------------------------------------------------------------------
+
+const PAPER = 680;  // pixels between the margins of a sheet
+const redraws = [];
+
+function redrawn(draw) {
+  redraws.push(draw);
+  let width = window.innerWidth, waiting = 0;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth === width) return;
+    width = window.innerWidth;
+    clearTimeout(waiting);
+    waiting = setTimeout(draw, 120);
+  });
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+}
+
+// Canvases are painted, not styled, so they are painted anew for paper; what is wider than a sheet becomes smaller.
+function paintFor(paper) {
+  document.documentElement.classList.toggle("on-paper", paper);
+  colours.clear();
+  for (const draw of redraws) draw();
+  for (const node of paper ? document.querySelectorAll(".heat, .state") : []) node.style.zoom = Math.min(1, PAPER / Math.max(1, node.offsetWidth));
+}
+window.addEventListener("beforeprint", () => paintFor(true));
+window.addEventListener("afterprint", () => paintFor(false));

@@ -118,7 +118,7 @@ def unsupported(config: Config, vocabulary: Any) -> list[str]:
 def model_spec(network: Network, *, exact: bool) -> dict[str, Any]:
     """Return the sizes and parameters of a Transformer as `engine.js` reads them.
 
-    exact: all numbers; otherwise matrices of 8-bit integers with a scale per row.
+    exact: all numbers; otherwise vectors in float32 and matrices of 8-bit integers with a scale per row.
     """
     model: Any = network
     encoder, decoder = model.encoder, model.decoder
@@ -151,14 +151,16 @@ def model_spec(network: Network, *, exact: bool) -> dict[str, Any]:
 
 def _parameter(parameter: Tensor, exact: bool) -> dict[str, Any]:
     shape = list(parameter.shape)
-    if exact or parameter.dim() == 1:
+    if exact:
         return {"shape": shape, "values": parameter.double().flatten().tolist()}
+    if parameter.dim() == 1:  # in base64, because numbers in the JSON of a page have six digits
+        return {"shape": shape, "float32": _encoded(parameter.float())}
     numbers, scales = quantized(parameter)
-    return {
-        "shape": shape,
-        "int8": base64.b64encode(numbers.numpy().tobytes()).decode("ascii"),
-        "scales": scales.tolist(),
-    }
+    return {"shape": shape, "int8": _encoded(numbers), "scales": scales.tolist()}
+
+
+def _encoded(numbers: Tensor) -> str:
+    return base64.b64encode(numbers.numpy().tobytes()).decode("ascii")
 
 
 def quantized(matrix: Tensor) -> tuple[Tensor, Tensor]:

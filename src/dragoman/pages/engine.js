@@ -216,7 +216,7 @@ const ACTIVATIONS = {
 };
 const NOTHING = { mask: true, scaling: true, positions: true, disabled: new Set(), weights: new Map() };
 
-// spec: {config, parameters: {name: {shape, values} or {shape, int8, scales}}, aliases: {name: name}}, as `playground.py` writes it.
+// spec: {config, parameters: {name: {shape, values}, {shape, float32} or {shape, int8, scales}}, aliases: {name: name}}, as `playground.py` writes it.
 class Transformer {
   constructor(spec) {
     this.config = spec.config;
@@ -380,12 +380,15 @@ function override(weights, name, changed) {
   return record(result, (g) => { for (let i = 0; i < weights.rows; i += 1) if (!rows.has(i)) addTo(weights.grad, i * weights.cols, 1, g, i * weights.cols, weights.cols); });
 }
 
-function unpackParameter({ shape, values, int8, scales }) {
+function unpackParameter({ shape, values, float32, int8, scales }) {
   const [rows, cols] = shape.length > 1 ? shape : [shape[0], 1];
   if (values) return new Matrix(rows, cols, Float64Array.from(values));
-  const bytes = atob(int8), numbers = new Float64Array(bytes.length);
-  for (let at = 0; at < numbers.length; at += 1) numbers[at] = ((bytes.charCodeAt(at) << 24) >> 24) * scales[Math.floor(at / cols)];
-  return new Matrix(rows, cols, numbers);
+  const text = atob(float32 ?? int8), bytes = new Uint8Array(text.length);
+  for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
+  if (float32) return new Matrix(rows, cols, Float64Array.from(new Float32Array(bytes.buffer)));
+  const result = new Matrix(rows, cols), integers = new Int8Array(bytes.buffer);
+  for (let at = 0; at < integers.length; at += 1) result.data[at] = integers[at] * scales[Math.floor(at / cols)];
+  return result;
 }
 
 // ---- updates ----------------------------------------------------------------------------------------------------------

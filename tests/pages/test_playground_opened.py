@@ -173,7 +173,7 @@ def test_training_lowers_the_loss_as_gradient_descent_in_python(page: Page, tiny
     want = float(model(src, None, tgt_in, TokenLoss(targets, 0.0)).smoothed.detach())
     assert loss(page) == pytest.approx(want, abs=6e-5) and want < first
     press(page, "#train button", "100 steps")
-    page.until("return document.querySelector('#train .controls button:nth-of-type(3)').disabled", 20)
+    page.until("return document.querySelector('#train .controls button:nth-of-type(3)').disabled", 60)
     settled(page)
     after = loss(page)
     assert after < want - 0.1

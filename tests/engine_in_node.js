@@ -1,6 +1,6 @@
 // Runs engine.js in Node for test_playground.py: a list of requests on standard input, a list of results on standard output.
 "use strict";
-const engine = require(process.argv[2]);
+const [engine, Tokenizer] = process.argv.slice(2).map(require);
 const requests = JSON.parse(require("node:fs").readFileSync(0, "utf-8"));
 
 const changesOf = ({ disabled = [], weights = {}, ...flags } = {}) => ({ ...flags, disabled: new Set(disabled), weights: new Map(Object.entries(weights)) });
@@ -11,7 +11,8 @@ const byName = (taps, what) => Object.fromEntries(Object.entries(taps).map(([nam
 const run = {
   backward({ spec, source, input, targets, smoothing, changes }) {
     const model = new engine.Transformer(spec), { losses, taps, probabilities } = model.backward(source, input, targets, smoothing, changesOf(changes));
-    return { losses, probabilities, taps: byName(taps, "data"), gradients: byName(taps, "grad"), parameters: Object.fromEntries([...model.parameters].map(([name, p]) => [name, [...p.grad]])) };
+    const lens = Array.from({ length: spec.config.decoder_layers }, (_, layer) => model.lens(taps, layer).toArray());
+    return { losses, probabilities, lens, taps: byName(taps, "data"), gradients: byName(taps, "grad"), parameters: Object.fromEntries([...model.parameters].map(([name, p]) => [name, [...p.grad]])) };
   },
   update({ spec, source, input, targets, kind, rate, steps }) {
     const model = new engine.Transformer(spec), optimizer = new engine.Optimizer(model, kind), losses = [];
@@ -22,7 +23,9 @@ const run = {
     return { losses, parameters: Object.fromEntries([...model.parameters].map(([name, p]) => [name, [...p.data]])) };
   },
   search({ spec, source, settings, changes }) { return new engine.Transformer(spec).search(source, settings, changesOf(changes)); },
-  encode({ pieces, texts }) { const tokenizer = new engine.Tokenizer(pieces); return texts.map((text) => tokenizer.encode(text)); },
-  decode({ pieces, ids }) { const tokenizer = new engine.Tokenizer(pieces); return ids.map((one) => tokenizer.decode(one)); },
+  text({ settings, texts }) {
+    const tokenizer = new Tokenizer(settings);
+    return texts.map((text) => { const ids = tokenizer.encode(text); return [ids, tokenizer.decode(ids)]; });
+  },
 };
 process.stdout.write(JSON.stringify(requests.map((request) => run[request.run](request))));

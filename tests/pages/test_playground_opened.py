@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import urllib.parse
 from pathlib import Path
@@ -13,7 +14,10 @@ import torch
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.interpret.playground import quantized, write_playground
-from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, tiny_model
+from dragoman.interpret.walkthrough import Labels
+from dragoman.interpret.walkthrough.figure import figure_data
+from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, tiny_model
+from dragoman.interpret.walkthrough.training_step import RecordedStep, TrainingPair
 from dragoman.models.model_folder import load_network
 from dragoman.training.loss import TokenLoss
 from small_run import trained
@@ -52,7 +56,7 @@ def write(page: Page, name: str, text: str) -> None:
 
 
 def loss(page: Page) -> float:
-    return float(page.text("#try .loss").split()[-1])
+    return float(page.text("#result .loss b"))
 
 
 def press(page: Page, selector: str, text: str) -> None:
@@ -83,7 +87,7 @@ def test_the_translation_of_a_trained_model_follows_the_typing(page: Page, run: 
         write(page, "source", text)
         ((best,),) = backend.search([vocabulary.encode_source(text)], [[]], settings, 1000)  # type: ignore[attr-defined]
         want = vocabulary.decode_target(best.tokens)  # type: ignore[attr-defined]
-        assert page.text("#try .translation") == (" ".join(want.split()) or "(nothing)")
+        assert page.text("#result .translation") == (" ".join(want.split()) or "(nothing)")
     assert page.errors() == []
 
 
@@ -93,7 +97,7 @@ def test_the_loss_of_the_tiny_model_is_that_of_the_walkthrough(page: Page, tiny_
     src, _, tgt_in, targets = TINY_PAIR
     want = float(tiny_model()(src, None, tgt_in, TokenLoss(targets, 0.0)).smoothed.detach())
     assert loss(page) == pytest.approx(want, abs=6e-5)
-    assert page.text("#try .translation") == "我 是"
+    assert page.text("#result .translation") == "我 是"
     write(page, "target", "是")
     assert loss(page) != pytest.approx(want, abs=1e-3)
 
@@ -109,11 +113,12 @@ def test_every_switch_head_weight_and_matrix_changes_the_loss_and_reset_restores
         page.run("document.querySelectorAll('.switch input')[arguments[0]].click()", number)
         settled(page)
         assert loss(page) not in seen, number
+        assert page.text("#result .before").split()[-1] == f"{first:.4f}"
         seen.add(loss(page))
         page.run("document.querySelectorAll('.switch input')[arguments[0]].click()", number)
         settled(page)
-        assert loss(page) == first
-    page.run("document.querySelectorAll('.heads button')[0].click()")
+        assert loss(page) == first and not page.all("#result .before")
+    page.run("document.querySelectorAll('.head-table button')[0].click()")
     settled(page)
     assert loss(page) not in seen
     seen.add(loss(page))
@@ -129,8 +134,9 @@ def test_every_switch_head_weight_and_matrix_changes_the_loss_and_reset_restores
     )
     settled(page)
     assert loss(page) not in seen
-    press(page, "#reset button", "Reset everything")
+    press(page, "#result button", "Reset everything")
     assert loss(page) == first
+    assert not page.find("#result").find_element("css selector", "button").is_displayed()
     assert page.errors() == []
 
 
@@ -167,14 +173,122 @@ def test_training_lowers_the_loss_as_gradient_descent_in_python(page: Page, tiny
     want = float(model(src, None, tgt_in, TokenLoss(targets, 0.0)).smoothed.detach())
     assert loss(page) == pytest.approx(want, abs=6e-5) and want < first
     press(page, "#train button", "100 steps")
-    page.until(
-        "return document.querySelector('#train .training-curve svg')?.ariaLabel.includes('101 steps')", seconds=60
-    )
-    page.until("return document.querySelectorAll('#train .updates tr').length === 4")
+    page.until("return document.querySelector('#train .controls button:nth-of-type(3)').disabled", 60)
     settled(page)
-    assert loss(page) < want - 0.1
+    after = loss(page)
+    assert after < want - 0.1
+    assert page.text("#train .updates tbody tr").split()[1:] == [f"{first:.4f}", f"{after:.4f}"]
     press(page, "#train button", "Untrain")
     assert loss(page) == pytest.approx(first, abs=1e-9)
+
+
+def choose(page: Page, selector: str, value: str) -> None:
+    page.run(
+        "const node = document.querySelector(arguments[0]); node.value = arguments[1];"
+        "for (const name of ['input', 'change']) node.dispatchEvent(new Event(name))",
+        selector,
+        value,
+    )
+    settled(page)
+
+
+def test_trainings_are_compared_and_one_that_diverges_ends(page: Page, tiny_page: Path) -> None:
+    page.open(tiny_page)
+    settled(page)
+    for kind in ("sgd", "adam"):
+        choose(page, "#train select", kind)
+        press(page, "#train button", "1 step")
+        press(page, "#train button", "Untrain")
+    names = page.text("#train .legend")
+    assert "gradient descent, η = 0.1" in names and "Adam, η = 0.1" in names
+    assert len(page.all("#train .training-curve polyline")) == 2
+    page.run("for (const parameter of model.parameters.values()) parameter.data.fill(NaN)")
+    press(page, "#train button", "100 steps")
+    page.until("return document.querySelector('#train .training-curve').innerText.includes('diverged')")
+    press(page, "#train button", "Untrain")
+    assert loss(page) > 0 and page.errors() == []
+
+
+def test_a_training_can_be_stopped_and_survives_a_change_of_optimizer(page: Page, page_of_run: Path) -> None:
+    page.open(page_of_run)
+    settled(page)
+    first = loss(page)
+    press(page, "#train button", "100 steps")
+    choose(page, "#train select", "adam")
+    press(page, "#train button", "Stop")
+    page.until("return document.querySelector('#train .controls button:nth-of-type(3)').disabled")
+    settled(page)
+    assert loss(page) < first
+    stopped = loss(page)
+    press(page, "#train button", "1 step")
+    assert loss(page) != stopped and page.errors() == []
+
+
+# ---------------------------------------------------------------------- the figure
+
+
+def test_the_figure_has_the_numbers_of_python_forward_and_backward(page: Page, tiny_page: Path) -> None:
+    page.open(tiny_page)
+    settled(page)
+    press(page, ".figure .controls button", "Backward")
+    found = page.run("return JSON.parse(JSON.stringify(figureOf(result)))")
+    source, target = (["I", "am"], ["我", "是"])
+    recorded = RecordedStep(tiny_model(), TrainingPair(*TINY_PAIR), 0.0, 0.01, None)
+    want = figure_data(recorded, Labels(source, ["<s>", target[0]], target, TINY_WORDS.__getitem__))
+    assert found["labels"] == want["labels"]
+    for one, other in zip(found["columns"], want["columns"], strict=True):
+        assert (one["stack"], one["layer"]) == (other["stack"], other["layer"])
+        assert one["gradient"] == pytest.approx(other["gradient"], rel=1e-4, abs=1e-6)
+    for one in found["attention"]:
+        (other,) = (m for m in want["attention"] if (m["stack"], m["layer"]) == (one["stack"], one["layer"]))
+        for key in ("weights", "gradient"):
+            packed = base64.b64decode(other[key]["data"])
+            values = [one[key]["values"][str(i)] for i in range(len(packed))]
+            assert values == pytest.approx([byte / 255 for byte in packed], abs=0.51 / 255), (one["stack"], key)
+        assert one["largest"] == pytest.approx(other["largest"], rel=1e-4)
+    for one, other in zip(found["outputs"], want["outputs"], strict=True):
+        assert (one["position"], one["rows"]) == (other["position"], other["rows"])
+        assert [one["loss"], one["probability"]] == pytest.approx([other["loss"], other["probability"]], rel=1e-5)
+    sizes = page.run("return [...document.querySelectorAll('.dot')].map((dot) => dot.style.getPropertyValue('--size'))")
+    assert len(set(sizes)) > 3
+
+
+def test_the_figure_leads_to_the_weights_of_a_layer_and_the_weights_to_their_word(
+    page: Page, page_of_run: Path
+) -> None:
+    page.open(page_of_run)
+    settled(page)
+    page.focus(".layer-button[data-layer='encoder 1']")
+    page.press(page.keys.ENTER)
+    assert page.run("return document.querySelector('#weights select').value") == "encoder.layers.0.self_attn 0"
+    page.focus(".layer-button[data-layer='decoder 1']")
+    page.press(page.keys.ENTER)
+    assert page.run("return document.querySelector('#weights select').value") == "decoder.layers.0.cross_attn 0"
+    page.run("document.querySelectorAll('.weights tbody tr')[1].dispatchEvent(new PointerEvent('pointerenter'))")
+    assert page.run("return document.querySelectorAll('.figure .output')[1].classList.contains('on')")
+    page.focus(".figure .output")
+    page.press(page.keys.ENTER)
+    assert page.text("#try .choice.is").split()[-1] == "%"
+
+
+def test_weights_by_keyboard(page: Page, tiny_page: Path) -> None:
+    page.open(tiny_page)
+    settled(page)
+    first, keys = loss(page), page.keys
+    page.focus("#change .weights td[tabindex='0']")
+    page.press(keys.ARROW_RIGHT)
+    page.press(keys.END)
+    settled(page)
+    cells = [cell.text for cell in page.all("#change .weights td[role='slider']")]
+    assert cells[:2] == ["0.00", "1.00"]
+    assert page.run("return document.activeElement.innerText") == "1.00"
+    page.press(keys.ARROW_LEFT)
+    page.press(keys.PAGE_UP)
+    settled(page)
+    assert [cell.text for cell in page.all("#change .weights td[role='slider']")][:2] == ["0.25", "0.75"]
+    page.press(keys.DELETE, keys.ARROW_RIGHT, keys.DELETE)
+    settled(page)
+    assert loss(page) == first and not page.all(".is-changed")
 
 
 @pytest.mark.parametrize("kind", ["tiny", "run"])
@@ -205,6 +319,9 @@ def test_the_page_answers_every_question_by_calculating(
         assert [text.startswith("Right.") for _, text in replies] == [index in answers for index in range(options)]
     settled(page)
     assert loss(page) == before, "questions leave the model unchanged"
+    page.run("document.querySelectorAll('.switch input')[0].click()")
+    settled(page)
+    assert all(not reply.text for reply in page.all(".reply")), "an answer is forgotten when the model changes"
     assert page.errors() == []
 
 
@@ -216,12 +333,14 @@ def test_the_state_is_in_the_address_and_comes_back(page: Page, tiny_page: Path)
     settled(page)
     write(page, "source", "am I")
     page.run(
-        "document.querySelectorAll('.switch input')[2].click(); document.querySelectorAll('.heads button')[0].click()"
+        "document.querySelectorAll('.switch input')[2].click();"
+        "document.querySelectorAll('.head-table button')[0].click()"
     )
     settled(page)
     page.focus("#change .weights td[role='slider']")
     page.press(page.keys.ARROW_UP)
     settled(page)
+    page.until("return decodeURIComponent(location.hash).includes('weights')")
     value, address = loss(page), page.run("return location.href")
     page.driver.get("about:blank")
     page.open(address)
@@ -229,6 +348,10 @@ def test_the_state_is_in_the_address_and_comes_back(page: Page, tiny_page: Path)
     assert loss(page) == value
     assert page.run("return document.getElementById('source-text').value") == "am I"
     assert [box.is_selected() for box in page.all(".switch input")] == [True, True, False]
+    page.run("location.hash = encodeURIComponent(JSON.stringify({ s: 'I am', t: '我' }))")  # another address is pasted
+    page.until("return document.getElementById('source-text').value === 'I am'")
+    settled(page)
+    assert page.text("#result .translation") == "我" and not page.all("#result .before")
 
 
 DAMAGED = [
@@ -243,7 +366,7 @@ def test_a_damaged_address_is_ignored(state: Any, page: Page, tiny_page: Path) -
     text = state if isinstance(state, str) else json.dumps(state)
     page.open(f"{tiny_page.as_uri()}#{urllib.parse.quote(text)}")
     settled(page)
-    assert page.text("#try .translation")
+    assert page.text("#result .translation")
     assert page.errors() == []
 
 
@@ -259,10 +382,20 @@ def test_no_flaw(width: int, scheme: str, language: str, page: Page, page_of_run
         page.language(language)
         page.open(path)
         settled(page)
-        assert page.flaws() == []
+        assert page.flaws() == [] and page.too_faint() == []
 
 
 @pytest.mark.slow
 def test_the_page_is_small_and_quick(page: Page, page_of_run: Path) -> None:
     assert page_of_run.stat().st_size < 10e6
     assert min(page.open(page_of_run) for _ in range(3)) < 1000
+
+
+def test_on_paper_the_page_has_the_figure_and_no_controls(page: Page, page_of_run: Path) -> None:
+    page.open(page_of_run)
+    settled(page)
+    page.prefer("prefers-color-scheme", "light", medium="print")
+    settled(page)
+    assert page.find(".figure-picture") and page.text("#result .translation")
+    assert not any(node.is_displayed() for node in page.all("#train, #change, .question button, .language"))
+    assert page.too_wide() == [] and page.too_faint() == []

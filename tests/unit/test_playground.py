@@ -14,20 +14,22 @@ import sentencepiece as spm
 import torch
 from torch import Tensor
 
-from dragoman.config import Config
-from dragoman.data.tokenizer import BOS, EOS
+from dragoman.config import Config, TokenizerConfig
+from dragoman.data import spelled_numbers
+from dragoman.data.added_words import add_words
+from dragoman.data.tokenizer import BOS, EOS, Tokenizer, learn_tokenizer
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads
 from dragoman.interpret.playground import (
     model_spec,
-    pieces_of,
     playground_data,
     quantized,
     unsupported,
     write_playground,
 )
+from dragoman.interpret.playground_vocabulary import text_settings, unsupported_vocabulary
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, tiny_model
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
@@ -35,7 +37,7 @@ from dragoman.nn.record import record, replace
 from dragoman.pages.page import embedded_json
 from dragoman.training.loss import TokenLoss
 from small_networks import shaken
-from small_run import SOURCE_WORDS, trained
+from small_run import trained
 from tiny_translator import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "paper": {"decoder_layers": 3},
     "modern": {
         "decoder_layers": 1, "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "bias": False,
-        "activation": "silu", "gated": True,
+        "activation": "silu", "gated": True, "n_heads": 6, "n_kv_heads": 2,
     },
     "untied": {
         "decoder_layers": 1, "order": "pre", "tie": "none", "position": {"kind": "none"}, "scale_embeddings": False,
@@ -57,10 +59,9 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no node on
 
 
 def in_node(*requests: dict[str, Any]) -> list[Any]:
-    script, engine = ROOT / "tests" / "engine_in_node.js", ROOT / "src" / "dragoman" / "pages" / "engine.js"
-    done = subprocess.run(
-        ["node", str(script), str(engine)], input=json.dumps(requests), capture_output=True, text=True, timeout=120
-    )
+    pages = ROOT / "src" / "dragoman" / "pages"
+    command = ["node", ROOT / "tests" / "engine_in_node.js", pages / "engine.js", pages / "tokenizer.js"]
+    done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
 
@@ -98,6 +99,10 @@ def test_every_quantity_and_every_gradient_is_that_of_python(name: str) -> None:
     with torch.no_grad():
         probabilities = network(src, None, tgt_in)[0].softmax(-1).gather(1, targets[0][:, None])[:, 0]
     assert found["probabilities"] == pytest.approx(probabilities.tolist(), rel=1e-9)
+    stack: Any = network.get_submodule("decoder")
+    for layer, logits in enumerate(found["lens"]):
+        hidden = getattr(stack, "final_norm", torch.nn.Identity())(seen.joined(f"decoder.layers.{layer}.stream"))
+        assert_equal(logits, network.output(hidden)[0].detach(), f"lens of layer {layer}")
     compared = 0
     for tap, value in found["taps"].items():
         assert tap in seen, tap
@@ -162,9 +167,37 @@ def changed_weight(x: Tensor) -> Tensor:
     return x
 
 
+NAME = "decoder.layers.0.self_attn"
+
+
+@pytest.mark.parametrize(
+    ("changed", "want"),
+    [
+        ({f"{NAME} 0 3 1": 0.4, f"{NAME} 0 3 2": 0.5}, lambda row: [row[0] * 0.1 / (row[0] + row[3]), 0.4, 0.5, None]),
+        ({f"{NAME} 0 3 1": 0.8, f"{NAME} 0 3 2": 0.7}, lambda row: [0, 0.3, 0.7, 0]),  # the later one counts first
+        ({f"{NAME} 0 0 0": 0.3}, lambda row: [1, 0, 0, 0]),  # the mask hides everything else
+        ({f"{NAME} 0 0 0": 0.0}, lambda row: [1, 0, 0, 0]),
+        ({f"{NAME} 0 1 0": 7.0}, lambda row: [1, 0, 0, 0]),
+        ({f"{NAME} 0 0 2": 0.25}, lambda row: [0.75, 0, 0.25, 0]),  # a weight on a hidden position
+        ({f"{NAME} 0 9 9": 0.25, "elsewhere 0 0 0": 1.0}, lambda row: row),
+    ],
+)
+def test_a_row_with_changed_weights_sums_to_1(changed: dict[str, float], want: Any) -> None:
+    network = built("paper")
+    plain, found = in_node(backward_request(network), backward_request(network, weights=changed))
+    index = int(next(iter(changed)).split()[2]) % 9
+    before, after = (result["taps"][f"{NAME}.weights"][0] for result in (plain, found))
+    row = want(before[index])
+    for weight, expected in zip(after[index], row, strict=True):
+        assert expected is None or weight == pytest.approx(expected, abs=1e-12)
+    assert sum(after[index]) == pytest.approx(1)
+    assert [r for i, r in enumerate(after) if i != index] == [r for i, r in enumerate(before) if i != index]
+
+
 @pytest.mark.parametrize("name", ["paper", "modern"])
 def test_what_is_changed_on_the_page_is_changed_in_python(name: str) -> None:
-    network, size = built(name), 4
+    network = built(name)
+    size = network.encoder.layers[0].self_attn.d_key  # type: ignore[union-attr, index]
     cases = {
         "unscaled": ({"scaling": False}, {"*_attn.scores": lambda x: x * math.sqrt(size)}),
         "unmasked": ({"mask": False}, unmasked()),
@@ -216,37 +249,49 @@ def test_the_search_finds_the_same_tokens_and_scores(name: str, beam: int) -> No
         assert best["score"] == pytest.approx(hypotheses[0].score, abs=1e-5)
 
 
-def test_the_tokenizer_segments_as_sentencepiece_does() -> None:
-    tokenizer = tiny_tokenizer()
-    processor, _ = tokenizer.processors
+TOKENIZERS: dict[str, dict[str, Any]] = {
+    "bpe": {"kind": "bpe", "byte_fallback": False},
+    "bytes": {"kind": "bpe", "byte_fallback": True, "vocab_size": 520, "normalization": "nfkc"},
+    "unigram": {"kind": "unigram", "byte_fallback": False, "normalization": "identity"},
+    "char": {"kind": "char", "byte_fallback": False},
+}
+ODD = [
+    "", " ", "  one   two ", "one-two", "ＯＮＥ two", "ﬁve ½ ①", "naïve cafe\u0301", "你好 world",
+    "a\u00a0b\u200bc\ufeff",
+    "\ttab\n", "\u0007bell", "“x” … 😀 😀😀", "\u3000wide\u2028line", "▁ one▁two", "q\u0000",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("target", ["de", "zh"])
+def test_texts_are_segmented_as_by_sentencepiece(name: str, target: str, tmp_path: Path) -> None:
+    corpus = spelled_numbers.write(tmp_path, target=target)
+    lines = [line for side in ("en", target) for line in corpus[f"train.{side}"].read_text("utf-8").split("\n")]
+    settings = TokenizerConfig.model_validate({"vocab_size": 200, **TOKENIZERS[name]})
+    tokenizer = learn_tokenizer(settings, lines[::7])
+    (processor, _) = tokenizer.processors
     assert isinstance(processor, spm.SentencePieceProcessor)
-    pieces = pieces_of(processor)
-    texts = [" ".join(SOURCE_WORDS[i:] + SOURCE_WORDS[:i]) for i in range(len(SOURCE_WORDS))]
-    texts += ["", "  one   two ", "one-two", "ＯＮＥ two", "twotwo onetwothree", "ﬁve"]
-    (ids,) = in_node({"run": "encode", "pieces": pieces, "texts": texts})
-    known = [(found, processor.encode(text), text) for found, text in zip(ids, texts, strict=True)]
-    compared = [(found, want) for found, want, _ in known if not any(processor.is_byte(i) for i in want)]
-    assert len(compared) > 8
-    for found, want in compared:
-        assert found == want
-    (decoded,) = in_node({"run": "decode", "pieces": pieces, "ids": [want for _, want in compared]})
-    assert decoded == [processor.decode(want) for _, want in compared]
+    texts = [line for side in ("en", target) for line in corpus[f"test.{side}"].read_text("utf-8").split("\n")]
+    data = json.loads(embedded_json(text_settings(processor)))
+    (found,) = in_node({"run": "text", "settings": data, "texts": [*texts, *ODD]})
+    for text, (ids, decoded) in zip([*texts, *ODD], found, strict=True):
+        want = processor.encode(text)
+        assert (text, ids) == (text, want)
+        assert (text, decoded) == (text, processor.decode(want))
 
 
 # ------------------------------------------------------------------------------------------------------------- its data
 
 
 def test_eight_bits_are_the_numbers_that_the_page_calculates_with() -> None:
-    network = built("paper")
-    spec = json.loads(embedded_json(model_spec(network, exact=False)))  # as the page has it
+    network = built("paper").float().double()  # models are stored in float32
+    spec = json.loads(embedded_json(model_spec(network, exact=False)))  # as in the page
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.dim() == 2:
                 numbers, scales = quantized(parameter)
                 assert float((numbers.double() * scales[:, None] - parameter).abs().max()) <= float(scales.max()) * 0.51
                 parameter.copy_(numbers.double() * scales[:, None])
-            else:
-                parameter.copy_(parameter.float())
     (found,) = in_node({**backward_request(network), "spec": spec})
     assert_equal(found["taps"]["output.logits"], logits_with(network, {}), "logits")
 
@@ -266,17 +311,46 @@ def test_all_that_the_engine_lacks_is_listed() -> None:
 
     config = Config.model_construct(
         model=model_config(
-            {**SIZES, "decoder_layers": 1, "position": {"kind": "t5"}, "activation": "gelu", "n_kv_heads": 1}
+            {**SIZES, "decoder_layers": 1, "position": {"kind": "t5"}, "activation": "gelu", "d_key": 2}
         ),
         data=type("Data", (), {"kind": "text"})(),
-        tokenizer=type("Tokenizer", (), {"kind": "unigram", "byte_fallback": False})(),
     )  # fmt: skip
-    found = "\n".join(unsupported(config, tiny_tokenizer()))
+    found = "\n".join(unsupported(config, None))
     assert "position.kind = 't5'; accepted: 'sinusoidal', 'rotary', 'none'" in found
-    for part in ("activation = 'gelu'", "n_kv_heads = 1", "data.kind = 'text'", "tokenizer.kind = 'unigram'"):
+    for part in ("activation = 'gelu'", "d_key = 2", "data.kind = 'text'", "not those of a sentencepiece model"):
         assert part in found
     lstm = Config.model_construct(model=model_config({"architecture": "lstm", "d_model": 8}))
     assert unsupported(lstm, None) == ["model.architecture = 'lstm'; accepted: transformer"]
+
+
+def test_tokenizers_that_the_page_lacks_are_refused() -> None:
+    tokenizer = tiny_tokenizer()
+    assert unsupported_vocabulary(tokenizer) == []
+    settings = {"kind": "word", "vocab_size": 7, "byte_fallback": False}
+    words = learn_tokenizer(TokenizerConfig().model_copy(update=settings), ["a b", "b c c"])
+    assert unsupported_vocabulary(words) == ["tokenizer.kind = 'word'; accepted: 'bpe', 'unigram', 'char'"]
+    added = add_words(tokenizer, ["Dragoman"]).tokenizer
+    assert unsupported_vocabulary(added) == ["its tokenizer has user-defined tokens, such as '▁Dragoman'"]
+    frames = {
+        "source": ["source", "text", 3], "target": ["text", 3], "default": {"source": "xx", "target": None},
+        "languages": {"source": {"xx": 4}, "target": {}}, "control": [4],
+    }  # fmt: skip
+    framed = Tokenizer(*tokenizer.models[:3], json.dumps(frames).encode())
+    (problem,) = unsupported_vocabulary(framed)
+    assert "surrounded by other tokens" in problem
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["model.position.kind=rotary", "model.n_kv_heads=1"],
+        ["tokenizer.kind=unigram", "tokenizer.vocab_size=40", "model.order=pre"],
+    ],
+)
+def test_a_page_is_written_for_every_kind_that_is_supported(settings: list[str], tmp_path: Path) -> None:
+    run = trained(tmp_path, *settings, "train.budget=3 steps")
+    page = write_playground(tmp_path / "page.html", run).read_text("utf-8")
+    assert '"models":[{' in page and "int8" in page
 
 
 def test_a_model_that_is_not_supported_is_refused(tmp_path: Path) -> None:

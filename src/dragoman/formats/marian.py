@@ -49,6 +49,7 @@ from dragoman.formats.importing.names import Order, reverted
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import marian_page
+from dragoman.io.protobuf import varint
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.transformer import Transformer
 
@@ -275,20 +276,11 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield number and bytes of each field of a protobuf message that has messages only, as ModelProto."""
     start = 0
     while start < len(message):
-        key, position = _varint(message, start)
+        key, position = varint(message, start)
         assert key & 7 == 2
-        length, position = _varint(message, position)
+        length, position = varint(message, position)
         yield key >> 3, message[start : position + length]
         start = position + length
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """Return a number and the position behind it."""
-    number = shift = 0
-    while message[position] & 128:
-        number |= (message[position] & 127) << shift
-        position, shift = position + 1, shift + 7
-    return number | message[position] << shift, position + 1
 
 
 # ------------------------------------------------------------------------------------------------------------- weights

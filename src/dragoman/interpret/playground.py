@@ -16,13 +16,14 @@ from dragoman.config import Config
 from dragoman.config.model import TransformerConfig
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
+from dragoman.interpret.playground_vocabulary import text_settings, unsupported_vocabulary
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, tiny_model
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Network
 from dragoman.nn.layers import RMSNorm
 from dragoman.pages.page import render, write_page
 
-__all__ = ["model_spec", "pieces_of", "playground_data", "quantized", "unsupported", "write_playground"]
+__all__ = ["model_spec", "playground_data", "quantized", "unsupported", "write_playground"]
 
 _MAX_BYTES = 10_000_000
 _EXAMPLES = 6
@@ -75,7 +76,7 @@ def _trained(folder: Path) -> dict[str, Any]:
     name = f"{config.data.source_language} → {config.data.target_language}: {folder.resolve().name}"
     return {
         "name": {"en": name, "zh": name},
-        "pieces": {"source": pieces_of(source), "target": None if target is source else pieces_of(target)},
+        "text": {"source": text_settings(source), "target": None if target is source else text_settings(target)},
         "examples": [[text, ""] for text in _examples(config)],
         "smoothing": config.train.label_smoothing,
         "beam": config.search.beam,
@@ -96,9 +97,7 @@ def unsupported(config: Config, vocabulary: Any) -> list[str]:
         "norm.kind": (section.norm.kind, ("layer", "rms")),
         "activation": (section.activation, ("relu", "silu")),
         "decoder_self": (section.decoder_self, ("attention",)),
-        "n_kv_heads": (section.n_kv_heads or section.n_heads, (section.n_heads,)),
-        "d_key": (section.d_key or section.d_model // section.n_heads, (section.d_model // section.n_heads,)),
-        "d_value": (section.d_value or section.d_model // section.n_heads, (section.d_model // section.n_heads,)),
+        "d_key": (section.key_size, (section.d_head,)),
         "normalize_embeddings": (section.normalize_embeddings, (False,)),
         "output_bias": (section.output_bias, (False,)),
         "position.full_range": (getattr(section.position, "full_range", False), (False,)),
@@ -112,20 +111,14 @@ def unsupported(config: Config, vocabulary: Any) -> list[str]:
     ]
     if config.data.kind != "parallel":
         found.append(f"data.kind = {config.data.kind!r}; accepted: 'parallel'")
-    if not isinstance(vocabulary, Tokenizer) or not isinstance(vocabulary.processors[0], spm.SentencePieceProcessor):
-        found.append("its tokenizer is not a sentencepiece model of Dragoman")
-    elif config.tokenizer.kind != "bpe" or config.tokenizer.byte_fallback:
-        found.append(
-            f"tokenizer.kind = {config.tokenizer.kind!r}, byte_fallback = {config.tokenizer.byte_fallback}; "
-            "accepted: kind = 'bpe' without byte_fallback"
-        )
+    found += unsupported_vocabulary(vocabulary)
     return found
 
 
 def model_spec(network: Network, *, exact: bool) -> dict[str, Any]:
     """Return the sizes and parameters of a Transformer as `engine.js` reads them.
 
-    exact: all numbers; otherwise matrices of 8-bit integers with a scale per row.
+    exact: all numbers; otherwise vectors in float32 and matrices of 8-bit integers with a scale per row.
     """
     model: Any = network
     encoder, decoder = model.encoder, model.decoder
@@ -139,6 +132,7 @@ def model_spec(network: Network, *, exact: bool) -> dict[str, Any]:
         "config": {
             "d_model": encoder.embedding.weight.size(1),
             "n_heads": attention.n_heads,
+            "n_kv_heads": attention.n_kv_heads,
             "encoder_layers": len(encoder.layers),
             "decoder_layers": len(decoder.layers),
             "order": around.order,
@@ -159,14 +153,14 @@ def _parameter(parameter: Tensor, exact: bool) -> dict[str, Any]:
     shape = list(parameter.shape)
     if exact:
         return {"shape": shape, "values": parameter.double().flatten().tolist()}
-    if parameter.dim() == 1:  # not as numbers: a page has six digits per number
-        return {"shape": shape, "float32": base64.b64encode(parameter.float().numpy().tobytes()).decode("ascii")}
+    if parameter.dim() == 1:  # in base64, because numbers in the JSON of a page have six digits
+        return {"shape": shape, "float32": _encoded(parameter.float())}
     numbers, scales = quantized(parameter)
-    return {
-        "shape": shape,
-        "int8": base64.b64encode(numbers.numpy().tobytes()).decode("ascii"),
-        "scales": scales.tolist(),
-    }
+    return {"shape": shape, "int8": _encoded(numbers), "scales": scales.tolist()}
+
+
+def _encoded(numbers: Tensor) -> str:
+    return base64.b64encode(numbers.numpy().tobytes()).decode("ascii")
 
 
 def quantized(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,18 +169,6 @@ def quantized(matrix: Tensor) -> tuple[Tensor, Tensor]:
     # A page has six digits per number, so the scales are rounded before the integers are chosen.
     scales = torch.from_numpy(np.array([float(f"{scale:.6g}") for scale in scales.tolist()]))
     return (matrix.double() / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales
-
-
-def pieces_of(processor: spm.SentencePieceProcessor) -> list[list[Any]]:
-    """Return [text, score] by id; the score of special pieces, which no text contains, is None."""
-    return [
-        [processor.id_to_piece(i), None if _is_special(processor, i) else processor.get_score(i)]
-        for i in range(processor.get_piece_size())
-    ]
-
-
-def _is_special(processor: spm.SentencePieceProcessor, i: int) -> bool:
-    return bool(processor.is_control(i) or processor.is_unknown(i) or processor.is_unused(i) or processor.is_byte(i))
 
 
 def _examples(config: Config) -> list[str]:

@@ -21,7 +21,7 @@ class Matrix {
     const [base, from] = this.#base;
     return base.grad.subarray(from, from + this.data.length);
   }
-  clearGrad() { this.#grad = null; }
+  clearGrad() { this.#grad?.fill(0); }
 
   // Rows from, from + 1, ... as a matrix that shares numbers and gradients.
   rowsFrom(from, count) {
@@ -38,46 +38,45 @@ function record(result, back) {
   return result;
 }
 
-// X Wᵀ + b; with W = K, the products of all rows of X with all rows of K.
+// Σ_k a[i + k] b[j + k]
+function dot(a, i, b, j, n) {
+  let sum = 0;
+  for (let k = 0; k < n; k += 1) sum += a[i + k] * b[j + k];
+  return sum;
+}
+
+// y[j + k] += factor · x[i + k]
+function addTo(y, j, factor, x, i, n) { for (let k = 0; k < n; k += 1) y[j + k] += factor * x[i + k]; }
+
+// X Wᵀ + b; with W = K, the products of all rows of X with all rows of K.  ∂X = ∂Y W, ∂W = ∂Yᵀ X
 function linear(x, w, b = null) {
-  const y = new Matrix(x.rows, w.rows), n = x.cols;
-  for (let i = 0; i < x.rows; i += 1) {
-    const from = i * n;
-    for (let j = 0; j < w.rows; j += 1) {
-      let sum = b ? b.data[j] : 0;
-      for (let k = 0, at = j * n; k < n; k += 1) sum += x.data[from + k] * w.data[at + k];
-      y.data[i * w.rows + j] = sum;
-    }
-  }
+  const y = new Matrix(x.rows, w.rows), n = x.cols, m = w.rows;
+  // Row by row of W, so that each is read from memory once.
+  for (let j = 0; j < m; j += 1) for (let i = 0; i < x.rows; i += 1) y.data[i * m + j] = dot(x.data, i * n, w.data, j * n, n) + (b ? b.data[j] : 0);
   return record(y, (g) => {
     const dx = x.grad, dw = w.grad, db = b?.grad;
-    for (let i = 0; i < x.rows; i += 1) {
-      for (let j = 0; j < w.rows; j += 1) {
-        const d = g[i * w.rows + j];
+    for (let j = 0; j < m; j += 1) {
+      for (let i = 0; i < x.rows; i += 1) {
+        const d = g[i * m + j];
         if (d === 0) continue;
         if (db) db[j] += d;
-        for (let k = 0; k < n; k += 1) { dx[i * n + k] += d * w.data[j * n + k]; dw[j * n + k] += d * x.data[i * n + k]; }
+        addTo(dx, i * n, d, w.data, j * n, n);
+        addTo(dw, j * n, d, x.data, i * n, n);
       }
     }
   });
 }
 
-// A V, of (n, m) and (m, d)
+// A V, of (n, m) and (m, d); ∂A = ∂Z Vᵀ, ∂V = Aᵀ ∂Z
 function product(a, v) {
-  const z = new Matrix(a.rows, v.cols), d = v.cols;
-  for (let i = 0; i < a.rows; i += 1) {
-    for (let j = 0; j < a.cols; j += 1) {
-      const w = a.data[i * a.cols + j];
-      if (w !== 0) for (let k = 0; k < d; k += 1) z.data[i * d + k] += w * v.data[j * d + k];
-    }
-  }
+  const z = new Matrix(a.rows, v.cols), m = a.cols, d = v.cols;
+  for (let i = 0; i < a.rows; i += 1) for (let j = 0; j < m; j += 1) addTo(z.data, i * d, a.data[i * m + j], v.data, j * d, d);
   return record(z, (g) => {
     const da = a.grad, dv = v.grad;
     for (let i = 0; i < a.rows; i += 1) {
-      for (let j = 0; j < a.cols; j += 1) {
-        let sum = 0;
-        for (let k = 0; k < d; k += 1) { sum += g[i * d + k] * v.data[j * d + k]; dv[j * d + k] += a.data[i * a.cols + j] * g[i * d + k]; }
-        da[i * a.cols + j] += sum;
+      for (let j = 0; j < m; j += 1) {
+        da[i * m + j] += dot(g, i * d, v.data, j * d, d);
+        addTo(dv, j * d, a.data[i * m + j], g, i * d, d);
       }
     }
   });
@@ -86,21 +85,21 @@ function product(a, v) {
 // y = f(x) for each number; slope: f' from x and y
 function each(x, f, slope) {
   const y = new Matrix(x.rows, x.cols, x.data.map(f));
-  return record(y, (g) => g.forEach((d, i) => { x.grad[i] += d * slope(x.data[i], y.data[i]); }));
+  return record(y, (g) => x.grad.forEach((_, i, dx) => { dx[i] += g[i] * slope(x.data[i], y.data[i]); }));
 }
 const scale = (x, factor) => each(x, (value) => value * factor, () => factor);
 
 function add(a, b) {
-  return record(new Matrix(a.rows, a.cols, a.data.map((value, i) => value + b.data[i])), (g) => g.forEach((d, i) => { a.grad[i] += d; b.grad[i] += d; }));
+  return record(new Matrix(a.rows, a.cols, a.data.map((value, i) => value + b.data[i])), (g) => { for (const { grad } of [a, b]) addTo(grad, 0, 1, g, 0, g.length); });
 }
 function times(a, b) {
-  return record(new Matrix(a.rows, a.cols, a.data.map((value, i) => value * b.data[i])), (g) => g.forEach((d, i) => { a.grad[i] += d * b.data[i]; b.grad[i] += d * a.data[i]; }));
+  return record(new Matrix(a.rows, a.cols, a.data.map((value, i) => value * b.data[i])), (g) => { for (const [one, other] of [[a, b], [b, a]]) one.grad.forEach((_, i, d) => { d[i] += g[i] * other.data[i]; }); });
 }
 
 function columns(x, from, count) {
   const y = new Matrix(x.rows, count);
   for (let i = 0; i < x.rows; i += 1) y.row(i).set(x.row(i).subarray(from, from + count));
-  return record(y, (g) => g.forEach((d, at) => { x.grad[Math.floor(at / count) * x.cols + from + (at % count)] += d; }));
+  return record(y, (g) => { for (let i = 0; i < x.rows; i += 1) addTo(x.grad, i * x.cols + from, 1, g, i * count, count); });
 }
 
 function sideBySide(parts) {
@@ -109,7 +108,7 @@ function sideBySide(parts) {
   for (const part of parts) {
     const start = from;
     for (let i = 0; i < part.rows; i += 1) y.row(i).set(part.row(i), start);
-    record(y, (g) => part.grad.forEach((_, at, dx) => { dx[at] += g[Math.floor(at / part.cols) * cols + start + (at % part.cols)]; }));
+    record(y, (g) => { for (let i = 0; i < y.rows; i += 1) addTo(part.grad, i * part.cols, 1, g, i * cols + start, part.cols); });
     from += part.cols;
   }
   return y;
@@ -133,11 +132,10 @@ function softmax(s) {
     for (let j = 0; j < row.length; j += 1) out[j] /= sum;
   }
   return record(a, (g) => {
+    const ds = s.grad, m = a.cols;
     for (let i = 0; i < a.rows; i += 1) {
-      const row = a.row(i), from = i * a.cols;
-      let mean = 0;
-      for (let j = 0; j < row.length; j += 1) mean += row[j] * g[from + j];
-      for (let j = 0; j < row.length; j += 1) s.grad[from + j] += row[j] * (g[from + j] - mean);
+      const mean = dot(a.data, i * m, g, i * m, m);
+      for (let at = i * m; at < (i + 1) * m; at += 1) ds[at] += a.data[at] * (g[at] - mean);
     }
   });
 }
@@ -154,15 +152,16 @@ function norm(x, gamma, beta, eps) {
     }
   }
   return record(y, (g) => {
+    const dx = x.grad, dGamma = gamma.grad, dBeta = beta?.grad;
     for (let i = 0; i < x.rows; i += 1) {
       let mean = 0, along = 0;
       for (let j = 0; j < n; j += 1) {
         const d = g[i * n + j], hat = normed[i * n + j];
-        gamma.grad[j] += d * hat;
-        if (beta) { beta.grad[j] += d; mean += d * gamma.data[j] / n; }
+        dGamma[j] += d * hat;
+        if (beta) { dBeta[j] += d; mean += d * gamma.data[j] / n; }
         along += (d * gamma.data[j] * hat) / n;
       }
-      for (let j = 0; j < n; j += 1) x.grad[i * n + j] += (g[i * n + j] * gamma.data[j] - mean - normed[i * n + j] * along) / sigma[i];
+      for (let j = 0; j < n; j += 1) dx[i * n + j] += (g[i * n + j] * gamma.data[j] - mean - normed[i * n + j] * along) / sigma[i];
     }
   });
 }
@@ -170,11 +169,11 @@ function norm(x, gamma, beta, eps) {
 function embed(ids, table, factor) {
   const x = new Matrix(ids.length, table.cols);
   ids.forEach((id, i) => x.row(i).set(table.row(id).map((value) => value * factor)));
-  return record(x, (g) => ids.forEach((id, i) => { for (let j = 0; j < x.cols; j += 1) table.grad[id * x.cols + j] += factor * g[i * x.cols + j]; }));
+  return record(x, (g) => ids.forEach((id, i) => addTo(table.grad, id * x.cols, factor, g, i * x.cols, x.cols)));
 }
 
 // Adds constants, such as positions or a mask of −∞.
-const addConstants = (x, f) => record(new Matrix(x.rows, x.cols, x.data.map((value, at) => value + f(Math.floor(at / x.cols), at % x.cols))), (g) => g.forEach((d, i) => { x.grad[i] += d; }));
+const addConstants = (x, f) => record(new Matrix(x.rows, x.cols, x.data.map((value, at) => value + f(Math.floor(at / x.cols), at % x.cols))), (g) => addTo(x.grad, 0, 1, g, 0, g.length));
 
 // Pairs of neighbouring features of each head are rotated by the angle position · base^(−2k / size) (Su et al. 2021).
 function rotate(x, size, start, base) {
@@ -190,19 +189,22 @@ function rotate(x, size, start, base) {
     }
     return out;
   };
-  return record(new Matrix(x.rows, x.cols, turn(x.data, 1)), (g) => turn(g, -1).forEach((d, i) => { x.grad[i] += d; }));
+  return record(new Matrix(x.rows, x.cols, turn(x.data, 1)), (g) => addTo(x.grad, 0, 1, turn(g, -1), 0, g.length));
+}
+
+// ln softmax(row)
+function logSoftmax(row) {
+  const most = Math.max(...row), total = most + Math.log(row.reduce((sum, x) => sum + Math.exp(x - most), 0));
+  return row.map((x) => x - total);
 }
 
 // Loss of each row, −Σ T ln P, where T has 1 − ε at the target, and ε / V at every token (Szegedy et al. 2016); ∂logits = P − T
 function crossEntropy(logits, targets, smoothing) {
-  const losses = new Matrix(logits.rows, 1), p = softmax(new Matrix(logits.rows, logits.cols, logits.data)), share = smoothing / logits.cols;
-  for (let i = 0; i < logits.rows; i += 1) {
-    const row = logits.row(i), most = Math.max(...row), total = most + Math.log(row.reduce((sum, value) => sum + Math.exp(value - most), 0));
-    losses.data[i] = -(1 - smoothing) * (row[targets[i]] - total) - share * row.reduce((sum, value) => sum + value - total, 0);
-  }
-  return record(losses, (g) => p.data.forEach((value, at) => {
-    const i = Math.floor(at / logits.cols);
-    logits.grad[at] += g[i] * (value - (at % logits.cols === targets[i] ? 1 - smoothing : 0) - share);
+  const losses = new Matrix(logits.rows, 1), n = logits.cols, share = smoothing / n, rows = targets.map((_, i) => logSoftmax(logits.row(i)));
+  rows.forEach((row, i) => { losses.data[i] = -(1 - smoothing) * row[targets[i]] - share * row.reduce((sum, x) => sum + x, 0); });
+  return record(losses, (g) => logits.grad.forEach((_, at, d) => {
+    const i = Math.floor(at / n), j = at % n;
+    d[at] += g[i] * (Math.exp(rows[i][j]) - (j === targets[i] ? 1 - smoothing : 0) - share);
   }));
 }
 
@@ -214,7 +216,7 @@ const ACTIVATIONS = {
 };
 const NOTHING = { mask: true, scaling: true, positions: true, disabled: new Set(), weights: new Map() };
 
-// spec: {config, parameters: {name: {shape, values} or {shape, int8, scales}}, aliases: {name: name}}, as `playground.py` writes it.
+// spec: {config, parameters: {name: {shape, values}, {shape, float32} or {shape, int8, scales}}, aliases: {name: name}}, as `playground.py` writes it.
 class Transformer {
   constructor(spec) {
     this.config = spec.config;
@@ -239,7 +241,7 @@ class Transformer {
       const { logits, taps } = this.forward(source, input, changes), losses = crossEntropy(logits, targets, smoothing);
       losses.grad.fill(1);
       for (const back of tape.reverse()) back();
-      return { losses: [...losses.data], taps, probabilities: targets.map((target, i) => softmax(logits).row(i)[target]) };
+      return { losses: [...losses.data], taps, probabilities: targets.map((target, i) => Math.exp(logSoftmax(logits.row(i))[target])) };
     } finally { tape = null; }
   }
 
@@ -248,7 +250,7 @@ class Transformer {
     for (let layer = 0; layer < this.config.encoder_layers; layer += 1) {
       const path = `encoder.layers.${layer}`;
       x = this.#around(path, "self_attn", x, run, (y) => this.#selfAttention(`${path}.self_attn`, y, null, run));
-      x = this.#around(path, "ffn", x, run, (y) => this.#feedForward(`${path}.ffn`, y, run));
+      x = run.taps[`${path}.stream`] = this.#around(path, "ffn", x, run, (y) => this.#feedForward(`${path}.ffn`, y, run));
     }
     return this.#final("encoder", x, run);
   }
@@ -271,13 +273,16 @@ class Transformer {
         const q = linear(y, this.parameter(`${path}.cross_attn.q.weight`), this.parameter(`${path}.cross_attn.q.bias`));
         return this.#attend(`${path}.cross_attn`, q, ...cache.memory, () => true, run);
       });
-      x = this.#around(path, "ffn", x, run, (y) => this.#feedForward(`${path}.ffn`, y, run));
+      x = run.taps[`${path}.stream`] = this.#around(path, "ffn", x, run, (y) => this.#feedForward(`${path}.ffn`, y, run));
       cache.length += input.length;
     });
     return this.#final("decoder", x, run);
   }
 
   #output(x) { return linear(x, this.parameter("output.weight")); }
+
+  // Logits that a layer of the decoder would give if it were the last one: the logit lens (nostalgebraist 2020).
+  lens(taps, layer) { return this.#output(this.#final("decoder", taps[`decoder.layers.${layer}.stream`], { taps: {} })); }
 
   #embed(stack, ids, start, { positions, taps }) {
     const { d_model: d, position, scale_embeddings } = this.config;
@@ -298,23 +303,25 @@ class Transformer {
   #final(stack, x, { taps }) { return this.parameter(`${stack}.final_norm.weight`) ? (taps[`${stack}.final_norm.normed`] = this.#norm(`${stack}.final_norm`, x)) : x; }
 
   #selfAttention(name, x, cache, run) {
-    const w = this.parameter(`${name}.qkv.weight`), b = this.parameter(`${name}.qkv.bias`), n = w.rows / 3, start = cache?.length ?? 0;
-    let [q, k, v] = [0, 1, 2].map((part) => linear(x, w.rowsFrom(part * n, n), b?.rowsFrom(part * n, n)));
-    if (this.config.position === "rotary" && run.positions) [q, k] = [q, k].map((y) => rotate(y, n / this.config.n_heads, start, this.config.base));
+    const w = this.parameter(`${name}.qkv.weight`), b = this.parameter(`${name}.qkv.bias`), { n_heads: heads, n_kv_heads: few } = this.config;
+    const d = w.rows / (heads + 2 * few), start = cache?.length ?? 0, part = (from, count) => linear(x, w.rowsFrom(from * d, count * d), b?.rowsFrom(from * d, count * d));
+    let [q, k, v] = [part(0, heads), part(heads, few), part(heads + few, few)];
+    if (this.config.position === "rotary" && run.positions) [q, k] = [q, k].map((y) => rotate(y, d, start, this.config.base));
     if (cache?.own) [k, v] = cache.own = [k, v].map((y, i) => (cache.own[i] ? below(cache.own[i], y) : y));
     const causal = cache !== null && run.mask;
     return this.#attend(name, q, k, v, (i, j) => !causal || j <= start + i, run);
   }
 
-  // softmax(Q Kᵀ / √d) V per head, and the output projection of all heads side by side
+  // softmax(Q Kᵀ / √d) V per head, and the output projection of all heads side by side.  Several heads may share keys and values (Ainslie et al. 2023).
   #attend(name, q, k, v, sees, { scaling, disabled, weights: changed, taps }) {
-    const { n_heads: heads } = this.config, d = q.cols / heads, all = { queries: [], keys: [], values: [], scores: [], weights: [], heads: [] };
+    const { n_heads: heads, n_kv_heads: few } = this.config, d = q.cols / heads, all = { queries: [], keys: [], values: [], scores: [], weights: [], heads: [] };
     const masked = Array.from({ length: q.rows }, (_, i) => i).some((i) => Array.from({ length: k.rows }, (_, j) => j).some((j) => !sees(i, j)));
+    for (let g = 0; g < few; g += 1) for (const [key, x] of [["keys", k], ["values", v]]) all[key].push(columns(x, g * d, d));
     for (let h = 0; h < heads; h += 1) {
-      const [qh, kh, vh] = [q, k, v].map((x) => columns(x, h * d, d)), scores = scaling ? scale(linear(qh, kh), 1 / Math.sqrt(d)) : linear(qh, kh);
+      const group = Math.floor((h * few) / heads), qh = columns(q, h * d, d), products = linear(qh, all.keys[group]), scores = scaling ? scale(products, 1 / Math.sqrt(d)) : products;
       const weights = override(softmax(masked ? addConstants(scores, (i, j) => (sees(i, j) ? 0 : -Infinity)) : scores), `${name} ${h}`, changed);
-      const z = product(weights, vh), output = disabled.has(`${name} ${h}`) ? scale(z, 0) : z;
-      for (const [key, value] of Object.entries({ queries: qh, keys: kh, values: vh, scores, weights, heads: output })) all[key].push(value);
+      const z = product(weights, all.values[group]), output = disabled.has(`${name} ${h}`) ? scale(z, 0) : z;
+      for (const [key, value] of Object.entries({ queries: qh, scores, weights, heads: output })) all[key].push(value);
     }
     for (const [key, value] of Object.entries(all)) taps[`${name}.${key}`] = value;
     return linear(sideBySide(all.heads), this.parameter(`${name}.out.weight`), this.parameter(`${name}.out.bias`));
@@ -332,13 +339,17 @@ class Transformer {
     const run = { ...NOTHING, ...changes, taps: {} }, penalty = (length) => ((5 + length) / 6) ** alpha, complete = [];
     let beams = [{ tokens: [], logProb: 0, state: this.#start(this.encode(source, run), run, true) }];
     while (beams.length) {
-      const next = beams.flatMap((one, origin) => {
-        const state = one.state.map((cache) => ({ ...cache, own: [...cache.own] })), last = one.tokens.at(-1) ?? begin;
-        const row = this.#output(this.#decoder([last], state, run)).row(0), most = Math.max(...row), total = most + Math.log(row.reduce((sum, x) => sum + Math.exp(x - most), 0));
-        const atLimit = one.tokens.length + 1 === limit;
-        return Array.from(row, (x, token) => ({ origin, state, token, logProb: token === padding || token === begin || (atLimit && token !== end) ? -Infinity : one.logProb + x - total }));
-      }).sort((a, b) => b.logProb - a.logProb).slice(0, beam).filter(({ logProb }) => logProb > -Infinity);
-      const grown = next.map(({ origin, state, token, logProb }) => ({ tokens: [...beams[origin].tokens, token], logProb, state }));
+      const grown = [];  // the K best, best first
+      for (const one of beams) {
+        const state = one.state.map((cache) => ({ ...cache, own: [...cache.own] })), atLimit = one.tokens.length + 1 === limit;
+        logSoftmax(this.#output(this.#decoder([one.tokens.at(-1) ?? begin], state, run)).row(0)).forEach((x, token) => {
+          const logProb = one.logProb + x;
+          if (token === padding || token === begin || (atLimit && token !== end) || logProb <= (grown[beam - 1]?.logProb ?? -Infinity)) return;
+          const place = grown.findIndex((other) => other.logProb < logProb);
+          grown.splice(place < 0 ? grown.length : place, 0, { tokens: [...one.tokens, token], logProb, state });
+          grown.length = Math.min(grown.length, beam);
+        });
+      }
       for (const { tokens, logProb } of grown) if (tokens.at(-1) === end) complete.push({ tokens: tokens.slice(0, -1), logProb, score: logProb / penalty(tokens.length) });
       const best = Math.max(...complete.map(({ score }) => score), -Infinity);
       beams = grown.filter(({ tokens }) => tokens.at(-1) !== end);
@@ -348,27 +359,36 @@ class Transformer {
   }
 }
 
-// Sets single weights; the others of the row are scaled so that they sum to 1.  A changed row is a constant: it passes no gradient on.
+// Sets single weights.  The last one set counts first, and what is left to 1 goes to the weights of the row that are not set, in proportion; if
+// all of these are 0 (there are none, or the mask hides them), to those that are set.  A changed row is a constant: no gradient passes it.
 function override(weights, name, changed) {
-  const mine = [...changed].filter(([key]) => key.startsWith(`${name} `)).map(([key, value]) => [...key.slice(name.length + 1).split(" ").map(Number), value]);
-  if (!mine.length) return weights;
-  const result = new Matrix(weights.rows, weights.cols, weights.data.slice()), rows = new Set();
-  for (const [i, j, value] of mine) {
-    if (i >= weights.rows || j >= weights.cols) continue;
-    const row = result.row(i), rest = row.reduce((sum, x) => sum + x, 0) - row[j];
-    for (let k = 0; k < row.length; k += 1) if (k !== j) row[k] = rest > 0 ? (row[k] * (1 - value)) / rest : (1 - value) / Math.max(1, row.length - 1);
-    row[j] = value;
-    rows.add(i);
+  const rows = new Map();
+  for (const [key, value] of changed) {
+    const [i, j] = key.startsWith(`${name} `) ? key.slice(name.length + 1).split(" ").map(Number) : [];
+    if (i < weights.rows && j < weights.cols) rows.set(i, [[j, value], ...(rows.get(i) ?? [])]);
   }
-  return record(result, (g) => g.forEach((d, at) => { if (!rows.has(Math.floor(at / weights.cols))) weights.grad[at] += d; }));
+  if (!rows.size) return weights;
+  const result = new Matrix(weights.rows, weights.cols, weights.data.slice());
+  for (const [i, cells] of rows) {
+    const row = result.row(i), set = new Map();
+    let left = 1;
+    for (const [j, value] of cells) { set.set(j, Math.max(0, Math.min(value, left))); left -= set.get(j); }
+    const rest = row.reduce((sum, x, j) => sum + (set.has(j) ? 0 : x), 0);
+    if (rest > 0) row.forEach((x, j) => { row[j] = set.get(j) ?? (x * left) / rest; });
+    else if (left < 1) row.forEach((_, j) => { row[j] = (set.get(j) ?? 0) / (1 - left); });
+  }
+  return record(result, (g) => { for (let i = 0; i < weights.rows; i += 1) if (!rows.has(i)) addTo(weights.grad, i * weights.cols, 1, g, i * weights.cols, weights.cols); });
 }
 
 function unpackParameter({ shape, values, float32, int8, scales }) {
   const [rows, cols] = shape.length > 1 ? shape : [shape[0], 1];
   if (values) return new Matrix(rows, cols, Float64Array.from(values));
-  if (float32) return new Matrix(rows, cols, Float64Array.from(new Float32Array(Uint8Array.from(atob(float32), (character) => character.charCodeAt(0)).buffer)));
-  const bytes = Int8Array.from(atob(int8), (character) => character.charCodeAt(0));
-  return new Matrix(rows, cols, Float64Array.from(bytes, (byte, at) => byte * scales[Math.floor(at / cols)]));
+  const text = atob(float32 ?? int8), bytes = new Uint8Array(text.length);
+  for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
+  if (float32) return new Matrix(rows, cols, Float64Array.from(new Float32Array(bytes.buffer)));
+  const result = new Matrix(rows, cols), integers = new Int8Array(bytes.buffer);
+  for (let at = 0; at < integers.length; at += 1) result.data[at] = integers[at] * scales[Math.floor(at / cols)];
+  return result;
 }
 
 // ---- updates ----------------------------------------------------------------------------------------------------------
@@ -379,47 +399,20 @@ class Optimizer {
 
   update(rate) {
     this.step += 1;
+    const first = 1 - 0.9 ** this.step, second = 1 - 0.999 ** this.step;
     for (const [name, { data, grad }] of this.model.parameters) {
-      if (this.kind === "sgd") { grad.forEach((g, i) => { data[i] -= rate * g; }); continue; }
+      if (this.kind === "sgd") { addTo(data, 0, -rate, grad, 0, grad.length); continue; }
       const [m, v] = this.moments.get(name) ?? this.moments.set(name, [new Float64Array(data.length), new Float64Array(data.length)]).get(name);
-      const first = 1 - 0.9 ** this.step, second = 1 - 0.999 ** this.step;
-      grad.forEach((g, i) => {
-        m[i] = 0.9 * m[i] + 0.1 * g;
-        v[i] = 0.999 * v[i] + 0.001 * g * g;
+      for (let i = 0; i < data.length; i += 1) {
+        m[i] = 0.9 * m[i] + 0.1 * grad[i];
+        v[i] = 0.999 * v[i] + 0.001 * grad[i] * grad[i];
         data[i] -= (rate * m[i]) / first / (Math.sqrt(v[i] / second) + 1e-8);
-      });
+      }
     }
   }
 }
 
-// ---- text -------------------------------------------------------------------------------------------------------------
-
-// Byte-pair encoding as sentencepiece applies it: the adjacent pair with the best score is joined until none is a piece.
-class Tokenizer {
-  // pieces: [text, score] by id; kinds of special pieces have no score.
-  constructor(pieces) {
-    this.pieces = pieces.map(([text]) => text);
-    this.ids = new Map(pieces.flatMap(([text, score], id) => (score === null ? [] : [[text, id]])));
-    this.scores = pieces.map(([, score]) => score);
-  }
-
-  encode(text, unknown = 1) {
-    const plain = text.normalize("NFKC").trim().replace(/\s+/g, " ");
-    if (!plain) return [];
-    const symbols = [...`▁${plain.replaceAll(" ", "▁")}`], score = (i) => this.scores[this.ids.get(symbols[i] + symbols[i + 1])] ?? -Infinity;
-    for (;;) {
-      let best = -1;
-      for (let i = 0; i + 1 < symbols.length; i += 1) if (score(i) > (best < 0 ? -Infinity : score(best))) best = i;
-      if (best < 0) break;
-      symbols.splice(best, 2, symbols[best] + symbols[best + 1]);
-    }
-    return symbols.map((symbol) => this.ids.get(symbol) ?? unknown).filter((id, i, all) => id !== unknown || all[i - 1] !== unknown);
-  }
-
-  decode(ids) { return ids.filter((id) => this.scores[id] !== null).map((id) => this.pieces[id]).join("").replaceAll("▁", " ").trim(); }
-}
-
-return { Matrix, Optimizer, Tokenizer, Transformer };
+return { Matrix, Optimizer, Transformer, logSoftmax };
 })();
 
 if (typeof module !== "undefined") module.exports = engine;

@@ -298,7 +298,7 @@ function drawKey(data, backward) {
 // The losses of the words side by side: together they are the loss.
 function drawLosses(data, labels) {
   const sum = data.outputs.reduce((all, output) => all + output.loss, 0), number = (x) => x.toFixed(3);
-  const parts = data.outputs.map((output, i) => el("span", { class: "loss-part", style: `flex-grow:${Math.max(0.001, output.loss)}` }, el("b", {}, bothOf(labels.output[i])), el("small", {}, number(output.loss))));
+  const parts = data.outputs.map((output, i) => el("span", { class: "loss-part", style: `flex-grow:${1000 * Math.max(0.001, output.loss)}` }, el("b", {}, bothOf(labels.output[i])), el("small", {}, number(output.loss))));
   return [el("div", { class: "loss-bar" }, ...parts), el("p", { class: "equation" }, `L = ${data.outputs.length <= 12 ? `${data.outputs.map((output) => number(output.loss)).join(" + ")} = ` : ""}${number(sum)}`)];
 }
 

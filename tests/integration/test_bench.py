@@ -12,8 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from dragoman.config.model import TransformerConfig
 from dragoman.decoding.native.library import load_native
+from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from small_run import write_corpus, write_toml
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -151,6 +154,28 @@ def test_serve(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "serve.jsonl").read_text().splitlines()]
     assert {row["server"] for row in rows} == {"dragoman", "ctranslate2"} and "| 4 clients | dragoman |" in out
     assert all(set(row["statuses"]) == {"200"} for row in rows if "statuses" in row)
+
+
+def test_wider_model(tmp_path: Path) -> None:
+    """The large model computes the function of the small one; another architecture is refused."""
+    section = {
+        "d_model": 8, "d_ff": 12, "n_heads": 2, "encoder_layers": 1, "decoder_layers": 2, "order": "pre",
+        "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "activation": "silu", "gated": True, "bias": False,
+    }  # fmt: skip
+    _, vocabulary, config = load_network(GOLDEN)
+    config = config.model_copy(update={"model": TransformerConfig.model_validate(section)})
+    small = build_for(config, vocabulary)
+    save_model(tmp_path / "small", config, vocabulary, unique_tensors(small), {"step": 0})
+    sizes = ("--d-model", "32", "--n-heads", "4", "--d-ff", "40", "--layers", "3")
+    output_of("wider_model.py", str(tmp_path / "small"), str(tmp_path / "large"), *sizes)
+    large = load_network(tmp_path / "large")[0]
+    assert large.encoder.layers[2].ffn.inner.weight.shape == (80, 32)
+    src, tgt = torch.randint(4, vocabulary.target_size, (3, 7)), torch.randint(4, vocabulary.target_size, (3, 5))
+    with torch.no_grad():
+        logits = [network.eval()(src, None, tgt) for network in (small, large)]
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-3, atol=1e-4)
+    with pytest.raises(AssertionError, match="the architecture that 'dragoman new' writes"):
+        output_of("wider_model.py", str(GOLDEN), str(tmp_path / "other"))
 
 
 @native

@@ -211,15 +211,13 @@ def _settings(model: ExportSource) -> dict[str, Any]:
         "share_encoder_decoder_embeddings": _tie(model) == "all",
         "tie_word_embeddings": _tie(model) != "none",
         "static_position_embeddings": True, "normalize_before": False, "normalize_embedding": False,
-        **_special_tokens(),
+        **_special_tokens(), "forced_eos_token_id": _EOS,
         **padding,
     }  # fmt: skip
 
 
 def _special_tokens() -> dict[str, int]:
-    return {
-        "pad_token_id": _START, "eos_token_id": _EOS, "decoder_start_token_id": _START, "forced_eos_token_id": _EOS,
-    }  # fmt: skip
+    return {"pad_token_id": _START, "eos_token_id": _EOS, "decoder_start_token_id": _START}
 
 
 def _custom_settings(model: ExportSource) -> dict[str, Any]:
@@ -233,7 +231,8 @@ def _generation(model: ExportSource) -> Any:
     search = model.config.search
     never = [[_START]] + ([[_PAD]] if _order(model, model.tokenizer.target_size)[PAD] >= 0 else [])
     return transformers_package().GenerationConfig(
-        **_special_tokens(), bad_words_ids=never, renormalize_logits=_output_bias(model)[BOS].item() == NEVER,
+        **_special_tokens(), forced_eos_token_id=_EOS, bad_words_ids=never,
+        renormalize_logits=_output_bias(model)[BOS].item() == NEVER,
         num_beams=search.beam, length_penalty=search.alpha, max_length=positions(model.config),
     )  # fmt: skip
 

@@ -91,5 +91,5 @@ def load(folder: Path) -> Any:
     from dragoman.formats.modeling_dragoman import DragomanForSeq2SeqLM
 
     with calling(f"load {folder}"):
-        model = DragomanForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        model: Any = DragomanForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     return model.eval()

@@ -44,7 +44,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         "activation": "sigmoid", "order": "pre",
     },
     "learned": {
-        "d_model": 12, "n_heads": 3, "position": {"kind": "learned", "max_len": 130}, "normalize_embeddings": True,
+        "d_model": 12, "n_heads": 3, "position": {"kind": "learned", "max_len": 270}, "normalize_embeddings": True,
         "tie": "target", "scale_embeddings": False, "encoder_layers": 3, "activation": "gelu_tanh",
     },
     "alibi, one key head": {
@@ -71,7 +71,7 @@ def tokenizer_of(name: str) -> Tokenizer:
     return train_tokenizer(TokenizerConfig(vocab_size=290, byte_fallback=True, shared=False), *sides)
 
 
-def random_model(folder: Path, name: str, **search: Any) -> Path:
+def random_model(folder: Path, name: str) -> Path:
     """A model folder of a configuration, with weights that are neither 0 nor 1."""
     document = small_document(folder / "data")
     document["model"] |= CONFIGURATIONS[name]
@@ -220,8 +220,8 @@ def test_the_code_needs_nothing_but_torch_and_transformers() -> None:
 def test_a_sequence_beyond_the_learned_positions_is_refused(tmp_path: Path, loading: Callable[..., Any]) -> None:
     lines = write_lines(tmp_path / "lines.txt", ["one two"])
     export(random_model(tmp_path, "learned"), tmp_path / "out", "huggingface", check=lines)
-    with pytest.raises(ValueError, match="131 tokens, but the model has 130 positions"):
-        loading(tmp_path / "out")(torch.full((1, 131), 5), decoder_input_ids=torch.tensor([[2]]))
+    with pytest.raises(ValueError, match="271 tokens, but the model has 270 positions"):
+        loading(tmp_path / "out")(torch.full((1, 271), 5), decoder_input_ids=torch.tensor([[2]]))
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -20,9 +20,11 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats import huggingface, huggingface_custom
 from dragoman.formats.export import export
+from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
 from small_run import Cli, digit_pairs, small_document, write_lines
+from t5_checkpoints import t5_checkpoint
 from tiny_translator import tiny_tokenizer
 
 pytest.importorskip("transformers")
@@ -252,6 +254,18 @@ def test_all_reasons_of_a_refusal_are_listed(cli: Cli, tmp_path: Path) -> None:
         assert words in err
     with pytest.raises(UsageError, match="supports none, sinusoidal, learned, rotary, t5, alibi"):
         export(tmp_path / "model", tmp_path / "out", "huggingface")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("v1.0, one layer, wide heads", "with the sentinels of T5"), ("byt5, one layer", "with bytes.json")],
+)
+def test_tokenizers_that_marian_lacks_are_refused(name: str, reason: str, tmp_path: Path) -> None:
+    t5_checkpoint(tmp_path / "checkpoint", name)
+    import_model(tmp_path / "checkpoint", tmp_path / "model")
+    with pytest.raises(UsageError, match=f"transformers does not support this model:\n  - tokenizer {reason}"):
+        export(tmp_path / "model", tmp_path / "out", "huggingface")
+    assert not (tmp_path / "out").exists()
 
 
 MUTANTS: dict[str, tuple[str, str, str]] = {

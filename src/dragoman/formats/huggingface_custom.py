@@ -38,7 +38,7 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     model = config.model
     assert isinstance(model, TransformerConfig)
     positions = ("none", "sinusoidal", "learned", "rotary", "t5", "alibi")
-    return accepted_settings(
+    reasons = accepted_settings(
         _PROGRAM,
         {
             "norm.kind": (model.norm.kind, ("layer", "rms")),
@@ -46,7 +46,10 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
             "attention.kind": (model.attention.kind, ("softmax",)),
             "decoder_self": (model.decoder_self, ("attention",)),
         },
-    ) + tokenizer_reasons(_PROGRAM, tokenizer)
+    )
+    if tokenizer.lists is not None and tokenizer.lists.sentinels:
+        reasons.append("tokenizer with the sentinels of T5; MarianTokenizer, which is exported, has none")
+    return reasons + tokenizer_reasons(_PROGRAM, tokenizer)
 
 
 def model_settings(config: TransformerConfig, vocabulary: ImportedVocabulary, tie: str) -> dict[str, Any]:

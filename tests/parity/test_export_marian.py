@@ -13,7 +13,7 @@ import torch
 from dragoman.config import parse_config
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import DragomanError
 from dragoman.formats import huggingface
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
@@ -66,6 +66,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     done = export(random_model(folder, request.param), folder / "there", "huggingface", check=lines)
     assert done.met and done.parity.largest < 1e-5 and done.parity.greedy.same == 6
     assert done.tokenizer is not None and done.tokenizer.lines > 15
+    assert not (folder / "there" / "modeling_dragoman.py").exists()
     import_model(folder / "there", folder / "back", check=lines)
     return folder
 
@@ -140,22 +141,6 @@ def test_the_export_of_an_import_has_the_logits_of_the_checkpoint(name: str, tmp
     import_model(tmp_path / "second", tmp_path / "back", check=lines)
     before, after = (unique_tensors(load_network(tmp_path / each)[0]) for each in ("model", "back"))
     assert before.keys() == after.keys() and all(torch.equal(before[each], after[each]) for each in before)
-
-
-def test_all_reasons_of_a_refusal_are_listed(tmp_path: Path) -> None:
-    document = small_document(tmp_path / "data")
-    document["model"] |= {
-        "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "none"}, "gated": True, "bias": False,
-        "n_kv_heads": 1, "d_key": 4, "decoder_self": "ssru", "d_model": 6,
-    }  # fmt: skip
-    config, tokenizer = parse_config(document), tiny_tokenizer()
-    reasons = "\n".join(huggingface.unsupported(config, tokenizer))
-    for key in ("order", "norm.kind", "position.kind", "gated", "bias", "n_kv_heads", "d_key", "decoder_self"):
-        assert f"{key} = " in reasons
-    save_model(tmp_path / "model", config, tokenizer, unique_tensors(build_for(config, tokenizer)), {"step": 0})
-    with pytest.raises(UsageError, match=r"invalid export options:[\s\S]*'int8'; accepted for huggingface: float32"):
-        export(tmp_path / "model", tmp_path / "out", "huggingface", quantization="int8")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_wrong_weight_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

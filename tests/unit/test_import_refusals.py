@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,31 @@ def test_another_size_of_the_vocabulary(checkpoint: Path) -> None:
         set_values(checkpoint, vocab_size=content["vocab_size"] + 9)
     message = refusal(checkpoint)
     assert "the settings and the vocabulary require" in message or "but the vocabulary of config.json has" in message
+
+
+@pytest.mark.parametrize("tokenizer", [True, False], ids=["with tokenizer", "without"])
+def test_settings_tensors_and_tokenizer_in_one_message(tokenizer: bool, checkpoint: Path) -> None:
+    """Unknown activation, wrong number of layers and wrong size of the vocabulary, with and without a tokenizer."""
+    content = json.loads((checkpoint / "config.json").read_text())
+    (activation, _), (layers, count) = setting(checkpoint, ACTIVATIONS), setting(checkpoint, LAYERS)
+    kind = str(content.get(activation, "")).startswith("gated-") * "gated-"
+    image = content["model_type"] == "vit"
+    size = {"id2label": {**content["id2label"], "4": "more"}} if image else {"vocab_size": content["vocab_size"] + 9}
+    set_values(checkpoint, **{activation: f"{kind}softplus", layers: count + 1, **size})
+    files = [file for file in TOKENIZERS if (checkpoint / file).exists()] * (not tokenizer)
+    for file in files:
+        (checkpoint / file).unlink()
+    message = refusal(checkpoint)
+    assert f"{activation} = '{kind}softplus'; accepted: " in message
+    if files:
+        assert any(word in message for word in (f"{files[0]}: missing", "no tokenizer", "no vocabulary")), message
+    if image and files:  # the table of tensors depends on preprocessor_config.json
+        return
+    (missing,) = [line for line in message.splitlines() if "missing tensors: " in line]
+    names = missing.partition(": ")[2].split(", ")
+    assert {re.findall(r"\b(?:layers?|block|h)\.(\d+)\.", name)[0] for name in names} == {str(count)}, message
+    assert f", the settings and the vocabulary require ({5 if image else content['vocab_size'] + 9}, " in message
+    assert "unused tensors" not in message
 
 
 class Attack:

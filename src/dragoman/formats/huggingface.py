@@ -1,4 +1,7 @@
-"""Export to MarianMT of `transformers`: the inverse of `formats.importing.marian`, whose name table it uses.
+"""Export to `transformers`: encoder-decoders to MarianMT if it has their layers, else with a class of their own
+(`huggingface_custom`); language models to GPT-2 or Llama (`huggingface_causal`).
+
+MarianMT: the inverse of `formats.importing.marian`, whose name table it uses.
 
 Ids of the tokens are shifted.  Theirs of the end of sentence and of unknown pieces are 0 and 1, as in OPUS-MT.  2 is
 their padding token, which starts the target: our BOS.  Our PAD occurs in no sequence, but its logit is part of the
@@ -8,17 +11,20 @@ softmax; it is 3, unless it is the token that an import has added.  The other to
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dragoman.config import Config, DecoderOnlyConfig, TransformerConfig
+from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, TransformerConfig
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats import huggingface_causal as causal
+from dragoman.formats import huggingface_custom as custom
 from dragoman.formats.importing.comparison import TextCodec
 from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabulary
 from dragoman.formats.importing.marian import PADDING, name_table, stream_order
@@ -64,6 +70,11 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
         return causal.unsupported(config, tokenizer)
     if not isinstance(model, TransformerConfig):
         return [f"architecture = {model.architecture!r}; the export to {PROGRAM} supports transformer, decoder_only"]
+    return custom.unsupported(config, tokenizer) if _marian_reasons(model) else tokenizer_reasons(_MARIAN, tokenizer)
+
+
+def _marian_reasons(model: TransformerConfig) -> list[str]:
+    """Return the settings that MarianMT does not have."""
     reasons = accepted_settings(
         _MARIAN,
         {
@@ -85,12 +96,14 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     )
     if model.d_model % 2:
         reasons.append(f"d_model = {model.d_model}; {_MARIAN} supports even numbers")
-    return reasons + tokenizer_reasons(_MARIAN, tokenizer)
+    return reasons
 
 
 def positions(config: Config) -> int:
     if isinstance(config.model, DecoderOnlyConfig):
         return config.data.max_tokens
+    if isinstance(config.model, TransformerConfig) and isinstance(config.model.position, LearnedPosition):
+        return config.model.position.max_len
     return max(_POSITIONS, config.data.max_tokens)
 
 
@@ -101,18 +114,27 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
         loader = package.GPT2LMHeadModel if settings.model_type == "gpt2" else package.LlamaForCausalLM
         _save(loader(settings), causal.tensors(model), causal.generation_settings(model), folder, computed=set())
         files = causal.tokenizer_files(model)
+    elif _is_custom(model):
+        custom.write(model, _vocabulary(model), _custom_settings(model), folder)
+        with _writing():
+            _generation(model).save_pretrained(folder)
+        files = _tokenizer_files(model)
     else:
         written = _settings(model)
         network = package.MarianMTModel(package.MarianConfig(**written))
         computed = {f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")}
-        _save(network, _tensors(model, written), _generation(model, written), folder, computed | {"final_logits_bias"})
-        files = _tokenizer_files(model, written)
+        _save(network, _tensors(model, written), _generation(model), folder, computed | {"final_logits_bias"})
+        files = _tokenizer_files(model)
     for name, content in files.items():
         (folder / name).write_bytes(content)
 
 
 def _is_causal(model: ExportSource) -> bool:
     return isinstance(model.config.model, DecoderOnlyConfig)
+
+
+def _is_custom(model: ExportSource) -> bool:
+    return isinstance(model.config.model, TransformerConfig) and bool(_marian_reasons(model.config.model))
 
 
 def _save(network: Any, tensors: dict[str, Tensor], generation: Any, folder: Path, computed: set[str]) -> None:
@@ -125,9 +147,16 @@ def _save(network: Any, tensors: dict[str, Tensor], generation: Any, folder: Pat
             if name in tensors:
                 tensor.copy_(tensors[name].reshape(tensor.shape))
     network.generation_config = generation
+    with _writing():
+        network.save_pretrained(folder)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Convert errors of `transformers`, but those of the disk are reported as such."""
     try:
         with calling("save the model"):
-            network.save_pretrained(folder)
+            yield
     except DragomanError as error:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
@@ -137,7 +166,8 @@ def _save(network: Any, tensors: dict[str, Tensor], generation: Any, folder: Pat
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
     if _is_causal(model):
         return causal.runtime(model, folder)
-    return TransformersRuntime(folder, _vocabulary(model), _output_bias(model))
+    network = custom.load(folder) if _is_custom(model) else None
+    return TransformersRuntime(folder, _vocabulary(model), _output_bias(model), network)
 
 
 def other_tokenizer(model: ExportSource, folder: Path) -> TextCodec:
@@ -147,17 +177,17 @@ def other_tokenizer(model: ExportSource, folder: Path) -> TextCodec:
 
 
 def page(model: ExportSource, quantization: str) -> str:
-    return huggingface_page(causal=_is_causal(model))
+    return huggingface_page("causal" if _is_causal(model) else "custom" if _is_custom(model) else "marian")
 
 
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
 def _tie(model: ExportSource) -> str:
-    """Return the matrices that are one: "all", "target" or "none"."""
+    """Return the matrices that are one; two vocabularies share no embedding."""
     config = model.config.model
     assert isinstance(config, TransformerConfig)
-    return "target" if config.tie == "all" and not model.tokenizer.shared else config.tie
+    return config.tie if model.tokenizer.shared else {"all": "target", "embeddings": "none"}.get(config.tie, config.tie)
 
 
 def _settings(model: ExportSource) -> dict[str, Any]:
@@ -181,18 +211,28 @@ def _settings(model: ExportSource) -> dict[str, Any]:
         "share_encoder_decoder_embeddings": _tie(model) == "all",
         "tie_word_embeddings": _tie(model) != "none",
         "static_position_embeddings": True, "normalize_before": False, "normalize_embedding": False,
-        "pad_token_id": _START, "eos_token_id": _EOS, "decoder_start_token_id": _START, "forced_eos_token_id": _EOS,
+        **_special_tokens(), "forced_eos_token_id": _EOS,
         **padding,
     }  # fmt: skip
 
 
-def _generation(model: ExportSource, settings: dict[str, Any]) -> Any:
+def _special_tokens() -> dict[str, int]:
+    return {"pad_token_id": _START, "eos_token_id": _EOS, "decoder_start_token_id": _START}
+
+
+def _custom_settings(model: ExportSource) -> dict[str, Any]:
+    config = model.config.model
+    assert isinstance(config, TransformerConfig)
+    return custom.model_settings(config, _vocabulary(model), _tie(model)) | _special_tokens()
+
+
+def _generation(model: ExportSource) -> Any:
     """Return their `generation_config.json`; tokens that our search excludes are excluded, with the same softmax."""
     search = model.config.search
-    never = [[_START]] + ([[_PAD]] if PADDING in settings else [])
+    never = [[_START]] + ([[_PAD]] if _order(model, model.tokenizer.target_size)[PAD] >= 0 else [])
     return transformers_package().GenerationConfig(
-        pad_token_id=_START, eos_token_id=_EOS, decoder_start_token_id=_START, forced_eos_token_id=_EOS,
-        bad_words_ids=never, renormalize_logits=_output_bias(model)[BOS].item() == NEVER,
+        **_special_tokens(), forced_eos_token_id=_EOS, bad_words_ids=never,
+        renormalize_logits=_output_bias(model)[BOS].item() == NEVER,
         num_beams=search.beam, length_penalty=search.alpha, max_length=positions(model.config),
     )  # fmt: skip
 
@@ -232,7 +272,7 @@ def _tensors(model: ExportSource, settings: dict[str, Any]) -> dict[str, Tensor]
     return reverted(name_table(settings), orders, tensors)
 
 
-def _tokenizer_files(model: ExportSource, settings: dict[str, Any]) -> dict[str, bytes]:
+def _tokenizer_files(model: ExportSource) -> dict[str, bytes]:
     tokenizer, vocabulary = model.tokenizer, _vocabulary(model)
     source, target, *_ = tokenizer.models
     pieces = [tokenizer.source_piece(i) for i in range(tokenizer.source_size)]
@@ -246,7 +286,7 @@ def _tokenizer_files(model: ExportSource, settings: dict[str, Any]) -> dict[str,
     }  # fmt: skip
     about = {
         "tokenizer_class": "MarianTokenizer", "separate_vocabs": not tokenizer.shared,
-        "model_max_length": settings["max_position_embeddings"], **{k: v for k, v in languages.items() if v},
+        "model_max_length": positions(model.config), **{k: v for k, v in languages.items() if v},
         "unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>",
     }  # fmt: skip
     contents = {**lists, "tokenizer_config.json": about}

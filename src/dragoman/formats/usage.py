@@ -73,6 +73,29 @@ for row in model.generate(**batch, num_beams=4, max_new_tokens=200):
 """
 
 
+_HUGGINGFACE_CUSTOM = """# A translation model for transformers
+
+Exported by Dragoman. Requirements: `pip install transformers torch sentencepiece sacremoses`.
+
+```python
+from transformers import AutoModelForSeq2SeqLM, MarianTokenizer
+
+folder = "."  # the folder of this file
+tokenizer = MarianTokenizer.from_pretrained(folder)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
+
+lines = ["Two dogs run across a field."]
+batch = tokenizer(lines, return_tensors="pt", padding=True)
+for row in model.generate(**batch, num_beams=4, max_new_tokens=200):
+    print(tokenizer.decode(row, skip_special_tokens=True))
+```
+
+`trust_remote_code=True` runs `modeling_dragoman.py` of this folder, because transformers has no class for this model.
+The file defines the configuration and the layers of the model, and nothing else. `export.json` contains the origin of
+this model and the parity report.
+"""
+
+
 _HUGGINGFACE_CAUSAL = """# A language model for transformers
 
 Exported by Dragoman as GPT-2 or Llama. Requirements: `pip install transformers torch`.
@@ -175,9 +198,9 @@ def ctranslate2_page(source: str | None, target: str, compute: str) -> str:
     return text.format(source=source, target=target, compute=compute)
 
 
-def huggingface_page(causal: bool) -> str:
-    """Return the page in Markdown.  causal: whether the model is a language model."""
-    return _HUGGINGFACE_CAUSAL if causal else _HUGGINGFACE
+def huggingface_page(kind: str) -> str:
+    """Return the page in Markdown.  kind: "marian", "custom" (a class of its own) or "causal" (a language model)."""
+    return {"marian": _HUGGINGFACE, "custom": _HUGGINGFACE_CUSTOM, "causal": _HUGGINGFACE_CAUSAL}[kind]
 
 
 def marian_page(lists: bool) -> str:

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp
 
 from dragoman.config.server import ServerConfig
 from dragoman.errors import UsageError
-from dragoman.extras import has_torch
+from dragoman.extras import has_torch, needs_torch
+from dragoman.models.model_folder import read_config
 from dragoman.serve.direction import Direction
 from dragoman.serve.directions import Directions
 from dragoman.serve.keys import KeyStore
@@ -55,8 +56,15 @@ def start(config: ServerConfig, log: Callable[[str], None], read: Callable[[], S
 
 def check(config: ServerConfig) -> None:
     """Raise UsageError or ModelFolderError for models that cannot be served, and for an invalid database."""
-    if not model_sources(config.models) and not config.viewer:
-        raise UsageError("none of the models translates, so there is nothing to serve without the viewer")
+    sources = model_sources(config.models)
+    if not config.viewer:
+        if others := [str(entry.path) for entry in config.models if read_config(entry.path).data.kind == "text"]:
+            raise UsageError(
+                f"{', '.join(others)}: a language model continues texts in the viewer only; omit --no-viewer (viewer = "
+                "false), or serve only models that translate"
+            )
+        if not sources:
+            raise UsageError("no models to serve; specify at least one translation model")
     if config.database:
         KeyStore(Path(config.database), create=False).close()
 
@@ -71,7 +79,9 @@ def create_application(
     sources = model_sources(config.models)
     page = _Viewer(config) if _with_viewer(config, sources, log) else None
     if not sources and page:
-        return Starlette(routes=[Mount("/viewer", page.app), Route("/", to_viewer)]), None
+        with needs_torch("the viewer, which alone serves language models,"):
+            viewer = _viewer(config)  # now, because models that cannot be loaded are refused
+        return Starlette(routes=[Mount("/viewer", viewer), Route("/", to_viewer)]), None
     directions = _directions(config, sources, log)
     app = _server(config, directions, page.app if page else None)
     replaced = page.replace if page else (lambda config: None)

@@ -9,6 +9,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Iterator
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,13 @@ class Checkpoint:
         """The settings of decoding, of which older checkpoints have a part in `config.json`."""
         found = self.json("generation_config.json") if (self.folder / "generation_config.json").exists() else {}
         return self.settings | found
+
+    def with_settings(self, settings: dict[str, Any]) -> Checkpoint:
+        """Return the same files with other settings."""
+        other = copy(self)
+        other.__dict__ |= {"settings": settings}
+        other.__dict__.pop("generation", None)
+        return other
 
     def json(self, name: str) -> dict[str, Any]:
         return read_json(self.folder / name, UsageError, _ADVICE, _MAX_VOCABULARY)

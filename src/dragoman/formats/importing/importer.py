@@ -16,6 +16,7 @@ from dragoman.errors import DragomanError, TrainingError, UsageError, check_prob
 from dragoman.formats import ctranslate2
 from dragoman.formats.check_text import check_text, check_text_problems
 from dragoman.formats.importing import bart, bert, gpt2, llama, marian, t5, vit
+from dragoman.formats.importing.assumed import assumed_settings, assumed_vocabulary
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.ctranslate2_files import family as ctranslate2_family
 from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint, is_ctranslate2
@@ -221,6 +222,9 @@ def _plan(checkpoint: Checkpoint) -> tuple[str, Plan]:
             problems += [] if tensors is None else _tensor_problems(plan, tensors)
         except DragomanError as error:
             problems.append(str(error))
+    elif tensors is not None:
+        others = _other_problems(family, checkpoint, vocabulary, tensors)
+        problems += [problem for problem in others if problem not in problems]
     check_problems(f"{checkpoint.folder}: cannot be imported:", problems)
     assert plan is not None
     return name, plan
@@ -234,6 +238,25 @@ def _vocabulary(family: Family, checkpoint: Checkpoint, problems: list[str]) -> 
     except DragomanError as error:
         problems.append(str(error))
     return None
+
+
+def _other_problems(
+    family: Family, checkpoint: Checkpoint, vocabulary: ImportedVocabulary | None, tensors: Mapping[str, Tensor]
+) -> list[str]:
+    """Return the problems of the tensors of a checkpoint with unsupported settings or without a vocabulary.
+
+    [] if its tensors depend on those settings, or if it is not in the layout of Hugging Face.
+    """
+    if type(checkpoint) is not Checkpoint:
+        return []
+    assumed = checkpoint.with_settings(assumed_settings(checkpoint.settings))
+    vocabulary = vocabulary or assumed_vocabulary(assumed.settings)
+    if vocabulary is None or family.unsupported(assumed.settings):
+        return []
+    try:
+        return _tensor_problems(family.plan(assumed, vocabulary), tensors)
+    except DragomanError as error:
+        return [str(error)]
 
 
 def _tensor_problems(plan: Plan, tensors: Mapping[str, Tensor]) -> list[str]:

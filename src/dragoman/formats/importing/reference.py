@@ -64,16 +64,18 @@ def calling(what: str) -> Iterator[None]:
             log.enable_progress_bar()
 
 
-def reference_model(folder: Path, loader: str) -> tuple[Any, str]:
+def reference_model(folder: Path, loader: str, model: Any | None = None) -> tuple[Any, str]:
     """Return the model of a checkpoint in float32 and evaluation mode, and the name and version of `transformers`.
 
-    loader: name of a class of `transformers`, such as "AutoModelForMaskedLM".  Raises DragomanError.
+    loader: name of a class of `transformers`, such as "AutoModelForMaskedLM".  model: if it is already loaded.  Raises
+    DragomanError.
     """
     package = transformers_package()
-    with calling(f"load {folder}"):
-        model = getattr(package, loader).from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-        )
+    if model is None:
+        with calling(f"load {folder}"):
+            model = getattr(package, loader).from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+            )
     return model.eval(), f"transformers {package.__version__}, float32"
 
 
@@ -130,10 +132,15 @@ class _Runtime(ABC):
 class TransformersRuntime(_Runtime):
     """An encoder-decoder."""
 
-    def __init__(self, folder: Path, vocabulary: ImportedVocabulary, output_bias: Tensor) -> None:
-        """output_bias: of the imported model; tokens with the logit NEVER are excluded from the comparison."""
+    def __init__(
+        self, folder: Path, vocabulary: ImportedVocabulary, output_bias: Tensor, model: Any | None = None
+    ) -> None:
+        """output_bias: of the imported model; tokens with the logit NEVER are excluded from the comparison.
+
+        model: that of the folder, if `transformers` has no class for it.
+        """
         transformers = transformers_package()
-        self.model, self.name = reference_model(folder, "AutoModelForSeq2SeqLM")
+        self.model, self.name = reference_model(folder, "AutoModelForSeq2SeqLM", model)
         self.source, self.target = vocabulary.source, vocabulary.target
         self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
         self.pad = self.target[BOS] if self.target[PAD] < 0 else self.target[PAD]

@@ -1,0 +1,44 @@
+"""What `dragoman serve` refuses before it accepts connections: language models that the server cannot show."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dragoman.config.server import ServerConfig
+from small_run import Cli
+
+pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'dragoman[serve]'")
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+
+
+def test_language_models_without_the_viewer_are_refused(cli: Cli) -> None:
+    """Alone or beside a model that translates: nothing of what is named is left out silently."""
+    for models in (["language_v1"], ["model_v1", "language_v1"], ["model_v1", "language_v1", "recurrent_lm_v1"]):
+        code, out, err = cli("serve", *(GOLDEN / name for name in models), "--no-viewer", "--port", "0")
+        assert (code, out) == (2, b"") and "a language model continues texts in the viewer only" in err
+        assert [name in err for name in models] == [name != "model_v1" for name in models]
+        assert err.count("dragoman: ") == 1 and "omit --no-viewer" in err
+
+
+def test_a_damaged_language_model_is_refused_at_the_start(cli: Cli, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(GOLDEN / "language_v1", tmp_path / "model"))
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    code, out, err = cli("serve", model, "--port", "0")
+    assert (code, out) == (1, b"") and "model.safetensors" in err and err.count("dragoman: ") == 1
+
+
+def test_a_server_of_language_models_has_the_viewer() -> None:
+    from starlette.testclient import TestClient
+
+    from dragoman.serve.start import check, create_application
+
+    config = ServerConfig.parse({"models": [{"path": str(GOLDEN / "language_v1")}]}, "test")
+    check(config)
+    app, reloader = create_application(config, print)
+    assert reloader is None
+    page = TestClient(app).get("/")
+    assert page.status_code == 200 and page.url.path == "/viewer/" and "language_v1" in page.text

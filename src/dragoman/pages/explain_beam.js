@@ -60,24 +60,15 @@ function treePicture(tree, winners, hint) {
     };
     box.addEventListener("pointerenter", describe);
     box.addEventListener("focus", describe);
-    box.addEventListener("keydown", (event) => step(event, i));
-    box.setAttribute("tabindex", i ? "-1" : "0");
   });
   // Left and right follow the tree, up and down the ranks.
-  function step(event, i) {
-    const node = shown[i], child = (other) => other.parent === node.i;
-    const next = {
-      ArrowLeft: () => shown.findIndex((other) => other.i === node.parent), ArrowRight: () => (shown.some(child) ? shown.findIndex((other) => child(other) && winners.has(other.i)) : -1),
+  roving(boxes, 0, (key, i) => {
+    const node = shown[i], children = shown.filter((other) => other.parent === node.i);
+    return {
+      ArrowLeft: () => shown.findIndex((other) => other.i === node.parent), ArrowRight: () => shown.indexOf(children.find((other) => winners.has(other.i)) ?? children[0]),
       ArrowUp: () => shown.findLastIndex((other) => other.step === node.step && other.rank < node.rank), ArrowDown: () => shown.findIndex((other) => other.step === node.step && other.rank > node.rank),
-    }[event.key]?.();
-    if (next === undefined) return;
-    event.preventDefault();
-    const found = next < 0 && event.key === "ArrowRight" ? shown.findIndex(child) : next;
-    if (found < 0) return;
-    boxes[i].setAttribute("tabindex", "-1");
-    boxes[found].setAttribute("tabindex", "0");
-    boxes[found].focus();
-  }
+    }[key]?.();
+  });
   const numbers = x.map((at, number) => svg("text", { class: "scale", x: at + widths[number] / 2, y: 12, "text-anchor": "middle" }, String(number))).filter(Boolean);
   const node = svg("svg", { class: "tree", width, height, viewBox: `0 0 ${width} ${height}`, role: "group" }, ...numbers, ...edges, ...boxes);
   return bothIn(node, "aria-label", "Beam search: one column per step, the best at the top", "束搜索：每列对应一步，最好的在最上面");

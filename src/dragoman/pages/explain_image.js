@@ -16,7 +16,7 @@ function showImage() {
   const reset = el("button", { type: "button", onclick: () => select(0) }, both("class token", "类别词元"));
   byId("image-body").append(el("div", { class: "image-view" }, big, el("div", {}, label, el("p", { class: "controls" }, both("Query:", "查询："), reset), hint)),
     el("h3", {}, both("All heads; select one", "全部注意力头（点选一个）")), tiles);
-  let query = 0, layers = null;
+  let query = 0, drawn = null;  // the tiles are drawn for one query
 
   const buttons = [...Array(across * across).keys()].map((i) => {
     const row = Math.floor(i / across) + 1, column = (i % across) + 1;
@@ -56,24 +56,13 @@ function showImage() {
     reset.setAttribute("aria-pressed", String(query === 0));
     const strongestPatch = weights.indexOf(weights.slice(1).reduce((a, b) => Math.max(a, b), 0), 1);
     point(Math.max(1, strongestPatch));
-    drawTiles(chosen);
+    if (drawn !== query) drawTiles(tiles, maps, control, picture, draw);
+    drawn = query;
+    markTile(tiles, chosen);
   }
-  function drawTiles(chosen) {
-    if (layers !== query) {
-      layers = query;
-      const shown = maps[0].averaged ? [-1] : [...Array(maps[0].weights.shape[0]).keys()];
-      const all = maps.flatMap((map) => shown.map((head) => {
-        const press = () => { control.layer.value = map.layer; control.head.value = head; draw(); };
-        const tile = el("button", { type: "button", class: "tile", "data-layer": map.layer, "data-head": head, onclick: press }, copied(pixels), cover(el("canvas", { class: "cells" }), ofQuery(map, head)));
-        return bothIn(tile, "aria-label", `Layer ${map.layer + 1}, head ${head + 1}`, `第 ${map.layer + 1} 层，第 ${head + 1} 个注意力头`);
-      }));
-      roving(all, shown.length);
-      tiles.replaceChildren(...maps.map((map, i) => el("div", { class: "tiles" }, el("span", { class: "layer" }, both(`layer ${map.layer + 1}`, `第 ${map.layer + 1} 层`)), ...all.slice(i * shown.length, (i + 1) * shown.length))));
-    }
-    for (const tile of tiles.querySelectorAll("button")) tile.setAttribute("aria-pressed", String(tile.dataset.layer === String(chosen.layer) && tile.dataset.head === String(chosen.head)));
-  }
+  const picture = (map, head) => [copied(pixels), cover(el("canvas", { class: "cells" }), ofQuery(map, head))];
   draw();
-  redrawn(() => { layers = null; draw(); });
+  redrawn(() => { drawn = null; draw(); });
 }
 
 // Grey or RGB pixels; of more channels the first three.

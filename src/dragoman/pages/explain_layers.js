@@ -81,29 +81,20 @@ function statePicture(state, hint) {
   const words = svg("svg", { class: "under", width: width + 40, height: deep, viewBox: `0 0 ${width + 40} ${deep}`, "aria-hidden": "true" },
     ...labels.map((label, c) => svg("text", { transform: `translate(${(c + 0.5) * size + 4} 12) rotate(50)` }, labelInSvg(label))));
   const [english, chinese] = QUANTITIES[state.quantity];
-  const box = el("div", { class: "state", tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": m - 1, "aria-valuenow": 0 }, chart, canvas, words);
+  const box = el("div", { class: "state", tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": n * m - 1, "aria-valuenow": 0 }, chart, canvas, words);
   bothIn(box, "aria-label", english, chinese);
-  let at = 0;
-  const describe = (c, r = null) => {
-    at = c;
-    marker.setAttribute("x1", (c + 0.5) * size);
-    marker.setAttribute("x2", (c + 0.5) * size);
-    marker.setAttribute("visibility", "visible");
-    box.setAttribute("aria-valuenow", c);
-    box.setAttribute("aria-valuetext", `${inLanguage(labels[c])}: ${significant(state.mean[c])}`);
-    const unit = r === null ? "" : both(`; unit ${state.units[r]}: ${significant(values[r * m + c] * state.high, 2)}`, `；单元 ${state.units[r]}：${significant(values[r * m + c] * state.high, 2)}`);
-    hint.replaceChildren(el("span", {}, ...quoted(labels[c]), both(`: mean ${significant(state.mean[c])}`, `：平均 ${significant(state.mean[c])}`), unit), tensorLine(state.name, state.shape, state.paper));
+  const show = (r, c) => {
+    marker.setAttribute("visibility", r === null ? "hidden" : "visible");
+    if (r === null) return;
+    for (const end of ["x1", "x2"]) marker.setAttribute(end, (c + 0.5) * size);
+    const value = significant(values[r * m + c] * state.high, 2), mean = significant(state.mean[c]);
+    box.setAttribute("aria-valuenow", r * m + c);
+    box.setAttribute("aria-valuetext", `${inLanguage(labels[c])}: ${mean}; ${state.units[r]}: ${value}`);
+    hint.replaceChildren(el("span", {}, ...quoted(labels[c]), both(`: mean ${mean}; unit ${state.units[r]}: ${value}`, `：平均 ${mean}；单元 ${state.units[r]}：${value}`)), tensorLine(state.name, state.shape, state.paper));
   };
-  box.addEventListener("pointermove", (event) => {
-    const area = canvas.getBoundingClientRect(), c = Math.floor((event.clientX - area.left) / size), r = Math.floor(((event.clientY - area.top) / area.height) * n);
-    if (c >= 0 && c < m) describe(c, r >= 0 && r < n ? r : null);
-  });
-  box.addEventListener("focus", () => describe(at));
-  box.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowUp: -1, ArrowDown: 1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    describe(Math.max(0, Math.min(m - 1, at + step)));
-  });
+  listenToCells(box, [n, m], (event) => {
+    const area = canvas.getBoundingClientRect();
+    return [Math.max(0, Math.floor(((event.clientY - area.top) / area.height) * n)), Math.floor((event.clientX - area.left) / size)];
+  }, show);
   return el("figure", {}, el("figcaption", {}, el("h3", {}, both(english, chinese)), el("small", {}, both(`${n} of ${state.shape[2]} units`, `${state.shape[2]} 个单元中的 ${n} 个`))), el("div", { class: "scroll" }, box));
 }

@@ -57,7 +57,7 @@ function chooseAttention(key) {
 function drawWeights() {
   const [name, head] = view.attention.value.split(" "), weights = result.taps[`${name}.weights`][Number(head)], kept = document.activeElement?.dataset?.weight;
   const ofTarget = name.startsWith("decoder"), source = result.source.map(wordOf("source")), input = inputFor(result.targets).map(wordOf("target"));
-  const rows = (ofTarget ? result.targets.map(wordOf("target")) : source).map(display), columns = (ofTarget && name.endsWith("self_attn") ? input : source).map(display);
+  const rows = (ofTarget ? result.targets.map(wordOf("target")) : source).map((piece) => readable(piece)), columns = (ofTarget && name.endsWith("self_attn") ? input : source).map((piece) => readable(piece));
   const cells = rows.map((row, i) => columns.map((column, j) => weightCell(`${name} ${head} ${i} ${j}`, weights.row(i)[j], [row, column])));
   const line = (label, i) => el("tr", ofTarget ? { onpointerenter: () => view.figure.hover(i), onpointerleave: () => view.figure.hover(null) } : {}, el("th", { scope: "row" }, bothOf(label)), ...cells[i]);
   view.weights.classList.toggle("cross", name.endsWith("cross_attn"));
@@ -118,7 +118,7 @@ function drawMatrices() {
       field.value = Number(parameter.row(row)[column].toFixed(4));
       return el("td", {}, bothIn(field, "aria-label", `${name}, row ${i}, column ${j}`, `${name}，第 ${i} 行第 ${j} 列`));
     };
-    body.replaceChildren(el("table", {}, el("tbody", {}, ...upTo(rows).map((i) => el("tr", {}, el("th", { scope: "row" }, table ? bothOf(display(data.words[i])) : String(i)), ...upTo(columns).map((j) => cell(i, j)))))));
+    body.replaceChildren(el("table", {}, el("tbody", {}, ...upTo(rows).map((i) => el("tr", {}, el("th", { scope: "row" }, table ? bothOf(readable(data.words[i])) : String(i)), ...upTo(columns).map((j) => cell(i, j)))))));
   };
   view.showMatrix();
   return el("div", { class: "wide" }, el("h3", {}, both("Matrices", "矩阵")), choose, body);
@@ -186,8 +186,8 @@ function drawCurves(node, curves) {
 }
 
 function drawComparison(node, targets, before, after) {
-  const cell = (p) => el("td", { class: "number" }, meter(p), chance(p)), head = [["probability before", "训练前的概率"], ["after", "训练后"]].map((text) => el("th", { scope: "col" }, both(...text)));
-  const words = targets.map((target, i) => el("tr", {}, el("th", { scope: "row" }, bothOf(display(wordOf("target")(target)))), ...[before, after].map(({ losses }) => cell(Math.exp(-losses[i])))));
+  const cell = (p) => el("td", { class: "number" }, meter(p), percent(p)), head = [["probability before", "训练前的概率"], ["after", "训练后"]].map((text) => el("th", { scope: "col" }, both(...text)));
+  const words = targets.map((target, i) => el("tr", {}, el("th", { scope: "row" }, bothOf(readable(wordOf("target")(target)))), ...[before, after].map(({ losses }) => cell(Math.exp(-losses[i])))));
   const loss = el("tr", {}, el("th", { scope: "row" }, both("loss", "损失")), ...[before, after].map(({ losses }) => el("td", { class: "number" }, number(sumOf(losses)))));
   node.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, el("td", {}), ...head)), el("tbody", {}, loss, ...words)));
 }

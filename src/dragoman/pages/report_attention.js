@@ -1,11 +1,5 @@
 // The cross-attention of one sentence.
 
-// How clearly a head aligns the tokens: the sum over the source tokens of the largest weight on each.
-function clearness(map, head, columns) {
-  const values = ofHead(map, head), [, n, m] = map.shape;
-  return columns.reduce((sum, c) => sum + Math.max(...Array.from({ length: n }, (_, r) => values[r * m + c])), 0);
-}
-
 function showAttention() {
   const { source_tokens: source, target_tokens: written, weights: layers } = report.attention;
   if (!layers.length || !source.length || !written.length) {
@@ -13,11 +7,11 @@ function showAttention() {
     for (const id of ["layer", "head"]) byId(id).parentElement.hidden = true;
     return;
   }
-  const maps = layers.map((heads) => ({ bytes: heads.flat(2).map((w) => 255 * w), shape: [heads.length, written.length, source.length] }));
+  const maps = layers.map((heads, layer) => ({ layer, weights: { bytes: heads.flat(2).map((w) => 255 * w), shape: [heads.length, written.length, source.length] } }));
   const columns = [...source.keys()].filter((c) => source[c] !== "</s>"), heads = [-1, ...layers[0].keys()];
-  const [best] = maps.flatMap((map, layer) => heads.map((head) => ({ layer, head, value: clearness(map, head, columns) }))).sort((a, b) => b.value - a.value);
-  options(byId("layer"), maps.map((_, i) => [i, `${i + 1} of ${maps.length}`, `第 ${i + 1} 层，共 ${maps.length} 层`]), best.layer);
-  options(byId("head"), heads.map((i) => (i < 0 ? [i, "mean of all", "所有头的平均"] : [i, `${i + 1} of ${layers[0].length}`, `第 ${i + 1} 个，共 ${layers[0].length} 个`])), best.head);
+  // The head with the clearest alignment: the sum over the source tokens of the largest weight on each.
+  const best = bestHead(maps, heads, (values, n, m) => columns.reduce((sum, c) => sum + Math.max(...Array.from({ length: n }, (_, r) => values[r * m + c])), 0));
+  fillHeads(byId("layer"), byId("head"), maps, best);
   const [rows, words] = [readablePieces(written), readablePieces(source)];
   const describe = (values, r, c) => [r === null ? both(
     `Point at a square or a ${target.en} token, or focus the map and press the arrow keys. The map opens on the head with the clearest alignment; “·” marks a token inside a word.`,

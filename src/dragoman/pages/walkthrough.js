@@ -229,7 +229,7 @@ function drawUpdates(data) {
     const chosen = rates[Number(slider.value)], updates = Object.keys(rules).map((rule) => data.updates.find((update) => update.rule === rule && update.rate === chosen));
     rate.replaceChildren(`η = ${chosen}`);
     slider.setAttribute("aria-valuetext", String(chosen));
-    const bars = (p) => el("td", { class: "number" }, el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(2)}%` })), `${(100 * p).toFixed(2)} %`);
+    const bars = (p) => el("td", { class: "number" }, meter(p), `${(100 * p).toFixed(2)} %`);
     const head = el("tr", {}, el("td", {}), el("th", { scope: "col" }, both("before", "更新前")), ...Object.values(rules).map((rule) => el("th", { scope: "col" }, typeof rule === "string" ? rule : rule.cloneNode(true))));
     const line = (label, ...cells) => el("tr", {}, el("th", { scope: "row" }, label), ...cells), plain = (x, worse) => el("td", { class: worse ? "number worse" : "number" }, number(x));
     shown.replaceChildren(el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {},

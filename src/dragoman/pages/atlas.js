@@ -129,9 +129,7 @@ function colourGrid() {
 }
 
 function showGrid() {
-  const select = el("select", { onchange: () => { measure = MEASURES[select.value]; colourGrid(); } });
-  options(select, MEASURES.map((one, i) => [i, ...one.name]), 0);
-  bothIn(select, "aria-label", "Colour by", "着色依据");
+  const select = choice(MEASURES.map((one, i) => [i, ...one.name]), 0, (i) => { measure = MEASURES[i]; colourGrid(); }, ["Colour by", "着色依据"]);
   byId("controls").append(el("span", { class: "scale", id: "scale" }), el("label", {}, both("Colour by ", "着色依据 "), select));
   byId("stacks").append(...[...new Set(data.heads.map((head) => head.stack))].map(drawStack));
   colourGrid();
@@ -192,13 +190,11 @@ function profileChart(head) {
 
 function exampleParts(head) {
   if (!data.examples.length) return [];
-  const select = el("select", { onchange: () => { exampleNumber = Number(select.value); again(); } },
-    ...data.examples.map((example, i) => {
-      const text = (example.source.length ? example.source : example.written).filter((piece) => !/^<.*>$/.test(piece)).join("").replaceAll("▁", " ").trim();
-      return el("option", { value: i }, text.length > 42 ? `${text.slice(0, 41)}…` : text || String(i + 1));
-    }));
-  bothIn(select, "aria-label", "Sentence", "句子");
-  select.value = exampleNumber;
+  const texts = data.examples.map((example, i) => {
+    const text = (example.source.length ? example.source : example.written).filter((piece) => !/^<.*>$/.test(piece)).join("").replaceAll("▁", " ").trim();
+    return [i, text.length > 42 ? `${text.slice(0, 41)}…` : text || String(i + 1)];
+  });
+  const select = choice(texts, exampleNumber, (i) => { exampleNumber = Number(i); again(); }, ["Sentence", "句子"]);
   const home = el("div", { class: "scroll" }), hint = el("p", { class: "hint", role: "status" });
   const again = () => drawMap(head, data.examples[exampleNumber], home, hint);
   again();

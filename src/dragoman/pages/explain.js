@@ -149,27 +149,6 @@ function showContents() {
 
 // ---- start ----------------------------------------------------------------------------------------------------------
 
-function printTrees(paper) {
-  for (const part of document.querySelectorAll(".tree.part")) part.remove();
-  for (const tree of document.querySelectorAll(".tree")) tree.classList.toggle("in-parts", paper && inParts(tree));
-}
-
-// A wide tree continues below: parts that overlap by the widest node, so that each node is complete in one of them.
-function inParts(tree) {
-  const [width, height] = ["width", "height"].map((side) => Number(tree.getAttribute(side)));
-  if (width <= PAPER) return false;
-  for (let from = 0; from === 0 || from + WIDEST_NODE < width; from += PAPER - WIDEST_NODE) {
-    const part = tree.cloneNode(true);
-    part.classList.add("part");
-    part.setAttribute("viewBox", `${from} 0 ${PAPER} ${height}`);
-    part.setAttribute("width", PAPER);
-    tree.parentElement.append(part);
-  }
-  return true;
-}
-window.addEventListener("beforeprint", () => printTrees(true));
-window.addEventListener("afterprint", () => printTrees(false));
-
 function start() {
   drawParts({
     pair: showHeader, "predictions-body": showPredictions, "figure-body": showFigure, "image-body": showImage, "attention-body": showAttention,

@@ -36,8 +36,7 @@ function firstHead(maps) {
 
 // Selects of the layer, of the head and of pieces or words; each calls `change`.
 function choosers(change) {
-  const layer = el("select", { onchange: change }), head = el("select", { onchange: change }), unit = el("select", { onchange: change });
-  options(unit, [["pieces", "pieces", "词元"], ["words", "words", "词"]], "pieces");
+  const layer = choice([], null, change), head = choice([], null, change), unit = choice([["pieces", "pieces", "词元"], ["words", "words", "词"]], "pieces", change);
   return {
     layer, head, unit,
     fill: (maps, chosen) => fillHeads(layer, head, maps, chosen),
@@ -104,11 +103,11 @@ function showAttention() {
       "这个模型没有注意力：它对其他词元的全部记忆就是逐个词元传递的状态。参见下面的“门与状态”一节。");
   if (!explanation.maps.length) what.append(none);
   if (!stacks.length) return;
-  const control = choosers(() => draw()), stack = el("select", { onchange: () => refill() }), text = el("span"), nodes = control.nodes();
-  options(stack, stacks.map((name) => [name, ...STACKS[name]]), stacks.includes("cross") ? "cross" : stacks.at(-1));
+  const control = choosers(() => draw()), text = el("span"), nodes = control.nodes();
+  const stack = choice(stacks.map((name) => [name, ...STACKS[name]]), stacks.includes("cross") ? "cross" : stacks.at(-1), () => refill());
   byId("attention-controls").append(...(stacks.length > 1 ? [field("Which", "哪一种", stack)] : []), ...nodes);
   const pictures = el("div", { class: "attention" }), hint = el("p", { class: "hint two", "aria-live": "polite" }), tiles = el("div", { class: "overview" });
-  const heads = el("div", {}, el("h3", {}, both("All heads; select one", "全部注意力头（点选一个）")), tiles);
+  const heads = el("div", { class: "heads" }, el("h3", {}, both("All heads; select one", "全部注意力头（点选一个）")), tiles);
   what.append(text);
   byId("attention-body").append(pictures, hint, ...(occlusion ? [ignoredWords()] : []), heads);
 

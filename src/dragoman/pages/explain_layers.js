@@ -52,11 +52,10 @@ function showStates() {
     `每列对应一个${read ? "读入的词元" : "位置"}，每行对应一个单元。门的取值从 0（关闭，浅色）到 1（打开，深色）；状态为正时显示蓝色，为负时显示橙色，绝对值越大颜色越深。上方的曲线是每个位置上所有单元的平均值，状态取绝对值。`));
   const groups = [...new Set(states.map((state) => state.name.slice(0, state.name.lastIndexOf("."))))];
   const of = (group) => states.filter((state) => state.name.slice(0, state.name.lastIndexOf(".")) === group);
-  const select = el("select", { onchange: () => draw() });
-  options(select, groups.map((group) => {
+  const select = choice(groups.map((group) => {
     const { stack, layer, part } = of(group)[0];
     return [group, `${STACKS[stack][0]}, layer ${layer + 1}, ${PARTS[part][0]}`, `${STACKS[stack][1]}，第 ${layer + 1} 层，${PARTS[part][1]}`];
-  }), groups[0]);
+  }), groups[0], () => draw());
   byId("states-controls").append(field("Which", "显示", select));
   const pictures = el("div", { class: "states" }), hint = el("p", { class: "hint two", "aria-live": "polite" });
   byId("states-body").append(pictures, hint);

@@ -71,14 +71,11 @@ function layoutOf(data, labels, room) {
 
 function drawFigure(data, options = {}) {
   const scroll = el("div", { class: "scroll figure-scroll" }), caption = el("p", { class: "hint figure-caption", "aria-live": "polite" });
-  const losses = el("div", { class: "figure-losses" }), key = el("p", { class: "figure-key" }), modes = new Map();
+  const losses = el("div", { class: "figure-losses" }), key = el("p", { class: "figure-key" });
   const state = { word: null, mode: "forward", layer: null };
   let now = null;
-  const mode = (name, english, chinese) => {
-    modes.set(name, el("button", { type: "button", onclick: () => show({ mode: name, play: true }) }, both(english, chinese)));
-    return modes.get(name);
-  };
-  const controls = bothIn(el("div", { class: "controls", role: "group" }, mode("forward", "Forward", "前向"), mode("backward", "Backward", "反向")), "aria-label", "Direction", "方向");
+  const modes = [["forward", "Forward", "前向"], ["backward", "Backward", "反向"]].map(([mode, ...texts]) => el("button", { type: "button", value: mode, onclick: () => show({ mode, play: true }) }, both(...texts)));
+  const controls = bothIn(el("div", { class: "controls", role: "group" }, ...modes), "aria-label", "Direction", "方向");
   const hasGradients = data.columns.some((column) => column.gradient);
   const node = el("div", { class: "figure" }, hasGradients ? controls : null, scroll, key, losses, caption);
 
@@ -102,7 +99,7 @@ function drawFigure(data, options = {}) {
     const path = word === null ? null : rollout(data, data.outputs[word]), backward = state.mode === "backward";
     node.classList.toggle("backward", backward);
     node.classList.toggle("has-word", path !== null);
-    for (const [name, button] of modes) button.setAttribute("aria-pressed", String(name === state.mode));
+    pressOnly(modes, modes.find((button) => button.value === state.mode));
     for (const ribbon of now.ribbons) {
       const strength = ribbon.w * (path ? Math.min(1, 1.6 * path.share(ribbon.stack, ribbon.layer, ribbon.i)) : 1);
       ribbon.node.style.opacity = path ? (strength < 0.02 ? 0 : Math.min(0.95, 0.15 + 1.5 * strength)) : "";

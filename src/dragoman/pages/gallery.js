@@ -2,8 +2,6 @@
 
 const gallery = JSON.parse(byId("gallery").textContent);
 
-
-
 const VERDICTS = {
   equal: ["✓", (n) => both(n === 1 ? "1 number agrees" : `${n} numbers agree`, `${n} 个数一致`)],
   explained: ["≠", (n) => both(n === 1 ? "1 differs, see the note" : `${n} differ, see the note`, `${n} 个不同，见说明`)],

@@ -22,10 +22,15 @@ const readablePieces = (pieces, spaced = hasSpaces(pieces)) => pieces.map((piece
 // ---- matrices -------------------------------------------------------------------------------------------------------
 
 // The weights of a head, or with -1 the mean of all heads, in row-major order; map: packed (H, n, m), or what has it as `weights`.
-function ofHead(map, head) {
-  const packed = map.weights ?? map, bytes = (packed.bytes ??= unpack(packed)), [heads, n, m] = packed.shape, size = n * m, values = new Float32Array(size);
-  const indices = head < 0 ? [...Array(heads).keys()] : [heads === 1 ? 0 : head], part = 1 / 255 / indices.length;
-  for (const h of indices) for (let i = 0; i < size; i += 1) values[i] += bytes[h * size + i] * part;
+const ofHead = (map, head) => {
+  const packed = map.weights ?? map, [heads, n, m] = packed.shape;
+  return meanOf(packed, head < 0 ? [...Array(heads).keys()] : [heads === 1 ? 0 : head], n * m);
+};
+
+// The mean of some of the matrices, by number, of packed numbers; size: numbers of a matrix.
+function meanOf(packed, matrices, size) {
+  const bytes = (packed.bytes ??= unpack(packed)), values = new Float32Array(size), part = 1 / 255 / matrices.length;
+  for (const at of matrices) for (let i = 0; i < size; i += 1) values[i] += bytes[at * size + i] * part;
   return values;
 }
 

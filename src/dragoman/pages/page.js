@@ -122,6 +122,13 @@ function options(select, texts, chosen) {
   select.replaceChildren(...texts.map(([value, english, chinese]) => bothIn(el("option", { value }), "label", english, chinese ?? english)));
   select.value = chosen;
 }
+// A select with texts [value, English, Chinese]; change: called with the value, a text.
+function choice(texts, chosen, change, label) {
+  const select = el("select", { onchange: () => change(select.value) });
+  options(select, texts, chosen);
+  return label ? bothIn(select, "aria-label", ...label) : select;
+}
+
 // In English and in Chinese.
 function duration(seconds) {
   if (!finite(seconds)) return { en: "–", zh: "–" };

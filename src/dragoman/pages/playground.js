@@ -221,8 +221,8 @@ function begin() {
 
 function start() {
   byId("language").append(languageSwitch());
-  const models = select(playground.models.map(({ name }, i) => [i, name.en, name.zh]), () => {
-    const index = Number(models.value), [source, target] = playground.models[index].examples[0] ?? ["", ""];
+  const models = choice(playground.models.map(({ name }, i) => [i, name.en, name.zh]), 0, (value) => {
+    const index = Number(value), [source, target] = playground.models[index].examples[0] ?? ["", ""];
     Object.assign(state, { source, target, model: index });
     reset();
   }, ["Model", "模型"]);

@@ -7,8 +7,8 @@ function showAttention() {
     for (const id of ["layer", "head"]) byId(id).parentElement.hidden = true;
     return;
   }
-  const maps = layers.map((heads, layer) => ({ layer, weights: { bytes: heads.flat(2).map((w) => 255 * w), shape: [heads.length, written.length, source.length] } }));
-  const columns = [...source.keys()].filter((c) => source[c] !== "</s>"), heads = [-1, ...layers[0].keys()];
+  const maps = layers.map((weights, layer) => ({ layer, weights })), heads = [-1, ...headsOf(maps[0])];
+  const columns = [...source.keys()].filter((c) => source[c] !== "</s>");
   // The head with the clearest alignment: the sum over the source tokens of the largest weight on each.
   const best = bestHead(maps, heads, (values, n, m) => columns.reduce((sum, c) => sum + Math.max(...Array.from({ length: n }, (_, r) => values[r * m + c])), 0));
   fillHeads(byId("layer"), byId("head"), maps, best);

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.interpret.attentions import layer_number, sides, weight_taps
+from dragoman.interpret.attentions import layer_number, sides, stack_of, weight_taps
 from dragoman.models.seq2seq import LanguageModel, Network
 from dragoman.nn.record import Recording, tap_names
 from dragoman.pages.packing import packed
@@ -66,7 +66,7 @@ def state_taps(network: Network) -> list[str]:
 
 
 def attention_maps(network: Network, recording: Recording) -> list[dict[str, Any]]:
-    """Return one map per layer: {"name", "stack", "layer", "heads", "averaged", "rows", "columns", "paper", "shape",
+    """Return one map per layer: {"name", "stack", "layer", "averaged", "rows", "columns", "paper", "shape",
     "weights"}.
 
     rows, columns: sides of the case.  weights: packed (H, Tq, Tk), or (1, Tq, Tk) if `averaged` over the heads because
@@ -77,14 +77,12 @@ def attention_maps(network: Network, recording: Recording) -> list[dict[str, Any
     maps = []
     for name, weights in recorded.items():
         rows, columns = sides(network, name)
-        stack = {"output": "cross", "source": "encoder"}[rows] if columns == "source" else "decoder"
         maps.append(
             {
                 **_description(network, name, weights),
-                "stack": stack,
+                "stack": stack_of(network, name),
                 "rows": rows,
                 "columns": columns,
-                "heads": weights.size(0),
                 "averaged": averaged and weights.size(0) > 1,
                 "weights": packed(weights.mean(0, keepdim=True) if averaged else weights),
             }

@@ -40,9 +40,8 @@ const KINDS = {
       `至少 ${half} 的权重落在一个键上，但偏移不固定：注意力头按内容选择。在交叉注意力中，这类注意力头可能在对齐词。`] },
   mixed: { short: ["mixed", "混合"], name: ["mixed", "混合"], rule: ["None of these.", "不满足以上任何规则。"] },
 };
-const CLASSES = { "same token": "same", "end of sentence": "end", "first token": "first" };
 const kindOf = (head) => (head.label.startsWith("positional") ? "positional" : head.label);
-const kindClass = (kind) => `k-${CLASSES[kind] || kind}`;
+const kindClass = (kind) => `k-${kind.split(" ")[0]}`;
 const labelOf = (head) => { const names = KINDS[kindOf(head)].name; return kindOf(head) === "positional" ? names.map((name) => `${name} ${signed(head.offset)}`) : names; };
 const shortOf = (head) => (kindOf(head) === "positional" ? [signed(head.offset), signed(head.offset)] : KINDS[kindOf(head)].short);
 const positionOf = (head) => [`layer ${head.layer + 1}, head ${head.number + 1}`, `第 ${head.layer + 1} 层，第 ${head.number + 1} 个注意力头`];

@@ -63,9 +63,8 @@ function describe(map, chosen, matrix, r, c) {
   const head = chosen.head < 0 ? ":" : chosen.head;
   if (r === null || c === null) return [el("span", {}, both("Point at a cell or a word, or use the arrow keys.", "将指针移到格子或词上，或使用方向键。")), tensorLine(map.name, map.shape, map.paper)];
   const w = percent(matrix.values[r * matrix.m + c]), row = () => quoted(matrix.rows[r]), column = () => quoted(matrix.columns[c]);
-  const sentence = map.rows === "output"
-    ? both(["The query that predicts ", ...row(), ` has ${w} of its attention on `, ...column(), "."], ["预测", ...row(), `的查询有 ${w} 的注意力落在`, ...column(), "上。"])
-    : both(["The query at ", ...row(), ` has ${w} of its attention on `, ...column(), "."], [...row(), `处的查询有 ${w} 的注意力落在`, ...column(), "上。"]);
+  const [english, chinese] = map.rows === "output" ? ["The query that predicts ", "预测"] : ["The query at ", "位于"];
+  const sentence = both([english, ...row(), ` has ${w} of its attention on `, ...column(), "."], [chinese, ...row(), `的查询有 ${w} 的注意力落在`, ...column(), "上。"]);
   const index = chosen.byWords ? "" : `[0, ${head}, ${r}, ${c}]`;
   return [el("span", {}, sentence), tensorLine(`${map.name}${index}`, map.shape, map.paper)];
 }

@@ -14,7 +14,7 @@ function showBeam() {
   byId("beam").hidden = false;
   byId("beam-what").append(beamText(tree));
   const hint = el("p", { class: "hint two", "aria-live": "polite" });
-  const winners = pathsOf(tree);
+  const winners = new Set(pathTo(tree.nodes, tree.best[0]));
   byId("beam-body").append(el("div", { class: "scroll", tabindex: "-1" }, treePicture(tree, winners, hint)), legend(tree), hint, leaves(tree));
   hint.append(el("span", {}, both("Point at a node, or move among the nodes with the arrow keys.", "将指针移到节点上，或用方向键在节点间移动。")));
 }
@@ -25,17 +25,11 @@ function beamText({ beam, alpha, limit }) {
     `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面。生成句末符的候选序列离开束，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。束中没有候选序列还能进入前 ${beam} 名时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
 }
 
-// The nodes on the path to the best hypothesis.
-function pathsOf({ nodes, best }) {
-  const path = new Set();
-  for (let i = best[0]; i >= 0; i = nodes[i].parent) path.add(i);
+// The numbers of the nodes from the first token to a node.
+function pathTo(nodes, number) {
+  const path = [];
+  for (let i = number; i >= 0; i = nodes[i].parent) path.unshift(i);
   return path;
-}
-
-function textUpTo(nodes, number) {
-  const pieces = [];
-  for (let i = number; i >= 0; i = nodes[i].parent) pieces.unshift(nodes[i].token);
-  return pieces.filter((piece) => piece !== "</s>").join("").replaceAll("▁", " ").trim();
 }
 
 function treePicture(tree, winners, hint) {
@@ -82,8 +76,9 @@ function nodeBox(node, x, y, width, won) {
 }
 
 function nodeText(tree, node) {
-  const text = () => el("q", {}, textUpTo(tree.nodes, node.i)), p = percent(Math.exp(node.log_prob)), total = node.total.toFixed(3);
-  const line = el("span", {}, text(), both(`: step ${node.step}, rank ${node.rank + 1}; its last token has ${p}; log-probability ${total}. `, `：第 ${node.step} 步，排名第 ${node.rank + 1}；最后一个词元的概率为 ${p}；对数概率为 ${total}。`));
+  const pieces = pathTo(tree.nodes, node.i).map((i) => tree.nodes[i].token).filter((piece) => piece !== "</s>");
+  const text = el("q", {}, pieces.join("").replaceAll("▁", " ").trim()), p = percent(Math.exp(node.log_prob)), total = node.total.toFixed(3);
+  const line = el("span", {}, text, both(`: step ${node.step}, rank ${node.rank + 1}; its last token has ${p}; log-probability ${total}. `, `：第 ${node.step} 步，排名第 ${node.rank + 1}；最后一个词元的概率为 ${p}；对数概率为 ${total}。`));
   return [line, el("span", {}, reason(tree, node))];
 }
 

@@ -10,7 +10,7 @@ function showImage() {
   const maps = ofStack("encoder"), control = choosers(() => draw());
   control.fill(maps, { layer: maps.at(-1).layer, head: maps.at(-1).averaged || maps.at(-1).weights.shape[0] > 1 ? -1 : 0 });
   byId("image-controls").append(...control.nodes());
-  const { across } = image, pixels = imageCanvas(image), big = el("div", { class: "on-image", style: `width:${PICTURE}px;height:${PICTURE}px` }), tiles = el("div", { class: "overview" });
+  const { across } = image, big = el("div", { class: "on-image", style: `width:${PICTURE}px;height:${PICTURE}px` }), tiles = el("div", { class: "overview" });
   const hint = el("p", { class: "hint two", "aria-live": "polite" });
   const label = image.label === null ? null : el("p", {}, both(["Its label in the data: ", el("b", {}, image.label), "."], ["数据中的标签：", el("b", {}, image.label), "。"]));
   const reset = el("button", { type: "button", onclick: () => select(0) }, both("class token", "类别词元"));
@@ -24,21 +24,15 @@ function showImage() {
   });
   roving(buttons, across);
   const overlay = el("canvas", { class: "cells" });
-  big.append(pixels, overlay, el("div", { class: "patches", style: `grid-template-columns:repeat(${across},1fr)` }, ...buttons));
+  big.append(imageCanvas(image), overlay, el("div", { class: "patches", style: `grid-template-columns:repeat(${across},1fr)` }, ...buttons));
 
   const name = (index) => (index ? both(`patch ${explanation.sides.source.pieces[index]}`, `图像块 ${explanation.sides.source.pieces[index]}`) : both("the class token", "类别词元"));
-  function current() {
+  const current = () => {
     const chosen = control.map, map = maps.find(({ layer }) => layer === chosen.layer);
     return { chosen, map, weights: ofQuery(map, chosen.head) };
-  }
-  function ofQuery(map, head) {
-    const [, , m] = map.weights.shape;
-    return ofHead(map, head).slice(query * m, (query + 1) * m);
-  }
-  function select(index) {
-    query = index;
-    draw();
-  }
+  };
+  const size = across * across + 1, ofQuery = (map, head) => ofHead(map, head).slice(query * size, (query + 1) * size);
+  const select = (index) => { query = index; draw(); };
   function point(index) {
     const { chosen, map, weights } = current();
     hint.replaceChildren(el("span", {}, both([name(query), `: ${percent(weights[index])} of its attention is on `, name(index), `, ${percent(weights[0])} on the class token.`], [name(query), `：${percent(weights[index])} 的注意力落在`, name(index), `上，${percent(weights[0])} 落在类别词元上。`])),
@@ -60,24 +54,18 @@ function showImage() {
     drawn = query;
     markTile(tiles, chosen);
   }
-  const picture = (map, head) => [copied(pixels), cover(el("canvas", { class: "cells" }), ofQuery(map, head))];
+  const picture = (map, head) => [imageCanvas(image), cover(el("canvas", { class: "cells" }), ofQuery(map, head))];
   draw();
   redrawn(() => { drawn = null; draw(); });
 }
 
 // Grey or RGB pixels; of more channels the first three.
 function imageCanvas({ pixels }) {
-  const [height, width, channels] = pixels.shape, bytes = unpack(pixels), canvas = el("canvas", { class: "cells pixels", width, height }), image = new ImageData(width, height);
+  const [height, width, channels] = pixels.shape, bytes = (pixels.bytes ??= unpack(pixels)), canvas = el("canvas", { class: "cells pixels", width, height }), image = new ImageData(width, height);
   for (let i = 0; i < width * height; i += 1) {
     for (let c = 0; c < 3; c += 1) image.data[4 * i + c] = bytes[i * channels + (channels >= 3 ? c : 0)];
     image.data[4 * i + 3] = 255;
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
   return canvas;
-}
-
-function copied(canvas) {
-  const copy = el("canvas", { class: "cells pixels", width: canvas.width, height: canvas.height });
-  copy.getContext("2d").drawImage(canvas, 0, 0);
-  return copy;
 }

@@ -6,7 +6,6 @@
 function showLens() {
   const { lens, predictions } = explanation;
   const hint = el("p", { class: "hint two", "aria-live": "polite" }), cells = [];
-  const title = (layer) => layer.name.replace(/\.stream$/, "");
   const cell = (layer, i, index) => {
     const { top, prob, rank } = layer.predictions[index], [piece, p] = top[0];
     const same = piece === predictions[index].piece;
@@ -19,7 +18,7 @@ function showLens() {
     return node;
   };
   const heads = predictions.map((prediction, index) => el("th", { scope: "col" }, prediction.subject ? el("small", {}, bothOf(readable(prediction.subject)), " ") : null, bothOf(predicted[index])));
-  const rows = lens.map((layer, i) => el("tr", {}, el("th", { scope: "row", title: title(layer) }, both(`layer ${i + 1}`, `第 ${i + 1} 层`)), ...predictions.map((_, index) => cell(layer, i, index))));
+  const rows = lens.map((layer, i) => el("tr", {}, el("th", { scope: "row", title: layer.name.replace(/\.stream$/, "") }, both(`layer ${i + 1}`, `第 ${i + 1} 层`)), ...predictions.map((_, index) => cell(layer, i, index))));
   const table = el("table", { class: "lens" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, both("output", "模型输出")), ...heads)), el("tbody", {}, ...rows));
   roving(cells, predictions.length);
   byId("lens-body").append(el("div", { class: "scroll" }, table), scaleOfColours("probabilities"), hint);
@@ -50,17 +49,14 @@ function showStates() {
   const read = states.some(({ side }) => side === "input");
   byId("states-what").append(both(`A column is ${read ? "a token that was read" : "a position"}, a row a unit. Gates range from 0 (closed, pale) to 1 (open, dark); states are blue if positive and orange if negative, darker for larger absolute values. The curve above is the mean over all units per position; for states, of the absolute values.`,
     `每列对应一个${read ? "读入的词元" : "位置"}，每行对应一个单元。门的取值从 0（关闭，浅色）到 1（打开，深色）；状态为正时显示蓝色，为负时显示橙色，绝对值越大颜色越深。上方的曲线是每个位置上所有单元的平均值，状态取绝对值。`));
-  const groups = [...new Set(states.map((state) => state.name.slice(0, state.name.lastIndexOf("."))))];
-  const of = (group) => states.filter((state) => state.name.slice(0, state.name.lastIndexOf(".")) === group);
-  const select = choice(groups.map((group) => {
-    const { stack, layer, part } = of(group)[0];
-    return [group, `${STACKS[stack][0]}, layer ${layer + 1}, ${PARTS[part][0]}`, `${STACKS[stack][1]}，第 ${layer + 1} 层，${PARTS[part][1]}`];
-  }), groups[0], () => draw());
+  const groups = Map.groupBy(states, ({ name }) => name.slice(0, name.lastIndexOf(".")));
+  const select = choice([...groups].map(([group, [{ stack, layer, part }]]) => (
+    [group, `${STACKS[stack][0]}, layer ${layer + 1}, ${PARTS[part][0]}`, `${STACKS[stack][1]}，第 ${layer + 1} 层，${PARTS[part][1]}`])), [...groups.keys()][0], () => draw());
   byId("states-controls").append(field("Which", "显示", select));
   const pictures = el("div", { class: "states" }), hint = el("p", { class: "hint two", "aria-live": "polite" });
   byId("states-body").append(pictures, hint);
   function draw() {
-    pictures.replaceChildren(...of(select.value).map((state) => statePicture(state, hint)));
+    pictures.replaceChildren(...groups.get(select.value).map((state) => statePicture(state, hint)));
     hint.replaceChildren(el("span", {}, both("Point at a map, or focus it and use the arrow keys.", "将指针移到图上，或用键盘选中图后按方向键。")));
   }
   draw();

@@ -13,11 +13,11 @@ function showAttention() {
   const best = bestHead(maps, heads, (values, n, m) => columns.reduce((sum, c) => sum + Math.max(...Array.from({ length: n }, (_, r) => values[r * m + c])), 0));
   fillHeads(byId("layer"), byId("head"), maps, best);
   const [rows, words] = [readablePieces(written), readablePieces(source)];
+  const sentence = (word, share, from) => both(`For “${word("en")}”, ${share} of the attention is on “${from("en")}”.`, `生成“${word("zh")}”时，${share} 的注意力落在“${from("zh")}”上。`);
   const describe = (values, r, c) => [r === null ? both(
     `Point at a square or a ${target.en} token, or focus the map and press the arrow keys. The map opens on the head with the clearest alignment; “·” marks a token inside a word.`,
     `将指针移到方格或${target.zh}词元上，或用键盘选中图后按方向键。打开时显示对齐最清晰的注意力头；“·”表示词内部的词元。`)
-    : both(...["en", "zh"].map((code) => [inLanguage(rows[r], code), percent(values[r * source.length + c], 0), inLanguage(words[c], code)]).map(([word, share, from], i) => (
-      i ? `生成“${word}”时，${share} 的注意力落在“${from}”上。` : `For “${word}”, ${share} of the attention is on “${from}”.`)))];
+    : sentence((code) => inLanguage(rows[r], code), percent(values[r * source.length + c], 0), (code) => inLanguage(words[c], code))];
   function draw() {
     const map = maps[Number(byId("layer").value)], values = ofHead(map, Number(byId("head").value));
     showWeights(byId("attention"), byId("attention-hint"), { rows, columns: words, values, n: rows.length, m: words.length, cross: true, lang: report.target_code },

@@ -133,12 +133,10 @@ function drawMap(stations, choose) {
     buttons.set(station, el("button", { type: "button", onclick: () => choose(station) }, bothOf(title)));
     return buttons.get(station);
   };
-  const column = (stack, name) => {
+  const stacks = Object.entries({ encoder: ["Encoder", "编码器"], decoder: ["Decoder", "解码器"] }).map(([stack, name]) => {
     const found = stations.filter((station) => station.stack === stack);
-    return found.length ? el("div", { class: `map-stack ${stack}` }, ...found.map(button), name) : null;
-  };
-  const names = { encoder: both("Encoder", "编码器"), decoder: both("Decoder", "解码器") };
-  const stacks = ["encoder", "decoder"].map((stack) => column(stack, el("b", {}, names[stack]))).filter(Boolean);
+    return found.length ? el("div", { class: `map-stack ${stack}` }, ...found.map(button), el("b", {}, both(...name))) : null;
+  });
   const top = el("div", { class: "map-top" }, ...stations.filter((station) => ["output", "update"].includes(station.stack)).map(button));
   const nav = bothIn(el("nav", { class: "walk-map" }, top, el("div", { class: "map-stacks" }, ...stacks)), "aria-label", "Stations", "各站");
   return { nav, show(station) { for (const [one, node] of buttons) { if (one === station) node.setAttribute("aria-current", "step"); else node.removeAttribute("aria-current"); } } };

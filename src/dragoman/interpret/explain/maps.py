@@ -66,7 +66,7 @@ def state_taps(network: Network) -> list[str]:
 
 
 def attention_maps(network: Network, recording: Recording) -> list[dict[str, Any]]:
-    """Return one map per layer: {"name", "stack", "layer", "averaged", "rows", "columns", "paper", "shape",
+    """Return one map per layer: {"name", "stack", "layer", "heads", "averaged", "rows", "columns", "paper", "shape",
     "weights"}.
 
     rows, columns: sides of the case.  weights: packed (H, Tq, Tk), or (1, Tq, Tk) if `averaged` over the heads because
@@ -83,6 +83,7 @@ def attention_maps(network: Network, recording: Recording) -> list[dict[str, Any
                 "stack": stack_of(network, name),
                 "rows": rows,
                 "columns": columns,
+                "heads": weights.size(0),
                 "averaged": averaged and weights.size(0) > 1,
                 "weights": packed(weights.mean(0, keepdim=True) if averaged else weights),
             }

@@ -109,10 +109,10 @@ def _updates(
     element: ParameterElement,
     rates: Sequence[float],
 ) -> list[dict[str, Any]]:
-    """Return {"rule", "rate", "loss", "probabilities", "element"} of updates of all weights, each from the same weights.
+    """Return {"rule", "rate", "loss", "probabilities", "element"} of updates, each from the same weights.
 
-    rule: "sgd", then "adam" (Kingma and Ba 2015), whose first step is rate · g / (|g| + 1e-8).  loss: of the same pair;
-    probabilities: of its targets, padding excluded; element: the new value of the element.
+    rule: "sgd", then "adam" (Kingma and Ba 2015), whose first step is rate · g / (|g| + 1e-8).  loss: of
+    the pair; probabilities: of its targets, padding excluded; element: the new value of the element.
     """
     trial, before, kept = copy.deepcopy(network), dict(network.named_parameters()), pair.targets[0] != PAD
     targets, parameter = pair.targets[0, kept], trial.get_parameter(element.name)

@@ -88,7 +88,8 @@ function paint(canvas, values, n, m, positive = "--attention", negative = "--sec
 }
 
 // kind: "weights", "weights cross" or "probabilities"; the lens has paler colours, because text stands on them.
-const scaleOfColours = (kind) => el("div", { class: `colour-scale ${kind}` }, el("span", {}, "0"), el("i", {}), el("span", {}, "100 %"), el("small", {}, both("(colour: square root of the value)", "（颜色深浅按数值的平方根）")));
+const scaleOfColours = (kind) => el("div", { class: `colour-scale ${kind}` }, el("span", {}, "0"), el("i", {}), el("span", {}, "100 %"), el("small", {}, kind === "probabilities"
+  ? both("(colour: square root of the probability)", "（颜色深浅按概率的平方根）") : both("(colour: square root of the weight)", "（颜色深浅按权重的平方根）")));
 
 // Cells of a grid are selected by the pointer, and by the arrow keys while the grid has the focus; select(null, null): none is.
 function listenToCells(node, [n, m], cellAt, select) {

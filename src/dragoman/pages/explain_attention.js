@@ -78,7 +78,7 @@ function ignoredWords() {
   const { drops } = explanation.occlusion, pieces = readablePieces(explanation.sides.source.pieces);
   const ignored = pieces.filter((_, s) => drops.every((row) => row[s] < HARDLY)), names = (code) => ignored.map((piece) => `“${inLanguage(piece, code)}”`).join(code === "en" ? ", " : "、");
   return el("p", { class: "hint ignored" }, ignored.length
-    ? both(`The model hardly uses ${names("en")}: without one of them, no output token loses more than ${HARDLY} of its log-probability.`, `模型几乎没有用到${names("zh")}：去除其中任何一个，输出词元的对数概率下降都不超过 ${HARDLY}。`)
+    ? both(`The model hardly uses ${names("en")}: removing a single one lowers the log-probability of no output token by more than ${HARDLY}.`, `模型几乎没有用到${names("zh")}：去除其中任何一个，输出词元的对数概率下降都不超过 ${HARDLY}。`)
     : both("Every source token matters: without it, some output token becomes less probable.", "每个源词元都有作用：去除它，就有输出词元的概率下降。"));
 }
 

@@ -55,7 +55,7 @@ function layoutOf(data, labels, room) {
   const count = Object.fromEntries(stacks.map((stack) => [stack, Math.max(...data.columns.filter((c) => c.stack === stack).map((c) => c.layer))]));
   const gaps = stacks.reduce((sum, stack) => sum + side(labels[stack]), 0) + output + 70 * stacks.length;
   const spacing = tall ? 64 : Math.max(44, Math.min(170, (room - gaps) / Math.max(1, stacks.reduce((sum, stack) => sum + count[stack], 0))));
-  const head = tall ? 44 : 58, start = {};
+  const head = tall ? Math.max(44, (room - most * step) / 2 - 8) : 58, start = {};
   let along = tall ? 34 : 0;
   for (const stack of stacks) {
     along += side(labels[stack]) + 18;

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 
 from dragoman.config import parse_config
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
@@ -82,6 +83,6 @@ def sample_report() -> DemoReport:
         exact_match=2 / 3,
         test_items=30,
         samples=samples,
-        attention=AttentionPicture(SOURCE, TARGET, layers),
+        attention=AttentionPicture(SOURCE, TARGET, [torch.tensor(heads) for heads in layers]),
         chinese={"title": "数字的写法", "target": "德语", "word_order": "个位在十位之前。"},
     )

@@ -100,6 +100,24 @@ def test_the_selected_cell_shows_its_weight(page: Page, tmp_path: Path) -> None:
     assert "decoder.layers.1.cross_attn.weights[0, 2, 1, 2]" in hint
 
 
+def test_occlusion_stands_beside_the_maps_of_attention(page: Page, tmp_path: Path) -> None:
+    explanation = explained("transformer")
+    assert explanation.occlusion is not None
+    page.open(write_explanation(tmp_path / "explain.html", explanation))
+    assert len(page.all("#attention button.tile")) == 9
+    which = page.find("#attention-controls select")
+    page.run("arguments[0].value = 'occlusion'; arguments[0].dispatchEvent(new Event('change'))", which)
+    want = 255 * np.sqrt(weights_of(explanation.occlusion)[0] / 255)
+    np.testing.assert_allclose(shown_on(page), want, atol=1)
+    assert not any(tile.is_displayed() for tile in page.all("#attention button.tile"))
+    page.focus("#attention .heat")
+    page.press(page.keys.ARROW_RIGHT)
+    hint = page.text("#attention .hint").replace("\u00a0", " ")
+    share = 100 * int(weights_of(explanation.occlusion)[0, 0, 1]) / 255
+    assert f"accounts for {share:.1f} %" in hint or f"accounts for {share:.0f} %" in hint
+    assert page.errors() == []
+
+
 @pytest.mark.parametrize(
     ("kind", "column", "cells"),
     [("recurrent", "a token that was read", ["decoder, layer 1, cell", "decoder, layer 2, cell"]),
@@ -119,6 +137,9 @@ def test_states_take_the_place_of_attention(
     page.press(page.keys.ARROW_RIGHT)
     second = list(dict.fromkeys(state["name"].rpartition(".")[0] for state in explanation.states))[1]
     assert f"{second}." in page.text("#states-body .hint")
+    page.press(page.keys.ARROW_DOWN)
+    unit = next(state["units"][1] for state in explanation.states if state["name"].startswith(f"{second}."))
+    assert f"unit {unit}:" in page.text("#states-body .hint")
     assert page.errors() == []
 
 
@@ -253,21 +274,16 @@ def test_paper_has_the_colours_of_paper_and_the_whole_tree(page: Page, tmp_path:
     assert page.run(pixel) == [217, 130, 43]
     page.prefer("prefers-color-scheme", "dark", medium="print")
     assert page.run("return getComputedStyle(document.documentElement).getPropertyValue('--first').trim()") == "#1d5dbd"
-    right, parts, width = page.run(
-        "const tree = document.querySelector('.tree'), parts = [...document.querySelectorAll('.tree.part')];"
-        "return [tree.parentElement.getBoundingClientRect().right, parts.map((part) =>"
-        " [part.getBoundingClientRect().right, part.viewBox.baseVal.x, part.viewBox.baseVal.width]),"
+    tree, around, width = page.run(
+        "const tree = document.querySelector('.tree');"
+        "return [tree.getBoundingClientRect().right, tree.parentElement.getBoundingClientRect().right,"
         " Number(tree.getAttribute('width'))]"
     )
-    assert width > 720 and all(edge <= right + 1 for edge, _, _ in parts)
-    reached = 0
-    for _, start, shown in parts:  # each part begins where a node cut by the last one is complete
-        assert start == max(0, reached - 170)
-        reached = start + shown
-    assert reached >= width
+    assert width > 720 and tree <= around + 1, "the tree is as wide as the sheet"
+    assert page.run("return getComputedStyle(document.getElementById('beam')).page") == "wide"
     page.prefer("prefers-color-scheme", "dark")
     page.run("dispatchEvent(new Event('afterprint'))")
-    assert page.run(pixel) == [237, 160, 86] and page.all(".tree.part") == []
+    assert page.run(pixel) == [237, 160, 86]
 
 
 def test_ids_have_no_heat_and_words_of_formulas_are_translated(page: Page, tmp_path: Path) -> None:

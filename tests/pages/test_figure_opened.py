@@ -310,6 +310,14 @@ def test_the_tour_has_twelve_captions(tiny: Path, page: Page) -> None:
     assert page.errors() == []
 
 
+def test_on_a_telephone_the_tour_leaves_the_figure_visible(tiny: Path, page: Page) -> None:
+    page.size(360, 740)
+    page.open(tiny)
+    for _ in range(12):
+        page.click("#walk .guide button:nth-child(2)")
+        assert page.run("return document.querySelector('.guide').offsetHeight") < 200
+
+
 @pytest.mark.parametrize("width", [360, 768, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_tiny_page_has_no_flaw(width: int, scheme: str, tiny: Path, page: Page) -> None:

@@ -391,11 +391,12 @@ def test_the_page_is_small_and_quick(page: Page, page_of_run: Path) -> None:
     assert min(page.open(page_of_run) for _ in range(3)) < 1000
 
 
-def test_on_paper_the_page_has_the_figure_and_no_controls(page: Page, page_of_run: Path) -> None:
+def test_on_paper_the_page_has_the_figure_the_changes_and_the_questions(page: Page, page_of_run: Path) -> None:
     page.open(page_of_run)
     settled(page)
     page.prefer("prefers-color-scheme", "light", medium="print")
     settled(page)
     assert page.find(".figure-picture") and page.text("#result .translation")
-    assert not any(node.is_displayed() for node in page.all("#train, #change, .question button, .language"))
+    assert all(node.is_displayed() for node in page.all(".question button, #change .switch, #change .weights td"))
+    assert not any(node.is_displayed() for node in page.all("#train, .language, .examples, .result button"))
     assert page.too_wide() == [] and page.too_faint() == []

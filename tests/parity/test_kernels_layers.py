@@ -98,7 +98,7 @@ def test_only_requested_gradients_of_a_feed_forward_network() -> None:
 
 @pytest.mark.parametrize("by_kernel", [True, False])
 def test_a_second_backward_pass_is_refused(by_kernel: bool) -> None:
-    """The first one overwrites what is stored."""
+    """The first pass writes its gradients over the saved activations."""
     with with_products(by_kernel):
         out = FeedForward(8, 16, "relu")(torch.randn(3, 8, requires_grad=True)).sum()
         out.backward(retain_graph=True)

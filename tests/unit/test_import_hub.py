@@ -83,7 +83,7 @@ def test_a_folder_of_the_same_name_comes_first(
 
 
 def test_without_a_network_a_name_is_refused_with_advice(tmp_path: Path) -> None:
-    """With the package as it is, told to be offline."""
+    """With huggingface_hub installed and HF_HUB_OFFLINE=1."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
     done = subprocess.run(
         [*COMMAND, "import", NAME, str(tmp_path / "model")], env=environment, capture_output=True, text=True

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dragoman.errors import DragomanError, UsageError
+from dragoman.pages.packing import packed
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 
 HOSTILE = '</script><script>alert("x")</script><!-- & {{ data }} {% endblock %} \u2028 ]]>'
@@ -19,7 +21,7 @@ HOSTILE = '</script><script>alert("x")</script><!-- & {{ data }} {% endblock %} 
 
 def small_report(**changes: Any) -> DemoReport:
     """Layers 2, heads 3, target pieces 4, source pieces 5."""
-    weights = [[[[0.2] * 5 for _ in range(4)] for _ in range(3)] for _ in range(2)]
+    weights = [torch.full((3, 4, 5), 0.2)] * 2
     report = DemoReport(
         target="German",
         target_code="de",
@@ -87,6 +89,7 @@ def test_the_page_holds_the_whole_report(tmp_path: Path) -> None:
     page = path.read_bytes().decode("utf-8")
     expected = dataclasses.asdict(report)
     expected["config"]["train"]["folder"] = str(Path("runs/demo"))
+    expected["attention"]["weights"] = [packed(weights) for weights in report.attention.weights]
     data = data_of(page)
     charts = data.pop("charts")
     assert data == expected
@@ -128,14 +131,13 @@ def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
 
 
 def test_a_report_that_contradicts_itself_is_refused_with_every_reason(tmp_path: Path) -> None:
-    weights = [[[[0.5] * 2] * 3] * 2, [[[0.5] * 2] * 2]]
+    weights = [torch.full((2, 3, 2), 0.5), torch.full((1, 2, 2), 0.5)]
     report = small_report(exact_match=87.5, attention=AttentionPicture(["a", "b"], ["c", "d", "e"], weights))
     with pytest.raises(UsageError) as caught:
         write_report(tmp_path / "report.html", report)
     message = str(caught.value)
     assert "exact_match = 87.5; accepted: a share from 0 to 1" in message
-    assert "attention layer 1: 1 heads, but layer 0 has 2" in message
-    assert "attention layer 1, head 0: 2 rows of [2] weights; accepted: 3 rows" in message
+    assert "attention layer 1: weights of shape (2, 2) per head; accepted: (3, 2)" in message
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 
@@ -43,7 +44,7 @@ REPORT = DemoReport(
         Sample("<b>", "<i>", "<i>", True, -0.2),
     ],
     attention=AttentionPicture(
-        ["▁two", "</s>"], ["▁z", "wei", "</s>"], [[[[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]] * 4] * 5
+        ["▁two", "</s>"], ["▁z", "wei", "</s>"], [torch.tensor([[[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]] * 4)] * 5
     ),
 )
 

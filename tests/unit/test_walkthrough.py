@@ -335,7 +335,8 @@ def test_tokens_label_rows_and_columns() -> None:
     story = tiny_walkthrough()
     shown = {step["id"]: step["tensors"] for step in story["steps"]}
     cross = shown["decoder.layers.0.cross_attn.weights"][0]
-    assert cross["rows"] == ["<s>", "我"] and cross["columns"] == ["I", "am"]
+    assert cross["rows"] == ["<s> → 我", "我 → 是"] and cross["columns"] == ["I", "am"]
+    assert shown["decoder.layers.0.self_attn.weights"][0]["columns"] == ["<s>", "我"], "keys are the tokens read"
     assert shown["decoder.layers.0.self_attn.masked"][0]["values"][0][1] == "−∞"
     assert shown["output.probs"][0]["rows"] == ["我", "是"] and shown["output.probs"][0]["columns"][4:6] == ["I", "am"]
     assert "shown" not in cross and "head" in cross

@@ -119,7 +119,7 @@ def _show(
 
 
 def picture(translator: Translator, source: str) -> tuple[Translation, AttentionPicture]:
-    """Return the translation of a text and the cross-attention of all layers and heads, (layers, heads, T, S)."""
+    """Return the translation of a text and the cross-attention of all layers and heads."""
     translation = translator.translate([source])[0]
     tokenizer, model = translator.tokenizer, translator.to_torch().model
     src = tokenizer.encode_source(source)
@@ -130,7 +130,7 @@ def picture(translator: Translator, source: str) -> tuple[Translation, Attention
             None,
             torch.tensor([[BOS, *tgt[:-1]]], device=translator.device),
         )
-    weights = [tensors[0][0].tolist() for tensors in recorded.values()]
+    weights = [tensors[0][0] for tensors in recorded.values()]
     return translation, AttentionPicture(
         [tokenizer.source_piece(i) for i in src], [tokenizer.target_piece(i) for i in tgt], weights
     )

@@ -19,7 +19,10 @@ from dragoman.models.seq2seq import Model, Network
 from dragoman.nn.modes import evaluating
 from dragoman.nn.record import Recording, record, tap_names
 
-__all__ = ["attentions", "key_mask", "layer_number", "query_mask", "record_pass", "sides", "sublayers", "weight_taps"]
+__all__ = [
+    "attentions", "key_mask", "layer_number", "query_mask", "record_pass", "sides", "stack_of", "sublayers",
+    "weight_taps",
+]  # fmt: skip
 
 _WEIGHTS = ".weights"
 _SUBLAYER = re.compile(r"(.*layers\.\d+\.)(?:around_(\w+)\.update|(conv)\.hidden|(cross_attn)\.context)")
@@ -60,6 +63,12 @@ def sides(network: Network, name: str) -> tuple[str, str]:
     if name.startswith("encoder.") or not isinstance(network, Model):
         return "source", "source"
     return "output", "input"
+
+
+def stack_of(network: Network, name: str) -> str:
+    """Return "encoder", "decoder" or "cross", to which an attention or its tap belongs."""
+    rows, columns = sides(network, name)
+    return {"output": "cross", "source": "encoder"}[rows] if columns == "source" else "decoder"
 
 
 def query_mask(network: Network, name: str, batch: Batch, queries: int) -> Tensor:

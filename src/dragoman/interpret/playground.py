@@ -47,12 +47,11 @@ def write_playground(path: str | Path, model: str | Path | None = None, language
 def playground_data(model: str | Path | None = None) -> dict[str, Any]:
     """Return the data of the page: {"models": [the tiny one, and the trained one]}."""
     tiny = tiny_model()
-    words = [[word, 0.0 if index > 3 else None] for index, word in enumerate(TINY_WORDS)]
     source, _, _, targets = TINY_PAIR
     models = [
         {
             "name": {"en": "tiny: “I am” → “我 是”", "zh": "微型模型：“I am” → “我 是”"},
-            "words": [word for word, _ in words],
+            "words": [*TINY_WORDS],
             "examples": [["I am", "我 是"]],
             "ids": [source[0].tolist(), targets[0].tolist()],
             "smoothing": 0.0,

@@ -40,9 +40,8 @@ const KINDS = {
       `至少 ${half} 的权重落在一个键上，但偏移不固定：注意力头按内容选择。在交叉注意力中，这类注意力头可能在对齐词。`] },
   mixed: { short: ["mixed", "混合"], name: ["mixed", "混合"], rule: ["None of these.", "不满足以上任何规则。"] },
 };
-const CLASSES = { "same token": "same", "end of sentence": "end", "first token": "first" };
 const kindOf = (head) => (head.label.startsWith("positional") ? "positional" : head.label);
-const kindClass = (kind) => `k-${CLASSES[kind] || kind}`;
+const kindClass = (kind) => `k-${kind.split(" ")[0]}`;
 const labelOf = (head) => { const names = KINDS[kindOf(head)].name; return kindOf(head) === "positional" ? names.map((name) => `${name} ${signed(head.offset)}`) : names; };
 const shortOf = (head) => (kindOf(head) === "positional" ? [signed(head.offset), signed(head.offset)] : KINDS[kindOf(head)].short);
 const positionOf = (head) => [`layer ${head.layer + 1}, head ${head.number + 1}`, `第 ${head.layer + 1} 层，第 ${head.number + 1} 个注意力头`];
@@ -89,7 +88,7 @@ function profileBars(head) {
 function headButton(head, cell) {
   const label = labelOf(head), where = positionOf(head);
   const value = el("span", { class: "value" });
-  const button = el("button", { type: "button", class: `head ${kindClass(kindOf(head))}`, "data-head": head.index, "aria-pressed": "false", tabindex: "-1", style: `grid-row: ${cell.row}; grid-column: ${cell.column}`, onclick: () => choose(head.index) },
+  const button = el("button", { type: "button", class: `head ${kindClass(kindOf(head))}`, "data-head": head.index, "aria-pressed": "false", style: `grid-row: ${cell.row}; grid-column: ${cell.column}`, onclick: () => choose(head.index) },
     profileBars(head), value);
   bothIn(button, "title", `${where[0]}: ${label[0]}`, `${where[1]}：${label[1]}`);
   return button;
@@ -104,28 +103,11 @@ function drawStack(stack) {
     ...layers.map((layer, row) => el("span", { class: "name row", style: `grid-row: ${row + 2}; grid-column: 1` }, both(`layer ${layer + 1}`, `第 ${layer + 1} 层`))),
     ...heads.map((head) => headButton(head, { row: layers.indexOf(head.layer) + 2, column: head.number + 2 })));
   bothIn(grid, "aria-label", `${name[0]}: move with the arrow keys`, `${name[1]}：用方向键移动`);
-  grid.querySelector("button").tabIndex = 0;
-  grid.addEventListener("keydown", (event) => moveInGrid(event, heads, layers));
+  roving([...grid.querySelectorAll("button")], columns);
   return el("div", { class: "stack", "data-stack": stack }, el("h3", {}, both(...name)), el("div", { class: "scroll" }, grid));
 }
 
-function moveInGrid(event, heads, layers) {
-  const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
-  const at = data.heads[event.target.dataset.head];
-  if (!step || !at) return;
-  event.preventDefault();
-  const layer = layers[layers.indexOf(at.layer) + step[0]], next = heads.find((head) => head.layer === layer && head.number === at.number + step[1]);
-  if (!next) return;
-  enterHere(next.index);
-  buttonOf(next.index).focus();
-}
-
 const buttonOf = (index) => document.querySelector(`button.head[data-head="${index}"]`);
-
-// Make this head the tab stop of its grid.
-function enterHere(index) {
-  for (const button of buttonOf(index).parentElement.querySelectorAll("button")) button.tabIndex = button.dataset.head === String(index) ? 0 : -1;
-}
 
 // The colours and texts of all cells by the selected measure.
 function colourGrid() {
@@ -146,9 +128,7 @@ function colourGrid() {
 }
 
 function showGrid() {
-  const select = el("select", { onchange: () => { measure = MEASURES[select.value]; colourGrid(); } });
-  options(select, MEASURES.map((one, i) => [i, ...one.name]), 0);
-  bothIn(select, "aria-label", "Colour by", "着色依据");
+  const select = choice(MEASURES.map((one, i) => [i, ...one.name]), 0, (i) => { measure = MEASURES[i]; colourGrid(); }, ["Colour by", "着色依据"]);
   byId("controls").append(el("span", { class: "scale", id: "scale" }), el("label", {}, both("Colour by ", "着色依据 "), select));
   byId("stacks").append(...[...new Set(data.heads.map((head) => head.stack))].map(drawStack));
   colourGrid();
@@ -158,8 +138,7 @@ function showGrid() {
 
 function choose(index) {
   chosen = index;
-  enterHere(index);
-  for (const button of document.querySelectorAll("button.head")) button.setAttribute("aria-pressed", String(button.dataset.head === String(index)));
+  pressOnly(document.querySelectorAll("button.head"), buttonOf(index));
   for (const row of document.querySelectorAll("#table tbody tr")) row.classList.toggle("chosen", row.dataset.head === String(index));
   drawDetail();
 }
@@ -210,13 +189,11 @@ function profileChart(head) {
 
 function exampleParts(head) {
   if (!data.examples.length) return [];
-  const select = el("select", { onchange: () => { exampleNumber = Number(select.value); again(); } },
-    ...data.examples.map((example, i) => {
-      const text = (example.source.length ? example.source : example.written).filter((piece) => !/^<.*>$/.test(piece)).join("").replaceAll("▁", " ").trim();
-      return el("option", { value: i }, text.length > 42 ? `${text.slice(0, 41)}…` : text || String(i + 1));
-    }));
-  bothIn(select, "aria-label", "Sentence", "句子");
-  select.value = exampleNumber;
+  const texts = data.examples.map((example, i) => {
+    const text = (example.source.length ? example.source : example.written).filter((piece) => !/^<.*>$/.test(piece)).join("").replaceAll("▁", " ").trim();
+    return [i, text.length > 42 ? `${text.slice(0, 41)}…` : text || String(i + 1)];
+  });
+  const select = choice(texts, exampleNumber, (i) => { exampleNumber = Number(i); again(); }, ["Sentence", "句子"]);
   const home = el("div", { class: "scroll" }), hint = el("p", { class: "hint", role: "status" });
   const again = () => drawMap(head, data.examples[exampleNumber], home, hint);
   again();
@@ -266,28 +243,16 @@ function showSublayers() {
 // ---- the table ------------------------------------------------------------------------------------------------------
 
 function showTable() {
-  const numeric = MEASURES.filter((one) => one.text);
-  const columns = [
-    { name: ["head", "注意力头"], value: (head) => head.index, cell: (head) => el("th", { scope: "row" }, el("button", { type: "button", class: "go", onclick: () => { choose(head.index); byId("detail").scrollIntoView({ block: "nearest" }); buttonOf(head.index).focus({ preventScroll: true }); } },
-      both(`${stackName(head.stack)[0]}, ${positionOf(head)[0]}`, `${stackName(head.stack)[1]}，${positionOf(head)[1]}`))) },
-    { name: ["label", "类别"], value: (head) => head.label, cell: (head) => el("td", {}, el("span", { class: `kind ${kindClass(kindOf(head))}` }, both(...labelOf(head)))) },
-    ...numeric.map((one) => ({ name: one.name, number: true, value: (head) => head[one.key], cell: (head) => el("td", { class: "number" }, one.text(head[one.key])) })),
-  ];
-  const rows = data.heads.map((head) => ({ head, node: el("tr", { "data-head": head.index }, ...columns.map((column) => column.cell(head))) }));
-  const body = el("tbody", {}, ...rows.map((row) => row.node));
-  const heads = columns.map((column) => el("th", { scope: "col", class: column.number ? "number" : "" }, el("button", { type: "button", onclick: () => sort(column) }, both(...column.name))));
-  function sort(column) {
-    const head = heads[columns.indexOf(column)], up = column.number ? head.getAttribute("aria-sort") === "descending" : head.getAttribute("aria-sort") !== "ascending";
-    for (const other of heads) other.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", up ? "ascending" : "descending");
-    const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b) : a - b);
-    const missing = (value) => value === null || value === undefined;
-    body.append(...[...rows].sort((a, b) => {
-      const [p, q] = [column.value(a.head), column.value(b.head)];
-      return missing(p) - missing(q) || (missing(p) ? 0 : up ? compare(p, q) : compare(q, p)) || a.head.index - b.head.index;
-    }).map((row) => row.node));
-  }
-  byId("table").append(el("table", {}, el("caption", { class: "visually-hidden" }, both("All heads", "全部注意力头")), el("thead", {}, el("tr", {}, ...heads)), body));
+  const numeric = MEASURES.filter((one) => one.text), heading = (name, kind) => el("th", { scope: "col", class: kind }, both(...name));
+  const row = (head) => el("tr", { "data-head": head.index },
+    el("th", { scope: "row" }, el("button", { type: "button", class: "go", onclick: () => { choose(head.index); byId("detail").scrollIntoView({ block: "nearest" }); buttonOf(head.index).focus({ preventScroll: true }); } },
+      both(`${stackName(head.stack)[0]}, ${positionOf(head)[0]}`, `${stackName(head.stack)[1]}，${positionOf(head)[1]}`))),
+    el("td", { "data-value": head.label }, el("span", { class: `kind ${kindClass(kindOf(head))}` }, both(...labelOf(head)))),
+    ...numeric.map((one) => el("td", { class: "number", "data-value": head[one.key] }, one.text(head[one.key]))));
+  const heads = [heading(["head", "注意力头"]), heading(["label", "类别"]), ...numeric.map((one) => heading(one.name, "number"))];
+  const table = el("table", {}, el("caption", { class: "visually-hidden" }, both("All heads", "全部注意力头")), el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...data.heads.map(row)));
+  sortable(table);
+  byId("table").append(table);
 }
 
 function showRules() {
@@ -312,16 +277,8 @@ function firstHead() {
   return (needed || aligning || cross || best("at_offset", 1) || data.heads[0]).index;
 }
 
-// A section that cannot be drawn shows an error; the others are unaffected.
 function start() {
   data.heads.forEach((head, index) => { head.index = index; });
-  const parts = { lead: showLead, stacks: showGrid, table: showTable, detail: () => choose(firstHead()), "sublayers-table": showSublayers, rules: showRules };
-  for (const [id, show] of Object.entries(parts)) {
-    try {
-      show();
-    } catch (error) {
-      byId(id).append(el("p", { class: "problem", role: "alert" }, both(`This section cannot be drawn: ${error.message}`, `这一部分无法绘制：${error.message}`)));
-    }
-  }
+  drawParts({ lead: showLead, stacks: showGrid, table: showTable, detail: () => choose(firstHead()), "sublayers-table": showSublayers, rules: showRules });
   if (chosen !== null) redrawn(drawDetail);
 }

@@ -22,27 +22,11 @@ function startHighlight() {
   });
 }
 
-function startSorting() {
-  const table = byId("numbers"), body = table.tBodies[0], heads = [...table.tHead.rows[0].cells], given = [...body.rows];
-  const value = (row, i) => Number(row.cells[i].dataset.value ?? NaN);
-  heads.forEach((head, i) => {
-    const button = el("button", { type: "button", onclick: () => {
-      const ascending = head.getAttribute("aria-sort") === "descending";
-      for (const other of heads) other.removeAttribute("aria-sort");
-      if (i) head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
-      body.append(...(i ? [...given].sort((a, b) => {
-        const [p, q] = [value(a, i), value(b, i)];
-        return Number.isNaN(p) - Number.isNaN(q) || (ascending ? p - q : q - p) || 0;
-      }) : given));
-    } }, ...head.childNodes);
-    head.replaceChildren(bothIn(button, "title", ...(i ? ["Sort", "排序"] : ["Restore the given order", "恢复原来的顺序"])));
-  });
-}
-
 function start() {
   byId("language").append(languageSwitch());
   startLegend();
   startHighlight();
-  startSorting();
+  sortable(byId("numbers"));
+  byId("numbers").querySelectorAll("thead button").forEach((button, i) => bothIn(button, "title", ...(i ? ["Sort", "排序"] : ["Restore the given order", "恢复原来的顺序"])));
   startCharts(JSON.parse(byId("comparison").textContent).charts, hidden);
 }

@@ -271,7 +271,7 @@ class Transformer {
       x = this.#around(path, "self_attn", x, run, (y) => this.#selfAttention(`${path}.self_attn`, y, cache, run));
       x = this.#around(path, "cross_attn", x, run, (y) => {
         const q = linear(y, this.parameter(`${path}.cross_attn.q.weight`), this.parameter(`${path}.cross_attn.q.bias`));
-        return this.#attend(`${path}.cross_attn`, q, ...cache.memory, () => true, run);
+        return this.#attend(`${path}.cross_attn`, q, ...cache.memory, null, run);
       });
       x = run.taps[`${path}.stream`] = this.#around(path, "ffn", x, run, (y) => this.#feedForward(`${path}.ffn`, y, run));
       cache.length += input.length;
@@ -309,17 +309,16 @@ class Transformer {
     if (this.config.position === "rotary" && run.positions) [q, k] = [q, k].map((y) => rotate(y, d, start, this.config.base));
     if (cache?.own) [k, v] = cache.own = [k, v].map((y, i) => (cache.own[i] ? below(cache.own[i], y) : y));
     const causal = cache !== null && run.mask;
-    return this.#attend(name, q, k, v, (i, j) => !causal || j <= start + i, run);
+    return this.#attend(name, q, k, v, causal ? (i, j) => j <= start + i : null, run);
   }
 
-  // softmax(Q Kᵀ / √d) V per head, and the output projection of all heads side by side.  Several heads may share keys and values (Ainslie et al. 2023).
+  // softmax(Q Kᵀ / √d) V per head, where query i sees key j if sees(i, j) (null: all), and the output projection of all heads side by side.  Several heads may share keys and values (Ainslie et al. 2023).
   #attend(name, q, k, v, sees, { scaling, disabled, weights: changed, taps }) {
     const { n_heads: heads, n_kv_heads: few } = this.config, d = q.cols / heads, all = { queries: [], keys: [], values: [], scores: [], weights: [], heads: [] };
-    const masked = Array.from({ length: q.rows }, (_, i) => i).some((i) => Array.from({ length: k.rows }, (_, j) => j).some((j) => !sees(i, j)));
     for (let g = 0; g < few; g += 1) for (const [key, x] of [["keys", k], ["values", v]]) all[key].push(columns(x, g * d, d));
     for (let h = 0; h < heads; h += 1) {
       const group = Math.floor((h * few) / heads), qh = columns(q, h * d, d), products = linear(qh, all.keys[group]), scores = scaling ? scale(products, 1 / Math.sqrt(d)) : products;
-      const weights = override(softmax(masked ? addConstants(scores, (i, j) => (sees(i, j) ? 0 : -Infinity)) : scores), `${name} ${h}`, changed);
+      const weights = override(softmax(sees ? addConstants(scores, (i, j) => (sees(i, j) ? 0 : -Infinity)) : scores), `${name} ${h}`, changed);
       const z = product(weights, all.values[group]), output = disabled.has(`${name} ${h}`) ? scale(z, 0) : z;
       for (const [key, value] of Object.entries({ queries: qh, scores, weights, heads: output })) all[key].push(value);
     }

@@ -69,10 +69,10 @@ function showPredictions() {
     const p = Math.exp(prediction.log_prob);
     return el("button", { type: "button", class: `chip${prediction.given ? " given" : ""}${p < 0.5 && !prediction.given ? " unsure" : ""}`, "aria-pressed": "false", onclick: () => { choose(i); views.figure?.show({ word: i }); }, onfocus: () => choose(i), onpointerenter: () => views.figure?.hover(i), onpointerleave: () => views.figure?.hover(null) },
       prediction.subject ? el("span", { class: "about" }, bothOf(readable(prediction.subject))) : null, el("span", { class: "piece" }, bothOf(predicted[i])),
-      el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(1)}%` })), el("span", { class: "p" }, prediction.given ? both("given", "给定") : percent(p)));
+      meter(p), el("span", { class: "p" }, prediction.given ? both("given", "给定") : percent(p)));
   });
   const choose = (i) => {
-    chips.forEach((chip, other) => chip.setAttribute("aria-pressed", String(other === i)));
+    pressOnly(chips, chips[i]);
     panel.replaceChildren(...alternativesOf(predictions[i], predicted[i]));
   };
   roving(chips);
@@ -101,8 +101,7 @@ function alternativesOf(prediction, text) {
     el("div", { class: "bars" }, ...rows)];
 }
 
-const bar = (piece, p, chosen) => el("div", { class: chosen ? "bar chosen" : "bar" }, el("span", { class: "label" }, bothOf(alone(piece))),
-  el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(2)}%` })), el("span", { class: "p" }, percent(p)));
+const bar = (piece, p, chosen) => el("div", { class: chosen ? "bar chosen" : "bar" }, el("span", { class: "label" }, bothOf(alone(piece))), meter(p), el("span", { class: "p" }, percent(p)));
 
 function total(predictions) {
   const own = predictions.filter((prediction) => !prediction.given), sum = own.reduce((all, prediction) => all + prediction.log_prob, 0);
@@ -150,39 +149,10 @@ function showContents() {
 
 // ---- start ----------------------------------------------------------------------------------------------------------
 
-function printTrees(paper) {
-  for (const part of document.querySelectorAll(".tree.part")) part.remove();
-  for (const tree of document.querySelectorAll(".tree")) tree.classList.toggle("in-parts", paper && inParts(tree));
-}
-
-// A wide tree continues below: parts that overlap by the widest node, so that each node is complete in one of them.
-function inParts(tree) {
-  const [width, height] = ["width", "height"].map((side) => Number(tree.getAttribute(side)));
-  if (width <= PAPER) return false;
-  for (let from = 0; from === 0 || from + WIDEST_NODE < width; from += PAPER - WIDEST_NODE) {
-    const part = tree.cloneNode(true);
-    part.classList.add("part");
-    part.setAttribute("viewBox", `${from} 0 ${PAPER} ${height}`);
-    part.setAttribute("width", PAPER);
-    tree.parentElement.append(part);
-  }
-  return true;
-}
-window.addEventListener("beforeprint", () => printTrees(true));
-window.addEventListener("afterprint", () => printTrees(false));
-
-// A section that cannot be drawn shows an error; the others are unaffected.
 function start() {
-  const parts = {
-    pair: showHeader, "predictions-body": showPredictions, "figure-body": showFigure, "image-body": showImage, "alignment-body": showAlignment, "attention-body": showAttention,
+  drawParts({
+    pair: showHeader, "predictions-body": showPredictions, "figure-body": showFigure, "image-body": showImage, "attention-body": showAttention,
     "states-body": showStates, "lens-body": showLens, "beam-body": showBeam, "model-body": showModel, contents: showContents,
     "walk-body": () => { views.walk = drawWalkthrough(byId("walk-body"), explanation.walkthrough, { onStation: (layer, direction) => views.figure?.show({ layer, mode: direction === "backward" ? direction : "forward" }) }); },
-  };
-  for (const [id, show] of Object.entries(parts)) {
-    try {
-      show();
-    } catch (error) {
-      byId(id).append(el("p", { class: "problem", role: "alert" }, both("This section cannot be drawn: ", "这一部分无法绘制："), error.message));
-    }
-  }
+  });
 }

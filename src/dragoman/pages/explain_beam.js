@@ -14,7 +14,7 @@ function showBeam() {
   byId("beam").hidden = false;
   byId("beam-what").append(beamText(tree));
   const hint = el("p", { class: "hint two", "aria-live": "polite" });
-  const winners = pathsOf(tree);
+  const winners = new Set(pathTo(tree.nodes, tree.best[0]));
   byId("beam-body").append(el("div", { class: "scroll", tabindex: "-1" }, treePicture(tree, winners, hint)), legend(tree), hint, leaves(tree));
   hint.append(el("span", {}, both("Point at a node, or move among the nodes with the arrow keys.", "将指针移到节点上，或用方向键在节点间移动。")));
 }
@@ -25,17 +25,11 @@ function beamText({ beam, alpha, limit }) {
     `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面。生成句末符的候选序列离开束，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。束中没有候选序列还能进入前 ${beam} 名时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
 }
 
-// The nodes on the path to the best hypothesis.
-function pathsOf({ nodes, best }) {
-  const path = new Set();
-  for (let i = best[0]; i >= 0; i = nodes[i].parent) path.add(i);
+// The numbers of the nodes from the first token to a node.
+function pathTo(nodes, number) {
+  const path = [];
+  for (let i = number; i >= 0; i = nodes[i].parent) path.unshift(i);
   return path;
-}
-
-function textUpTo(nodes, number) {
-  const pieces = [];
-  for (let i = number; i >= 0; i = nodes[i].parent) pieces.unshift(nodes[i].token);
-  return pieces.filter((piece) => piece !== "</s>").join("").replaceAll("▁", " ").trim();
 }
 
 function treePicture(tree, winners, hint) {
@@ -60,24 +54,15 @@ function treePicture(tree, winners, hint) {
     };
     box.addEventListener("pointerenter", describe);
     box.addEventListener("focus", describe);
-    box.addEventListener("keydown", (event) => step(event, i));
-    box.setAttribute("tabindex", i ? "-1" : "0");
   });
   // Left and right follow the tree, up and down the ranks.
-  function step(event, i) {
-    const node = shown[i], child = (other) => other.parent === node.i;
-    const next = {
-      ArrowLeft: () => shown.findIndex((other) => other.i === node.parent), ArrowRight: () => (shown.some(child) ? shown.findIndex((other) => child(other) && winners.has(other.i)) : -1),
+  roving(boxes, 0, (key, i) => {
+    const node = shown[i], children = shown.filter((other) => other.parent === node.i);
+    return {
+      ArrowLeft: () => shown.findIndex((other) => other.i === node.parent), ArrowRight: () => shown.indexOf(children.find((other) => winners.has(other.i)) ?? children[0]),
       ArrowUp: () => shown.findLastIndex((other) => other.step === node.step && other.rank < node.rank), ArrowDown: () => shown.findIndex((other) => other.step === node.step && other.rank > node.rank),
-    }[event.key]?.();
-    if (next === undefined) return;
-    event.preventDefault();
-    const found = next < 0 && event.key === "ArrowRight" ? shown.findIndex(child) : next;
-    if (found < 0) return;
-    boxes[i].setAttribute("tabindex", "-1");
-    boxes[found].setAttribute("tabindex", "0");
-    boxes[found].focus();
-  }
+    }[key]?.();
+  });
   const numbers = x.map((at, number) => svg("text", { class: "scale", x: at + widths[number] / 2, y: 12, "text-anchor": "middle" }, String(number))).filter(Boolean);
   const node = svg("svg", { class: "tree", width, height, viewBox: `0 0 ${width} ${height}`, role: "group" }, ...numbers, ...edges, ...boxes);
   return bothIn(node, "aria-label", "Beam search: one column per step, the best at the top", "束搜索：每列对应一步，最好的在最上面");
@@ -91,8 +76,9 @@ function nodeBox(node, x, y, width, won) {
 }
 
 function nodeText(tree, node) {
-  const text = () => el("q", {}, textUpTo(tree.nodes, node.i)), p = percent(Math.exp(node.log_prob)), total = node.total.toFixed(3);
-  const line = el("span", {}, text(), both(`: step ${node.step}, rank ${node.rank + 1}; its last token has ${p}; log-probability ${total}. `, `：第 ${node.step} 步，排名第 ${node.rank + 1}；最后一个词元的概率为 ${p}；对数概率为 ${total}。`));
+  const pieces = pathTo(tree.nodes, node.i).map((i) => tree.nodes[i].token).filter((piece) => piece !== "</s>");
+  const text = el("q", {}, pieces.join("").replaceAll("▁", " ").trim()), p = percent(Math.exp(node.log_prob)), total = node.total.toFixed(3);
+  const line = el("span", {}, text, both(`: step ${node.step}, rank ${node.rank + 1}; its last token has ${p}; log-probability ${total}. `, `：第 ${node.step} 步，排名第 ${node.rank + 1}；最后一个词元的概率为 ${p}；对数概率为 ${total}。`));
   return [line, el("span", {}, reason(tree, node))];
 }
 

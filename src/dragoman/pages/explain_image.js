@@ -10,13 +10,13 @@ function showImage() {
   const maps = ofStack("encoder"), control = choosers(() => draw());
   control.fill(maps, { layer: maps.at(-1).layer, head: maps.at(-1).averaged || maps.at(-1).weights.shape[0] > 1 ? -1 : 0 });
   byId("image-controls").append(...control.nodes());
-  const { across } = image, pixels = imageCanvas(image), big = el("div", { class: "on-image", style: `width:${PICTURE}px;height:${PICTURE}px` }), tiles = el("div", { class: "overview" });
+  const { across } = image, big = el("div", { class: "on-image", style: `width:${PICTURE}px;height:${PICTURE}px` }), tiles = el("div", { class: "overview" });
   const hint = el("p", { class: "hint two", "aria-live": "polite" });
   const label = image.label === null ? null : el("p", {}, both(["Its label in the data: ", el("b", {}, image.label), "."], ["数据中的标签：", el("b", {}, image.label), "。"]));
   const reset = el("button", { type: "button", onclick: () => select(0) }, both("class token", "类别词元"));
   byId("image-body").append(el("div", { class: "image-view" }, big, el("div", {}, label, el("p", { class: "controls" }, both("Query:", "查询："), reset), hint)),
     el("h3", {}, both("All heads; select one", "全部注意力头（点选一个）")), tiles);
-  let query = 0, layers = null;
+  let query = 0, drawn = null;  // the tiles are drawn for one query
 
   const buttons = [...Array(across * across).keys()].map((i) => {
     const row = Math.floor(i / across) + 1, column = (i % across) + 1;
@@ -24,21 +24,15 @@ function showImage() {
   });
   roving(buttons, across);
   const overlay = el("canvas", { class: "cells" });
-  big.append(pixels, overlay, el("div", { class: "patches", style: `grid-template-columns:repeat(${across},1fr)` }, ...buttons));
+  big.append(imageCanvas(image), overlay, el("div", { class: "patches", style: `grid-template-columns:repeat(${across},1fr)` }, ...buttons));
 
   const name = (index) => (index ? both(`patch ${explanation.sides.source.pieces[index]}`, `图像块 ${explanation.sides.source.pieces[index]}`) : both("the class token", "类别词元"));
-  function current() {
+  const current = () => {
     const chosen = control.map, map = maps.find(({ layer }) => layer === chosen.layer);
     return { chosen, map, weights: ofQuery(map, chosen.head) };
-  }
-  function ofQuery(map, head) {
-    const [, , m] = map.weights.shape;
-    return ofHead(map, head).slice(query * m, (query + 1) * m);
-  }
-  function select(index) {
-    query = index;
-    draw();
-  }
+  };
+  const size = across * across + 1, ofQuery = (map, head) => ofHead(map, head).slice(query * size, (query + 1) * size);
+  const select = (index) => { query = index; draw(); };
   function point(index) {
     const { chosen, map, weights } = current();
     hint.replaceChildren(el("span", {}, both([name(query), `: ${percent(weights[index])} of its attention is on `, name(index), `, ${percent(weights[0])} on the class token.`], [name(query), `：${percent(weights[index])} 的注意力落在`, name(index), `上，${percent(weights[0])} 落在类别词元上。`])),
@@ -56,39 +50,22 @@ function showImage() {
     reset.setAttribute("aria-pressed", String(query === 0));
     const strongestPatch = weights.indexOf(weights.slice(1).reduce((a, b) => Math.max(a, b), 0), 1);
     point(Math.max(1, strongestPatch));
-    drawTiles(chosen);
+    if (drawn !== query) drawTiles(tiles, maps, control, picture, draw);
+    drawn = query;
+    markTile(tiles, chosen);
   }
-  function drawTiles(chosen) {
-    if (layers !== query) {
-      layers = query;
-      const shown = maps[0].averaged ? [-1] : [...Array(maps[0].weights.shape[0]).keys()];
-      const all = maps.flatMap((map) => shown.map((head) => {
-        const press = () => { control.layer.value = map.layer; control.head.value = head; draw(); };
-        const tile = el("button", { type: "button", class: "tile", "data-layer": map.layer, "data-head": head, onclick: press }, copied(pixels), cover(el("canvas", { class: "cells" }), ofQuery(map, head)));
-        return bothIn(tile, "aria-label", `Layer ${map.layer + 1}, head ${head + 1}`, `第 ${map.layer + 1} 层，第 ${head + 1} 个注意力头`);
-      }));
-      roving(all, shown.length);
-      tiles.replaceChildren(...maps.map((map, i) => el("div", { class: "tiles" }, el("span", { class: "layer" }, both(`layer ${map.layer + 1}`, `第 ${map.layer + 1} 层`)), ...all.slice(i * shown.length, (i + 1) * shown.length))));
-    }
-    for (const tile of tiles.querySelectorAll("button")) tile.setAttribute("aria-pressed", String(tile.dataset.layer === String(chosen.layer) && tile.dataset.head === String(chosen.head)));
-  }
+  const picture = (map, head) => [imageCanvas(image), cover(el("canvas", { class: "cells" }), ofQuery(map, head))];
   draw();
-  redrawn(() => { layers = null; draw(); });
+  redrawn(() => { drawn = null; draw(); });
 }
 
 // Grey or RGB pixels; of more channels the first three.
 function imageCanvas({ pixels }) {
-  const [height, width, channels] = pixels.shape, bytes = unpack(pixels), canvas = el("canvas", { class: "cells pixels", width, height }), image = new ImageData(width, height);
+  const [height, width, channels] = pixels.shape, bytes = (pixels.bytes ??= unpack(pixels)), canvas = el("canvas", { class: "cells pixels", width, height }), image = new ImageData(width, height);
   for (let i = 0; i < width * height; i += 1) {
     for (let c = 0; c < 3; c += 1) image.data[4 * i + c] = bytes[i * channels + (channels >= 3 ? c : 0)];
     image.data[4 * i + 3] = 255;
   }
   canvas.getContext("2d").putImageData(image, 0, 0);
   return canvas;
-}
-
-function copied(canvas) {
-  const copy = el("canvas", { class: "cells pixels", width: canvas.width, height: canvas.height });
-  copy.getContext("2d").drawImage(canvas, 0, 0);
-  return copy;
 }

@@ -6,7 +6,6 @@
 function showLens() {
   const { lens, predictions } = explanation;
   const hint = el("p", { class: "hint two", "aria-live": "polite" }), cells = [];
-  const title = (layer) => layer.name.replace(/\.stream$/, "");
   const cell = (layer, i, index) => {
     const { top, prob, rank } = layer.predictions[index], [piece, p] = top[0];
     const same = piece === predictions[index].piece;
@@ -19,7 +18,7 @@ function showLens() {
     return node;
   };
   const heads = predictions.map((prediction, index) => el("th", { scope: "col" }, prediction.subject ? el("small", {}, bothOf(readable(prediction.subject)), " ") : null, bothOf(predicted[index])));
-  const rows = lens.map((layer, i) => el("tr", {}, el("th", { scope: "row", title: title(layer) }, both(`layer ${i + 1}`, `第 ${i + 1} 层`)), ...predictions.map((_, index) => cell(layer, i, index))));
+  const rows = lens.map((layer, i) => el("tr", {}, el("th", { scope: "row", title: layer.name.replace(/\.stream$/, "") }, both(`layer ${i + 1}`, `第 ${i + 1} 层`)), ...predictions.map((_, index) => cell(layer, i, index))));
   const table = el("table", { class: "lens" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, both("output", "模型输出")), ...heads)), el("tbody", {}, ...rows));
   roving(cells, predictions.length);
   byId("lens-body").append(el("div", { class: "scroll" }, table), scaleOfColours("probabilities"), hint);
@@ -50,18 +49,14 @@ function showStates() {
   const read = states.some(({ side }) => side === "input");
   byId("states-what").append(both(`A column is ${read ? "a token that was read" : "a position"}, a row a unit. Gates range from 0 (closed, pale) to 1 (open, dark); states are blue if positive and orange if negative, darker for larger absolute values. The curve above is the mean over all units per position; for states, of the absolute values.`,
     `每列对应一个${read ? "读入的词元" : "位置"}，每行对应一个单元。门的取值从 0（关闭，浅色）到 1（打开，深色）；状态为正时显示蓝色，为负时显示橙色，绝对值越大颜色越深。上方的曲线是每个位置上所有单元的平均值，状态取绝对值。`));
-  const groups = [...new Set(states.map((state) => state.name.slice(0, state.name.lastIndexOf("."))))];
-  const of = (group) => states.filter((state) => state.name.slice(0, state.name.lastIndexOf(".")) === group);
-  const select = el("select", { onchange: () => draw() });
-  options(select, groups.map((group) => {
-    const { stack, layer, part } = of(group)[0];
-    return [group, `${STACKS[stack][0]}, layer ${layer + 1}, ${PARTS[part][0]}`, `${STACKS[stack][1]}，第 ${layer + 1} 层，${PARTS[part][1]}`];
-  }), groups[0]);
+  const groups = Map.groupBy(states, ({ name }) => name.slice(0, name.lastIndexOf(".")));
+  const select = choice([...groups].map(([group, [{ stack, layer, part }]]) => (
+    [group, `${STACKS[stack][0]}, layer ${layer + 1}, ${PARTS[part][0]}`, `${STACKS[stack][1]}，第 ${layer + 1} 层，${PARTS[part][1]}`])), [...groups.keys()][0], () => draw());
   byId("states-controls").append(field("Which", "显示", select));
   const pictures = el("div", { class: "states" }), hint = el("p", { class: "hint two", "aria-live": "polite" });
   byId("states-body").append(pictures, hint);
   function draw() {
-    pictures.replaceChildren(...of(select.value).map((state) => statePicture(state, hint)));
+    pictures.replaceChildren(...groups.get(select.value).map((state) => statePicture(state, hint)));
     hint.replaceChildren(el("span", {}, both("Point at a map, or focus it and use the arrow keys.", "将指针移到图上，或用键盘选中图后按方向键。")));
   }
   draw();
@@ -81,29 +76,20 @@ function statePicture(state, hint) {
   const words = svg("svg", { class: "under", width: width + 40, height: deep, viewBox: `0 0 ${width + 40} ${deep}`, "aria-hidden": "true" },
     ...labels.map((label, c) => svg("text", { transform: `translate(${(c + 0.5) * size + 4} 12) rotate(50)` }, labelInSvg(label))));
   const [english, chinese] = QUANTITIES[state.quantity];
-  const box = el("div", { class: "state", tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": m - 1, "aria-valuenow": 0 }, chart, canvas, words);
+  const box = el("div", { class: "state", tabindex: "0", role: "slider", "aria-valuemin": 0, "aria-valuemax": n * m - 1, "aria-valuenow": 0 }, chart, canvas, words);
   bothIn(box, "aria-label", english, chinese);
-  let at = 0;
-  const describe = (c, r = null) => {
-    at = c;
-    marker.setAttribute("x1", (c + 0.5) * size);
-    marker.setAttribute("x2", (c + 0.5) * size);
-    marker.setAttribute("visibility", "visible");
-    box.setAttribute("aria-valuenow", c);
-    box.setAttribute("aria-valuetext", `${inLanguage(labels[c])}: ${significant(state.mean[c])}`);
-    const unit = r === null ? "" : both(`; unit ${state.units[r]}: ${significant(values[r * m + c] * state.high, 2)}`, `；单元 ${state.units[r]}：${significant(values[r * m + c] * state.high, 2)}`);
-    hint.replaceChildren(el("span", {}, ...quoted(labels[c]), both(`: mean ${significant(state.mean[c])}`, `：平均 ${significant(state.mean[c])}`), unit), tensorLine(state.name, state.shape, state.paper));
+  const show = (r, c) => {
+    marker.setAttribute("visibility", r === null ? "hidden" : "visible");
+    if (r === null) return;
+    for (const end of ["x1", "x2"]) marker.setAttribute(end, (c + 0.5) * size);
+    const value = significant(values[r * m + c] * state.high, 2), mean = significant(state.mean[c]);
+    box.setAttribute("aria-valuenow", r * m + c);
+    box.setAttribute("aria-valuetext", `${inLanguage(labels[c])}: ${mean}; ${state.units[r]}: ${value}`);
+    hint.replaceChildren(el("span", {}, ...quoted(labels[c]), both(`: mean ${mean}; unit ${state.units[r]}: ${value}`, `：平均 ${mean}；单元 ${state.units[r]}：${value}`)), tensorLine(state.name, state.shape, state.paper));
   };
-  box.addEventListener("pointermove", (event) => {
-    const area = canvas.getBoundingClientRect(), c = Math.floor((event.clientX - area.left) / size), r = Math.floor(((event.clientY - area.top) / area.height) * n);
-    if (c >= 0 && c < m) describe(c, r >= 0 && r < n ? r : null);
-  });
-  box.addEventListener("focus", () => describe(at));
-  box.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowUp: -1, ArrowDown: 1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    describe(Math.max(0, Math.min(m - 1, at + step)));
-  });
+  listenToCells(box, [n, m], (event) => {
+    const area = canvas.getBoundingClientRect();
+    return [Math.max(0, Math.floor(((event.clientY - area.top) / area.height) * n)), Math.floor((event.clientX - area.left) / size)];
+  }, show);
   return el("figure", {}, el("figcaption", {}, el("h3", {}, both(english, chinese)), el("small", {}, both(`${n} of ${state.shape[2]} units`, `${state.shape[2]} 个单元中的 ${n} 个`))), el("div", { class: "scroll" }, box));
 }

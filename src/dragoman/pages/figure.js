@@ -55,7 +55,7 @@ function layoutOf(data, labels, room) {
   const count = Object.fromEntries(stacks.map((stack) => [stack, Math.max(...data.columns.filter((c) => c.stack === stack).map((c) => c.layer))]));
   const gaps = stacks.reduce((sum, stack) => sum + side(labels[stack]), 0) + output + 70 * stacks.length;
   const spacing = tall ? 64 : Math.max(44, Math.min(170, (room - gaps) / Math.max(1, stacks.reduce((sum, stack) => sum + count[stack], 0))));
-  const head = tall ? 44 : 58, start = {};
+  const head = tall ? Math.max(44, (room - most * step) / 2 - 8) : 58, start = {};
   let along = tall ? 34 : 0;
   for (const stack of stacks) {
     along += side(labels[stack]) + 18;
@@ -71,14 +71,11 @@ function layoutOf(data, labels, room) {
 
 function drawFigure(data, options = {}) {
   const scroll = el("div", { class: "scroll figure-scroll" }), caption = el("p", { class: "hint figure-caption", "aria-live": "polite" });
-  const losses = el("div", { class: "figure-losses" }), key = el("p", { class: "figure-key" }), modes = new Map();
+  const losses = el("div", { class: "figure-losses" }), key = el("p", { class: "figure-key" });
   const state = { word: null, mode: "forward", layer: null };
   let now = null;
-  const mode = (name, english, chinese) => {
-    modes.set(name, el("button", { type: "button", onclick: () => show({ mode: name, play: true }) }, both(english, chinese)));
-    return modes.get(name);
-  };
-  const controls = bothIn(el("div", { class: "controls", role: "group" }, mode("forward", "Forward", "前向"), mode("backward", "Backward", "反向")), "aria-label", "Direction", "方向");
+  const modes = [["forward", "Forward", "前向"], ["backward", "Backward", "反向"]].map(([mode, ...texts]) => el("button", { type: "button", value: mode, onclick: () => show({ mode, play: true }) }, both(...texts)));
+  const controls = bothIn(el("div", { class: "controls", role: "group" }, ...modes), "aria-label", "Direction", "方向");
   const hasGradients = data.columns.some((column) => column.gradient);
   const node = el("div", { class: "figure" }, hasGradients ? controls : null, scroll, key, losses, caption);
 
@@ -102,7 +99,7 @@ function drawFigure(data, options = {}) {
     const path = word === null ? null : rollout(data, data.outputs[word]), backward = state.mode === "backward";
     node.classList.toggle("backward", backward);
     node.classList.toggle("has-word", path !== null);
-    for (const [name, button] of modes) button.setAttribute("aria-pressed", String(name === state.mode));
+    pressOnly(modes, modes.find((button) => button.value === state.mode));
     for (const ribbon of now.ribbons) {
       const strength = ribbon.w * (path ? Math.min(1, 1.6 * path.share(ribbon.stack, ribbon.layer, ribbon.i)) : 1);
       ribbon.node.style.opacity = path ? (strength < 0.02 ? 0 : Math.min(0.95, 0.15 + 1.5 * strength)) : "";
@@ -141,6 +138,9 @@ function drawFigure(data, options = {}) {
   return { node, update, show, hover: (index) => mark(index ?? state.word) };
 }
 
+const svgButton = (attributes, press, ...children) => svg("g", { role: "button", "aria-pressed": "false", onclick: press, ...attributes,
+  onkeydown: (event) => { if (["Enter", " "].includes(event.key)) { event.preventDefault(); press(); } } }, ...children);
+
 // Boxes of encoder and decoder with a button per layer.
 function drawStacks(data, layout, choose) {
   return layout.stacks.flatMap((stack) => {
@@ -149,9 +149,7 @@ function drawStacks(data, layout, choose) {
     const title = svg("text", { class: "stack-name", ...(layout.tall ? { x: 6, y: from - 8 } : { x: (from + to) / 2, y: 22, "text-anchor": "middle" }) }, bothInSvg(...name));
     const buttons = Array.from({ length: layout.count[stack] }, (_, i) => {
       const along = layout.start[stack] + (i + 0.62) * layout.spacing, [x, y] = layout.tall ? [26, along] : [along, 40];
-      const press = () => choose(stack, i + 1);
-      const button = svg("g", { class: "layer-button", role: "button", tabindex: "0", "data-layer": `${stack} ${i + 1}`, "aria-pressed": "false", onclick: press,
-        onkeydown: (event) => { if (["Enter", " "].includes(event.key)) { event.preventDefault(); press(); } } },
+      const button = svgButton({ class: "layer-button", tabindex: "0", "data-layer": `${stack} ${i + 1}` }, () => choose(stack, i + 1),
         svg("rect", { x: x - 22, y: y - 12, width: 44, height: 24, rx: 12 }), svg("text", { x, y: y + 4.5, "text-anchor": "middle" }, String(i + 1)));
       return bothIn(button, "aria-label", `${name[0]} layer ${i + 1}`, `${name[1]}第 ${i + 1} 层`);
     });
@@ -171,21 +169,21 @@ function drawColumns(data, layout, labels) {
   for (const { stack, layer, gradient, recurrent } of data.columns) {
     for (let i = 0; i < labels[stack].length; i += 1) {
       const [along, across] = layout.place(stack, layer, i), [cx, cy] = layout.point([along, across]), size = gradient ? Math.sqrt(gradient[i] / largest) : 0;
-      if (layer) nodes.push(line(layout, [stack, layer - 1, i], [stack, layer, i], "stay"));
-      if (recurrent && i) nodes.push(line(layout, [stack, layer, i - 1], [stack, layer, i], "state"));
+      if (layer) nodes.push(line(layout, layout.place(stack, layer - 1, i), [along, across], "stay"));
+      if (recurrent && i) nodes.push(line(layout, layout.place(stack, layer, i - 1), [along, across], "state"));
       const dot = svg("circle", { class: "dot", cx, cy, r: 3.5, "data-along": along, style: `--size:${(2 + 6 * size).toFixed(2)}px` });
       dots.push({ node: dot, stack, layer, row: i });
       nodes.push(dot);
     }
   }
   if (layout.stacks.length === 2 && !data.attention.some((map) => map.stack === "cross")) {
-    nodes.unshift(line(layout, ["encoder", layout.count.encoder, labels.encoder.length - 1], ["decoder", 0, 0], "state"));
+    nodes.unshift(line(layout, layout.place("encoder", layout.count.encoder, labels.encoder.length - 1), layout.place("decoder", 0, 0), "state"));
   }
   return { dots, nodes };
 }
 
 function line(layout, from, to, kind) {
-  const [a, b] = [from, to].map((place) => layout.point(layout.place(...place)));
+  const [a, b] = [from, to].map(layout.point);
   return svg("line", { class: kind, x1: a[0], y1: a[1], x2: b[0], y2: b[1] });
 }
 
@@ -218,16 +216,14 @@ function drawOutputs(data, layout, labels, choose, hover) {
   const last = layout.stacks.at(-1), words = [], nodes = [];
   data.outputs.forEach((output, index) => {
     const across = output.rows.reduce((sum, row) => sum + layout.row(last, row), 0) / output.rows.length, p = output.probability;
-    for (const row of output.rows) nodes.push(link(layout, [layout.place(last, layout.count[last], row)[0], layout.row(last, row)], [layout.end, across]));
+    for (const row of output.rows) nodes.push(line(layout, layout.place(last, layout.count[last], row), [layout.end, across], "stay"));
     const [x, y] = layout.point([layout.end + 8, across]);
     const text = layout.tall ? { transform: `translate(${x - 4} ${y + 10}) rotate(50)` } : { x, y: y + 4.5 };
     const bar = p === null ? [] : layout.tall ? [svg("rect", { class: "bar", x: x - 8, y: y - 8, width: 16 * p, height: 5 })]
       : [svg("rect", { class: "rail", x: layout.bars, y: y - 3, width: 52, height: 6, rx: 3 }), svg("rect", { class: "bar", x: layout.bars, y: y - 3, width: 52 * p, height: 6, rx: 3 }),
         svg("text", { class: "chance", x: layout.bars + 58, y: y + 4.5 }, percent(p))];
-    const press = () => choose(index);
     const area = layout.tall ? { x: x - layout.step / 2, y: y - 10, width: layout.step, height: layout.height - y + 8 } : { x: x - 5, y: y - layout.step / 2, width: layout.bars + 112 - x, height: layout.step };
-    const word = svg("g", { class: "output", role: "button", "aria-pressed": "false", onclick: press, onpointerenter: () => hover(index), onpointerleave: () => hover(null), onfocus: () => hover(index), onblur: () => hover(null),
-      onkeydown: (event) => { if (["Enter", " "].includes(event.key)) { event.preventDefault(); press(); } } },
+    const word = svgButton({ class: "output", onpointerenter: () => hover(index), onpointerleave: () => hover(null), onfocus: () => hover(index), onblur: () => hover(null) }, () => choose(index),
       svg("rect", { class: "area", rx: 6, ...area }), ...bar, svg("text", text, labelInSvg(labels.output[index])));
     words.push(word);
     nodes.push(word);
@@ -248,11 +244,6 @@ function drawOutputs(data, layout, labels, choose, hover) {
     });
   }
   return { nodes, show };
-}
-
-function link(layout, from, to) {
-  const [a, b] = [from, to].map((point) => layout.point(point));
-  return svg("line", { class: "stay", x1: a[0], y1: a[1], x2: b[0], y2: b[1] });
 }
 
 function captionOf(data, labels, word, path, { backward, tall }, lens) {

@@ -2,8 +2,6 @@
 
 const gallery = JSON.parse(byId("gallery").textContent);
 
-
-
 const VERDICTS = {
   equal: ["✓", (n) => both(n === 1 ? "1 number agrees" : `${n} numbers agree`, `${n} 个数一致`)],
   explained: ["≠", (n) => both(n === 1 ? "1 differs, see the note" : `${n} differ, see the note`, `${n} 个不同，见说明`)],
@@ -67,8 +65,7 @@ function drawContents() {
   const filter = el("button", { type: "button", "aria-pressed": "false", onclick: () => {
     const pressed = filter.getAttribute("aria-pressed") !== "true";
     filter.setAttribute("aria-pressed", String(pressed));
-    byId("chapters").classList.toggle("only-differences", pressed);
-    byId("contents").classList.toggle("only-differences", pressed);
+    document.body.classList.toggle("only-differences", pressed);
   } }, both(`Only differences and mistakes (${count})`, `只看差异与错误（${count} 处）`));
   return [bothIn(el("nav", {}, el("ol", {}, ...chapters, walk)), "aria-label", "Contents", "目录"), el("div", { class: "controls" }, filter)];
 }

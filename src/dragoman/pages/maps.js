@@ -22,10 +22,15 @@ const readablePieces = (pieces, spaced = hasSpaces(pieces)) => pieces.map((piece
 // ---- matrices -------------------------------------------------------------------------------------------------------
 
 // The weights of a head, or with -1 the mean of all heads, in row-major order; map: packed (H, n, m), or what has it as `weights`.
-function ofHead(map, head) {
-  const packed = map.weights ?? map, bytes = (packed.bytes ??= unpack(packed)), [heads, n, m] = packed.shape, size = n * m, values = new Float32Array(size);
-  const indices = head < 0 ? [...Array(heads).keys()] : [heads === 1 ? 0 : head], part = 1 / 255 / indices.length;
-  for (const h of indices) for (let i = 0; i < size; i += 1) values[i] += bytes[h * size + i] * part;
+const ofHead = (map, head) => {
+  const packed = map.weights ?? map, [heads, n, m] = packed.shape;
+  return meanOf(packed, head < 0 ? [...Array(heads).keys()] : [heads === 1 ? 0 : head], n * m);
+};
+
+// The mean of some of the matrices, by number, of packed numbers; size: numbers of a matrix.
+function meanOf(packed, matrices, size) {
+  const bytes = (packed.bytes ??= unpack(packed)), values = new Float32Array(size), part = 1 / 255 / matrices.length;
+  for (const at of matrices) for (let i = 0; i < size; i += 1) values[i] += bytes[at * size + i] * part;
   return values;
 }
 
@@ -34,6 +39,22 @@ const strongest = ({ values, m }, row) => {
   for (let c = 1; c < m; c += 1) if (values[row * m + c] > values[row * m + best]) best = c;
   return best;
 };
+
+// The layer and the head (-1 = mean of all) with the largest score(weights, n, m).
+function bestHead(maps, heads, score) {
+  const scored = maps.flatMap((map) => heads.map((head) => ({ layer: map.layer, head, value: score(ofHead(map, head), ...map.weights.shape.slice(1)) })));
+  return scored.reduce((best, one) => (one.value > best.value ? one : best));
+}
+
+// The heads of which a page has the weights; only their mean (-1) if there are too many.
+const headsOf = (map) => (map.averaged ? [-1] : [...Array(map.weights.shape[0]).keys()]);
+
+// Fills a select with the layers, and one with the heads and their mean.
+function fillHeads(layer, head, maps, chosen) {
+  const single = headsOf(maps[0]).filter((h) => h >= 0), count = single.length;
+  options(layer, maps.map((map) => [map.layer, `${map.layer + 1} of ${maps.length}`, `第 ${map.layer + 1} 层，共 ${maps.length} 层`]), chosen.layer);
+  options(head, [...(count === 1 ? [] : [[-1, "mean of all", "各头平均"]]), ...single.map((h) => [h, `${h + 1} of ${count}`, `第 ${h + 1} 个，共 ${count} 个`])], chosen.head);
+}
 
 // ---- colours --------------------------------------------------------------------------------------------------------
 
@@ -67,8 +88,24 @@ function paint(canvas, values, n, m, positive = "--attention", negative = "--sec
 }
 
 // kind: "weights", "weights cross" or "probabilities"; the lens has paler colours, because text stands on them.
-const scaleOfColours = (kind) => el("div", { class: `colour-scale ${kind}` }, el("span", {}, "0"), el("i", {}), el("span", {}, "100 %"), el("small", {}, kind !== "probabilities"
-  ? both("(colour: square root of the weight)", "（颜色深浅按权重的平方根）") : both("(colour: square root of the probability)", "（颜色深浅按概率的平方根）")));
+const scaleOfColours = (kind) => el("div", { class: `colour-scale ${kind}` }, el("span", {}, "0"), el("i", {}), el("span", {}, "100 %"), el("small", {}, kind === "probabilities"
+  ? both("(colour: square root of the probability)", "（颜色深浅按概率的平方根）") : both("(colour: square root of the weight)", "（颜色深浅按权重的平方根）")));
+
+// Cells of a grid are selected by the pointer, and by the arrow keys while the grid has the focus; select(null, null): none is.
+function listenToCells(node, [n, m], cellAt, select) {
+  let at = [0, 0];
+  const go = (r, c) => { if (r >= 0 && r < n && c >= 0 && c < m) select(...(at = [r, c])); }, leave = () => select(null, null);
+  node.addEventListener("pointermove", (event) => go(...cellAt(event)));
+  node.addEventListener("focus", () => select(...at));
+  for (const name of ["pointerleave", "blur"]) node.addEventListener(name, leave);
+  node.addEventListener("keydown", (event) => {
+    const step = ARROWS[event.key];
+    if (event.key === "Escape") leave();
+    if (!step) return;
+    event.preventDefault();
+    go(at[0] + step[0], at[1] + step[1]);
+  });
+}
 
 // ---- heat map -------------------------------------------------------------------------------------------------------
 
@@ -99,24 +136,11 @@ function heatMap(matrix, room, name, largest = 46) {
     node.setAttribute("aria-valuenow", r * m + c);
     node.setAttribute("aria-valuetext", `${inLanguage(rows[r])} – ${inLanguage(columns[c])}: ${percent(matrix.values[r * m + c])}`);
   }
-  let at = [0, 0];
-  function listen(select) {
-    node.addEventListener("pointermove", (event) => {
-      const area = node.getBoundingClientRect(), c = Math.floor((event.clientX - area.left - left) / size), r = Math.floor((event.clientY - area.top - top) / size);
-      if (c >= 0 && c < m && r >= 0 && r < n) select(...(at = [r, c]));
-    });
-    node.addEventListener("pointerleave", () => select(null, null));
-    node.addEventListener("focus", () => select(...at));
-    node.addEventListener("blur", () => select(null, null));
-    node.addEventListener("keydown", (event) => {
-      const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-      if (event.key === "Escape") select(null, null);
-      if (!step) return;
-      event.preventDefault();
-      at = [Math.max(0, Math.min(n - 1, at[0] + step[0])), Math.max(0, Math.min(m - 1, at[1] + step[1]))];
-      select(...at);
-    });
-  }
+  const cellAt = (event) => {
+    const area = node.getBoundingClientRect();
+    return [(event.clientY - area.top - top) / size, (event.clientX - area.left - left) / size].map(Math.floor);
+  };
+  const listen = (select) => listenToCells(node, [n, m], cellAt, select);
   return { node, choose, listen };
 }
 
@@ -164,7 +188,7 @@ function linePicture(matrix, name, room) {
 // describe(r, c) -> nodes of the hint; r and c are null while nothing is selected.
 function showWeights(home, hint, matrix, name, room, describe) {
   const wide = window.innerWidth > 900 && matrix.m <= 26;
-  const heat = heatMap(matrix, wide ? room * 0.58 : room, { en: `Weights of attention: ${name.en}`, zh: `注意力权重：${name.zh}` }), lines = linePicture(matrix, name, wide ? room * 0.36 : room);
+  const heat = heatMap(matrix, wide ? room * 0.58 : room, { en: `Matrix: ${name.en}`, zh: `矩阵：${name.zh}` }), lines = linePicture(matrix, name, wide ? room * 0.36 : room);
   const show = (r, c) => {
     heat.choose(r, c);
     lines.choose(r, c);
@@ -173,8 +197,8 @@ function showWeights(home, hint, matrix, name, room, describe) {
   heat.listen(show);
   lines.listen(show);
   home.classList.toggle("stacked", !wide);
-  home.replaceChildren(el("div", {}, el("h3", {}, both("Weights", "权重")), el("div", { class: "scroll" }, heat.node), scaleOfColours(matrix.cross ? "weights cross" : "weights")),
-    el("div", {}, el("h3", {}, both("Lines from keys (left) to queries (right)", "连线：左为键，右为查询")), el("div", { class: "scroll" }, lines.node)));
+  home.replaceChildren(el("div", {}, el("h3", {}, both("As a matrix", "矩阵")), el("div", { class: "scroll" }, heat.node), scaleOfColours(matrix.cross ? "weights cross" : "weights")),
+    el("div", {}, el("h3", {}, both("As lines from columns (left) to rows (right)", "连线：左为列，右为行")), el("div", { class: "scroll" }, lines.node)));
   show(null, null);
 }
 

@@ -48,26 +48,87 @@ function widthOf(texts) {
   return Math.max(0, ...texts.flatMap((text) => (typeof text === "string" ? [text] : Object.values(text))).map(width));
 }
 
-// Roving focus in a row or grid of items: one item is in the tab order, the arrow keys move the focus.
-function roving(items, columns = items.length) {
-  if (!items.length) return;
-  items.forEach((item, i) => item.setAttribute("tabindex", i ? "-1" : "0"));
-  items.forEach((item, i) => item.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -i, End: items.length - 1 - i }[event.key];
-    const next = items[i + (step ?? 0)];
-    if (step === undefined) return;
-    event.preventDefault();
-    if (!next || next === item) return;
+// Rows and columns that an arrow key moves by.
+const ARROWS = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] };
+
+// Roving focus in a row or grid of items: the item that had the focus last is in the tab order, the arrow keys move the focus.
+// next(key, i): the index of the item that a key leads to from item i, -1 for none; undefined for a key without a meaning.
+function roving(items, columns = items.length, next = (key, i) => (ARROWS[key] ? i + columns * ARROWS[key][0] + ARROWS[key][1] : { Home: 0, End: items.length - 1 }[key])) {
+  let entered = null;
+  const enter = (item) => {
+    entered?.setAttribute("tabindex", "-1");
+    item.setAttribute("tabindex", "0");
+    entered = item;
+  };
+  items.forEach((item, i) => {
     item.setAttribute("tabindex", "-1");
-    next.setAttribute("tabindex", "0");
-    next.focus();
-  }));
+    item.addEventListener("focus", () => enter(item));
+    item.addEventListener("keydown", (event) => {
+      const to = next(event.key, i);
+      if (to === undefined) return;
+      event.preventDefault();
+      items[to]?.focus();
+    });
+  });
+  if (items.length) enter(items[0]);
+}
+
+// Buttons in the head of a table sort its rows by the `data-value` of their cells: numbers from the largest, missing values last.
+function sortable(table) {
+  const heads = [...table.tHead.rows[0].cells], rows = [...table.tBodies[0].rows];
+  const valueIn = (column) => (row) => { const { value } = row.cells[column].dataset; return value === undefined || Number.isNaN(Number(value)) ? value : Number(value); };
+  heads.forEach((head, column) => head.replaceChildren(el("button", { type: "button", onclick: () => {
+    const value = valueIn(column), isText = rows.some((row) => typeof value(row) === "string");
+    const up = column === 0 || (isText ? head.ariaSort !== "ascending" : head.ariaSort === "descending");
+    for (const other of heads) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    table.tBodies[0].append(...(column === 0 ? rows : [...rows].sort((a, b) => {
+      const [p, q] = up ? [value(a), value(b)] : [value(b), value(a)];
+      return (value(a) === undefined) - (value(b) === undefined) || (p > q) - (p < q);
+    })));
+  } }, ...head.childNodes)));
+}
+
+// Marks one of some buttons as the pressed one.
+const pressOnly = (buttons, pressed) => buttons.forEach((button) => button.setAttribute("aria-pressed", String(button === pressed)));
+
+// A share as a bar.
+const meter = (share) => el("span", { class: "meter" }, el("i", { style: `width:${(100 * share).toFixed(2)}%` }));
+
+// The parts of a response that `separator` ends, as they arrive.
+async function* partsOf(response, separator) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split(separator);
+    rest = parts.pop();
+    yield* parts;
+  }
+}
+
+// Draws the parts of a page in the elements with these ids.  A part that cannot be drawn shows an error, the others are unaffected.
+function drawParts(parts) {
+  for (const [id, draw] of Object.entries(parts)) {
+    try {
+      draw();
+    } catch (error) {
+      byId(id).append(el("p", { class: "problem", role: "alert" }, both("This section cannot be drawn: ", "这一部分无法绘制："), error.message));
+    }
+  }
 }
 
 function options(select, texts, chosen) {
   select.replaceChildren(...texts.map(([value, english, chinese]) => bothIn(el("option", { value }), "label", english, chinese ?? english)));
   select.value = chosen;
 }
+// A select with texts [value, English, Chinese]; change: called with the value, a text.
+function choice(texts, chosen, change, label) {
+  const select = el("select", { onchange: () => change(select.value) });
+  options(select, texts, chosen);
+  return label ? bothIn(select, "aria-label", ...label) : select;
+}
+
 // In English and in Chinese.
 function duration(seconds) {
   if (!finite(seconds)) return { en: "–", zh: "–" };

@@ -2,15 +2,13 @@
 // The playground: a sentence, a model that the reader changes and trains, and what it computes; the state is in the address.
 
 const playground = JSON.parse(byId("playground").textContent);
-const state = { model: 0, source: "", target: "", mask: true, scaling: true, positions: true, disabled: new Set(), weights: new Map(), edits: new Map() };
+const unchangedModel = () => ({ mask: true, scaling: true, positions: true, disabled: new Set(), weights: new Map(), edits: new Map() });
+const state = { model: 0, source: "", target: "", ...unchangedModel() };
 const view = {};
 let data, model, vocabulary, result = null, drawing = 0;
 
 const BEGIN = 2, END = 3;
-const SHOWN = { "</s>": { en: "(end)", zh: "（结束）" }, "<s>": { en: "(start)", zh: "（开始）" } };
-const display = (piece) => SHOWN[piece] ?? (piece.replace(/^▁/, "") || "␣");
 const wordOf = (side) => (id) => vocabulary[side].pieces[id];
-const chance = (p) => (p > 0 && p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(p >= 0.0995 && p < 0.9995 ? 0 : 1)} %`);
 const number = (x) => (finite(x) ? x.toFixed(4) : "∞");
 const sumOf = (numbers) => numbers.reduce((sum, x) => sum + x, 0);
 
@@ -90,7 +88,7 @@ function refresh() {
 // Words that the layers of the decoder would predict if they were the last one, by layer and position.
 const lensOf = ({ taps, targets }) => Array.from({ length: data.config.decoder_layers }, (_, layer) => {
   const logits = model.lens(taps, layer);
-  return targets.map((_word, i) => display(wordOf("target")(logits.row(i).reduce((best, x, id, row) => (x > row[best] ? id : best), 0))));
+  return targets.map((_word, i) => readable(wordOf("target")(logits.row(i).reduce((best, x, id, row) => (x > row[best] ? id : best), 0))));
 });
 
 function drawModel() {
@@ -149,14 +147,12 @@ function drawResult() {
 }
 
 function drawAlternatives() {
-  const { targets, rows } = result, word = Math.min(view.word ?? 0, targets.length - 1), piece = (id) => bothOf(display(wordOf("target")(id)));
+  const { targets, rows } = result, word = Math.min(view.word ?? 0, targets.length - 1), piece = (id) => bothOf(readable(wordOf("target")(id)));
   const top = [...rows[word]].map((logProb, id) => [logProb, id]).sort((a, b) => b[0] - a[0]).slice(0, 5);
   view.alternatives.replaceChildren(
     el("p", { class: "small" }, both([`Most probable at position ${word + 1}, “`, piece(targets[word]), "” (select another word in the figure)"], [`第 ${word + 1} 个位置“`, piece(targets[word]), "”处概率最大的词元（可在图中点选其他词）"])),
-    ...top.map(([logProb, id]) => el("div", { class: `choice${id === targets[word] ? " is" : ""}` }, el("span", {}, piece(id)), meter(Math.exp(logProb)), el("span", {}, chance(Math.exp(logProb))))));
+    ...top.map(([logProb, id]) => el("div", { class: `choice${id === targets[word] ? " is" : ""}` }, el("span", {}, piece(id)), meter(Math.exp(logProb)), el("span", {}, percent(Math.exp(logProb))))));
 }
-
-const meter = (p) => el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(1)}%` }));
 
 function drawTry() {
   const input = (name, english, chinese, hint) => {
@@ -183,7 +179,7 @@ function drawResultBar() {
 }
 
 function reset() {
-  Object.assign(state, { mask: true, scaling: true, positions: true, disabled: new Set(), weights: new Map(), edits: new Map() });
+  Object.assign(state, unchangedModel());
   load(state.model);
   begin();
 }
@@ -225,17 +221,16 @@ function begin() {
 
 function start() {
   byId("language").append(languageSwitch());
-  const models = select(playground.models.map(({ name }, i) => [i, name.en, name.zh]), () => {
-    const index = Number(models.value), [source, target] = playground.models[index].examples[0] ?? ["", ""];
-    Object.assign(state, { source, target, mask: true, scaling: true, positions: true, disabled: new Set(), weights: new Map(), edits: new Map() });
-    load(index);
-    begin();
+  const models = choice(playground.models.map(({ name }, i) => [i, name.en, name.zh]), 0, (value) => {
+    const index = Number(value), [source, target] = playground.models[index].examples[0] ?? ["", ""];
+    Object.assign(state, { source, target, model: index });
+    reset();
   }, ["Model", "模型"]);
   if (playground.models.length > 1) byId("models").append(models);
   restore();
   drawResultBar();
   const onLayer = (stack, layer) => chooseAttention(stack === "encoder" ? `encoder.layers.${layer - 1}.self_attn 0` : `decoder.layers.${layer - 1}.cross_attn 0`);
-  view.figureOptions = { readable: display, onLayer, onWord: (index) => { view.word = index ?? 0; drawAlternatives(); } };
+  view.figureOptions = { readable: (piece) => readable(piece), onLayer, onWord: (index) => { view.word = index ?? 0; drawAlternatives(); } };
   models.value = state.model;
   window.addEventListener("hashchange", () => { if (location.hash.startsWith("#%7B")) { restore(); models.value = state.model; begin(); } });
   begin();

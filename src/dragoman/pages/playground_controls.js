@@ -6,10 +6,6 @@ const SWITCHES = [["mask", "Mask of the decoder", "解码器的掩码"], ["scali
 const ATTENTION_KEY = /^(encoder|decoder)\.layers\.\d+\.\w+ \d+$/;
 const upTo = (count) => Array.from({ length: count }, (_, i) => i);
 
-function select(options, change, label) {
-  return bothIn(el("select", { onchange: change }, ...options.map(([value, english, chinese]) => bothIn(el("option", { value }), "label", english, chinese))), "aria-label", ...label);
-}
-
 function drawChanges() {
   const { config } = data;
   const switches = SWITCHES.filter(([name]) => name !== "positions" || config.position !== "none").map(([name, english, chinese]) => {
@@ -21,11 +17,11 @@ function drawChanges() {
     ...upTo(Math.max(config.encoder_layers, config.decoder_layers)).map((layer) => el("td", {}, ...upTo(layer < config[`${stack}_layers`] ? config.n_heads : 0).map((head) =>
       headButton(`${stack}.layers.${layer}.${kind} ${head}`, head, [`${english}, layer ${layer + 1}, head ${head + 1}`, `${chinese}第 ${layer + 1} 层第 ${head + 1} 个头`]))))));
   const layers = el("tr", {}, el("td", {}), ...upTo(Math.max(config.encoder_layers, config.decoder_layers)).map((layer) => el("th", { scope: "col" }, both(`Layer ${layer + 1}`, `第 ${layer + 1} 层`))));
-  view.attention = select(ATTENTIONS.flatMap(([stack, kind, english, chinese]) => upTo(config[`${stack}_layers`] * config.n_heads).map((i) => {
+  const attentions = ATTENTIONS.flatMap(([stack, kind, english, chinese]) => upTo(config[`${stack}_layers`] * config.n_heads).map((i) => {
     const layer = Math.floor(i / config.n_heads), head = i % config.n_heads;
     return [`${stack}.layers.${layer}.${kind} ${head}`, `${english}, layer ${layer + 1}, head ${head + 1}`, `${chinese}，第 ${layer + 1} 层，第 ${head + 1} 个头`];
-  })), () => drawWeights(), ["Attention", "注意力"]);
-  view.attention.value = `decoder.layers.${config.decoder_layers - 1}.cross_attn 0`;
+  }));
+  view.attention = choice(attentions, `decoder.layers.${config.decoder_layers - 1}.cross_attn 0`, () => drawWeights(), ["Attention", "注意力"]);
   view.weights = el("div", { class: "scroll weights" });
   byId("change-body").replaceChildren(
     el("div", {}, el("div", { class: "switches" }, ...switches),
@@ -57,21 +53,14 @@ function chooseAttention(key) {
 function drawWeights() {
   const [name, head] = view.attention.value.split(" "), weights = result.taps[`${name}.weights`][Number(head)], kept = document.activeElement?.dataset?.weight;
   const ofTarget = name.startsWith("decoder"), source = result.source.map(wordOf("source")), input = inputFor(result.targets).map(wordOf("target"));
-  const rows = (ofTarget ? result.targets.map(wordOf("target")) : source).map(display), columns = (ofTarget && name.endsWith("self_attn") ? input : source).map(display);
+  const rows = (ofTarget ? result.targets.map(wordOf("target")) : source).map((piece) => readable(piece)), columns = (ofTarget && name.endsWith("self_attn") ? input : source).map((piece) => readable(piece));
   const cells = rows.map((row, i) => columns.map((column, j) => weightCell(`${name} ${head} ${i} ${j}`, weights.row(i)[j], [row, column])));
   const line = (label, i) => el("tr", ofTarget ? { onpointerenter: () => view.figure.hover(i), onpointerleave: () => view.figure.hover(null) } : {}, el("th", { scope: "row" }, bothOf(label)), ...cells[i]);
   view.weights.classList.toggle("cross", name.endsWith("cross_attn"));
   view.weights.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, el("td", {}), ...columns.map((label) => el("th", { scope: "col" }, bothOf(label))))), el("tbody", {}, ...rows.map(line))));
-  const all = cells.flat(), focused = all.find((cell) => cell.dataset.weight === kept);
-  (focused ?? all[0]).tabIndex = 0;
-  focused?.focus();
-  view.weights.onkeydown = (event) => {
-    const next = all[all.indexOf(document.activeElement) + ({ ArrowLeft: -1, ArrowRight: 1 }[event.key] ?? 0)];
-    if (!next || next === document.activeElement) return;
-    event.preventDefault();
-    for (const cell of all) cell.tabIndex = cell === next ? 0 : -1;
-    next.focus();
-  };
+  const all = cells.flat();
+  roving(all, 0, (key, i) => ({ ArrowLeft: i - 1, ArrowRight: i + 1 })[key]);
+  all.find((cell) => cell.dataset.weight === kept)?.focus();
 }
 
 function weightCell(key, weight, [row, column]) {
@@ -104,7 +93,7 @@ function weightCell(key, weight, [row, column]) {
 
 // Shown as (in, out), so that a row vector x gives x W; an embedding has a row per token.
 function drawMatrices() {
-  const body = el("div", { class: "scroll editable" }), choose = select([...model.parameters.keys()].map((name) => [name, name, name]), () => view.showMatrix(), ["Matrix", "矩阵"]);
+  const body = el("div", { class: "scroll editable" }), names = [...model.parameters.keys()], choose = choice(names.map((name) => [name, name]), names[0], () => view.showMatrix(), ["Matrix", "矩阵"]);
   view.showMatrix = () => {
     const name = choose.value, parameter = model.parameter(name), table = name.includes("embedding"), [rows, columns] = table ? [parameter.rows, parameter.cols] : [parameter.cols, parameter.rows];
     const cell = (i, j) => {
@@ -118,7 +107,7 @@ function drawMatrices() {
       field.value = Number(parameter.row(row)[column].toFixed(4));
       return el("td", {}, bothIn(field, "aria-label", `${name}, row ${i}, column ${j}`, `${name}，第 ${i} 行第 ${j} 列`));
     };
-    body.replaceChildren(el("table", {}, el("tbody", {}, ...upTo(rows).map((i) => el("tr", {}, el("th", { scope: "row" }, table ? bothOf(display(data.words[i])) : String(i)), ...upTo(columns).map((j) => cell(i, j)))))));
+    body.replaceChildren(el("table", {}, el("tbody", {}, ...upTo(rows).map((i) => el("tr", {}, el("th", { scope: "row" }, table ? bothOf(readable(data.words[i])) : String(i)), ...upTo(columns).map((j) => cell(i, j)))))));
   };
   view.showMatrix();
   return el("div", { class: "wide" }, el("h3", {}, both("Matrices", "矩阵")), choose, body);
@@ -128,7 +117,7 @@ function drawMatrices() {
 
 function drawTraining() {
   const rate = el("input", { type: "range", min: "-4", max: "0", step: "0.25", value: isTiny() ? "-1" : "-3", oninput: () => showRate() }), shown = el("output", {});
-  const kind = select([["sgd", "Gradient descent", "梯度下降"], ["adam", "Adam", "Adam"]], () => { view.optimizer = null; }, ["Optimizer", "优化器"]);
+  const kind = choice([["sgd", "Gradient descent", "梯度下降"], ["adam", "Adam"]], "sgd", () => { view.optimizer = null; }, ["Optimizer", "优化器"]);
   const rateText = () => `η = ${Number((10 ** Number(rate.value)).toPrecision(2))}`, showRate = () => { shown.replaceChildren(rateText()); rate.setAttribute("aria-valuetext", rateText()); };
   const button = (english, chinese, press) => el("button", { type: "button", onclick: press }, both(english, chinese));
   const curve = el("div", { class: "training-curve" }), comparison = el("div", { class: "scroll updates" }), stop = button("Stop", "停止", () => { view.training = null; });
@@ -186,8 +175,8 @@ function drawCurves(node, curves) {
 }
 
 function drawComparison(node, targets, before, after) {
-  const cell = (p) => el("td", { class: "number" }, meter(p), chance(p)), head = [["probability before", "训练前的概率"], ["after", "训练后"]].map((text) => el("th", { scope: "col" }, both(...text)));
-  const words = targets.map((target, i) => el("tr", {}, el("th", { scope: "row" }, bothOf(display(wordOf("target")(target)))), ...[before, after].map(({ losses }) => cell(Math.exp(-losses[i])))));
+  const cell = (p) => el("td", { class: "number" }, meter(p), percent(p)), head = [["probability before", "训练前的概率"], ["after", "训练后"]].map((text) => el("th", { scope: "col" }, both(...text)));
+  const words = targets.map((target, i) => el("tr", {}, el("th", { scope: "row" }, bothOf(readable(wordOf("target")(target)))), ...[before, after].map(({ losses }) => cell(Math.exp(-losses[i])))));
   const loss = el("tr", {}, el("th", { scope: "row" }, both("loss", "损失")), ...[before, after].map(({ losses }) => el("td", { class: "number" }, number(sumOf(losses)))));
   node.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, el("td", {}), ...head)), el("tbody", {}, loss, ...words)));
 }

@@ -7,15 +7,16 @@ const lossText = (before, after) => both(`The loss goes from ${number(before)} t
 const lastCross = () => `decoder.layers.${data.config.decoder_layers - 1}.cross_attn`;
 const byHead = (f) => upTo(data.config.n_heads).map((head) => f({ ...changes(), disabled: new Set([...state.disabled, `${lastCross()} ${head}`]) }));
 
+// The answer to a question on the loss before and after a change; why: by answer, more to say.
+const lossAnswer = ([before, after], why = []) => { const right = riseOrFall(before, after); return [right, [lossText(before, after), ...(why[right] ? [both(...why[right])] : [])]]; };
+
 // {text, options: () => pairs of texts, answer: () => [index of the right option, nodes]}
 const QUESTIONS = [
   {
     text: ["Without the mask, every target position also sees the words that it has to predict. What happens to the loss of this sentence?", "去掉掩码，每个目标位置还能看到它要预测的词。这个句子的损失会怎样？"], options: () => RISE_OR_FALL,
     answer() {
-      const { source, targets } = result, [before, after] = [true, false].map((mask) => lossOf(source, targets, { ...changes(), mask })), right = riseOrFall(before, after);
-      const why = [[" Seeing the answer does not help: these weights were not trained to read it, and the words ahead displace those that the attention needs.", "看到答案并没有帮助：这些权重没有学过读取它，后面的词反而挤占了注意力。"],
-        [" These weights profit from the words ahead.", "这些权重从后面的词中得到了好处。"], [" These weights hardly attend to the words ahead.", "这些权重几乎不关注后面的词。"]][right];
-      return [right, [lossText(before, after), both(...why)]];
+      return lossAnswer([true, false].map((mask) => lossOf(result.source, result.targets, { ...changes(), mask })), [[" Seeing the answer does not help: these weights were not trained to read it, and the words ahead displace those that the attention needs.", "看到答案并没有帮助：这些权重没有学过读取它，后面的词反而挤占了注意力。"],
+        [" These weights profit from the words ahead.", "这些权重从后面的词中得到了好处。"], [" These weights hardly attend to the words ahead.", "这些权重几乎不关注后面的词。"]]);
     },
   },
   {
@@ -54,8 +55,8 @@ const QUESTIONS = [
     text: ["The first and the last token of the source change places. What happens to the loss of the same target?", "源句的第一个和最后一个词元交换位置。同一目标的损失会怎样？"], options: () => RISE_OR_FALL,
     answer() {
       const { source, targets } = result, last = source.lastIndexOf(END) < 0 ? source.length - 1 : source.length - 2;
-      const swapped = source.map((id, i) => (i === 0 ? source[Math.max(0, last)] : i === last ? source[0] : id)), [before, after] = [source, swapped].map((ids) => lossOf(ids, targets));
-      return [riseOrFall(before, after), lossText(before, after)];
+      const swapped = source.map((id, i) => (i === 0 ? source[Math.max(0, last)] : i === last ? source[0] : id));
+      return lossAnswer([source, swapped].map((ids) => lossOf(ids, targets)));
     },
   },
   {
@@ -66,7 +67,7 @@ const QUESTIONS = [
       new engine.Optimizer(model, "sgd").update(0.01);
       const after = lossOf(source, targets);
       for (const [name, numbers] of kept) model.parameters.get(name).data.set(numbers);
-      return [riseOrFall(before, after), lossText(before, after)];
+      return lossAnswer([before, after]);
     },
   },
 ];

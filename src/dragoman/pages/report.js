@@ -75,7 +75,7 @@ function showSamples() {
   const more = el("button", { type: "button", class: "more", onclick: () => { limit = Infinity; draw(); } });
   const buttons = Object.entries(kinds).map(([key, [name, test]]) => el("button", { type: "button", "aria-pressed": String(key === kind), onclick: (event) => {
     kind = key;
-    for (const button of buttons) button.setAttribute("aria-pressed", String(button === event.currentTarget));
+    pressOnly(buttons, event.currentTarget);
     draw();
   } }, both(...name), ` (${whole.format(sorted.filter(test).length)})`));
   byId("filters").append(...buttons, search);
@@ -117,15 +117,7 @@ function showRun() {
 
 // ---- start ----------------------------------------------------------------------------------------------------------
 
-// A part that fails shows an error in its place; the other parts remain.
 function start() {
-  const parts = { figures: showFigures, attention: showAttention, "sample-table": showSamples, run: showRun };
-  for (const [id, show] of Object.entries(parts)) {
-    try {
-      show();
-    } catch (error) {
-      byId(id).append(el("p", { class: "problem", role: "alert" }, both("This section cannot be drawn: ", "这一部分无法绘制："), error.message));
-    }
-  }
+  drawParts({ figures: showFigures, attention: showAttention, "sample-table": showSamples, run: showRun });
   startCharts(report.charts);
 }

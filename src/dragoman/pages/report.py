@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dragoman.errors import check_problems
 from dragoman.pages.charts import Line, draw_curves, is_number, readout, time_unit
+from dragoman.pages.packing import packed
 from dragoman.pages.page import render, write_page
 
 __all__ = ["AttentionPicture", "DemoReport", "Sample", "write_report"]
 
-_CHARTS: tuple[tuple[str, float | None, dict[str, str]], ...] = (
-    ("Loss", None, {"loss": "training", "valid_loss": "validation"}),
-    ("Validation scores", 100, {"exact_match": "exact match, %", "bleu": "BLEU"}),
-    ("Learning rate", None, {"learning_rate": "learning rate"}),
-    ("Speed", None, {"tokens_per_second": "tokens per second"}),
+_CHARTS: tuple[tuple[tuple[str, str], float | None, dict[str, tuple[str, str]]], ...] = (
+    (("Loss", "损失"), None, {"loss": ("training", "训练"), "valid_loss": ("validation", "验证")}),
+    (
+        ("Validation scores", "验证集上的得分"),
+        100,
+        {"exact_match": ("exact match, %", "完全匹配率（%）"), "bleu": ("BLEU", "BLEU")},
+    ),
+    (("Learning rate", "学习率"), None, {"learning_rate": ("learning rate", "学习率")}),
+    (("Speed", "速度"), None, {"tokens_per_second": ("tokens per second", "每秒词元数")}),
 )
-"""Title, upper end of the y axis, and the names of the log's keys."""
-
-_CHINESE = {
-    "Loss": "损失",
-    "training": "训练",
-    "validation": "验证",
-    "Validation scores": "验证集上的得分",
-    "exact match, %": "完全匹配率（%）",
-    "BLEU": "BLEU",
-    "Learning rate": "学习率",
-    "learning rate": "学习率",
-    "Speed": "速度",
-    "tokens per second": "每秒词元数",
-}
+"""Title, upper end of the y axis, and the names of the log's keys, in English and Chinese."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +44,12 @@ class Sample:
 class AttentionPicture:
     """The cross-attention of one translation with S source and T target tokens.
 
-    weights: (layers, heads, T, S); each row of S sums to 1.
+    weights: (heads, T, S) per layer; each row of S sums to 1.
     """
 
     source_tokens: list[str]
     target_tokens: list[str]
-    weights: list[list[list[list[float]]]]
+    weights: Sequence[Tensor]
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,8 @@ def write_report(path: Path, report: DemoReport, language: str = "auto") -> Path
     _check(report)
     values: dict[str, Any] = {}
     charts = list(_charts(report, values))
-    data = {**asdict(report), "charts": values}
+    attention = asdict(report.attention) | {"weights": [packed(weights) for weights in report.attention.weights]}
+    data = {**asdict(report), "charts": values, "attention": attention}
     page = render("report.html", language=language, title=report.title, report=report, charts=charts, data=data)
     return write_page(path, page)
 
@@ -102,17 +97,10 @@ def _check(report: DemoReport) -> None:
     if not 0.0 <= report.exact_match <= 1.0:
         problems.append(f"exact_match = {report.exact_match}; accepted: a share from 0 to 1")
     picture = report.attention
-    rows, columns = len(picture.target_tokens), len(picture.source_tokens)
-    for layer, heads in enumerate(picture.weights):
-        if len(heads) != len(picture.weights[0]):
-            problems.append(f"attention layer {layer}: {len(heads)} heads, but layer 0 has {len(picture.weights[0])}")
-        for head, weights in enumerate(heads):
-            widths = sorted({len(row) for row in weights})
-            if len(weights) != rows or widths not in ([columns], []):
-                problems.append(
-                    f"attention layer {layer}, head {head}: {len(weights)} rows of {widths} weights; accepted: "
-                    f"{rows} rows (target tokens) of {columns} weights (source tokens)"
-                )
+    accepted = len(picture.target_tokens), len(picture.source_tokens)
+    for layer, weights in enumerate(picture.weights):
+        if (shape := tuple(weights.shape[1:])) != accepted:
+            problems.append(f"attention layer {layer}: weights of shape {shape} per head; accepted: {accepted}")
     check_problems("inconsistent report:", problems)
 
 
@@ -122,7 +110,7 @@ def _charts(report: DemoReport, values: dict[str, Any]) -> Iterator[dict[str, An
     for axis, (unit, size) in (("step", ("steps", 1)), ("seconds", time_unit(seconds))):
         for title, top, names in _CHARTS:
             lines = []
-            for group, (key, name) in enumerate(names.items()):
+            for group, (key, (name, _)) in enumerate(names.items()):
                 rows = [row for row in report.history if is_number(row.get(axis)) and is_number(row.get(key))]
                 factor = 100 if key == "exact_match" else 1
                 if rows:
@@ -130,10 +118,6 @@ def _charts(report: DemoReport, values: dict[str, Any]) -> Iterator[dict[str, An
             svg, identifier = "", f"{next(iter(names))}-{axis}"
             if lines:
                 svg = draw_curves(identifier, lines, unit, top=top)
-                values[identifier] = readout(lines, unit, chinese=_CHINESE)
-            legend = [_in_both(name) for name in names.values()]
-            yield {"title": _in_both(title), "axis": axis, "svg": svg, "values": identifier, "legend": legend}
-
-
-def _in_both(name: str) -> dict[str, str]:
-    return {"en": name, "zh": _CHINESE[name]}
+                values[identifier] = readout(lines, unit, chinese=dict(names.values()))
+            title_text, *legend = ({"en": english, "zh": chinese} for english, chinese in (title, *names.values()))
+            yield {"title": title_text, "axis": axis, "svg": svg, "values": identifier, "legend": legend}

@@ -1,11 +1,5 @@
 // The cross-attention of one sentence.
 
-// How clearly a head aligns the tokens: the sum over the source tokens of the largest weight on each.
-function clearness(map, head, columns) {
-  const values = ofHead(map, head), [, n, m] = map.shape;
-  return columns.reduce((sum, c) => sum + Math.max(...Array.from({ length: n }, (_, r) => values[r * m + c])), 0);
-}
-
 function showAttention() {
   const { source_tokens: source, target_tokens: written, weights: layers } = report.attention;
   if (!layers.length || !source.length || !written.length) {
@@ -13,17 +7,17 @@ function showAttention() {
     for (const id of ["layer", "head"]) byId(id).parentElement.hidden = true;
     return;
   }
-  const maps = layers.map((heads) => ({ bytes: heads.flat(2).map((w) => 255 * w), shape: [heads.length, written.length, source.length] }));
-  const columns = [...source.keys()].filter((c) => source[c] !== "</s>"), heads = [-1, ...layers[0].keys()];
-  const [best] = maps.flatMap((map, layer) => heads.map((head) => ({ layer, head, value: clearness(map, head, columns) }))).sort((a, b) => b.value - a.value);
-  options(byId("layer"), maps.map((_, i) => [i, `${i + 1} of ${maps.length}`, `第 ${i + 1} 层，共 ${maps.length} 层`]), best.layer);
-  options(byId("head"), heads.map((i) => (i < 0 ? [i, "mean of all", "所有头的平均"] : [i, `${i + 1} of ${layers[0].length}`, `第 ${i + 1} 个，共 ${layers[0].length} 个`])), best.head);
+  const maps = layers.map((weights, layer) => ({ layer, weights })), heads = [-1, ...headsOf(maps[0])];
+  const columns = [...source.keys()].filter((c) => source[c] !== "</s>");
+  // The head with the clearest alignment: the sum over the source tokens of the largest weight on each.
+  const best = bestHead(maps, heads, (values, n, m) => columns.reduce((sum, c) => sum + Math.max(...Array.from({ length: n }, (_, r) => values[r * m + c])), 0));
+  fillHeads(byId("layer"), byId("head"), maps, best);
   const [rows, words] = [readablePieces(written), readablePieces(source)];
+  const sentence = (word, share, from) => both(`For “${word("en")}”, ${share} of the attention is on “${from("en")}”.`, `生成“${word("zh")}”时，${share} 的注意力落在“${from("zh")}”上。`);
   const describe = (values, r, c) => [r === null ? both(
     `Point at a square or a ${target.en} token, or focus the map and press the arrow keys. The map opens on the head with the clearest alignment; “·” marks a token inside a word.`,
     `将指针移到方格或${target.zh}词元上，或用键盘选中图后按方向键。打开时显示对齐最清晰的注意力头；“·”表示词内部的词元。`)
-    : both(...["en", "zh"].map((code) => [inLanguage(rows[r], code), percent(values[r * source.length + c], 0), inLanguage(words[c], code)]).map(([word, share, from], i) => (
-      i ? `生成“${word}”时，${share} 的注意力落在“${from}”上。` : `For “${word}”, ${share} of the attention is on “${from}”.`)))];
+    : sentence((code) => inLanguage(rows[r], code), percent(values[r * source.length + c], 0), (code) => inLanguage(words[c], code))];
   function draw() {
     const map = maps[Number(byId("layer").value)], values = ofHead(map, Number(byId("head").value));
     showWeights(byId("attention"), byId("attention-hint"), { rows, columns: words, values, n: rows.length, m: words.length, cross: true, lang: report.target_code },

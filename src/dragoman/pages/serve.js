@@ -16,18 +16,6 @@ const chosenModels = () => [...new Set([byId("first").value, byId("second").valu
 
 // ---- requests -------------------------------------------------------------------------------------------------------
 
-async function* eventsOf(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) yield JSON.parse(line);
-  }
-}
-
 const sentence = ({ what, accepted }) => (accepted ? `${what}; accepted: ${accepted}` : what);
 const gone = () => both("The server does not answer: is dragoman serve still running?", "服务器没有响应：dragoman serve 还在运行吗？");
 const cutOff = () => both("The connection closed before the text was complete.", "文本尚未传完，连接已中断。");
@@ -43,8 +31,9 @@ async function follow(pane, ask, signal) {
       return;
     }
     let last = "";
-    for await (const event of eventsOf(response)) {
+    for await (const line of partsOf(response, "\n")) {
       if (signal.aborted) break;
+      const event = JSON.parse(line);
       pane.take(event);
       last = event.event;
       if (last === "tokens" && !calm.matches) await pause(PACE);

@@ -39,8 +39,7 @@ function makePane(model) {
   const outcome = el("p", { class: "outcome", role: "status" });
   const why = el("div", { class: "why" }), where = el("p", { class: "where" });
   const chosen = (english, chinese, count) => {
-    const select = el("select", { onchange: () => current && look(current) });
-    options(select, [[-1, "mean", "平均"], ...Array.from({ length: count }, (_, i) => [i, String(i + 1)])], -1);
+    const select = choice([[-1, "mean", "平均"], ...Array.from({ length: count }, (_, i) => [i, String(i + 1)])], -1, () => current && look(current));
     return { select, node: el("label", { hidden: count === 1 ? "" : null }, both(english, chinese), " ", select) };
   };
   const layer = chosen("Layer", "层", model.attention?.layers ?? 1), head = chosen("Head", "注意力头", model.attention?.heads ?? 1);
@@ -102,19 +101,13 @@ function makePane(model) {
   }
 
   function alternative(piece, p, said) {
-    const bar = el("span", { class: "bar" });
-    bar.style.setProperty("--share", p.toFixed(4));
-    return el("li", { class: said ? "is" : null }, el("span", { class: "option" }, bothOf(standalone(piece))), bar, el("span", { class: "number" }, percent(p)));
+    return el("li", { class: said ? "is" : null }, el("span", { class: "option" }, bothOf(standalone(piece))), el("span", { class: "bar", style: `--share: ${p.toFixed(4)}` }), el("span", { class: "number" }, percent(p)));
   }
 
   function lookedAt(token) {
-    if (token.attention) {
-      const over = model.attention.over === "source" ? both("Attention to the source, in %", "对原文的注意力（%）") : both("Attention to the text so far, in %", "对已有文本的注意力（%）");
-      return over;
-    }
-    return model.writes === "translation"
-      ? both("This model has no attention: it encodes the source as one vector.", "该模型没有注意力：它把原文编码为一个向量。")
-      : model.architecture === "recurrent_lm"
+    if (token.attention) return model.attention.over === "source" ? both("Attention to the source, in %", "对原文的注意力（%）") : both("Attention to the text so far, in %", "对已有文本的注意力（%）");
+    if (model.writes === "translation") return both("This model has no attention: it encodes the source as one vector.", "该模型没有注意力：它把原文编码为一个向量。");
+    return model.architecture === "recurrent_lm"
       ? both("This model has no attention: its state is all that it keeps of the text so far.", "该模型没有注意力：它对已有文本的全部记忆就是它的状态。")
       : both("This model's linear attention keeps running sums and computes no weights per token.", "该模型的线性注意力只保留累加和，不计算每个词元的权重。");
   }

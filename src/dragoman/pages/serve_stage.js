@@ -17,10 +17,8 @@ function shownPiece(piece) {
 // {shape: [L, H, S], data} -> the weights of a layer and head, or with -1 of their mean, over the S positions.
 function weightsOf(attention, layer, head) {
   const [layers, heads, places] = attention.shape;
-  attention.bytes ||= unpack(attention);
   const chosen = (one, count) => (one < 0 ? [...Array(count).keys()] : [one]);
-  const from = chosen(layer, layers).flatMap((l) => chosen(head, heads).map((h) => (l * heads + h) * places));
-  return Array.from({ length: places }, (_, s) => from.reduce((sum, start) => sum + attention.bytes[start + s], 0) / (255 * from.length));
+  return [...meanOf(attention, chosen(layer, layers).flatMap((l) => chosen(head, heads).map((h) => l * heads + h)), places)];
 }
 
 // Lines break between words only: a subword is appended to its word.
@@ -73,9 +71,8 @@ function makeStage(model, on) {
   function makeToken(token, place) {
     const looks = shownPiece(token.piece), p = Math.exp(token.log_prob), name = standalone(token.piece);
     const button = el("button", { type: "button", class: `piece token ${looks.kind}`, tabindex: tokens.length || place ? -1 : 0, "aria-pressed": "false",
-      onclick: () => on.choose(token), onpointerenter: () => on.enter(token), onpointerleave: () => on.leave(), onfocus: () => on.enter(token), onblur: () => on.leave() }, looks.text);
+      onclick: () => on.choose(token), onpointerenter: () => on.enter(token), onpointerleave: () => on.leave(), onfocus: () => on.enter(token), onblur: () => on.leave(), style: `--doubt: ${(token.given ? 0 : Math.min(1, Math.max(0, 1 - p))).toFixed(3)}` }, looks.text);
     button.classList.toggle("given", token.given);
-    button.style.setProperty("--doubt", (token.given ? 0 : Math.min(1, Math.max(0, 1 - p))).toFixed(3));
     bothIn(button, "aria-label", `${inLanguage(name, "en")}, ${percent(p)}`, `${inLanguage(name, "zh")}，${percent(p)}`);
     Object.assign(token, { node: button, stage: api, place, p });
     words.add(button, looks);

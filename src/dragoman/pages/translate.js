@@ -65,11 +65,6 @@ async function detect(text, signal) {
   showDetected(best.language, best.confidence);
 }
 
-function unreached(source, target) {
-  return new Failure(both(["This server does not translate ", bothNames(source), " to ", bothNames(target), "."],
-    ["这台服务器不支持从", bothNames(source), "到", bothNames(target), "的翻译。"]));
-}
-
 async function requestTranslation(text, signal) {
   if (chosenSource() === AUTO) await detect(text, signal);
   const source = sourceLanguage(), target = chosenTarget();
@@ -78,7 +73,7 @@ async function requestTranslation(text, signal) {
     showMessage("notice", both(`The text is already in ${nameIn("en", target)}.`, `原文已经是${nameIn("zh", target)}。`));
     return;
   }
-  if (!targetsOf(source).includes(target)) throw unreached(source, target);
+  if (!targetsOf(source).includes(target)) throw new Failure(both(["This server does not translate ", bothNames(source), " to ", bothNames(target), "."], ["这台服务器不支持从", bothNames(source), "到", bothNames(target), "的翻译。"]));
   const wanted = byId("alternatives").checked;
   const values = { q: text, source, target, ...(wanted ? { alternatives: ALTERNATIVES } : {}), ...glossaryFor(source, target) };
   const answer = await post("translate", values, signal, showWaiting, (text) => { if (!signal.aborted) showBeginning(text, target); });

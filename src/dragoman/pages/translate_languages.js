@@ -79,11 +79,9 @@ function readersLanguage() {
   return null;
 }
 
-const canSwap = () => sourceLanguage() !== null && targetsOf(chosenTarget()).includes(sourceLanguage());
-
 function showSwap() {
   const swap = byId("swap"), [source, target] = [sourceLanguage(), chosenTarget()];
-  swap.disabled = !canSwap();
+  swap.disabled = source === null || !targetsOf(target).includes(source);
   const none = source !== null && swap.disabled && source !== target;
   const english = none ? `This server does not translate ${directionIn("en", target, source)}` : "Swap the languages";
   const chinese = none ? `这台服务器不支持${directionIn("zh", target, source)}的翻译` : "交换语言";

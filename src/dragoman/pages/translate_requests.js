@@ -83,19 +83,14 @@ function post(path, values, signal, waits, grown) {
 
 // Reads server-sent events: the event "done" is the answer, and "error" has its status.
 async function lastEvent(response, grown) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = "", text = ""; ;) {
-    const { value, done } = await reader.read();
-    if (done) throw new Error("the answer is not complete");
-    const blocks = (rest + value).split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const [, name, data] = /^event: (\w+)\ndata: (.*)$/.exec(block) ?? [];  // a comment has no name
-      const body = name && JSON.parse(data);
-      if (name === "part") grown(text += body.text);
-      else if (name) return { status: body.status ?? 200, body };
-    }
+  let text = "";
+  for await (const block of partsOf(response, "\n\n")) {
+    const [, name, data] = /^event: (\w+)\ndata: (.*)$/.exec(block) ?? [];  // a comment has no name
+    const body = name && JSON.parse(data);
+    if (name === "part") grown(text += body.text);
+    else if (name) return { status: body.status ?? 200, body };
   }
+  throw new Error("the answer is not complete");
 }
 
 // The same for a form with a file, because `fetch` does not report progress.  progress: 0 to 1.

@@ -14,9 +14,7 @@ function showFailure(failure) {
   showMessage("failure", failure.again ? [failure.text, again] : [failure.text]);
 }
 
-function showBusy(busy) {
-  byId("result").setAttribute("aria-busy", String(busy));
-}
+const showBusy = (busy) => byId("result").setAttribute("aria-busy", String(busy));
 
 function clearResult() {
   byId("translation").textContent = "";

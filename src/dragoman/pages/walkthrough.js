@@ -133,12 +133,10 @@ function drawMap(stations, choose) {
     buttons.set(station, el("button", { type: "button", onclick: () => choose(station) }, bothOf(title)));
     return buttons.get(station);
   };
-  const column = (stack, name) => {
+  const stacks = Object.entries({ encoder: ["Encoder", "编码器"], decoder: ["Decoder", "解码器"] }).map(([stack, name]) => {
     const found = stations.filter((station) => station.stack === stack);
-    return found.length ? el("div", { class: `map-stack ${stack}` }, ...found.map(button), name) : null;
-  };
-  const names = { encoder: both("Encoder", "编码器"), decoder: both("Decoder", "解码器") };
-  const stacks = ["encoder", "decoder"].map((stack) => column(stack, el("b", {}, names[stack]))).filter(Boolean);
+    return found.length ? el("div", { class: `map-stack ${stack}` }, ...found.map(button), el("b", {}, both(...name))) : null;
+  });
   const top = el("div", { class: "map-top" }, ...stations.filter((station) => ["output", "update"].includes(station.stack)).map(button));
   const nav = bothIn(el("nav", { class: "walk-map" }, top, el("div", { class: "map-stacks" }, ...stacks)), "aria-label", "Stations", "各站");
   return { nav, show(station) { for (const [one, node] of buttons) { if (one === station) node.setAttribute("aria-current", "step"); else node.removeAttribute("aria-current"); } } };
@@ -223,31 +221,25 @@ function drawUpdates(data) {
   const rates = [...new Set(data.updates.map((update) => update.rate))], [name, row, column] = data.parameter, before = data.figure.outputs, labels = data.figure.labels.output;
   const shown = el("div", { class: "updates" }), rate = el("output", {}), slider = el("input", { type: "range", min: 0, max: rates.length - 1, value: Math.max(0, rates.indexOf(data.learning_rate)), oninput: () => show() });
   const rules = { sgd: both("gradient descent", "梯度下降"), adam: "Adam" };
-  const number = (x) => significant(x, 4).replace("-", "−");
+  const number = (x) => significant(x, 4).replace("-", "−"), { values, mark: [i, j] } = data.steps.find((step) => step.id === "update").tensors[0];
   bothIn(slider, "aria-label", "Learning rate", "学习率");
   function show() {
     const chosen = rates[Number(slider.value)], updates = Object.keys(rules).map((rule) => data.updates.find((update) => update.rule === rule && update.rate === chosen));
     rate.replaceChildren(`η = ${chosen}`);
     slider.setAttribute("aria-valuetext", String(chosen));
-    const bars = (p) => el("td", { class: "number" }, el("span", { class: "meter" }, el("i", { style: `width:${(100 * p).toFixed(2)}%` })), `${(100 * p).toFixed(2)} %`);
+    const bars = (p) => el("td", { class: "number" }, meter(p), `${(100 * p).toFixed(2)} %`);
     const head = el("tr", {}, el("td", {}), el("th", { scope: "col" }, both("before", "更新前")), ...Object.values(rules).map((rule) => el("th", { scope: "col" }, typeof rule === "string" ? rule : rule.cloneNode(true))));
     const line = (label, ...cells) => el("tr", {}, el("th", { scope: "row" }, label), ...cells), plain = (x, worse) => el("td", { class: worse ? "number worse" : "number" }, number(x));
     shown.replaceChildren(el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {},
       line(both("loss", "损失"), plain(data.loss), ...updates.map((update) => plain(update.loss, update.loss > data.loss))),
       ...before[0]?.probability == null ? [] : before.map((output, i) => line(el("span", {}, "P(", el("b", {}, labels[output.position]), ")"), bars(output.probability), ...updates.map((update) => bars(update.probabilities[i])))),
-      line(el("code", {}, `${name}[${row}, ${column}]`), el("td", { class: "number" }, number(tensorNumber(data))), ...updates.map((update) => plain(update.element)))))));
+      line(el("code", {}, `${name}[${row}, ${column}]`), el("td", { class: "number" }, number(values[i][j])), ...updates.map((update) => plain(update.element)))))));
   }
   show();
   return el("article", { class: "walk-step" }, el("h4", {}, both("Other learning rates, and Adam", "其他学习率与 Adam")),
     el("p", { class: "walk-note" }, both("Every column starts from the same weights and the same gradient. The first step of Adam divides each gradient by its absolute value, so every weight changes by η. Too large a step increases the loss.",
       "每一列都从同样的权重和同样的梯度出发。Adam 的第一步把每个梯度除以它的绝对值，所以每个权重都改变 η。步子太大，损失反而升高。")),
     el("label", { class: "rate" }, both("Learning rate", "学习率"), " ", slider, rate), shown);
-}
-
-// The old value of the element whose update is shown.
-function tensorNumber(data) {
-  const tensor = data.steps.find((step) => step.id === "update").tensors[0];
-  return tensor.values[tensor.mark[0]][tensor.mark[1]];
 }
 
 return { drawWalkthrough };

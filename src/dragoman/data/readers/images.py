@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config import PixelConfig
+from dragoman.config import ImageData, PixelConfig, resolve_path
 from dragoman.errors import DataError
 from dragoman.extras import extra_package
 
-__all__ = ["LabelledImages", "as_images", "load_digits", "read_images", "split_off"]
+__all__ = ["HELD_OUT", "LabelledImages", "as_images", "load_digits", "named_images", "read_images", "split_off"]
+
+HELD_OUT = 0.2
+"""The share of images that training uses for validation if `data.valid` is not set."""
 
 _PIXELS = PixelConfig()
 _ACCEPTED_ARRAY = "accepted: (n, height, width) or (n, height, width, channels) of uint8 (0 to 255) or floats (0 to 1)"
@@ -94,6 +97,14 @@ def _labelled(images: NDArray[np.float32], labels: NDArray[Any], where: str) -> 
     if labels.shape != images.shape[:1]:
         raise DataError(f"{where}: {len(images)} images but labels of shape {labels.shape}; give one label per image")
     return LabelledImages(images, labels.astype(str))
+
+
+def named_images(path: str | None, data: ImageData) -> tuple[str, LabelledImages]:
+    """Return the name of a data set and its images; None is scikit-learn's digits."""
+    if path is None:
+        return "digits", load_digits(data.pixels)
+    file = resolve_path(path, data.root)
+    return str(file), read_images(file, data.pixels)
 
 
 def split_off(data: LabelledImages, share: float) -> tuple[LabelledImages, LabelledImages]:

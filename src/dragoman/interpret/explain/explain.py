@@ -117,21 +117,15 @@ def explain(
         batch = case.batch.to(network.device)
         taps = [*weight_taps(network), *state_taps(network), *_layer_streams(network)]
         logits, recording = record_pass(network, batch, taps, head=None)
+        shared = ("kind", "source", "text", "forced", "flags", "sides", "tree", "image")
         return Explanation(
-            kind=case.kind,
-            source=case.source,
-            text=case.text,
-            forced=case.forced,
-            flags=case.flags,
+            **{name: getattr(case, name) for name in shared},
             model=_facts(Path(str(model)).resolve().name if loaded is not model else "", loaded),
-            sides=case.sides,
             predictions=_predictions(case, logits),
             maps=attention_maps(network, recording),
             states=state_maps(network, recording),
             occlusion=_occlusion(network, batch) if case.kind == "translation" else None,
             lens=_lens(network, case, recording),
-            tree=case.tree,
-            image=case.image,
             walkthrough=_walkthrough(network, case, batch, config.train.label_smoothing),
         )
 

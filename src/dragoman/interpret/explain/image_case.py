@@ -9,17 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dragoman.config import ImageData, VisionConfig, resolve_path
-from dragoman.data.readers.images import LabelledImages, as_images, load_digits, read_images, split_off
+from dragoman.config import ImageData, VisionConfig
+from dragoman.data.readers.images import HELD_OUT, LabelledImages, as_images, named_images, read_images, split_off
 from dragoman.errors import DataError, UsageError
 from dragoman.interpret.explain.cases import Case, LoadedModel, Side, label_batch, label_case
 from dragoman.models.vision import patches
 from dragoman.pages.packing import packed
 
 __all__ = ["read_image_case"]
-
-_HELD_OUT = 0.2
-"""The share of images that training uses for validation if `data.valid` is not set."""
 
 Pixels = NDArray[np.float32]
 
@@ -90,14 +87,10 @@ def _select(images: LabelledImages, number: int, name: str) -> tuple[Pixels, str
 def _validation(data: ImageData) -> LabelledImages:
     """Return the images that training uses for validation."""
     if data.valid is not None:
-        return read_images(resolve_path(data.valid, data.root), data.pixels)
+        return named_images(data.valid, data)[1]
     if data.train is None and data.dataset is None:
         raise UsageError("an imported model has no validation images; specify a .npy or .npz file")
-    if data.train is None:
-        images = load_digits(data.pixels)
-    else:
-        images = read_images(resolve_path(data.train, data.root), data.pixels)
-    return split_off(images, _HELD_OUT)[1]
+    return split_off(named_images(data.train, data)[1], HELD_OUT)[1]
 
 
 def _array(path: Path) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.interpret.attentions import layer_number, sides, weight_taps
+from dragoman.interpret.attentions import layer_number, sides, stack_of, weight_taps
 from dragoman.models.seq2seq import LanguageModel, Network
 from dragoman.nn.record import Recording, tap_names
 from dragoman.pages.packing import packed
@@ -77,11 +77,10 @@ def attention_maps(network: Network, recording: Recording) -> list[dict[str, Any
     maps = []
     for name, weights in recorded.items():
         rows, columns = sides(network, name)
-        stack = {"output": "cross", "source": "encoder"}[rows] if columns == "source" else "decoder"
         maps.append(
             {
                 **_description(network, name, weights),
-                "stack": stack,
+                "stack": stack_of(network, name),
                 "rows": rows,
                 "columns": columns,
                 "heads": weights.size(0),

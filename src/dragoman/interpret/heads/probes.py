@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,11 +145,9 @@ def _dialogue_probe(chat: Chat, lines: Sequence[str]) -> ProbeBatch:
 def _parse_probe(parser: Parser, lines: Sequence[str]) -> ProbeBatch:
     sentences = [[penn_word(word) for word in line.split()] for line in lines]
     trees = parser.predict_linearized(sentences)
-    return _probe(parser.tokenizer, _encode_pairs(parser.tokenizer, map(" ".join, sentences), trees), own=True)
-
-
-def _encode_pairs(tokenizer: Tokenizer, sources: Iterable[str], targets: Iterable[str]) -> list[Ids]:
-    return [(tokenizer.encode_source(s), tokenizer.encode_target(t)) for s, t in zip(sources, targets, strict=True)]
+    encode, encode_tree = parser.tokenizer.encode_source, parser.tokenizer.encode_target
+    pairs = [(encode(" ".join(words)), encode_tree(tree)) for words, tree in zip(sentences, trees, strict=True)]
+    return _probe(parser.tokenizer, pairs, own=True)
 
 
 def _probe(

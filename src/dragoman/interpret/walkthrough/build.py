@@ -196,17 +196,14 @@ class _StepWriter:
                 "columns": None if quantity.columns is None else list(quantity.columns[:columns]),
                 "values": self._numbers(matrix),
             }
-            if quantity.per_head:
-                found["head"] = head
-            if cut:
-                found["shown"] = cut
-            if quantity.mark is not None:
-                found["mark"] = list(quantity.mark)
-            if quantity.nominal:
-                found["nominal"] = True
-            if cells is not None:
-                found["cells"] = self._referring(cells[head])
-            yield found
+            optional = {
+                "head": head if quantity.per_head else None,
+                "shown": cut or None,
+                "mark": None if quantity.mark is None else list(quantity.mark),
+                "nominal": quantity.nominal or None,
+                "cells": None if cells is None else self._referring(cells[head]),
+            }
+            yield found | {key: value for key, value in optional.items() if value is not None}
 
     def _referring(self, x: Any) -> Any:
         """Replace each reference to a tensor by its number in the order of all tensors, and round numbers."""

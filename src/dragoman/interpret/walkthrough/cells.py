@@ -280,11 +280,7 @@ class CellReader:
         y = x["γ"] * (x["R"] - x.get("μ", 0)) / x["σ"] + x.get("β", 0)
         if y.shape != result.value.shape or not torch.allclose(y, result.value.double(), rtol=1e-3, atol=1e-4):
             return None
-        names = {
-            s: Reference("value", q.name, None)
-            for s, q in found.items()
-            if q is not None and s in ("R", "μ", "σ", "γ", "β")
-        }
+        names = {s: Reference("value", q.name, None) for s in "Rμσγβ" if (q := found.get(s)) is not None}
         return [{"function": "norm", "quantities": names}]
 
 

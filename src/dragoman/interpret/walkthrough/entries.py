@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from string import Template
@@ -101,9 +101,9 @@ class WalkthroughStep:
     equation: str | None = None
 
 
-def read_data(name: str) -> dict[str, Any]:
-    """Read the TOML file of that name in the folder of this module."""
-    return tomllib.loads((files(__package__) / name).read_text("utf-8"))
+def read_data(name: str, number: Callable[[str], Any] = float) -> dict[str, Any]:
+    """Read the TOML file of that name in the folder of this module; number: converts a number with decimals."""
+    return tomllib.loads((files(__package__) / name).read_text("utf-8"), parse_float=number)
 
 
 def substituted(text: Text, **values: str | Text) -> Text:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dragoman.data.tokenizer import PAD
-from dragoman.interpret.attentions import layer_number, sides, weight_taps
+from dragoman.interpret.attentions import layer_number, stack_of, weight_taps
 from dragoman.interpret.walkthrough.quantities import Labels
 from dragoman.interpret.walkthrough.training_step import RecordedStep, TrainingPair
 from dragoman.models.seq2seq import Network
@@ -95,13 +95,12 @@ def _columns(recorded: Recorded) -> list[dict[str, Any]]:
 def _attention(recorded: Recorded) -> list[dict[str, Any]]:
     maps = []
     for name in weight_taps(recorded.network):
-        rows, columns = sides(recorded.network, name)
         weights = recorded.values[name].double()
         flow = _flow(recorded, name, weights)
         largest = 0.0 if flow is None else float(flow.max())
         maps.append(
             {
-                "stack": {"output": "cross", "source": "encoder"}[rows] if columns == "source" else "decoder",
+                "stack": stack_of(recorded.network, name),
                 "layer": layer_number(name) + 1,
                 "name": name,
                 "weights": packed(_heads(weights).mean(0, keepdim=True)),

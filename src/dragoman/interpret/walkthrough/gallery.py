@@ -9,13 +9,11 @@ walkthrough of a whole model with these matrices follows with every number of th
 from __future__ import annotations
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from functools import partial
-from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.interpret.walkthrough.build import compact
-from dragoman.interpret.walkthrough.entries import Text
+from dragoman.interpret.walkthrough.entries import Text, read_data
 from dragoman.interpret.walkthrough.short_examples import short_examples
 from dragoman.interpret.walkthrough.tiny_preset import WORKED_MATRICES, tiny_walkthrough
 from dragoman.nn.attention import AttentionTaps, CrossAttention, SelfAttention, attend_explicit, causal_bias
@@ -118,7 +116,7 @@ class GalleryChapter:
 
 def gallery() -> list[GalleryChapter]:
     """Compute the worked examples."""
-    data, step = (_read(name) for name in ("gallery.toml", "gallery_step.toml"))
+    data, step = (read_data(name, Decimal) for name in ("gallery.toml", "gallery_step.toml"))
     tensor = partial(torch.tensor, dtype=torch.float64)
     numbers = {name: _floats(x) for name, x in data["given"].items()}
     given = {name: [*map(tensor, x)] if name == "ffn" else tensor(x) for name, x in numbers.items()}
@@ -127,7 +125,10 @@ def gallery() -> list[GalleryChapter]:
         computed |= compute(given)
     chapters = []
     for chapter in [*data["chapters"], *step["chapters"]]:
-        entries = [{**entry, **_computed(entry, computed)} for entry in chapter["examples"]]
+        results = [
+            computed[entry["computed"]].tolist() if "computed" in entry else None for entry in chapter["examples"]
+        ]
+        entries = [entry | {"computed": result} for entry, result in zip(chapter["examples"], results, strict=True)]
         chapters.append(GalleryChapter(**{**chapter, "examples": [WorkedExample(**entry) for entry in entries]}))
     return chapters
 
@@ -164,17 +165,8 @@ def write_walkthrough(
     return write_page(Path(path), page)
 
 
-def _read(name: str) -> dict[str, Any]:
-    """Read a TOML file of this folder with its numbers as printed, trailing zeros included."""
-    return tomllib.loads((files(__package__) / name).read_text("utf-8"), parse_float=Decimal)
-
-
 def _floats(x: Any) -> Any:
     return [*map(_floats, x)] if isinstance(x, list) else float(x)
-
-
-def _computed(entry: Mapping[str, Any], computed: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {"computed": computed[entry["computed"]].tolist()} if "computed" in entry else {}
 
 
 def _with_infinity(data: Any) -> Any:

@@ -153,7 +153,10 @@ class Quantities:
             return self.labels.targets
         if name.startswith("encoder.") or (axis == "key" and ".cross_attn." in name):
             return source
-        return ["[class]", *source] if isinstance(self.network, Vision) else self.labels.target_in
+        if isinstance(self.network, Vision):
+            return ["[class]", *source]
+        read = self.labels.target_in  # as queries, positions are named after the token read and the one predicted
+        return read if axis == "key" else [" → ".join(pair) for pair in zip(read, self.labels.targets, strict=True)]
 
 
 def child(parent: str, name: str) -> str:

@@ -6,7 +6,8 @@ The network is not changed: the update happens in a copy.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -55,7 +56,7 @@ class RecordedStep:
     tied one under each of its names).  losses: target position -> loss in nats; loss: their sum.  element: the given
     one, or one with a large gradient.  shares: target positions -> gradient of their losses alone for the parameter
     that contains the element; updated: that parameter after the update.  loss_after: the loss of the same pair then.
-    updates: the results of other updates, see `_Trial.step`.
+    updates: see `_updates`.
     """
 
     def __init__(
@@ -86,11 +87,10 @@ class RecordedStep:
             self.element = _default_element(network, of_parameters) if element is None else ParameterElement(*element)
             chosen = parameters[self.element.name]
             of_parameters.setdefault(self.element.name, torch.zeros_like(chosen))
-            trial = _Trial(network, pair, smoothing, of_parameters, self.element)
             rates = sorted({*_RATES, learning_rate})
-            self.updates = [trial.step(rule, rate) for rule in ("sgd", "adam") for rate in rates]
-            self.loss_after = trial.step("sgd", learning_rate)["loss"]
-            self.updated = trial.network.get_parameter(self.element.name).detach()
+            self.updates = _updates(network, pair, smoothing, of_parameters, self.element, rates)
+        self.loss_after = self.updates[rates.index(learning_rate)]["loss"]
+        self.updated = chosen.detach() - learning_rate * of_parameters[self.element.name]
         self.values = {name: seen.joined(name).detach()[0] for name in order}
         self.axes = {name: seen.axes[name][1:] for name in order}
         self.parameters = {name: p.detach() for name, p in [*parameters.items(), *network.named_buffers()]}
@@ -100,42 +100,37 @@ class RecordedStep:
         self.shares = _shares(losses, chosen)
 
 
-class _Trial:
-    """A copy of the network in which updates are tried, each from the same weights."""
+@torch.no_grad()
+def _updates(
+    network: Network,
+    pair: TrainingPair,
+    smoothing: float,
+    gradients: Mapping[str, Tensor],
+    element: ParameterElement,
+    rates: Sequence[float],
+) -> list[dict[str, Any]]:
+    """Return {"rule", "rate", "loss", "probabilities", "element"} of updates, each from the same weights.
 
-    def __init__(
-        self,
-        network: Network,
-        pair: TrainingPair,
-        smoothing: float,
-        gradients: Mapping[str, Tensor],
-        element: ParameterElement,
-    ) -> None:
-        self.network, self.before = copy.deepcopy(network), dict(network.named_parameters())
-        self.pair, self.smoothing, self.gradients, self.element = pair, smoothing, gradients, element
-
-    @torch.no_grad()
-    def step(self, rule: str, rate: float) -> dict[str, Any]:
-        """Update all weights and return {"rule", "rate", "loss", "probabilities", "element"}.
-
-        rule: "sgd", or "adam" (Kingma and Ba 2015), whose first step is rate · g / (|g| + 1e-8).  loss: of the same
-        pair; probabilities: of its targets, padding excluded; element: the new value of the element.
-        """
-        for name, parameter in self.network.named_parameters():
-            if (g := self.gradients.get(name)) is not None:
-                parameter.copy_(self.before[name] - rate * (g if rule == "sgd" else g / (g.abs() + _EPSILON)))
-        logits = self.network(self.pair.src, self.pair.src_mask, self.pair.tgt_in)[0]
-        kept = self.pair.targets[0] != PAD
-        targets = self.pair.targets[0, kept]
-        row, column = self.element.row, self.element.column
-        matrix = self.network.get_parameter(self.element.name)
-        return {
+    rule: "sgd", then "adam" (Kingma and Ba 2015), whose first step is rate · g / (|g| + 1e-8).  loss: of
+    the pair; probabilities: of its targets, padding excluded; element: the new value of the element.
+    """
+    trial, before, kept = copy.deepcopy(network), dict(network.named_parameters()), pair.targets[0] != PAD
+    targets, parameter = pair.targets[0, kept], trial.get_parameter(element.name)
+    found = []
+    for rule, rate in itertools.product(("sgd", "adam"), rates):
+        for name, changed in trial.named_parameters():
+            if (g := gradients.get(name)) is not None:
+                changed.copy_(before[name] - rate * (g if rule == "sgd" else g / (g.abs() + _EPSILON)))
+        logits = trial(pair.src, pair.src_mask, pair.tgt_in)[0, kept]
+        update = {
             "rule": rule,
             "rate": rate,
-            "loss": float(cross_entropy(logits[kept], targets, self.smoothing)[0]),
-            "probabilities": logits[kept].softmax(-1).gather(1, targets[:, None])[:, 0].tolist(),
-            "element": float(matrix[row, column] if matrix.dim() == 2 else matrix[row]),
+            "loss": float(cross_entropy(logits, targets, smoothing)[0]),
+            "probabilities": logits.softmax(-1).gather(1, targets[:, None])[:, 0].tolist(),
+            "element": float(parameter.view(len(parameter), -1)[element.row, element.column]),
         }
+        found.append(update)
+    return found
 
 
 def check_element(network: Network, element: tuple[str, int, int]) -> list[str]:

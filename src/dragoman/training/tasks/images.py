@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.config import Config, ImageData, VisionConfig, resolve_path
+from dragoman.config import Config, ImageData, VisionConfig
 from dragoman.data.batching import Batch
-from dragoman.data.readers.images import LabelledImages, load_digits, read_images, split_off
+from dragoman.data.readers.images import HELD_OUT, LabelledImages, named_images, split_off
 from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError
 from dragoman.io.run_log import Reporter
@@ -21,7 +21,6 @@ from dragoman.training.validation import label_scores
 
 __all__ = ["ImageTask"]
 
-_HELD_OUT = 0.2
 _VALID_ROWS = 256
 
 
@@ -34,14 +33,14 @@ class ImageTask(Task):
         """vocabulary: default: the labels of the images."""
         assert isinstance(config.model, VisionConfig)  # checked by the configuration
         self.model = config.model
-        where, images = _read(data.train, data)
+        where, images = named_images(data.train, data)
         content = images.content()
         if data.valid is None:
-            valid_where, (images, held_out) = f"{where}, the held-out part", split_off(images, _HELD_OUT)
+            valid_where, (images, held_out) = f"{where}, the held-out part", split_off(images, HELD_OUT)
             if not len(held_out.labels):
                 raise DataError(f"{where}: {len(images.labels)} images are too few to hold out a fifth; set data.valid")
         else:
-            valid_where, held_out = _read(data.valid, data)
+            valid_where, held_out = named_images(data.valid, data)
         reporter.log(f"data: {len(images.labels):,} images for training, {len(held_out.labels):,} for validation")
         values = self.model.channels * self.model.patch**2
         labels = vocabulary or LabelVocabulary(sorted(set(images.labels.tolist())), patch_numbers=values)
@@ -75,14 +74,6 @@ class ImageTask(Task):
     def validation(self) -> Score | None:
         pairs = zip(*(part.split(_VALID_ROWS) for part in self._valid), strict=True)
         return partial(label_scores, batches=[_batch(src, labels) for src, labels in pairs])
-
-
-def _read(path: str | None, data: ImageData) -> tuple[str, LabelledImages]:
-    """Return the name of the data set and its images; None is scikit-learn's digits."""
-    if path is None:
-        return "digits", load_digits(data.pixels)
-    file = resolve_path(path, data.root)
-    return str(file), read_images(file, data.pixels)
 
 
 def _batch(src: Tensor, labels: Tensor) -> Batch:

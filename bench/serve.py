@@ -179,7 +179,9 @@ def commands(given: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     """Return the command of each server."""
     from dragoman.formats.export import export
 
-    export(given.model, folder / "ctranslate2", quantization="int8")
+    checked = folder / "checked.txt"  # 20 lines, because a large model takes minutes for 200
+    checked.write_text("".join(Path(given.text).read_text(encoding="utf-8").splitlines(keepends=True)[:20]), "utf-8")
+    export(given.model, folder / "ctranslate2", quantization="int8", check=checked)
     here = Path(__file__).parent
     known = {
         "dragoman": [sys.executable, "-m", "dragoman", "serve", given.model, "--port", "0", "--no-viewer"],

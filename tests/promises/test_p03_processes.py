@@ -67,7 +67,7 @@ def kill_and_resume(kind: str, kills: int, data: Path, folder: Path) -> None:
             victim.kill()
             killed += 1
             for process in processes:
-                process.join(60)
+                process.join(100)  # longer than train.parallel.timeout, for a process that was not connected yet
                 assert process.exitcode is not None, "the others end"
             saved += bool(list_checkpoints(run))
         assert whole(run) == expected

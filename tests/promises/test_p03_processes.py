@@ -57,7 +57,7 @@ def kill_and_resume(kind: str, kills: int, data: Path, folder: Path) -> None:
             processes = start(data, run, kind)
             victim = processes[draw.choice([0, draw.randrange(1, SIZE)])]
             # Not before all are connected: until then, only torchrun notices that a process has ended.
-            victim.join(draw.uniform(min(1.5, 0.3 * longest), longest) if killed < kills else None)
+            victim.join(draw.uniform(1.5, max(2.5, longest)) if killed < kills else None)
             if not victim.is_alive():
                 for process in processes:
                     process.join(60)
@@ -67,7 +67,7 @@ def kill_and_resume(kind: str, kills: int, data: Path, folder: Path) -> None:
             victim.kill()
             killed += 1
             for process in processes:
-                process.join(100)  # longer than train.parallel.timeout, for a process that was not connected yet
+                process.join(60)
                 assert process.exitcode is not None, "the others end"
             saved += bool(list_checkpoints(run))
         assert whole(run) == expected

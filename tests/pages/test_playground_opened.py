@@ -192,6 +192,19 @@ def choose(page: Page, selector: str, value: str) -> None:
     settled(page)
 
 
+def test_what_was_clicked_is_not_covered_when_the_result_grows(page: Page, tiny_page: Path) -> None:
+    page.open(tiny_page)
+    write(page, "target", "我 是")
+    box = "document.querySelector('input[type=checkbox]')"
+    page.run(f"scrollTo(0, scrollY + {box}.getBoundingClientRect().top - 110)")
+    settled(page)
+    bottom = "return document.getElementById('result').getBoundingClientRect().bottom"
+    before = page.run(bottom)
+    page.run(f"{box}.click()")
+    settled(page)
+    assert page.run(f"return {box}.getBoundingClientRect().top") >= page.run(bottom) > before + 20
+
+
 def test_trainings_are_compared_and_one_that_diverges_ends(page: Page, tiny_page: Path) -> None:
     page.open(tiny_page)
     settled(page)

@@ -86,6 +86,17 @@ def test_a_transformer_has_all_its_products(kind: str) -> None:
         assert {"Q", "K", "V", "X′"} <= found
 
 
+def test_inputs_have_the_symbols_of_the_formula() -> None:
+    """The projections of cross-attention read X from the decoder and M from the encoder, and are written out."""
+    steps = {step["id"]: step for step in tiny_walkthrough()["steps"]}
+    step = steps["decoder.layers.1.cross_attn.queries"]
+    memory, inputs = "encoder.layers.1.around_ffn.norm.normed", "decoder.layers.1.around_self_attn.norm.normed"
+    assert step["symbols"] == {inputs: "X", memory: "M"}
+    assert {tensor["symbol"] for tensor in step["tensors"] if tensor.get("cells")} == {"Q", "K", "V"}
+    residual = steps["encoder.layers.0.around_self_attn.residual"]
+    assert residual["symbols"] == {"encoder.positioned": "X", "encoder.layers.0.around_self_attn.update": "f(X)"}
+
+
 def test_a_number_of_the_tiny_model_needs_no_rest() -> None:
     story = tiny_walkthrough()
     cells = [shown["cells"] for step in story["steps"] for shown in step["tensors"] if "cells" in shown]

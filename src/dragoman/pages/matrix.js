@@ -136,7 +136,7 @@ const hidden = () => el("small", {}, both("(the terms not shown)", "（未显示
 // Numbers of the terms as text: equal scales are written once, around a sum.
 function writeTerms(terms) {
   const scale = terms.every((term) => term.scale === terms[0].scale) ? terms[0]?.scale ?? 1 : 1;
-  const texts = terms.map((term) => [...(term.scale !== scale ? [short(term.scale)] : []), ...term.factors.map((x, i) => (i || term.scale !== scale ? factor(x) : short(x)))].join(" · "));
+  const texts = terms.map((term, n) => [...(term.scale !== scale ? [short(term.scale)] : []), ...term.factors.map((x, i) => (n || i || term.scale !== scale ? factor(x) : short(x)))].join(" · "));
   const sum = texts.length > MOST_TERMS ? [...texts.slice(0, MOST_TERMS), "…"].join(" + ") : texts.join(" + ");
   return scale === 1 ? sum : `${short(scale)} · (${sum})`;
 }

@@ -100,7 +100,7 @@ function drawStep(step, tensors, head) {
   card.append(...[
     el("h4", {}, typesetBoth(step.title)), drawFormula(step.formula, step.formula_zh), step.equation ? el("p", { class: "equation" }, step.equation) : null,
     step.note.en ? el("p", { class: "walk-note" }, typesetBoth(step.note)) : null,
-    inputs.length ? el("details", { class: "walk-group inputs", open: inputs.length <= 9 ? "" : null }, el("summary", {}, both("Inputs", "输入")), el("div", { class: "matrices" }, ...inputs.map(draw))) : null,
+    inputs.length ? el("details", { class: "walk-group inputs", open: inputs.length <= 9 ? "" : null }, el("summary", {}, both("Inputs", "输入")), el("div", { class: "matrices" }, ...inputs.map((tensor) => draw({ ...tensor, symbol: step.symbols?.[tensor.name] ?? tensor.symbol })))) : null,
     results.length ? el("div", { class: "walk-group results" }, matrices(results)) : null, about, step.source ? el("p", { class: "walk-source" }, step.source) : null,
   ].filter(Boolean));
   return card;

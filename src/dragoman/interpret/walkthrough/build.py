@@ -174,7 +174,8 @@ class _StepWriter:
             "uses": [list(use) for use in step.uses],
             "tensors": [head for quantity in step.quantities for head in self._heads(step, quantity)],
         }
-        optional = {"formula_zh": entry.formula_zh or None, "equation": step.equation}
+        symbols = self.reader.symbols(step) or None
+        optional = {"formula_zh": entry.formula_zh or None, "equation": step.equation, "symbols": symbols}
         return found | {key: value for key, value in optional.items() if value is not None}
 
     def _heads(self, step: WalkthroughStep, quantity: Quantity) -> Iterator[dict[str, Any]]:

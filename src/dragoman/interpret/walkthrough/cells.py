@@ -133,17 +133,29 @@ class CellReader:
 
     # ------------------------------------------------------------------------------------------------------- operands
 
-    def _scope(self, step: WalkthroughStep) -> Callable[[str], Operand | None]:
-        """Return the tensor of each symbol in the formulas of a step.
+    def symbols(self, step: WalkthroughStep) -> dict[str, str]:
+        """Return the symbols of used quantities that have another one in the formula of a step, by name."""
+        known = self._known(step)
+        used = [self.quantities.get(name) for name, kind in step.uses if kind == "value"]
+        names = {q.name: s for s, q in known.items() if any(q is other for other in used) and s != q.symbol}
+        return {} if step.gradients else {name: "f(X)" if s == "f" else s for name, s in names.items()}
+
+    def _known(self, step: WalkthroughStep) -> dict[str, Quantity]:
+        """Return the quantity of each symbol in the formulas of a step.
 
         A symbol of no quantity is that of the quantities used, in the order in which such symbols occur.
         """
         used = [self.quantities.get(name) for name, _ in step.uses]
         own = {quantity.symbol: quantity for quantity in step.quantities}
         known = {quantity.symbol: quantity for quantity in used if quantity is not None} | own
-        symbols = [s for text in _equations(step.entry.formula).values() for s in _symbols(text) if s not in known]
+        equations = reversed(_equations(step.entry.formula).values())  # in the order of the formula
+        symbols = [s for text in equations for s in _symbols(text) if s not in known]
         free = [q for q in used if q is None or q.symbol not in _symbols(step.entry.formula) or q.symbol in own]
-        known |= {s: q for s, q in zip(dict.fromkeys(symbols), free, strict=False) if q is not None}
+        return known | {s: q for s, q in zip(dict.fromkeys(symbols), free, strict=False) if q is not None}
+
+    def _scope(self, step: WalkthroughStep) -> Callable[[str], Operand | None]:
+        """Return the tensor of each symbol in the formulas of a step."""
+        known = self._known(step)
 
         def find(symbol: str, transposed: bool = False) -> Operand | None:
             quantity = known.get(symbol.removeprefix("∂"))

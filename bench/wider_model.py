@@ -2,9 +2,9 @@
 
     python bench/wider_model.py runs/en-de models/base --d-model 512 --n-heads 8 --d-ff 2048 --layers 6
 
-The features, heads and hidden units of the small model are the first ones of the large model; the matrices that read
-the others are 0, and further layers add 0 to their input.  Every product is computed in full, so the large model takes
-the time of any model of its size, and the translations end where those of the small model end.
+The features, heads and hidden units of the small model are the first ones of the large model; the weights of all
+others are 0, and additional layers return their input.  Every product is computed in full, so the large model is as
+fast as any model of its size, and its translations have the lengths of those of the small model.
 
 The model must have the architecture that `dragoman new` writes: pre-norm, RMSNorm, rotary positions, gates, no biases,
 one embedding.  Norm weights, queries and the embedding are rescaled for the larger size.
@@ -50,23 +50,24 @@ def heads(x: Tensor, count: int, d_model: int, d_head: int, rotary: bool) -> Ten
 def widened(small: dict[str, Tensor], large: dict[str, Tensor], old: dict[str, int], new: dict[str, int]) -> None:
     """Fill the parameters of the large model.  old, new: d_model, n_heads and d_ff."""
     d, d_head = new["d_model"], new["d_model"] // new["n_heads"]
-    ratio = math.sqrt(old["d_model"] / d)  # of the root mean squares of a vector before and after
-    sharper = math.sqrt(d_head / (old["d_model"] // old["n_heads"]))  # scores are divided by the root of the head size
+    ratio = math.sqrt(old["d_model"] / d)  # of root mean squares: large model / small model
+    old_head = old["d_model"] // old["n_heads"]
+    query_scale = math.sqrt(d_head / old_head)  # because scores are divided by the square root of the head size
     for name, target in large.items():
         x, kind = small.get(name), name.removesuffix(".weight").rpartition(".")[2]
         block = name.removesuffix(f".{kind}.weight").rpartition(".")[2]
         if x is None:
             if kind in ("out", "outer"):
                 target.zero_()
-        elif kind == "embedding":  # which is multiplied by the root of the size, and is the output matrix too
+        elif kind == "embedding":  # multiplied by sqrt(d_model) in the model; also the output matrix
             target.copy_(placed(x * ratio, *target.shape))
         elif kind.endswith("norm"):
-            # The output matrix is smaller by the same ratio.
+            # The last norm keeps its weights, because the output matrix is scaled by the same ratio.
             target.copy_(placed(x * (1.0 if name.startswith("decoder.final") else ratio), d))
         elif kind in ("qkv", "q", "kv"):
             rotary = block == "self_attn"
             parts = x.split(old["d_model"])
-            scales = [sharper, 1.0, 1.0] if kind == "qkv" else [sharper] if kind == "q" else [1.0, 1.0]
+            scales = [query_scale, 1.0, 1.0] if kind == "qkv" else [query_scale] if kind == "q" else [1.0, 1.0]
             turned = [rotary and i < 2 for i in range(len(parts))]
             made = [
                 heads(part * scale, old["n_heads"], d, d_head, turn)
@@ -97,6 +98,9 @@ def main() -> None:
         sys.exit(f"{given.model}: {wrong}; accepted: the architecture that 'dragoman new' writes")
     old = {name: getattr(section, name) for name in ("d_model", "n_heads", "d_ff")}
     new = {name: getattr(given, name) for name in old}
+    if new["d_model"] % (2 * new["n_heads"]) or new["d_model"] // new["n_heads"] % (old["d_model"] // old["n_heads"]):
+        size = old["d_model"] // old["n_heads"]
+        sys.exit(f"--d-model {new['d_model']} --n-heads {new['n_heads']}; accepted: heads of a multiple of {size}")
     layers = {"encoder_layers": given.layers, "decoder_layers": given.layers}
     config = config.model_copy(update={"model": section.model_copy(update={**new, **layers})})
     vocabulary = load_vocabulary(find_model(given.model))

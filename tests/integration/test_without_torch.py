@@ -147,7 +147,7 @@ def test_the_server(option: str, models: Path, expected: dict[str, Any]) -> None
         (["average", "{models}/model_v1"], "'dragoman average' needs PyTorch"),
         (["explain", "{models}/model_v1", "one", "--out", "{out}"], "'dragoman explain' needs PyTorch"),
         (["label", "{models}/tagger_v1"], "'dragoman label' needs PyTorch"),
-        (["serve", "{models}/language_v1", "--port", "0"], "the viewer, which alone serves language models, needs"),
+        (["serve", "{models}/language_v1", "--port", "0"], "serving a language model needs PyTorch"),
         (["translate", "{models}/lstm_v1"], "its architecture is lstm; supported: transformer and decoder_only; the "),
         (["translate", "{models}/model_v1", "--engine", "pytorch"], "the PyTorch backend needs PyTorch"),
         (["translate", "{models}/model_v1", "--device", "cuda"], "device 'cuda' needs PyTorch"),

@@ -23,6 +23,7 @@ from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
+from random_models import random_model
 from small_run import Cli, digit_pairs, small_document, write_lines
 from t5_checkpoints import t5_checkpoint
 from tiny_translator import tiny_tokenizer
@@ -63,29 +64,9 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 ORDER = torch.tensor([PAD, UNK, BOS, EOS])
 
 
-def tokenizer_of(name: str) -> Tokenizer:
-    if "two vocabularies" not in name:
-        return tiny_tokenizer()
-    from dragoman.config import TokenizerConfig
-    from dragoman.data.tokenizer import train_tokenizer
-
-    sides = zip(*digit_pairs(90), strict=True)
-    return train_tokenizer(TokenizerConfig(vocab_size=290, byte_fallback=True, shared=False), *sides)
-
-
-def random_model(folder: Path, name: str) -> Path:
-    """A model folder of a configuration, with weights that are neither 0 nor 1."""
-    document = small_document(folder / "data")
-    document["model"] |= CONFIGURATIONS[name]
-    document["search"] = {"beam": 4, "max_extra": 20}
-    config, tokenizer = parse_config(document), tokenizer_of(name)
-    network = build_for(config, tokenizer)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    save_model(folder / "model", config, tokenizer, unique_tensors(network), {"step": 0})
-    return folder / "model"
+def model_of(folder: Path, name: str) -> Path:
+    search = {"beam": 4, "max_extra": 20}
+    return random_model(folder, CONFIGURATIONS[name], shared="two vocabularies" not in name, search=search)
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
@@ -93,7 +74,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A folder with `model` and its export `there`."""
     folder = tmp_path_factory.mktemp("export")
     lines = write_lines(folder / "lines.txt", [source for source, _ in digit_pairs(12, seed=8)])
-    done = export(random_model(folder, request.param), folder / "there", "huggingface", check=lines)
+    done = export(model_of(folder, request.param), folder / "there", "huggingface", check=lines)
     assert done.met and done.parity.largest < 1e-5 and done.parity.greedy.same == 12
     assert done.parity.width == 4 and done.parity.beam.different == 0 and done.parity.beam.same >= 11
     assert done.tokenizer is not None and done.tokenizer.lines > 15
@@ -221,7 +202,7 @@ def test_the_code_needs_nothing_but_torch_and_transformers() -> None:
 
 def test_a_sequence_beyond_the_learned_positions_is_refused(tmp_path: Path, loading: Callable[..., Any]) -> None:
     lines = write_lines(tmp_path / "lines.txt", ["one two"])
-    export(random_model(tmp_path, "learned"), tmp_path / "out", "huggingface", check=lines)
+    export(model_of(tmp_path, "learned"), tmp_path / "out", "huggingface", check=lines)
     with pytest.raises(ValueError, match="271 tokens, but the model has 270 positions"):
         loading(tmp_path / "out")(torch.full((1, 271), 5), decoder_input_ids=torch.tensor([[2]]))
 
@@ -284,7 +265,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "nearer is worse": ("alibi, one key head", "* -distance.abs()", "* distance.abs()"),
     "other epsilon": ("learned", "eps=config.norm_eps) if used", "eps=1.0) if used"),
 }
-"""By description: the configuration, and what is replaced in the code of the model."""
+"""Mutants of the exported code: the configuration that detects them, the text replaced, and its replacement."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -300,7 +281,7 @@ def test_wrong_code_leaves_no_folder(mutant: str, cli: Cli, tmp_path: Path, monk
 
     monkeypatch.setitem(sys.modules, "dragoman.formats.modeling_dragoman", mutated_dragoman)
     lines = write_lines(tmp_path / "lines.txt", [source for source, _ in digit_pairs(4, seed=8)])
-    model = random_model(tmp_path, name)
+    model = model_of(tmp_path, name)
     code, out, err = cli("export", model, tmp_path / "out", "--format", "huggingface", "--check", lines)
     assert (code, out) == (1, b"") and "parity not met, nothing was written" in err
     assert {path.name for path in tmp_path.iterdir()} <= {"code", "data", "lines.txt", "model"}
@@ -316,5 +297,5 @@ def test_a_wrong_weight_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(huggingface_custom, "reverted", wrong)
     lines = write_lines(tmp_path / "lines.txt", ["one two", "three"])
     with pytest.raises(DragomanError, match="parity not met, nothing was written"):
-        export(random_model(tmp_path, "as multi30k"), tmp_path / "out", "huggingface", check=lines)
+        export(model_of(tmp_path, "as multi30k"), tmp_path / "out", "huggingface", check=lines)
     assert not (tmp_path / "out").exists()

@@ -10,18 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.config import parse_config
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats import huggingface
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
-from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
+from dragoman.models.model_folder import load_network, unique_tensors
 from dragoman.models.seq2seq import Model
 from marian_checkpoints import LINES, marian_checkpoint
-from small_run import digit_pairs, small_document, write_lines
-from tiny_translator import tiny_tokenizer
+from random_models import random_model
+from small_run import digit_pairs, write_lines
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
@@ -34,28 +33,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def tokenizer_of(name: str) -> Tokenizer:
-    if name != "two vocabularies":
-        return tiny_tokenizer()
-    from dragoman.config import TokenizerConfig
-    from dragoman.data.tokenizer import train_tokenizer
-
-    sides = zip(*digit_pairs(90), strict=True)
-    return train_tokenizer(TokenizerConfig(vocab_size=290, byte_fallback=True, shared=False), *sides)
-
-
-def random_model(folder: Path, name: str) -> Path:
-    """A model folder of a configuration, with weights that are neither 0 nor 1."""
-    document = small_document(folder / "data")
-    document["model"] |= CONFIGURATIONS[name]
-    config, tokenizer = parse_config(document), tokenizer_of(name)
-    network = build_for(config, tokenizer)
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    save_model(folder / "model", config, tokenizer, unique_tensors(network), {"step": 0})
-    return folder / "model"
+def model_of(folder: Path, name: str) -> Path:
+    return random_model(folder, CONFIGURATIONS[name], shared=name != "two vocabularies")
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
@@ -63,7 +42,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A folder with `model`, its export `there` and the import `back` of that."""
     folder = tmp_path_factory.mktemp("export")
     lines = write_lines(folder / "lines.txt", [source for source, _ in digit_pairs(6, seed=8)])
-    done = export(random_model(folder, request.param), folder / "there", "huggingface", check=lines)
+    done = export(model_of(folder, request.param), folder / "there", "huggingface", check=lines)
     assert done.met and done.parity.largest < 1e-5 and done.parity.greedy.same == 6
     assert done.tokenizer is not None and done.tokenizer.lines > 15
     assert not (folder / "there" / "modeling_dragoman.py").exists()
@@ -152,7 +131,7 @@ def test_a_wrong_weight_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
         return tensors | {name: tensors[name] * 1.05}
 
     monkeypatch.setattr(huggingface, "_tensors", wrong)
-    model = random_model(tmp_path, "tied")
+    model = model_of(tmp_path, "tied")
     lines = write_lines(tmp_path / "lines.txt", ["one two", "three"])
     with pytest.raises(DragomanError, match="parity not met, nothing was written"):
         export(model, tmp_path / "out", "huggingface", check=lines)

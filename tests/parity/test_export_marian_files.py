@@ -25,8 +25,9 @@ from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
 from dragoman.formats.importing.marian_files.comparison import DefinitionRuntime
 from dragoman.formats.parity import ParityCase
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
-from dragoman.models.seq2seq import Model
+from dragoman.models.seq2seq import Model, Network
 from marian_files import LINES, marian_model
+from random_models import random_model
 from small_run import digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
 
@@ -45,29 +46,13 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def random_model(folder: Path, name: str, seed: int = 4, **changes: Any) -> Path:
-    """A model folder of a configuration, with weights that are neither 0 nor 1, except for a start from zeros."""
-    document = small_document(folder / "data")
-    document["model"] |= MARIAN | CONFIGURATIONS[name] | changes
-    tokenizer = two_sides() if name == "two vocabularies" else tiny_tokenizer()
-    config = parse_config(document)
-    network = build_for(config, tokenizer)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+def model_of(folder: Path, name: str, seed: int = 4, **changes: Any) -> Path:
+    def start_from_zeros(network: Network) -> None:
         if "zeros" in name:
             network.get_parameter("decoder.embedding.weight")[BOS] = 0
-    save_model(folder / "model", config, tokenizer, unique_tensors(network), {"step": 0})
-    return folder / "model"
 
-
-def two_sides() -> Tokenizer:
-    from dragoman.config import TokenizerConfig
-    from dragoman.data.tokenizer import train_tokenizer
-
-    sides = zip(*digit_pairs(90), strict=True)
-    return train_tokenizer(TokenizerConfig(vocab_size=290, byte_fallback=True, shared=False), *sides)
+    settings = MARIAN | CONFIGURATIONS[name] | changes
+    return random_model(folder, settings, shared=name != "two vocabularies", seed=seed, change=start_from_zeros)
 
 
 def loaded(folder: Path) -> tuple[Model, Tokenizer]:
@@ -81,7 +66,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """A folder with `model`, its export `there` and the import `back` of that."""
     folder = tmp_path_factory.mktemp("export")
     lines = write_lines(folder / "lines.txt", [source for source, _ in digit_pairs(6, seed=8)])
-    done = export(random_model(folder, request.param), folder / "there", "marian", check=lines)
+    done = export(model_of(folder, request.param), folder / "there", "marian", check=lines)
     assert done.met and done.parity.largest < 2e-5 and done.parity.greedy.same == 6
     assert done.tokenizer is not None and done.tokenizer.lines > 15
     import_model(folder / "there", folder / "back", check=lines)
@@ -202,7 +187,7 @@ def test_all_reasons_of_a_refusal_are_listed(tmp_path: Path) -> None:
 )
 def test_a_start_that_marian_lacks_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="its decoder starts with a learned embedding"):
-        export(random_model(tmp_path, "tied", **changes), tmp_path / "out", "marian")
+        export(model_of(tmp_path, "tied", **changes), tmp_path / "out", "marian")
     assert not (tmp_path / "out").exists()
 
 
@@ -216,7 +201,7 @@ def test_a_wrong_weight_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(marian, "_from_zero", wrong)
     lines = write_lines(tmp_path / "lines.txt", ["one two", "three"])
     with pytest.raises(DragomanError, match="parity not met, nothing was written"):
-        export(random_model(tmp_path, "tied"), tmp_path / "out", "marian", check=lines)
+        export(model_of(tmp_path, "tied"), tmp_path / "out", "marian", check=lines)
     assert not (tmp_path / "out").exists()
 
 

@@ -15,12 +15,12 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def test_language_models_without_the_viewer_are_refused(cli: Cli) -> None:
-    """Alone or beside a model that translates: nothing of what is named is left out silently."""
+    """Alone or together with a translation model; a model that was given is never left out silently."""
     for models in (["language_v1"], ["model_v1", "language_v1"], ["model_v1", "language_v1", "recurrent_lm_v1"]):
         code, out, err = cli("serve", *(GOLDEN / name for name in models), "--no-viewer", "--port", "0")
-        assert (code, out) == (2, b"") and "a language model continues texts in the viewer only" in err
+        assert (code, out) == (2, b"") and "language models are served by the viewer only" in err
         assert [name in err for name in models] == [name != "model_v1" for name in models]
-        assert err.count("dragoman: ") == 1 and "omit --no-viewer" in err
+        assert err.count("dragoman: ") == 1 and "remove --no-viewer" in err
 
 
 def test_a_damaged_language_model_is_refused_at_the_start(cli: Cli, tmp_path: Path) -> None:

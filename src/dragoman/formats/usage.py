@@ -54,14 +54,14 @@ Every text starts with `<s>`. `export.json` contains the origin of this model an
 
 _HUGGINGFACE = """# A translation model for transformers
 
-Exported by Dragoman as MarianMT. Requirements: `pip install transformers torch sentencepiece sacremoses`.
+Exported by Dragoman{architecture}. Requirements: `pip install transformers torch sentencepiece sacremoses`.
 
 ```python
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, {tokenizer}
 
 folder = "."  # the folder of this file
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+tokenizer = {tokenizer}.from_pretrained(folder)
+model = AutoModelForSeq2SeqLM.from_pretrained(folder{code})
 
 lines = ["Two dogs run across a field."]
 batch = tokenizer(lines, return_tensors="pt", padding=True)
@@ -69,31 +69,13 @@ for row in model.generate(**batch, num_beams=4, max_new_tokens=200):
     print(tokenizer.decode(row, skip_special_tokens=True))
 ```
 
-`dragoman import` converts this folder back. `export.json` contains the origin of this model and the parity report.
+{about} `export.json` contains the origin of this model and the parity report.
 """
 
-
-_HUGGINGFACE_CUSTOM = """# A translation model for transformers
-
-Exported by Dragoman. Requirements: `pip install transformers torch sentencepiece sacremoses`.
-
-```python
-from transformers import AutoModelForSeq2SeqLM, MarianTokenizer
-
-folder = "."  # the folder of this file
-tokenizer = MarianTokenizer.from_pretrained(folder)
-model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True)
-
-lines = ["Two dogs run across a field."]
-batch = tokenizer(lines, return_tensors="pt", padding=True)
-for row in model.generate(**batch, num_beams=4, max_new_tokens=200):
-    print(tokenizer.decode(row, skip_special_tokens=True))
-```
-
+_MARIAN_ABOUT = "`dragoman import` converts this folder back."
+_CUSTOM_ABOUT = """\
 `trust_remote_code=True` runs `modeling_dragoman.py` of this folder, because transformers has no class for this model.
-The file defines the configuration and the layers of the model, and nothing else. `export.json` contains the origin of
-this model and the parity report.
-"""
+The file defines the configuration and the layers of the model, and nothing else."""
 
 
 _HUGGINGFACE_CAUSAL = """# A language model for transformers
@@ -200,7 +182,12 @@ def ctranslate2_page(source: str | None, target: str, compute: str) -> str:
 
 def huggingface_page(kind: str) -> str:
     """Return the page in Markdown.  kind: "marian", "custom" (a class of its own) or "causal" (a language model)."""
-    return {"marian": _HUGGINGFACE, "custom": _HUGGINGFACE_CUSTOM, "causal": _HUGGINGFACE_CAUSAL}[kind]
+    if kind == "causal":
+        return _HUGGINGFACE_CAUSAL
+    if kind == "marian":
+        return _HUGGINGFACE.format(architecture=" as MarianMT", tokenizer="AutoTokenizer", code="", about=_MARIAN_ABOUT)
+    code = ", trust_remote_code=True"
+    return _HUGGINGFACE.format(architecture="", tokenizer="MarianTokenizer", code=code, about=_CUSTOM_ABOUT)
 
 
 def marian_page(lists: bool) -> str:

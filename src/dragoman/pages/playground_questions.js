@@ -7,7 +7,7 @@ const lossText = (before, after) => both(`The loss goes from ${number(before)} t
 const lastCross = () => `decoder.layers.${data.config.decoder_layers - 1}.cross_attn`;
 const byHead = (f) => upTo(data.config.n_heads).map((head) => f({ ...changes(), disabled: new Set([...state.disabled, `${lastCross()} ${head}`]) }));
 
-// The answer to a question on the loss before and after a change; why: by answer, more to say.
+// The answer to a question about the loss before and after a change.  why: an explanation for each possible answer.
 const lossAnswer = ([before, after], why = []) => { const right = riseOrFall(before, after); return [right, [lossText(before, after), ...(why[right] ? [both(...why[right])] : [])]]; };
 
 // {text, options: () => pairs of texts, answer: () => [index of the right option, nodes]}

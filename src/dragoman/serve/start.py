@@ -60,8 +60,8 @@ def check(config: ServerConfig) -> None:
     if not config.viewer:
         if others := [str(entry.path) for entry in config.models if read_config(entry.path).data.kind == "text"]:
             raise UsageError(
-                f"{', '.join(others)}: a language model continues texts in the viewer only; omit --no-viewer (viewer = "
-                "false), or serve only models that translate"
+                f"{', '.join(others)}: language models are served by the viewer only; remove --no-viewer (in a "
+                "configuration, viewer = false), or serve translation models only"
             )
         if not sources:
             raise UsageError("no models to serve; specify at least one translation model")
@@ -79,8 +79,8 @@ def create_application(
     sources = model_sources(config.models)
     page = _Viewer(config) if _with_viewer(config, sources, log) else None
     if not sources and page:
-        with needs_torch("the viewer, which alone serves language models,"):
-            viewer = _viewer(config)  # now, because models that cannot be loaded are refused
+        with needs_torch("serving a language model"):
+            viewer = _viewer(config)  # loads the models now, so that damaged ones are refused at the start
         return Starlette(routes=[Mount("/viewer", viewer), Route("/", to_viewer)]), None
     directions = _directions(config, sources, log)
     app = _server(config, directions, page.app if page else None)

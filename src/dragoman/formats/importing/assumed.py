@@ -28,7 +28,7 @@ _MAX_SIZE = 1 << 24
 def assumed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with accepted values of those that do not change the tensors."""
     found = dict(settings) | {key: value for key, value in _ACCEPTED.items() if key in settings}
-    if "feed_forward_proj" in found:  # of T5, which also tells whether the layers are gated
+    if "feed_forward_proj" in found:  # T5: the activation and whether it is gated, which changes the tensors
         gated = str(found["feed_forward_proj"]).startswith("gated-")
         found["feed_forward_proj"] = "gated-relu" if gated else "relu"
         found.pop("dense_act_fn", None)

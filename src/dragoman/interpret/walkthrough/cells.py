@@ -134,11 +134,12 @@ class CellReader:
     # ------------------------------------------------------------------------------------------------------- operands
 
     def symbols(self, step: WalkthroughStep) -> dict[str, str]:
-        """Return the symbols of used quantities that have another one in the formula of a step, by name."""
-        known = self._known(step)
-        used = [self.quantities.get(name) for name, kind in step.uses if kind == "value"]
-        names = {q.name: s for s, q in known.items() if any(q is other for other in used) and s != q.symbol}
-        return {} if step.gradients else {name: "f(X)" if s == "f" else s for name, s in names.items()}
+        """Return name -> symbol of the inputs that the formula of a step calls by another symbol than their own."""
+        if step.gradients:
+            return {}
+        used = {name for name, kind in step.uses if kind == "value"}
+        found = {q.name: s for s, q in self._known(step).items() if q.name in used and s != q.symbol}
+        return {name: "f(X)" if symbol == "f" else symbol for name, symbol in found.items()}  # see `_plain`
 
     def _known(self, step: WalkthroughStep) -> dict[str, Quantity]:
         """Return the quantity of each symbol in the formulas of a step.
@@ -148,8 +149,7 @@ class CellReader:
         used = [self.quantities.get(name) for name, _ in step.uses]
         own = {quantity.symbol: quantity for quantity in step.quantities}
         known = {quantity.symbol: quantity for quantity in used if quantity is not None} | own
-        equations = reversed(_equations(step.entry.formula).values())  # in the order of the formula
-        symbols = [s for text in equations for s in _symbols(text) if s not in known]
+        symbols = [s for text in _equations(step.entry.formula).values() for s in _symbols(text) if s not in known]
         free = [q for q in used if q is None or q.symbol not in _symbols(step.entry.formula) or q.symbol in own]
         return known | {s: q for s, q in zip(dict.fromkeys(symbols), free, strict=False) if q is not None}
 
@@ -297,9 +297,13 @@ class CellReader:
 
 
 def _equations(formula: str) -> dict[str, str]:
-    """Return left side -> right side of the equations in a formula, without definitions behind ",   "."""
-    sides = [part.partition(",   ")[0].partition(" = ") for part in re.split(r" {4,}", formula) if " = " in part]
-    return {left.strip(): _plain(right) for left, _, right in reversed(sides)}  # of two, the first: U = [U₁ U₂] follows
+    """Return left side -> right side of the equations in a formula, in its order, without definitions behind ",   "."""
+    found: dict[str, str] = {}
+    for part in re.split(r" {4,}", formula):
+        left, equals, right = part.partition(",   ")[0].partition(" = ")
+        if equals:
+            found.setdefault(left.strip(), _plain(right))  # of two, the first: U = [U₁ U₂] follows
+    return found
 
 
 def _plain(text: str) -> str:

@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Polls before a helping thread sleeps: fewer than in a search, because other threads of a server need its core.
-constexpr int POOL_SPINS = 4000;
+constexpr int POOL_SPINS = 500;
 constexpr std::chrono::seconds IDLE_TIME{1};  // after which a worker returns its memory to the system
 
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
@@ -122,7 +122,7 @@ int64_t SearchService::submit(const SearchRequest& request, const double* ranks)
     job->submitted = now;
     jobs.push_back(std::move(job));
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   const int64_t first = last_id_ + 1;
   for (size_t i = 0; i < jobs.size(); ++i) {
     jobs[i]->id = ++last_id_;
@@ -131,6 +131,7 @@ int64_t SearchService::submit(const SearchRequest& request, const double* ranks)
     ranks_[last_id_] = rank;
     queue_.emplace(std::make_pair(rank, last_id_), std::move(jobs[i]));
   }
+  lock.unlock();  // otherwise a worker that wakes at once waits for the lock
   work_available_.notify_all();
   return first;
 }
@@ -230,12 +231,27 @@ void SearchService::run(Worker& worker) {
       failure = error.what();
     }
     lock.lock();
+    const bool waited = results_.empty();
     if (failure.empty()) {
       finish(worker, std::move(finished));
     } else {
       fail(worker, failure);
     }
+    if (waited && !results_.empty()) {
+      const int descriptor = descriptor_;
+      lock.unlock();  // otherwise a reader that wakes at once waits for the lock
+      announce(descriptor);
+      lock.lock();
+    }
   }
+}
+
+// Wake the thread that waits for results, or the reader of a descriptor.
+void SearchService::announce(int descriptor) {
+  if (descriptor < 0) return result_available_.notify_one();
+  const uint64_t one = 1;
+  // A write can only fail if the counter is at its maximum, and then the reader is woken anyway.
+  [[maybe_unused]] const ssize_t written = write(descriptor, &one, sizeof one);
 }
 
 // Let the new sentences join the batch, and advance it by one token.
@@ -273,7 +289,7 @@ void SearchService::finish(Worker& worker, std::vector<FinishedSentence>&& finis
     }
     worker.jobs.erase(found);
   }
-  add_results(std::move(results));
+  std::move(results.begin(), results.end(), std::back_inserter(results_));
 }
 
 // The batch cannot continue: its sentences fail.  Called with the mutex locked.
@@ -283,21 +299,7 @@ void SearchService::fail(Worker& worker, const std::string& message) {
   for (const auto& [id, job] : worker.jobs) results.push_back({id, 0, 0, {}});
   active_rows_ -= worker.in_use.rows;
   worker.reset(limits_);
-  add_results(std::move(results));
-}
-
-// Called with the mutex locked.
-void SearchService::add_results(std::vector<ServiceResult>&& results) {
-  if (results.empty()) return;
-  const bool known = !results_.empty();  // earlier results have not been collected yet
   std::move(results.begin(), results.end(), std::back_inserter(results_));
-  if (descriptor_ < 0) {
-    result_available_.notify_one();
-  } else if (!known) {
-    const uint64_t one = 1;
-    // A write can only fail if the counter is at its maximum, and then the reader is woken anyway.
-    [[maybe_unused]] const ssize_t written = write(descriptor_, &one, sizeof one);
-  }
 }
 
 }  // namespace dragoman

@@ -70,7 +70,7 @@ class SearchService {
   std::vector<FinishedSentence> advance(Worker& worker, const std::vector<int64_t>& cancelled);
   void finish(Worker& worker, std::vector<FinishedSentence>&& finished);
   void fail(Worker& worker, const std::string& message);
-  void add_results(std::vector<ServiceResult>&& results);
+  void announce(int descriptor);
 
   const Model& model_;
   const ServiceLimits limits_;

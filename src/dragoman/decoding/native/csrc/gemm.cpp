@@ -101,19 +101,20 @@ void gemm_tile_int8(const PackedMatrix& w, const GemmInput& x, int row, size_t b
                     int stride, bool accumulate) {
   VecI32 sums[R][TILE_VECS];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
+  for (int v = 0; v < TILE_VECS; ++v) {
+    const VecI32 compensation = load_i32(w.compensation + block_begin + (first_vec + v) * VEC_SIZE);
 #pragma GCC unroll 8
-    for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = zeros_i32();
+    for (int r = 0; r < R; ++r) sums[r][v] = sub(zeros_i32(), compensation);
+  }
   const int8_t* weights = static_cast<const int8_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 4;
   accumulate_int8<R>(x, row, weights, w.inputs, sums);
 #pragma GCC unroll 8
   for (int v = 0; v < TILE_VECS; ++v) {
     const size_t output = block_begin + (first_vec + v) * VEC_SIZE;
     const VecF32 scale = load(w.scales + output);
-    const VecI32 compensation = load_i32(w.compensation + output);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const VecF32 value = mul(to_f32(sub(sums[r][v], compensation)), mul(scale, broadcast(x.scales[row + r])));
+      const VecF32 value = mul(to_f32(sums[r][v]), mul(scale, broadcast(x.scales[row + r])));
       store_output(y + static_cast<size_t>(row + r) * stride + output, value,
                    w.bias == nullptr ? nullptr : w.bias + output, accumulate);
     }
@@ -202,7 +203,7 @@ void quantize_rows(const float* x, int rows, int cols, uint8_t* quantized, float
     scales[r] = maximum / 127.0f + reduce_sum(non_finite);  // propagates NaN, which uint8 cannot represent
     const VecF32 inverse = broadcast(maximum > 1e-30f ? 127.0f / maximum : 0.0f);
     for (int k = 0; k < cols; k += VEC_SIZE) {
-      store_u8(quantized + k, round(fmadd(load(x + k), inverse, broadcast(128.0f))));
+      store_u8(quantized + k, fmadd(load(x + k), inverse, broadcast(128.0f)));
     }
   }
 }

@@ -41,6 +41,15 @@ class KVCache {
   float attend(size_t head, size_t next_head, const float* q, int count, float scale, const float* bias, float* scores,
                float* output) const;
 
+  // The same for up to MAX_QUERIES queries, which share the keys and values that are loaded: queries are q_stride apart,
+  // outputs output_stride, and scores `count` rounded up to 16.  factors: receives one per query.
+  void attend(size_t head, size_t next_head, const float* q, int q_stride, int queries, int count, float scale,
+              const float* bias, float* scores, float* factors, float* output, int output_stride) const;
+  static constexpr int MAX_QUERIES = 4;
+
+  // A number of positions, rounded up to full blocks.
+  static int padded(int length) { return (length + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK; }
+
   // Copy the first `length` positions of all heads and layers to another sequence.
   void copy(int from, int to, int length);
 

@@ -37,7 +37,8 @@ void ModelRunner::reserve(const std::vector<int>& target_lengths, const std::vec
     encoder_cache_.reserve({longest(source_lengths)}, 1, h_.n_kv_heads, h_.d_head);
   }
   source_lengths_.assign(source_lengths.size(), 0);
-  scores_size_ = (std::max(longest(target_lengths), longest(source_lengths)) + KV_BLOCK - 1) / KV_BLOCK * KV_BLOCK;
+  const int queries = h_.encoder_layers > 0 ? KVCache::MAX_QUERIES : 1;  // of cross-attention
+  scores_size_ = KVCache::padded(std::max(longest(target_lengths), queries * KVCache::padded(longest(source_lengths))));
   scores_.reserve(times(pool_.max_size(), scores_size_));
   shortlist_bytes_ = Shortlist::bytes(model_.output, shortlist_size);
   shortlists_.assign(shortlist_size == 0 ? 0 : source_lengths.size(), Shortlist());
@@ -225,11 +226,13 @@ void ModelRunner::encoder_self_attention(const LayerWeights& layer, const float*
     pool_.parallel_for(h_.n_heads, double{2} * lengths[i] * lengths[i] * q_size, [&](int part, int begin, int end) {
       for (int head = begin; head < end; ++head) {
         const size_t kv_head = encoder_cache_.head_offset(0, 0, head / group_size_);
-        for (int p = 0; p < lengths[i]; ++p) {
-          encoder_cache_.attend(kv_head, kv_head, qkv + times(first + p, width) + head * h_.d_head, lengths[i],
-                                h_.attention_scale, position_bias(model_.encoder, head, p),
-                                scores_.data() + times(part, scores_size_),
-                                context + times(first + p, context_width) + head * h_.d_head);
+        const int most = model_.encoder.position_bias == nullptr ? KVCache::MAX_QUERIES : 1;  // each has a bias
+        for (int p = 0; p < lengths[i]; p += most) {
+          float factors[KVCache::MAX_QUERIES];
+          encoder_cache_.attend(kv_head, kv_head, qkv + times(first + p, width) + head * h_.d_head, width,
+                                std::min(most, lengths[i] - p), lengths[i], h_.attention_scale,
+                                position_bias(model_.encoder, head, p), scores_.data() + times(part, scores_size_),
+                                factors, context + times(first + p, context_width) + head * h_.d_head, context_width);
         }
       }
     });
@@ -352,24 +355,35 @@ void ModelRunner::cross_attention(const LayerWeights& layer, int layer_index, co
     std::fill(context + times(r, context_width) + q_size, context + times(r + 1, context_width), 0.0f);
     positions += source_lengths_[static_cast<size_t>(rows[r].source_slot)];
   }
-  // One iteration per row and query head.
+  // Consecutive rows with the same source, the hypotheses of a sentence, are one group.
+  groups_.assign(1, 0);
+  for (int r = 1; r < count; ++r) {
+    const bool is_full = r - groups_.back() == KVCache::MAX_QUERIES;
+    if (is_full || rows[r].source_slot != rows[r - 1].source_slot) groups_.push_back(r);
+  }
+  const int groups = static_cast<int>(groups_.size());
+  groups_.push_back(count);
+  // One iteration per group and query head.
   const auto kv_head = [&](int i) {
-    return cross_cache_.head_offset(rows[i / h_.n_heads].source_slot, layer_index, i % h_.n_heads / group_size_);
+    const StepRow& row = rows[groups_[static_cast<size_t>(i / h_.n_heads)]];
+    return cross_cache_.head_offset(row.source_slot, layer_index, i % h_.n_heads / group_size_);
   };
   // All heads of a row add to the same attention weights: cost 0 keeps them on one thread.
   const double cost = returns_attention ? 0.0 : 2 * positions * q_size;
-  pool_.parallel_for(count * h_.n_heads, cost, [&](int part, int begin, int end) {
+  pool_.parallel_for(groups * h_.n_heads, cost, [&](int part, int begin, int end) {
     float* scores = scores_.data() + times(part, scores_size_);
     for (int i = begin; i < end; ++i) {
-      const int r = i / h_.n_heads;
-      const int head = i % h_.n_heads;
-      const int length = source_lengths_[static_cast<size_t>(rows[r].source_slot)];
-      const float factor = cross_cache_.attend(
-          kv_head(i), kv_head(std::min(i + 1, end - 1)), q + times(r, context_width) + head * h_.d_head, length,
-          h_.attention_scale, nullptr, scores, context + times(r, context_width) + head * h_.d_head);
-      const float mean_factor = factor / static_cast<float>(h_.n_heads * h_.decoder_layers);
-      for (int t = 0; rows[r].attention != nullptr && t < length; ++t) {
-        rows[r].attention[t] += scores[t] * mean_factor;
+      const int first = groups_[static_cast<size_t>(i / h_.n_heads)];
+      const int last = groups_[static_cast<size_t>(i / h_.n_heads) + 1];
+      const size_t offset = times(first, context_width) + static_cast<size_t>(i % h_.n_heads * h_.d_head);
+      const int length = source_lengths_[static_cast<size_t>(rows[first].source_slot)];
+      float factors[KVCache::MAX_QUERIES];
+      cross_cache_.attend(kv_head(i), kv_head(std::min(i + 1, end - 1)), q + offset, context_width, last - first,
+                          length, h_.attention_scale, nullptr, scores, factors, context + offset, context_width);
+      for (int r = first; r < last; ++r) {
+        const float* own = scores + times(r - first, KVCache::padded(length));
+        const float mean_factor = factors[r - first] / static_cast<float>(h_.n_heads * h_.decoder_layers);
+        for (int t = 0; rows[r].attention != nullptr && t < length; ++t) rows[r].attention[t] += own[t] * mean_factor;
       }
     }
   });

@@ -99,6 +99,7 @@ class ModelRunner {
   KVCache cross_cache_;                  // one sequence per source slot
   KVCache encoder_cache_;                // one layer of one source
   std::vector<int32_t> source_lengths_;  // by source slot
+  std::vector<int> groups_;              // first rows of the groups of `cross_attention`
   Buffer<float> x_;                      // (rows, d_model): the residual stream
   Buffer<float> normalized_;             // (rows, d_model): input of a pre-norm sublayer
   Buffer<float> projected_;              // (rows, outputs): qkv, cross_q, cross_kv or ffn_in

@@ -79,7 +79,13 @@ void advance_ssru(const float* candidates, const float* gates, float* cell, floa
 }
 
 void apply_rotary(float* head, const float* cos, const float* sin, int half) {
-  for (int i = 0; i < half; ++i) {
+  int i = 0;
+  for (; i + VEC_SIZE <= half; i += VEC_SIZE) {
+    const VecF32 a = load(head + i), b = load(head + i + half), c = load(cos + i), s = load(sin + i);
+    store(head + i, sub(mul(a, c), mul(b, s)));
+    store(head + i + half, add(mul(b, c), mul(a, s)));
+  }
+  for (; i < half; ++i) {
     const float a = head[i];
     const float b = head[i + half];
     head[i] = a * cos[i] - b * sin[i];

@@ -16,19 +16,12 @@ constexpr int GROUP_BLOCKS = 4;  // blocks of the vocabulary whose sums are adde
 // The k largest logits of a row so far and their tokens, in descending order and padded to full vectors.
 struct TopK {
   int k = 0;
-  std::vector<float> logits;
-  std::vector<int32_t> tokens;
-  std::vector<float> required;  // logits of the required tokens
-
-  void reserve(const TokenQuery& query) {
-    k = query.top_k;
-    logits.assign(static_cast<size_t>((k + VEC_SIZE - 1) / VEC_SIZE * VEC_SIZE), MINUS_INFINITY);
-    tokens.assign(logits.size(), -1);
-    required.assign(query.required.size(), MINUS_INFINITY);
-  }
+  float* logits = nullptr;
+  int32_t* tokens = nullptr;
+  float* required = nullptr;  // logits of the required tokens
 
   // The logit that a token must exceed to enter.
-  float threshold() const { return k == 0 ? -MINUS_INFINITY : logits[static_cast<size_t>(k) - 1]; }
+  float threshold() const { return k == 0 ? -MINUS_INFINITY : logits[k - 1]; }
 
   // Of equal logits, the token inserted first stays first.  Lanes whose logit is at least the new one stay; the others
   // receive the new one or that of the lane before.
@@ -36,16 +29,41 @@ struct TopK {
     const VecF32 new_logit = broadcast(logit);
     VecF32 before = broadcast(-MINUS_INFINITY);
     VecI32 before_tokens = zeros_i32();
-    for (size_t i = 0; i < logits.size(); i += VEC_SIZE) {
-      const VecF32 old = load(&logits[i]), shifted = shift_in(before, old);
-      const VecI32 old_tokens = load_i32(&tokens[i]), shifted_tokens = shift_in(before_tokens, old_tokens);
+    for (int i = 0; i < k; i += VEC_SIZE) {
+      const VecF32 old = load(logits + i), shifted = shift_in(before, old);
+      const VecI32 old_tokens = load_i32(tokens + i), shifted_tokens = shift_in(before_tokens, old_tokens);
       const VecMask stays = at_least(old, new_logit), is_new = at_least(shifted, new_logit);
-      store(&logits[i], select(stays, old, select(is_new, new_logit, shifted)));
-      store_i32(&tokens[i], select(stays, old_tokens, select(is_new, broadcast_i32(token), shifted_tokens)));
+      store(logits + i, select(stays, old, select(is_new, new_logit, shifted)));
+      store_i32(tokens + i, select(stays, old_tokens, select(is_new, broadcast_i32(token), shifted_tokens)));
       before = old;
       before_tokens = old_tokens;
     }
   }
+};
+
+// The memory of `TopK` for each row in each thread.
+class TopKs {
+ public:
+  TopKs(size_t threads, size_t rows, const TokenQuery* queries) : all_(threads * rows) {
+    size_t width = 0, required = 0;
+    for (size_t r = 0; r < rows; ++r) {
+      width = std::max(width, static_cast<size_t>((queries[r].top_k + VEC_SIZE - 1) / VEC_SIZE * VEC_SIZE));
+      required = std::max(required, queries[r].required.size());
+    }
+    logits_.assign(all_.size() * width, MINUS_INFINITY);
+    tokens_.assign(all_.size() * width, -1);
+    required_.assign(all_.size() * required, MINUS_INFINITY);
+    for (size_t i = 0; i < all_.size(); ++i) {
+      all_[i] = {queries[i % rows].top_k, logits_.data() + i * width, tokens_.data() + i * width, required_.data() + i * required};
+    }
+  }
+
+  TopK& operator[](size_t i) { return all_[i]; }
+
+ private:
+  std::vector<TopK> all_;  // [threads][rows]
+  std::vector<float> logits_, required_;
+  std::vector<int32_t> tokens_;
 };
 
 // The sum of e^logit over the tokens of a group of blocks, divided by 2^reference so that it neither overflows nor
@@ -72,7 +90,8 @@ struct GroupSum {
     VecF32 total = load(lanes);
     for (int i = 0; i < OUTPUT_BLOCK; i += VEC_SIZE) {
       const VecF32 clipped = max(broadcast(lowest), load(logits + i));  // this operand order propagates NaN
-      total = add(total, shifted_exp(clipped, shift));
+      const ExpFactors e = shifted_exp(clipped, shift);
+      total = fmadd(e.mantissa, e.power, total);
     }
     store(lanes, total);
   }
@@ -158,8 +177,7 @@ void project(ThreadPool& pool, const PackedMatrix& m, int vocab, const GemmInput
   const int padded = (groups + VEC_SIZE - 1) / VEC_SIZE * VEC_SIZE;
   const size_t rows = static_cast<size_t>(in.rows);
   const size_t threads = static_cast<size_t>(pool.size());
-  std::vector<TopK> top_k(threads * rows);                               // [threads][rows]
-  for (size_t i = 0; i < top_k.size(); ++i) top_k[i].reserve(queries[i % rows]);  // not inside the parallel loop
+  TopKs top_k(threads, rows, queries);
   std::vector<GroupSum> running(threads * rows);                                        // [threads][rows]
   std::vector<float> references(rows * static_cast<size_t>(padded), MINUS_INFINITY);  // [rows][padded]
   std::vector<float> sums(references.size(), 0.0f);                                   // [rows][padded]
@@ -187,20 +205,22 @@ void project(ThreadPool& pool, const PackedMatrix& m, int vocab, const GemmInput
     TopK& merged = top_k[r];
     for (size_t thread = 1; thread < threads; ++thread) {
       const TopK& other = top_k[thread * rows + r];
-      for (size_t i = 0; i < merged.required.size(); ++i) {
+      for (size_t i = 0; i < queries[r].required.size(); ++i) {
         merged.required[i] = std::max(merged.required[i], other.required[i]);
       }
-      for (size_t i = 0; i < other.logits.size() && other.logits[i] > merged.threshold(); ++i) {
+      for (int i = 0; i < other.k && other.logits[i] > merged.threshold(); ++i) {
         merged.insert(other.logits[i], other.tokens[i]);
       }
     }
     const size_t index = r * static_cast<size_t>(padded);
     const float normalizer = log_normalizer(&sums[index], &references[index], padded);
     require_finite(normalizer);
-    for (size_t i = 0; i < static_cast<size_t>(merged.k) && merged.logits[i] > MINUS_INFINITY; ++i) {
+    results[r].top_k.reserve(static_cast<size_t>(merged.k));
+    results[r].required.reserve(queries[r].required.size());
+    for (int i = 0; i < merged.k && merged.logits[i] > MINUS_INFINITY; ++i) {
       results[r].top_k.push_back({merged.logits[i] - normalizer, merged.tokens[i]});
     }
-    for (size_t i = 0; i < merged.required.size(); ++i) {
+    for (size_t i = 0; i < queries[r].required.size(); ++i) {
       results[r].required.push_back({merged.required[i] - normalizer, queries[r].required[i]});
     }
   }

@@ -42,6 +42,11 @@ inline VecF32 copysign(VecF32 magnitude, VecF32 sign) {
 }
 // x * 2^n for integral n.
 inline VecF32 ldexp(VecF32 x, VecF32 n) { return _mm512_scalef_ps(x, n); }
+// The bits of x, shifted to the left and read as numbers again.
+template <int BITS>
+inline VecF32 shift_bits(VecF32 x) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), BITS));
+}
 // Bit i is set if x[i] > limit[i].
 inline uint32_t greater_mask(VecF32 x, VecF32 limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ); }
 using VecMask = __mmask16;
@@ -67,7 +72,7 @@ inline VecF32 to_f32(VecI32 x) { return _mm512_cvtepi32_ps(x); }
 // sums[i] += dot product of the four uint8 and the four int8 values in lane i.
 // Inline assembly because GCC 12 moves the accumulators of the intrinsic through memory.
 inline void dot_u8s8(VecI32& sums, VecI32 u8, VecI32 s8) { asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(u8), "v"(s8)); }
-// Store integral values from 0 to 255.
+// Round to the nearest integers, which must be from 0 to 255.
 inline void store_u8(uint8_t* p, VecF32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)));
 }
@@ -103,6 +108,11 @@ inline VecF32 copysign(VecF32 magnitude, VecF32 sign) {
 inline VecF32 ldexp(VecF32 x, VecF32 n) {
   const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return x * _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+// The bits of x, shifted to the left and read as numbers again.
+template <int BITS>
+inline VecF32 shift_bits(VecF32 x) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), BITS));
 }
 // Bit i is set if x[i] > limit[i].
 inline uint32_t greater_mask(VecF32 x, VecF32 limit) {
@@ -156,7 +166,7 @@ inline void dot_u8s8(VecI32& sums, VecI32 u8, VecI32 s8) {
   sums = _mm256_add_epi32(sums, _mm256_permute4x64_epi64(_mm256_hadd_epi32(low, high), 0xD8));
 #endif
 }
-// Store integral values from 0 to 255.
+// Round to the nearest integers, which must be from 0 to 255.
 inline void store_u8(uint8_t* p, VecF32 x) {
   const __m256i i32 = _mm256_cvtps_epi32(x);
   const __m128i u16 = _mm_packus_epi32(_mm256_castsi256_si128(i32), _mm256_extracti128_si256(i32, 1));
@@ -179,23 +189,31 @@ inline VecF32 div(VecF32 a, VecF32 b) { return a / b; }
 
 constexpr float LOG2_E = 1.44269504f;
 
-// e^x 2^-shift for integral shifts, relative error below (2 + |x| / 2) 2^-23; NaN stays NaN.
+// The factors of e^x 2^-shift for integral shifts, relative error below (2 + |x| / 2) 2^-23; NaN stays NaN.
 // x log2 e - shift must be in [-126, 127].
 // With n = round(x log2 e) and r = x log2 e - n in [-1/2, 1/2], e^x = 2^n 2^r; 2^r is a polynomial that is exactly 1 at
-// 0.
-inline VecF32 shifted_exp(VecF32 x, VecF32 shift) {
-  const VecF32 n = round(mul(x, broadcast(LOG2_E)));
-  const VecF32 r = fmadd(x, broadcast(LOG2_E), -n);
+// 0.  Adding a number between 2^23 and 2^24 rounds to integers, which are the last bits of the sum: with 127 added, they
+// are the exponent of 2^(n - shift).
+struct ExpFactors {
+  VecF32 mantissa, power;
+};
+
+inline ExpFactors shifted_exp(VecF32 x, VecF32 shift) {
+  const VecF32 rounding = sub(broadcast(12582912.0f + 127.0f), shift);  // 1.5 * 2^23
+  const VecF32 rounded = fmadd(x, broadcast(LOG2_E), rounding);
+  const VecF32 r = fmadd(x, broadcast(LOG2_E), sub(rounding, rounded));
   VecF32 p = broadcast(1.32647273e-3f);
   for (const float c : {9.67151299e-3f, 5.55073358e-2f, 2.40222424e-1f, 6.93147004e-1f, 1.0f}) {
     p = fmadd(p, r, broadcast(c));
   }
-  return ldexp(p, sub(n, shift));
+  return {p, shift_bits<23>(rounded)};
 }
 
 // e^x for x clipped to [-87, 88].
 inline VecF32 exp(VecF32 x) {
-  return shifted_exp(min(broadcast(88.0f), max(broadcast(-87.0f), x)), zeros());  // this operand order propagates NaN
+  const VecF32 clipped = min(broadcast(88.0f), max(broadcast(-87.0f), x));  // this operand order propagates NaN
+  const ExpFactors e = shifted_exp(clipped, zeros());
+  return mul(e.mantissa, e.power);
 }
 
 // 1 / (1 + e^-x)

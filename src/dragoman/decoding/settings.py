@@ -89,6 +89,8 @@ class SearchSettings:
 
         Raises UsageError for an unknown setting in `overrides`, and for a beam together with sampling.
         """
+        if not overrides and isinstance(settings, cls):
+            return settings
         names = _names()
         unknown = [name for name in overrides if name not in names]
         if unknown:

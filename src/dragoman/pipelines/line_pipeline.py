@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 from dragoman.data.ids import EOS
@@ -96,9 +95,13 @@ class LinePipeline(Pipeline):
         strip: translate the parts without the whitespace around them.
         """
 
-        @functools.cache  # the split has already encoded the parts it returns
+        encoded: dict[str, list[int]] = {}  # the split has already encoded the parts it returns
+
         def encode(part: str) -> list[int]:
-            return tokenizer.encode_source(part.strip() if strip else part)
+            ids = encoded.get(part)
+            if ids is None:
+                ids = encoded[part] = tokenizer.encode_source(part.strip() if strip else part)
+            return ids
 
         texts = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
         least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1

@@ -278,11 +278,13 @@ class Translator(LinePipeline):
         glossary: Glossary | Mapping[str, str] | None = None,
         source_language: str | None = None,
         target_language: str | None = None,
+        details: bool = True,
         **overrides: Any,
     ) -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
         """Return `translate` as a generator that yields each search and is sent its result, as from a `SearchService`.
 
-        A second search follows for empty output and repetitions.  Raises UsageError.
+        A second search follows for empty output and repetitions.  details: False = without tokens and flags, which take
+        time.  Raises UsageError.
         """
         check_sequence(texts)
         check_flag(split=split)
@@ -290,7 +292,7 @@ class Translator(LinePipeline):
         pairs = [(check_text(text, f"text {number}", allow_surrogates=True), own)
                  for number, (text, own) in enumerate(with_prefixes(texts, prefix), start=1)]  # fmt: skip
         languages = self._check_languages(source_language, target_language)
-        return self._searches(pairs, split, settings, Glossary.of(glossary), languages)
+        return self._searches(pairs, split, settings, Glossary.of(glossary), languages, details)
 
     def _searches(
         self,
@@ -299,10 +301,11 @@ class Translator(LinePipeline):
         settings: SearchSettings,
         glossary: Glossary | None,
         languages: Languages,
+        details: bool = True,
     ) -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
         lines = [self.split(text, prefix, split, languages) for text, prefix in texts]
         yield from self.part_searches([part for line in lines for part in line.searched], settings, glossary)
-        return [self.join(line, settings.nbest) for line in lines]
+        return [self.join(line, settings.nbest, details) for line in lines]
 
     def part_searches(
         self, parts: Sequence[Part], settings: SearchSettings, glossary: Glossary | None = None
@@ -310,10 +313,11 @@ class Translator(LinePipeline):
         """Return the searches of parts of lines, as `searches` does; `found` and `fault` of each part are set."""
         return search_parts(parts, settings, glossary, self._any_direction, self.has_no_text)
 
-    def join(self, line: SplitLine, nbest: int = 1) -> Translation:
+    def join(self, line: SplitLine, nbest: int = 1, details: bool = True) -> Translation:
         """Return the translation of a line from the hypotheses of its parts.
 
-        nbest: length of the n-best list of a blank or copied line, whose entries are all equal.
+        nbest: length of the n-best list of a blank or copied line, whose entries are all equal.  details: False = without
+        tokens and flags.
         """
         text, parts, searched = line.text, line.parts, line.searched
         if not parts:
@@ -327,15 +331,15 @@ class Translator(LinePipeline):
             )
             for rank in range(min((len(part.found) for part in searched), default=nbest))
         ]
-        best = [part.found[0] for part in searched]
+        best, piece = [part.found[0] for part in searched], self.tokenizer.target_piece
         return Translation(
             source=line.tag + text,
             text=alternatives[0].text,
             score=alternatives[0].score,
             log_prob=alternatives[0].log_prob,
-            tokens=[self.tokenizer.target_piece(i) for hypothesis in best for i in [*hypothesis.tokens, EOS]],
-            token_log_probs=[log_prob for hypothesis in best for log_prob in hypothesis.token_log_probs],
-            flags=self._flags(line, alternatives[0].text),
+            tokens=[piece(i) for hypothesis in best for i in (*hypothesis.tokens, EOS)] if details else [],
+            token_log_probs=[log_prob for own in best for log_prob in own.token_log_probs] if details else [],
+            flags=self._flags(line, alternatives[0].text) if details else (),
             nbest=alternatives,
             sentences=self._translated_sentences(line) if parts[-1].sentence else [],
             terms=[term for part in searched if part.terms for term in applied(part.terms, self.text_of(part, 0))],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
@@ -69,6 +70,18 @@ class ErrorFormat:
         return self.answer(INTERNAL_ERROR, 500)
 
 
+class _Answer(Response):
+    """A `JSONResponse` that takes less time: it shares its encoder, and its headers are fixed."""
+
+    _encode = staticmethod(json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode)
+
+    def __init__(self, content: Any, status: int) -> None:
+        self.status_code, self.background = status, None
+        self.body = self._encode(content).encode("utf-8")
+        length = (b"content-length", b"%d" % len(self.body))
+        self.raw_headers = [length, (b"content-type", b"application/json")]
+
+
 def answered(
     handler: Callable[[Request], Awaitable[Any]], errors: ErrorFormat, status: int = 200
 ) -> Callable[[Request], Awaitable[Response]]:
@@ -79,6 +92,6 @@ def answered(
             answer = await handler(request)
         except Exception as error:
             return errors.answer_to(error, request)
-        return answer if isinstance(answer, Response) else JSONResponse(answer, status)
+        return answer if isinstance(answer, Response) else _Answer(answer, status)
 
     return endpoint

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from dragoman.serve.admission import Overloaded
 from dragoman.serve.keys import ApiKey, KeyStore
-from dragoman.serve.requests import BadRequest
+from dragoman.serve.requests import BadRequest, header
 
 __all__ = ["Client", "Clients", "QuotaExceeded"]
 
@@ -114,5 +114,5 @@ class _Bucket:
 
 
 def _header_key(request: Request) -> str:
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    scheme, _, key = header(request, b"authorization").partition(" ")
     return key.strip() if scheme.lower() in ("deepl-auth-key", "bearer") else ""

@@ -112,7 +112,7 @@ class Direction(Slot):
     async def translate(
         self, texts: Sequence[str], ticket: Ticket, report: Report | None = None, **settings: Any
     ) -> list[Translation]:
-        """Return one translation per text, equal to that of `Translator.translate` with the same settings.
+        """Return one translation per text, equal to that of `Translator.translate` without tokens and flags.
 
         report: receives each sentence as soon as those before it are translated (see `translate_sentences`).
         Cancelling the call cancels its searches.  Raises UsageError, and DragomanError if a search fails.
@@ -123,7 +123,8 @@ class Direction(Slot):
         if many and glossary is not None:
             await asyncio.to_thread(glossary.entries_in, "")  # compiles its expression, once
         if report is None:
-            found: list[Translation] = await self._run(self.translator.searches(texts, **settings), ticket, long)
+            searches = self.translator.searches(texts, details=False, **settings)
+            found: list[Translation] = await self._run(searches, ticket, long)
             return found
 
         def run(searches: Any, before: int) -> Any:
@@ -133,12 +134,11 @@ class Direction(Slot):
 
     async def _run(self, searches: Any, ticket: Ticket, in_thread: bool = False) -> Any:
         """Return the result of a generator of searches.  in_thread: run the code between them in a thread."""
-
-        async def advance(found: Any) -> Any:
-            return await asyncio.to_thread(_send, searches, found) if in_thread else _send(searches, found)
-
-        call = await advance(None)
-        while isinstance(call, SearchCall):
+        found = None
+        while True:
+            call = await asyncio.to_thread(_send, searches, found) if in_thread else _send(searches, found)
+            if not isinstance(call, SearchCall):
+                return call
             search = self.submit(call, ticket)
             try:
                 await _done(search)
@@ -147,8 +147,6 @@ class Direction(Slot):
                 raise
             found = search.future.result()
             self.observe(search)
-            call = await advance(found)
-        return call
 
     def submit(self, call: SearchCall, ticket: Ticket) -> Search:
         """Queue the sentences of a call, ranked by the ticket of their request."""
@@ -158,12 +156,10 @@ class Direction(Slot):
 
 async def _done(search: Search) -> None:
     """Wait for the end of a search."""
-    if search.future.done():
-        return
     loop, thread = asyncio.get_running_loop(), threading.get_ident()
     waiter = loop.create_future()
 
-    def wake(*_: Any) -> None:
+    def wake() -> None:
         if not waiter.done():
             waiter.set_result(None)
 

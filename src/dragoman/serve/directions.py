@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -42,6 +41,9 @@ class Directions:
         self._threads = ThreadPoolExecutor(_THREADS, "dragoman-markup")
         self._observer: Callable[[Search], None] = lambda search: None
         self.by_pair: dict[tuple[str, str], Direction] = {}
+        self.sources: list[str] = []
+        self.languages: list[str] = []
+        """Source languages and all languages, in alphabetical order."""
         self.unused: list[tuple[Direction, Direction]] = []
         """Models of a direction that has another model, with that model."""
         self.replace(directions)
@@ -63,6 +65,8 @@ class Directions:
             raise UsageError("no models to serve; specify at least one translation model")
         gone = set(self.by_pair.values()) - set(by_pair.values())
         self.by_pair, self.unused = by_pair, unused
+        self.sources = sorted({source for source, _ in by_pair})
+        self.languages = sorted({code for pair in by_pair for code in pair})
         for direction in by_pair.values():
             direction.observe = self._observer
             if direction.is_open:
@@ -70,16 +74,6 @@ class Directions:
         for direction in gone:
             self.memory.retire(direction)
             self.cache.forget(_cached_as(direction))
-
-    @property
-    def sources(self) -> list[str]:
-        """Source languages, in alphabetical order."""
-        return sorted({source for source, _ in self.by_pair})
-
-    @property
-    def languages(self) -> list[str]:
-        """All languages, in alphabetical order."""
-        return sorted({code for pair in self.by_pair for code in pair})
 
     def targets(self, source: str) -> list[str]:
         """Languages that can be reached from `source`, directly or by way of one other language."""
@@ -110,7 +104,7 @@ class Directions:
         ticket = self.admission.accept(client, len(route) * _estimate(texts))
         try:
             found: list[list[Translation]] = []
-            with self._pinned(route) as pinned:
+            with _Pinned(self, route) as pinned:
                 for position, direction in enumerate(pinned, start=1):
                     last = position == len(pinned)
                     own = settings if last else {**settings, "nbest": 1, "glossary": None}
@@ -147,22 +141,8 @@ class Directions:
             found[i] = translation
         return cast(list[Translation], found)
 
-    @contextmanager
-    def _pinned(self, route: Sequence[Direction]) -> Iterator[list[Direction]]:
-        """Keep the models of a route while a request uses them, though others may replace them.
-
-        Those that were replaced since the route was found give way to their successors.
-        """
-        pinned = [self._current(direction) for direction in route]
-        for direction in pinned:
-            direction.pins += 1
-        try:
-            yield pinned
-        finally:
-            for direction in pinned:
-                self.memory.unpin(direction)
-
-    def _current(self, direction: Direction) -> Direction:
+    def current(self, direction: Direction) -> Direction:
+        """Return a model, or its successor if it was replaced.  Raises UsageError if there is none."""
         if not direction.retired:
             return direction
         current = self.by_pair.get((direction.source, direction.target))
@@ -189,7 +169,7 @@ class Directions:
         """
         ticket = self.admission.accept(client, len(route) * _tokens_of(characters))
         try:
-            with self._pinned(route) as pinned:
+            with _Pinned(self, route) as pinned:
                 for direction in pinned:
                     async with self.memory.using(direction):
                         source = await self._run(work, BlockingTranslator(direction, ticket), source)
@@ -229,6 +209,27 @@ class Directions:
         for slot in {*self.memory.loaded, *self.by_pair.values()}:
             slot.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Pinned:
+    """Keeps the models of a route while a request uses them, though others may replace them.
+
+    Those that were replaced since the route was found give way to their successors.
+    """
+
+    __slots__ = ("_memory", "_pinned")
+
+    def __init__(self, directions: Directions, route: Sequence[Direction]) -> None:
+        self._memory, self._pinned = directions.memory, [directions.current(direction) for direction in route]
+
+    def __enter__(self) -> list[Direction]:
+        for direction in self._pinned:
+            direction.pins += 1
+        return self._pinned
+
+    def __exit__(self, *_: object) -> None:
+        for direction in self._pinned:
+            self._memory.unpin(direction)
 
 
 def _cached_as(direction: Direction) -> tuple[str, str, str]:

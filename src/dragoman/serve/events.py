@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from dragoman.serve.answers import ErrorFormat
-from dragoman.serve.requests import BadRequest, Disconnected, unless_disconnected
+from dragoman.serve.requests import BadRequest, Disconnected, header, unless_disconnected
 from dragoman.serve.sentences import Report
 
 __all__ = ["event_stream", "wants_events"]
@@ -32,7 +32,7 @@ def wants_events(request: Request, stream: Any) -> bool:
     Raises BadRequest.
     """
     if stream is None:
-        accepted = request.headers.get("accept", "").split(",")
+        accepted = header(request, b"accept").split(",")
         return any(kind.partition(";")[0].strip().lower() == "text/event-stream" for kind in accepted)
     if str(stream).lower() in ("true", "1"):
         return True

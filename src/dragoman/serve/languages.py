@@ -112,25 +112,36 @@ async def translate_texts(
     soon as it is translated.
     """
     routes = {language: route_of(directions, language, options.target) for language in dict.fromkeys(languages)}
+    if len(routes) == 1:
+        return await _translate(directions, texts, routes[languages[0]], options, report)
     results: dict[int, Translation] = {}
     for language, route in routes.items():
         indices = [i for i, own in enumerate(languages) if own == language]
-        own = [texts[i] for i in indices]
         reported = None if report is None else _renumbered(report, indices)
-        if not route:
-            found = [_copy(text, text) for text in own]
-            for i, text in enumerate(own):
-                if reported is not None and text:
-                    reported(i, text)
-        elif options.markup is not None:
-            marked = _Marked(options, route[-1].target, reported)
-            written = await directions.run(route, marked.translate, own, sum(map(len, own)), options.client)
-            found = [*map(_copy, own, written)]
-        else:
-            settings = options.settings(route[-1])
-            found = (await directions.translate(route, own, options.client, reported, **settings))[-1]
+        found = await _translate(directions, [texts[i] for i in indices], route, options, reported)
         results.update(zip(indices, found, strict=True))
     return [results[i] for i in range(len(texts))]
+
+
+async def _translate(
+    directions: Directions,
+    texts: Sequence[str],
+    route: Sequence[Direction],
+    options: Options,
+    report: Report | None,
+) -> list[Translation]:
+    """Translate texts of one language; route: the models, none for the target language itself."""
+    if not route:
+        for i, text in enumerate(texts):
+            if report is not None and text:
+                report(i, text)
+        return [_copy(text, text) for text in texts]
+    if options.markup is not None:
+        marked = _Marked(options, route[-1].target, report)
+        written = await directions.run(route, marked.translate, list(texts), sum(map(len, texts)), options.client)
+        return [*map(_copy, texts, written)]
+    settings = options.settings(route[-1])
+    return (await directions.translate(route, texts, options.client, report, **settings))[-1]
 
 
 def _renumbered(report: Report, indices: Sequence[int]) -> Report:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-__all__ = ["BadRequest", "Disconnected", "Limits", "parameters", "read_body", "read_json", "unless_disconnected"]
+__all__ = ["BadRequest", "Disconnected", "Limits", "header", "parameters", "read_body", "read_json", "unless_disconnected"]
 
 T = TypeVar("T")
 
@@ -45,9 +45,17 @@ class Limits:
     seconds: float = 120.0
 
 
+def header(request: Request, name: bytes) -> str:
+    """Return a header, "" for none.  name: in lower case.  `Request.headers` takes several times as long."""
+    for key, value in request.scope["headers"]:
+        if key == name:
+            return str(value, "latin-1")
+    return ""
+
+
 async def read_body(request: Request, limits: Limits) -> bytes:
     """Return the body.  Raises BadRequest if it is too large or too slow, and Disconnected."""
-    length = request.headers.get("content-length", "0")
+    length = header(request, b"content-length")
     if length.isdigit() and int(length) > limits.body:
         raise _too_large(limits)
     chunks, size, more = [], 0, True
@@ -76,10 +84,10 @@ def parameters(request: Request, body: bytes) -> dict[str, Any]:
 
     A parameter of the body replaces one of the query string; one that a form repeats is a list.  Raises BadRequest.
     """
-    found: dict[str, Any] = dict(request.query_params)
+    found: dict[str, Any] = dict(request.query_params) if request.scope.get("query_string") else {}
     if not body.strip():
         return found
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = header(request, b"content-type").partition(";")[0].strip().lower()
     if content_type == "application/x-www-form-urlencoded":
         pairs = _form(body)
         values: dict[str, Any] = dict(pairs)
@@ -129,35 +137,32 @@ async def unless_disconnected(request: Request, work: Awaitable[T], seconds: flo
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     watcher: asyncio.Task[None] | None = None
-    disconnected = False
+    reason: Exception | None = None
 
     async def watch() -> None:
-        nonlocal disconnected
-        while (await request.receive())["type"] != "http.disconnect":
-            continue
-        disconnected = True
+        nonlocal reason
+        try:
+            async with asyncio.timeout(seconds - _WATCHED_AFTER):
+                while (await request.receive())["type"] != "http.disconnect":
+                    continue
+            reason = Disconnected()
+        except TimeoutError:
+            message = f"the translation took longer than {seconds:g} s; send shorter texts"
+            reason = BadRequest(message, 503, {"Retry-After": "5"})
         task.cancel()
 
     def begin() -> None:
         nonlocal watcher
         watcher = loop.create_task(watch())
 
-    timer = loop.call_later(_WATCHED_AFTER, begin)
-    limit = asyncio.timeout(seconds)
+    timer = loop.call_later(min(_WATCHED_AFTER, seconds), begin)
     try:
-        async with limit:
-            return await work
+        return await work
     except asyncio.CancelledError:
-        if disconnected:
-            task.uncancel()
-            raise Disconnected from None
-        raise
-    except TimeoutError:
-        if not limit.expired():
+        if reason is None:
             raise
-        raise BadRequest(
-            f"the translation took longer than {seconds:g} s; send shorter texts", 503, {"Retry-After": "5"}
-        ) from None
+        task.uncancel()
+        raise reason from None
     finally:
         timer.cancel()
         if watcher is not None:

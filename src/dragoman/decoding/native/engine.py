@@ -225,15 +225,20 @@ class Engine:
         phrases: Sequence[Phrases | None] | None = None,
         threads: int = 1,
         rows: int = 1,
+        check: bool = True,
     ) -> SearchRequest:
-        """Return the arguments of a search for the C++ library; see `search`.  Raises UsageError with all problems."""
+        """Return the arguments of a search for the C++ library; see `search`.
+
+        check: raise UsageError with all problems; otherwise the library reports the first one, which takes less time.
+        """
         prefixes = [[]] * len(sources) if prefixes is None else prefixes
         columns: dict[str, Sequence[Any]] = {"sources": sources, "limits": limits, "prefixes": prefixes}
         if shortlists is not None:
             columns["shortlists"] = shortlists
         if phrases is not None:
             columns["phrases"] = phrases
-        self._check(columns, settings, threads, rows)
+        if check:
+            self._check(columns, settings, threads, rows)
         limit_array = array("i", limits)
         ragged = [_ragged(sources), _ragged(prefixes), _ragged(shortlists)]
         request = SearchRequest(

@@ -95,7 +95,7 @@ class NativeSearchService(SearchService):
         if not sources:
             search.future.set_result([])
             return search
-        request = self._engine.request(sources, settings=settings, **arguments)
+        request = self._engine.request(sources, settings=settings, check=False, **arguments)
         order = array("d", ranks or [0.0] * len(sources))
         if len(order) != len(sources):
             raise UsageError(f"{len(order)} ranks for {len(sources)} sentences; give one per sentence")
@@ -104,7 +104,10 @@ class NativeSearchService(SearchService):
         with self._lock:  # a result that arrives at once waits until the search is registered
             if self._closed:
                 raise DragomanError("the search service is closed")
-            raise_for_status(self._functions.dragoman_service_submit(self._service, *addresses, error), error)
+            status = self._functions.dragoman_service_submit(self._service, *addresses, error)
+            if status:
+                self._engine.request(sources, settings=settings, **arguments)  # raises UsageError with all problems
+            raise_for_status(status, error)
             search.first_id = first.value
             pending = _Pending(search, first.value, [[] for _ in sources], len(sources))
             self._pending.update((first.value + i, pending) for i in range(len(sources)))

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("small"), "tokenizer.byte_fallback=false", "train.budget=60 steps", "search.shrink_beam=true")
+    return trained(
+        tmp_path_factory.mktemp("small"),
+        "tokenizer.byte_fallback=false",
+        "train.budget=60 steps",
+        "search.shrink_beam=true",
+    )
 
 
 @pytest.fixture(scope="module")

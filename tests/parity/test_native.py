@@ -171,7 +171,9 @@ def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -
 
 @native
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("asked", [{"nbest": 6}, {"nbest": 1, "alpha": 2.0}, {"nbest": 4, "no_repeat_ngram": 2}], ids=str)
+@pytest.mark.parametrize(
+    "asked", [{"nbest": 6}, {"nbest": 1, "alpha": 2.0}, {"nbest": 4, "no_repeat_ngram": 2}], ids=str
+)
 def test_a_beam_that_shrinks(seed: int, asked: dict[str, Any], tmp_path: Path) -> None:
     model, rows = ending(VOCAB, seed), sources()
     settings = SearchSettings(**{"beam": 6, "alpha": 1.0, "max_extra": 8, "shrink_beam": True, **asked})

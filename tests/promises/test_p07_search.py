@@ -184,9 +184,7 @@ def test_a_beam_that_shrinks_is_as_written_out(name: str, width: int, alpha: flo
     expected = [narrowing(model, source, width, len(source) + 4, alpha) for source in SOURCES]
 
     for nbest in {1, width}:
-        found = beam_search(
-            model, SOURCES, beam=width, nbest=nbest, alpha=alpha, max_extra=4, shrink_beam=True
-        )
+        found = beam_search(model, SOURCES, beam=width, nbest=nbest, alpha=alpha, max_extra=4, shrink_beam=True)
         for hypotheses, best in zip(found, expected, strict=True):
             assert len(best) == width, "the search ends when as many hypotheses are complete"
             assert [h.tokens for h in hypotheses] == [target for _, target in best[:nbest]]
@@ -204,7 +202,9 @@ def test_a_beam_that_shrinks_decodes_fewer_hypotheses() -> None:
                 beam.beam_search(ModelStepper(ToyModel(11, seed=seed)), SearchRequest.build(src, mask, asked, None))
             )
             kept += sum(int((step.beams.log_probs > float("-inf")).sum()) for step in steps)
-            found.append([str(h.tokens) for one in search(ToyModel(11, seed=seed), SOURCES, **vars(asked)) for h in one])
+            found.append(
+                [str(h.tokens) for one in search(ToyModel(11, seed=seed), SOURCES, **vars(asked)) for h in one]
+            )
         return kept, found
 
     (all_, found), (fewer, others) = decoded(), decoded(shrink_beam=True)

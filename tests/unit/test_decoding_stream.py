@@ -55,7 +55,11 @@ def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: Search
     return seen
 
 
-@pytest.mark.parametrize("settings", [{"beam": 2}, {"beam": 3, "alpha": 1.2}, {"beam": 2, "alpha": 0.0}, {"beam": 3, "shrink_beam": True}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"beam": 2}, {"beam": 3, "alpha": 1.2}, {"beam": 2, "alpha": 0.0}, {"beam": 3, "shrink_beam": True}],
+    ids=str,
+)
 def test_stable_tokens_are_the_common_prefix_of_all_hypotheses_that_may_win(settings: dict[str, Any]) -> None:
     asked = SearchSettings(max_extra=9, **settings)
     src, stable, after_an_end = torch.tensor([[4, 6, EOS]]), 0, 0

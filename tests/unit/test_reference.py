@@ -168,7 +168,11 @@ def test_every_key_and_architecture_is_on_the_page_and_links_lead_somewhere(page
         (
             "[search]",
             [
-                "search.beam", "search.shrink_beam", "search.alpha", "search.max_extra", "search.min_length",
+                "search.beam",
+                "search.shrink_beam",
+                "search.alpha",
+                "search.max_extra",
+                "search.min_length",
                 "search.no_repeat_ngram",
             ],
         ),

@@ -238,8 +238,8 @@ class Engine:
         ragged = [_ragged(sources), _ragged(prefixes), _ragged(shortlists)]
         request = SearchRequest(
             _Settings(
-                settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram,
-                settings.shrink_beam, BOS, EOS, PAD, max(settings.beam, rows), threads, settings.alpha, _NO_LIMIT, _MEMORY,
+                settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram, settings.shrink_beam,
+                BOS, EOS, PAD, max(settings.beam, rows), threads, settings.alpha, _NO_LIMIT, _MEMORY,
             ),
             len(sources),
             *(_RaggedArray(*map(_address, pair)) for pair in ragged),

@@ -54,9 +54,9 @@ class Beams:
 class BeamStep:
     """One step of the search, before pruning.
 
-    beams: the K best continuations per sentence, or fewer with `shrink_beam`.  origins: (B, K) the beam (0 to K - 1) that each continuation extends.
-    finished: (sentence, beam, hypothesis) of each continuation that ended, with the sentence's index in the request.
-    active: B flags, whether the search of a sentence continues.
+    beams: the K best continuations per sentence, or fewer with `shrink_beam`.  origins: (B, K) the beam (0 to K - 1)
+    that each continuation extends.  finished: (sentence, beam, hypothesis) of each continuation that ended, with the
+    sentence's index in the request.  active: B flags, whether the search of a sentence continues.
     """
 
     beams: Beams

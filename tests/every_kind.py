@@ -11,6 +11,7 @@ from torch import nn
 
 from dragoman.config import ModelConfig
 from dragoman.data.batching import Batch
+from dragoman.data.ids import EOS
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import LanguageModel, Model, Network
 
@@ -141,6 +142,16 @@ def built(document: dict[str, Any], vocab: int, shake: bool = True, seed: int = 
     """As `built_network`, a model that writes tokens of the vocabulary that it reads."""
     model = built_network(document, vocab, vocab, shake, seed)
     assert isinstance(model, Model)
+    return model
+
+
+def ending(vocab: int, seed: int = 1) -> Model:
+    """A model with an end of sentence so probable that a search completes hypotheses of many lengths; in float32."""
+    model = built(TRANSLATORS["modern"] | {"tie": "none"}, vocab).float()
+    with torch.no_grad():
+        weight = model.get_parameter("output.weight")
+        nn.init.normal_(weight, std=0.4, generator=torch.Generator().manual_seed(seed))
+        weight[EOS] *= 2
     return model
 
 

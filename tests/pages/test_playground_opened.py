@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("small"), "tokenizer.byte_fallback=false", "train.budget=60 steps")
+    return trained(
+        tmp_path_factory.mktemp("small"),
+        "tokenizer.byte_fallback=false",
+        "train.budget=60 steps",
+        "search.shrink_beam=true",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +86,20 @@ def test_the_translation_of_a_trained_model_follows_the_typing(page: Page, run: 
                 numbers, scales = quantized(parameter)
                 parameter.copy_(numbers.double() * scales[:, None])
     backend = TorchBackend(network.double())  # type: ignore[arg-type]
-    settings = SearchSettings(beam=config.search.beam, alpha=config.search.alpha, max_extra=config.search.max_extra)
+    settings = SearchSettings.of(config.search)
     page.open(page_of_run)
+    page.run(
+        "const { search } = engine.Transformer.prototype;"
+        "engine.Transformer.prototype.search = function (source, settings, how) {"
+        " window.asked = settings; return search.call(this, source, settings, how); }"
+    )
     for text in ("one two", "seven four one", "nine"):
         write(page, "source", text)
         ((best,),) = backend.search([vocabulary.encode_source(text)], [[]], settings, 1000)  # type: ignore[attr-defined]
         want = vocabulary.decode_target(best.tokens)  # type: ignore[attr-defined]
         assert page.text("#result .translation") == (" ".join(want.split()) or "(nothing)")
+    asked = page.run("return window.asked")
+    assert (asked["beam"], asked["shrink"], asked["alpha"]) == (settings.beam, True, settings.alpha)
     assert page.errors() == []
 
 

@@ -116,7 +116,8 @@ def test_a_lexical_shortlist_is_imported(tmp_path: Path) -> None:
     size = checkpoint.settings["dim-vocabs"][0]
     (source / "lex.s2t.bin").write_bytes(lexical_shortlist(lists + [[]] * (size - len(lists)), 5))
     done = import_model(source, tmp_path / "model", write_lines(tmp_path / "lines.txt", LINES))
-    assert read_config(done.folder).search.beam == 1
+    search = read_config(done.folder).search
+    assert (search.beam, search.alpha, search.shrink_beam) == (1, 1.0, True)
     translator = Translator.load(done.folder, engine="pytorch", quantize="none", shortlist=True)
     tokenizer, shortlist = translator.tokenizer, translator.backend.shortlist
     assert shortlist is not None

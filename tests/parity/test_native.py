@@ -20,7 +20,7 @@ from dragoman.decoding.native.library import Precision, _load, load_native, unav
 from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 from dragoman.models.seq2seq import Model
 from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
-from every_kind import TRANSLATORS, built, model_config
+from every_kind import TRANSLATORS, built, ending, model_config
 from near_ties import assert_same_search, same_hypotheses
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
@@ -160,12 +160,28 @@ def test_a_decoder_only_model_continues_its_prompt(name: str, tmp_path: Path) ->
         SearchSettings(beam=3, nbest=3, max_extra=6, min_length=5, no_repeat_ngram=2, alpha=0.0),
         SearchSettings(beam=2, max_extra=6, no_repeat_ngram=2, alpha=1.3),
         SearchSettings(beam=12, nbest=7, max_extra=3),
+        SearchSettings(beam=12, nbest=12, max_extra=6, no_repeat_ngram=2, min_length=3, shrink_beam=True),
     ],
-    ids=["min_length", "bigrams", "unigrams", "wide"],
+    ids=["min_length", "bigrams", "unigrams", "wide", "shrinking"],
 )
 def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -> None:
     rows, model = sources(), of_kind("paper")
     assert_same_as_pytorch(native_search(model, tmp_path, rows, settings), model, rows, settings)
+
+
+@native
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "asked", [{"nbest": 6}, {"nbest": 1, "alpha": 2.0}, {"nbest": 4, "no_repeat_ngram": 2}], ids=str
+)
+def test_a_beam_that_shrinks(seed: int, asked: dict[str, Any], tmp_path: Path) -> None:
+    model, rows = ending(VOCAB, seed), sources()
+    settings = SearchSettings(**{"beam": 6, "alpha": 1.0, "max_extra": 8, "shrink_beam": True, **asked})
+    prefixes = [[7, 9][: n % 3] for n in range(len(rows))]
+    found = native_search(model, tmp_path, rows, settings, prefixes)
+    assert_same_as_pytorch(found, model, rows, settings, prefixes)
+    wide = native_search(model, tmp_path, rows, SearchSettings.of(settings, shrink_beam=False), prefixes)
+    assert [[h.tokens for h in own] for own in found] != [[h.tokens for h in own] for own in wide]
 
 
 @native

@@ -160,6 +160,59 @@ def test_the_stop_rule_changes_nothing_but_the_time(alpha: float, monkeypatch: p
     assert sum(model.calls for model in early) < 0.95 * sum(model.calls for model in patient)
 
 
+def narrowing(model: Model, source: list[int], width: int, limit: int, alpha: float) -> list[tuple[float, list[int]]]:
+    """(score, target) of each complete hypothesis, best first, of a beam that each of them makes narrower by one."""
+    beam: list[tuple[float, list[int]]] = [(0.0, [])]
+    complete: list[tuple[float, list[int]]] = []
+    for length in range(1, limit + 1):
+        grown = [
+            (total + teacher_forced(model, source, [*tokens, token])[-1], [*tokens, token])
+            for total, tokens in beam
+            for token in ((1, EOS, 4, 5) if length < limit else (EOS,))
+        ]
+        best = sorted(grown, reverse=True)[: width - len(complete)]
+        beam = [(total, tokens) for total, tokens in best if tokens[-1] != EOS]
+        complete += [(x / length_penalty(length, alpha), tokens[:-1]) for x, tokens in best if tokens[-1] == EOS]
+    return sorted(complete, reverse=True)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_beam_that_shrinks_is_as_written_out(name: str, width: int, alpha: float) -> None:
+    model = MODELS[name]()
+    expected = [narrowing(model, source, width, len(source) + 4, alpha) for source in SOURCES]
+
+    for nbest in {1, width}:
+        found = beam_search(model, SOURCES, beam=width, nbest=nbest, alpha=alpha, max_extra=4, shrink_beam=True)
+        for hypotheses, best in zip(found, expected, strict=True):
+            assert len(best) == width, "the search ends when as many hypotheses are complete"
+            assert [h.tokens for h in hypotheses] == [target for _, target in best[:nbest]]
+            assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in best[:nbest]], abs=1e-5)
+
+
+def test_a_beam_that_shrinks_decodes_fewer_hypotheses() -> None:
+    def decoded(**settings: Any) -> tuple[int, list[list[str]]]:
+        """How many hypotheses all steps kept, and the results of each model."""
+        kept, found = 0, []
+        for seed in range(20):
+            src, mask = padded(SOURCES)
+            asked = SearchSettings(beam=4, nbest=2, max_extra=7, **settings)
+            steps = list(
+                beam.beam_search(ModelStepper(ToyModel(11, seed=seed)), SearchRequest.build(src, mask, asked, None))
+            )
+            kept += sum(int((step.beams.log_probs > float("-inf")).sum()) for step in steps)
+            found.append(
+                [str(h.tokens) for one in search(ToyModel(11, seed=seed), SOURCES, **vars(asked)) for h in one]
+            )
+        return kept, found
+
+    (all_, found), (fewer, others) = decoded(), decoded(shrink_beam=True)
+
+    assert fewer < 0.95 * all_
+    assert found != others
+
+
 class LongOrNothing(ToyModel):
     """Ends at once with probability 0.5.  The only other way with some probability ends at `length` tokens."""
 

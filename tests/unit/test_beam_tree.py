@@ -24,6 +24,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"beam": 5, "max_extra": 5, "alpha": 1.5},
     {"beam": 7, "max_extra": 1, "no_repeat_ngram": 2},
     {"beam": 4, "max_extra": 6, "min_length": 3},
+    {"beam": 5, "max_extra": 5, "shrink_beam": True},
 ]
 
 
@@ -94,7 +95,9 @@ def test_every_end_has_its_reason(settings: dict[str, Any]) -> None:
         assert (node.end in ("finished", "limit")) == (node.token == EOS)
         if node.end == "dropped":
             nexts = [other.total for other in tree.nodes if other.step == node.step + 1]
-            assert node.step < last and len(nexts) == settings["beam"] and node.score is None
+            complete = [other for other in tree.nodes if other.token == EOS and other.step <= node.step]
+            width = settings["beam"] - (len(complete) if settings.get("shrink_beam") else 0)
+            assert node.step < last and len(nexts) == width and node.score is None
         if node.end == "beaten":
             assert node.step == last and tree.to_beat is not None and node.score is not None
             assert node.score == pytest.approx(node.total / length_penalty(tree.limit, tree.settings.alpha))
@@ -143,7 +146,7 @@ def test_plain_data_has_pieces_and_texts() -> None:
 
     data = tree.to_json(lambda token: f"<{token}>", lambda tokens: "-".join(map(str, tokens)))
 
-    assert data["beam"] == 3 and data["limit"] == tree.limit == 8
+    assert data["beam"] == 3 and data["shrink_beam"] is False and data["limit"] == tree.limit == 8
     assert [node["token"] for node in data["nodes"]] == [f"<{node.token}>" for node in tree.nodes]
     best = data["nodes"][data["best"][0]]
     assert best["text"] == "-".join(map(str, tree.tokens(data["best"][0])))

@@ -38,6 +38,8 @@ def test_every_wrong_setting_is_named_at_once() -> None:
 def test_wrong_types_and_excessive_numbers_are_named_too() -> None:
     with pytest.raises(UsageError, match=r"beam = 2.5: must be an integer\n.*alpha = '1': must be a number"):
         SearchSettings(beam=2.5, alpha="1")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"shrink_beam = 1: must be True or False\n.*sample = 'no': must be True or"):
+        SearchSettings(shrink_beam=1, sample="no")  # type: ignore[arg-type]
     wrong: dict[str, Any] = {
         "beam": 4097, "nbest": 4097, "max_extra": 10_001, "min_length": 10_001, "alpha": 11, "temperature": float("inf")
     }  # fmt: skip
@@ -91,7 +93,7 @@ def test_a_configuration_has_the_same_limits() -> None:
         for bound in field.metadata
         if hasattr(bound, "le")
     }
-    assert set(most) == set(SearchConfig.model_fields)
+    assert {*most, "shrink_beam"} == set(SearchConfig.model_fields)
     SearchSettings.of(SearchConfig(**most))
     for name, value in most.items():
         with pytest.raises(UsageError, match=f"{name} = "):
@@ -107,9 +109,19 @@ def test_more_translations_than_hypotheses_are_refused() -> None:
 
 
 def test_settings_of_a_configuration_are_overridden_by_name() -> None:
-    settings = SearchSettings.of(SearchConfig(beam=7, alpha=0.2), alpha=0.9)
+    settings = SearchSettings.of(SearchConfig(beam=7, alpha=0.2, shrink_beam=True), alpha=0.9)
 
-    assert (settings.beam, settings.alpha, settings.max_extra) == (7, 0.9, 50)
+    assert (settings.beam, settings.alpha, settings.max_extra, settings.shrink_beam) == (7, 0.9, 50, True)
+    assert not SearchSettings.of(settings, shrink_beam=False).shrink_beam
+
+
+def test_settings_of_a_beam_are_refused_with_sampling() -> None:
+    with pytest.raises(UsageError, match=r"^beam = 4, shrink_beam = True: have no effect with sample = True"):
+        SearchSettings.of(SearchSettings(), sample=True, beam=4, shrink_beam=True)
+    with pytest.raises(UsageError, match=r"^shrink_beam = True: has no effect with sample = True; use beam search or"):
+        SearchSettings.of(SearchSettings(sample=True), shrink_beam=True)
+    assert SearchSettings.of(SearchSettings(shrink_beam=True), sample=True, beam=1, shrink_beam=False).sample
+    assert SearchSettings.of(SearchConfig(shrink_beam=True), sample=True).sample, "that of the model is not used"
 
 
 def test_an_unknown_setting_has_its_nearest_name() -> None:

@@ -75,9 +75,11 @@ def test_a_length_is_unusual_above_three_times_the_other(source: int, target: in
 
 
 def test_repeated_output_is_searched_again_without_repeated_trigrams() -> None:
-    again = retry_settings(SearchSettings(sample=True, beam=1, nbest=3, no_repeat_ngram=4, max_extra=7), "repetition")
+    again = retry_settings(
+        SearchSettings(sample=True, beam=1, nbest=3, no_repeat_ngram=4, max_extra=7, shrink_beam=True), "repetition"
+    )
 
-    assert again == SearchSettings(sample=False, beam=3, nbest=3, no_repeat_ngram=3, max_extra=7)
+    assert again == SearchSettings(sample=False, beam=3, nbest=3, no_repeat_ngram=3, max_extra=7, shrink_beam=True)
     assert retry_settings(SearchSettings(beam=5), "repetition") == SearchSettings(beam=5, no_repeat_ngram=3)
     assert [retry_settings(SearchSettings(no_repeat_ngram=n), "repetition") for n in (2, 3)] == [None, None]
 

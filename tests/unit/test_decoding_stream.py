@@ -41,8 +41,9 @@ def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: Search
 
     for step in beam_search(ModelStepper(model), SearchRequest.build(src, None, settings, None)):
         alive = []
-        for tokens, each in zip(step.beams.tokens[0].tolist(), step.beams.token_log_probs[0], strict=True):
-            if not bool(each.isfinite().all()):
+        columns = step.beams.tokens[0].tolist(), step.beams.token_log_probs[0], step.beams.log_probs[0]
+        for tokens, each, total in zip(*columns, strict=True):
+            if not bool(total.isfinite()):
                 continue
             if tokens[-1] == EOS:
                 score = float(each.double().sum()) / ((5 + len(tokens)) / 6) ** settings.alpha
@@ -54,7 +55,11 @@ def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: Search
     return seen
 
 
-@pytest.mark.parametrize("settings", [{"beam": 2}, {"beam": 3, "alpha": 1.2}, {"beam": 2, "alpha": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [{"beam": 2}, {"beam": 3, "alpha": 1.2}, {"beam": 2, "alpha": 0.0}, {"beam": 3, "shrink_beam": True}],
+    ids=str,
+)
 def test_stable_tokens_are_the_common_prefix_of_all_hypotheses_that_may_win(settings: dict[str, Any]) -> None:
     asked = SearchSettings(max_extra=9, **settings)
     src, stable, after_an_end = torch.tensor([[4, 6, EOS]]), 0, 0

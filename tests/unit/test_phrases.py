@@ -24,7 +24,7 @@ from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
-from every_kind import TRANSLATORS, built
+from every_kind import ending
 from toy_model import ToyModel
 
 VOCAB = 83
@@ -34,7 +34,7 @@ native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {u
 @pytest.fixture(scope="module")
 def backends(tmp_path_factory: pytest.TempPathFactory) -> tuple[DecodingBackend, DecodingBackend]:
     """The same float32 model in PyTorch and, if it is available, in the native engine."""
-    model = built(TRANSLATORS["modern"], VOCAB).float()
+    model = ending(VOCAB)
     reference = TorchBackend(model, "cpu")
     if load_native() is None:
         return reference, reference
@@ -54,6 +54,7 @@ def case(seed: int) -> tuple[list[int], Phrases, SearchSettings, list[int]]:
     settings = SearchSettings(
         beam=beam, nbest=draw.randint(1, beam), max_extra=draw.choice([0, 3, 20]), alpha=draw.choice([0.0, 0.6, 1.0]),
         no_repeat_ngram=draw.choice([0, 0, 2]), min_length=draw.choice([0, 0, 9]),
+        shrink_beam=seed % 2 == 1,
     )  # fmt: skip
     return (
         source,
@@ -94,6 +95,21 @@ def test_both_implementations_agree(seed: int, backends: tuple[DecodingBackend, 
     assert [h.tokens for h in one] == [h.tokens for h in other]
     assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-4)
     assert [h.truncated for h in one] == [h.truncated for h in other]
+
+
+@pytest.mark.parametrize("bonus", [None, 0.5])
+def test_a_beam_that_shrinks_changes_some_results(
+    bonus: float | None, backends: tuple[DecodingBackend, DecodingBackend]
+) -> None:
+    wide = SearchSettings(beam=5, nbest=5, alpha=1.0, max_extra=10)
+    settings = wide, SearchSettings.of(wide, shrink_beam=True)
+    found: list[list[list[list[int]]]] = [[], []]
+    for seed in range(12):
+        source, phrases, _, _ = case(seed)
+        for results, asked in zip(found, settings, strict=True):
+            own = searched(backends[1], source, Phrases(phrases.ids, bonus), asked, [])
+            results.append([h.tokens for h in own])
+    assert all(map(len, found[1])) and found[0] != found[1]
 
 
 @pytest.mark.parametrize("bonus", [None, 0.7, 3.0])

@@ -19,6 +19,9 @@ from dragoman.data import spelled_numbers
 from dragoman.data.added_words import add_words
 from dragoman.data.tokenizer import BOS, EOS, Tokenizer, learn_tokenizer
 from dragoman.decoding.pytorch.backend import TorchBackend
+from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.pytorch.stepper import ModelStepper
+from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads
@@ -227,6 +230,14 @@ def test_what_is_changed_on_the_page_is_changed_in_python(name: str) -> None:
 # ------------------------------------------------------------------------------------------------------ search and text
 
 
+def searched_in_node(network: Network, sources: list[list[int]], extra: int, **settings: Any) -> list[Any]:
+    """The complete hypotheses of each source, best first."""
+    spec = model_spec(network, exact=True)
+    limits = [{**settings, "limit": len(source) + extra} for source in sources]
+    asked = [{"source": source, "settings": own} for source, own in zip(sources, limits, strict=True)]
+    return in_node(*({"run": "search", "spec": spec, **one} for one in asked))
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("beam", [1, 4])
 def test_the_search_finds_the_same_tokens_and_scores(name: str, beam: int) -> None:
@@ -235,18 +246,28 @@ def test_the_search_finds_the_same_tokens_and_scores(name: str, beam: int) -> No
     sources = [SOURCE, [5, 6, 3], [9, 9, 4, 11, 12, 3]]
     settings = SearchSettings(beam=beam, alpha=0.6, max_extra=6, nbest=1)
     want = backend.search(sources, [[]] * 3, settings, 1000)
-    page = {"beam": beam, "alpha": 0.6}
-    spec = model_spec(network, exact=True)
-    found = in_node(
-        *(
-            {"run": "search", "spec": spec, "source": source, "settings": {**page, "limit": len(source) + 6}}
-            for source in sources
-        )
-    )
+    found = searched_in_node(network, sources, 6, beam=beam, alpha=0.6)
     for hypotheses, (best, *_) in zip(want, found, strict=True):
         assert best["tokens"] == list(hypotheses[0].tokens)
         assert best["logProb"] == pytest.approx(hypotheses[0].log_prob, abs=1e-5)
         assert best["score"] == pytest.approx(hypotheses[0].score, abs=1e-5)
+
+
+@pytest.mark.parametrize(("beam", "alpha"), [(3, 2.0), (4, 2.0)])
+def test_a_beam_that_shrinks_completes_the_same_hypotheses(beam: int, alpha: float) -> None:
+    from every_kind import ending
+
+    network, sources = ending(VOCAB).double(), [SOURCE, [5, 6, 3], [9, 9, 4, 11, 12, 3]]
+    stepper, lists = ModelStepper(network), []
+    for shrink in (True, False):
+        settings = SearchSettings(beam=beam, shrink_beam=shrink, alpha=alpha, max_extra=8)
+        requests = [SearchRequest.build(torch.tensor([source]), None, settings, None) for source in sources]
+        searches = [[h for step in beam_search(stepper, one) for _, _, h in step.finished] for one in requests]
+        want = [[h.tokens for h in sorted(own, key=lambda h: -h.score)] for own in searches]
+        found = searched_in_node(network, sources, 8, beam=beam, shrink=shrink, alpha=alpha)
+        assert [[h["tokens"] for h in own] for own in found] == want
+        lists.append(want)
+    assert lists[0] != lists[1] and any(len(own) == beam for own in lists[0])
 
 
 TOKENIZERS: dict[str, dict[str, Any]] = {
@@ -343,7 +364,7 @@ def test_tokenizers_that_the_page_lacks_are_refused() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        ["model.position.kind=rotary", "model.n_kv_heads=1"],
+        ["model.position.kind=rotary", "model.n_kv_heads=1", "search.shrink_beam=true"],
         ["tokenizer.kind=unigram", "tokenizer.vocab_size=40", "model.order=pre"],
     ],
 )
@@ -351,6 +372,7 @@ def test_a_page_is_written_for_every_kind_that_is_supported(settings: list[str],
     run = trained(tmp_path, *settings, "train.budget=3 steps")
     page = write_playground(tmp_path / "page.html", run).read_text("utf-8")
     assert '"models":[{' in page and "int8" in page
+    assert f'"shrink_beam":{str("search.shrink_beam=true" in settings).lower()}' in page
 
 
 def test_a_model_that_is_not_supported_is_refused(tmp_path: Path) -> None:

@@ -167,7 +167,14 @@ def test_every_key_and_architecture_is_on_the_page_and_links_lead_somewhere(page
         ("seed", ["train.seed"]),
         (
             "[search]",
-            ["search.beam", "search.alpha", "search.max_extra", "search.min_length", "search.no_repeat_ngram"],
+            [
+                "search.beam",
+                "search.shrink_beam",
+                "search.alpha",
+                "search.max_extra",
+                "search.min_length",
+                "search.no_repeat_ngram",
+            ],
         ),
         ("rotary", ["model.position.base", "model.position.fraction"]),
         ("data.train.3.weight", ["data.train.0.weight"]),

@@ -24,7 +24,7 @@ from dragoman.decoding.native.service import NativeSearchService
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.service import BatchedSearchService, Search, SearchService
 from dragoman.errors import DragomanError, UsageError
-from every_kind import TRANSLATORS, built
+from every_kind import TRANSLATORS, built, ending
 from running_server import until
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
@@ -89,6 +89,23 @@ def test_requests_of_many_callers_get_the_bits_of_a_search_alone(
     for i, (sources, settings, prefix) in enumerate(requests):
         assert found[i] == expected(backend, sources, settings, prefix), i
     assert service.load == (0, 0)
+
+
+def test_beams_that_shrink_and_beams_that_do_not_share_steps(tmp_path: Path) -> None:
+    model = ending(VOCAB)
+    engine = Engine(pack(model, tmp_path / "packed", "float32", max_positions=POSITIONS))
+    backend = NativeBackend(engine, "float32", 1, lambda: TorchBackend(model, "cpu"))
+    settings = [SearchSettings(beam=4, nbest=4, max_extra=12, shrink_beam=shrinks) for shrinks in (False, True)]
+    sources = sentences(9, 8)
+    service = NativeSearchService(backend, LONGEST, rows=12)
+
+    searches = [service.submit([source], [[]], one) for source in sources for one in settings]
+    found = [search.future.result(60)[0] for search in searches]
+
+    service.close()
+    for number, one in enumerate(settings):
+        assert found[number::2] == expected(backend, sources, one)
+    assert found[::2] != found[1::2]
 
 
 def test_a_short_request_overtakes_a_long_one_that_is_running(service: NativeSearchService) -> None:

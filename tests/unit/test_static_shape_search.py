@@ -8,6 +8,7 @@ import random
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,9 +34,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "min length": {"beam": 2, "min_length": 5},
     "no repeat": {"beam": 3, "no_repeat_ngram": 2, "min_length": 6},
     "no repeated 3-grams": {"beam": 2, "no_repeat_ngram": 3, "min_length": 4},
+    "shrinking": {"beam": 4, "nbest": 3, "shrink_beam": True},
     "sample": {"sample": True, "nbest": 3, "seed": 4},
     "sample top": {"sample": True, "top_k": 5, "top_p": 0.8, "temperature": 0.7, "min_length": 3},
 }
+
+
+SHRINKING: dict[str, Any] = {"beam": 6, "nbest": 5, "shrink_beam": True}
 
 
 def sources(count: int, longest: int = 21) -> list[list[int]]:
@@ -85,7 +90,7 @@ def undecided() -> Model:
     return model
 
 
-@pytest.mark.parametrize("settings", [{"beam": 4}, {"beam": 4, "nbest": 3}, {"beam": 8}])
+@pytest.mark.parametrize("settings", [{"beam": 4}, {"beam": 4, "nbest": 3}, {"beam": 8}, SHRINKING])
 def test_the_length_penalty_decides_as_in_the_pytorch_backend(settings: dict[str, Any]) -> None:
     model, rows = undecided(), sources(48, 6)
     asked = SearchSettings(**{"alpha": 2.0, "max_extra": 10, **settings})
@@ -94,6 +99,18 @@ def test_the_length_penalty_decides_as_in_the_pytorch_backend(settings: dict[str
 
     assert min(lengths) == 0 and max(lengths) > 10
     assert_both_agree(model, rows, [[]] * 48, asked)
+
+
+def test_a_beam_that_shrinks_finds_others_in_the_same_memory() -> None:
+    """The count of complete hypotheses starts again with each batch."""
+    backend, rows = CudaGraphBackend(undecided(), "cpu"), sources(16, 6)
+    asked = SearchSettings(alpha=2.0, max_extra=10, **SHRINKING)
+
+    found = [backend.search(rows, [[]] * 16, asked, 9999) for _ in range(2)]
+
+    assert found[0] == found[1] and len(backend._idle) == 1
+    wide = backend.search(rows, [[]] * 16, replace(asked, shrink_beam=False), 9999)
+    assert [[h.tokens for h in own] for own in found[0]] != [[h.tokens for h in own] for own in wide]
 
 
 @pytest.mark.parametrize(("settings", "beams"), [({"beam": 3}, 3), ({"sample": True, "nbest": 3}, 1)])

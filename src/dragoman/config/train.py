@@ -342,6 +342,9 @@ class SearchConfig(Section):
     """Default settings of decoding, in `translate` and in Python."""
 
     beam: limits.Beams = Field(4, description="beam size: hypotheses per step; 1 = greedy search", examples=[5])
+    shrink_beam: bool = Field(
+        False, description="each complete hypothesis makes the beam narrower by one: faster", examples=[True]
+    )
     alpha: limits.LengthPenalty = Field(
         0.6,
         description="length penalty: scores are divided by ((5 + length) / 6) ** alpha (Wu et al. 2016); larger values "

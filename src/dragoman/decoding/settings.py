@@ -29,13 +29,19 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "seed": (0, 2**63 - 1, f"0 to {2**63 - 1:,}"),
 }
 """Larger values would exhaust memory or have no effect; random number generators take 64 bits."""
+_TYPES: dict[str, tuple[type, str]] = {
+    "int": (Integral, "an integer"), "float": (Real, "a number"), "bool": (bool, "True or False"),
+}  # fmt: skip
+_NO_BEAM = {"beam": 1, "shrink_beam": False}
+"""Values of settings without effect on sampling that may be given together with it."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
     """Settings of beam search, or of sampling with `sample=True`; defaults as in Vaswani et al. 2017, 6.1.
 
-    beam: hypotheses kept per step, 1 = greedy search.  alpha: exponent of the length penalty.  nbest: hypotheses
+    beam: hypotheses kept per step, 1 = greedy search.  shrink_beam: each complete hypothesis makes the beam of its
+    sentence narrower by one, as in Marian.  alpha: exponent of the length penalty.  nbest: hypotheses
     returned per sentence; with `sample`, samples drawn.  max_extra: a target has at most source length + max_extra
     tokens, both with the end of sentence.  min_length: minimum number of target tokens before the end of sentence.
     no_repeat_ngram: n-grams of this size do not occur twice, 0 = off.  temperature, top_k (0 = off), top_p (1 = off),
@@ -48,6 +54,7 @@ class SearchSettings:
     max_extra: int = 50
     min_length: int = 0
     no_repeat_ngram: int = 0
+    shrink_beam: bool = False
     sample: bool = False
     temperature: float = 1.0
     top_k: int = 0
@@ -60,11 +67,10 @@ class SearchSettings:
     def _type_problems(self) -> list[str]:
         problems = []
         for field in dataclasses.fields(self):
-            value, integer = getattr(self, field.name), field.type == "int"
+            value, (accepted, described) = getattr(self, field.name), _TYPES[str(field.type)]
             # bool is a subclass of int
-            valid = isinstance(value, Integral if integer else Real) and not isinstance(value, bool)
-            if field.type != "bool" and not valid:
-                problems.append(f"{field.name} = {value!r}: must be {'an integer' if integer else 'a number'}")
+            if not isinstance(value, accepted) or isinstance(value, bool) != (accepted is bool):
+                problems.append(f"{field.name} = {value!r}: must be {described}")
         return problems
 
     def _problems(self) -> list[str]:
@@ -87,7 +93,7 @@ class SearchSettings:
     def of(cls, settings: Any, **overrides: Any) -> SearchSettings:
         """Read the settings from the attributes of an object, such as a `[search]` section, and override some of them.
 
-        Raises UsageError for an unknown setting in `overrides`, and for a beam together with sampling.
+        Raises UsageError for an unknown setting in `overrides`, and for settings of a beam together with sampling.
         """
         if not overrides and isinstance(settings, cls):
             return settings
@@ -101,9 +107,11 @@ class SearchSettings:
             found = _known_settings(tuple(given), *given.values())
         except TypeError:  # a value that cannot be hashed, which is not valid either
             found = cls(**given)
-        if found.sample and overrides.get("beam", 1) != 1:
+        unused = [f"{name} = {overrides[name]}" for name, off in _NO_BEAM.items() if overrides.get(name, off) != off]
+        if found.sample and unused:
             raise UsageError(
-                f"beam = {found.beam}: has no effect with sample = True; use beam search or sampling, not both"
+                f"{', '.join(unused)}: {'has' if len(unused) == 1 else 'have'} no effect with sample = True; use beam "
+                "search or sampling, not both"
             )
         return found
 

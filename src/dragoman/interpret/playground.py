@@ -79,6 +79,7 @@ def _trained(folder: Path) -> dict[str, Any]:
         "examples": [[text, ""] for text in _examples(config)],
         "smoothing": config.train.label_smoothing,
         "beam": config.search.beam,
+        "shrink_beam": config.search.shrink_beam,
         "alpha": config.search.alpha,
         "max_extra": config.search.max_extra,
         **model_spec(network, exact=False),

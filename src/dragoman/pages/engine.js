@@ -333,20 +333,20 @@ class Transformer {
     return linear(hidden, this.parameter(`${name}.outer.weight`), this.parameter(`${name}.outer.bias`));
   }
 
-  // Beam search: each step takes the K best continuations; those that end leave the beam.  It stops when no hypothesis can become the best.
-  search(source, { beam = 4, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
+  // Beam search: each step takes the K best continuations; those that end leave the beam, with `shrink` for good: it becomes narrower.  It stops when no hypothesis can become the best.
+  search(source, { beam = 4, shrink = false, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
     const run = { ...NOTHING, ...changes, taps: {} }, penalty = (length) => ((5 + length) / 6) ** alpha, complete = [];
     let beams = [{ tokens: [], logProb: 0, state: this.#start(this.encode(source, run), run, true) }];
     while (beams.length) {
-      const grown = [];  // the K best, best first
+      const grown = [], width = shrink ? beam - complete.length : beam;  // the K best, best first
       for (const one of beams) {
         const state = one.state.map((cache) => ({ ...cache, own: [...cache.own] })), atLimit = one.tokens.length + 1 === limit;
         logSoftmax(this.#output(this.#decoder([one.tokens.at(-1) ?? begin], state, run)).row(0)).forEach((x, token) => {
           const logProb = one.logProb + x;
-          if (token === padding || token === begin || (atLimit && token !== end) || logProb <= (grown[beam - 1]?.logProb ?? -Infinity)) return;
+          if (token === padding || token === begin || (atLimit && token !== end) || logProb <= (grown[width - 1]?.logProb ?? -Infinity)) return;
           const place = grown.findIndex((other) => other.logProb < logProb);
           grown.splice(place < 0 ? grown.length : place, 0, { tokens: [...one.tokens, token], logProb, state });
-          grown.length = Math.min(grown.length, beam);
+          grown.length = Math.min(grown.length, width);
         });
       }
       for (const { tokens, logProb } of grown) if (tokens.at(-1) === end) complete.push({ tokens: tokens.slice(0, -1), logProb, score: logProb / penalty(tokens.length) });

@@ -19,10 +19,10 @@ function showBeam() {
   hint.append(el("span", {}, both("Point at a node, or move among the nodes with the arrow keys.", "将指针移到节点上，或用方向键在节点间移动。")));
 }
 
-function beamText({ beam, alpha, limit }) {
+function beamText({ beam, shrink_beam: shrinks, alpha, limit }) {
   if (beam === 1) return both("Greedy search: the most probable token at each step.", "贪心搜索：每一步取概率最大的词元。");
-  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top. A hypothesis that ends leaves the beam; its search score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). The search ends when no hypothesis in the beam can enter the ${beam}-best list, or after ${limit} tokens. The thick path is the best hypothesis.`,
-    `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面。生成句末符的候选序列离开束，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。束中没有候选序列还能进入前 ${beam} 名时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
+  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top. A hypothesis that ends leaves the beam${shrinks ? ", which becomes narrower by one" : ""}; its search score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). The search ends when no hypothesis in the beam can enter the ${beam}-best list, or after ${limit} tokens. The thick path is the best hypothesis.`,
+    `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面。生成句末符的候选序列离开束${shrinks ? "，束宽随之减一" : ""}，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。束中没有候选序列还能进入前 ${beam} 名时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
 }
 
 // The numbers of the nodes from the first token to a node.
@@ -88,8 +88,8 @@ function reason(tree, node) {
   if (node.end === "limit") return both(`It was truncated at the length limit of ${tree.limit} tokens: search score ${score}.`, `达到 ${tree.limit} 个词元的长度上限，被截断：搜索得分 ${score}。`);
   if (node.end === "beaten") return both(`The search ended: its search score could reach at most ${score}, and the last of the n-best list has ${tree.to_beat.toFixed(3)}.`, `搜索已结束：它的搜索得分至多为 ${score}，而前 n 名中的最后一名为 ${tree.to_beat.toFixed(3)}。`);
   if (node.end === "dropped") {
-    const least = Math.min(...tree.nodes.filter((other) => other.step === node.step + 1).map((other) => other.total));
-    return both(`It was pruned: none of its continuations was among the ${tree.beam} best of the next step, the last of which has log-probability ${least.toFixed(3)}.`, `被束搜索淘汰：它的任何扩展都没有进入下一步的前 ${tree.beam} 名，其中最后一名的对数概率为 ${least.toFixed(3)}。`);
+    const kept = tree.nodes.filter((other) => other.step === node.step + 1), least = Math.min(...kept.map((other) => other.total));
+    return both(`It was pruned: none of its continuations was among the ${kept.length} best of the next step, the last of which has log-probability ${least.toFixed(3)}.`, `被束搜索淘汰：它的任何扩展都没有进入下一步的前 ${kept.length} 名，其中最后一名的对数概率为 ${least.toFixed(3)}。`);
   }
   return both("It was extended.", "继续扩展。");
 }

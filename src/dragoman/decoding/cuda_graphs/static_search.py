@@ -70,6 +70,7 @@ class StaticShapeSearch:
         self.uniforms = self._new(torch.double, count, capacity)
         self.inputs = self._new(torch.long, count * beams)
         self.sums = self._new(torch.float, count, beams)  # -inf = an empty slot
+        self.complete = self._new(torch.long, count)  # complete hypotheses, also those that left the pool
         self.tokens = self._new(torch.long, count, beams, capacity)
         self.log_probs = self._new(torch.float, count, beams, capacity)
         self.pool_scores = self._new(torch.double, count, self.nbest)  # best first, -inf = none
@@ -80,7 +81,7 @@ class StaticShapeSearch:
         vocab = model.decode(self.inputs[:1, None], self._initial_state(1, 1)).size(-1)
         penalties = [length_penalty(length, settings.alpha) for length in range(capacity + 1)]
         self.penalties = torch.tensor(penalties, dtype=torch.double, device=self.device)
-        self.vocabulary = torch.arange(vocab, device=self.device)
+        self.vocabulary, self.ranks = (torch.arange(size, device=self.device) for size in (vocab, beams))
         self._run_step = capture(self.step)
         # Tensors that a captured graph reads must live as long as it does; position tables are replaced when they grow.
         self._captured = [*model.parameters(), *model.buffers()]
@@ -119,6 +120,8 @@ class StaticShapeSearch:
         token_log_probs = self._extend(self.log_probs, origins, new)
         ended = (chosen == EOS) & (sums > _NEVER)  # (B, K)
         self._collect(ended, tokens, token_log_probs, truncated)
+        if self.settings.shrink_beam:
+            self.complete.add_(ended.sum(1))
         sums = sums.masked_fill(ended, _NEVER)
         # Upper bound of the final score: a sum can only decrease and is divided by at most the penalty at the limit.
         bound = sums.amax(1).double() / self.penalties[self.limits]
@@ -144,6 +147,8 @@ class StaticShapeSearch:
         sums = log_probs.view(*self.sums.shape, -1) + self.sums[..., None]
         best, indices = sums.flatten(1).topk(self.beams, dim=1)
         origins, tokens = indices // self.vocabulary.numel(), indices % self.vocabulary.numel()
+        if self.settings.shrink_beam:
+            best = best.masked_fill(self.ranks >= self.beams - self.complete[:, None], _NEVER)
         return best, origins, tokens, truncated.gather(1, origins)
 
     def _per_row(self, column: Tensor) -> Tensor:
@@ -231,7 +236,7 @@ class StaticShapeSearch:
         self.prefixes.copy_(self._padded([*prefixes, *[[]] * rest], self.sizes.capacity))
         if uniforms is not None:
             self.uniforms[:count].copy_(torch.from_numpy(uniforms))
-        for memory in (self.position, self.tokens, self.log_probs, self.unfinished, self.has_nan):
+        for memory in (self.position, self.complete, self.tokens, self.log_probs, self.unfinished, self.has_nan):
             memory.zero_()
         for cache in self.state.caches:
             cache.keys.zero_()

@@ -46,7 +46,7 @@ _SINGULAR = {
 
 class _Settings(ctypes.Structure):
     _fields_ = [
-        *[(name, ctypes.c_int32) for name in ("beam", "nbest", "min_length", "no_repeat_ngram")],
+        *[(name, ctypes.c_int32) for name in ("beam", "nbest", "min_length", "no_repeat_ngram", "shrink_beam")],
         *[(name, ctypes.c_int32) for name in ("bos", "eos", "pad", "rows", "threads")],
         ("alpha", ctypes.c_double),
         *[(name, ctypes.c_int64) for name in ("source_tokens", "memory")],
@@ -243,7 +243,7 @@ class Engine:
         ragged = [_ragged(sources), _ragged(prefixes), _ragged(shortlists)]
         request = SearchRequest(
             _Settings(
-                settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram,
+                settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram, settings.shrink_beam,
                 BOS, EOS, PAD, max(settings.beam, rows), threads, settings.alpha, _NO_LIMIT, _MEMORY,
             ),
             len(sources),

@@ -1,7 +1,8 @@
 """Beam search with an exact stop rule.
 
 Each step takes the K best continuations of a sentence.  Those that end move to the pool of complete hypotheses; the
-others stay in the beam.  K = 1 is greedy search, and a sufficiently large K is exhaustive search.
+others stay in the beam.  K = 1 is greedy search, and a sufficiently large K is exhaustive search.  With `shrink_beam`,
+each complete hypothesis reduces the K of its sentence by one, as in Nematus and Marian.
 
 Letters: B sentences still searched, K beams, N = B*K rows, T tokens so far, V vocabulary.
 """
@@ -53,9 +54,9 @@ class Beams:
 class BeamStep:
     """One step of the search, before pruning.
 
-    beams: the K best continuations per sentence.  origins: (B, K) the beam (0 to K - 1) that each continuation extends.
-    finished: (sentence, beam, hypothesis) of each continuation that ended, with the sentence's index in the request.
-    active: B flags, whether the search of a sentence continues.
+    beams: the K best continuations per sentence, or fewer with `shrink_beam`.  origins: (B, K) the beam (0 to K - 1)
+    that each continuation extends.  finished: (sentence, beam, hypothesis) of each continuation that ended, with the
+    sentence's index in the request.  active: B flags, whether the search of a sentence continues.
     """
 
     beams: Beams
@@ -70,6 +71,15 @@ class Pool:
     def __init__(self, request: SearchRequest) -> None:
         self.request = request
         self.hypotheses: list[list[Hypothesis]] = [[] for _ in request.limits]
+
+    def narrow(self, beams: Beams) -> Beams:
+        """Empty the last slots of each sentence, as many as it has complete hypotheses, if `shrink_beam` is set."""
+        if not self.request.settings.shrink_beam:
+            return beams
+        width, device = beams.log_probs.size(1), beams.log_probs.device
+        complete = torch.tensor([len(self.hypotheses[i]) for i in beams.sentences.tolist()], device=device)  # (B,)
+        excess = torch.arange(width, device=device) >= width - complete[:, None]  # (B, K)
+        return replace(beams, log_probs=beams.log_probs.masked_fill(excess, float("-inf")))
 
     def collect(self, beams: Beams, truncated: Tensor) -> tuple[Beams, list[tuple[int, int, Hypothesis]]]:
         """Add the hypotheses that ended; return the beams with their slots emptied, and `BeamStep.finished`."""
@@ -150,7 +160,7 @@ def beam_search(stepper: Stepper[State], request: SearchRequest) -> Generator[Be
     """Yield each step; return B lists of the `nbest` hypotheses, best score first (Vaswani et al. 2017, 6.1).
 
     The search of a sentence stops when no unfinished hypothesis can enter its n-best list, so the result is that of a
-    search up to the length limit.
+    search up to the length limit.  With `shrink_beam`, none is left when K hypotheses are complete.
     """
     width = request.settings.beam
     state = stepper.start(request.src, request.src_mask, beams=width, max_len=max(request.limits))
@@ -158,6 +168,7 @@ def beam_search(stepper: Stepper[State], request: SearchRequest) -> Generator[Be
     pool = Pool(request)
     while beams.sentences.numel():
         expanded, origins, truncated = expand(beams, stepper.step(beams.inputs(), state), request)
+        expanded = pool.narrow(expanded)
         unfinished, finished = pool.collect(expanded, truncated)
         active = pool.can_improve(unfinished)
         yield BeamStep(expanded, origins, finished, active)

@@ -60,7 +60,8 @@ def constrained_search(stepper: Stepper[Any], request: SearchRequest, phrases: P
         inputs += inputs[:1] * (width - len(beam))  # unused rows
         log_probs = stepper.step(torch.tensor(inputs, device=request.src.device), state)[: len(beam)]
         candidates = _candidates(beam, log_probs, tokens, request)
-        chosen = _allocate(candidates, width) if phrases.bonus is None else _best(candidates, width)
+        count = width - len(finished) if settings.shrink_beam else width
+        chosen = _allocate(candidates, count) if phrases.bonus is None else _best(candidates, count)
         for h in chosen:
             if h.tokens[-1] == EOS:
                 done = complete(h.tokens[:-1], h.log_probs, settings.alpha, h.truncated)

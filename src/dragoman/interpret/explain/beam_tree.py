@@ -22,8 +22,7 @@ __all__ = ["ENDS", "BeamTree", "Node", "search_tree"]
 
 ENDS = ("finished", "limit", "dropped", "beaten")
 """Why a hypothesis ended: the model produced the end of sentence; the length limit forced it; none of its continuations
-was among the K best of the next step; or the search stopped because no unfinished hypothesis could enter the n-best
-list."""
+was kept in the next step; or the search stopped because no unfinished hypothesis could enter the n-best list."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,7 @@ class BeamTree:
                 node["text"] = text(self.tokens(number))
         return {
             "beam": self.settings.beam,
+            "shrink_beam": self.settings.shrink_beam,
             "alpha": self.settings.alpha,
             "limit": self.limit,
             "to_beat": self.to_beat,

@@ -79,6 +79,7 @@ void check_request(const Header& h, const SearchRequest& r) {
   require(r.count >= 0, "the number of sentences must not be negative");
   require_range("beam", s.beam, 1, MAX_BEAM);
   require_range("nbest", s.nbest, 1, s.beam);
+  require_range("shrink_beam", s.shrink_beam, 0, 1);
   require_range("rows", s.rows, s.beam, MAX_SLOTS);
   require_range("threads", s.threads, 1, MAX_THREADS);
   if (r.attention != nullptr) {

@@ -240,15 +240,17 @@ std::vector<SearchBatch::Candidate> SearchBatch::candidates_of(const ActiveSente
   return candidates;
 }
 
-// Return the K best candidates.  With required phrases, those with equally many tokens of phrases form a bank, and the
-// beam is divided among the banks, from the most tokens to the fewest, one candidate of each in turn: dynamic beam
-// allocation (Post and Vilar 2018).
+// Return the K best candidates; with shrink_beam, each finished hypothesis reduces K by one.  With required phrases,
+// those with equally many tokens of phrases form a bank, and the beam is divided among the banks, from the most tokens
+// to the fewest, one candidate of each in turn: dynamic beam allocation (Post and Vilar 2018).
 std::vector<SearchBatch::Candidate> SearchBatch::choose(std::vector<Candidate>&& candidates,
-                                                        const Sentence& sentence) {
-  const auto beam = static_cast<size_t>(sentence.settings->beam);
+                                                        const ActiveSentence& a) {
+  const SearchSettings& s = *a.sentence.settings;
+  const Phrases* phrases = a.sentence.phrases;
+  const size_t beam = static_cast<size_t>(s.beam) - (s.shrink_beam != 0 ? a.finished.size() : 0);
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& x, const Candidate& y) { return x.rank > y.rank; });
-  if (sentence.phrases == nullptr || !sentence.phrases->required) {
+  if (phrases == nullptr || !phrases->required) {
     if (candidates.size() > beam) candidates.resize(beam);
     return std::move(candidates);
   }
@@ -270,7 +272,7 @@ void SearchBatch::expand(ActiveSentence& a, const TokenScores* scores) {
   const Phrases* phrases = a.sentence.phrases;
   std::vector<PartialHypothesis> expanded;
   std::vector<size_t> parents;
-  for (const Candidate& candidate : choose(candidates_of(a, scores), a.sentence)) {
+  for (const Candidate& candidate : choose(candidates_of(a, scores), a)) {
     PartialHypothesis h = a.beam[candidate.parent];
     h.sum = candidate.sum;
     h.log_probs.push_back(candidate.next.log_prob);

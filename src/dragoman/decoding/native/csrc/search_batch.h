@@ -68,7 +68,7 @@ class SearchBatch {
   void encode_added();
   static TokenQuery make_query(const ActiveSentence& a, const PartialHypothesis& h);
   static std::vector<Candidate> candidates_of(const ActiveSentence& a, const TokenScores* scores);
-  static std::vector<Candidate> choose(std::vector<Candidate>&& candidates, const Sentence& sentence);
+  static std::vector<Candidate> choose(std::vector<Candidate>&& candidates, const ActiveSentence& a);
   static std::vector<Hypothesis> nbest_of(ActiveSentence& a);
   static bool can_improve(const ActiveSentence& a, const std::vector<PartialHypothesis>& expanded);
   void expand(ActiveSentence& a, const TokenScores* scores);

@@ -13,6 +13,7 @@ namespace dragoman {
 
 struct SearchSettings {
   int32_t beam, nbest, min_length, no_repeat_ngram;
+  int32_t shrink_beam;  // 1: each finished hypothesis makes the beam of its sentence narrower by one; 0: it does not
   int32_t bos, eos, pad;
   int32_t rows;  // hypotheses that one worker decodes at once
   int32_t threads;
@@ -53,7 +54,7 @@ struct SearchRequest {
 
 // One sentence to search.  The caller keeps the arrays and the settings alive.
 struct Sentence {
-  const SearchSettings* settings;  // its beam, nbest, min_length, no_repeat_ngram, alpha and special tokens are used
+  const SearchSettings* settings;  // rows, threads, source_tokens and memory are not used
   const int32_t* source;
   const int32_t* prefix;     // forced first tokens of the target
   const int32_t* shortlist;  // null: the whole vocabulary

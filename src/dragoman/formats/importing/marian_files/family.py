@@ -286,7 +286,7 @@ def _document(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary) -> d
         },
         # Their score is divided by length ** penalty, ours by ((5 + length) / 6) ** alpha.
         "search": {
-            "beam": beam if type(beam) is int and 1 <= beam <= 4096 else 4,
+            "beam": beam if type(beam) is int and 1 <= beam <= 4096 else 4, "shrink_beam": True,
             "alpha": float(penalty) if isinstance(penalty, int | float) and 0 <= penalty <= 10 else 0.0,
         },
     }  # fmt: skip

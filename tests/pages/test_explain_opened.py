@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from page_samples import MODELS, explained, loaded
 
+from dragoman.data.ids import EOS
 from dragoman.errors import UsageError
 from dragoman.interpret.explain.explain import Explanation, explain, write_explanation
 from small_run import SOURCE_WORDS, TARGET_WORDS
@@ -192,6 +194,26 @@ def test_the_language_follows_the_browser_and_the_switch(page: Page, tmp_path: P
     assert page.text("h1") == "一次翻译的全过程", "the selected language is stored"
     page.click(".language button[lang='en']")
     assert page.text("h1") == "Explanation of a translation"
+
+
+def test_the_tree_of_a_beam_that_shrinks(page: Page, tmp_path: Path) -> None:
+    network, vocabulary, config = loaded("transformer", tie="none")
+    with torch.no_grad():  # so that hypotheses end at several steps
+        network.get_parameter("output.weight")[EOS] *= -3
+    search = config.search.model_copy(update={"shrink_beam": True})
+    explanation = explain((network, vocabulary, config.model_copy(update={"search": search})), "one two seven")
+    tree = explanation.tree
+    assert tree is not None and tree["shrink_beam"]
+    page.open(write_explanation(tmp_path / "explain.html", explanation))
+    assert "leaves the beam, which becomes narrower by one; its" in page.text("#beam-what")
+    dropped = [i for i, node in enumerate(tree["nodes"]) if node["end"] == "dropped"]
+    said = set()
+    for i in dropped:
+        page.run("document.querySelectorAll('#beam .node')[arguments[0]].dispatchEvent(new Event('focus'))", i)
+        kept = sum(node["step"] == tree["nodes"][i]["step"] + 1 for node in tree["nodes"])
+        assert f"among the {kept} best of the next step" in page.text("#beam-body .hint")
+        said.add(kept)
+    assert min(said) < tree["beam"]
 
 
 # ------------------------------------------------------------------------------------------------------------ its size

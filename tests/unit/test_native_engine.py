@@ -104,6 +104,17 @@ def test_an_invalid_request_is_an_error_and_the_next_one_is_answered(
     assert engine.search(ROWS, LIMITS, SETTINGS) == expected
 
 
+@pytest.mark.parametrize("value", [-1, 2])
+def test_the_library_checks_a_setting_that_python_cannot_pass(
+    value: int, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = engine.request(ROWS, LIMITS, SETTINGS)
+    request.settings.shrink_beam = value
+    monkeypatch.setattr(engine, "request", lambda *_: request)
+    with pytest.raises(UsageError, match=f"shrink_beam = {value}; accepted: 0 to 1"):
+        engine.search(ROWS, LIMITS, SETTINGS)
+
+
 def test_two_rows_of_a_step_in_one_target_slot(engine: Engine) -> None:
     """Rows are processed in parallel: whether one attends to the key of the other would depend on the timing."""
     session = engine.open_session(1, target_slots=2, target_length=5, source_slots=1, source_length=3)

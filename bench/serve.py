@@ -6,7 +6,7 @@
 
 Each server runs in a process of its own.  Closed loop: each of N clients sends one sentence after the other.  Open
 loop: sentences arrive at random (a Poisson process) at 70 % of the slowest server's throughput with 64 clients, and of
-its own.  Every round asks each server in turn.  The client, which is written for asyncio, uses the same two cores.
+its own.  Every round asks each server in turn.  The client uses the same two cores, of which it needs little.
 
 CTranslate2 gets the best batching that we know: everything that waits becomes a batch as soon as one of its workers is
 free (`bench/serve_ctranslate2.py`); tokenizer, search (beam) and precision (int8) are those of Dragoman.
@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from recipes import processor
 from serve_libretranslate import argos_packages
 
@@ -184,7 +185,8 @@ def commands(given: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     export(given.model, folder / "ctranslate2", quantization="int8", check=checked)
     here = Path(__file__).parent
     known = {
-        "dragoman": [sys.executable, "-m", "dragoman", "serve", given.model, "--port", "0", "--no-viewer"],
+        "dragoman": [sys.executable, "-m", "dragoman", "serve", given.model, "--port", "0", "--no-viewer",
+                     *given.options],
         "ctranslate2": [
             sys.executable, str(here / "serve_ctranslate2.py"), given.model, str(folder / "ctranslate2"),
             "--threads", str(given.threads),
@@ -235,15 +237,15 @@ def measure(servers: Sequence[Server], bodies: Sequence[bytes], given: argparse.
         for clients in given.clients:
             for server in servers:
                 used = server.seconds()
-                found = asyncio.run(closed_loop(server.port, bodies, clients, given.seconds))
+                found = uvloop.run(closed_loop(server.port, bodies, clients, given.seconds))
                 found["server_cores"] = (server.seconds() - used) / (given.seconds + WARM_UP)
                 add(server, f"{clients} clients", found)
         full = {s.name: median(rows, s.name, f"{max(given.clients)} clients", "per_second") for s in servers}
         for server in servers:
             own = 0.7 * full[server.name]
-            add(server, "70 % of its own", asyncio.run(open_loop(server.port, bodies, own, given.seconds)))
+            add(server, "70 % of its own", uvloop.run(open_loop(server.port, bodies, own, given.seconds)))
             shared = 0.7 * min(full.values())
-            add(server, "70 % of the slowest", asyncio.run(open_loop(server.port, bodies, shared, given.seconds)))
+            add(server, "70 % of the slowest", uvloop.run(open_loop(server.port, bodies, shared, given.seconds)))
     return rows
 
 
@@ -276,8 +278,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--threads", type=int, default=2, help="threads of the others; Dragoman chooses its own")
     parser.add_argument("--libretranslate-python", help="Python of an environment with the package libretranslate")
+    parser.add_argument("--options", nargs="*", default=[], help="options of 'dragoman serve', without their dashes")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    given.options = [f"--{option}" for option in given.options]
     print(f"{processor()}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         servers: list[Server] = []

@@ -45,6 +45,13 @@ def serve(
     suggestions: Annotated[
         Path | None, typer.Option(help="File to which better translations that clients suggest are appended.")
     ] = None,
+    beam: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Beam size of all models; default: that of each model.")
+    ] = None,
+    shrink_beam: Annotated[
+        bool | None,
+        typer.Option("--shrink-beam/--no-shrink-beam", help="Narrow the beam by one per complete hypothesis: faster."),
+    ] = None,
     load: Annotated[str | None, typer.Option(help="When models are loaded: start (default), or first_use.")] = None,
     memory: Annotated[
         int | None, typer.Option(min=0, help="MiB of the weights of all loaded models. Default: 0, no limit.")
@@ -73,7 +80,7 @@ def serve(
         raise UsageError(
             f"the server needs {error.name}, which is not installed; install it with: pip install 'dragoman[serve]'"
         ) from None
-    from dragoman.config.server import ServerConfig, read_server_config
+    from dragoman.config.server import ServerConfig, read_server_config, with_search
 
     options = {
         "models": [{"path": str(path)} for path in models] if models else None,
@@ -87,7 +94,8 @@ def serve(
         raise UsageError("no models to serve; specify run folders or model folders, or --config with [[models]]")
 
     def read() -> ServerConfig:
-        return ServerConfig.parse(given, "dragoman serve") if config is None else read_server_config(config, **given)
+        found = ServerConfig.parse(given, "dragoman serve") if config is None else read_server_config(config, **given)
+        return with_search(found, beam=beam, shrink_beam=shrink_beam)
 
     if use_ray:
         from dragoman.serve.ray import serve_on_ray

@@ -7,17 +7,34 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from dragoman.config import limits
 from dragoman.config.document import read_document
 from dragoman.config.errors import describe
 from dragoman.config.section import NotBoolean, Section
 from dragoman.errors import ConfigError
 
-__all__ = ["LimitsConfig", "ModelEntry", "ServerConfig", "read_server_config"]
+__all__ = ["LimitsConfig", "ModelEntry", "SearchOverrides", "ServerConfig", "read_server_config", "with_search"]
 
 _Count = Annotated[int, NotBoolean, Field(ge=1, le=1_000_000_000)]
 _Size = Annotated[int, NotBoolean, Field(ge=0, le=1 << 30)]
 _Seconds = Annotated[float, NotBoolean, Field(gt=0, le=86_400)]
 _Code = Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*$")]
+
+
+class SearchOverrides(Section):
+    """`search` of an entry of [[models]]: settings that replace those of the model."""
+
+    beam: limits.Beams | None = Field(None, description="beam size; default: that of the model")
+    shrink_beam: bool | None = Field(None, description="as `search.shrink_beam` of a model, which is the default")
+    alpha: limits.LengthPenalty | None = Field(None, description="length penalty; default: that of the model")
+    max_extra: limits.ExtraTokens | None = Field(
+        None, description="maximum output length beyond that of the source; default: that of the model"
+    )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that replace others."""
+        return self.model_dump(exclude_none=True)
 
 
 class ModelEntry(Section):
@@ -32,6 +49,7 @@ class ModelEntry(Section):
     model_target: str | None = Field(
         None, description="target language of a model with several ones, as the model names it; default: `target`"
     )
+    search: SearchOverrides = Field(SearchOverrides(), description="settings of the search that replace the model's")
 
 
 class LimitsConfig(Section):
@@ -90,6 +108,15 @@ class ServerConfig(Section):
         if config.require_key and not config.database:
             raise ConfigError(where, ["require_key = true: needs a database of keys; specify `database`"])
         return config
+
+
+def with_search(config: ServerConfig, **settings: Any) -> ServerConfig:
+    """Return a configuration in which these settings of the search replace those of all models, unless they are None."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    models = [
+        model.model_copy(update={"search": SearchOverrides(**model.search.given | given)}) for model in config.models
+    ]
+    return config.model_copy(update={"models": models})
 
 
 def read_server_config(path: Path, **overrides: Any) -> ServerConfig:

@@ -105,7 +105,8 @@ class Direction(Slot):
         own = self.model
         return (
             own is not None
-            and (own.folder, own.languages, own.between) == (model.folder, model.languages, model.between)
+            and (own.folder, own.languages, own.between, own.search)
+            == (model.folder, model.languages, model.between, model.search)
             and self.fingerprint == model.fingerprint
         )
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dragoman.config.server import ModelEntry
+from dragoman.config.server import ModelEntry, SearchOverrides
 from dragoman.data.frames import FRAMES_FILE
 from dragoman.data.pieces import PIECES_FILE
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import load_vocabulary
 from dragoman.decoding.native.backend import NativeBackend
+from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, read_config, read_meta, wrong_model
 from dragoman.pipelines.translation import Translator
@@ -31,7 +32,8 @@ class ModelSource:
 
     folder: without symbolic links, so that a model is read from one folder even if a link changes.  languages: codes of
     source and target; trained: those of its training data.  beam: default width of the search.  fingerprint: of all
-    files.  between: codes of the model for source and target, if it has several languages.
+    files.  between: codes of the model for source and target, if it has several languages.  search: settings that
+    replace those of the model.
     """
 
     folder: Path
@@ -41,6 +43,7 @@ class ModelSource:
     beam: int
     fingerprint: str
     between: tuple[str | None, str | None] | None = None
+    search: SearchOverrides = SearchOverrides()
 
     def load(self) -> tuple[Translator, str]:
         """Return the translator, and the fingerprint of the files in the folder, which may be others than before.
@@ -57,6 +60,7 @@ class ModelSource:
         if self.between is not None:
             translator.tokenizer = translator.tokenizer.between(*self.between)
         translator.describe_data(translator.profile, self.languages)
+        translator.settings = SearchSettings.of(translator.settings, **self.search.given)
         return translator, fingerprint
 
     @property
@@ -106,7 +110,8 @@ def model_sources(entries: Sequence[ModelEntry]) -> list[ModelSource]:
             languages = entry.source or own[0] or trained[0], entry.target or own[1] or trained[1]
             name = names[path] if paths.count(path) == 1 else f"{names[path]} {languages[0]}-{languages[1]}"
             fingerprint = _fingerprint(folder)
-            found.append(ModelSource(folder, name, languages, trained, config.search.beam, fingerprint, between))
+            beam = entry.search.beam or config.search.beam
+            found.append(ModelSource(folder, name, languages, trained, beam, fingerprint, between, entry.search))
         elif config.data.kind != "text":
             raise wrong_model(Path(entry.path), config, "neither translates nor continues texts")
     return found

@@ -259,6 +259,7 @@ class Stuck:
 
     def cancel(self, search: Any) -> None:
         self.cancelled += 1
+        search.future.cancel()
 
     load = 0, 0
 

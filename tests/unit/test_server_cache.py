@@ -72,8 +72,8 @@ def test_answers_are_those_without_a_cache_for_all_settings() -> None:
         if not round_:
             plain[number] = translator.translate(TEXTS, **call)
         for text, translation, expected in zip(TEXTS, found, plain[number], strict=True):
-            assert (translation.text, translation.flags, translation.terms) == (
-                expected.text, expected.flags, expected.terms,
+            assert (translation.text, translation.score, translation.terms) == (
+                expected.text, expected.score, expected.terms,
             ), (call, text)  # fmt: skip
             assert [other.text for other in translation.nbest] == [other.text for other in expected.nbest]
     directions.close()

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from dragoman.cli import app
-from dragoman.config.server import LimitsConfig, ModelEntry, ServerConfig, read_server_config
+from dragoman.config.server import LimitsConfig, ModelEntry, SearchOverrides, ServerConfig, read_server_config
 from dragoman.config.toml import toml_value
 from dragoman.errors import ConfigError, UsageError
 from dragoman.serve import clients, run
@@ -239,9 +239,10 @@ def test_all_problems_of_a_configuration_are_reported_at_once() -> None:
 
 def test_the_documentation_describes_all_keys_of_the_configuration() -> None:
     text = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
-    for section, prefix in ((ServerConfig, ""), (LimitsConfig, "limits."), (ModelEntry, "models.")):
+    sections: list[tuple[Any, str]] = [(ServerConfig, ""), (LimitsConfig, "limits."), (ModelEntry, "models.")]
+    for section, prefix in [*sections, (SearchOverrides, "models.search.")]:
         for name, field in section.model_fields.items():
-            if prefix or name not in ("models", "limits"):
+            if prefix + name not in ("models", "limits", "models.search"):
                 default = "required" if field.is_required() else f"`{toml_value(field.default)}`"
                 if field.default is None:
                     default = f"`models.{name[6:]}`" if name.startswith("model_") else "that of the model"

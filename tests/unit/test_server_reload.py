@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.server import ModelEntry, ServerConfig
+from dragoman.config.server import ModelEntry, SearchOverrides, ServerConfig, with_search
 from dragoman.errors import UsageError
+from dragoman.pipelines.translation import Translator
 from dragoman.serve.direction import Direction
 from dragoman.serve.directions import Directions
 from dragoman.serve.model_source import model_sources
@@ -53,6 +54,36 @@ def test_reload_replaces_adds_and_removes_models(model_folders: list[Path]) -> N
         new = await translated(directions, "xa")
         assert new == offline(model_folders[0]) != old
         await closed(before.values())
+        directions.close()
+
+    asyncio.run(run())
+
+
+def test_the_configuration_replaces_settings_of_the_search(model_folders: list[Path]) -> None:
+    """Those of one model, those of all models by an option, and other ones by a reload."""
+    path = model_folders[1]
+    own = ServerConfig(models=[ModelEntry(path=str(path), search=SearchOverrides(beam=2, max_extra=1))])
+    configs = [own, with_search(own, beam=3, shrink_beam=True, alpha=None), configured([path])]
+    texts = [*TEXTS, "one two three four five six"]
+    expected = []
+    for settings in ({"beam": 2, "max_extra": 1}, {"beam": 3, "shrink_beam": True, "max_extra": 1}, {}):
+        found = Translator.load(path).translate(texts, **settings)  # type: ignore[arg-type]
+        expected.append([(translation.text, translation.score) for translation in found])
+    assert expected[0] != expected[2]
+
+    async def run() -> None:
+        sources = model_sources(configs[0].models)
+        directions = Directions([Direction(source, source.name) for source in sources])
+        current: list[ServerConfig] = [configs[0]]
+        reloader = Reloader(directions, configs[0], lambda: current[-1], lambda said: None)
+        await reloader.start()
+        for config, wanted in zip(configs, expected, strict=True):
+            current.append(config)
+            await reloader.reload()
+            route = directions.route("en", "xb")
+            assert route[0].beam == route[0].translator.settings.beam
+            found = (await directions.translate(route, texts, "me"))[-1]
+            assert [(translation.text, translation.score) for translation in found] == wanted
         directions.close()
 
     asyncio.run(run())

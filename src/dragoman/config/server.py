@@ -111,7 +111,7 @@ class ServerConfig(Section):
 
 
 def with_search(config: ServerConfig, **settings: Any) -> ServerConfig:
-    """Return a configuration in which these settings of the search replace those of all models, unless they are None."""
+    """Return a configuration in which these settings of the search, unless None, replace those of all models."""
     given = {name: value for name, value in settings.items() if value is not None}
     models = [
         model.model_copy(update={"search": SearchOverrides(**model.search.given | given)}) for model in config.models

@@ -316,8 +316,8 @@ class Translator(LinePipeline):
     def join(self, line: SplitLine, nbest: int = 1, details: bool = True) -> Translation:
         """Return the translation of a line from the hypotheses of its parts.
 
-        nbest: length of the n-best list of a blank or copied line, whose entries are all equal.  details: False = without
-        tokens and flags.
+        nbest: length of the n-best list of a blank or copied line, whose entries are all equal.  details: False =
+        without tokens and flags.
         """
         text, parts, searched = line.text, line.parts, line.searched
         if not parts:

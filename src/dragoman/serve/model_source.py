@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dragoman.config.server import ModelEntry, SearchOverrides
@@ -43,7 +43,7 @@ class ModelSource:
     beam: int
     fingerprint: str
     between: tuple[str | None, str | None] | None = None
-    search: SearchOverrides = SearchOverrides()
+    search: SearchOverrides = field(default_factory=SearchOverrides)
 
     def load(self) -> tuple[Translator, str]:
         """Return the translator, and the fingerprint of the files in the folder, which may be others than before.

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from dragoman.decoding.service import Search
 from dragoman.serve.directions import Directions
@@ -17,6 +23,41 @@ __all__ = ["LOG", "Monitor", "log_request"]
 LOG = logging.getLogger("dragoman.requests")
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class _Histogram(Collector):
+    """A histogram of any number of series, which takes a quarter of the time of `prometheus_client.Histogram`."""
+
+    def __init__(
+        self, name: str, description: str, bounds: Sequence[float], registry: CollectorRegistry, label: str = ""
+    ) -> None:
+        self._about, self._bounds, self._labels = (f"dragoman_{name}", description), bounds, [label] if label else []
+        self._series: dict[str, tuple[list[int], list[float]]] = {} if label else {"": self._empty()}
+        self._lock = threading.Lock()
+        registry.register(self)
+
+    def observe(self, value: float, label: str = "") -> None:
+        """Count a value.  label: of its series, "" if there is one series only."""
+        with self._lock:
+            series = self._series.get(label)
+            if series is None:
+                series = self._series[label] = self._empty()
+            series[0][bisect_left(self._bounds, value)] += 1
+            series[1][0] += value
+
+    def _empty(self) -> tuple[list[int], list[float]]:
+        """Return the counts of the buckets, the last one for larger values, and the sum of a new series."""
+        return [0] * (len(self._bounds) + 1), [0.0]
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Return the series for `generate_latest`."""
+        family = HistogramMetricFamily(*self._about, labels=self._labels)
+        with self._lock:
+            copied = {label: (list(accumulate(counts)), total[0]) for label, (counts, total) in self._series.items()}
+        for label, (counts, total) in copied.items():
+            bounds = [*map(str, map(float, self._bounds)), "+Inf"]
+            family.add_metric([label] if self._labels else [], list(zip(bounds, counts, strict=True)), total)
+        yield family
 
 
 class Monitor:
@@ -31,10 +72,10 @@ class Monitor:
         self._registry = CollectorRegistry()
         named: dict[str, Any] = {"registry": self._registry, "namespace": "dragoman"}
         self.requests = Counter("requests", "Requests", ["route", "status"], **named)
-        self.seconds = Histogram("request_seconds", "Time to the answer", ["route"], buckets=_BUCKETS, **named)
-        queued = Histogram("queue_seconds", "Time that searches waited for free rows", buckets=_BUCKETS, **named)
-        computed = Histogram("search_seconds", "Time of searches without waiting", buckets=_BUCKETS, **named)
-        rows = Histogram("batch_rows", "Hypotheses decoded together, at the end of a search", buckets=_ROWS, **named)
+        self.seconds = _Histogram("request_seconds", "Time to the answer", _BUCKETS, self._registry, "route")
+        queued = _Histogram("queue_seconds", "Time that searches waited for free rows", _BUCKETS, self._registry)
+        computed = _Histogram("search_seconds", "Time of searches without waiting", _BUCKETS, self._registry)
+        rows = _Histogram("batch_rows", "Hypotheses decoded together, at the end of a search", _ROWS, self._registry)
         waiting = Gauge("waiting_sentences", "Sentences that wait for free rows", **named)
         active = Gauge("active_rows", "Hypotheses that are being decoded", **named)
         tokens = Gauge("accepted_tokens", "Estimated source tokens of the requests in progress", **named)
@@ -50,15 +91,15 @@ class Monitor:
         directions.observe(observe)
         _add_model_metrics(directions, named)
 
-        self._counted: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._counted: dict[tuple[str, int], Counter] = {}
 
     def count(self, route: str, status: int, seconds: float) -> None:
         """Count a request and its time.  route: its path, or "other"."""
-        found = self._counted.get((route, status))
-        if found is None:
-            found = self._counted[route, status] = self.requests.labels(route, status), self.seconds.labels(route)
-        found[0].inc()
-        found[1].observe(seconds)
+        counter = self._counted.get((route, status))
+        if counter is None:
+            counter = self._counted[route, status] = self.requests.labels(route, status)
+        counter.inc()
+        self.seconds.observe(seconds, route)
 
     def exposition(self) -> bytes:
         """Return the metrics in Prometheus' text format."""

@@ -11,7 +11,16 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-__all__ = ["BadRequest", "Disconnected", "Limits", "header", "parameters", "read_body", "read_json", "unless_disconnected"]
+__all__ = [
+    "BadRequest",
+    "Disconnected",
+    "Limits",
+    "header",
+    "parameters",
+    "read_body",
+    "read_json",
+    "unless_disconnected",
+]
 
 T = TypeVar("T")
 

@@ -74,8 +74,8 @@ std::vector<FinishedSentence> SearchBatch::step() {
   std::vector<TokenQuery> queries;
   for (const ActiveSentence& a : active_) {
     for (const PartialHypothesis& h : a.beam) {
-      const int position = static_cast<int>(h.tokens.size());
-      const int32_t token = position == 0 ? a.sentence.settings->bos : h.tokens.back();
+      const int position = h.length;
+      const int32_t token = position == 0 ? a.sentence.settings->bos : a.nodes[static_cast<size_t>(h.last)].token;
       float* attention = a.sentence.attention;
       if (attention != nullptr) attention += static_cast<std::ptrdiff_t>(a.sentence.source_length) * position;
       rows.push_back({token, position, h.target_slot, a.source_slot, attention});
@@ -111,7 +111,7 @@ TokenQuery SearchBatch::make_query(const ActiveSentence& a, const PartialHypothe
   TokenQuery query;
   query.top_k = s.beam;
   query.shortlist = a.shortlist;
-  const int position = static_cast<int>(h.tokens.size());
+  const int position = h.length;
   const bool is_forced = position < a.sentence.prefix_length;
   query.required = {is_forced ? a.sentence.prefix[position] : s.eos};
   if (a.sentence.phrases != nullptr && !is_forced && position + 1 < a.sentence.limit) {
@@ -121,29 +121,43 @@ TokenQuery SearchBatch::make_query(const ActiveSentence& a, const PartialHypothe
   query.suppressed = {s.pad, s.bos};
   if (position < s.min_length) query.suppressed.push_back(s.eos);
   const int n = s.no_repeat_ngram;
-  for (int i = 0; n > 0 && i + n <= position; ++i) {
+  if (n == 0 || position < n) return query;
+  const std::vector<int32_t> tokens = tokens_of(a, h);
+  for (int i = 0; i + n <= position; ++i) {
     // Suppress the token that followed an earlier occurrence of the last n - 1 tokens.
-    if (std::equal(h.tokens.begin() + i, h.tokens.begin() + i + n - 1, h.tokens.end() - (n - 1))) {
-      query.suppressed.push_back(h.tokens[static_cast<size_t>(i + n - 1)]);
+    if (std::equal(tokens.begin() + i, tokens.begin() + i + n - 1, tokens.end() - (n - 1))) {
+      query.suppressed.push_back(tokens[static_cast<size_t>(i + n - 1)]);
     }
   }
   return query;
 }
 
-namespace {
-
-Hypothesis finished_hypothesis(std::vector<int32_t>&& tokens, std::vector<float>&& log_probs, double alpha,
-                               bool truncated) {
-  Hypothesis h;
-  h.tokens = std::move(tokens);
-  h.log_probs = std::move(log_probs);
-  h.truncated = truncated;
-  for (const float x : h.log_probs) h.log_prob += static_cast<double>(x);
-  h.score = h.log_prob / length_penalty(static_cast<int>(h.log_probs.size()), alpha);
-  return h;
+std::vector<int32_t> SearchBatch::tokens_of(const ActiveSentence& a, const PartialHypothesis& h) {
+  std::vector<int32_t> tokens(static_cast<size_t>(h.length));
+  int node = h.last;
+  for (auto token = tokens.rbegin(); token != tokens.rend(); ++token) {
+    *token = a.nodes[static_cast<size_t>(node)].token;
+    node = a.nodes[static_cast<size_t>(node)].parent;
+  }
+  return tokens;
 }
 
-}  // namespace
+Hypothesis SearchBatch::finished_hypothesis(const ActiveSentence& a, const PartialHypothesis& h, float end,
+                                            bool truncated) {
+  Hypothesis finished;
+  finished.tokens = tokens_of(a, h);
+  finished.log_probs.resize(static_cast<size_t>(h.length) + 1);
+  finished.log_probs.back() = end;
+  int node = h.last;
+  for (auto log_prob = finished.log_probs.rbegin() + 1; log_prob != finished.log_probs.rend(); ++log_prob) {
+    *log_prob = a.nodes[static_cast<size_t>(node)].log_prob;
+    node = a.nodes[static_cast<size_t>(node)].parent;
+  }
+  finished.truncated = truncated;
+  for (const float x : finished.log_probs) finished.log_prob += static_cast<double>(x);
+  finished.score = finished.log_prob / length_penalty(h.length + 1, a.sentence.settings->alpha);
+  return finished;
+}
 
 std::vector<Hypothesis> SearchBatch::nbest_of(ActiveSentence& a) {
   std::vector<size_t> order(a.finished.size());
@@ -168,7 +182,7 @@ bool SearchBatch::can_improve(const ActiveSentence& a, const std::vector<Partial
   if (const Phrases* phrases = a.sentence.phrases; phrases != nullptr) {
     best += phrases->bonus * static_cast<float>(phrases->total());
   }
-  const int length = best > 0 ? static_cast<int>(expanded[0].tokens.size()) + 1 : a.sentence.limit;
+  const int length = best > 0 ? expanded[0].length + 1 : a.sentence.limit;
   return static_cast<double>(best) / length_penalty(length, a.sentence.settings->alpha) > ranks[nbest - 1];
 }
 
@@ -199,7 +213,7 @@ void add_outside(const Phrases& phrases, const TokenScores& row, bool may_end, c
 
 std::vector<SearchBatch::Candidate> SearchBatch::candidates_of(const ActiveSentence& a, const TokenScores* scores) {
   std::vector<Candidate> candidates;
-  const int length = static_cast<int>(a.beam[0].tokens.size()) + 1;
+  const int length = a.beam[0].length + 1;
   const Phrases* phrases = a.sentence.phrases;
   const int32_t eos = a.sentence.settings->eos;
   for (size_t i = 0; i < a.beam.size(); ++i) {
@@ -267,7 +281,7 @@ std::vector<SearchBatch::Candidate> SearchBatch::choose(std::vector<Candidate>&&
 
 // Expand the beam by one token and prune it to the best K candidates.  Finished ones are moved to the results.
 void SearchBatch::expand(ActiveSentence& a, const TokenScores* scores) {
-  const int length = static_cast<int>(a.beam[0].tokens.size()) + 1;
+  const int length = a.beam[0].length + 1;
   const SearchSettings& s = *a.sentence.settings;
   const Phrases* phrases = a.sentence.phrases;
   std::vector<PartialHypothesis> expanded;
@@ -275,18 +289,18 @@ void SearchBatch::expand(ActiveSentence& a, const TokenScores* scores) {
   for (const Candidate& candidate : choose(candidates_of(a, scores), a)) {
     PartialHypothesis h = a.beam[candidate.parent];
     h.sum = candidate.sum;
-    h.log_probs.push_back(candidate.next.log_prob);
     if (phrases != nullptr) h.progress.add(*phrases, candidate.next.token);
     if (candidate.next.token == s.eos) {
-      Hypothesis finished =
-          finished_hypothesis(std::move(h.tokens), std::move(h.log_probs), s.alpha, candidate.truncated);
+      Hypothesis finished = finished_hypothesis(a, h, candidate.next.log_prob, candidate.truncated);
       const double bonus = phrases == nullptr ? 0.0 : static_cast<double>(phrases->bonus) * h.progress.met;
       a.ranks.push_back(phrases == nullptr ? finished.score
                                            : (finished.log_prob + bonus) / length_penalty(length, s.alpha));
       a.finished.push_back(std::move(finished));
       continue;
     }
-    h.tokens.push_back(candidate.next.token);
+    a.nodes.push_back({candidate.next.token, candidate.next.log_prob, h.last});
+    h.last = static_cast<int>(a.nodes.size()) - 1;
+    ++h.length;
     expanded.push_back(std::move(h));
     parents.push_back(candidate.parent);
   }

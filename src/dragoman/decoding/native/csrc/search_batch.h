@@ -37,10 +37,17 @@ class SearchBatch {
   std::vector<FinishedSentence> step();
 
  private:
+  // A token of partial hypotheses, which share their beginnings.
+  struct Node {
+    int32_t token;
+    float log_prob;
+    int parent;  // index of the token before it, or -1
+  };
+
   struct PartialHypothesis {
-    std::vector<int32_t> tokens;
-    std::vector<float> log_probs;
-    float sum = 0;  // of log_probs
+    int last = -1;   // index of its last node, or -1
+    int length = 0;  // in tokens
+    float sum = 0;   // of the log-probabilities
     int target_slot = 0;
     PhraseProgress progress;
   };
@@ -61,10 +68,14 @@ class SearchBatch {
     std::vector<int> target_slots;
     const Shortlist* shortlist = nullptr;
     std::vector<PartialHypothesis> beam;  // empty: finished
+    std::vector<Node> nodes;
     std::vector<Hypothesis> finished;
     std::vector<double> ranks;  // of `finished`: their scores, with the bonus of the phrases
   };
 
+  // A finished hypothesis: `h`, and the log-probability of its end.
+  static Hypothesis finished_hypothesis(const ActiveSentence& a, const PartialHypothesis& h, float end, bool truncated);
+  static std::vector<int32_t> tokens_of(const ActiveSentence& a, const PartialHypothesis& h);
   void encode_added();
   static TokenQuery make_query(const ActiveSentence& a, const PartialHypothesis& h);
   static std::vector<Candidate> candidates_of(const ActiveSentence& a, const TokenScores* scores);

@@ -18,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 // Polls before a helping thread sleeps: fewer than in a search, because other threads of a server need its core.
 constexpr int POOL_SPINS = 500;
+constexpr std::chrono::milliseconds LOAD_TIME{5};  // after which a worker uses the threads of others that are idle
 constexpr std::chrono::seconds IDLE_TIME{1};  // after which a worker returns its memory to the system
 
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
@@ -219,7 +220,10 @@ void SearchService::run(Worker& worker) {
     }
     const auto busy = std::count_if(workers_.begin(), workers_.end(),
                                     [](const std::unique_ptr<Worker>& w) { return w->in_use.rows > 0; });
-    worker.pool.use(limits_.workers / static_cast<int>(busy));
+    // Under load, a worker is alone for a moment only, and other threads need the other cores.
+    const Clock::time_point now = Clock::now();
+    if (busy == limits_.workers || worker.jobs.size() > 1) last_load_ = now;
+    worker.pool.use(now - last_load_ > LOAD_TIME ? limits_.workers / static_cast<int>(busy) : 1);
     const std::vector<int64_t> cancelled = std::move(worker.cancelled);
     worker.cancelled.clear();
     lock.unlock();

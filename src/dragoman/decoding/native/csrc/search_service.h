@@ -1,6 +1,7 @@
 // A search that never ends: sentences of many callers join the running batches between two steps.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -80,6 +81,7 @@ class SearchService {
   int64_t last_id_ = 0;
   double virtual_time_ = 0;  // largest rank of an admitted sentence
   int64_t queued_rows_ = 0, active_rows_ = 0;
+  std::chrono::steady_clock::time_point last_load_{};  // when all workers were busy, or one had several sentences
   Queue queue_;
   std::map<int64_t, double> ranks_;  // of the queued sentences
   std::vector<ServiceResult> results_;

@@ -231,6 +231,12 @@ def test_all_problems_of_a_configuration_are_reported_at_once() -> None:
     message = str(caught.value)
     for part in ("serve.toml", "prot: no such key", "port = 99999", "models.0.source", "limits.texts"):
         assert part in message, part
+    models = [{"path": "a", "pth": "b", "search": {"beam": 0, "beem": 2}}]
+    with pytest.raises(ConfigError) as caught:
+        ServerConfig.parse({"models": models}, "serve.toml")
+    for part in ("models.0.pth: no such key (did you mean 'path'?)", "models.0.search.beam = 0: out of range",
+                 "models.0.search.beem: no such key (did you mean 'beam'?)"):  # fmt: skip
+        assert part in str(caught.value), part
     with pytest.raises(ConfigError, match="needs a database of keys"):
         ServerConfig.parse({"models": [{"path": "a"}], "require_key": True}, "serve.toml")
     with pytest.raises(ConfigError, match="models"):

@@ -216,6 +216,6 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     """Return the section models in the annotation of a field."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple, Annotated):
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list, tuple, Annotated):
         return [m for a in typing.get_args(annotation) for m in models_in(a)]
     return []

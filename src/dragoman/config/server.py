@@ -25,7 +25,9 @@ class SearchOverrides(Section):
     """`search` of an entry of [[models]]: settings that replace those of the model."""
 
     beam: limits.Beams | None = Field(None, description="beam size; default: that of the model")
-    shrink_beam: bool | None = Field(None, description="as `search.shrink_beam` of a model, which is the default")
+    shrink_beam: bool | None = Field(
+        None, description="narrow the beam by one per complete hypothesis; default: that of the model"
+    )
     alpha: limits.LengthPenalty | None = Field(None, description="length penalty; default: that of the model")
     max_extra: limits.ExtraTokens | None = Field(
         None, description="maximum output length beyond that of the source; default: that of the model"

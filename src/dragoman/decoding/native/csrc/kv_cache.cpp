@@ -79,7 +79,8 @@ inline float exp_and_sum(float* scores, int padded) {
 }
 
 // output[i] = factor * sum over t of weights[t] * values[t][i] of QUERIES queries, for VECS vectors of i.
-// Positions are distributed over 4 independent sums, whatever VECS and QUERIES are, so that results do not depend on them.
+// Positions are distributed over 4 independent sums, whatever VECS and QUERIES are, so that results do not depend on
+// them.
 template <int VECS, int QUERIES, typename T>
 inline void weighted_sum(const float* weights, int weight_stride, const T* values, std::ptrdiff_t prefetch_distance,
                          int count, int d_head, const float* factors, float* output, int output_stride) {

@@ -54,7 +54,8 @@ class TopKs {
     tokens_.assign(all_.size() * width, -1);
     required_.assign(all_.size() * required, MINUS_INFINITY);
     for (size_t i = 0; i < all_.size(); ++i) {
-      all_[i] = {queries[i % rows].top_k, logits_.data() + i * width, tokens_.data() + i * width, required_.data() + i * required};
+      all_[i] = {queries[i % rows].top_k, logits_.data() + i * width, tokens_.data() + i * width,
+                 required_.data() + i * required};
     }
   }
 

@@ -235,13 +235,13 @@ void SearchService::run(Worker& worker) {
       failure = error.what();
     }
     lock.lock();
-    const bool waited = results_.empty();
+    const bool were_collected = results_.empty();
     if (failure.empty()) {
       finish(worker, std::move(finished));
     } else {
       fail(worker, failure);
     }
-    if (waited && !results_.empty()) {
+    if (were_collected && !results_.empty()) {
       const int descriptor = descriptor_;
       lock.unlock();  // otherwise a reader that wakes at once waits for the lock
       announce(descriptor);

@@ -225,6 +225,8 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--sample", "--temperature", "0"], 2, "use greedy search (--beam 1 without --sample)"),
         (["translate", "MODEL", "--sample", "--beam", "4"], 2, "--beam 4: has no effect with --sample; use beam"),
         (["translate", "MODEL", "--sample", "--shrink-beam"], 2, "--shrink-beam: has no effect with --sample; use"),
+        (["translate", "MODEL", "--beam-threshold", "-1"], 2, "--beam-threshold -1.0: must be 0 (off) to 1,000"),
+        (["serve", "MODEL", "--beam-threshold", "nan"], 2, "beam_threshold = nan"),
         (["translate", "MODEL", "--min-length", "9" * 20], 2, "must be 0 to 10,000"),
         (["translate", "MODEL", "--alpha", "inf"], 2, "--alpha inf: must be 0"),
         (["translate", "MODEL", "--sample", "--nbest", "70000"], 2, "--nbest 70000: must be 1 to 4,096"),

@@ -161,8 +161,9 @@ def test_a_decoder_only_model_continues_its_prompt(name: str, tmp_path: Path) ->
         SearchSettings(beam=2, max_extra=6, no_repeat_ngram=2, alpha=1.3),
         SearchSettings(beam=12, nbest=7, max_extra=3),
         SearchSettings(beam=12, nbest=12, max_extra=6, no_repeat_ngram=2, min_length=3, shrink_beam=True),
+        SearchSettings(beam=12, nbest=3, max_extra=6, no_repeat_ngram=2, min_length=3, beam_threshold=0.4),
     ],
-    ids=["min_length", "bigrams", "unigrams", "wide", "shrinking"],
+    ids=["min_length", "bigrams", "unigrams", "wide", "shrinking", "threshold"],
 )
 def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -> None:
     rows, model = sources(), of_kind("paper")
@@ -172,15 +173,25 @@ def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -
 @native
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    "asked", [{"nbest": 6}, {"nbest": 1, "alpha": 2.0}, {"nbest": 4, "no_repeat_ngram": 2}], ids=str
+    "asked",
+    [
+        {"nbest": 6, "shrink_beam": True},
+        {"nbest": 1, "alpha": 2.0, "shrink_beam": True},
+        {"nbest": 4, "no_repeat_ngram": 2, "shrink_beam": True},
+        {"nbest": 1, "beam_threshold": 0.3},
+        {"nbest": 3, "alpha": 2.0, "beam_threshold": 0.3},
+        {"nbest": 2, "alpha": 2.0, "shrink_beam": True, "beam_threshold": 0.6},
+    ],
+    ids=str,
 )
-def test_a_beam_that_shrinks(seed: int, asked: dict[str, Any], tmp_path: Path) -> None:
+def test_a_beam_that_becomes_narrower(seed: int, asked: dict[str, Any], tmp_path: Path) -> None:
     model, rows = ending(VOCAB, seed), sources()
-    settings = SearchSettings(**{"beam": 6, "alpha": 1.0, "max_extra": 8, "shrink_beam": True, **asked})
+    settings = SearchSettings(**{"beam": 6, "alpha": 1.0, "max_extra": 8, **asked})
     prefixes = [[7, 9][: n % 3] for n in range(len(rows))]
     found = native_search(model, tmp_path, rows, settings, prefixes)
     assert_same_as_pytorch(found, model, rows, settings, prefixes)
-    wide = native_search(model, tmp_path, rows, SearchSettings.of(settings, shrink_beam=False), prefixes)
+    full = SearchSettings.of(settings, shrink_beam=False, beam_threshold=0)
+    wide = native_search(model, tmp_path, rows, full, prefixes)
     assert [[h.tokens for h in own] for own in found] != [[h.tokens for h in own] for own in wide]
 
 

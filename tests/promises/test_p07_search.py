@@ -160,8 +160,8 @@ def test_the_stop_rule_changes_nothing_but_the_time(alpha: float, monkeypatch: p
     assert sum(model.calls for model in early) < 0.95 * sum(model.calls for model in patient)
 
 
-def narrowing(model: Model, source: list[int], width: int, limit: int, alpha: float) -> list[tuple[float, list[int]]]:
-    """(score, target) of each complete hypothesis, best first, of a beam that each of them makes narrower by one."""
+def narrowing(model: Model, source: list[int], limit: int, asked: SearchSettings) -> list[tuple[float, list[int]]]:
+    """(score, target) of each complete hypothesis, best first: `shrink_beam` and `beam_threshold` step by step."""
     beam: list[tuple[float, list[int]]] = [(0.0, [])]
     complete: list[tuple[float, list[int]]] = []
     for length in range(1, limit + 1):
@@ -170,9 +170,14 @@ def narrowing(model: Model, source: list[int], width: int, limit: int, alpha: fl
             for total, tokens in beam
             for token in ((1, EOS, 4, 5) if length < limit else (EOS,))
         ]
-        best = sorted(grown, reverse=True)[: width - len(complete)]
+        if not grown:
+            break
+        best = sorted(grown, reverse=True)[: asked.beam - len(complete) * asked.shrink_beam]
+        if asked.beam_threshold:
+            near = [total >= best[0][0] - asked.beam_threshold for total, _ in best]
+            best = best[: max(sum(near), asked.nbest - len(complete))]
         beam = [(total, tokens) for total, tokens in best if tokens[-1] != EOS]
-        complete += [(x / length_penalty(length, alpha), tokens[:-1]) for x, tokens in best if tokens[-1] == EOS]
+        complete += [(x / length_penalty(length, asked.alpha), tokens[:-1]) for x, tokens in best if tokens[-1] == EOS]
     return sorted(complete, reverse=True)
 
 
@@ -180,18 +185,38 @@ def narrowing(model: Model, source: list[int], width: int, limit: int, alpha: fl
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_beam_that_shrinks_is_as_written_out(name: str, width: int, alpha: float) -> None:
-    model = MODELS[name]()
-    expected = [narrowing(model, source, width, len(source) + 4, alpha) for source in SOURCES]
-
     for nbest in {1, width}:
-        found = beam_search(model, SOURCES, beam=width, nbest=nbest, alpha=alpha, max_extra=4, shrink_beam=True)
-        for hypotheses, best in zip(found, expected, strict=True):
-            assert len(best) == width, "the search ends when as many hypotheses are complete"
-            assert [h.tokens for h in hypotheses] == [target for _, target in best[:nbest]]
-            assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in best[:nbest]], abs=1e-5)
+        settings = SearchSettings(beam=width, nbest=nbest, alpha=alpha, max_extra=4, shrink_beam=True)
+        complete = assert_as_written_out(MODELS[name](), settings)
+        assert all(number == width for number in complete), "the search ends when as many hypotheses are complete"
 
 
-def test_a_beam_that_shrinks_decodes_fewer_hypotheses() -> None:
+@pytest.mark.parametrize("shrinks", [False, True])
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize(("width", "nbest"), [(1, 1), (3, 1), (3, 2), (5, 1), (5, 5)])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_beam_with_a_threshold_is_as_written_out(
+    name: str, width: int, nbest: int, alpha: float, shrinks: bool
+) -> None:
+    for threshold in (1e-9, 0.3, 1.0, 3.0):
+        settings = SearchSettings(
+            beam=width, nbest=nbest, alpha=alpha, max_extra=4, shrink_beam=shrinks, beam_threshold=threshold
+        )
+        complete = assert_as_written_out(MODELS[name](), settings)
+        assert min(complete) >= nbest, "the list of translations is full"
+
+
+def assert_as_written_out(model: Model, settings: SearchSettings) -> list[int]:
+    """Return how many hypotheses each search completes that does not stop early."""
+    expected = [narrowing(model, source, settings.limit(len(source)), settings) for source in SOURCES]
+    for hypotheses, best in zip(beam_search(model, SOURCES, **vars(settings)), expected, strict=True):
+        assert [h.tokens for h in hypotheses] == [target for _, target in best[: settings.nbest]]
+        assert [h.score for h in hypotheses] == pytest.approx([x for x, _ in best[: settings.nbest]], abs=1e-5)
+    return [len(best) for best in expected]
+
+
+@pytest.mark.parametrize("faster", [{"shrink_beam": True}, {"beam_threshold": 1.0}], ids=str)
+def test_a_narrower_beam_decodes_fewer_hypotheses(faster: dict[str, Any]) -> None:
     def decoded(**settings: Any) -> tuple[int, list[list[str]]]:
         """How many hypotheses all steps kept, and the results of each model."""
         kept, found = 0, []
@@ -207,7 +232,7 @@ def test_a_beam_that_shrinks_decodes_fewer_hypotheses() -> None:
             )
         return kept, found
 
-    (all_, found), (fewer, others) = decoded(), decoded(shrink_beam=True)
+    (all_, found), (fewer, others) = decoded(), decoded(**faster)
 
     assert fewer < 0.95 * all_
     assert found != others

@@ -25,6 +25,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"beam": 7, "max_extra": 1, "no_repeat_ngram": 2},
     {"beam": 4, "max_extra": 6, "min_length": 3},
     {"beam": 5, "max_extra": 5, "shrink_beam": True},
+    {"beam": 5, "max_extra": 5, "beam_threshold": 0.5},
 ]
 
 
@@ -37,7 +38,12 @@ class NeverEnds(ToyModel):
 
 def grown(model: Model, prefix: tuple[int, ...] = (), **settings: Any) -> tuple[list[Hypothesis], BeamTree]:
     asked = SearchSettings(**settings)
-    return search_tree(model, SOURCE, SearchSettings.of(asked, nbest=asked.beam), prefix)
+    return search_tree(model, SOURCE, with_nbest(asked), prefix)
+
+
+def with_nbest(asked: SearchSettings) -> SearchSettings:
+    """Return the settings of the tree in `explain`."""
+    return asked if asked.beam_threshold else SearchSettings.of(asked, nbest=asked.beam)
 
 
 def complete(tree: BeamTree) -> list[int]:
@@ -54,7 +60,7 @@ def test_the_leaves_are_what_the_search_gives(model: Model, settings: dict[str, 
     found, tree = grown(model, **settings)
     asked = SearchSettings(**settings)
 
-    (expected,) = generate(ModelStepper(model), SOURCE, None, SearchSettings.of(asked, nbest=asked.beam))
+    (expected,) = generate(ModelStepper(model), SOURCE, None, with_nbest(asked))
 
     assert [hypothesis.tokens for hypothesis in found] == [hypothesis.tokens for hypothesis in expected]
     assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-6)
@@ -97,7 +103,8 @@ def test_every_end_has_its_reason(settings: dict[str, Any]) -> None:
             nexts = [other.total for other in tree.nodes if other.step == node.step + 1]
             complete = [other for other in tree.nodes if other.token == EOS and other.step <= node.step]
             width = settings["beam"] - (len(complete) if settings.get("shrink_beam") else 0)
-            assert node.step < last and len(nexts) == width and node.score is None
+            is_full = len(nexts) == width or "beam_threshold" in settings
+            assert node.step < last and is_full and node.score is None
         if node.end == "beaten":
             assert node.step == last and tree.to_beat is not None and node.score is not None
             assert node.score == pytest.approx(node.total / length_penalty(tree.limit, tree.settings.alpha))
@@ -147,6 +154,7 @@ def test_plain_data_has_pieces_and_texts() -> None:
     data = tree.to_json(lambda token: f"<{token}>", lambda tokens: "-".join(map(str, tokens)))
 
     assert data["beam"] == 3 and data["shrink_beam"] is False and data["limit"] == tree.limit == 8
+    assert data["beam_threshold"] == 0.0
     assert [node["token"] for node in data["nodes"]] == [f"<{node.token}>" for node in tree.nodes]
     best = data["nodes"][data["best"][0]]
     assert best["text"] == "-".join(map(str, tree.tokens(data["best"][0])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import re
 import signal
@@ -104,14 +105,22 @@ def test_an_invalid_request_is_an_error_and_the_next_one_is_answered(
     assert engine.search(ROWS, LIMITS, SETTINGS) == expected
 
 
-@pytest.mark.parametrize("value", [-1, 2])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("shrink_beam", -1, "shrink_beam = -1; accepted: 0 to 1"),
+        ("shrink_beam", 2, "shrink_beam = 2; accepted: 0 to 1"),
+        ("beam_threshold", -1.0, "alpha and beam_threshold must not be negative"),
+        ("beam_threshold", math.nan, "alpha and beam_threshold must not be negative"),
+    ],
+)
 def test_the_library_checks_a_setting_that_python_cannot_pass(
-    value: int, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    name: str, value: float, message: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = engine.request(ROWS, LIMITS, SETTINGS)
-    request.settings.shrink_beam = value
+    setattr(request.settings, name, value)
     monkeypatch.setattr(engine, "request", lambda *_: request)
-    with pytest.raises(UsageError, match=f"shrink_beam = {value}; accepted: 0 to 1"):
+    with pytest.raises(UsageError, match=message):
         engine.search(ROWS, LIMITS, SETTINGS)
 
 

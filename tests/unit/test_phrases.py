@@ -54,7 +54,7 @@ def case(seed: int) -> tuple[list[int], Phrases, SearchSettings, list[int]]:
     settings = SearchSettings(
         beam=beam, nbest=draw.randint(1, beam), max_extra=draw.choice([0, 3, 20]), alpha=draw.choice([0.0, 0.6, 1.0]),
         no_repeat_ngram=draw.choice([0, 0, 2]), min_length=draw.choice([0, 0, 9]),
-        shrink_beam=seed % 2 == 1,
+        shrink_beam=seed % 2 == 1, beam_threshold=[0.0, 0.0, 0.3, 2.0][seed // 2 % 4],
     )  # fmt: skip
     return (
         source,
@@ -98,11 +98,12 @@ def test_both_implementations_agree(seed: int, backends: tuple[DecodingBackend, 
 
 
 @pytest.mark.parametrize("bonus", [None, 0.5])
-def test_a_beam_that_shrinks_changes_some_results(
-    bonus: float | None, backends: tuple[DecodingBackend, DecodingBackend]
+@pytest.mark.parametrize("narrower", [{"shrink_beam": True}, {"beam_threshold": 0.2}], ids=str)
+def test_a_narrower_beam_changes_some_results(
+    narrower: dict[str, Any], bonus: float | None, backends: tuple[DecodingBackend, DecodingBackend]
 ) -> None:
-    wide = SearchSettings(beam=5, nbest=5, alpha=1.0, max_extra=10)
-    settings = wide, SearchSettings.of(wide, shrink_beam=True)
+    wide = SearchSettings(beam=5, nbest=3, alpha=1.0, max_extra=10)
+    settings = wide, SearchSettings.of(wide, **narrower)
     found: list[list[list[list[int]]]] = [[], []]
     for seed in range(12):
         source, phrases, _, _ = case(seed)

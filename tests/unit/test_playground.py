@@ -254,20 +254,20 @@ def test_the_search_finds_the_same_tokens_and_scores(name: str, beam: int) -> No
 
 
 @pytest.mark.parametrize(("beam", "alpha"), [(3, 2.0), (4, 2.0)])
-def test_a_beam_that_shrinks_completes_the_same_hypotheses(beam: int, alpha: float) -> None:
+def test_a_beam_that_becomes_narrower_completes_the_same_hypotheses(beam: int, alpha: float) -> None:
     from every_kind import ending
 
     network, sources = ending(VOCAB).double(), [SOURCE, [5, 6, 3], [9, 9, 4, 11, 12, 3]]
     stepper, lists = ModelStepper(network), []
-    for shrink in (True, False):
-        settings = SearchSettings(beam=beam, shrink_beam=shrink, alpha=alpha, max_extra=8)
+    for shrink, threshold in ((True, 0.0), (False, 0.0), (False, 0.2), (True, 0.2)):
+        settings = SearchSettings(beam=beam, shrink_beam=shrink, beam_threshold=threshold, alpha=alpha, max_extra=8)
         requests = [SearchRequest.build(torch.tensor([source]), None, settings, None) for source in sources]
         searches = [[h for step in beam_search(stepper, one) for _, _, h in step.finished] for one in requests]
         want = [[h.tokens for h in sorted(own, key=lambda h: -h.score)] for own in searches]
-        found = searched_in_node(network, sources, 8, beam=beam, shrink=shrink, alpha=alpha)
+        found = searched_in_node(network, sources, 8, beam=beam, shrink=shrink, threshold=threshold, alpha=alpha)
         assert [[h["tokens"] for h in own] for own in found] == want
         lists.append(want)
-    assert lists[0] != lists[1] and any(len(own) == beam for own in lists[0])
+    assert lists[0] != lists[1] != lists[2] and any(len(own) == beam for own in lists[0])
 
 
 TOKENIZERS: dict[str, dict[str, Any]] = {
@@ -364,7 +364,7 @@ def test_tokenizers_that_the_page_lacks_are_refused() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        ["model.position.kind=rotary", "model.n_kv_heads=1", "search.shrink_beam=true"],
+        ["model.position.kind=rotary", "model.n_kv_heads=1", "search.shrink_beam=true", "search.beam_threshold=4"],
         ["tokenizer.kind=unigram", "tokenizer.vocab_size=40", "model.order=pre"],
     ],
 )
@@ -373,6 +373,7 @@ def test_a_page_is_written_for_every_kind_that_is_supported(settings: list[str],
     page = write_playground(tmp_path / "page.html", run).read_text("utf-8")
     assert '"models":[{' in page and "int8" in page
     assert f'"shrink_beam":{str("search.shrink_beam=true" in settings).lower()}' in page
+    assert f'"beam_threshold":{4.0 if "search.beam_threshold=4" in settings else 0.0}' in page
 
 
 def test_a_model_that_is_not_supported_is_refused(tmp_path: Path) -> None:

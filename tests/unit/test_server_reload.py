@@ -63,10 +63,11 @@ def test_the_configuration_replaces_settings_of_the_search(model_folders: list[P
     """Those of one model, those of all models by an option, and other ones by a reload."""
     path = model_folders[1]
     own = ServerConfig(models=[ModelEntry(path=str(path), search=SearchOverrides(beam=2, max_extra=1))])
-    configs = [own, with_search(own, beam=3, shrink_beam=True, alpha=None), configured([path])]
+    configs = [own, with_search(own, beam=3, shrink_beam=True, beam_threshold=2.0, alpha=None), configured([path])]
     texts = [*TEXTS, "one two three four five six"]
     expected = []
-    for settings in ({"beam": 2, "max_extra": 1}, {"beam": 3, "shrink_beam": True, "max_extra": 1}, {}):
+    replaced_by_options = {"beam": 3, "shrink_beam": True, "beam_threshold": 2.0, "max_extra": 1}
+    for settings in ({"beam": 2, "max_extra": 1}, replaced_by_options, {}):
         found = Translator.load(path).translate(texts, **settings)  # type: ignore[arg-type]
         expected.append([(translation.text, translation.score) for translation in found])
     assert expected[0] != expected[2]

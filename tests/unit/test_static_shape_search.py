@@ -35,12 +35,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no repeat": {"beam": 3, "no_repeat_ngram": 2, "min_length": 6},
     "no repeated 3-grams": {"beam": 2, "no_repeat_ngram": 3, "min_length": 4},
     "shrinking": {"beam": 4, "nbest": 3, "shrink_beam": True},
+    "threshold": {"beam": 5, "nbest": 2, "beam_threshold": 0.3},
     "sample": {"sample": True, "nbest": 3, "seed": 4},
     "sample top": {"sample": True, "top_k": 5, "top_p": 0.8, "temperature": 0.7, "min_length": 3},
 }
 
 
 SHRINKING: dict[str, Any] = {"beam": 6, "nbest": 5, "shrink_beam": True}
+NEAR: dict[str, Any] = {"beam": 6, "nbest": 2, "beam_threshold": 0.6}
 
 
 def sources(count: int, longest: int = 21) -> list[list[int]]:
@@ -101,16 +103,18 @@ def test_the_length_penalty_decides_as_in_the_pytorch_backend(settings: dict[str
     assert_both_agree(model, rows, [[]] * 48, asked)
 
 
-def test_a_beam_that_shrinks_finds_others_in_the_same_memory() -> None:
+@pytest.mark.parametrize("narrow", [SHRINKING, NEAR])
+def test_a_beam_that_becomes_narrower_finds_others_in_the_same_memory(narrow: dict[str, Any]) -> None:
     """The count of complete hypotheses starts again with each batch."""
     backend, rows = CudaGraphBackend(undecided(), "cpu"), sources(16, 6)
-    asked = SearchSettings(alpha=2.0, max_extra=10, **SHRINKING)
+    asked = SearchSettings(alpha=2.0, max_extra=10, **narrow)
 
     found = [backend.search(rows, [[]] * 16, asked, 9999) for _ in range(2)]
 
     assert found[0] == found[1] and len(backend._idle) == 1
-    wide = backend.search(rows, [[]] * 16, replace(asked, shrink_beam=False), 9999)
+    wide = backend.search(rows, [[]] * 16, replace(asked, shrink_beam=False, beam_threshold=0.0), 9999)
     assert [[h.tokens for h in own] for own in found[0]] != [[h.tokens for h in own] for own in wide]
+    assert_both_agree(backend.model, rows, [[]] * 16, asked)
 
 
 @pytest.mark.parametrize(("settings", "beams"), [({"beam": 3}, 3), ({"sample": True, "nbest": 3}, 1)])

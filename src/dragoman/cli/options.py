@@ -45,6 +45,14 @@ Tokenize = Annotated[
     typer.Option(help="Tokenizer of BLEU: auto (by target language), 13a, intl, zh, ja-mecab, ko-mecab, char or none."),
 ]
 Beam = Annotated[int | None, typer.Option(help="Beam size, 1 for greedy search; default: that of the model.")]
+ShrinkBeam = Annotated[
+    bool | None,
+    typer.Option("--shrink-beam/--no-shrink-beam", help="Narrow the beam by one per complete hypothesis: faster."),
+]
+BeamThreshold = Annotated[
+    float | None,
+    typer.Option(help="Drop hypotheses with a log-probability below the best one by more than this: faster; 0 = off."),
+]
 Split = Annotated[
     bool | None,
     typer.Option(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from dragoman.cli.options import BeamThreshold, ShrinkBeam
 from dragoman.cli.streams import log
 from dragoman.errors import UsageError
 
@@ -48,10 +49,8 @@ def serve(
     beam: Annotated[
         int | None, typer.Option(min=1, max=4096, help="Beam size of all models; default: that of each model.")
     ] = None,
-    shrink_beam: Annotated[
-        bool | None,
-        typer.Option("--shrink-beam/--no-shrink-beam", help="Narrow the beam by one per complete hypothesis: faster."),
-    ] = None,
+    shrink_beam: ShrinkBeam = None,
+    beam_threshold: BeamThreshold = None,
     load: Annotated[str | None, typer.Option(help="When models are loaded: start (default), or first_use.")] = None,
     memory: Annotated[
         int | None, typer.Option(min=0, help="MiB of the weights of all loaded models. Default: 0, no limit.")
@@ -95,7 +94,7 @@ def serve(
 
     def read() -> ServerConfig:
         found = ServerConfig.parse(given, "dragoman serve") if config is None else read_server_config(config, **given)
-        return with_search(found, beam=beam, shrink_beam=shrink_beam)
+        return with_search(found, beam=beam, shrink_beam=shrink_beam, beam_threshold=beam_threshold)
 
     if use_ray:
         from dragoman.serve.ray import serve_on_ray

@@ -14,11 +14,13 @@ from dragoman.cli.documents import check_document, find_document, translate_file
 from dragoman.cli.markup import check_format, translate_markup
 from dragoman.cli.options import (
     Beam,
+    BeamThreshold,
     Device,
     Jsonl,
     Models,
     Quantize,
     Seed,
+    ShrinkBeam,
     SourceLanguage,
     Split,
     TargetLanguage,
@@ -45,10 +47,8 @@ def translate(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Output file; in bulk, output folder.")] = None,
     beam: Beam = None,
-    shrink_beam: Annotated[
-        bool | None,
-        typer.Option("--shrink-beam/--no-shrink-beam", help="Narrow the beam by one per complete hypothesis: faster."),
-    ] = None,
+    shrink_beam: ShrinkBeam = None,
+    beam_threshold: BeamThreshold = None,
     nbest: Annotated[int, typer.Option(help="Translations per line, best first.")] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="Sample instead of searching.")] = False,
     temperature: Temperature = 1.0,
@@ -111,7 +111,7 @@ def translate(
     settings: dict[str, Any] = {
         "beam": beam, "nbest": nbest, "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
         "seed": seed, "alpha": alpha, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
-        "shrink_beam": shrink_beam,
+        "shrink_beam": shrink_beam, "beam_threshold": beam_threshold,
     }  # fmt: skip
     settings = {name: value for name, value in settings.items() if value is not None}
     _check_sampling(settings)

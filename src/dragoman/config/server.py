@@ -28,6 +28,11 @@ class SearchOverrides(Section):
     shrink_beam: bool | None = Field(
         None, description="narrow the beam by one per complete hypothesis; default: that of the model"
     )
+    beam_threshold: limits.BeamThreshold | None = Field(
+        None,
+        description="largest difference to the log-probability of the best hypothesis, 0 = off; default: that of the "
+        "model",
+    )
     alpha: limits.LengthPenalty | None = Field(None, description="length penalty; default: that of the model")
     max_extra: limits.ExtraTokens | None = Field(
         None, description="maximum output length beyond that of the source; default: that of the model"
@@ -113,8 +118,16 @@ class ServerConfig(Section):
 
 
 def with_search(config: ServerConfig, **settings: Any) -> ServerConfig:
-    """Return a configuration in which these settings of the search, unless None, replace those of all models."""
+    """Return a configuration in which these settings of the search, unless None, replace those of all models.
+
+    Raises ConfigError.
+    """
     given = {name: value for name, value in settings.items() if value is not None}
+    try:
+        SearchOverrides(**given)
+    except ValidationError as error:
+        problems = [describe(dict(e), SearchOverrides) for e in error.errors(include_url=False)]
+        raise ConfigError("dragoman serve", problems) from None
     models = [
         model.model_copy(update={"search": SearchOverrides(**model.search.given | given)}) for model in config.models
     ]

@@ -345,6 +345,12 @@ class SearchConfig(Section):
     shrink_beam: bool = Field(
         False, description="each complete hypothesis makes the beam narrower by one: faster", examples=[True]
     )
+    beam_threshold: limits.BeamThreshold = Field(
+        0.0,
+        description="hypotheses leave the beam if their log-probability is smaller than the best one by more than "
+        "this: faster; 0 = off",
+        examples=[4.0],
+    )
     alpha: limits.LengthPenalty = Field(
         0.6,
         description="length penalty: scores are divided by ((5 + length) / 6) ** alpha (Wu et al. 2016); larger values "

@@ -14,6 +14,7 @@ __all__ = ["SearchSettings"]
 
 _RANGES: dict[str, tuple[float, float, str]] = {
     "beam": (1, 4096, "1 (greedy) to 4,096"),
+    "beam_threshold": (0, 1000, "0 (off) to 1,000"),
     "alpha": (0, 10, "0 (no length penalty) to 10"),
     "nbest": (1, 4096, "1 to 4,096"),
     "max_extra": (0, 10_000, "0 to 10,000"),
@@ -32,7 +33,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 _TYPES: dict[str, tuple[type, str]] = {
     "int": (Integral, "an integer"), "float": (Real, "a number"), "bool": (bool, "True or False"),
 }  # fmt: skip
-_NO_BEAM = {"beam": 1, "shrink_beam": False}
+_NO_BEAM = {"beam": 1, "shrink_beam": False, "beam_threshold": 0}
 """Values of settings without effect on sampling that may be given together with it."""
 
 
@@ -41,11 +42,12 @@ class SearchSettings:
     """Settings of beam search, or of sampling with `sample=True`; defaults as in Vaswani et al. 2017, 6.1.
 
     beam: hypotheses kept per step, 1 = greedy search.  shrink_beam: each complete hypothesis makes the beam of its
-    sentence narrower by one, as in Marian.  alpha: exponent of the length penalty.  nbest: hypotheses
-    returned per sentence; with `sample`, samples drawn.  max_extra: a target has at most source length + max_extra
-    tokens, both with the end of sentence.  min_length: minimum number of target tokens before the end of sentence.
-    no_repeat_ngram: n-grams of this size do not occur twice, 0 = off.  temperature, top_k (0 = off), top_p (1 = off),
-    seed: for sampling only.  Raises UsageError that lists all problems.
+    sentence narrower by one, as in Marian.  beam_threshold: hypotheses whose log-probability is smaller than the best
+    one of the step by more than this leave the beam, 0 = off.  alpha: exponent of the length penalty.  nbest:
+    hypotheses returned per sentence; with `sample`, samples drawn.  max_extra: a target has at most source length +
+    max_extra tokens, both with the end of sentence.  min_length: minimum number of target tokens before the end of
+    sentence.  no_repeat_ngram: n-grams of this size do not occur twice, 0 = off.  temperature, top_k (0 = off),
+    top_p (1 = off), seed: for sampling only.  Raises UsageError that lists all problems.
     """
 
     beam: int = 4
@@ -55,6 +57,7 @@ class SearchSettings:
     min_length: int = 0
     no_repeat_ngram: int = 0
     shrink_beam: bool = False
+    beam_threshold: float = 0.0
     sample: bool = False
     temperature: float = 1.0
     top_k: int = 0

@@ -80,6 +80,7 @@ def _trained(folder: Path) -> dict[str, Any]:
         "smoothing": config.train.label_smoothing,
         "beam": config.search.beam,
         "shrink_beam": config.search.shrink_beam,
+        "beam_threshold": config.search.beam_threshold,
         "alpha": config.search.alpha,
         "max_extra": config.search.max_extra,
         **model_spec(network, exact=False),

@@ -333,8 +333,9 @@ class Transformer {
     return linear(hidden, this.parameter(`${name}.outer.weight`), this.parameter(`${name}.outer.bias`));
   }
 
-  // Beam search: each step takes the K best continuations; those that end leave the beam, with `shrink` for good: it becomes narrower.  It stops when no hypothesis can become the best.
-  search(source, { beam = 4, shrink = false, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
+  // Beam search: each step takes the K best continuations, with `threshold` without those whose log-probability is smaller than the best one by more;
+  // those that end leave the beam, with `shrink` for good: it becomes narrower.  It stops when no hypothesis can become the best.
+  search(source, { beam = 4, shrink = false, threshold = 0, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
     const run = { ...NOTHING, ...changes, taps: {} }, penalty = (length) => ((5 + length) / 6) ** alpha, complete = [];
     let beams = [{ tokens: [], logProb: 0, state: this.#start(this.encode(source, run), run, true) }];
     while (beams.length) {
@@ -349,6 +350,7 @@ class Transformer {
           grown.length = Math.min(grown.length, width);
         });
       }
+      while (threshold && grown.length > 1 && grown.at(-1).logProb < grown[0].logProb - threshold) grown.pop();
       for (const { tokens, logProb } of grown) if (tokens.at(-1) === end) complete.push({ tokens: tokens.slice(0, -1), logProb, score: logProb / penalty(tokens.length) });
       const best = Math.max(...complete.map(({ score }) => score), -Infinity);
       beams = grown.filter(({ tokens }) => tokens.at(-1) !== end);

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Hypothesis, Ids, complete, length_penalty
+from dragoman.decoding.pytorch.beam import narrowed
 from dragoman.decoding.pytorch.sampling import draw
 from dragoman.decoding.request import nan_error
 from dragoman.decoding.settings import SearchSettings
@@ -81,7 +82,7 @@ class StaticShapeSearch:
         vocab = model.decode(self.inputs[:1, None], self._initial_state(1, 1)).size(-1)
         penalties = [length_penalty(length, settings.alpha) for length in range(capacity + 1)]
         self.penalties = torch.tensor(penalties, dtype=torch.double, device=self.device)
-        self.vocabulary, self.ranks = (torch.arange(size, device=self.device) for size in (vocab, beams))
+        self.vocabulary = torch.arange(vocab, device=self.device)
         self._run_step = capture(self.step)
         # Tensors that a captured graph reads must live as long as it does; position tables are replaced when they grow.
         self._captured = [*model.parameters(), *model.buffers()]
@@ -120,8 +121,7 @@ class StaticShapeSearch:
         token_log_probs = self._extend(self.log_probs, origins, new)
         ended = (chosen == EOS) & (sums > _NEVER)  # (B, K)
         self._collect(ended, tokens, token_log_probs, truncated)
-        if self.settings.shrink_beam:
-            self.complete.add_(ended.sum(1))
+        self.complete.add_(ended.sum(1))
         sums = sums.masked_fill(ended, _NEVER)
         # Upper bound of the final score: a sum can only decrease and is divided by at most the penalty at the limit.
         bound = sums.amax(1).double() / self.penalties[self.limits]
@@ -147,9 +147,7 @@ class StaticShapeSearch:
         sums = log_probs.view(*self.sums.shape, -1) + self.sums[..., None]
         best, indices = sums.flatten(1).topk(self.beams, dim=1)
         origins, tokens = indices // self.vocabulary.numel(), indices % self.vocabulary.numel()
-        if self.settings.shrink_beam:
-            best = best.masked_fill(self.ranks >= self.beams - self.complete[:, None], _NEVER)
-        return best, origins, tokens, truncated.gather(1, origins)
+        return narrowed(best, self.complete, self.settings), origins, tokens, truncated.gather(1, origins)
 
     def _per_row(self, column: Tensor) -> Tensor:
         """(B, 1) -> (N, 1)."""

@@ -2,7 +2,8 @@
 
 Each step takes the K best continuations of a sentence.  Those that end move to the pool of complete hypotheses; the
 others stay in the beam.  K = 1 is greedy search, and a sufficiently large K is exhaustive search.  With `shrink_beam`,
-each complete hypothesis reduces the K of its sentence by one, as in Nematus and Marian.
+each complete hypothesis reduces the K of its sentence by one, as in Nematus and Marian.  With `beam_threshold`, the
+continuations that are much less probable than the best one are dropped (Freitag and Al-Onaizan 2017, 3).
 
 Letters: B sentences still searched, K beams, N = B*K rows, T tokens so far, V vocabulary.
 """
@@ -19,8 +20,9 @@ from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.hypothesis import Hypothesis, best, complete, length_penalty
 from dragoman.decoding.pytorch.stepper import SearchState, State, Stepper
 from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.settings import SearchSettings
 
-__all__ = ["BeamStep", "beam_search"]
+__all__ = ["BeamStep", "beam_search", "narrowed"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,9 @@ class Beams:
 class BeamStep:
     """One step of the search, before pruning.
 
-    beams: the K best continuations per sentence, or fewer with `shrink_beam`.  origins: (B, K) the beam (0 to K - 1)
-    that each continuation extends.  finished: (sentence, beam, hypothesis) of each continuation that ended, with the
-    sentence's index in the request.  active: B flags, whether the search of a sentence continues.
+    beams: the K best continuations per sentence, or fewer with `shrink_beam` or `beam_threshold`.  origins: (B, K) the
+    beam (0 to K - 1) that each continuation extends.  finished: (sentence, beam, hypothesis) of each continuation that
+    ended, with the sentence's index in the request.  active: B flags, whether the search of a sentence continues.
     """
 
     beams: Beams
@@ -73,13 +75,13 @@ class Pool:
         self.hypotheses: list[list[Hypothesis]] = [[] for _ in request.limits]
 
     def narrow(self, beams: Beams) -> Beams:
-        """Empty the last slots of each sentence, as many as it has complete hypotheses, if `shrink_beam` is set."""
-        if not self.request.settings.shrink_beam:
+        """Empty the slots that `shrink_beam` and `beam_threshold` do without."""
+        settings = self.request.settings
+        if not settings.shrink_beam and not settings.beam_threshold:
             return beams
-        width, device = beams.log_probs.size(1), beams.log_probs.device
-        complete = torch.tensor([len(self.hypotheses[i]) for i in beams.sentences.tolist()], device=device)  # (B,)
-        excess = torch.arange(width, device=device) >= width - complete[:, None]  # (B, K)
-        return replace(beams, log_probs=beams.log_probs.masked_fill(excess, float("-inf")))
+        counts = [len(self.hypotheses[i]) for i in beams.sentences.tolist()]
+        finished = torch.tensor(counts, device=beams.log_probs.device)  # (B,)
+        return replace(beams, log_probs=narrowed(beams.log_probs, finished, settings))
 
     def collect(self, beams: Beams, truncated: Tensor) -> tuple[Beams, list[tuple[int, int, Hypothesis]]]:
         """Add the hypotheses that ended; return the beams with their slots emptied, and `BeamStep.finished`."""
@@ -107,6 +109,22 @@ class Pool:
             threshold = scores[settings.nbest - 1] if len(scores) >= settings.nbest else float("-inf")
             flags.append(bound > threshold)
         return flags
+
+
+def narrowed(log_probs: Tensor, finished: Tensor, settings: SearchSettings) -> Tensor:
+    """Return log_probs (B, K), best first, with -inf for the continuations that are not kept.
+
+    finished: (B,) complete hypotheses of each sentence.  With `shrink_beam`, the best K - finished are kept; of these,
+    with `beam_threshold`, those near the best one, and as many as the n-best list lacks.
+    """
+    width, ranks = log_probs.size(1), torch.arange(log_probs.size(1), device=log_probs.device)
+    excess = torch.zeros_like(log_probs, dtype=torch.bool)
+    if settings.shrink_beam:
+        excess |= ranks >= width - finished[:, None]
+    if settings.beam_threshold:
+        is_far = log_probs < log_probs[:, :1] - settings.beam_threshold
+        excess |= is_far & (ranks >= settings.nbest - finished[:, None])
+    return log_probs.masked_fill(excess, float("-inf"))
 
 
 def expand(beams: Beams, log_probs: Tensor, request: SearchRequest) -> tuple[Beams, Tensor, Tensor]:
@@ -160,7 +178,8 @@ def beam_search(stepper: Stepper[State], request: SearchRequest) -> Generator[Be
     """Yield each step; return B lists of the `nbest` hypotheses, best score first (Vaswani et al. 2017, 6.1).
 
     The search of a sentence stops when no unfinished hypothesis can enter its n-best list, so the result is that of a
-    search up to the length limit.  With `shrink_beam`, none is left when K hypotheses are complete.
+    search up to the length limit.  With `shrink_beam`, none is left when K hypotheses are complete.  `beam_threshold`
+    does not make a list shorter than `nbest`.
     """
     width = request.settings.beam
     state = stepper.start(request.src, request.src_mask, beams=width, max_len=max(request.limits))

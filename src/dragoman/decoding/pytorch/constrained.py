@@ -22,6 +22,7 @@ from dragoman.decoding.hypothesis import Hypothesis, complete, length_penalty
 from dragoman.decoding.phrases import PhraseProgress, Phrases
 from dragoman.decoding.pytorch.stepper import Stepper
 from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.settings import SearchSettings
 
 __all__ = ["constrained_search"]
 
@@ -60,8 +61,7 @@ def constrained_search(stepper: Stepper[Any], request: SearchRequest, phrases: P
         inputs += inputs[:1] * (width - len(beam))  # unused rows
         log_probs = stepper.step(torch.tensor(inputs, device=request.src.device), state)[: len(beam)]
         candidates = _candidates(beam, log_probs, tokens, request)
-        count = width - len(finished) if settings.shrink_beam else width
-        chosen = _allocate(candidates, count) if phrases.bonus is None else _best(candidates, count)
+        chosen = _chosen(candidates, settings, len(finished))
         for h in chosen:
             if h.tokens[-1] == EOS:
                 done = complete(h.tokens[:-1], h.log_probs, settings.alpha, h.truncated)
@@ -110,20 +110,28 @@ def _is_possible(progress: PhraseProgress, token: int, left: int) -> bool:
     return unmet == 0 if token == EOS else unmet <= left
 
 
-def _best(candidates: Sequence[_Partial], width: int) -> list[_Partial]:
-    return sorted(candidates, key=lambda h: -h.rank)[:width]
+def _chosen(candidates: Sequence[_Partial], settings: SearchSettings, finished: int) -> list[_Partial]:
+    """Divide the beam among the banks, from the most phrase tokens to the fewest, one hypothesis of each in turn.
 
-
-def _allocate(candidates: Sequence[_Partial], width: int) -> list[_Partial]:
-    """Divide the beam among the banks, from the most phrase tokens to the fewest, one hypothesis of each in turn."""
+    Preferred phrases have one bank.  finished: complete hypotheses, which `shrink_beam` subtracts from the width.
+    """
     banks: dict[int, list[_Partial]] = {}
-    for h in sorted(candidates, key=lambda h: -h.sum):
-        banks.setdefault(h.progress.met, []).append(h)
-    ordered = [banks[met] for met in sorted(banks, reverse=True)]
+    for h in sorted(candidates, key=lambda h: -h.rank):
+        banks.setdefault(h.progress.met if h.progress.phrases.bonus is None else 0, []).append(h)
+    ordered = [_near(banks[met], settings, finished) for met in sorted(banks, reverse=True)]
+    width = settings.beam - finished if settings.shrink_beam else settings.beam
     chosen: list[_Partial] = []
     for turn in range(width):
         chosen += [bank[turn] for bank in ordered if turn < len(bank)]
     return chosen[:width]
+
+
+def _near(bank: list[_Partial], settings: SearchSettings, finished: int) -> list[_Partial]:
+    """With `beam_threshold`, return the hypotheses near the best one, and as many as the n-best list lacks."""
+    if not settings.beam_threshold:
+        return bank
+    least, lowest = settings.nbest - finished, bank[0].rank - settings.beam_threshold
+    return [h for i, h in enumerate(bank) if i < least or h.rank >= lowest]
 
 
 def _can_improve(

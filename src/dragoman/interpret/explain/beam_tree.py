@@ -74,6 +74,7 @@ class BeamTree:
         return {
             "beam": self.settings.beam,
             "shrink_beam": self.settings.shrink_beam,
+            "beam_threshold": self.settings.beam_threshold,
             "alpha": self.settings.alpha,
             "limit": self.limit,
             "to_beat": self.to_beat,

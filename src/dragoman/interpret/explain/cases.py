@@ -227,9 +227,9 @@ def _targets(hypothesis: Hypothesis) -> list[int]:
 
 
 def _settings(config: Config, beam: int | None, **overrides: int) -> SearchSettings:
-    """Return the search settings of the model, with an n-best list of all beams."""
+    """Return the search settings of the model, with an n-best list of all beams unless that would keep more of them."""
     settings = SearchSettings.of(config.search, **overrides, **({} if beam is None else {"beam": beam}))
-    return SearchSettings.of(settings, nbest=settings.beam)
+    return settings if settings.beam_threshold else SearchSettings.of(settings, nbest=settings.beam)
 
 
 # ------------------------------------------------------------------------------------------ models that predict labels

@@ -254,6 +254,20 @@ std::vector<SearchBatch::Candidate> SearchBatch::candidates_of(const ActiveSente
   return candidates;
 }
 
+namespace {
+
+// With beam_threshold, drop the candidates that rank far below the best one, but none that the n-best list lacks.
+// candidates: best first.
+template <typename Candidates>
+void drop_distant(Candidates& candidates, const SearchSettings& s, size_t finished) {
+  if (s.beam_threshold == 0 || candidates.empty()) return;
+  const float lowest = candidates.front().rank - static_cast<float>(s.beam_threshold);
+  const auto nbest = static_cast<size_t>(s.nbest);
+  while (candidates.back().rank < lowest && candidates.size() + finished > nbest) candidates.pop_back();
+}
+
+}  // namespace
+
 // Return the K best candidates; with shrink_beam, each finished hypothesis reduces K by one.  With required phrases,
 // those with equally many tokens of phrases form a bank, and the beam is divided among the banks, from the most tokens
 // to the fewest, one candidate of each in turn: dynamic beam allocation (Post and Vilar 2018).
@@ -266,10 +280,12 @@ std::vector<SearchBatch::Candidate> SearchBatch::choose(std::vector<Candidate>&&
                    [](const Candidate& x, const Candidate& y) { return x.rank > y.rank; });
   if (phrases == nullptr || !phrases->required) {
     if (candidates.size() > beam) candidates.resize(beam);
+    drop_distant(candidates, s, a.finished.size());
     return std::move(candidates);
   }
   std::map<int, std::vector<Candidate>, std::greater<int>> banks;
   for (const Candidate& candidate : candidates) banks[candidate.met].push_back(candidate);
+  for (auto& [met, bank] : banks) drop_distant(bank, s, a.finished.size());
   std::vector<Candidate> chosen;
   for (size_t turn = 0; turn < beam && chosen.size() < beam; ++turn) {
     for (const auto& [met, bank] : banks) {

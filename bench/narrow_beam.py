@@ -1,0 +1,87 @@
+"""What search.shrink_beam and search.beam_threshold save, and how many translations they change.
+
+    python bench/narrow_beam.py runs/en-de --text test.en --reference test.de
+    python bench/narrow_beam.py runs/en-de --text test.en --reference test.de --thresholds 2 3 4 --beam 8
+
+Each row is a setting of the search; the rows take turns.  Hypotheses: those that are extended, per sentence, with the
+PyTorch backend in float32.  All other columns are of the native engine with one thread: milliseconds of processor time
+per sentence (median of the rounds), translations that differ from those of the first row, and BLEU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from decode import lines_of
+from sacrebleu.metrics import BLEU
+
+from dragoman.data.batching import collate_source
+from dragoman.data.ids import EOS
+from dragoman.data.tokenizer import Tokenizer
+from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.pytorch.stepper import ModelStepper
+from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.settings import SearchSettings
+from dragoman.models.model_folder import load_network
+from dragoman.models.seq2seq import Model
+from dragoman.pipelines.translation import Translator
+
+BATCH = 32
+"""Sentences that the PyTorch backend decodes together."""
+
+
+def hypotheses(model: Path, texts: list[str], settings: SearchSettings) -> float:
+    """Return the hypotheses that all steps together extend, per sentence."""
+    network, tokenizer, _ = load_network(model)
+    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    rows = sorted((tokenizer.encode_source(text) for text in texts), key=len)
+    extended = len(rows)  # the empty hypothesis of each sentence
+    for begin in range(0, len(rows), BATCH):
+        src, mask = collate_source(rows[begin : begin + BATCH])
+        for step in beam_search(ModelStepper(network), SearchRequest.build(src, mask, settings, None)):
+            beams = step.beams
+            unfinished = (beams.log_probs > float("-inf")) & (beams.tokens[..., -1] != EOS)
+            extended += int(unfinished[torch.tensor(step.active)].sum())
+    return extended / len(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="file with one sentence per line")
+    parser.add_argument("--reference", type=Path, required=True, help="translations of the text")
+    parser.add_argument("--beam", type=int, default=4)
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[2.0, 3.0, 4.0, 6.0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-hypotheses", action="store_true", help="do not count hypotheses, which takes long")
+    given = parser.parse_args()
+    texts, reference = lines_of(given.text), lines_of(given.reference)
+    narrow: list[dict[str, Any]] = [{}, {"shrink_beam": True}]
+    for threshold in sorted(given.thresholds, reverse=True):
+        narrow += [{"beam_threshold": threshold}, {"shrink_beam": True, "beam_threshold": threshold}]
+    translator = Translator.load(given.model, engine="native", threads=1)
+    times: list[list[float]] = [[] for _ in narrow]
+    found: list[list[str]] = [[] for _ in narrow]
+    for _ in range(given.rounds):
+        for own, taken, settings in zip(found, times, narrow, strict=True):
+            began = time.process_time()
+            own[:] = [t.text for t in translator.translate(texts, beam=given.beam, **settings)]
+            taken.append(1e3 * (time.process_time() - began) / len(texts))
+    print(f"{len(texts)} sentences, beam {given.beam}")
+    print("| shrink_beam | beam_threshold | hypotheses | ms | changed | BLEU |", "|---|---|---|---|---|---|", sep="\n")
+    for own, taken, settings in zip(found, times, narrow, strict=True):
+        asked = SearchSettings.of(translator.settings, beam=given.beam, **settings)
+        count = "" if given.no_hypotheses else f"{hypotheses(given.model, texts, asked):.1f}"
+        changed = sum(a != b for a, b in zip(own, found[0], strict=True))
+        bleu = BLEU().corpus_score(own, [reference]).score
+        cells = [asked.shrink_beam, f"{asked.beam_threshold:g}", count, f"{statistics.median(taken):.2f}", changed]
+        print("| " + " | ".join(map(str, [*cells, f"{bleu:.2f}"])) + " |")
+
+
+if __name__ == "__main__":
+    main()

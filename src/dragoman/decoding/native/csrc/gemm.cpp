@@ -49,9 +49,9 @@ inline void accumulate_int8(const GemmInput& x, int row, const int8_t* weights, 
     for (int v = 0; v < TILE_VECS; ++v) w[v] = load_i8(weights + v * 4 * VEC_SIZE);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const VecI32 input = broadcast_4xu8(x.u8 + static_cast<size_t>(row + r) * x.cols + k);
+      const Activations input = load_activations(x.quantized + static_cast<size_t>(row + r) * x.cols + k);
 #pragma GCC unroll 8
-      for (int v = 0; v < TILE_VECS; ++v) dot_u8s8(sums[r][v], input, w[v]);
+      for (int v = 0; v < TILE_VECS; ++v) dot(sums[r][v], input, w[v]);
     }
   }
 }
@@ -102,9 +102,10 @@ void gemm_tile_int8(const PackedMatrix& w, const GemmInput& x, int row, size_t b
   VecI32 sums[R][TILE_VECS];
 #pragma GCC unroll 8
   for (int v = 0; v < TILE_VECS; ++v) {
-    const VecI32 compensation = load_i32(w.compensation + block_begin + (first_vec + v) * VEC_SIZE);
+    VecI32 start = zeros_i32();
+    if (HAS_ZERO_POINT) start = sub(start, load_i32(w.compensation + block_begin + (first_vec + v) * VEC_SIZE));
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sums[r][v] = sub(zeros_i32(), compensation);
+    for (int r = 0; r < R; ++r) sums[r][v] = start;
   }
   const int8_t* weights = static_cast<const int8_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 4;
   accumulate_int8<R>(x, row, weights, w.inputs, sums);
@@ -184,8 +185,8 @@ GemmInput GemmInput::slice(int first, int count) const {
   view.rows = count;
   if (f32 != nullptr) view.f32 = f32 + offset;
   if (bf16 != nullptr) view.bf16 = bf16 + offset;
-  if (u8 != nullptr) {
-    view.u8 = u8 + offset;
+  if (quantized != nullptr) {
+    view.quantized = quantized + offset;
     view.scales = scales + first;
   }
   return view;
@@ -200,10 +201,10 @@ void quantize_rows(const float* x, int rows, int cols, uint8_t* quantized, float
       non_finite = fmadd(load(x + k), zeros(), non_finite);
     }
     const float maximum = reduce_max(maxima);
-    scales[r] = maximum / 127.0f + reduce_sum(non_finite);  // propagates NaN, which uint8 cannot represent
+    scales[r] = maximum / 127.0f + reduce_sum(non_finite);  // propagates NaN, which integers cannot represent
     const VecF32 inverse = broadcast(maximum > 1e-30f ? 127.0f / maximum : 0.0f);
     for (int k = 0; k < cols; k += VEC_SIZE) {
-      store_u8(quantized + k, fmadd(load(x + k), inverse, broadcast(128.0f)));
+      store_quantized(quantized + k, fmadd(load(x + k), inverse, broadcast(128.0f)));
     }
   }
 }

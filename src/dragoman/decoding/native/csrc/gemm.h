@@ -7,9 +7,9 @@
 // outputs and inputs are padded with zeros to multiples of 64.
 //
 // int8 quantization is symmetric with one scale per output of the weights, W = scale * q, and one scale per row of the
-// activations, max |x| / 127.  The instruction takes unsigned activations, which are therefore stored with a zero point
-// of 128; subtracting compensation = 128 * sum(q) per output removes it.  The sums are exact integers, equal on every
-// processor.
+// activations, max |x| / 127.  The instruction of AVX-512 takes unsigned activations, which are therefore stored with a
+// zero point of 128; subtracting compensation = 128 * sum(q) per output removes it.  The sums are exact integers, equal
+// on every processor.
 #pragma once
 
 #include <cstddef>
@@ -44,14 +44,14 @@ struct GemmInput {
   int rows = 0, cols = 0;
   const float* f32 = nullptr;
   const uint16_t* bf16 = nullptr;
-  const uint8_t* u8 = nullptr;
-  const float* scales = nullptr;  // u8: (rows,)
+  const uint8_t* quantized = nullptr;
+  const float* scales = nullptr;  // quantized: (rows,)
 
   // `count` rows starting at row `first`.
   GemmInput slice(int first, int count) const;
 };
 
-// Quantize x (rows, cols) to uint8 with zero point 128 and one scale per row.
+// Quantize x (rows, cols) to 8 bits, as the instructions of this build take them, with one scale per row.
 void quantize_rows(const float* x, int rows, int cols, uint8_t* quantized, float* scales);
 
 // Convert to bfloat16, rounding to the nearest, ties to even.

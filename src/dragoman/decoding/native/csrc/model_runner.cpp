@@ -99,7 +99,7 @@ GemmInput ModelRunner::gemm_input(const PackedMatrix& m, const float* x, int row
       quantize_rows(x + times(begin, m.inputs), end - begin, m.inputs, quantized + times(begin, m.inputs),
                     scales + begin);
     });
-    in.u8 = quantized;
+    in.quantized = quantized;
     in.scales = scales;
   } else if (m.dtype == DType::bfloat16) {
     uint16_t* bf16 = bf16_.reserve(times(rows, m.inputs));

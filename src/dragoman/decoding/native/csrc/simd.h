@@ -69,12 +69,26 @@ inline void store_i32(int32_t* p, VecI32 x) { _mm512_storeu_si512(p, x); }
 inline VecI32 load_i8(const int8_t* p) { return _mm512_loadu_si512(p); }
 inline VecI32 sub(VecI32 a, VecI32 b) { return _mm512_sub_epi32(a, b); }
 inline VecF32 to_f32(VecI32 x) { return _mm512_cvtepi32_ps(x); }
-// sums[i] += dot product of the four uint8 and the four int8 values in lane i.
-// Inline assembly because GCC 12 moves the accumulators of the intrinsic through memory.
-inline void dot_u8s8(VecI32& sums, VecI32 u8, VecI32 s8) { asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(u8), "v"(s8)); }
-// Round to the nearest integers, which must be from 0 to 255.
-inline void store_u8(uint8_t* p, VecF32 x) {
+
+// Quantized activations are stored as uint8 with a zero point of 128: vpdpbusd takes unsigned ones.
+constexpr bool HAS_ZERO_POINT = true;
+// Store x, of which 128 is the zero point, as the nearest integers from 0 to 255.
+inline void store_quantized(uint8_t* p, VecF32 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+// The four activations at p, in every 32-bit lane.
+struct Activations {
+  VecI32 u8;
+};
+inline Activations load_activations(const uint8_t* p) {
+  int32_t packed;
+  std::memcpy(&packed, p, sizeof(packed));
+  return {broadcast_i32(packed)};
+}
+// sums[i] += dot product of the four activations and the four weights in lane i.
+// Inline assembly because GCC 12 moves the accumulators of the intrinsic through memory.
+inline void dot(VecI32& sums, const Activations& x, VecI32 weights) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(x.u8), "v"(weights));
 }
 
 #else
@@ -151,36 +165,37 @@ inline void store_i32(int32_t* p, VecI32 x) { _mm256_storeu_si256(reinterpret_ca
 inline VecI32 load_i8(const int8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline VecI32 sub(VecI32 a, VecI32 b) { return _mm256_sub_epi32(a, b); }
 inline VecF32 to_f32(VecI32 x) { return _mm256_cvtepi32_ps(x); }
-// sums[i] += dot product of the four uint8 and the four int8 values in lane i.
-inline void dot_u8s8(VecI32& sums, VecI32 u8, VecI32 s8) {
-#if defined(__AVXVNNI__)
-  sums = _mm256_dpbusd_avx_epi32(sums, u8, s8);
-#else
-  // vpmaddubsw saturates to 16 bits; widening first makes the sums exact and equal to those of AVX-512.
-  const __m256i low = _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm256_castsi256_si128(u8)),
-                                        _mm256_cvtepi8_epi16(_mm256_castsi256_si128(s8)));
-  const __m256i high = _mm256_madd_epi16(_mm256_cvtepu8_epi16(_mm256_extracti128_si256(u8, 1)),
-                                         _mm256_cvtepi8_epi16(_mm256_extracti128_si256(s8, 1)));
-  // Two neighbouring 32-bit sums belong to one output.  hadd adds them within 128-bit halves; the permutation restores
-  // the order of the 64-bit groups (0, 2, 1, 3).
-  sums = _mm256_add_epi32(sums, _mm256_permute4x64_epi64(_mm256_hadd_epi32(low, high), 0xD8));
-#endif
-}
-// Round to the nearest integers, which must be from 0 to 255.
-inline void store_u8(uint8_t* p, VecF32 x) {
-  const __m256i i32 = _mm256_cvtps_epi32(x);
-  const __m128i u16 = _mm_packus_epi32(_mm256_castsi256_si128(i32), _mm256_extracti128_si256(i32, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(u16, u16));
-}
 
-#endif
-
-// The four bytes at p in every 32-bit lane.
-inline VecI32 broadcast_4xu8(const uint8_t* p) {
+// Quantized activations are stored as int8.
+constexpr bool HAS_ZERO_POINT = false;
+// Store x, of which 128 is the zero point, as the nearest integers less 128.  Rounding is that of the other build.
+inline void store_quantized(uint8_t* p, VecF32 x) {
+  const __m256i i32 = _mm256_sub_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(128));
+  const __m128i i16 = _mm_packs_epi32(_mm256_castsi256_si128(i32), _mm256_extracti128_si256(i32, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(i16, i16));
+}
+// The four activations at p, in every 32-bit lane, and their absolute values.
+struct Activations {
+  VecI32 i8, magnitudes;
+};
+inline Activations load_activations(const uint8_t* p) {
   int32_t packed;
   std::memcpy(&packed, p, sizeof(packed));
-  return broadcast_i32(packed);
+  const VecI32 i8 = broadcast_i32(packed);
+  return {i8, _mm256_abs_epi8(i8)};
 }
+// sums[i] += dot product of the four activations and the four weights, from -127 to 127, in lane i.
+// vpmaddubsw multiplies unsigned with signed bytes: |x| with the weights, which get the sign of x.  It saturates to 16
+// bits, which the sum of two products, at most 2 * 127 * 127, does not reach: the sums equal those of AVX-512.
+inline void dot(VecI32& sums, const Activations& x, VecI32 weights) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i products;
+  asm("vpsignb %3, %4, %1\n\tvpmaddubsw %1, %2, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
+      : "+x"(sums), "=&x"(products)
+      : "x"(x.magnitudes), "x"(x.i8), "x"(weights), "x"(ones));
+}
+
+#endif
 
 inline VecF32 add(VecF32 a, VecF32 b) { return a + b; }
 inline VecF32 sub(VecF32 a, VecF32 b) { return a - b; }

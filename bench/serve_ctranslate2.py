@@ -97,7 +97,9 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise answers take 40 ms without uvloop
         print(f"http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
-        uvicorn.Server(uvicorn.Config(create_app(given), log_level="error")).run(sockets=[listener])
+        # The client of bench/serve.py keeps connections open that it does not use for some seconds at low rates.
+        config = uvicorn.Config(create_app(given), log_level="error", timeout_keep_alive=60)
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ ShrinkBeam = Annotated[
 ]
 BeamThreshold = Annotated[
     float | None,
-    typer.Option(help="Drop hypotheses with a log-probability below the best one by more than this: faster; 0 = off."),
+    typer.Option(help="Drop hypotheses with a log-probability more than this below the best one: faster; 0 = off."),
 ]
 Split = Annotated[
     bool | None,

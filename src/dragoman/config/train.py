@@ -347,8 +347,8 @@ class SearchConfig(Section):
     )
     beam_threshold: limits.BeamThreshold = Field(
         0.0,
-        description="hypotheses leave the beam if their log-probability is smaller than the best one by more than "
-        "this: faster; 0 = off",
+        description="hypotheses leave the beam if their log-probability is more than this below that of the best "
+        "one: faster; 0 = off",
         examples=[4.0],
     )
     alpha: limits.LengthPenalty = Field(

@@ -42,8 +42,8 @@ class SearchSettings:
     """Settings of beam search, or of sampling with `sample=True`; defaults as in Vaswani et al. 2017, 6.1.
 
     beam: hypotheses kept per step, 1 = greedy search.  shrink_beam: each complete hypothesis makes the beam of its
-    sentence narrower by one, as in Marian.  beam_threshold: hypotheses whose log-probability is smaller than the best
-    one of the step by more than this leave the beam, 0 = off.  alpha: exponent of the length penalty.  nbest:
+    sentence narrower by one, as in Marian.  beam_threshold: hypotheses whose log-probability is more than this below
+    that of the best one of the step leave the beam, 0 = off.  alpha: exponent of the length penalty.  nbest:
     hypotheses returned per sentence; with `sample`, samples drawn.  max_extra: a target has at most source length +
     max_extra tokens, both with the end of sentence.  min_length: minimum number of target tokens before the end of
     sentence.  no_repeat_ngram: n-grams of this size do not occur twice, 0 = off.  temperature, top_k (0 = off),

@@ -333,7 +333,7 @@ class Transformer {
     return linear(hidden, this.parameter(`${name}.outer.weight`), this.parameter(`${name}.outer.bias`));
   }
 
-  // Beam search: each step takes the K best continuations, with `threshold` without those whose log-probability is smaller than the best one by more;
+  // Beam search: each step takes the K best continuations, with `threshold` without those that are more than this below the best one;
   // those that end leave the beam, with `shrink` for good: it becomes narrower.  It stops when no hypothesis can become the best.
   search(source, { beam = 4, shrink = false, threshold = 0, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
     const run = { ...NOTHING, ...changes, taps: {} }, penalty = (length) => ((5 + length) / 6) ** alpha, complete = [];

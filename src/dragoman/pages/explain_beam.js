@@ -21,7 +21,7 @@ function showBeam() {
 
 function beamText({ beam, shrink_beam: shrinks, beam_threshold: threshold, alpha, limit }) {
   if (beam === 1) return both("Greedy search: the most probable token at each step.", "贪心搜索：每一步取概率最大的词元。");
-  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top${threshold ? `, without those whose log-probability is smaller than the best one by more than ${threshold}` : ""}. A hypothesis that ends leaves the beam${shrinks ? ", which becomes narrower by one" : ""}; its search score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). The search ends when no hypothesis in the beam can ${threshold ? "become the best" : `enter the ${beam}-best list`}, or after ${limit} tokens. The thick path is the best hypothesis.`,
+  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top${threshold ? `, without those whose log-probability is more than ${threshold} below that of the best one` : ""}. A hypothesis that ends leaves the beam${shrinks ? ", which becomes narrower by one" : ""}; its search score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). The search ends when no hypothesis in the beam can ${threshold ? "become the best" : `enter the ${beam}-best list`}, or after ${limit} tokens. The thick path is the best hypothesis.`,
     `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面${threshold ? `；对数概率比最好的低 ${threshold} 以上的候选序列不保留` : ""}。生成句末符的候选序列离开束${shrinks ? "，束宽随之减一" : ""}，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。束中没有候选序列还能${threshold ? "成为最佳" : `进入前 ${beam} 名`}时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
 }
 

@@ -3,7 +3,8 @@
 Each step takes the K best continuations of a sentence.  Those that end move to the pool of complete hypotheses; the
 others stay in the beam.  K = 1 is greedy search, and a sufficiently large K is exhaustive search.  With `shrink_beam`,
 each complete hypothesis reduces the K of its sentence by one, as in Nematus and Marian.  With `beam_threshold`, the
-continuations that are much less probable than the best one are dropped (Freitag and Al-Onaizan 2017, 3).
+continuations that are much less probable than the best one are dropped (the absolute threshold of Freitag and
+Al-Onaizan 2017).
 
 Letters: B sentences still searched, K beams, N = B*K rows, T tokens so far, V vocabulary.
 """

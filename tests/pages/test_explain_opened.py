@@ -196,24 +196,33 @@ def test_the_language_follows_the_browser_and_the_switch(page: Page, tmp_path: P
     assert page.text("h1") == "Explanation of a translation"
 
 
-def test_the_tree_of_a_beam_that_shrinks(page: Page, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("narrower", "said"),
+    [
+        ({"shrink_beam": True}, "leaves the beam, which becomes narrower by one; its"),
+        ({"beam_threshold": 0.25}, "without those whose log-probability is more than 0.25 below that of the best one."),
+    ],
+)
+def test_the_tree_of_a_beam_that_becomes_narrower(
+    narrower: dict[str, Any], said: str, page: Page, tmp_path: Path
+) -> None:
     network, vocabulary, config = loaded("transformer", tie="none")
     with torch.no_grad():  # so that hypotheses end at several steps
         network.get_parameter("output.weight")[EOS] *= -3
-    search = config.search.model_copy(update={"shrink_beam": True})
+    search = config.search.model_copy(update=narrower)
     explanation = explain((network, vocabulary, config.model_copy(update={"search": search})), "one two seven")
     tree = explanation.tree
-    assert tree is not None and tree["shrink_beam"]
+    assert tree is not None
     page.open(write_explanation(tmp_path / "explain.html", explanation))
-    assert "leaves the beam, which becomes narrower by one; its" in page.text("#beam-what")
+    assert said in page.text("#beam-what")
     dropped = [i for i, node in enumerate(tree["nodes"]) if node["end"] == "dropped"]
-    said = set()
+    widths = set()
     for i in dropped:
         page.run("document.querySelectorAll('#beam .node')[arguments[0]].dispatchEvent(new Event('focus'))", i)
         kept = sum(node["step"] == tree["nodes"][i]["step"] + 1 for node in tree["nodes"])
         assert f"among the {kept} best of the next step" in page.text("#beam-body .hint")
-        said.add(kept)
-    assert min(said) < tree["beam"]
+        widths.add(kept)
+    assert min(widths) < tree["beam"]
 
 
 # ------------------------------------------------------------------------------------------------------------ its size

@@ -193,12 +193,12 @@ def test_a_beam_that_shrinks_is_as_written_out(name: str, width: int, alpha: flo
 
 @pytest.mark.parametrize("shrinks", [False, True])
 @pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize(("width", "nbest"), [(1, 1), (3, 1), (3, 2), (5, 1), (5, 5)])
+@pytest.mark.parametrize(("width", "nbest"), [(3, 1), (3, 2), (5, 5)])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_beam_with_a_threshold_is_as_written_out(
     name: str, width: int, nbest: int, alpha: float, shrinks: bool
 ) -> None:
-    for threshold in (1e-9, 0.3, 1.0, 3.0):
+    for threshold in (1e-9, 0.3, 2.0):
         settings = SearchSettings(
             beam=width, nbest=nbest, alpha=alpha, max_extra=4, shrink_beam=shrinks, beam_threshold=threshold
         )

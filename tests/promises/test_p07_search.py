@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -160,13 +161,18 @@ def test_the_stop_rule_changes_nothing_but_the_time(alpha: float, monkeypatch: p
     assert sum(model.calls for model in early) < 0.95 * sum(model.calls for model in patient)
 
 
-def narrowing(model: Model, source: list[int], limit: int, asked: SearchSettings) -> list[tuple[float, list[int]]]:
+@cache
+def last_log_prob(name: str, source: tuple[int, ...], tokens: tuple[int, ...]) -> float:
+    return teacher_forced(MODELS[name](), list(source), list(tokens))[-1]
+
+
+def narrowing(name: str, source: list[int], limit: int, asked: SearchSettings) -> list[tuple[float, list[int]]]:
     """(score, target) of each complete hypothesis, best first: `shrink_beam` and `beam_threshold` step by step."""
     beam: list[tuple[float, list[int]]] = [(0.0, [])]
     complete: list[tuple[float, list[int]]] = []
     for length in range(1, limit + 1):
         grown = [
-            (total + teacher_forced(model, source, [*tokens, token])[-1], [*tokens, token])
+            (total + last_log_prob(name, tuple(source), (*tokens, token)), [*tokens, token])
             for total, tokens in beam
             for token in ((1, EOS, 4, 5) if length < limit else (EOS,))
         ]
@@ -187,7 +193,7 @@ def narrowing(model: Model, source: list[int], limit: int, asked: SearchSettings
 def test_a_beam_that_shrinks_is_as_written_out(name: str, width: int, alpha: float) -> None:
     for nbest in {1, width}:
         settings = SearchSettings(beam=width, nbest=nbest, alpha=alpha, max_extra=4, shrink_beam=True)
-        complete = assert_as_written_out(MODELS[name](), settings)
+        complete = assert_as_written_out(name, settings)
         assert all(number == width for number in complete), "the search ends when as many hypotheses are complete"
 
 
@@ -202,14 +208,14 @@ def test_a_beam_with_a_threshold_is_as_written_out(
         settings = SearchSettings(
             beam=width, nbest=nbest, alpha=alpha, max_extra=4, shrink_beam=shrinks, beam_threshold=threshold
         )
-        complete = assert_as_written_out(MODELS[name](), settings)
+        complete = assert_as_written_out(name, settings)
         assert min(complete) >= nbest, "the list of translations is full"
 
 
-def assert_as_written_out(model: Model, settings: SearchSettings) -> list[int]:
+def assert_as_written_out(name: str, settings: SearchSettings) -> list[int]:
     """Return how many hypotheses each search completes that does not stop early."""
-    expected = [narrowing(model, source, settings.limit(len(source)), settings) for source in SOURCES]
-    for hypotheses, best in zip(beam_search(model, SOURCES, **vars(settings)), expected, strict=True):
+    expected = [narrowing(name, source, settings.limit(len(source)), settings) for source in SOURCES]
+    for hypotheses, best in zip(beam_search(MODELS[name](), SOURCES, **vars(settings)), expected, strict=True):
         assert [h.tokens for h in hypotheses] == [target for _, target in best[: settings.nbest]]
         assert [h.score for h in hypotheses] == pytest.approx([x for x, _ in best[: settings.nbest]], abs=1e-5)
     return [len(best) for best in expected]

@@ -222,13 +222,14 @@ class Fuzzer:
         settings += [mostly(draw, [token], EDGE_INTEGERS) for token in (2, 3, 0)]
         settings += [mostly(draw, [8, 64], [0, 1, -5, 2**31 - 1]), mostly(draw, [1, 2, 3], [0, -1, 1025])]
         alpha = mostly(draw, [0.6, 0.0, 5.0], [-1.0, float("nan"), float("inf"), 1e308])
+        threshold = mostly(draw, [0.0, 0.3, 3.0], [-1.0, float("nan"), float("inf"), 1e308])
         usage = module.Usage()
 
         def ragged_array(ids: Any, offsets: Any) -> Any:
             return module._RaggedArray(*(None if values is None else values.ctypes.data for values in (ids, offsets)))
 
         request = module.SearchRequest(
-            module._Settings(beam, nbest, *settings, alpha, *(draw.choice(BUDGETS) for _ in range(2))),
+            module._Settings(beam, nbest, *settings, alpha, threshold, *(draw.choice(BUDGETS) for _ in range(2))),
             count,
             *(ragged_array(*arrays) for arrays in (sources, prefixes, shortlists)),
             limits=limits.ctypes.data,

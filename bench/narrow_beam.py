@@ -14,7 +14,6 @@ import argparse
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from decode import lines_of
@@ -56,14 +55,13 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="file with one sentence per line")
     parser.add_argument("--reference", type=Path, required=True, help="translations of the text")
     parser.add_argument("--beam", type=int, default=4)
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[2.0, 3.0, 4.0, 6.0])
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[2.0, 2.5, 3.0, 4.0, 6.0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-hypotheses", action="store_true", help="do not count hypotheses, which takes long")
     given = parser.parse_args()
     texts, reference = lines_of(given.text), lines_of(given.reference)
-    narrow: list[dict[str, Any]] = [{}, {"shrink_beam": True}]
-    for threshold in sorted(given.thresholds, reverse=True):
-        narrow += [{"beam_threshold": threshold}, {"shrink_beam": True, "beam_threshold": threshold}]
+    thresholds = [0.0, *sorted(given.thresholds, reverse=True)]
+    narrow = [{"shrink_beam": shrinks, "beam_threshold": t} for t in thresholds for shrinks in (False, True)]
     translator = Translator.load(given.model, engine="native", threads=1)
     times: list[list[float]] = [[] for _ in narrow]
     found: list[list[str]] = [[] for _ in narrow]

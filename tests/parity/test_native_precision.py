@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -158,12 +159,9 @@ def test_the_arithmetic_of_quantization(
     assert statistics.mean(gaps(ours, expected)) < 0.1 * statistics.mean(error)
 
 
-@pytest.mark.parametrize("kind", ["paper", "modern"])
-def test_packed_weights_are_the_nearest(kind: str, tmp_path: Path) -> None:
-    """Compare weights, scales and compensation of the output matrix, the last one of the file."""
-    model = model_of(kind)
-    content = pack(model, tmp_path / "p", "int8", max_positions=90).read_bytes()
-    weight = model.get_parameter("output.weight").detach().numpy()
+def packed_output(model: Model, path: Path) -> tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int32]]:
+    """Return weights, scales and compensation of the output matrix, the last one of the file."""
+    content = pack(model, path, "int8", max_positions=90).read_bytes()
     outputs, inputs = -(-VOCAB // 64) * 64, 64
     sizes = [outputs * inputs, outputs * 4, outputs * 4]
     q, scales, compensation = (
@@ -171,6 +169,14 @@ def test_packed_weights_are_the_nearest(kind: str, tmp_path: Path) -> None:
         for end, size, kind in zip((sum(sizes), sum(sizes[1:]), sizes[2]), sizes, (np.int8, "<f4", "<i4"), strict=True)
     )
     q = q.reshape(outputs // 64, inputs // 4, 64, 4).transpose(0, 2, 1, 3).reshape(outputs, inputs)
+    return q, scales, compensation
+
+
+@pytest.mark.parametrize("kind", ["paper", "modern"])
+def test_packed_weights_are_the_nearest(kind: str, tmp_path: Path) -> None:
+    model = model_of(kind)
+    weight = model.get_parameter("output.weight").detach().numpy()
+    q, scales, compensation = packed_output(model, tmp_path / "p")
 
     assert np.array_equal(scales[:VOCAB], np.abs(weight).max(1) / np.float32(127))
     stored = q[:VOCAB, : weight.shape[1]] * scales[:VOCAB, None]
@@ -178,3 +184,15 @@ def test_packed_weights_are_the_nearest(kind: str, tmp_path: Path) -> None:
     assert np.abs(q[:VOCAB]).max(1).tolist() == [127] * VOCAB
     assert np.array_equal(compensation, 128 * q.sum(1, dtype=np.int32))
     assert not q[VOCAB:].any() and not q[:, weight.shape[1] :].any()
+
+
+def test_packed_weights_of_which_the_scale_is_inexact_are_at_most_127(tmp_path: Path) -> None:
+    """The AVX2 kernel changes the signs of weights, which -128 has no room for."""
+    model = model_of("paper")
+    with torch.no_grad():
+        model.get_parameter("output.weight")[5:9] = torch.tensor([-1e-43, -2e-43, -2.7e-43, 1.5e-43])[:, None]
+
+    q, _, _ = packed_output(model, tmp_path / "p")
+
+    assert np.abs(q[5:9].astype(int)).max() == 127
+    assert (np.sign(q[5:9, 0]) == [-1, -1, -1, 1]).all()

@@ -111,6 +111,8 @@ def test_a_narrower_beam_changes_some_results(
             own = searched(backends[1], source, Phrases(phrases.ids, bonus), asked, [])
             results.append([h.tokens for h in own])
     assert all(map(len, found[1])) and found[0] != found[1]
+    if "beam_threshold" in narrower:
+        assert {len(own) for own in found[1]} == {wide.nbest}, "the lists stay full"
 
 
 @pytest.mark.parametrize("bonus", [None, 0.7, 3.0])

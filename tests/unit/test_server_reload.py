@@ -82,7 +82,9 @@ def test_the_configuration_replaces_settings_of_the_search(model_folders: list[P
             current.append(config)
             await reloader.reload()
             route = directions.route("en", "xb")
-            assert route[0].beam == route[0].translator.settings.beam
+            settings = route[0].translator.settings
+            assert route[0].beam == settings.beam
+            assert settings.beam_threshold == (2.0 if config is configs[1] else 0.0)
             found = (await directions.translate(route, texts, "me"))[-1]
             assert [(translation.text, translation.score) for translation in found] == wanted
         directions.close()

@@ -51,7 +51,10 @@ ShrinkBeam = Annotated[
 ]
 BeamThreshold = Annotated[
     float | None,
-    typer.Option(help="Drop hypotheses with a log-probability more than this below the best one: faster; 0 = off."),
+    typer.Option(
+        help="Drop hypotheses whose log-probability is more than this below that of the best one: faster; 0 = off; "
+        "default: that of the model."
+    ),
 ]
 Split = Annotated[
     bool | None,

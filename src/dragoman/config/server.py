@@ -30,8 +30,8 @@ class SearchOverrides(Section):
     )
     beam_threshold: limits.BeamThreshold | None = Field(
         None,
-        description="largest difference to the log-probability of the best hypothesis, 0 = off; default: that of the "
-        "model",
+        description="drop hypotheses whose log-probability is more than this below that of the best one, 0 = off; "
+        "default: that of the model",
     )
     alpha: limits.LengthPenalty | None = Field(None, description="length penalty; default: that of the model")
     max_extra: limits.ExtraTokens | None = Field(

@@ -87,6 +87,11 @@ class SearchSettings:
             problems.append(f"nbest = {self.nbest}: must be at most beam = {self.beam}; increase beam or reduce nbest")
         return problems
 
+    @property
+    def narrows_beam(self) -> bool:
+        """Whether the beam may keep fewer than K hypotheses of a step."""
+        return self.shrink_beam or self.beam_threshold > 0
+
     def limit(self, source: int, prefix: int = 0) -> int:
         """Return the maximum target length, with its end, for a source and a forced prefix of these lengths."""
         # A forced prefix longer than the source replaces the source length, so that tokens may follow it.

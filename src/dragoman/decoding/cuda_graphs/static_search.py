@@ -121,7 +121,8 @@ class StaticShapeSearch:
         token_log_probs = self._extend(self.log_probs, origins, new)
         ended = (chosen == EOS) & (sums > _NEVER)  # (B, K)
         self._collect(ended, tokens, token_log_probs, truncated)
-        self.complete.add_(ended.sum(1))
+        if self.settings.narrows_beam:
+            self.complete.add_(ended.sum(1))
         sums = sums.masked_fill(ended, _NEVER)
         # Upper bound of the final score: a sum can only decrease and is divided by at most the penalty at the limit.
         bound = sums.amax(1).double() / self.penalties[self.limits]
@@ -147,7 +148,9 @@ class StaticShapeSearch:
         sums = log_probs.view(*self.sums.shape, -1) + self.sums[..., None]
         best, indices = sums.flatten(1).topk(self.beams, dim=1)
         origins, tokens = indices // self.vocabulary.numel(), indices % self.vocabulary.numel()
-        return narrowed(best, self.complete, self.settings), origins, tokens, truncated.gather(1, origins)
+        if self.settings.narrows_beam:
+            best = narrowed(best, self.complete, self.settings)
+        return best, origins, tokens, truncated.gather(1, origins)
 
     def _per_row(self, column: Tensor) -> Tensor:
         """(B, 1) -> (N, 1)."""

@@ -288,7 +288,8 @@ class _Packer:
         self._align()
         if self.precision == "int8":
             scales = np.abs(w).max(1) / 127
-            q = np.rint(w / np.where(scales > 0, scales, 1)[:, None]).astype(np.int8)
+            # A scale that is a subnormal number is so inexact that quotients exceed 127.
+            q = np.rint(w / np.where(scales > 0, scales, 1)[:, None]).clip(-127, 127).astype(np.int8)
             self._write_array(q.reshape(-1, _OUTPUT_BLOCK, inputs // 4, 4).transpose(0, 2, 1, 3), np.int8)
             self._write_array(scales)
             self._write_array(128 * q.sum(1, dtype=np.int32), np.int32)

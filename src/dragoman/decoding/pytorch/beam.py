@@ -77,12 +77,11 @@ class Pool:
 
     def narrow(self, beams: Beams) -> Beams:
         """Empty the slots that `shrink_beam` and `beam_threshold` do without."""
-        settings = self.request.settings
-        if not settings.shrink_beam and not settings.beam_threshold:
+        if not self.request.settings.narrows_beam:
             return beams
         counts = [len(self.hypotheses[i]) for i in beams.sentences.tolist()]
         finished = torch.tensor(counts, device=beams.log_probs.device)  # (B,)
-        return replace(beams, log_probs=narrowed(beams.log_probs, finished, settings))
+        return replace(beams, log_probs=narrowed(beams.log_probs, finished, self.request.settings))
 
     def collect(self, beams: Beams, truncated: Tensor) -> tuple[Beams, list[tuple[int, int, Hypothesis]]]:
         """Add the hypotheses that ended; return the beams with their slots emptied, and `BeamStep.finished`."""

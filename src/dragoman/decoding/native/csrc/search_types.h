@@ -18,7 +18,7 @@ struct SearchSettings {
   int32_t rows;  // hypotheses that one worker decodes at once
   int32_t threads;
   double alpha;           // exponent of the length penalty ((5 + length) / 6)^alpha
-  double beam_threshold;  // largest difference to the log-probability of the best hypothesis of a step; 0: no limit
+  double beam_threshold;  // largest distance from the log-probability of the best hypothesis of a step; 0: no limit
   int64_t source_tokens;  // that one worker decodes at once; a source counts once per hypothesis
   int64_t memory;         // bytes of caches and shortlists of all workers; one sentence per worker is always admitted
 };

@@ -197,14 +197,14 @@ def test_the_language_follows_the_browser_and_the_switch(page: Page, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("narrower", "said"),
+    ("narrower", "expected"),
     [
         ({"shrink_beam": True}, "leaves the beam, which becomes narrower by one; its"),
         ({"beam_threshold": 0.25}, "without those whose log-probability is more than 0.25 below that of the best one."),
     ],
 )
 def test_the_tree_of_a_beam_that_becomes_narrower(
-    narrower: dict[str, Any], said: str, page: Page, tmp_path: Path
+    narrower: dict[str, Any], expected: str, page: Page, tmp_path: Path
 ) -> None:
     network, vocabulary, config = loaded("transformer", tie="none")
     with torch.no_grad():  # so that hypotheses end at several steps
@@ -214,7 +214,7 @@ def test_the_tree_of_a_beam_that_becomes_narrower(
     tree = explanation.tree
     assert tree is not None
     page.open(write_explanation(tmp_path / "explain.html", explanation))
-    assert said in page.text("#beam-what")
+    assert expected in page.text("#beam-what")
     dropped = [i for i, node in enumerate(tree["nodes"]) if node["end"] == "dropped"]
     widths = set()
     for i in dropped:

@@ -8,8 +8,8 @@
 //
 // int8 quantization is symmetric with one scale per output of the weights, W = scale * q, and one scale per row of the
 // activations, max |x| / 127.  The instruction of AVX-512 takes unsigned activations, which are therefore stored with a
-// zero point of 128; subtracting compensation = 128 * sum(q) per output removes it.  The sums are exact integers, equal
-// on every processor.
+// zero point of 128; subtracting compensation = 128 * sum(q) per output removes it.  AVX2 multiplies signed activations.
+// The sums are exact integers, equal on every processor.
 #pragma once
 
 #include <cstddef>

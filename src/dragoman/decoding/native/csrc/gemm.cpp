@@ -1,5 +1,6 @@
 #include "gemm.h"
 
+#include "int8.h"
 #include "simd.h"
 
 namespace dragoman {
@@ -10,14 +11,6 @@ namespace {
 constexpr int BLOCK_VECS = OUTPUT_BLOCK / VEC_SIZE;
 constexpr int TILE_VECS = 4;
 constexpr int TILE_ROWS = VEC_SIZE == 16 ? 6 : 2;
-constexpr int PREFETCH_BYTES = 8192;  // distance at which weights are prefetched
-
-inline void prefetch(const void* weights, int bytes) {
-#pragma GCC unroll 8
-  for (int byte = 0; byte < bytes; byte += 64) {
-    _mm_prefetch(static_cast<const char*>(weights) + PREFETCH_BYTES + byte, _MM_HINT_T0);
-  }
-}
 
 // The tile functions accumulate the products of R rows, starting at `row`, with TILE_VECS vectors of outputs.  Every
 // row is summed over the inputs in the same order for every R, so results do not depend on the batch.
@@ -35,23 +28,6 @@ inline void accumulate_f32(const GemmInput& x, int row, const float* weights, in
       const VecF32 input = broadcast(x.f32[static_cast<size_t>(row + r) * x.cols + k]);
 #pragma GCC unroll 8
       for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = fmadd(input, w[v], sums[r][v]);
-    }
-  }
-}
-
-template <int R>
-inline void accumulate_int8(const GemmInput& x, int row, const int8_t* weights, int inputs,
-                            VecI32 (&sums)[R][TILE_VECS]) {
-  for (int k = 0; k < inputs; k += 4, weights += 4 * OUTPUT_BLOCK) {
-    prefetch(weights, TILE_VECS * VEC_SIZE * 4);
-    VecI32 w[TILE_VECS];
-#pragma GCC unroll 8
-    for (int v = 0; v < TILE_VECS; ++v) w[v] = load_i8(weights + v * 4 * VEC_SIZE);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const Activations input = load_activations(x.quantized + static_cast<size_t>(row + r) * x.cols + k);
-#pragma GCC unroll 8
-      for (int v = 0; v < TILE_VECS; ++v) dot(sums[r][v], input, w[v]);
     }
   }
 }
@@ -100,15 +76,14 @@ template <int R>
 void gemm_tile_int8(const PackedMatrix& w, const GemmInput& x, int row, size_t block_begin, int first_vec, float* y,
                     int stride, bool accumulate) {
   VecI32 sums[R][TILE_VECS];
-#pragma GCC unroll 8
-  for (int v = 0; v < TILE_VECS; ++v) {
-    VecI32 start = zeros_i32();
-    if (HAS_ZERO_POINT) start = sub(start, load_i32(w.compensation + block_begin + (first_vec + v) * VEC_SIZE));
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sums[r][v] = start;
-  }
   const int8_t* weights = static_cast<const int8_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 4;
-  accumulate_int8<R>(x, row, weights, w.inputs, sums);
+  const int32_t* compensation = w.compensation + block_begin + first_vec * VEC_SIZE;
+  const uint8_t* quantized = x.quantized + quantized_size(row, x.cols);
+  if (row == 0) {
+    multiply_int8<true>(quantized, w.inputs, weights, compensation, sums);
+  } else {
+    multiply_int8<false>(quantized, w.inputs, weights, compensation, sums);
+  }
 #pragma GCC unroll 8
   for (int v = 0; v < TILE_VECS; ++v) {
     const size_t output = block_begin + (first_vec + v) * VEC_SIZE;
@@ -186,14 +161,16 @@ GemmInput GemmInput::slice(int first, int count) const {
   if (f32 != nullptr) view.f32 = f32 + offset;
   if (bf16 != nullptr) view.bf16 = bf16 + offset;
   if (quantized != nullptr) {
-    view.quantized = quantized + offset;
+    view.quantized = quantized + quantized_size(first, cols);
     view.scales = scales + first;
   }
   return view;
 }
 
+size_t quantized_size(int rows, int cols) { return static_cast<size_t>(rows) * quantized_row_size(cols); }
+
 void quantize_rows(const float* x, int rows, int cols, uint8_t* quantized, float* scales) {
-  for (int r = 0; r < rows; ++r, x += cols, quantized += cols) {
+  for (int r = 0; r < rows; ++r, x += cols, quantized += quantized_row_size(cols)) {
     VecF32 maxima = zeros();
     VecF32 non_finite = zeros();  // sum of x * 0: NaN if any x is infinite or NaN, else 0
     for (int k = 0; k < cols; k += VEC_SIZE) {
@@ -202,10 +179,7 @@ void quantize_rows(const float* x, int rows, int cols, uint8_t* quantized, float
     }
     const float maximum = reduce_max(maxima);
     scales[r] = maximum / 127.0f + reduce_sum(non_finite);  // propagates NaN, which integers cannot represent
-    const VecF32 inverse = broadcast(maximum > 1e-30f ? 127.0f / maximum : 0.0f);
-    for (int k = 0; k < cols; k += VEC_SIZE) {
-      store_quantized(quantized + k, fmadd(load(x + k), inverse, broadcast(128.0f)));
-    }
+    quantize_row(x, cols, maximum > 1e-30f ? 127.0f / maximum : 0.0f, quantized);
   }
 }
 

@@ -8,8 +8,8 @@
 //
 // int8 quantization is symmetric with one scale per output of the weights, W = scale * q, and one scale per row of the
 // activations, max |x| / 127.  The instruction of AVX-512 takes unsigned activations, which are therefore stored with a
-// zero point of 128; subtracting compensation = 128 * sum(q) per output removes it.  AVX2 multiplies signed activations.
-// The sums are exact integers, equal on every processor.
+// zero point of 128; subtracting compensation = 128 * sum(q) per output removes it.  The sums are exact integers, equal
+// on every processor (int8.h).
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ struct GemmInput {
   int rows = 0, cols = 0;
   const float* f32 = nullptr;
   const uint16_t* bf16 = nullptr;
-  const uint8_t* quantized = nullptr;
+  const uint8_t* quantized = nullptr;  // rows of quantize_rows
   const float* scales = nullptr;  // quantized: (rows,)
 
   // `count` rows starting at row `first`.
@@ -53,6 +53,9 @@ struct GemmInput {
 
 // Quantize x (rows, cols) to 8 bits, as the instructions of this build take them, with one scale per row.
 void quantize_rows(const float* x, int rows, int cols, uint8_t* quantized, float* scales);
+
+// Bytes of `rows` quantized rows.
+size_t quantized_size(int rows, int cols);
 
 // Convert to bfloat16, rounding to the nearest, ties to even.
 void convert_to_bf16(const float* x, size_t count, uint16_t* bf16);

@@ -93,10 +93,10 @@ GemmInput ModelRunner::gemm_input(const PackedMatrix& m, const float* x, int row
     pool_.parallel_for(rows, ELEMENTWISE_COST * rows * m.inputs, [&](int, int begin, int end) { f(begin, end); });
   };
   if (m.dtype == DType::int8) {
-    uint8_t* quantized = quantized_.reserve(times(rows, m.inputs));
+    uint8_t* quantized = quantized_.reserve(quantized_size(rows, m.inputs));
     float* scales = scales_.reserve(static_cast<size_t>(rows));
     for_rows([&](int begin, int end) {
-      quantize_rows(x + times(begin, m.inputs), end - begin, m.inputs, quantized + times(begin, m.inputs),
+      quantize_rows(x + times(begin, m.inputs), end - begin, m.inputs, quantized + quantized_size(begin, m.inputs),
                     scales + begin);
     });
     in.quantized = quantized;

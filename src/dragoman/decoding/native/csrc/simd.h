@@ -70,27 +70,6 @@ inline VecI32 load_i8(const int8_t* p) { return _mm512_loadu_si512(p); }
 inline VecI32 sub(VecI32 a, VecI32 b) { return _mm512_sub_epi32(a, b); }
 inline VecF32 to_f32(VecI32 x) { return _mm512_cvtepi32_ps(x); }
 
-// Quantized activations are stored as uint8 with a zero point of 128: vpdpbusd takes unsigned ones.
-constexpr bool HAS_ZERO_POINT = true;
-// Store x, of which 128 is the zero point, as the nearest integers from 0 to 255.
-inline void store_quantized(uint8_t* p, VecF32 x) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(x)));
-}
-// The four activations at p, in every 32-bit lane.
-struct Activations {
-  VecI32 u8;
-};
-inline Activations load_activations(const uint8_t* p) {
-  int32_t packed;
-  std::memcpy(&packed, p, sizeof(packed));
-  return {broadcast_i32(packed)};
-}
-// sums[i] += dot product of the four activations and the four weights in lane i.
-// Inline assembly because GCC 12 moves the accumulators of the intrinsic through memory.
-inline void dot(VecI32& sums, const Activations& x, VecI32 weights) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(x.u8), "v"(weights));
-}
-
 #else
 
 constexpr int VEC_SIZE = 8;
@@ -166,36 +145,17 @@ inline VecI32 load_i8(const int8_t* p) { return _mm256_loadu_si256(reinterpret_c
 inline VecI32 sub(VecI32 a, VecI32 b) { return _mm256_sub_epi32(a, b); }
 inline VecF32 to_f32(VecI32 x) { return _mm256_cvtepi32_ps(x); }
 
-// Quantized activations are stored as int8.
-constexpr bool HAS_ZERO_POINT = false;
-// Store x, of which 128 is the zero point, as the nearest integers less 128.  Rounding is that of the other build.
-inline void store_quantized(uint8_t* p, VecF32 x) {
-  const __m256i i32 = _mm256_sub_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(128));
-  const __m128i i16 = _mm_packs_epi32(_mm256_castsi256_si128(i32), _mm256_extracti128_si256(i32, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(i16, i16));
-}
-// The four activations at p, in every 32-bit lane, and their absolute values.
-struct Activations {
-  VecI32 i8, magnitudes;
-};
-inline Activations load_activations(const uint8_t* p) {
-  int32_t packed;
-  std::memcpy(&packed, p, sizeof(packed));
-  const VecI32 i8 = broadcast_i32(packed);
-  return {i8, _mm256_abs_epi8(i8)};
-}
-// sums[i] += dot product of the four activations and the four weights, from -127 to 127, in lane i.
-// vpmaddubsw multiplies unsigned with signed bytes: |x| with the weights, which get the sign of x.  It saturates to 16
-// bits, which the sum of two products, at most 2 * 127 * 127, does not reach: the sums equal those of AVX-512.
-inline void dot(VecI32& sums, const Activations& x, VecI32 weights) {
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256i products;
-  asm("vpsignb %3, %4, %1\n\tvpmaddubsw %1, %2, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
-      : "+x"(sums), "=&x"(products)
-      : "x"(x.magnitudes), "x"(x.i8), "x"(weights), "x"(ones));
-}
-
 #endif
+
+constexpr int PREFETCH_DISTANCE = 8192;  // bytes
+
+// Prefetch the `bytes` that are read PREFETCH_DISTANCE after those at p.
+inline void prefetch(const void* p, int bytes) {
+#pragma GCC unroll 8
+  for (int byte = 0; byte < bytes; byte += 64) {
+    _mm_prefetch(static_cast<const char*>(p) + PREFETCH_DISTANCE + byte, _MM_HINT_T0);
+  }
+}
 
 inline VecF32 add(VecF32 a, VecF32 b) { return a + b; }
 inline VecF32 sub(VecF32 a, VecF32 b) { return a - b; }

@@ -1,0 +1,187 @@
+// Products of int8 weights with activations, which are quantized to the form that the instructions of each build take.
+//
+// Weights are integers from -127 to 127, in the order that gemm.h describes, and so are quantized activations.  The sums
+// of their products are exact in both builds, and therefore equal.
+#pragma once
+
+#include "simd.h"
+
+namespace dragoman {
+
+constexpr int WEIGHTS_STEP = 4 * 64;  // bytes from four inputs of a block of 64 outputs to the next four
+
+inline int32_t load_four(const uint8_t* p) {
+  int32_t packed;
+  std::memcpy(&packed, p, sizeof(packed));
+  return packed;
+}
+
+#if defined(__AVX512F__)
+
+// vpdpbusd multiplies unsigned bytes with signed ones: activations are stored with a zero point of 128.
+
+// Bytes of a row of quantized activations.
+constexpr size_t quantized_row_size(int cols) { return static_cast<size_t>(cols); }
+
+// Store the nearest integers of x * factor, which are in [-127, 127].
+inline void quantize_row(const float* x, int cols, float factor, uint8_t* row) {
+  for (int k = 0; k < cols; k += VEC_SIZE) {
+    const VecF32 shifted = fmadd(load(x + k), broadcast(factor), broadcast(128.0f));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(row + k), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(shifted)));
+  }
+}
+
+// sums[i] += dot product of the four activations and the four weights in lane i.
+// Inline assembly because GCC 12 moves the accumulators of the intrinsic through memory.
+inline void dot(VecI32& sums, VecI32 x, VecI32 weights) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(x), "v"(weights));
+}
+
+// The products of R rows with V vectors of outputs.  COLD: the weights are not in the cache yet.  compensation: 128 times
+// the sum of the weights of each output.
+template <bool COLD, int R, int V>
+inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, const int32_t* compensation,
+                          VecI32 (&sums)[R][V]) {
+#pragma GCC unroll 8
+  for (int v = 0; v < V; ++v) {
+    const VecI32 start = sub(zeros_i32(), load_i32(compensation + v * VEC_SIZE));
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sums[r][v] = start;
+  }
+  for (int k = 0; k < inputs; k += 4, weights += WEIGHTS_STEP) {
+    prefetch(weights, V * 4 * VEC_SIZE);
+    VecI32 w[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) w[v] = load_i8(weights + v * 4 * VEC_SIZE);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const VecI32 input = broadcast_i32(load_four(x + r * quantized_row_size(inputs) + k));
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) dot(sums[r][v], input, w[v]);
+    }
+  }
+}
+
+#else
+
+// vpmaddubsw multiplies unsigned bytes with signed ones and adds the products in pairs, in 16 bits.  The product of an
+// activation a and a weight w is |a| w for a >= 0 and |a| (-w) = |a| ~w + |a| for a < 0: w is inverted by an exclusive or
+// with a mask, and the sum of all such |a| of a row, which is the same for all outputs, is added.  The instruction
+// saturates at 2^15, which the sum of two products, at most 2 * 127 * 128, does not reach.
+//
+// The sums of eight activations, two pairs in each 16 bits, are added before they are widened to 32 bits, unless the
+// magnitudes of four that meet in a sum add up to more than 255: four products are then below 2^15 for any weights.
+//
+// A row is: for every eight activations, the magnitudes of four, their masks, and the same of the other four (16 bytes);
+// then a flag for every eight, 1 if their sums must be widened one by one; then the sum of the magnitudes of negative
+// activations.
+
+constexpr size_t flags_offset(int cols) { return static_cast<size_t>(cols) * 2; }
+constexpr size_t negative_sum_offset(int cols) { return flags_offset(cols) + static_cast<size_t>(cols) / 8; }
+constexpr size_t quantized_row_size(int cols) { return negative_sum_offset(cols) + sizeof(int32_t); }
+
+// Store the nearest integers of x * factor, which are in [-127, 127], as the other build rounds them.
+inline void quantize_row(const float* x, int cols, float factor, uint8_t* row) {
+  uint8_t* flags = row + flags_offset(cols);
+  __m128i negative_sum = _mm_setzero_si128();
+  for (int k = 0; k < cols; k += 8) {
+    const __m256i shifted = _mm256_cvtps_epi32(fmadd(load(x + k), broadcast(factor), broadcast(128.0f)));
+    const __m256i i32 = _mm256_sub_epi32(shifted, _mm256_set1_epi32(128));
+    const __m128i i16 = _mm_packs_epi32(_mm256_castsi256_si128(i32), _mm256_extracti128_si256(i32, 1));
+    const __m128i i8 = _mm_packs_epi16(i16, _mm_setzero_si128());
+    const __m128i magnitudes = _mm_abs_epi8(i8);
+    const __m128i masks = _mm_cmpgt_epi8(_mm_setzero_si128(), i8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(row + 2 * k), _mm_unpacklo_epi32(magnitudes, masks));
+    negative_sum = _mm_add_epi64(negative_sum, _mm_sad_epu8(_mm_and_si128(magnitudes, masks), _mm_setzero_si128()));
+    // 16-bit sums of pairs; pairs 0 and 2, and 1 and 3, meet in a sum.
+    const int64_t pairs = _mm_cvtsi128_si64(_mm_maddubs_epi16(magnitudes, _mm_set1_epi8(1)));
+    flags[k / 8] = ((pairs + (pairs >> 32)) & 0xFF00FF00) != 0;
+  }
+  const int32_t sum = _mm_cvtsi128_si32(negative_sum);
+  std::memcpy(row + negative_sum_offset(cols), &sum, sizeof(sum));
+}
+
+// Four activations of a row, in every 32-bit lane.
+struct Activations {
+  VecI32 magnitudes, masks;
+};
+inline Activations load_activations(const uint8_t* p) {
+  return {broadcast_i32(load_four(p)), broadcast_i32(load_four(p + 4))};
+}
+
+// The bytes that an instruction reads.
+struct WeightVector {
+  int8_t weights[32];
+};
+inline const WeightVector& weight_vector(const int8_t* p) { return *reinterpret_cast<const WeightVector*>(p); }
+
+// Inline assembly: GCC 12 moves accumulators through memory.
+
+// sums[i] += dot product of the four activations and the four weights in lane i.
+inline void dot(VecI32& sums, const Activations& x, const int8_t* weights) {
+  VecI32 products;
+  asm("vpxor %4, %3, %1\n\tvpmaddubsw %1, %2, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
+      : "+x"(sums), "=&x"(products)
+      : "x"(x.magnitudes), "x"(x.masks), "m"(weight_vector(weights)), "x"(_mm256_set1_epi16(1)));
+}
+
+// The same for eight activations and weights, if four products fit in 16 bits.
+inline void dot(VecI32& sums, const Activations& x, const int8_t* weights, const Activations& next_x,
+                const int8_t* next_weights) {
+  VecI32 products, next_products;
+  asm("vpxor %5, %4, %1\n\tvpxor %8, %7, %2\n\tvpmaddubsw %1, %3, %1\n\tvpmaddubsw %2, %6, %2\n\t"
+      "vpaddw %2, %1, %1\n\tvpmaddwd %9, %1, %1\n\tvpaddd %1, %0, %0"
+      : "+x"(sums), "=&x"(products), "=&x"(next_products)
+      : "x"(x.magnitudes), "x"(x.masks), "m"(weight_vector(weights)), "x"(next_x.magnitudes), "x"(next_x.masks),
+        "m"(weight_vector(next_weights)), "x"(_mm256_set1_epi16(1)));
+}
+
+// The products of R rows with V vectors of outputs.  COLD: the weights are not in the cache yet.
+template <bool COLD, int R, int V>
+inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, const int32_t*, VecI32 (&sums)[R][V]) {
+  const size_t stride = quantized_row_size(inputs);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const VecI32 start = broadcast_i32(load_four(x + r * stride + negative_sum_offset(inputs)));
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) sums[r][v] = start;
+  }
+  const uint8_t* flags = x + flags_offset(inputs);
+  for (int k = 0; k < inputs; k += 8, weights += 2 * WEIGHTS_STEP, x += 16, ++flags) {
+    if (COLD) {
+      prefetch(weights, V * 32);
+      prefetch(weights + WEIGHTS_STEP, V * 32);
+    } else {
+      prefetch(weights, 64);  // faster than none
+    }
+    int large = 0;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) large |= flags[r * stride];
+    if (__builtin_expect(large != 0, 0)) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const Activations first = load_activations(x + r * stride);
+        const Activations second = load_activations(x + r * stride + 8);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+          dot(sums[r][v], first, weights + v * 32);
+          dot(sums[r][v], second, weights + WEIGHTS_STEP + v * 32);
+        }
+      }
+      continue;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Activations first = load_activations(x + r * stride);
+      const Activations second = load_activations(x + r * stride + 8);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        dot(sums[r][v], first, weights + v * 32, second, weights + WEIGHTS_STEP + v * 32);
+      }
+    }
+  }
+}
+
+#endif
+
+}  // namespace dragoman

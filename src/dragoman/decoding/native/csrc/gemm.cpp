@@ -77,13 +77,8 @@ void gemm_tile_int8(const PackedMatrix& w, const GemmInput& x, int row, size_t b
                     int stride, bool accumulate) {
   VecI32 sums[R][TILE_VECS];
   const int8_t* weights = static_cast<const int8_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 4;
-  const int32_t* compensation = w.compensation + block_begin + first_vec * VEC_SIZE;
-  const uint8_t* quantized = x.quantized + quantized_size(row, x.cols);
-  if (row == 0) {
-    multiply_int8<true>(quantized, w.inputs, weights, compensation, sums);
-  } else {
-    multiply_int8<false>(quantized, w.inputs, weights, compensation, sums);
-  }
+  multiply_int8(x.quantized + quantized_size(row, x.cols), w.inputs, weights,
+                w.compensation + block_begin + first_vec * VEC_SIZE, row == 0, sums);
 #pragma GCC unroll 8
   for (int v = 0; v < TILE_VECS; ++v) {
     const size_t output = block_begin + (first_vec + v) * VEC_SIZE;

@@ -45,7 +45,7 @@ struct GemmInput {
   const float* f32 = nullptr;
   const uint16_t* bf16 = nullptr;
   const uint8_t* quantized = nullptr;  // rows of quantize_rows
-  const float* scales = nullptr;  // quantized: (rows,)
+  const float* scales = nullptr;       // quantized: (rows,)
 
   // `count` rows starting at row `first`.
   GemmInput slice(int first, int count) const;

@@ -1,7 +1,7 @@
 // Products of int8 weights with activations, which are quantized to the form that the instructions of each build take.
 //
-// Weights are integers from -127 to 127, in the order that gemm.h describes, and so are quantized activations.  The sums
-// of their products are exact in both builds, and therefore equal.
+// Weights are integers from -127 to 127, in the order that gemm.h describes, and so are quantized activations.  The
+// sums of their products are exact in both builds, and therefore equal.
 #pragma once
 
 #include "simd.h"
@@ -37,10 +37,9 @@ inline void dot(VecI32& sums, VecI32 x, VecI32 weights) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(x), "v"(weights));
 }
 
-// The products of R rows with V vectors of outputs.  COLD: the weights are not in the cache yet.  compensation: 128 times
-// the sum of the weights of each output.
-template <bool COLD, int R, int V>
-inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, const int32_t* compensation,
+// The products of R rows with V vectors of outputs.  compensation: 128 times the sum of the weights of each output.
+template <int R, int V>
+inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, const int32_t* compensation, bool,
                           VecI32 (&sums)[R][V]) {
 #pragma GCC unroll 8
   for (int v = 0; v < V; ++v) {
@@ -65,16 +64,16 @@ inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, c
 #else
 
 // vpmaddubsw multiplies unsigned bytes with signed ones and adds the products in pairs, in 16 bits.  The product of an
-// activation a and a weight w is |a| w for a >= 0 and |a| (-w) = |a| ~w + |a| for a < 0: w is inverted by an exclusive or
-// with a mask, and the sum of all such |a| of a row, which is the same for all outputs, is added.  The instruction
+// activation a and a weight w is |a| w for a >= 0 and |a| (-w) = |a| ~w + |a| for a < 0: w is inverted by an exclusive
+// or with a mask, and the sum of all such |a| of a row, which is the same for all outputs, is added.  The instruction
 // saturates at 2^15, which the sum of two products, at most 2 * 127 * 128, does not reach.
 //
 // The sums of eight activations, two pairs in each 16 bits, are added before they are widened to 32 bits, unless the
 // magnitudes of four that meet in a sum add up to more than 255: four products are then below 2^15 for any weights.
 //
-// A row is: for every eight activations, the magnitudes of four, their masks, and the same of the other four (16 bytes);
-// then a flag for every eight, 1 if their sums must be widened one by one; then the sum of the magnitudes of negative
-// activations.
+// A row is: for every eight activations, the magnitudes of four, their masks, and the same of the other four (16
+// bytes); then a flag for every eight, 1 if their sums must be widened one by one; then the sum of the magnitudes of
+// negative activations.
 
 constexpr size_t flags_offset(int cols) { return static_cast<size_t>(cols) * 2; }
 constexpr size_t negative_sum_offset(int cols) { return flags_offset(cols) + static_cast<size_t>(cols) / 8; }
@@ -136,9 +135,8 @@ inline void dot(VecI32& sums, const Activations& x, const int8_t* weights, const
         "m"(weight_vector(next_weights)), "x"(_mm256_set1_epi16(1)));
 }
 
-// The products of R rows with V vectors of outputs.  COLD: the weights are not in the cache yet.
 template <bool COLD, int R, int V>
-inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, const int32_t*, VecI32 (&sums)[R][V]) {
+inline void multiply_from(const uint8_t* x, int inputs, const int8_t* weights, VecI32 (&sums)[R][V]) {
   const size_t stride = quantized_row_size(inputs);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -179,6 +177,17 @@ inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, c
         dot(sums[r][v], first, weights + v * 32, second, weights + WEIGHTS_STEP + v * 32);
       }
     }
+  }
+}
+
+// The products of R rows with V vectors of outputs.  cold: the weights are not in the cache yet.
+template <int R, int V>
+inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, const int32_t*, bool cold,
+                          VecI32 (&sums)[R][V]) {
+  if (cold) {
+    multiply_from<true>(x, inputs, weights, sums);
+  } else {
+    multiply_from<false>(x, inputs, weights, sums);
   }
 }
 

@@ -52,7 +52,8 @@ int64_t ModelRunner::sentence_bytes(const Model& model, int hypotheses, int targ
     return KVCache::sequence_bytes(length, h.decoder_layers, h.n_kv_heads, h.d_head, h.fp16 != 0);
   };
   const int64_t cells_bytes = int64_t{h.decoder_layers} * h.d_model * static_cast<int64_t>(sizeof(float));
-  return hypotheses * (h.ssru != 0 ? cells_bytes : cache_bytes(target_length)) + (h.encoder_layers > 0 ? cache_bytes(source_length) : 0) +
+  return hypotheses * (h.ssru != 0 ? cells_bytes : cache_bytes(target_length)) +
+         (h.encoder_layers > 0 ? cache_bytes(source_length) : 0) +
          static_cast<int64_t>(Shortlist::bytes(model.output, shortlist_size));
 }
 
@@ -322,8 +323,8 @@ void ModelRunner::decoder_self_attention(const LayerWeights& layer, int layer_in
 }
 
 float* ModelRunner::cell(int target_slot, int layer_index) const {
-  return cells_.data() + (times(target_slot, h_.decoder_layers) + static_cast<size_t>(layer_index)) *
-                             static_cast<size_t>(h_.d_model);
+  return cells_.data() +
+         (times(target_slot, h_.decoder_layers) + static_cast<size_t>(layer_index)) * static_cast<size_t>(h_.d_model);
 }
 
 void ModelRunner::decoder_ssru(const LayerWeights& layer, int layer_index, const float* in, const StepRow* rows,

@@ -167,8 +167,8 @@ constexpr float LOG2_E = 1.44269504f;
 // The factors of e^x 2^-shift for integral shifts, relative error below (2 + |x| / 2) 2^-23; NaN stays NaN.
 // x log2 e - shift must be in [-126, 127].
 // With n = round(x log2 e) and r = x log2 e - n in [-1/2, 1/2], e^x = 2^n 2^r; 2^r is a polynomial that is exactly 1 at
-// 0.  Adding a number between 2^23 and 2^24 rounds to integers, which are the last bits of the sum: with 127 added, they
-// are the exponent of 2^(n - shift).
+// 0.  Adding a number between 2^23 and 2^24 rounds to integers, which are the last bits of the sum: with 127 added,
+// they are the exponent of 2^(n - shift).
 struct ExpFactors {
   VecF32 mantissa, power;
 };

@@ -5,8 +5,9 @@
     python bench/serve.py runs/en-de --text test.en --servers dragoman libretranslate --libretranslate-python PYTHON
 
 Each server runs in a process of its own.  Closed loop: each of N clients sends one sentence after the other.  Open
-loop: sentences arrive at random (a Poisson process) at 70 % of the slowest server's throughput with 64 clients, and of
-its own.  Every round asks each server in turn.  The client uses the same two cores, of which it needs little.
+loop: sentences arrive at random (a Poisson process) at 70 % of the throughput with the most clients, of the slowest
+server and of its own.  Every round asks each server in turn.  The client uses the same two cores, of which it needs
+little.
 
 CTranslate2 gets the best batching that we know: everything that waits becomes a batch as soon as one of its workers is
 free (`bench/serve_ctranslate2.py`); tokenizer, search (beam) and precision (int8) are those of Dragoman.
@@ -66,27 +67,40 @@ class Client:
         self.writer.close()
 
 
-async def closed_loop(port: int, bodies: Sequence[bytes], clients: int, seconds: float) -> dict[str, Any]:
-    """Return throughput and latencies with `clients` clients."""
-    opened = [await Client(port).open() for _ in range(clients)]
-    latencies: list[float] = []
-    statuses: Counter[int] = Counter()
-    begin = time.monotonic() + WARM_UP
-    end = begin + seconds
+async def closed_loop(server: Server, bodies: Sequence[bytes], clients: int, seconds: float) -> dict[str, Any]:
+    """Return throughput, latencies and processor time with `clients` clients.
+
+    Measured are the answers that arrive within `seconds`, from the moment at which every client has its first one: when
+    a request takes seconds, those under way at the beginning and the end are a large part of all.
+    """
+    opened = [await Client(server.port).open() for _ in range(clients)]
+    answers: list[tuple[float, float, int]] = []  # arrival, latency, status
+    warm, done = asyncio.Semaphore(0), asyncio.Event()
 
     async def use(number: int, client: Client) -> None:
         chosen = random.Random(number)
-        while (sent := time.monotonic()) < end:
+        await client.translate(chosen.choice(bodies))
+        warm.release()
+        while not done.is_set():
+            sent = time.monotonic()
             status, _ = await client.translate(chosen.choice(bodies))
-            if sent >= begin:
-                latencies.append(time.monotonic() - sent)
-                statuses[status] += 1
+            answers.append((time.monotonic(), time.monotonic() - sent, status))
 
-    await asyncio.gather(*(use(i, client) for i, client in enumerate(opened)))
-    elapsed = time.monotonic() - begin
+    async with asyncio.TaskGroup() as tasks:
+        for i, client in enumerate(opened):
+            tasks.create_task(use(i, client))
+        for _ in opened:
+            await warm.acquire()
+        await asyncio.sleep(WARM_UP)
+        begin, used = time.monotonic(), server.seconds()
+        await asyncio.sleep(seconds)
+        elapsed, used = time.monotonic() - begin, server.seconds() - used
+        done.set()
     for client in opened:
         client.close()
-    return summary(latencies, statuses, elapsed)
+    measured = [answer for answer in answers if begin <= answer[0] < begin + elapsed]
+    found = summary([latency for _, latency, _ in measured], Counter(status for *_, status in measured), elapsed)
+    return {**found, "server_cores": used / elapsed}
 
 
 async def open_loop(port: int, bodies: Sequence[bytes], rate: float, seconds: float) -> dict[str, Any]:
@@ -236,9 +250,7 @@ def measure(servers: Sequence[Server], bodies: Sequence[bytes], given: argparse.
     for _ in range(given.rounds):
         for clients in given.clients:
             for server in servers:
-                used = server.seconds()
-                found = uvloop.run(closed_loop(server.port, bodies, clients, given.seconds))
-                found["server_cores"] = (server.seconds() - used) / (given.seconds + WARM_UP)
+                found = uvloop.run(closed_loop(server, bodies, clients, given.seconds))
                 add(server, f"{clients} clients", found)
         full = {s.name: median(rows, s.name, f"{max(given.clients)} clients", "per_second") for s in servers}
         for server in servers:

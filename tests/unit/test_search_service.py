@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -110,20 +109,23 @@ def test_beams_that_become_narrower_and_beams_that_do_not_share_steps(tmp_path: 
     assert found[::3] != found[1::3] and found[::3] != found[2::3]
 
 
-def test_a_short_request_overtakes_a_long_one_that_is_running(service: NativeSearchService) -> None:
-    ends: dict[str, float] = {}
+def test_a_short_request_overtakes_a_long_one_that_is_running(
+    service: NativeSearchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Search] = []
+    finish = service._finish
 
-    def noted(name: str) -> Callable[[object], None]:
-        return lambda _: ends.setdefault(name, time.monotonic())
+    def noted(done: Sequence[Any]) -> None:
+        ended.extend(pending.search for pending in done)
+        finish(done)
 
+    monkeypatch.setattr(service, "_finish", noted)
     many = sentences(3000, 1)  # the other one is submitted before they end, also on a busy machine
     long = service.submit(many, [[]] * len(many), SETTINGS[1], [float(i) for i in range(len(many))])
     short = service.submit(sentences(1, 2), [[]], SETTINGS[1], [0.0])
-    long.future.add_done_callback(noted("long"))
-    short.future.add_done_callback(noted("short"))
     assert len(long.future.result(60)) == 3000 and len(short.future.result(60)) == 1
-    assert ends["short"] < ends["long"]
-    assert long.queued > short.queued
+    assert ended == [short, long]
+    assert long.queued > 2 * short.queued
 
 
 def test_a_cancelled_search_frees_its_rows(backend: NativeBackend, service: NativeSearchService) -> None:

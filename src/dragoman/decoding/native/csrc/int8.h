@@ -136,7 +136,7 @@ inline void dot(VecI32& sums, const Activations& x, const int8_t* weights, const
 }
 
 template <bool COLD, int R, int V>
-inline void multiply_from(const uint8_t* x, int inputs, const int8_t* weights, VecI32 (&sums)[R][V]) {
+inline void accumulate_int8(const uint8_t* x, int inputs, const int8_t* weights, VecI32 (&sums)[R][V]) {
   const size_t stride = quantized_row_size(inputs);
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -185,9 +185,9 @@ template <int R, int V>
 inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, const int32_t*, bool cold,
                           VecI32 (&sums)[R][V]) {
   if (cold) {
-    multiply_from<true>(x, inputs, weights, sums);
+    accumulate_int8<true>(x, inputs, weights, sums);
   } else {
-    multiply_from<false>(x, inputs, weights, sums);
+    accumulate_int8<false>(x, inputs, weights, sums);
   }
 }
 

@@ -5,7 +5,8 @@
 
 Each row is a setting of the search; the rows take turns.  Hypotheses: those that are extended, per sentence, with the
 PyTorch backend in float32.  All other columns are of the native engine with one thread: milliseconds of processor time
-per sentence (median of the rounds), translations that differ from those of the first row, and BLEU.
+per sentence (median of the rounds), translations that differ from those of the first row, the mean score of the
+translations, and BLEU.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
+from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
 
 BATCH = 32
@@ -55,7 +57,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="file with one sentence per line")
     parser.add_argument("--reference", type=Path, required=True, help="translations of the text")
     parser.add_argument("--beam", type=int, default=4)
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[2.0, 2.5, 3.0, 4.0, 6.0])
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-hypotheses", action="store_true", help="do not count hypotheses, which takes long")
     given = parser.parse_args()
@@ -64,21 +66,22 @@ def main() -> None:
     narrow = [{"shrink_beam": shrinks, "beam_threshold": t} for t in thresholds for shrinks in (False, True)]
     translator = Translator.load(given.model, engine="native", threads=1)
     times: list[list[float]] = [[] for _ in narrow]
-    found: list[list[str]] = [[] for _ in narrow]
+    found: list[list[Translation]] = [[] for _ in narrow]
     for _ in range(given.rounds):
         for own, taken, settings in zip(found, times, narrow, strict=True):
             began = time.process_time()
-            own[:] = [t.text for t in translator.translate(texts, beam=given.beam, **settings)]
+            own[:] = translator.translate(texts, beam=given.beam, **settings)
             taken.append(1e3 * (time.process_time() - began) / len(texts))
     print(f"{len(texts)} sentences, beam {given.beam}")
-    print("| shrink_beam | beam_threshold | hypotheses | ms | changed | BLEU |", "|---|---|---|---|---|---|", sep="\n")
+    print("| shrink_beam | beam_threshold | hypotheses | ms | changed | mean score | BLEU |\n" + "|---" * 7 + "|")
     for own, taken, settings in zip(found, times, narrow, strict=True):
         asked = SearchSettings.of(translator.settings, beam=given.beam, **settings)
         count = "" if given.no_hypotheses else f"{hypotheses(given.model, texts, asked):.1f}"
-        changed = sum(a != b for a, b in zip(own, found[0], strict=True))
-        bleu = BLEU().corpus_score(own, [reference]).score
+        changed = sum(a.text != b.text for a, b in zip(own, found[0], strict=True))
+        score = statistics.mean(t.score for t in own)
+        bleu = BLEU().corpus_score([t.text for t in own], [reference]).score
         cells = [asked.shrink_beam, f"{asked.beam_threshold:g}", count, f"{statistics.median(taken):.2f}", changed]
-        print("| " + " | ".join(map(str, [*cells, f"{bleu:.2f}"])) + " |")
+        print("| " + " | ".join(map(str, [*cells, f"{score:.3f}", f"{bleu:.2f}"])) + " |")
 
 
 if __name__ == "__main__":

@@ -109,9 +109,8 @@ def test_beams_that_become_narrower_and_beams_that_do_not_share_steps(tmp_path: 
     assert found[::3] != found[1::3] and found[::3] != found[2::3]
 
 
-def test_a_short_request_overtakes_a_long_one_that_is_running(
-    service: NativeSearchService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def order_of_ends(service: NativeSearchService, monkeypatch: pytest.MonkeyPatch) -> list[Search]:
+    """Return a list to which searches are added in the order in which they end."""
     ended: list[Search] = []
     finish = service._finish
 
@@ -120,12 +119,33 @@ def test_a_short_request_overtakes_a_long_one_that_is_running(
         finish(done)
 
     monkeypatch.setattr(service, "_finish", noted)
+    return ended
+
+
+def test_a_short_request_overtakes_a_long_one_that_is_running(
+    service: NativeSearchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = order_of_ends(service, monkeypatch)
     many = sentences(3000, 1)  # the other one is submitted before they end, also on a busy machine
     long = service.submit(many, [[]] * len(many), SETTINGS[1], [float(i) for i in range(len(many))])
     short = service.submit(sentences(1, 2), [[]], SETTINGS[1], [0.0])
     assert len(long.future.result(60)) == 3000 and len(short.future.result(60)) == 1
     assert ended == [short, long]
     assert long.queued > 2 * short.queued
+
+
+def test_new_requests_do_not_overtake_the_second_sentence_of_a_request_forever(
+    service: NativeSearchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = order_of_ends(service, monkeypatch)
+    service.total_rate = 1.0
+    earlier = service.submit(sentences(3000, 1), [[]] * 3000, SETTINGS[1])
+    request = service.submit(sentences(40, 2), [[]] * 40, SETTINGS[1], [0.0] + [20.0] * 39)
+    until(lambda: service.load[0] < 2900)  # more than 20 tokens have been admitted
+    later = service.submit(sentences(300, 3), [[]] * 300, SETTINGS[1])
+    for search in earlier, request, later:
+        search.future.result(60)
+    assert ended.index(request) < ended.index(later)
 
 
 def test_a_cancelled_search_frees_its_rows(backend: NativeBackend, service: NativeSearchService) -> None:
@@ -209,3 +229,32 @@ def test_any_backend_can_be_served(backend: NativeBackend) -> None:
         service.submit([[VOCAB + 5, EOS]], [[4, EOS]], SETTINGS[0]).future.result(60)
     service.close()
     assert cancelled.future.cancelled() or cancelled.future.done()
+
+
+class OneByOne:
+    """A backend that notes the first token of each search and ends it when `may_end` is released."""
+
+    def __init__(self) -> None:
+        self.searched: list[int] = []
+        self.may_end = threading.Semaphore(0)
+
+    def search(self, sources: list[Ids], *_: Any) -> list[list[Hypothesis]]:
+        self.searched.append(sources[0][0])
+        self.may_end.acquire()
+        return [[] for _ in sources]
+
+
+def test_new_requests_do_not_overtake_a_later_sentence_forever_in_batches() -> None:
+    backend = OneByOne()
+    service = BatchedSearchService(backend, batch_tokens=1)  # type: ignore[arg-type]
+    service.total_rate = 1.0
+    service.submit([[0] * 9], [[]], SETTINGS[0])
+    until(lambda: backend.searched == [0])
+    service.submit([[1] * 9], [[]], SETTINGS[0], [20.0])
+    for number in range(2, 9):
+        service.submit([[number] * 9], [[]], SETTINGS[0])
+        backend.may_end.release()
+        until(lambda expected=number: len(backend.searched) == expected)
+    backend.may_end.release(9)
+    service.close()
+    assert backend.searched[:6] == [0, 2, 3, 4, 1, 5]

@@ -216,10 +216,10 @@ def test_too_much_work_is_refused_until_some_is_done() -> None:
     tickets = [admission.accept("b", 40), admission.accept("b", 40)]
     with pytest.raises(Overloaded):
         admission.accept("c", 40)
-    assert [ticket.share for ticket in tickets] == [1, 2]
+    assert [ticket.share for ticket in tickets] == [1, 2] and admission.total_rate == 1.5
     for ticket in tickets:
         admission.finish(ticket)
-    assert admission.tokens == 0 and not admission.requests
+    assert admission.tokens == 0 and not admission.requests and admission.total_rate == 0.0
 
 
 def test_a_busy_server_refuses_documents() -> None:
@@ -245,6 +245,8 @@ def test_retry_after_of_a_busy_server() -> None:
 
 class Stuck:
     """A service that never answers."""
+
+    total_rate = 0.0
 
     def __init__(self) -> None:
         self.cancelled = 0
@@ -280,6 +282,7 @@ def test_a_translation_that_takes_too_long_is_given_up() -> None:
         answer = client.post("/translate", json={"q": TEXT, "source": "en", "target": "de"})
     assert answer.status_code == 503 and "took longer than 0.1 s" in answer.json()["error"]
     assert service.cancelled == 1 and directions.admission.tokens == 0
+    assert service.total_rate == 1.0 and directions.admission.total_rate == 0.0
 
 
 def test_a_client_that_disconnects_frees_its_rows() -> None:

@@ -41,7 +41,14 @@ class Search:
 
 
 class SearchService(ABC):
-    """Searches sentences of many callers; each result is the same as that of `DecodingBackend.search`."""
+    """Searches sentences of many callers; each result is the same as that of `DecodingBackend.search`.
+
+    total_rate: the sum of the rates of all requests, where a request whose ranks are its tokens times s has the rate
+    1 / s.  The rank of new sentences grows by 1 / total_rate per source token that is admitted; with 0, the default,
+    new sentences overtake the later ones of every request as long as there are new ones.
+    """
+
+    total_rate: float = 0.0
 
     @abstractmethod
     def submit(
@@ -55,10 +62,10 @@ class SearchService(ABC):
         """Queue sentences.
 
         sources, prefixes, phrases: as for `DecodingBackend.search`.  ranks: one per sentence, at least 0 (default),
-        relative to the rank of the last sentence that was admitted.  Sentences are admitted by ascending rank, equal
-        ranks in the order of submission: with the numbers of tokens before each sentence of a request as ranks, short
-        requests do not wait for long ones (start-time fair queueing, Goyal et al. 1996).  Raises UsageError for an
-        invalid request.
+        relative to the rank of the last sentence that was admitted, and to what was admitted since (`total_rate`).
+        Sentences are admitted by ascending rank, equal ranks in the order of submission: with the numbers of tokens
+        before each sentence of a request as ranks, short requests do not wait for long ones (start-time fair queueing,
+        Goyal et al. 1996).  Raises UsageError for an invalid request.
         """
 
     @abstractmethod
@@ -150,6 +157,8 @@ class BatchedSearchService(SearchService):
         rank, _, waiting = self._queue.get()
         with self._lock:
             self._virtual_time = max(self._virtual_time, rank)
+            if waiting is not None and self.total_rate > 0:
+                self._virtual_time += sum(map(len, waiting.sources)) / self.total_rate
         return waiting
 
     def _search(self, group: Sequence[_Waiting], settings: SearchSettings) -> None:

@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["Admission", "Overloaded", "Ticket"]
 
@@ -33,6 +33,7 @@ class Ticket:
     client: str
     tokens: int
     share: int
+    admission: Admission = field(repr=False, compare=False)
     before: int = 0
 
     def ranks(self, sources: Sequence[Sequence[int]]) -> list[float]:
@@ -54,6 +55,8 @@ class Admission:
         self.max_tokens = max_tokens
         self.tokens = 0
         self.requests: Counter[str] = Counter()
+        self.total_rate = 0.0
+        """Sum of the rates of all accepted requests; that of a request is 1 / `Ticket.share`."""
         self._speed = 0.0  # tokens per second
         self._since, self._finished = time.monotonic(), 0
 
@@ -67,14 +70,19 @@ class Admission:
         self.check(tokens)
         self.tokens += tokens
         self.requests[client] += 1
-        return Ticket(client, tokens, self.requests[client])
+        share = self.requests[client]
+        self.total_rate += 1 / share
+        return Ticket(client, tokens, share, self)
 
     def finish(self, ticket: Ticket) -> None:
         """Remove a request, completed or not."""
         self.tokens -= ticket.tokens
+        self.total_rate -= 1 / ticket.share
         self.requests[ticket.client] -= 1
         if not self.requests[ticket.client]:
             del self.requests[ticket.client]
+        if not self.requests:
+            self.total_rate = 0.0  # without the rounding of what was added and subtracted
         self._finished += ticket.tokens
         elapsed = time.monotonic() - self._since
         if elapsed >= _MEASURED:

@@ -152,6 +152,7 @@ class Direction(Slot):
     def submit(self, call: SearchCall, ticket: Ticket) -> Search:
         """Queue the sentences of a call, ranked by the ticket of their request."""
         ranks = ticket.ranks(call.sources)
+        self.service.total_rate = ticket.admission.total_rate
         return self.service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
 
 

@@ -91,7 +91,7 @@ def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
         "search": (int32, [pointer] * 9 + [string]),
         "service_open": (pointer, [pointer, pointer, string]),
         "service_close": (None, [pointer]),
-        "service_submit": (int32, [pointer, pointer, pointer, pointer, string]),
+        "service_submit": (int32, [pointer, pointer, pointer, ctypes.c_double, pointer, string]),
         "service_cancel": (None, [pointer, pointer, int32]),
         "service_load": (None, [pointer, pointer]),
         "service_notify": (None, [pointer, int32]),

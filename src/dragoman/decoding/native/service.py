@@ -100,11 +100,11 @@ class NativeSearchService(SearchService):
         if len(order) != len(sources):
             raise UsageError(f"{len(order)} ranks for {len(sources)} sentences; give one per sentence")
         first, error = ctypes.c_int64(), ctypes.create_string_buffer(ERROR_SIZE)
-        addresses = ctypes.byref(request), order.buffer_info()[0], ctypes.byref(first)
+        submitted = ctypes.byref(request), order.buffer_info()[0], self.total_rate, ctypes.byref(first)
         with self._lock:  # a result that arrives at once waits until the search is registered
             if self._closed:
                 raise DragomanError("the search service is closed")
-            status = self._functions.dragoman_service_submit(self._service, *addresses, error)
+            status = self._functions.dragoman_service_submit(self._service, *submitted, error)
             if status:
                 self._engine.request(sources, settings=settings, **arguments)  # raises UsageError with all problems
             raise_for_status(status, error)
@@ -129,6 +129,7 @@ class NativeSearchService(SearchService):
         with self._lock:
             if self._others is None:
                 self._others = BatchedSearchService(self._backend)
+            self._others.total_rate = self.total_rate
             return self._others
 
     def cancel(self, search: Search) -> None:

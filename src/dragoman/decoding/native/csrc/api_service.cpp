@@ -66,14 +66,14 @@ void dragoman_service_close(void* service) {
 }
 
 // Queue the sentences of a request.  ranks: (count,).  first_id: receives the id of the first sentence.
-int dragoman_service_submit(void* service, const SearchRequest* request, const double* ranks, int64_t* first_id,
-                            char* error) {
+int dragoman_service_submit(void* service, const SearchRequest* request, const double* ranks, double total_rate,
+                            int64_t* first_id, char* error) {
   return guarded(error, [&] {
     ServiceHandle& handle = handle_of(service);
     require(handle.process == getpid(), "the service was started by another process");
     check_request(handle.model.header(), *request);
     check_against(handle.service.limits(), *request);
-    *first_id = handle.service.submit(*request, ranks);
+    *first_id = handle.service.submit(*request, ranks, total_rate);
   });
 }
 

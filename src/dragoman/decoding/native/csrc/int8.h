@@ -135,6 +135,26 @@ inline void dot(VecI32& sums, const Activations& x, const int8_t* weights, const
         "m"(weight_vector(next_weights)), "x"(_mm256_set1_epi16(1)));
 }
 
+// Add the products of eight activations of R rows.  FIT: four products fit in 16 bits.
+template <bool FIT, int R, int V>
+inline void add_eight(const uint8_t* x, size_t stride, const int8_t* weights, VecI32 (&sums)[R][V]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const Activations first = load_activations(x + r * stride);
+    const Activations second = load_activations(x + r * stride + 8);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      const int8_t* w = weights + v * 32;
+      if (FIT) {
+        dot(sums[r][v], first, w, second, w + WEIGHTS_STEP);
+      } else {
+        dot(sums[r][v], first, w);
+        dot(sums[r][v], second, w + WEIGHTS_STEP);
+      }
+    }
+  }
+}
+
 template <bool COLD, int R, int V>
 inline void accumulate_int8(const uint8_t* x, int inputs, const int8_t* weights, VecI32 (&sums)[R][V]) {
   const size_t stride = quantized_row_size(inputs);
@@ -152,30 +172,13 @@ inline void accumulate_int8(const uint8_t* x, int inputs, const int8_t* weights,
     } else {
       prefetch(weights, 64);  // faster than none
     }
-    int large = 0;
+    int one_by_one = 0;
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) large |= flags[r * stride];
-    if (__builtin_expect(large != 0, 0)) {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const Activations first = load_activations(x + r * stride);
-        const Activations second = load_activations(x + r * stride + 8);
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) {
-          dot(sums[r][v], first, weights + v * 32);
-          dot(sums[r][v], second, weights + WEIGHTS_STEP + v * 32);
-        }
-      }
-      continue;
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const Activations first = load_activations(x + r * stride);
-      const Activations second = load_activations(x + r * stride + 8);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        dot(sums[r][v], first, weights + v * 32, second, weights + WEIGHTS_STEP + v * 32);
-      }
+    for (int r = 0; r < R; ++r) one_by_one |= flags[r * stride];
+    if (__builtin_expect(one_by_one != 0, 0)) {
+      add_eight<false>(x, stride, weights, sums);
+    } else {
+      add_eight<true>(x, stride, weights, sums);
     }
   }
 }

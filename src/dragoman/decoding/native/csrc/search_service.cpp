@@ -105,7 +105,7 @@ SearchService::~SearchService() {
   }
 }
 
-int64_t SearchService::submit(const SearchRequest& request, const double* ranks) {
+int64_t SearchService::submit(const SearchRequest& request, const double* ranks, double total_rate) {
   std::vector<std::unique_ptr<Job>> jobs;
   const Clock::time_point now = Clock::now();
   for (int i = 0; i < request.count; ++i) {
@@ -124,6 +124,7 @@ int64_t SearchService::submit(const SearchRequest& request, const double* ranks)
     jobs.push_back(std::move(job));
   }
   std::unique_lock<std::mutex> lock(mutex_);
+  total_rate_ = total_rate;
   const int64_t first = last_id_ + 1;
   for (size_t i = 0; i < jobs.size(); ++i) {
     jobs[i]->id = ++last_id_;
@@ -199,6 +200,7 @@ void SearchService::admit(Worker& worker) {
     queued_rows_ -= job->cost.rows;
     active_rows_ += job->cost.rows;
     worker.in_use += job->cost;
+    if (total_rate_ > 0) virtual_time_ += static_cast<double>(job->source.size()) / total_rate_;
     job->started = Clock::now();
     worker.jobs[job->id] = std::move(job);
   }

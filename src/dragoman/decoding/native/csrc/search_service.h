@@ -46,7 +46,10 @@ class SearchService {
   // ranks: (count,), relative to the rank of the last admitted sentence.  Sentences are admitted in the order of their
   // ranks, equal ranks in the order of submission: start-time fair queueing (Goyal et al. 1996), if the ranks of a
   // request are the costs of its sentences, accumulated.
-  int64_t submit(const SearchRequest& request, const double* ranks);
+  // total_rate: the sum of the rates of all requests.  The rank of new sentences grows by 1 / total_rate per source
+  // token that is admitted; otherwise they overtake the later sentences of a request as long as there are new ones.
+  // 0: it grows only when a later sentence is admitted.
+  int64_t submit(const SearchRequest& request, const double* ranks, double total_rate);
 
   // Drop sentences whose results are not wanted; they free their rows before the next step.
   void cancel(const int64_t* ids, int count);
@@ -79,7 +82,8 @@ class SearchService {
   std::condition_variable work_available_, result_available_;
   bool closed_ = false;
   int64_t last_id_ = 0;
-  double virtual_time_ = 0;  // largest rank of an admitted sentence
+  double virtual_time_ = 0;  // the rank 0 of new sentences
+  double total_rate_ = 0;
   int64_t queued_rows_ = 0, active_rows_ = 0;
   std::chrono::steady_clock::time_point last_load_{};  // when all workers were busy, or one had several sentences
   Queue queue_;

@@ -149,6 +149,7 @@ class Fuzzer:
                 beam=beam, nbest=draw.randint(1, beam), min_length=min_length,
                 no_repeat_ngram=draw.choice([0, 0, 2, 3]), alpha=draw.choice([0.0, 0.6, 2.0]),
                 shrink_beam=draw.choice([False, True]), beam_threshold=draw.choice([0.0, 0.0, 0.3, 3.0]),
+                recombine=draw.choice([0, 0, 1, 2, 9]),
             ),
             "prefixes": prefixes,
             "shortlists": draw.choice([None, [make_shortlist(draw, engine.target_size, k) for k in kept]]),

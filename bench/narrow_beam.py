@@ -1,20 +1,22 @@
-"""What search.shrink_beam and search.beam_threshold save, and how many translations they change.
+"""What search.shrink_beam, search.beam_threshold and search.recombine save, and how many translations they change.
 
     python bench/narrow_beam.py runs/en-de --text test.en --reference test.de
-    python bench/narrow_beam.py runs/en-de --text test.en --reference test.de --thresholds 2 3 4 --beam 8
+    python bench/narrow_beam.py runs/en-de --text test.en --reference test.de --thresholds 2 3 --beam 4 5
 
-Each row is a setting of the search; the rows take turns.  Hypotheses: those that are extended, per sentence, with the
-PyTorch backend in float32.  All other columns are of the native engine with one thread: milliseconds of processor time
-per sentence (median of the rounds), translations that differ from those of the first row, the mean score of the
-translations, and BLEU.
+The first row is the search without these settings; all others shrink the beam.  The rows take turns.  Hypotheses: those
+that are extended, per sentence, with the PyTorch backend in float32.  All other columns are of the native engine with
+one thread: milliseconds of processor time per sentence (median of the rounds), translations that differ from those of
+the first row, the mean score of the translations, and BLEU.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from decode import lines_of
@@ -56,31 +58,36 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True, help="file with one sentence per line")
     parser.add_argument("--reference", type=Path, required=True, help="translations of the text")
-    parser.add_argument("--beam", type=int, default=4)
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0])
+    parser.add_argument("--beam", type=int, nargs="+", default=[4], help="the first one is that of the first row")
+    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.0, 4.0, 3.0, 2.0, 1.5, 1.0], help="0: off")
+    parser.add_argument("--recombine", type=int, nargs="+", default=[0, 1, 2], help="0: off")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-hypotheses", action="store_true", help="do not count hypotheses, which takes long")
     given = parser.parse_args()
     texts, reference = lines_of(given.text), lines_of(given.reference)
-    thresholds = [0.0, *sorted(given.thresholds, reverse=True)]
-    narrow = [{"shrink_beam": shrinks, "beam_threshold": t} for t in thresholds for shrinks in (False, True)]
+    names = "beam", "shrink_beam", "beam_threshold", "recombine"
+    others = itertools.product(given.beam, [True], given.thresholds, given.recombine)
+    narrow: list[dict[str, Any]] = [
+        dict(zip(names, row, strict=True)) for row in [(given.beam[0], False, 0.0, 0), *others]
+    ]
     translator = Translator.load(given.model, engine="native", threads=1)
     times: list[list[float]] = [[] for _ in narrow]
     found: list[list[Translation]] = [[] for _ in narrow]
     for _ in range(given.rounds):
         for own, taken, settings in zip(found, times, narrow, strict=True):
             began = time.process_time()
-            own[:] = translator.translate(texts, beam=given.beam, **settings)
+            own[:] = translator.translate(texts, **settings)
             taken.append(1e3 * (time.process_time() - began) / len(texts))
-    print(f"{len(texts)} sentences, beam {given.beam}")
-    print("| shrink_beam | beam_threshold | hypotheses | ms | changed | mean score | BLEU |\n" + "|---" * 7 + "|")
+    heads = [*names, "hypotheses", "ms", "changed", "mean score", "BLEU"]
+    print(f"{len(texts)} sentences\n| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|")
     for own, taken, settings in zip(found, times, narrow, strict=True):
-        asked = SearchSettings.of(translator.settings, beam=given.beam, **settings)
+        asked = SearchSettings.of(translator.settings, **settings)
         count = "" if given.no_hypotheses else f"{hypotheses(given.model, texts, asked):.1f}"
         changed = sum(a.text != b.text for a, b in zip(own, found[0], strict=True))
         score = statistics.mean(t.score for t in own)
         bleu = BLEU().corpus_score([t.text for t in own], [reference]).score
-        cells = [asked.shrink_beam, f"{asked.beam_threshold:g}", count, f"{statistics.median(taken):.2f}", changed]
+        cells = [asked.beam, asked.shrink_beam, f"{asked.beam_threshold:g}", asked.recombine, count]
+        cells += [f"{statistics.median(taken):.2f}", changed]
         print("| " + " | ".join(map(str, [*cells, f"{score:.3f}", f"{bleu:.2f}"])) + " |")
 
 

@@ -201,6 +201,7 @@ def test_the_language_follows_the_browser_and_the_switch(page: Page, tmp_path: P
     [
         ({"shrink_beam": True}, "leaves the beam, which becomes narrower by one; its"),
         ({"beam_threshold": 0.25}, "without those whose log-probability is more than 0.25 below that of the best one."),
+        ({"recombine": 1}, "at the top; of those that end in the same token, only the best. A hypothesis that ends"),
     ],
 )
 def test_the_tree_of_a_beam_that_becomes_narrower(
@@ -220,7 +221,7 @@ def test_the_tree_of_a_beam_that_becomes_narrower(
     for i in dropped:
         page.run("document.querySelectorAll('#beam .node')[arguments[0]].dispatchEvent(new Event('focus'))", i)
         kept = sum(node["step"] == tree["nodes"][i]["step"] + 1 for node in tree["nodes"])
-        assert f"among the {kept} best of the next step" in page.text("#beam-body .hint")
+        assert f"among the {kept} hypotheses of the next step" in page.text("#beam-body .hint")
         widths.add(kept)
     assert min(widths) < tree["beam"]
 

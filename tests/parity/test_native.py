@@ -162,8 +162,9 @@ def test_a_decoder_only_model_continues_its_prompt(name: str, tmp_path: Path) ->
         SearchSettings(beam=12, nbest=7, max_extra=3),
         SearchSettings(beam=12, nbest=12, max_extra=6, no_repeat_ngram=2, min_length=3, shrink_beam=True),
         SearchSettings(beam=12, nbest=3, max_extra=6, no_repeat_ngram=2, min_length=3, beam_threshold=0.4),
+        SearchSettings(beam=12, nbest=3, max_extra=6, no_repeat_ngram=2, min_length=3, recombine=2),
     ],
-    ids=["min_length", "bigrams", "unigrams", "wide", "shrinking", "threshold"],
+    ids=["min_length", "bigrams", "unigrams", "wide", "shrinking", "threshold", "recombining"],
 )
 def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -> None:
     rows, model = sources(), of_kind("paper")
@@ -181,6 +182,9 @@ def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -
         {"nbest": 1, "beam_threshold": 0.3},
         {"nbest": 3, "alpha": 2.0, "beam_threshold": 0.3},
         {"nbest": 2, "alpha": 2.0, "shrink_beam": True, "beam_threshold": 0.6},
+        {"nbest": 1, "recombine": 1},
+        {"nbest": 3, "alpha": 2.0, "shrink_beam": True, "recombine": 2},
+        {"nbest": 2, "alpha": 2.0, "beam_threshold": 0.6, "recombine": 1},
     ],
     ids=str,
 )
@@ -190,7 +194,7 @@ def test_a_beam_that_becomes_narrower(seed: int, asked: dict[str, Any], tmp_path
     prefixes = [[7, 9][: n % 3] for n in range(len(rows))]
     found = native_search(model, tmp_path, rows, settings, prefixes)
     assert_same_as_pytorch(found, model, rows, settings, prefixes)
-    full = SearchSettings.of(settings, shrink_beam=False, beam_threshold=0)
+    full = SearchSettings.of(settings, shrink_beam=False, beam_threshold=0, recombine=0)
     wide = native_search(model, tmp_path, rows, full, prefixes)
     assert [[h.tokens for h in own] for own in found] != [[h.tokens for h in own] for own in wide]
 

@@ -51,6 +51,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "wide": {"beam": 7, "nbest": 7, "alpha": 0.0},
     "shrinking": {"beam": 5, "nbest": 3, "shrink_beam": True},
     "threshold": {"beam": 5, "nbest": 1, "beam_threshold": 0.5},
+    "recombining": {"beam": 5, "nbest": 1, "recombine": 1},
     "guarded": {"beam": 3, "no_repeat_ngram": 2, "min_length": 2},
 }
 

@@ -20,6 +20,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "beam": {"beam": 3, "nbest": 2},
     "shrinking": {"beam": 4, "nbest": 2, "shrink_beam": True},
     "threshold": {"beam": 4, "nbest": 1, "beam_threshold": 0.5},
+    "recombining": {"beam": 4, "nbest": 1, "recombine": 1},
     "guarded": {"beam": 2, "no_repeat_ngram": 2, "min_length": 3},
     "sampled": {"sample": True, "nbest": 2, "temperature": 0.7, "top_k": 40, "top_p": 0.9, "seed": 11},
 }

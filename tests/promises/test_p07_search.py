@@ -167,7 +167,7 @@ def last_log_prob(name: str, source: tuple[int, ...], tokens: tuple[int, ...]) -
 
 
 def narrowing(name: str, source: list[int], limit: int, asked: SearchSettings) -> list[tuple[float, list[int]]]:
-    """(score, target) of each complete hypothesis, best first: `shrink_beam` and `beam_threshold` step by step."""
+    """(score, target) of each complete hypothesis, best first: settings that narrow the beam, step by step."""
     beam: list[tuple[float, list[int]]] = [(0.0, [])]
     complete: list[tuple[float, list[int]]] = []
     for length in range(1, limit + 1):
@@ -179,9 +179,17 @@ def narrowing(name: str, source: list[int], limit: int, asked: SearchSettings) -
         if not grown:
             break
         best = sorted(grown, reverse=True)[: asked.beam - len(complete) * asked.shrink_beam]
+        wanted = max(0, asked.nbest - len(complete))
         if asked.beam_threshold:
             near = [total >= best[0][0] - asked.beam_threshold for total, _ in best]
-            best = best[: max(sum(near), asked.nbest - len(complete))]
+            best = best[: max(sum(near), wanted)]
+        if asked.recombine:
+            ends = [tokens[-asked.recombine :] for _, tokens in best]
+            best = [
+                (total, tokens)
+                for rank, (total, tokens) in enumerate(best)
+                if rank < wanted or tokens[-1] == EOS or ends.index(ends[rank]) == rank
+            ]
         beam = [(total, tokens) for total, tokens in best if tokens[-1] != EOS]
         complete += [(x / length_penalty(length, asked.alpha), tokens[:-1]) for x, tokens in best if tokens[-1] == EOS]
     return sorted(complete, reverse=True)
@@ -212,6 +220,20 @@ def test_a_beam_with_a_threshold_is_as_written_out(
         assert min(complete) >= nbest, "the list of translations is full"
 
 
+@pytest.mark.parametrize("shrinks", [False, True])
+@pytest.mark.parametrize("recombine", [1, 2, 3])
+@pytest.mark.parametrize(("width", "nbest"), [(3, 1), (5, 2), (5, 5), (9, 3)])
+@pytest.mark.parametrize("name", MODELS)
+def test_recombination_is_as_written_out(name: str, width: int, nbest: int, recombine: int, shrinks: bool) -> None:
+    for threshold in (0.0, 1.0):
+        settings = SearchSettings(
+            beam=width, nbest=nbest, alpha=0.6, max_extra=4, shrink_beam=shrinks, beam_threshold=threshold,
+            recombine=recombine,
+        )  # fmt: skip
+        complete = assert_as_written_out(name, settings)
+        assert min(complete) >= nbest, "the list of translations is full"
+
+
 def assert_as_written_out(name: str, settings: SearchSettings) -> list[int]:
     """Return how many hypotheses each search completes that does not stop early."""
     expected = [narrowing(name, source, settings.limit(len(source)), settings) for source in SOURCES]
@@ -221,7 +243,7 @@ def assert_as_written_out(name: str, settings: SearchSettings) -> list[int]:
     return [len(best) for best in expected]
 
 
-@pytest.mark.parametrize("faster", [{"shrink_beam": True}, {"beam_threshold": 1.0}], ids=str)
+@pytest.mark.parametrize("faster", [{"shrink_beam": True}, {"beam_threshold": 1.0}, {"recombine": 1}], ids=str)
 def test_a_narrower_beam_decodes_fewer_hypotheses(faster: dict[str, Any]) -> None:
     def decoded(**settings: Any) -> tuple[int, list[list[str]]]:
         """How many hypotheses all steps kept, and the results of each model."""

@@ -26,6 +26,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"beam": 4, "max_extra": 6, "min_length": 3},
     {"beam": 5, "max_extra": 5, "shrink_beam": True},
     {"beam": 5, "max_extra": 5, "beam_threshold": 0.5},
+    {"beam": 5, "max_extra": 5, "recombine": 1},
 ]
 
 
@@ -43,7 +44,7 @@ def grown(model: Model, prefix: tuple[int, ...] = (), **settings: Any) -> tuple[
 
 def with_nbest(asked: SearchSettings) -> SearchSettings:
     """Return the settings of the tree in `explain`."""
-    return asked if asked.beam_threshold else SearchSettings.of(asked, nbest=asked.beam)
+    return asked if asked.beam_threshold or asked.recombine else SearchSettings.of(asked, nbest=asked.beam)
 
 
 def complete(tree: BeamTree) -> list[int]:
@@ -104,7 +105,8 @@ def test_every_end_has_its_reason(settings: dict[str, Any]) -> None:
             complete = [other for other in tree.nodes if other.token == EOS and other.step <= node.step]
             width = settings["beam"] - (len(complete) if settings.get("shrink_beam") else 0)
             assert node.step < last and node.score is None
-            assert len(nexts) == width or max(nexts) - min(nexts) <= settings["beam_threshold"]
+            if "recombine" not in settings:
+                assert len(nexts) == width or max(nexts) - min(nexts) <= settings["beam_threshold"]
         if node.end == "beaten":
             assert node.step == last and tree.to_beat is not None and node.score is not None
             assert node.score == pytest.approx(node.total / length_penalty(tree.limit, tree.settings.alpha))
@@ -154,7 +156,7 @@ def test_plain_data_has_pieces_and_texts() -> None:
     data = tree.to_json(lambda token: f"<{token}>", lambda tokens: "-".join(map(str, tokens)))
 
     assert data["beam"] == 3 and data["shrink_beam"] is False and data["limit"] == tree.limit == 8
-    assert data["beam_threshold"] == 0.0
+    assert data["beam_threshold"] == 0.0 and data["recombine"] == 0
     assert [node["token"] for node in data["nodes"]] == [f"<{node.token}>" for node in tree.nodes]
     best = data["nodes"][data["best"][0]]
     assert best["text"] == "-".join(map(str, tree.tokens(data["best"][0])))

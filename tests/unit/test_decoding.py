@@ -109,15 +109,19 @@ def test_more_translations_than_hypotheses_are_refused() -> None:
 
 
 def test_settings_of_a_configuration_are_overridden_by_name() -> None:
-    settings = SearchSettings.of(SearchConfig(beam=7, alpha=0.2, shrink_beam=True, beam_threshold=3), alpha=0.9)
+    config = SearchConfig(beam=7, alpha=0.2, shrink_beam=True, beam_threshold=3, recombine=2)
+    settings = SearchSettings.of(config, alpha=0.9)
 
     assert (settings.beam, settings.alpha, settings.max_extra, settings.shrink_beam) == (7, 0.9, 50, True)
-    assert settings.beam_threshold == 3 and not SearchSettings.of(settings, shrink_beam=False).shrink_beam
+    assert (settings.beam_threshold, settings.recombine) == (3, 2)
+    assert not SearchSettings.of(settings, shrink_beam=False).shrink_beam
 
 
 def test_settings_of_a_beam_are_refused_with_sampling() -> None:
     with pytest.raises(UsageError, match=r"^beam = 4, shrink_beam = True: have no effect with sample = True"):
         SearchSettings.of(SearchSettings(), sample=True, beam=4, shrink_beam=True)
+    with pytest.raises(UsageError, match=r"^recombine = 2: has no effect with sample = True"):
+        SearchSettings.of(SearchSettings(), sample=True, recombine=2)
     with pytest.raises(UsageError, match=r"^beam_threshold = 2.5: has no effect with sample = True"):
         SearchSettings.of(SearchSettings(sample=True), beam_threshold=2.5)
     with pytest.raises(UsageError, match=r"^shrink_beam = True: has no effect with sample = True; use beam search or"):

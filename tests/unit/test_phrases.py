@@ -55,6 +55,7 @@ def case(seed: int) -> tuple[list[int], Phrases, SearchSettings, list[int]]:
         beam=beam, nbest=draw.randint(1, beam), max_extra=draw.choice([0, 3, 20]), alpha=draw.choice([0.0, 0.6, 1.0]),
         no_repeat_ngram=draw.choice([0, 0, 2]), min_length=draw.choice([0, 0, 9]),
         shrink_beam=seed % 2 == 1, beam_threshold=[0.0, 0.0, 0.3, 2.0][seed // 2 % 4],
+        recombine=[0, 1, 2][seed % 3],
     )  # fmt: skip
     return (
         source,
@@ -98,7 +99,7 @@ def test_both_implementations_agree(seed: int, backends: tuple[DecodingBackend, 
 
 
 @pytest.mark.parametrize("bonus", [None, 0.5])
-@pytest.mark.parametrize("narrower", [{"shrink_beam": True}, {"beam_threshold": 0.2}], ids=str)
+@pytest.mark.parametrize("narrower", [{"shrink_beam": True}, {"beam_threshold": 0.2}, {"recombine": 1}], ids=str)
 def test_a_narrower_beam_changes_some_results(
     narrower: dict[str, Any], bonus: float | None, backends: tuple[DecodingBackend, DecodingBackend]
 ) -> None:

@@ -259,15 +259,20 @@ def test_a_beam_that_becomes_narrower_completes_the_same_hypotheses(beam: int, a
 
     network, sources = ending(VOCAB).double(), [SOURCE, [5, 6, 3], [9, 9, 4, 11, 12, 3]]
     stepper, lists = ModelStepper(network), []
-    for shrink, threshold in ((True, 0.0), (False, 0.0), (False, 0.2), (True, 0.2)):
-        settings = SearchSettings(beam=beam, shrink_beam=shrink, beam_threshold=threshold, alpha=alpha, max_extra=8)
+    for shrink, threshold, recombine in (
+        (True, 0.0, 0), (False, 0.0, 0), (False, 0.2, 0), (True, 0.2, 0), (False, 0.0, 1), (True, 0.5, 2),
+    ):  # fmt: skip
+        settings = SearchSettings(
+            beam=beam, shrink_beam=shrink, beam_threshold=threshold, recombine=recombine, alpha=alpha, max_extra=8
+        )
         requests = [SearchRequest.build(torch.tensor([source]), None, settings, None) for source in sources]
         searches = [[h for step in beam_search(stepper, one) for _, _, h in step.finished] for one in requests]
         want = [[h.tokens for h in sorted(own, key=lambda h: -h.score)] for own in searches]
-        found = searched_in_node(network, sources, 8, beam=beam, shrink=shrink, threshold=threshold, alpha=alpha)
+        narrower = {"shrink": shrink, "threshold": threshold, "recombine": recombine}
+        found = searched_in_node(network, sources, 8, beam=beam, alpha=alpha, **narrower)
         assert [[h["tokens"] for h in own] for own in found] == want
         lists.append(want)
-    assert lists[0] != lists[1] != lists[2] and any(len(own) == beam for own in lists[0])
+    assert lists[0] != lists[1] != lists[2] and lists[4] != lists[1] and any(len(own) == beam for own in lists[0])
 
 
 TOKENIZERS: dict[str, dict[str, Any]] = {
@@ -364,16 +369,20 @@ def test_tokenizers_that_the_page_lacks_are_refused() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        ["model.position.kind=rotary", "model.n_kv_heads=1", "search.shrink_beam=true", "search.beam_threshold=4"],
+        [
+            "model.position.kind=rotary", "model.n_kv_heads=1", "search.shrink_beam=true", "search.beam_threshold=4",
+            "search.recombine=2",
+        ],
         ["tokenizer.kind=unigram", "tokenizer.vocab_size=40", "model.order=pre"],
     ],
-)
+)  # fmt: skip
 def test_a_page_is_written_for_every_kind_that_is_supported(settings: list[str], tmp_path: Path) -> None:
     run = trained(tmp_path, *settings, "train.budget=3 steps")
     page = write_playground(tmp_path / "page.html", run).read_text("utf-8")
     assert '"models":[{' in page and "int8" in page
     assert f'"shrink_beam":{str("search.shrink_beam=true" in settings).lower()}' in page
     assert f'"beam_threshold":{4.0 if "search.beam_threshold=4" in settings else 0.0}' in page
+    assert f'"recombine":{2 if "search.recombine=2" in settings else 0}' in page
 
 
 def test_a_model_that_is_not_supported_is_refused(tmp_path: Path) -> None:

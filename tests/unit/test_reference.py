@@ -171,6 +171,7 @@ def test_every_key_and_architecture_is_on_the_page_and_links_lead_somewhere(page
                 "search.beam",
                 "search.shrink_beam",
                 "search.beam_threshold",
+                "search.recombine",
                 "search.alpha",
                 "search.max_extra",
                 "search.min_length",

@@ -95,7 +95,7 @@ def test_beams_that_become_narrower_and_beams_that_do_not_share_steps(tmp_path: 
     model = ending(VOCAB)
     engine = Engine(pack(model, tmp_path / "packed", "float32", max_positions=POSITIONS))
     backend = NativeBackend(engine, "float32", 1, lambda: TorchBackend(model, "cpu"))
-    narrow: list[dict[str, Any]] = [{}, {"shrink_beam": True}, {"beam_threshold": 0.2}]
+    narrow: list[dict[str, Any]] = [{}, {"shrink_beam": True}, {"beam_threshold": 0.2}, {"recombine": 1}]
     settings = [SearchSettings(beam=4, nbest=2, max_extra=12, **own) for own in narrow]
     sources = sentences(9, 8)
     service = NativeSearchService(backend, LONGEST, rows=12)
@@ -105,8 +105,8 @@ def test_beams_that_become_narrower_and_beams_that_do_not_share_steps(tmp_path: 
 
     service.close()
     for number, one in enumerate(settings):
-        assert found[number::3] == expected(backend, sources, one)
-    assert found[::3] != found[1::3] and found[::3] != found[2::3]
+        assert found[number::4] == expected(backend, sources, one)
+    assert found[::4] != found[1::4] and found[::4] != found[2::4]
 
 
 def order_of_ends(service: NativeSearchService, monkeypatch: pytest.MonkeyPatch) -> list[Search]:

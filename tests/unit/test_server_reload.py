@@ -63,10 +63,11 @@ def test_the_configuration_replaces_settings_of_the_search(model_folders: list[P
     """Those of one model, those of all models by an option, and other ones by a reload."""
     path = model_folders[1]
     own = ServerConfig(models=[ModelEntry(path=str(path), search=SearchOverrides(beam=2, max_extra=1))])
-    configs = [own, with_search(own, beam=3, shrink_beam=True, beam_threshold=2.0, alpha=None), configured([path])]
+    by_options = with_search(own, beam=3, shrink_beam=True, beam_threshold=2.0, recombine=1, alpha=None)
+    configs = [own, by_options, configured([path])]
     texts = [*TEXTS, "one two three four five six"]
     expected = []
-    replaced_by_options = {"beam": 3, "shrink_beam": True, "beam_threshold": 2.0, "max_extra": 1}
+    replaced_by_options = {"beam": 3, "shrink_beam": True, "beam_threshold": 2.0, "recombine": 1, "max_extra": 1}
     for settings in ({"beam": 2, "max_extra": 1}, replaced_by_options, {}):
         found = Translator.load(path).translate(texts, **settings)  # type: ignore[arg-type]
         expected.append([(translation.text, translation.score) for translation in found])
@@ -84,7 +85,7 @@ def test_the_configuration_replaces_settings_of_the_search(model_folders: list[P
             route = directions.route("en", "xb")
             settings = route[0].translator.settings
             assert route[0].beam == settings.beam
-            assert settings.beam_threshold == (2.0 if config is configs[1] else 0.0)
+            assert (settings.beam_threshold, settings.recombine) == ((2.0, 1) if config is configs[1] else (0.0, 0))
             found = (await directions.translate(route, texts, "me"))[-1]
             assert [(translation.text, translation.score) for translation in found] == wanted
         directions.close()

@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no repeated 3-grams": {"beam": 2, "no_repeat_ngram": 3, "min_length": 4},
     "shrinking": {"beam": 4, "nbest": 3, "shrink_beam": True},
     "threshold": {"beam": 5, "nbest": 2, "beam_threshold": 0.3},
+    "recombining": {"beam": 5, "nbest": 2, "recombine": 2},
     "sample": {"sample": True, "nbest": 3, "seed": 4},
     "sample top": {"sample": True, "top_k": 5, "top_p": 0.8, "temperature": 0.7, "min_length": 3},
 }
@@ -43,6 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 SHRINKING: dict[str, Any] = {"beam": 6, "nbest": 5, "shrink_beam": True}
 NEAR: dict[str, Any] = {"beam": 6, "nbest": 2, "beam_threshold": 0.6}
+RECOMBINING: dict[str, Any] = {"beam": 6, "nbest": 2, "recombine": 1}
 
 
 def sources(count: int, longest: int = 21) -> list[list[int]]:
@@ -103,7 +105,7 @@ def test_the_length_penalty_decides_as_in_the_pytorch_backend(settings: dict[str
     assert_both_agree(model, rows, [[]] * 48, asked)
 
 
-@pytest.mark.parametrize("narrow", [SHRINKING, NEAR])
+@pytest.mark.parametrize("narrow", [SHRINKING, NEAR, RECOMBINING])
 def test_a_beam_that_becomes_narrower_finds_others_in_the_same_memory(narrow: dict[str, Any]) -> None:
     """The count of complete hypotheses starts again with each batch."""
     backend, rows = CudaGraphBackend(undecided(), "cpu"), sources(16, 6)
@@ -112,7 +114,7 @@ def test_a_beam_that_becomes_narrower_finds_others_in_the_same_memory(narrow: di
     found = [backend.search(rows, [[]] * 16, asked, 9999) for _ in range(2)]
 
     assert found[0] == found[1] and len(backend._idle) == 1
-    wide = backend.search(rows, [[]] * 16, replace(asked, shrink_beam=False, beam_threshold=0.0), 9999)
+    wide = backend.search(rows, [[]] * 16, replace(asked, shrink_beam=False, beam_threshold=0.0, recombine=0), 9999)
     assert [[h.tokens for h in own] for own in found[0]] != [[h.tokens for h in own] for own in wide]
     assert_both_agree(backend.model, rows, [[]] * 16, asked)
 

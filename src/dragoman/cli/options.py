@@ -56,6 +56,13 @@ BeamThreshold = Annotated[
         "default: that of the model."
     ),
 ]
+Recombine = Annotated[
+    int | None,
+    typer.Option(
+        help="Of hypotheses with this many equal last tokens, keep only the best one: faster; 0 = off; default: that "
+        "of the model."
+    ),
+]
 Split = Annotated[
     bool | None,
     typer.Option(

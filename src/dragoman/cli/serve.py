@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import BeamThreshold, ShrinkBeam
+from dragoman.cli.options import BeamThreshold, Recombine, ShrinkBeam
 from dragoman.cli.streams import log
 from dragoman.errors import UsageError
 
@@ -51,6 +51,7 @@ def serve(
     ] = None,
     shrink_beam: ShrinkBeam = None,
     beam_threshold: BeamThreshold = None,
+    recombine: Recombine = None,
     load: Annotated[str | None, typer.Option(help="When models are loaded: start (default), or first_use.")] = None,
     memory: Annotated[
         int | None, typer.Option(min=0, help="MiB of the weights of all loaded models. Default: 0, no limit.")
@@ -94,7 +95,8 @@ def serve(
 
     def read() -> ServerConfig:
         found = ServerConfig.parse(given, "dragoman serve") if config is None else read_server_config(config, **given)
-        return with_search(found, beam=beam, shrink_beam=shrink_beam, beam_threshold=beam_threshold)
+        settings = {"beam": beam, "shrink_beam": shrink_beam, "beam_threshold": beam_threshold, "recombine": recombine}
+        return with_search(found, **settings)
 
     if use_ray:
         from dragoman.serve.ray import serve_on_ray

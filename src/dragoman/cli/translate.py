@@ -19,6 +19,7 @@ from dragoman.cli.options import (
     Jsonl,
     Models,
     Quantize,
+    Recombine,
     Seed,
     ShrinkBeam,
     SourceLanguage,
@@ -49,6 +50,7 @@ def translate(
     beam: Beam = None,
     shrink_beam: ShrinkBeam = None,
     beam_threshold: BeamThreshold = None,
+    recombine: Recombine = None,
     nbest: Annotated[int, typer.Option(help="Translations per line, best first.")] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="Sample instead of searching.")] = False,
     temperature: Temperature = 1.0,
@@ -111,7 +113,7 @@ def translate(
     settings: dict[str, Any] = {
         "beam": beam, "nbest": nbest, "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
         "seed": seed, "alpha": alpha, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
-        "shrink_beam": shrink_beam, "beam_threshold": beam_threshold,
+        "shrink_beam": shrink_beam, "beam_threshold": beam_threshold, "recombine": recombine,
     }  # fmt: skip
     settings = {name: value for name, value in settings.items() if value is not None}
     _check_sampling(settings)

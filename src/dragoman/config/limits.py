@@ -168,6 +168,8 @@ Beams = Annotated[_Whole, Field(ge=1, le=4096), AcceptStored]
 """Hypotheses per step; each has its own keys and values in memory."""
 BeamThreshold = Annotated[_Real, Field(ge=0, le=1000), AcceptStored]
 """Difference of log-probabilities; 0 is off.  A hypothesis that is e**20 times less probable hardly ever wins."""
+LastTokens = Annotated[_Whole, Field(ge=0, le=10_000), AcceptStored]
+"""Tokens at the end of two hypotheses that are compared; 0 is off."""
 LengthPenalty = Annotated[_Real, Field(ge=0, le=10), AcceptStored]
 """Exponent of the length penalty: Wu et al. 2016 use 0 to 1; above 10 all scores round to 0."""
 ExtraTokens = Annotated[_Whole, Field(ge=1, le=10_000), AcceptStored]

@@ -33,6 +33,11 @@ class SearchOverrides(Section):
         description="drop hypotheses whose log-probability is more than this below that of the best one, 0 = off; "
         "default: that of the model",
     )
+    recombine: limits.LastTokens | None = Field(
+        None,
+        description="of hypotheses with this many equal last tokens, keep only the best one, 0 = off; default: that "
+        "of the model",
+    )
     alpha: limits.LengthPenalty | None = Field(None, description="length penalty; default: that of the model")
     max_extra: limits.ExtraTokens | None = Field(
         None, description="maximum output length beyond that of the source; default: that of the model"

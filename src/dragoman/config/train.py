@@ -351,6 +351,12 @@ class SearchConfig(Section):
         "one: faster; 0 = off",
         examples=[4.0],
     )
+    recombine: limits.LastTokens = Field(
+        0,
+        description="of hypotheses of a step with this many equal last tokens, only the best one stays in the beam: "
+        "faster; 0 = off",
+        examples=[2],
+    )
     alpha: limits.LengthPenalty = Field(
         0.6,
         description="length penalty: scores are divided by ((5 + length) / 6) ** alpha (Wu et al. 2016); larger values "

@@ -15,6 +15,7 @@ __all__ = ["SearchSettings"]
 _RANGES: dict[str, tuple[float, float, str]] = {
     "beam": (1, 4096, "1 (greedy) to 4,096"),
     "beam_threshold": (0, 1000, "0 (off) to 1,000"),
+    "recombine": (0, 10_000, "0 (off) to 10,000"),
     "alpha": (0, 10, "0 (no length penalty) to 10"),
     "nbest": (1, 4096, "1 to 4,096"),
     "max_extra": (0, 10_000, "0 to 10,000"),
@@ -33,7 +34,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 _TYPES: dict[str, tuple[type, str]] = {
     "int": (Integral, "an integer"), "float": (Real, "a number"), "bool": (bool, "True or False"),
 }  # fmt: skip
-_NO_BEAM = {"beam": 1, "shrink_beam": False, "beam_threshold": 0}
+_NO_BEAM = {"beam": 1, "shrink_beam": False, "beam_threshold": 0, "recombine": 0}
 """Values of settings without effect on sampling that may be given together with it."""
 
 
@@ -43,10 +44,11 @@ class SearchSettings:
 
     beam: hypotheses kept per step, 1 = greedy search.  shrink_beam: each complete hypothesis makes the beam of its
     sentence narrower by one, as in Marian.  beam_threshold: hypotheses whose log-probability is more than this below
-    that of the best one of the step leave the beam, 0 = off.  alpha: exponent of the length penalty.  nbest:
-    hypotheses returned per sentence; with `sample`, samples drawn.  max_extra: a target has at most source length +
-    max_extra tokens, both with the end of sentence.  min_length: minimum number of target tokens before the end of
-    sentence.  no_repeat_ngram: n-grams of this size do not occur twice, 0 = off.  temperature, top_k (0 = off),
+    that of the best one of the step leave the beam, 0 = off.  recombine: of unfinished hypotheses of a step with this
+    many equal last tokens, only the best one stays in the beam, 0 = off.  alpha: exponent of the length penalty.
+    nbest: hypotheses returned per sentence; with `sample`, samples drawn.  max_extra: a target has at most source
+    length + max_extra tokens, both with the end of sentence.  min_length: minimum number of target tokens before the
+    end of sentence.  no_repeat_ngram: n-grams of this size do not occur twice, 0 = off.  temperature, top_k (0 = off),
     top_p (1 = off), seed: for sampling only.  Raises UsageError that lists all problems.
     """
 
@@ -58,6 +60,7 @@ class SearchSettings:
     no_repeat_ngram: int = 0
     shrink_beam: bool = False
     beam_threshold: float = 0.0
+    recombine: int = 0
     sample: bool = False
     temperature: float = 1.0
     top_k: int = 0
@@ -90,7 +93,7 @@ class SearchSettings:
     @property
     def narrows_beam(self) -> bool:
         """Whether the beam may keep fewer than K hypotheses of a step."""
-        return self.shrink_beam or self.beam_threshold > 0
+        return self.shrink_beam or self.beam_threshold > 0 or self.recombine > 0
 
     def limit(self, source: int, prefix: int = 0) -> int:
         """Return the maximum target length, with its end, for a source and a forced prefix of these lengths."""

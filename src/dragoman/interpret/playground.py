@@ -81,6 +81,7 @@ def _trained(folder: Path) -> dict[str, Any]:
         "beam": config.search.beam,
         "shrink_beam": config.search.shrink_beam,
         "beam_threshold": config.search.beam_threshold,
+        "recombine": config.search.recombine,
         "alpha": config.search.alpha,
         "max_extra": config.search.max_extra,
         **model_spec(network, exact=False),

@@ -333,13 +333,15 @@ class Transformer {
     return linear(hidden, this.parameter(`${name}.outer.weight`), this.parameter(`${name}.outer.bias`));
   }
 
-  // Beam search: each step takes the K best continuations, with `threshold` without those that are more than this below the best one;
-  // those that end leave the beam, with `shrink` for good: it becomes narrower.  It stops when no hypothesis can become the best.
-  search(source, { beam = 4, shrink = false, threshold = 0, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
+  // Beam search: each step takes the K best continuations, with `threshold` without those that are more than this below the best one, with
+  // `recombine` without those that end in as many tokens of a better one; those that end leave the beam, with `shrink` for good: it becomes
+  // narrower.  It stops when no hypothesis can become the best.
+  search(source, { beam = 4, shrink = false, threshold = 0, recombine = 0, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
     const run = { ...NOTHING, ...changes, taps: {} }, penalty = (length) => ((5 + length) / 6) ** alpha, complete = [];
     let beams = [{ tokens: [], logProb: 0, state: this.#start(this.encode(source, run), run, true) }];
     while (beams.length) {
-      const grown = [], width = shrink ? beam - complete.length : beam;  // the K best, best first
+      let grown = [];
+      const width = shrink ? beam - complete.length : beam;  // the K best, best first
       for (const one of beams) {
         const state = one.state.map((cache) => ({ ...cache, own: [...cache.own] })), atLimit = one.tokens.length + 1 === limit;
         logSoftmax(this.#output(this.#decoder([one.tokens.at(-1) ?? begin], state, run)).row(0)).forEach((x, token) => {
@@ -351,6 +353,10 @@ class Transformer {
         });
       }
       while (threshold && grown.length > 1 && grown.at(-1).logProb < grown[0].logProb - threshold) grown.pop();
+      if (recombine) {
+        const tails = grown.map(({ tokens }) => String(tokens.slice(-recombine)));
+        grown = grown.filter(({ tokens }, i) => tokens.at(-1) === end || tails.indexOf(tails[i]) === i);
+      }
       for (const { tokens, logProb } of grown) if (tokens.at(-1) === end) complete.push({ tokens: tokens.slice(0, -1), logProb, score: logProb / penalty(tokens.length) });
       const best = Math.max(...complete.map(({ score }) => score), -Infinity);
       beams = grown.filter(({ tokens }) => tokens.at(-1) !== end);

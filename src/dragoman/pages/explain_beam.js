@@ -19,10 +19,11 @@ function showBeam() {
   hint.append(el("span", {}, both("Point at a node, or move among the nodes with the arrow keys.", "将指针移到节点上，或用方向键在节点间移动。")));
 }
 
-function beamText({ beam, shrink_beam: shrinks, beam_threshold: threshold, alpha, limit }) {
+function beamText({ beam, shrink_beam: shrinks, beam_threshold: threshold, recombine, alpha, limit }) {
   if (beam === 1) return both("Greedy search: the most probable token at each step.", "贪心搜索：每一步取概率最大的词元。");
-  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top${threshold ? `, without those whose log-probability is more than ${threshold} below that of the best one` : ""}. A hypothesis that ends leaves the beam${shrinks ? ", which becomes narrower by one" : ""}; its search score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). The search ends when no hypothesis in the beam can ${threshold ? "become the best" : `enter the ${beam}-best list`}, or after ${limit} tokens. The thick path is the best hypothesis.`,
-    `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面${threshold ? `；对数概率比最好的低 ${threshold} 以上的候选序列不保留` : ""}。生成句末符的候选序列离开束${shrinks ? "，束宽随之减一" : ""}，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。束中没有候选序列还能${threshold ? "成为最佳" : `进入前 ${beam} 名`}时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
+  const drops = threshold || recombine;
+  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top${threshold ? `, without those whose log-probability is more than ${threshold} below that of the best one` : ""}${recombine ? `; of those that end in the same ${recombine === 1 ? "token" : `${recombine} tokens`}, only the best` : ""}. A hypothesis that ends leaves the beam${shrinks ? ", which becomes narrower by one" : ""}; its search score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). The search ends when no hypothesis in the beam can ${drops ? "become the best" : `enter the ${beam}-best list`}, or after ${limit} tokens. The thick path is the best hypothesis.`,
+    `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面${threshold ? `；对数概率比最好的低 ${threshold} 以上的候选序列不保留` : ""}${recombine ? `；末尾 ${recombine} 个词元相同的候选序列只保留最好的一个` : ""}。生成句末符的候选序列离开束${shrinks ? "，束宽随之减一" : ""}，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。束中没有候选序列还能${drops ? "成为最佳" : `进入前 ${beam} 名`}时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
 }
 
 // The numbers of the nodes from the first token to a node.
@@ -89,7 +90,7 @@ function reason(tree, node) {
   if (node.end === "beaten") return both(`The search ended: its search score could reach at most ${score}, and the last of the n-best list has ${tree.to_beat.toFixed(3)}.`, `搜索已结束：它的搜索得分至多为 ${score}，而前 n 名中的最后一名为 ${tree.to_beat.toFixed(3)}。`);
   if (node.end === "dropped") {
     const kept = tree.nodes.filter((other) => other.step === node.step + 1), least = Math.min(...kept.map((other) => other.total));
-    return both(`It was pruned: none of its continuations was among the ${kept.length} best of the next step, the last of which has log-probability ${least.toFixed(3)}.`, `被束搜索淘汰：它的任何扩展都没有进入下一步的前 ${kept.length} 名，其中最后一名的对数概率为 ${least.toFixed(3)}。`);
+    return both(`It was pruned: none of its continuations is among the ${kept.length} hypotheses of the next step, the last of which has log-probability ${least.toFixed(3)}.`, `被束搜索淘汰：它的任何扩展都不在下一步的 ${kept.length} 个候选序列中，其中最后一个的对数概率为 ${least.toFixed(3)}。`);
   }
   return both("It was extended.", "继续扩展。");
 }

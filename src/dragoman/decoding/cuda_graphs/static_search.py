@@ -118,6 +118,8 @@ class StaticShapeSearch:
         sums, origins, chosen, truncated = (self._draw if self.settings.sample else self._best)(allowed, at_limit)
         new = allowed.view(*self.sums.shape, -1)[torch.arange(len(sums), device=self.device)[:, None], origins, chosen]
         tokens = self._extend(self.tokens, origins, chosen)
+        if self.settings.narrows_beam and self.beams > 1:
+            sums = narrowed(sums, self.complete, self._tails(tokens), self.settings)
         token_log_probs = self._extend(self.log_probs, origins, new)
         ended = (chosen == EOS) & (sums > _NEVER)  # (B, K)
         self._collect(ended, tokens, token_log_probs, truncated)
@@ -148,9 +150,12 @@ class StaticShapeSearch:
         sums = log_probs.view(*self.sums.shape, -1) + self.sums[..., None]
         best, indices = sums.flatten(1).topk(self.beams, dim=1)
         origins, tokens = indices // self.vocabulary.numel(), indices % self.vocabulary.numel()
-        if self.settings.narrows_beam:
-            best = narrowed(best, self.complete, self.settings)
         return best, origins, tokens, truncated.gather(1, origins)
+
+    def _tails(self, tokens: Tensor) -> Tensor:
+        """Return the last tokens (B, K, n) that `recombine` compares; of a shorter target, the first one repeated."""
+        count = max(1, min(self.settings.recombine, self.sizes.capacity))
+        return tokens.index_select(2, (self.position + torch.arange(1 - count, 1, device=self.device)).clamp(min=0))
 
     def _per_row(self, column: Tensor) -> Tensor:
         """(B, 1) -> (N, 1)."""

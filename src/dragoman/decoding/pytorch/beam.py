@@ -4,7 +4,8 @@ Each step takes the K best continuations of a sentence.  Those that end move to 
 others stay in the beam.  K = 1 is greedy search, and a sufficiently large K is exhaustive search.  With `shrink_beam`,
 each complete hypothesis reduces the K of its sentence by one, as in Nematus and Marian.  With `beam_threshold`, the
 continuations that are much less probable than the best one are dropped (the absolute threshold of Freitag and
-Al-Onaizan 2017).
+Al-Onaizan 2017).  With `recombine`, those whose last tokens are those of a better one are dropped, because
+the model will continue both in much the same way (Zhang et al. 2018).
 
 Letters: B sentences still searched, K beams, N = B*K rows, T tokens so far, V vocabulary.
 """
@@ -57,7 +58,7 @@ class Beams:
 class BeamStep:
     """One step of the search, before pruning.
 
-    beams: the K best continuations per sentence, or fewer with `shrink_beam` or `beam_threshold`.  origins: (B, K) the
+    beams: the K best continuations per sentence, or fewer if `SearchSettings.narrows_beam`.  origins: (B, K) the
     beam (0 to K - 1) that each continuation extends.  finished: (sentence, beam, hypothesis) of each continuation that
     ended, with the sentence's index in the request.  active: B flags, whether the search of a sentence continues.
     """
@@ -76,12 +77,14 @@ class Pool:
         self.hypotheses: list[list[Hypothesis]] = [[] for _ in request.limits]
 
     def narrow(self, beams: Beams) -> Beams:
-        """Empty the slots that `shrink_beam` and `beam_threshold` do without."""
+        """Empty the slots that `shrink_beam`, `beam_threshold` and `recombine` do without."""
         if not self.request.settings.narrows_beam:
             return beams
         counts = [len(self.hypotheses[i]) for i in beams.sentences.tolist()]
         finished = torch.tensor(counts, device=beams.log_probs.device)  # (B,)
-        return replace(beams, log_probs=narrowed(beams.log_probs, finished, self.request.settings))
+        settings = self.request.settings
+        tails = beams.tokens[..., -max(1, settings.recombine) :]
+        return replace(beams, log_probs=narrowed(beams.log_probs, finished, tails, settings))
 
     def collect(self, beams: Beams, truncated: Tensor) -> tuple[Beams, list[tuple[int, int, Hypothesis]]]:
         """Add the hypotheses that ended; return the beams with their slots emptied, and `BeamStep.finished`."""
@@ -111,20 +114,25 @@ class Pool:
         return flags
 
 
-def narrowed(log_probs: Tensor, finished: Tensor, settings: SearchSettings) -> Tensor:
+def narrowed(log_probs: Tensor, finished: Tensor, tails: Tensor, settings: SearchSettings) -> Tensor:
     """Return log_probs (B, K), best first, with -inf for the continuations that are not kept.
 
-    finished: (B,) complete hypotheses of each sentence.  With `shrink_beam`, the best K - finished are kept; of these,
-    with `beam_threshold`, those near the best one, and as many as the n-best list lacks.
+    finished: (B,) complete hypotheses of each sentence.  tails: (B, K, n) the last tokens of each continuation, with
+    `recombine` as many as it compares.  With `shrink_beam`, the best K - finished are kept; of these, with
+    `beam_threshold`, those near the best one, with `recombine` those that end in other tokens than all better ones or
+    are complete, and always as many as the n-best list lacks.
     """
     width, ranks = log_probs.size(1), torch.arange(log_probs.size(1), device=log_probs.device)
-    excess = torch.zeros_like(log_probs, dtype=torch.bool)
-    if settings.shrink_beam:
-        excess |= ranks >= width - finished[:, None]
+    dropped = torch.zeros_like(log_probs, dtype=torch.bool)
     if settings.beam_threshold:
-        is_far = log_probs < log_probs[:, :1] - settings.beam_threshold
-        excess |= is_far & (ranks >= settings.nbest - finished[:, None])
-    return log_probs.masked_fill(excess, float("-inf"))
+        dropped |= log_probs < log_probs[:, :1] - settings.beam_threshold
+    if settings.recombine:
+        equal = (tails[:, :, None] == tails[:, None]).all(-1).tril(-1)  # (B, K, K), [i, j]: to a better one
+        dropped |= equal.any(-1) & (tails[..., -1] != EOS)
+    dropped &= ranks >= settings.nbest - finished[:, None]
+    if settings.shrink_beam:
+        dropped |= ranks >= width - finished[:, None]
+    return log_probs.masked_fill(dropped, float("-inf"))
 
 
 def expand(beams: Beams, log_probs: Tensor, request: SearchRequest) -> tuple[Beams, Tensor, Tensor]:
@@ -179,7 +187,7 @@ def beam_search(stepper: Stepper[State], request: SearchRequest) -> Generator[Be
 
     The search of a sentence stops when no unfinished hypothesis can enter its n-best list, so the result is that of a
     search up to the length limit.  With `shrink_beam`, none is left when K hypotheses are complete.  `beam_threshold`
-    does not make a list shorter than `nbest`.
+    and `recombine` do not make a list shorter than `nbest`.
     """
     width = request.settings.beam
     state = stepper.start(request.src, request.src_mask, beams=width, max_len=max(request.limits))

@@ -118,20 +118,29 @@ def _chosen(candidates: Sequence[_Partial], settings: SearchSettings, finished: 
     banks: dict[int, list[_Partial]] = {}
     for h in sorted(candidates, key=lambda h: -h.rank):
         banks.setdefault(h.progress.met if h.progress.phrases.bonus is None else 0, []).append(h)
-    ordered = [_near(banks[met], settings, finished) for met in sorted(banks, reverse=True)]
     width = settings.beam - finished if settings.shrink_beam else settings.beam
+    ordered = [_narrowed(banks[met][:width], settings, finished) for met in sorted(banks, reverse=True)]
     chosen: list[_Partial] = []
     for turn in range(width):
         chosen += [bank[turn] for bank in ordered if turn < len(bank)]
     return chosen[:width]
 
 
-def _near(bank: list[_Partial], settings: SearchSettings, finished: int) -> list[_Partial]:
-    """With `beam_threshold`, return the hypotheses near the best one, and as many as the n-best list lacks."""
-    if not settings.beam_threshold:
-        return bank
-    least, lowest = settings.nbest - finished, bank[0].rank - settings.beam_threshold
-    return [h for i, h in enumerate(bank) if i < least or h.rank >= lowest]
+def _narrowed(bank: list[_Partial], settings: SearchSettings, finished: int) -> list[_Partial]:
+    """Return what `beam_threshold` and `recombine` keep of a bank; see `beam.narrowed`."""
+    least, lowest = settings.nbest - finished, bank[0].rank - (settings.beam_threshold or math.inf)
+    kept: list[_Partial] = []
+    for rank, h in enumerate(bank):
+        is_best = not any(_have_equal_ends(h, better, settings.recombine) for better in bank[:rank])
+        if rank < least or (h.rank >= lowest and is_best):
+            kept.append(h)
+    return kept
+
+
+def _have_equal_ends(one: _Partial, other: _Partial, count: int) -> bool:
+    """Return whether unfinished hypotheses have `count` equal last tokens, and equally many tokens of phrases."""
+    same = count > 0 and one.tokens[-count:] == other.tokens[-count:]
+    return same and one.tokens[-1] != EOS and one.progress.met == other.progress.met
 
 
 def _can_improve(

@@ -29,9 +29,9 @@ was kept in the next step; or the search stopped because no unfinished hypothesi
 class Node:
     """A hypothesis: its parent extended by one token.
 
-    step: its number of tokens, from 1.  rank: its index in the beam, from 0.  parent: index of a node, -1 = the empty
-    hypothesis.  log_prob: of its token.  total: of all its tokens.  end: one of `ENDS`, None if it was extended.
-    score: of a complete hypothesis its `Hypothesis.score`, of a beaten one the upper bound of the score.
+    step: its number of tokens, from 1.  rank: its index among the nodes of its step, from 0.  parent: index of a node,
+    -1 = the empty hypothesis.  log_prob: of its token.  total: of all its tokens.  end: one of `ENDS`, None if it was
+    extended.  score: of a complete hypothesis its `Hypothesis.score`, of a beaten one the upper bound of the score.
     """
 
     step: int
@@ -75,6 +75,7 @@ class BeamTree:
             "beam": self.settings.beam,
             "shrink_beam": self.settings.shrink_beam,
             "beam_threshold": self.settings.beam_threshold,
+            "recombine": self.settings.recombine,
             "alpha": self.settings.alpha,
             "limit": self.limit,
             "to_beat": self.to_beat,
@@ -105,14 +106,16 @@ def _add_step(nodes: list[Node], complete: dict[int, Hypothesis], parents: Seque
     log_probs = step.beams.token_log_probs[0, :, -1].tolist()
     finished = {beam: hypothesis for _, beam, hypothesis in step.finished}
     slots = []
-    for rank, (origin, token, total) in enumerate(zip(step.origins[0].tolist(), tokens, totals, strict=True)):
+    rank = 0
+    for beam, (origin, token, total) in enumerate(zip(step.origins[0].tolist(), tokens, totals, strict=True)):
         if total == float("-inf"):  # an empty slot
             slots.append(-1)
             continue
         slots.append(len(nodes))
-        node = Node(step.beams.tokens.size(2), rank, parents[origin], token, log_probs[rank], total)
-        if rank in finished:
-            hypothesis = complete[len(nodes)] = finished[rank]
+        node = Node(step.beams.tokens.size(2), rank, parents[origin], token, log_probs[beam], total)
+        rank += 1
+        if beam in finished:
+            hypothesis = complete[len(nodes)] = finished[beam]
             node = replace(node, end="limit" if hypothesis.truncated else "finished", score=hypothesis.score)
         nodes.append(node)
     return slots

@@ -229,10 +229,11 @@ def _targets(hypothesis: Hypothesis) -> list[int]:
 def _settings(config: Config, beam: int | None, **overrides: int) -> SearchSettings:
     """Return the search settings of the model, with an n-best list of all beams.
 
-    With a threshold the list has one entry: nothing is dropped until the list is full.
+    With `beam_threshold` or `recombine` it has one entry: nothing is dropped until the list is full.
     """
     settings = SearchSettings.of(config.search, **overrides, **({} if beam is None else {"beam": beam}))
-    return settings if settings.beam_threshold else SearchSettings.of(settings, nbest=settings.beam)
+    drops = settings.beam_threshold or settings.recombine
+    return settings if drops else SearchSettings.of(settings, nbest=settings.beam)
 
 
 # ------------------------------------------------------------------------------------------ models that predict labels

@@ -85,8 +85,8 @@ void check_request(const Header& h, const SearchRequest& r) {
   if (r.attention != nullptr) {
     require(s.beam == 1 && h.encoder_layers > 0, "attention weights require beam = 1 and a model with an encoder");
   }
-  require(s.min_length >= 0 && s.no_repeat_ngram >= 0 && s.alpha >= 0 && s.beam_threshold >= 0,
-          "min_length, no_repeat_ngram, alpha and beam_threshold must not be negative");
+  require(s.min_length >= 0 && s.no_repeat_ngram >= 0 && s.recombine >= 0 && s.alpha >= 0 && s.beam_threshold >= 0,
+          "min_length, no_repeat_ngram, recombine, alpha and beam_threshold must not be negative");
   for (const int32_t id : {s.bos, s.eos, s.pad}) require_range("special token", id, 0, h.tgt_vocab - 1);
   const bool has_encoder = h.encoder_layers > 0;
   check_ragged(r.sources, r.count, has_encoder ? h.src_vocab : 1, "source token");

@@ -98,9 +98,8 @@ std::vector<FinishedSentence> SearchBatch::step() {
     }
     finished.push_back({a.id, a.source_slot, std::move(a.target_slots), nbest_of(a)});
   }
-  active_.erase(
-      std::remove_if(active_.begin(), active_.end(), [](const ActiveSentence& a) { return a.beam.empty(); }),
-      active_.end());
+  active_.erase(std::remove_if(active_.begin(), active_.end(), [](const ActiveSentence& a) { return a.beam.empty(); }),
+                active_.end());
   return finished;
 }
 
@@ -254,38 +253,59 @@ std::vector<SearchBatch::Candidate> SearchBatch::candidates_of(const ActiveSente
   return candidates;
 }
 
-namespace {
-
-// With beam_threshold, drop the candidates that rank far below the best one, but none that the n-best list lacks.
-// candidates: best first.
-template <typename Candidates>
-void drop_distant(Candidates& candidates, const SearchSettings& s, size_t finished) {
-  if (s.beam_threshold == 0 || candidates.empty()) return;
-  const float lowest = candidates.front().rank - static_cast<float>(s.beam_threshold);
-  const auto nbest = static_cast<size_t>(s.nbest);
-  while (candidates.back().rank < lowest && candidates.size() + finished > nbest) candidates.pop_back();
+// Whether two candidates have the same last `recombine` tokens and equally many tokens of phrases.
+bool SearchBatch::have_equal_ends(const ActiveSentence& a, const Candidate& x, const Candidate& y) {
+  if (x.next.token != y.next.token || x.met != y.met) return false;
+  int i = a.beam[x.parent].last;
+  int j = a.beam[y.parent].last;
+  for (int k = 1; k < a.sentence.settings->recombine; ++k) {
+    if (i < 0 || j < 0) return false;  // both hypotheses are shorter, and not the same one
+    const Node& one = a.nodes[static_cast<size_t>(i)];
+    const Node& other = a.nodes[static_cast<size_t>(j)];
+    if (one.token != other.token) return false;
+    i = one.parent;
+    j = other.parent;
+  }
+  return true;
 }
 
-}  // namespace
+// Keep at most `width` candidates of a bank, best first.  With beam_threshold, drop those that rank far below the best
+// one; with recombine, unfinished ones that end as a better one does; but none that the n-best list lacks.
+void SearchBatch::narrow(std::vector<Candidate>& bank, const ActiveSentence& a, size_t width) {
+  const SearchSettings& s = *a.sentence.settings;
+  if (bank.size() > width) bank.erase(bank.begin() + static_cast<std::ptrdiff_t>(width), bank.end());
+  if ((s.beam_threshold == 0 && s.recombine == 0) || bank.empty()) return;
+  const float lowest =
+      s.beam_threshold == 0 ? MINUS_INFINITY : bank.front().rank - static_cast<float>(s.beam_threshold);
+  const auto nbest = static_cast<size_t>(s.nbest);
+  auto end =
+      bank.begin() + static_cast<std::ptrdiff_t>(std::min(bank.size(), nbest - std::min(nbest, a.finished.size())));
+  for (auto candidate = end; candidate != bank.end(); ++candidate) {
+    const auto ends_equally = [&](const Candidate& better) { return have_equal_ends(a, better, *candidate); };
+    if (candidate->rank < lowest) break;
+    if (s.recombine == 0 || candidate->next.token == s.eos || std::none_of(bank.begin(), end, ends_equally)) {
+      *end++ = *candidate;
+    }
+  }
+  bank.erase(end, bank.end());
+}
 
 // Return the K best candidates; with shrink_beam, each finished hypothesis reduces K by one.  With required phrases,
 // those with equally many tokens of phrases form a bank, and the beam is divided among the banks, from the most tokens
 // to the fewest, one candidate of each in turn: dynamic beam allocation (Post and Vilar 2018).
-std::vector<SearchBatch::Candidate> SearchBatch::choose(std::vector<Candidate>&& candidates,
-                                                        const ActiveSentence& a) {
+std::vector<SearchBatch::Candidate> SearchBatch::choose(std::vector<Candidate>&& candidates, const ActiveSentence& a) {
   const SearchSettings& s = *a.sentence.settings;
   const Phrases* phrases = a.sentence.phrases;
   const size_t beam = static_cast<size_t>(s.beam) - (s.shrink_beam != 0 ? a.finished.size() : 0);
   std::stable_sort(candidates.begin(), candidates.end(),
                    [](const Candidate& x, const Candidate& y) { return x.rank > y.rank; });
   if (phrases == nullptr || !phrases->required) {
-    if (candidates.size() > beam) candidates.resize(beam);
-    drop_distant(candidates, s, a.finished.size());
+    narrow(candidates, a, beam);
     return std::move(candidates);
   }
   std::map<int, std::vector<Candidate>, std::greater<int>> banks;
   for (const Candidate& candidate : candidates) banks[candidate.met].push_back(candidate);
-  for (auto& [met, bank] : banks) drop_distant(bank, s, a.finished.size());
+  for (auto& [met, bank] : banks) narrow(bank, a, beam);
   std::vector<Candidate> chosen;
   for (size_t turn = 0; turn < beam && chosen.size() < beam; ++turn) {
     for (const auto& [met, bank] : banks) {

@@ -79,6 +79,8 @@ class SearchBatch {
   void encode_added();
   static TokenQuery make_query(const ActiveSentence& a, const PartialHypothesis& h);
   static std::vector<Candidate> candidates_of(const ActiveSentence& a, const TokenScores* scores);
+  static bool have_equal_ends(const ActiveSentence& a, const Candidate& x, const Candidate& y);
+  static void narrow(std::vector<Candidate>& bank, const ActiveSentence& a, size_t width);
   static std::vector<Candidate> choose(std::vector<Candidate>&& candidates, const ActiveSentence& a);
   static std::vector<Hypothesis> nbest_of(ActiveSentence& a);
   static bool can_improve(const ActiveSentence& a, const std::vector<PartialHypothesis>& expanded);

@@ -14,6 +14,7 @@ namespace dragoman {
 struct SearchSettings {
   int32_t beam, nbest, min_length, no_repeat_ngram;
   int32_t shrink_beam;  // 1: each finished hypothesis makes the beam of its sentence narrower by one; 0: it does not
+  int32_t recombine;    // of unfinished hypotheses with this many equal last tokens, the best one stays; 0: off
   int32_t bos, eos, pad;
   int32_t rows;  // hypotheses that one worker decodes at once
   int32_t threads;
@@ -48,9 +49,9 @@ struct SearchRequest {
   const int64_t* phrase_counts;
   const float* bonuses;
   const uint8_t* const* inside;  // of each sentence: null, or (target vocabulary,): 1 for tokens that continue a word
-  const int32_t* limits;  // (count,): maximum target length, including the end of sentence
-  float* attention;       // null, or with beam 1: (limit, source length) per sentence, concatenated; initially zeros
-  Usage* usage;           // null, or receives the peak use
+  const int32_t* limits;         // (count,): maximum target length, including the end of sentence
+  float* attention;  // null, or with beam 1: (limit, source length) per sentence, concatenated; initially zeros
+  Usage* usage;      // null, or receives the peak use
 };
 
 // One sentence to search.  The caller keeps the arrays and the settings alive.
@@ -77,11 +78,13 @@ inline int64_t row_length(const RaggedArray& rows, int row) { return rows.offset
 
 // attention: where the weights of the sentence are written, or null.
 inline Sentence sentence_of(const SearchRequest& r, int i, float* attention) {
-  const auto row = [i](const RaggedArray& rows) { return rows.offsets == nullptr ? nullptr : rows.ids + rows.offsets[i]; };
+  const auto row = [i](const RaggedArray& rows) {
+    return rows.offsets == nullptr ? nullptr : rows.ids + rows.offsets[i];
+  };
   const auto length = [i](const RaggedArray& rows) {
     return rows.offsets == nullptr ? 0 : static_cast<int>(row_length(rows, i));
   };
-  return {&r.settings,         row(r.sources),      row(r.prefixes), row(r.shortlists), length(r.sources),
+  return {&r.settings,        row(r.sources),       row(r.prefixes), row(r.shortlists), length(r.sources),
           length(r.prefixes), length(r.shortlists), r.limits[i],     attention};
 }
 

@@ -219,7 +219,7 @@ class Fuzzer:
         beam = mostly(draw, [1, 2, 3, 5], [-1, 0, 40, 4097, 2**31 - 1])
         nbest = mostly(draw, [beam, 1], [0, -1, beam + 1 if beam < 99 else 1, 2**31 - 1])
         settings = [mostly(draw, [0, 0, 1, 2], [-1, 2**31 - 1]) for _ in range(2)]
-        settings += [mostly(draw, [0, 1], [-1, 2, 2**31 - 1])]
+        settings += [mostly(draw, [0, 1], [-1, 2, 2**31 - 1]), mostly(draw, [0, 0, 1, 2], [-1, 2**31 - 1])]
         settings += [mostly(draw, [token], EDGE_INTEGERS) for token in (2, 3, 0)]
         settings += [mostly(draw, [8, 64], [0, 1, -5, 2**31 - 1]), mostly(draw, [1, 2, 3], [0, -1, 1025])]
         alpha = mostly(draw, [0.6, 0.0, 5.0], [-1.0, float("nan"), float("inf"), 1e308])

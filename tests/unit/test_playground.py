@@ -260,7 +260,7 @@ def test_a_beam_that_becomes_narrower_completes_the_same_hypotheses(beam: int, a
     network, sources = ending(VOCAB).double(), [SOURCE, [5, 6, 3], [9, 9, 4, 11, 12, 3]]
     stepper, lists = ModelStepper(network), []
     for shrink, threshold, recombine in (
-        (True, 0.0, 0), (False, 0.0, 0), (False, 0.2, 0), (True, 0.2, 0), (False, 0.0, 1), (True, 0.5, 2),
+        (True, 0.0, 0), (False, 0.0, 0), (False, 0.2, 0), (True, 0.2, 0), (False, 0.0, 1), (False, 0.0, 2), (True, 0.5, 2),
     ):  # fmt: skip
         settings = SearchSettings(
             beam=beam, shrink_beam=shrink, beam_threshold=threshold, recombine=recombine, alpha=alpha, max_extra=8

@@ -59,7 +59,9 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="file with one sentence per line")
     parser.add_argument("--reference", type=Path, required=True, help="translations of the text")
     parser.add_argument("--beam", type=int, nargs="+", default=[4], help="the first one is that of the first row")
-    parser.add_argument("--thresholds", type=float, nargs="+", default=[0.0, 4.0, 3.0, 2.0, 1.5, 1.0], help="0: off")
+    parser.add_argument(
+        "--thresholds", type=float, nargs="+", default=[0.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.0], help="0: off"
+    )
     parser.add_argument("--recombine", type=int, nargs="+", default=[0, 1, 2], help="0: off")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-hypotheses", action="store_true", help="do not count hypotheses, which takes long")

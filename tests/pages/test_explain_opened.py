@@ -201,7 +201,10 @@ def test_the_language_follows_the_browser_and_the_switch(page: Page, tmp_path: P
     [
         ({"shrink_beam": True}, "leaves the beam, which becomes narrower by one; its"),
         ({"beam_threshold": 0.25}, "without those whose log-probability is more than 0.25 below that of the best one."),
-        ({"recombine": 1}, "at the top; of those that end in the same token, only the best. A hypothesis that ends"),
+        (
+            {"recombine": 1},
+            "at the top; of unfinished ones with the same last token, only the best. A hypothesis that ends",
+        ),
     ],
 )
 def test_the_tree_of_a_beam_that_becomes_narrower(

@@ -84,6 +84,9 @@ def test_every_node_grows_out_of_its_parent(settings: dict[str, Any]) -> None:
         assert node.step == (parent.step if parent else 0) + 1
         assert node.total == pytest.approx((parent.total if parent else 0.0) + node.log_prob, abs=1e-5)
     for step in {node.step for node in tree.nodes}:
+        going = [node.token for node in tree.nodes if node.step == step and node.token != EOS]
+        if settings.get("recombine") == 1:
+            assert len(set(going)) == len(going)
         beam = [node for node in tree.nodes if node.step == step]
         assert len(beam) <= settings["beam"]
         assert [node.rank for node in beam] == list(range(len(beam)))

@@ -127,7 +127,9 @@ def test_settings_of_a_beam_are_refused_with_sampling() -> None:
     with pytest.raises(UsageError, match=r"^shrink_beam = True: has no effect with sample = True; use beam search or"):
         SearchSettings.of(SearchSettings(sample=True), shrink_beam=True)
     assert SearchSettings.of(SearchSettings(shrink_beam=True), sample=True, beam=1, shrink_beam=False).sample
-    assert SearchSettings.of(SearchConfig(shrink_beam=True), sample=True).sample, "that of the model is not used"
+    assert SearchSettings.of(SearchConfig(shrink_beam=True, recombine=2), sample=True).sample, (
+        "that of the model is not used"
+    )
 
 
 def test_an_unknown_setting_has_its_nearest_name() -> None:

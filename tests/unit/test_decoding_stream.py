@@ -57,7 +57,13 @@ def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: Search
 
 @pytest.mark.parametrize(
     "settings",
-    [{"beam": 2}, {"beam": 3, "alpha": 1.2}, {"beam": 2, "alpha": 0.0}, {"beam": 3, "shrink_beam": True}],
+    [
+        {"beam": 2},
+        {"beam": 3, "alpha": 1.2},
+        {"beam": 2, "alpha": 0.0},
+        {"beam": 3, "shrink_beam": True},
+        {"beam": 3, "recombine": 1},
+    ],
     ids=str,
 )
 def test_stable_tokens_are_the_common_prefix_of_all_hypotheses_that_may_win(settings: dict[str, Any]) -> None:

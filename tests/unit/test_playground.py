@@ -260,7 +260,8 @@ def test_a_beam_that_becomes_narrower_completes_the_same_hypotheses(beam: int, a
     network, sources = ending(VOCAB).double(), [SOURCE, [5, 6, 3], [9, 9, 4, 11, 12, 3]]
     stepper, lists = ModelStepper(network), []
     for shrink, threshold, recombine in (
-        (True, 0.0, 0), (False, 0.0, 0), (False, 0.2, 0), (True, 0.2, 0), (False, 0.0, 1), (False, 0.0, 2), (True, 0.5, 2),
+        (True, 0.0, 0), (False, 0.0, 0), (False, 0.2, 0), (True, 0.2, 0),
+        (False, 0.0, 1), (False, 0.0, 2), (True, 0.5, 2),
     ):  # fmt: skip
         settings = SearchSettings(
             beam=beam, shrink_beam=shrink, beam_threshold=threshold, recombine=recombine, alpha=alpha, max_extra=8
@@ -272,7 +273,11 @@ def test_a_beam_that_becomes_narrower_completes_the_same_hypotheses(beam: int, a
         found = searched_in_node(network, sources, 8, beam=beam, alpha=alpha, **narrower)
         assert [[h["tokens"] for h in own] for own in found] == want
         lists.append(want)
-    assert lists[0] != lists[1] != lists[2] and lists[4] != lists[1] and any(len(own) == beam for own in lists[0])
+    assert (
+        lists[0] != lists[1] != lists[2]
+        and lists[1] != lists[4] != lists[5]
+        and any(len(own) == beam for own in lists[0])
+    )
 
 
 TOKENIZERS: dict[str, dict[str, Any]] = {

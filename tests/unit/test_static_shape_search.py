@@ -37,6 +37,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "shrinking": {"beam": 4, "nbest": 3, "shrink_beam": True},
     "threshold": {"beam": 5, "nbest": 2, "beam_threshold": 0.3},
     "recombining": {"beam": 5, "nbest": 2, "recombine": 2},
+    "recombining more tokens than there are": {"beam": 3, "recombine": 10_000},
     "sample": {"sample": True, "nbest": 3, "seed": 4},
     "sample top": {"sample": True, "top_k": 5, "top_p": 0.8, "temperature": 0.7, "min_length": 3},
 }

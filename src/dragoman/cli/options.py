@@ -59,8 +59,8 @@ BeamThreshold = Annotated[
 Recombine = Annotated[
     int | None,
     typer.Option(
-        help="Of hypotheses with this many equal last tokens, keep only the best one: faster; 0 = off; default: that "
-        "of the model."
+        help="Of unfinished hypotheses with this many equal last tokens, keep only the best one: faster, with some "
+        "other translations; 0 = off; default: that of the model."
     ),
 ]
 Split = Annotated[

@@ -35,8 +35,8 @@ class SearchOverrides(Section):
     )
     recombine: limits.LastTokens | None = Field(
         None,
-        description="of hypotheses with this many equal last tokens, keep only the best one, 0 = off; default: that "
-        "of the model",
+        description="of unfinished hypotheses with this many equal last tokens, keep only the best one, 0 = off; "
+        "default: that of the model",
     )
     alpha: limits.LengthPenalty | None = Field(None, description="length penalty; default: that of the model")
     max_extra: limits.ExtraTokens | None = Field(

@@ -353,8 +353,8 @@ class SearchConfig(Section):
     )
     recombine: limits.LastTokens = Field(
         0,
-        description="of hypotheses of a step with this many equal last tokens, only the best one stays in the beam: "
-        "faster; 0 = off",
+        description="of unfinished hypotheses with this many equal last tokens, only the best one stays in the beam: "
+        "faster, with some other translations; 0 = off",
         examples=[2],
     )
     alpha: limits.LengthPenalty = Field(

@@ -334,8 +334,8 @@ class Transformer {
   }
 
   // Beam search: each step takes the K best continuations, with `threshold` without those that are more than this below the best one, with
-  // `recombine` without those that end in as many tokens of a better one; those that end leave the beam, with `shrink` for good: it becomes
-  // narrower.  It stops when no hypothesis can become the best.
+  // `recombine` without unfinished ones whose last tokens, as many as it says, are those of a better one; those that end leave the beam, with
+  // `shrink` for good: it becomes narrower.  It stops when no hypothesis can become the best.
   search(source, { beam = 4, shrink = false, threshold = 0, recombine = 0, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
     const run = { ...NOTHING, ...changes, taps: {} }, penalty = (length) => ((5 + length) / 6) ** alpha, complete = [];
     let beams = [{ tokens: [], logProb: 0, state: this.#start(this.encode(source, run), run, true) }];

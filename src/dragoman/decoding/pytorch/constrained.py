@@ -131,7 +131,7 @@ def _narrowed(bank: list[_Partial], settings: SearchSettings, finished: int) -> 
     least, lowest = settings.nbest - finished, bank[0].rank - (settings.beam_threshold or math.inf)
     kept: list[_Partial] = []
     for rank, h in enumerate(bank):
-        is_best = not any(_have_equal_ends(h, better, settings.recombine) for better in bank[:rank])
+        is_best = not settings.recombine or not any(_have_equal_ends(h, b, settings.recombine) for b in kept)
         if rank < least or (h.rank >= lowest and is_best):
             kept.append(h)
     return kept
@@ -139,7 +139,7 @@ def _narrowed(bank: list[_Partial], settings: SearchSettings, finished: int) -> 
 
 def _have_equal_ends(one: _Partial, other: _Partial, count: int) -> bool:
     """Return whether unfinished hypotheses have `count` equal last tokens, and equally many tokens of phrases."""
-    same = count > 0 and one.tokens[-count:] == other.tokens[-count:]
+    same = one.tokens[-count:] == other.tokens[-count:]
     return same and one.tokens[-1] != EOS and one.progress.met == other.progress.met
 
 

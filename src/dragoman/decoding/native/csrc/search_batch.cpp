@@ -259,7 +259,7 @@ bool SearchBatch::have_equal_ends(const ActiveSentence& a, const Candidate& x, c
   int i = a.beam[x.parent].last;
   int j = a.beam[y.parent].last;
   for (int k = 1; k < a.sentence.settings->recombine; ++k) {
-    if (i < 0 || j < 0) return false;  // both hypotheses are shorter, and not the same one
+    if (i < 0 || j < 0) return false;  // shorter than `recombine` tokens, and not the same hypothesis
     const Node& one = a.nodes[static_cast<size_t>(i)];
     const Node& other = a.nodes[static_cast<size_t>(j)];
     if (one.token != other.token) return false;
@@ -270,7 +270,8 @@ bool SearchBatch::have_equal_ends(const ActiveSentence& a, const Candidate& x, c
 }
 
 // Keep at most `width` candidates of a bank, best first.  With beam_threshold, drop those that rank far below the best
-// one; with recombine, unfinished ones that end as a better one does; but none that the n-best list lacks.
+// one; with recombine, unfinished ones whose last tokens are those of a better one; but none that the n-best list
+// lacks.
 void SearchBatch::narrow(std::vector<Candidate>& bank, const ActiveSentence& a, size_t width) {
   const SearchSettings& s = *a.sentence.settings;
   if (bank.size() > width) bank.erase(bank.begin() + static_cast<std::ptrdiff_t>(width), bank.end());

@@ -62,12 +62,13 @@ class Batcher:
         return [self.tokenizer.decode_target([self.ids[piece] for piece in each]) for each in pieces]
 
 
-def create_app(given: argparse.Namespace) -> FastAPI:
+def create_app(given: argparse.Namespace, port: int) -> FastAPI:
     batchers: list[Batcher] = []
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         batchers.append(Batcher(given.model, given.exported, given.threads))
+        print(f"http://127.0.0.1:{port}", file=sys.stderr, flush=True)  # `bench/serve.py` takes it as ready
         yield
 
     app = FastAPI(lifespan=lifespan)
@@ -96,9 +97,8 @@ def main() -> None:
     given = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise answers take 40 ms without uvloop
-        print(f"http://127.0.0.1:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
         # The client of bench/serve.py keeps connections open that it does not use for some seconds at low rates.
-        config = uvicorn.Config(create_app(given), log_level="error", timeout_keep_alive=60)
+        config = uvicorn.Config(create_app(given, listener.getsockname()[1]), log_level="error", timeout_keep_alive=60)
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
 from dragoman.data.language_identifier import MIN_BYTES, languages_of
@@ -25,6 +23,9 @@ from dragoman.io.reading import COPY_AGAIN, read_text
 from dragoman.io.writing import write_file
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from dragoman.data.store.reader import Store
 
 __all__ = ["PROFILE", "Quantiles", "SideProfile", "TrainingProfile", "coverage", "words_of_line"]
@@ -63,11 +64,15 @@ class Quantiles(BaseModel):
     @classmethod
     def of(cls, lengths: NDArray[np.int64] | Sequence[int]) -> Quantiles:
         """Return the quantiles of lengths, of which there must be at least one."""
+        import numpy as np  # here, because readers of profiles do without it
+
         return cls.of_counts(np.bincount(lengths))
 
     @classmethod
     def of_counts(cls, counts: NDArray[np.int64]) -> Quantiles:
         """Return the quantiles of lengths.  counts: how many lines have each length, the index."""
+        import numpy as np
+
         total = np.cumsum(counts)
         found = np.searchsorted(total, np.array([0.5, 0.95, 0.99, 0.995, 0.999, 1]) * total[-1]).tolist()
         return cls(**dict(zip(cls.model_fields, found, strict=True)))
@@ -213,6 +218,8 @@ def coverage(source: str, target: str, ratio: float) -> float:
 
 def _unusual(sources: Sequence[str], targets: Sequence[str]) -> dict[str, Any]:
     """Return the fields of a profile that need at least 1,000 lines."""
+    import numpy as np
+
     words = [words_of_line(text) for text in sources]
     long = [text for text, found in zip(sources, words, strict=True) if len("".join(found).encode()) >= MIN_BYTES]
     counts = Counter(word for found in words for word in found)

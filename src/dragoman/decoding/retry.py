@@ -6,8 +6,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar
 
-import numpy as np
-
 from dragoman.data.ids import before_end
 from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, TokenStream
 from dragoman.decoding.settings import SearchSettings
@@ -42,6 +40,8 @@ def count_repeats(tokens: Ids, at_least: int = MIN_REPEATS) -> int:
     """
     if len(tokens) - len(set(tokens)) < at_least - 1:
         return 1  # each repeat of an n-gram repeats at least one token
+    import numpy as np  # here, because an idle server does without it
+
     ids = np.asarray(tokens, dtype=np.int64)
     most = 1
     for n in range(1, len(ids) // at_least + 1):

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.errors import UsageError, clip
-from dragoman.markup.alignment import align_regions, find_regions
-from dragoman.markup.projection import Node, project_nodes
 
 if TYPE_CHECKING:
+    from dragoman.markup.projection import Node
     from dragoman.pipelines.translation import Translator
 
 __all__ = ["Segment", "Tag", "plain_text", "translate_segments"]
@@ -53,6 +52,9 @@ def translate_segments(translator: Translator, segments: Sequence[Segment], **se
     settings: arguments of `Translator.translate`.  Raises UsageError for invalid settings and tags that are not well
     nested.
     """
+    from dragoman.markup.alignment import align_regions, find_regions  # here: an idle server does without NumPy
+    from dragoman.markup.projection import project_nodes
+
     texts = [plain_text(segment) for segment in segments]
     roots = [_parse(segment, number) for number, segment in enumerate(segments, start=1)]
     translations = translator.translate(texts, **settings)
@@ -75,6 +77,8 @@ def translate_segments(translator: Translator, segments: Sequence[Segment], **se
 
 def _parse(segment: Segment, number: int) -> Node:
     """Return the tree of the tags of a segment; its root surrounds the text.  Raises UsageError."""
+    from dragoman.markup.projection import Node
+
     root = Node(-1, -1, 0)
     stack, position = [root], 0
     pairs: set[int] = set()

@@ -64,7 +64,7 @@ class Quantiles(BaseModel):
     @classmethod
     def of(cls, lengths: NDArray[np.int64] | Sequence[int]) -> Quantiles:
         """Return the quantiles of lengths, of which there must be at least one."""
-        import numpy as np  # here, because readers of profiles do without it
+        import numpy as np  # here: loading a profile does not need it, and a server loads one
 
         return cls.of_counts(np.bincount(lengths))
 

@@ -40,7 +40,7 @@ def count_repeats(tokens: Ids, at_least: int = MIN_REPEATS) -> int:
     """
     if len(tokens) - len(set(tokens)) < at_least - 1:
         return 1  # each repeat of an n-gram repeats at least one token
-    import numpy as np  # here, because an idle server does without it
+    import numpy as np  # here: most outputs do not need it, and an idle server saves its memory
 
     ids = np.asarray(tokens, dtype=np.int64)
     most = 1

@@ -62,10 +62,10 @@ class SearchService(ABC):
         """Queue sentences.
 
         sources, prefixes, phrases: as for `DecodingBackend.search`.  ranks: one per sentence, at least 0 (default),
-        relative to the rank of the last sentence that was admitted, and to what was admitted since (`total_rate`).
-        Sentences are admitted by ascending rank, equal ranks in the order of submission: with the numbers of tokens
-        before each sentence of a request as ranks, short requests do not wait for long ones (start-time fair queueing,
-        Goyal et al. 1996).  Raises UsageError for an invalid request.
+        relative to the rank that new sentences have at this time (see `total_rate`).  Sentences are admitted by
+        ascending rank, equal ranks in the order of submission: with the numbers of tokens before each sentence of a
+        request as ranks, short requests do not wait for long ones (start-time fair queueing, Goyal et al. 1996).
+        Raises UsageError for an invalid request.
         """
 
     @abstractmethod

@@ -52,7 +52,7 @@ def translate_segments(translator: Translator, segments: Sequence[Segment], **se
     settings: arguments of `Translator.translate`.  Raises UsageError for invalid settings and tags that are not well
     nested.
     """
-    from dragoman.markup.alignment import align_regions, find_regions  # here: an idle server does without NumPy
+    from dragoman.markup.alignment import align_regions, find_regions  # here: they load NumPy
     from dragoman.markup.projection import project_nodes
 
     texts = [plain_text(segment) for segment in segments]

@@ -333,9 +333,9 @@ class Transformer {
     return linear(hidden, this.parameter(`${name}.outer.weight`), this.parameter(`${name}.outer.bias`));
   }
 
-  // Beam search: each step takes the K best continuations, with `threshold` without those that are more than this below the best one, with
-  // `recombine` without unfinished ones whose last tokens, as many as it says, are those of a better one; those that end leave the beam, with
-  // `shrink` for good: it becomes narrower.  It stops when no hypothesis can become the best.
+  // Beam search: each step takes the K best continuations.  `threshold` drops those that are more than this below the best one; `recombine`,
+  // unfinished ones that have this many last tokens in common with a better one.  Those that end leave the beam, which `shrink` then makes
+  // narrower by one.  The search stops when no hypothesis can become the best.
   search(source, { beam = 4, shrink = false, threshold = 0, recombine = 0, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
     const run = { ...NOTHING, ...changes, taps: {} }, penalty = (length) => ((5 + length) / 6) ** alpha, complete = [];
     let beams = [{ tokens: [], logProb: 0, state: this.#start(this.encode(source, run), run, true) }];

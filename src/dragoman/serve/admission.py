@@ -27,7 +27,7 @@ class Ticket:
     """An accepted request.
 
     share: number of requests of the same client; each advances at the reciprocal rate.  before: source tokens of the
-    request that precede the next sentences.
+    request that precede the next sentences.  admission: that accepted the request.
     """
 
     client: str
@@ -82,7 +82,7 @@ class Admission:
         if not self.requests[ticket.client]:
             del self.requests[ticket.client]
         if not self.requests:
-            self.total_rate = 0.0  # without the rounding of what was added and subtracted
+            self.total_rate = 0.0  # discards accumulated rounding errors
         self._finished += ticket.tokens
         elapsed = time.monotonic() - self._since
         if elapsed >= _MEASURED:

@@ -4,8 +4,8 @@ Each step takes the K best continuations of a sentence.  Those that end move to 
 others stay in the beam.  K = 1 is greedy search, and a sufficiently large K is exhaustive search.  With `shrink_beam`,
 each complete hypothesis reduces the K of its sentence by one, as in Nematus and Marian.  With `beam_threshold`, the
 continuations that are much less probable than the best one are dropped (the absolute threshold of Freitag and
-Al-Onaizan 2017).  With `recombine`, unfinished ones whose last tokens are those of a better one are dropped, because
-the model will continue both in much the same way (Zhang et al. 2018).
+Al-Onaizan 2017).  With `recombine`, unfinished ones with the same last tokens as a better one are dropped, because
+their continuations are usually similar (Zhang et al. 2018).
 
 Letters: B sentences still searched, K beams, N = B*K rows, T tokens so far, V vocabulary.
 """

@@ -270,8 +270,7 @@ bool SearchBatch::have_equal_ends(const ActiveSentence& a, const Candidate& x, c
 }
 
 // Keep at most `width` candidates of a bank, best first.  With beam_threshold, drop those that rank far below the best
-// one; with recombine, unfinished ones whose last tokens are those of a better one; but none that the n-best list
-// lacks.
+// one; with recombine, unfinished ones with the same last tokens as a better one; but none that the n-best list lacks.
 void SearchBatch::narrow(std::vector<Candidate>& bank, const ActiveSentence& a, size_t width) {
   const SearchSettings& s = *a.sentence.settings;
   if (bank.size() > width) bank.erase(bank.begin() + static_cast<std::ptrdiff_t>(width), bank.end());

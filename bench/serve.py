@@ -10,7 +10,8 @@ server and of its own.  Every round asks each server in turn.  The client uses t
 little.
 
 CTranslate2 gets the best batching that we know: everything that waits becomes a batch as soon as one of its workers is
-free (`bench/serve_ctranslate2.py`); tokenizer, search (beam) and precision (int8) are those of Dragoman.
+free (`bench/serve_ctranslate2.py`); tokenizer, search (beam), precision (int8) and, with `--options shortlist`, the
+shortlist are those of Dragoman.
 LibreTranslate runs in an environment of its own with the same weights (`bench/serve_libretranslate.py`).
 """
 
@@ -203,7 +204,7 @@ def commands(given: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
                      *given.options],
         "ctranslate2": [
             sys.executable, str(here / "serve_ctranslate2.py"), given.model, str(folder / "ctranslate2"),
-            "--threads", str(given.threads),
+            "--threads", str(given.threads), *(["--shortlist"] if "--shortlist" in given.options else []),
         ],
     }  # fmt: skip
     if "libretranslate" in given.servers:

@@ -1,16 +1,19 @@
 """CTranslate2 behind FastAPI, as a peer for `bench/serve.py`: everything that waits is a batch once a worker is free.
 
 python bench/serve_ctranslate2.py MODEL EXPORTED --threads 2
+python bench/serve_ctranslate2.py MODEL EXPORTED --shortlist     # restrict targets to the model's shortlist, too
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import ctranslate2
@@ -19,6 +22,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from dragoman.data.vocabulary import load_vocabulary
+from dragoman.decoding.loader import load_shortlist
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.model_folder import find_model, read_config
 
@@ -32,12 +36,15 @@ class Request(BaseModel):
 
 
 class Batcher:
-    def __init__(self, model: str, exported: str, threads: int) -> None:
+    def __init__(self, model: str, exported: str, threads: int, shortlist: bool) -> None:
         config = read_config(model)
         self.settings = SearchSettings.of(config.search)
         tokenizer: Any = load_vocabulary(find_model(model))
         self.tokenizer = tokenizer
         self.ids = {tokenizer.target_piece(i): i for i in range(tokenizer.target_size)}
+        self.shortlist = shortlist
+        if shortlist:
+            write_vocabulary_map(model, tokenizer, Path(exported) / "vmap.txt")
         self.translator = ctranslate2.Translator(exported, inter_threads=threads, intra_threads=1, compute_type="int8")
         self.waiting: asyncio.Queue[tuple[list[str], asyncio.Future[str]]] = asyncio.Queue()
         self.tasks = [asyncio.create_task(self.work()) for _ in range(threads)]
@@ -57,9 +64,23 @@ class Batcher:
         found = self.translator.translate_batch(
             batch, beam_size=self.settings.beam, length_penalty=self.settings.alpha,
             max_decoding_length=self.settings.limit(longest), max_batch_size=MOST,
+            use_vmap=self.shortlist,
         )  # fmt: skip
         pieces = [result.hypotheses[0] for result in found]
         return [self.tokenizer.decode_target([self.ids[piece] for piece in each]) for each in pieces]
+
+
+def write_vocabulary_map(model: str, tokenizer: Any, path: Path) -> None:
+    """Write the shortlist of a model as a vocabulary map: source token, tab, target tokens; no source token = always.
+
+    CTranslate2 restricts all sentences of a batch to the union of their lists.
+    """
+    shortlist = load_shortlist(model)
+    lists = {"": shortlist.frequent} | {
+        tokenizer.source_piece(i): shortlist.ids[a:b] for i, (a, b) in enumerate(itertools.pairwise(shortlist.starts))
+    }
+    rows = [f"{source}\t{' '.join(map(tokenizer.target_piece, ids))}\n" for source, ids in lists.items()]
+    path.write_text("".join(rows), encoding="utf-8")
 
 
 def create_app(given: argparse.Namespace, port: int) -> FastAPI:
@@ -67,7 +88,7 @@ def create_app(given: argparse.Namespace, port: int) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        batchers.append(Batcher(given.model, given.exported, given.threads))
+        batchers.append(Batcher(given.model, given.exported, given.threads, given.shortlist))
         print(f"http://127.0.0.1:{port}", file=sys.stderr, flush=True)  # `bench/serve.py` takes it as ready
         yield
 
@@ -94,6 +115,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("exported")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shortlist", action="store_true", help="restrict targets to the shortlist of the model")
     given = parser.parse_args()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise answers take 40 ms without uvloop

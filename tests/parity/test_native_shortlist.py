@@ -5,7 +5,10 @@ The PyTorch search runs in float64, so that its results do not depend on the ord
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import random
+from array import array
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,13 @@ import torch
 from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
-from dragoman.decoding.native.engine import Engine, Usage
+from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
+from dragoman.decoding.native.request import Usage
 from dragoman.decoding.native.stepper import EngineStepper
 from dragoman.decoding.pytorch.stepper import ShortlistStepper
+from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
@@ -228,3 +233,46 @@ def test_the_library_refuses_it_too(name: str, tmp_path: Path, monkeypatch: pyte
         engine_of("paper", tmp_path).search(
             sources()[:3], [9, 9, 9], SearchSettings(beam=2), prefixes, shortlists=lists
         )
+
+
+def learned(seed: int, frequent: int, longest: int, source_size: int = VOCAB) -> Shortlist:
+    """A shortlist with lists of up to `longest` random tokens, some of them empty."""
+    draw = random.Random(seed)
+    starts, ids = array("i", [0]), array("i")
+    for _ in range(source_size):
+        ids.extend(sorted(draw.sample(range(VOCAB), draw.choice([0, 1, longest]))))
+        starts.append(len(ids))
+    words = {EOS, *draw.sample(range(VOCAB), frequent)}
+    return Shortlist(longest, VOCAB, "5a" * 32, array("i", sorted(words)), starts, ids)
+
+
+@pytest.mark.parametrize(("frequent", "longest"), [(0, 1), (5, 9), (60, 70), (VOCAB, 3)])
+def test_the_library_selects_the_same_tokens_as_python(tmp_path: Path, frequent: int, longest: int) -> None:
+    engine, shortlist = engine_of("paper", tmp_path), learned(frequent, frequent, longest)
+    required = [numbers(n % 4, 0, VOCAB, n) for n in range(len(sources()))]
+    found = engine.shortlists(shortlist, sources(), required)
+
+    rows = [shortlist.of(source, own) for source, own in zip(sources(), required, strict=True)]
+    assert [found[i].tolist() for i in range(len(found))] == rows and len(found) == len(rows)
+    assert len(engine.shortlists(shortlist, [], [])) == 0
+    assert engine.shortlists(shortlist, [[], [4]], [[7], []])[0].tolist() == shortlist.of([], [7])
+
+
+def test_tokens_outside_the_vocabularies_of_a_shortlist_are_errors(tmp_path: Path) -> None:
+    engine, shortlist = engine_of("paper", tmp_path), learned(3, 5, 9, source_size=40)
+    for source, required, said in (
+        ([39, 40], [], "source token = 40; accepted: 0 to 39"),
+        ([-1], [], "source token = -1"),
+        ([5], [VOCAB], f"required token = {VOCAB}; accepted: 0 to {VOCAB - 1}"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            engine.shortlists(shortlist, [source], [required])
+    for changed, said in (
+        ({"frequent": array("i", [VOCAB])}, "frequent token"),
+        ({"ids": array("i", [VOCAB] * len(shortlist.ids))}, "listed token"),
+        ({"ids": shortlist.ids[:-1]}, "end of a list"),
+        ({"starts": array("i", [-1] * 41)}, "start of a list = -1"),
+        ({"starts": array("i", range(40, -1, -1))}, "end of a list"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            engine.shortlists(dataclasses.replace(shortlist, **changed), [range(40)], [[]])

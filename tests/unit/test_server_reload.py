@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.server import ModelEntry, SearchOverrides, ServerConfig, with_search
+from dragoman.config.server import ModelEntry, SearchOverrides, ServerConfig, with_options
 from dragoman.errors import UsageError
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.direction import Direction
@@ -63,7 +63,7 @@ def test_the_configuration_replaces_settings_of_the_search(model_folders: list[P
     """Those of one model, those of all models by an option, and other ones by a reload."""
     path = model_folders[1]
     own = ServerConfig(models=[ModelEntry(path=str(path), search=SearchOverrides(beam=2, max_extra=1))])
-    by_options = with_search(own, beam=3, shrink_beam=True, beam_threshold=2.0, recombine=1, alpha=None)
+    by_options = with_options(own, beam=3, shrink_beam=True, beam_threshold=2.0, recombine=1, alpha=None)
     configs = [own, by_options, configured([path])]
     texts = [*TEXTS, "one two three four five six"]
     expected = []

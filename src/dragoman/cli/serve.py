@@ -52,6 +52,9 @@ def serve(
     shrink_beam: ShrinkBeam = None,
     beam_threshold: BeamThreshold = None,
     recombine: Recombine = None,
+    shortlist: Annotated[
+        bool | None, typer.Option("--shortlist", help="Restrict translations to the shortlists of the models.")
+    ] = None,
     load: Annotated[str | None, typer.Option(help="When models are loaded: start (default), or first_use.")] = None,
     memory: Annotated[
         int | None, typer.Option(min=0, help="MiB of the weights of all loaded models. Default: 0, no limit.")
@@ -80,7 +83,7 @@ def serve(
         raise UsageError(
             f"the server needs {error.name}, which is not installed; install it with: pip install 'dragoman[serve]'"
         ) from None
-    from dragoman.config.server import ServerConfig, read_server_config, with_search
+    from dragoman.config.server import ServerConfig, read_server_config, with_options
 
     options = {
         "models": [{"path": str(path)} for path in models] if models else None,
@@ -96,7 +99,7 @@ def serve(
     def read() -> ServerConfig:
         found = ServerConfig.parse(given, "dragoman serve") if config is None else read_server_config(config, **given)
         settings = {"beam": beam, "shrink_beam": shrink_beam, "beam_threshold": beam_threshold, "recombine": recombine}
-        return with_search(found, **settings)
+        return with_options(found, shortlist, **settings)
 
     if use_ray:
         from dragoman.serve.ray import serve_on_ray

@@ -13,7 +13,7 @@ from dragoman.config.errors import describe
 from dragoman.config.section import NotBoolean, Section
 from dragoman.errors import ConfigError
 
-__all__ = ["LimitsConfig", "ModelEntry", "SearchOverrides", "ServerConfig", "read_server_config", "with_search"]
+__all__ = ["LimitsConfig", "ModelEntry", "SearchOverrides", "ServerConfig", "read_server_config", "with_options"]
 
 _Count = Annotated[int, NotBoolean, Field(ge=1, le=1_000_000_000)]
 _Size = Annotated[int, NotBoolean, Field(ge=0, le=1 << 30)]
@@ -62,6 +62,9 @@ class ModelEntry(Section):
         None, description="target language of a model with several ones, as the model names it; default: `target`"
     )
     search: SearchOverrides = Field(SearchOverrides(), description="settings of the search that replace the model's")
+    shortlist: bool = Field(
+        False, description="restrict translations to the model's shortlist, which `dragoman shortlist` creates"
+    )
 
 
 class LimitsConfig(Section):
@@ -122,21 +125,25 @@ class ServerConfig(Section):
         return config
 
 
-def with_search(config: ServerConfig, **settings: Any) -> ServerConfig:
-    """Return a configuration in which these settings of the search, unless None, replace those of all models.
+def with_options(config: ServerConfig, shortlist: bool | None = None, **search: Any) -> ServerConfig:
+    """Return a configuration in which these options, unless None, replace those of all models.
 
-    Raises ConfigError.
+    search: settings of the search.  Raises ConfigError.
     """
-    given = {name: value for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in search.items() if value is not None}
     try:
         SearchOverrides(**given)
     except ValidationError as error:
         problems = [describe(dict(e), SearchOverrides) for e in error.errors(include_url=False)]
         raise ConfigError("dragoman serve", problems) from None
-    models = [
-        model.model_copy(update={"search": SearchOverrides(**model.search.given | given)}) for model in config.models
-    ]
-    return config.model_copy(update={"models": models})
+
+    def changed(model: ModelEntry) -> ModelEntry:
+        options: dict[str, Any] = {"search": SearchOverrides(**model.search.given | given)}
+        if shortlist is not None:
+            options["shortlist"] = shortlist
+        return model.model_copy(update=options)
+
+    return config.model_copy(update={"models": [changed(model) for model in config.models]})
 
 
 def read_server_config(path: Path, **overrides: Any) -> ServerConfig:

@@ -7,14 +7,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dragoman.config.server import ModelEntry, SearchOverrides
 from dragoman.data.frames import FRAMES_FILE
 from dragoman.data.pieces import PIECES_FILE
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.vocabulary import load_vocabulary
+from dragoman.decoding.loader import load_shortlist
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, read_config, read_meta, wrong_model
 from dragoman.pipelines.translation import Translator
@@ -33,7 +36,7 @@ class ModelSource:
     folder: without symbolic links, so that a model is read from one folder even if a link changes.  languages: codes of
     source and target; trained: those of its training data.  beam: default width of the search.  fingerprint: of all
     files.  between: codes of the model for source and target, if it has several languages.  search: settings that
-    replace those of the model.
+    replace those of the model.  shortlist: whether translations are restricted to the shortlist of the model.
     """
 
     folder: Path
@@ -44,14 +47,15 @@ class ModelSource:
     fingerprint: str
     between: tuple[str | None, str | None] | None = None
     search: SearchOverrides = field(default_factory=SearchOverrides)
+    shortlist: bool = False
 
     def load(self) -> tuple[Translator, str]:
         """Return the translator, and the fingerprint of the files in the folder, which may be others than before.
 
-        Raises ModelFolderError.
+        Raises ModelFolderError, and UsageError if the shortlist is missing.
         """
-        fingerprint = _fingerprint(self.folder)
-        translator = Translator.load(self.folder, "cpu")
+        meta = read_meta(self.folder)
+        translator = Translator.load(self.folder, "cpu", shortlist=self.shortlist)
         if translator.languages != self.trained:
             found = " to ".join(map(str, translator.languages))
             raise ModelFolderError(
@@ -61,7 +65,7 @@ class ModelSource:
             translator.tokenizer = translator.tokenizer.between(*self.between)
         translator.describe_data(translator.profile, self.languages)
         translator.settings = SearchSettings.of(translator.settings, **self.search.given)
-        return translator, fingerprint
+        return translator, _fingerprint(meta, translator.backend.shortlist)
 
     @property
     def size(self) -> tuple[int, bool]:
@@ -109,9 +113,11 @@ def model_sources(entries: Sequence[ModelEntry]) -> list[ModelSource]:
             own = between or (None, None)
             languages = entry.source or own[0] or trained[0], entry.target or own[1] or trained[1]
             name = names[path] if paths.count(path) == 1 else f"{names[path]} {languages[0]}-{languages[1]}"
-            fingerprint = _fingerprint(folder)
+            fingerprint = _fingerprint(read_meta(folder), load_shortlist(folder) if entry.shortlist else None)
             beam = entry.search.beam or config.search.beam
-            found.append(ModelSource(folder, name, languages, trained, beam, fingerprint, between, entry.search))
+            found.append(
+                ModelSource(folder, name, languages, trained, beam, fingerprint, between, entry.search, entry.shortlist)
+            )
         elif config.data.kind != "text":
             raise wrong_model(Path(entry.path), config, "neither translates nor continues texts")
     return found
@@ -138,6 +144,7 @@ def _between(folder: Path, entry: ModelEntry) -> tuple[str | None, str | None] |
     return codes[0], codes[1]
 
 
-def _fingerprint(folder: Path) -> str:
-    """Return the SHA-256 of `meta.json`, which has the SHA-256 of all other files."""
-    return hashlib.sha256(json.dumps(read_meta(folder), sort_keys=True).encode()).hexdigest()
+def _fingerprint(meta: dict[str, Any], shortlist: Shortlist | None) -> str:
+    """Return the SHA-256 of `meta.json`, which has the SHA-256 of all other files, and of a shortlist that is used."""
+    files = [meta] if shortlist is None else [meta, shortlist.sha256]
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()

@@ -110,7 +110,8 @@ class NativeBackend(DecodingBackend):
         shortlists = None
         if self.shortlist is not None:
             wanted = [[token for ids in (own.ids if own else ()) for token in ids] for own in phrases]
-            shortlists = [self.shortlist.of(s, [*p, *w]) for (s, p, _), w in zip(rows, wanted, strict=True)]
+            required = [[*prefix, *tokens] for prefix, tokens in zip(prefixes, wanted, strict=True)]
+            shortlists = self.engine.shortlists(self.shortlist, sources, required)
         return {
             "limits": [target_limit(settings, *row) for row in rows],
             "prefixes": prefixes,

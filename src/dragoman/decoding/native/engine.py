@@ -19,11 +19,13 @@ from typing import Any
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.decoding.native.request import Rows, SearchRequest, Settings, ShortlistTable, Usage, address
 from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import DragomanError, UsageError, check_problems
 
-__all__ = ["ERROR_SIZE", "Engine", "SearchRequest", "Usage", "raise_for_status"]
+__all__ = ["ERROR_SIZE", "Engine", "raise_for_status"]
 
 _SMALL_MODEL = 32 << 20
 """Bytes of a packed model whose weights stay in the processor's cache between steps."""
@@ -42,64 +44,6 @@ _SINGULAR = {
     "shortlists": "shortlist",
     "phrases": "phrases",
 }
-
-
-class _Settings(ctypes.Structure):
-    _fields_ = [
-        *[(name, ctypes.c_int32) for name in ("beam", "nbest", "min_length", "no_repeat_ngram", "shrink_beam")],
-        *[(name, ctypes.c_int32) for name in ("recombine", "bos", "eos", "pad", "rows", "threads")],
-        *[(name, ctypes.c_double) for name in ("alpha", "beam_threshold")],
-        *[(name, ctypes.c_int64) for name in ("source_tokens", "memory")],
-    ]
-
-
-class Usage(ctypes.Structure):
-    """Peak resource use of a search in any of its threads.
-
-    rows: hypotheses.  source_tokens: tokens of their sources, counted once per row.  bytes: key/value caches and
-    shortlists.
-    """
-
-    _fields_ = [(name, ctypes.c_int64) for name in ("rows", "source_tokens", "bytes")]
-    rows: int
-    source_tokens: int
-    bytes: int
-
-
-class _RaggedArray(ctypes.Structure):
-    _fields_ = [("ids", ctypes.c_void_p), ("offsets", ctypes.c_void_p)]
-
-
-class SearchRequest(ctypes.Structure):
-    """The arguments of a search: `SearchRequest` of csrc/search_types.h."""
-
-    arrays: tuple[Any, ...]
-    """Keeps the arrays alive to which the fields point."""
-    _fields_ = [
-        ("settings", _Settings),
-        ("count", ctypes.c_int32),
-        ("sources", _RaggedArray),
-        ("prefixes", _RaggedArray),
-        ("shortlists", _RaggedArray),
-        ("phrases", _RaggedArray),
-        ("phrase_counts", ctypes.c_void_p),
-        ("bonuses", ctypes.c_void_p),
-        ("inside", ctypes.c_void_p),
-        ("limits", ctypes.c_void_p),
-        ("attention", ctypes.c_void_p),
-        ("usage", ctypes.c_void_p),
-    ]
-
-    def add_phrases(self, phrases: Sequence[Phrases | None]) -> None:
-        """Set the phrases of each sentence."""
-        ids = _ragged([row for each in phrases if each for row in each.ids])
-        counts = array("q", itertools.accumulate((len(each.ids) if each else 0 for each in phrases), initial=0))
-        bonuses = array("f", [(each.bonus or 0.0) if each else 0.0 for each in phrases])
-        self.phrases = _RaggedArray(*map(_address, ids))
-        self.phrase_counts, self.bonuses = _address(counts), _address(bonuses)
-        tables = (ctypes.c_char_p * len(phrases))(*((each and each.inside) or None for each in phrases))
-        self.inside = ctypes.addressof(tables)
-        self.arrays += *ids, counts, bonuses, tables
 
 
 class Engine:
@@ -139,8 +83,8 @@ class Engine:
     def content(self) -> memoryview:
         """The bytes that were read from the file, valid while the engine exists."""
         size = ctypes.c_int64()
-        address = self.functions.dragoman_model_content(self._model, ctypes.addressof(size))
-        return memoryview((ctypes.c_char * size.value).from_address(address)).toreadonly()
+        begin = self.functions.dragoman_model_content(self._model, ctypes.addressof(size))
+        return memoryview((ctypes.c_char * size.value).from_address(begin)).toreadonly()
 
     def open_session(
         self, threads: int, target_slots: int, target_length: int, source_slots: int, source_length: int
@@ -167,6 +111,24 @@ class Engine:
         error = ctypes.create_string_buffer(ERROR_SIZE)
         raise_for_status(int(getattr(self.functions, f"dragoman_{name}")(*arguments, error)), error)
 
+    def shortlists(self, shortlist: Shortlist, sources: Sequence[Ids], required: Sequence[Ids]) -> Rows:
+        """Return what `Shortlist.of` returns for each source and the ids that its target must contain.
+
+        Raises UsageError for ids outside the vocabularies.
+        """
+        table, rows = ShortlistTable.of(shortlist), (Rows.of(sources), Rows.of(required))
+        structures = [each.structure for each in rows]
+        found = Rows(array("i"), array("q", bytes(8 * len(sources) + 8)))
+
+        def write(ids: int | None) -> None:
+            inputs = ctypes.byref(table), *map(ctypes.byref, structures), len(sources)
+            self._call("shortlists", self._model, *inputs, ids, address(found.offsets))
+
+        write(None)  # the offsets only
+        found.ids.frombytes(bytes(4 * found.offsets[-1]))
+        write(address(found.ids))
+        return found
+
     def search(
         self,
         sources: Sequence[Ids],
@@ -177,7 +139,7 @@ class Engine:
         rows: int | None = None,
         memory: int = _MEMORY,
         attention: array[float] | None = None,
-        shortlists: Sequence[Ids] | None = None,
+        shortlists: Sequence[Ids] | Rows | None = None,
         source_tokens: int = _NO_LIMIT,
         usage: Usage | None = None,
         phrases: Sequence[Phrases | None] | None = None,
@@ -192,8 +154,8 @@ class Engine:
             lengths; a single sentence is decoded even if it exceeds the budgets.
         attention: with beam 1, zeros to which the cross-attention weights are added, averaged over heads and layers:
             (limit, source length) per sentence, concatenated.
-        shortlists: ascending target ids per sentence, including the end of sentence and its prefix.  Probabilities sum
-            to 1 over the shortlist.
+        shortlists: ascending target ids per sentence, including the end of sentence and its prefix (`shortlists`).
+            Probabilities sum to 1 over the shortlist.
         usage: receives the peak resource use.
         phrases: of each target; None = none.
 
@@ -210,7 +172,7 @@ class Engine:
                     f'attention: array of {len(attention)} elements of type "{attention.typecode}"; '
                     f'accepted: {size} elements of type "f"'
                 )
-            request.attention = _address(attention)
+            request.attention = address(attention)
         if usage is not None:
             request.usage = ctypes.addressof(usage)
         return self._run(request, array("i", limits), settings.nbest) if sources else []
@@ -221,7 +183,7 @@ class Engine:
         limits: Sequence[int],
         settings: SearchSettings,
         prefixes: Sequence[Ids] | None = None,
-        shortlists: Sequence[Ids] | None = None,
+        shortlists: Sequence[Ids] | Rows | None = None,
         phrases: Sequence[Phrases | None] | None = None,
         threads: int = 1,
         rows: int = 1,
@@ -233,25 +195,27 @@ class Engine:
         """
         prefixes = [[]] * len(sources) if prefixes is None else prefixes
         columns: dict[str, Sequence[Any]] = {"sources": sources, "limits": limits, "prefixes": prefixes}
-        if shortlists is not None:
+        if shortlists is not None and not isinstance(shortlists, Rows):
             columns["shortlists"] = shortlists
         if phrases is not None:
             columns["phrases"] = phrases
         if check:
             self._check(columns, settings, threads, rows)
         limit_array = array("i", limits)
-        ragged = [_ragged(sources), _ragged(prefixes), _ragged(shortlists)]
+        rows_of = [Rows.of(sources), Rows.of(prefixes)]
+        if shortlists is not None:
+            rows_of.append(shortlists if isinstance(shortlists, Rows) else Rows.of(shortlists))
         request = SearchRequest(
-            _Settings(
+            Settings(
                 settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram, settings.shrink_beam,
                 settings.recombine, BOS, EOS, PAD, max(settings.beam, rows), threads, settings.alpha,
                 settings.beam_threshold, _NO_LIMIT, _MEMORY,
             ),
             len(sources),
-            *(_RaggedArray(*map(_address, pair)) for pair in ragged),
+            *(each.structure for each in rows_of),
         )  # fmt: skip
-        request.limits = _address(limit_array)
-        request.arrays = *ragged, limit_array
+        request.limits = address(limit_array)
+        request.arrays = *rows_of, limit_array
         if phrases is not None:
             request.add_phrases(phrases)
         return request
@@ -338,7 +302,7 @@ class Engine:
 
         def search() -> int:
             inputs = self._model, ctypes.addressof(request), ctypes.addressof(stop)
-            return int(self.functions.dragoman_search(*inputs, *map(_address, outputs), error))
+            return int(self.functions.dragoman_search(*inputs, *map(address, outputs), error))
 
         raise_for_status(search() if offsets[-1] <= _SHORT_SEARCH else _run_in_thread(search, stop), error)
 
@@ -388,11 +352,6 @@ def _run_in_thread(function: Callable[[], int], stop: ctypes.c_int32) -> int:
     return status[0]
 
 
-def _address(values: array[Any] | None) -> int | None:
-    """Return the address of an array, which the caller keeps alive."""
-    return None if values is None else values.buffer_info()[0]
-
-
 def _within(ids: Ids, size: int) -> bool:
     """Return whether all ids are integers from 0 to size - 1."""
     try:
@@ -400,13 +359,3 @@ def _within(ids: Ids, size: int) -> bool:
     except (TypeError, OverflowError):
         return False
     return not column or (min(column) >= 0 and max(column) < size)
-
-
-def _ragged(rows: Sequence[Ids] | None) -> tuple[array[int] | None, array[int] | None]:
-    """Return the concatenated rows and their offsets."""
-    if rows is None:
-        return None, None
-    ids = array("i")
-    for row in rows:
-        ids.fromlist(list(row))
-    return ids, array("q", itertools.accumulate(map(len, rows), initial=0))

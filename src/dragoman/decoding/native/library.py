@@ -88,6 +88,7 @@ def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
         "model_close": (None, [pointer]),
         "model_sizes": (None, [pointer, pointer]),
         "model_content": (pointer, [pointer, pointer]),
+        "shortlists": (int32, [pointer] * 4 + [int32, pointer, pointer, string]),
         "search": (int32, [pointer] * 9 + [string]),
         "service_open": (pointer, [pointer, pointer, string]),
         "service_close": (None, [pointer]),

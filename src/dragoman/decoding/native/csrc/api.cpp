@@ -14,6 +14,7 @@
 #include "api_checks.h"
 #include "beam_search.h"
 #include "output_projection.h"
+#include "shortlist.h"
 
 using namespace dragoman;
 
@@ -116,6 +117,32 @@ int dragoman_supports_bfloat16() { return supports_bf16(); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // search
+
+// The shortlists of `count` sentences: the frequent tokens, the lists of all source tokens, and `required` tokens.
+// ids: null, or receives the tokens of each sentence in ascending order.  offsets (count + 1,): receives their offsets.
+int dragoman_shortlists(const void* model, const ShortlistTable* table, const RaggedArray* sources,
+                        const RaggedArray* required, int count, int32_t* ids, int64_t* offsets, char* error) {
+  return guarded(error, [&] {
+    const Header& h = model_of(model).header();
+    check_ragged(*sources, count, table->source_size, "source token");
+    check_ragged(*required, count, h.tgt_vocab, "required token");
+    check_ids(table->frequent, table->frequent_count, h.tgt_vocab, "frequent token");
+    TokenSet tokens(h.tgt_vocab);
+    offsets[0] = 0;
+    for (int i = 0; i < count; ++i) {
+      tokens.add(table->frequent, table->frequent_count);
+      for (int64_t s = sources->offsets[i]; s < sources->offsets[i + 1]; ++s) {
+        const int32_t* start = table->starts + sources->ids[s];
+        require_range("start of a list", start[0], 0, table->id_count);
+        require_range("end of a list", start[1], start[0], table->id_count);
+        check_ids(table->ids + start[0], start[1] - start[0], h.tgt_vocab, "listed token");
+        tokens.add(table->ids + start[0], start[1] - start[0]);
+      }
+      tokens.add(required->ids + required->offsets[i], row_length(*required, i));
+      offsets[i + 1] = offsets[i] + tokens.take(ids == nullptr ? nullptr : ids + offsets[i]);
+    }
+  });
+}
 
 // Search all sentences of a request.
 // stop: set to 1 by another thread to interrupt the search.

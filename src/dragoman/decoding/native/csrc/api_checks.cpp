@@ -22,8 +22,6 @@ void check_ids(const int32_t* ids, int64_t count, int vocab, const char* name) {
   for (int64_t i = 0; i < count; ++i) require_range(name, ids[i], 0, vocab - 1);
 }
 
-namespace {
-
 void check_ragged(const RaggedArray& rows, int count, int vocab, const char* name) {
   if (rows.offsets == nullptr || rows.offsets[0] != 0) refuse(std::string(name) + " offsets must start at 0");
   for (int i = 0; i < count; ++i) {
@@ -31,6 +29,8 @@ void check_ragged(const RaggedArray& rows, int count, int vocab, const char* nam
   }
   check_ids(rows.ids, rows.offsets[count], vocab, name);
 }
+
+namespace {
 
 template <typename F>
 void check_shortlist(const SearchRequest& r, int sentence, const F& refuse_sentence) {

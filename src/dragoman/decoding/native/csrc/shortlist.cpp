@@ -37,6 +37,19 @@ const T* gather_values(const T* full, const int32_t* tokens, int count, char*& m
 
 }  // namespace
 
+int64_t TokenSet::take(int32_t* tokens) {
+  int64_t count = 0;
+  for (size_t word = 0; word < bits_.size(); ++word) {
+    uint64_t& bits = bits_[word];
+    if (tokens == nullptr) {
+      count += __builtin_popcountll(bits);
+      bits = 0;
+    }
+    for (; bits != 0; bits &= bits - 1) tokens[count++] = static_cast<int32_t>(64 * word) + __builtin_ctzll(bits);
+  }
+  return count;
+}
+
 size_t Shortlist::bytes(const PackedMatrix& full, int count) {
   const size_t arrays = (full.scales != nullptr) + (full.compensation != nullptr) + (full.bias != nullptr);
   return static_cast<size_t>(padded_outputs(count)) * (groups_per_output(full) * GROUP_BYTES + arrays * sizeof(float));

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz_inputs import (
+from fuzz_native_requests import (
     BUDGETS,
     EDGE_INTEGERS,
     POSITIONS,

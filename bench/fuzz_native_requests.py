@@ -117,7 +117,7 @@ def damage(draw: random.Random, content: bytearray) -> None:
     kind = draw.choice(["header", "header", "bytes", "float", "shape", "truncated", "extended", "mixed"])
     offset = draw.randrange(max(len(content) - 64, 1)) // 4 * 4
     if kind == "header":
-        field = 8 + 4 * draw.randrange(26)
+        field = 8 + 4 * draw.randrange(27)
         content[field : field + 4] = draw.choice(EDGE_INTEGERS).to_bytes(4, "little", signed=True)
     elif kind == "bytes":
         for _ in range(draw.randint(1, 40)):

@@ -61,16 +61,20 @@ def pairs_for(kind: str) -> Pairs:
 # ------------------------------------------------------------------------------------------------------- the emulation
 
 
+def int8_weights(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers and a scale per output, the largest magnitude / 127."""
+    scales = weight.float().abs().amax(1) / 127
+    return (weight.float() / torch.where(scales > 0, scales, 1)[:, None]).round(), scales
+
+
 def int8_product(x: Tensor, weight: Tensor) -> Tensor:
     """A scale per output of the weights and per row of the activations, each the largest magnitude / 127."""
-    w, rows = weight.float(), x.float()
-    scales = w.abs().amax(1) / 127
-    q = (w / torch.where(scales > 0, scales, 1)[:, None]).round().double()
+    (q, scales), rows = int8_weights(weight), x.float()
     largest = rows.abs().amax(-1, keepdim=True)
     inverse = torch.where(largest > 0, 127 / largest, 0)
     # One rounding after the multiplication and the addition of 128, as of a fused multiply-add.
     whole = (rows.double() * inverse.double() + 128).float().round().double() - 128
-    return (whole @ q.T) * (scales * (largest / 127)).double()
+    return (whole @ q.double().T) * (scales * (largest / 127)).double()
 
 
 def bfloat16_product(x: Tensor, weight: Tensor) -> Tensor:
@@ -81,19 +85,30 @@ PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"int8": int8_product,
 
 
 class Quantized(TorchFunctionMode):
-    """Replaces the product of linear layers; with int8, embeddings are float16."""
+    """Replaces the product of linear layers.
 
-    def __init__(self, precision: Precision) -> None:
+    Embeddings that are the rows of the output matrix (tied) have its precision; others are float16 with int8.
+    """
+
+    def __init__(self, precision: Precision, output: Tensor) -> None:
         super().__init__()
-        self.precision = precision
+        self.precision, self.output = precision, output
+
+    def embeddings(self, weight: Tensor) -> Tensor:
+        if weight is not self.output:
+            return weight.half().double() if self.precision == "int8" else weight
+        if self.precision == "bfloat16":
+            return weight.bfloat16().double()
+        q, scales = int8_weights(weight)
+        return (q * scales[:, None]).double()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear:
             y = PRODUCTS[self.precision](args[0], args[1])
             bias = args[2] if len(args) > 2 else None
             return y if bias is None else y + bias
-        if func is F.embedding and self.precision == "int8":
-            return func(args[0], args[1].half().double(), *args[2:], **(kwargs or {}))
+        if func is F.embedding:
+            return func(args[0], self.embeddings(args[1]), *args[2:], **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 
@@ -111,7 +126,7 @@ def half_keys_and_values(model: Model) -> Iterator[None]:
 def emulated(kind: str, precision: Precision) -> list[float]:
     """Log-probabilities of all target tokens, with float64 for everything that is not quantized."""
     model = model_of(kind).double()
-    with Quantized(precision):
+    with Quantized(precision, model.get_parameter("output.weight")):
         if precision != "int8":
             return flat(TorchBackend(model).score(pairs_for(kind), 10**9))
         with half_keys_and_values(model):

@@ -26,7 +26,7 @@ __all__ = ["AcceptStored", "Duration", "DurationField", "NotBoolean", "Section",
 class Section(BaseModel):
     """A section of the document: immutable, without unknown keys, NaN and infinity."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @property
     def variant(self) -> str:

@@ -17,7 +17,7 @@ __all__ = ["VERSION", "NativeLibrary", "Precision", "load_native", "unavailable_
 
 Precision = Literal["float32", "int8", "bfloat16"]
 """Data type of packed weights."""
-VERSION = 2
+VERSION = 3
 """Version of the packed file format, as in csrc/model.h."""
 
 _BUILDS = ("avx512", "avx2")

@@ -143,12 +143,13 @@ class _Packer:
         learned = [config.position.max_len] if isinstance(config.position, LearnedPosition) else []
         self.max_positions = min([positions, *learned])
         self.embeddings = [name for stack in self.stacks if (name := f"{stack}embedding.weight") in weights]
+        self.tied_output = "output.weight" not in weights  # to the embedding of the target
 
     def write(self) -> None:
         self.file.write(self._header())
         self._align()
         dtype = np.float16 if self.precision == "int8" else np.float32
-        for name in self.embeddings:
+        for name in self.embeddings[: -1 if self.tied_output else None]:
             self._write_array(_pad_features(self._weight(name)), dtype)
         position = self.config.position
         if isinstance(position, RotaryPosition):
@@ -158,8 +159,7 @@ class _Packer:
             self._write_positions(stack)
         for stack, layers in self.stacks.items():
             self._write_stack(stack, layers)
-        # Absent if it is tied to the embedding of the target.
-        output = "output.weight" if "output.weight" in self.weights else self.embeddings[-1]
+        output = self.embeddings[-1] if self.tied_output else "output.weight"
         self._write_matrix(self._weight(output), self._weight("output.bias") if self.config.output_bias else None)
 
     def _weight(self, name: str) -> NDArray[np.float32]:
@@ -186,8 +186,9 @@ class _Packer:
         scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         floats = [config.norm.eps, 1 / math.sqrt(self.d_key), scale]
         return b"DRAGOMAN" + struct.pack(
-            f"<{len(integers)}i3f2i", *map(int, integers), *floats, self.has_ssru, config.normalize_embeddings
-        )
+            f"<{len(integers)}i3f3i",
+            *map(int, integers), *floats, self.has_ssru, config.normalize_embeddings, self.tied_output,
+        )  # fmt: skip
 
     def _write_positions(self, stack: str) -> None:
         position, count = self.config.position, self.max_positions

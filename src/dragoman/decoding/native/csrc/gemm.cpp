@@ -187,6 +187,28 @@ void convert_to_bf16(const float* x, size_t count, uint16_t* bf16) {
   }
 }
 
+void unpack_row(const PackedMatrix& w, int output, float* row) {
+  const size_t block_begin = static_cast<size_t>(output) / OUTPUT_BLOCK * OUTPUT_BLOCK * w.inputs;
+  const int lane = output % OUTPUT_BLOCK;
+  if (w.dtype == DType::int8) {
+    const int8_t* weights = static_cast<const int8_t*>(w.weights) + block_begin + lane * 4;
+    for (int k = 0; k < w.inputs; k += 4, weights += 4 * OUTPUT_BLOCK) {
+      for (int i = 0; i < 4; ++i) row[k + i] = static_cast<float>(weights[i]) * w.scales[output];
+    }
+  } else if (w.dtype == DType::bfloat16) {
+    const uint16_t* weights = static_cast<const uint16_t*>(w.weights) + block_begin + lane * 2;
+    for (int k = 0; k < w.inputs; k += 2, weights += 2 * OUTPUT_BLOCK) {
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t bits = static_cast<uint32_t>(weights[i]) << 16;
+        std::memcpy(row + k + i, &bits, sizeof(bits));
+      }
+    }
+  } else {
+    const float* weights = static_cast<const float*>(w.weights) + block_begin + lane;
+    for (int k = 0; k < w.inputs; ++k) row[k] = weights[static_cast<size_t>(k) * OUTPUT_BLOCK];
+  }
+}
+
 void convert_from_fp16(const uint16_t* x, int count, float* y) {
   for (int i = 0; i < count; i += VEC_SIZE) store(y + i, load(x + i));
 }

@@ -60,6 +60,9 @@ size_t quantized_size(int rows, int cols);
 // Convert to bfloat16, rounding to the nearest, ties to even.
 void convert_to_bf16(const float* x, size_t count, uint16_t* bf16);
 
+// The weights of one output as float32: row (inputs,).
+void unpack_row(const PackedMatrix& w, int output, float* row);
+
 // Convert from float16.  count: a multiple of 16.
 void convert_from_fp16(const uint16_t* x, int count, float* y);
 

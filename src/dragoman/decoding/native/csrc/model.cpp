@@ -148,7 +148,7 @@ void Model::check_header() const {
       within(h.tgt_vocab, 1, 1 << 24) && (h.shared_embedding == 0 || h.src_vocab == h.tgt_vocab) &&
       within(h.activation, 0, 4) && within(h.position_kind, none, relative_bias) && within(h.rotary_dim, 0, h.d_head) &&
       h.rotary_dim % 2 == 0 && within(h.max_positions, 1, 1 << 20) && within(h.ssru, 0, 1) &&
-      within(h.embedding_norm, 0, 1) &&
+      within(h.embedding_norm, 0, 1) && within(h.tied_output, 0, 1) &&
       (h.ssru == 0 || (h.encoder_layers > 0 && h.position_kind <= additive)) && std::isfinite(h.eps) &&
       std::isfinite(h.attention_scale) && std::isfinite(h.embedding_scale);
   if (!valid) throw std::runtime_error("the header holds invalid sizes");
@@ -194,8 +194,10 @@ Model::Model(const std::string& path) : file_(path) {
     check_header();
     WeightReader reader(*this);
     const bool has_encoder = h.encoder_layers > 0;
-    if (has_encoder) encoder.embedding = reader.embedding(h.src_vocab);
-    decoder.embedding = has_encoder && h.shared_embedding != 0 ? encoder.embedding : reader.embedding(h.tgt_vocab);
+    const bool shared = has_encoder && h.shared_embedding != 0;
+    if (has_encoder && !shared) encoder.embedding = reader.embedding(h.src_vocab);
+    if (h.tied_output == 0) decoder.embedding = reader.embedding(h.tgt_vocab);
+    if (shared) encoder.embedding = decoder.embedding;
     if (h.position_kind == rotary) {
       const int64_t count = static_cast<int64_t>(h.max_positions) * (h.rotary_dim / 2);
       rotary_cos = reader.array<float>(count);

@@ -16,13 +16,13 @@
 
 namespace dragoman {
 
-constexpr int32_t VERSION = 2;  // of the file format
+constexpr int32_t VERSION = 3;  // of the file format
 
 // The first bytes of the file.  dragoman/decoding/native/pack.py writes the same fields in the same order.
 struct Header {
   char magic[8];    // "DRAGOMAN"
   int32_t version;  // VERSION
-  int32_t fp16;     // 1: embeddings and the key/value cache are float16; 0: float32
+  int32_t fp16;     // 1: embedding tables and the key/value cache are float16; 0: float32
   // d_model and d_ff are padded to multiples of OUTPUT_BLOCK, d_head to a multiple of KV_BLOCK.
   int32_t d_model, unpadded_d_model, d_ff;
   int32_t n_heads, n_kv_heads, d_head;
@@ -35,10 +35,9 @@ struct Header {
   int32_t rotary_dim;            // rotary: features of a head that are rotated, in pairs (i, i + rotary_dim / 2)
   int32_t max_positions;
   float eps, attention_scale, embedding_scale;  // attention_scale: 1 / sqrt(unpadded d_head)
-  // 1: the decoder uses an SSRU instead of self-attention.  Files written before this field have zeros here, the
-  // padding of the header to a multiple of 64 bytes.
-  int32_t ssru;
-  int32_t embedding_norm;  // 1: the sum of embedding and position is normalized; zero in older files, too
+  int32_t ssru;            // 1: the decoder uses an SSRU instead of self-attention
+  int32_t embedding_norm;  // 1: the sum of embedding and position is normalized
+  int32_t tied_output;     // 1: the embeddings of the decoder are the rows of the output matrix; it has no table
 };
 
 enum PositionKind : int32_t {
@@ -57,7 +56,8 @@ struct LayerWeights {
 };
 
 struct StackWeights {
-  const void* embedding = nullptr;   // (vocab, d_model), float16 or float32 as the header specifies
+  // (vocab, d_model), float16 or float32 as the header specifies; null: the rows of the output matrix.
+  const void* embedding = nullptr;
   const float* positions = nullptr;  // additive: (max_positions, d_model)
   // relative_bias: (n_heads, 2 max_positions - 1), indexed by key position - query position + max_positions - 1.
   const float* position_bias = nullptr;

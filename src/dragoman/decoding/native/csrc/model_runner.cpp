@@ -157,7 +157,9 @@ void ModelRunner::feed_forward(const LayerWeights& layer, const float* in, int r
 // x (d_model,) = scaled embedding of a token, plus the position embedding if positions are additive.
 void ModelRunner::embed(const StackWeights& stack, int32_t token, int position, float* x) const {
   const size_t offset = times(token, h_.d_model);
-  if (h_.fp16 != 0) {
+  if (stack.embedding == nullptr) {
+    unpack_row(model_.output, token, x);
+  } else if (h_.fp16 != 0) {
     convert_from_fp16(static_cast<const uint16_t*>(stack.embedding) + offset, h_.d_model, x);
   } else {
     const float* embedding = static_cast<const float*>(stack.embedding) + offset;

@@ -73,19 +73,19 @@ class Soak:
         return sum(last) / len(last) / (sum(middle) / len(middle)) - 1
 
 
-def server_command(model: str, waiting_tokens: int | None, folder: Path) -> list[str]:
+def server_command(given: argparse.Namespace, folder: Path) -> list[str]:
     config = folder / "serve.toml"
-    limits = "" if waiting_tokens is None else f"[limits]\nwaiting_tokens = {waiting_tokens}\n"
-    config.write_text(
-        f"port = 0\nviewer = false\n{limits}[[models]]\npath = {json.dumps(str(Path(model).resolve()))}\n"
-    )
+    limits = "" if given.waiting_tokens is None else f"[limits]\nwaiting_tokens = {given.waiting_tokens}\n"
+    model = f"path = {json.dumps(str(Path(given.model).resolve()))}\nshortlist = {json.dumps(given.shortlist)}\n"
+    config.write_text(f"port = 0\nviewer = false\n{limits}[[models]]\n{model}")
     return [sys.executable, "-m", "dragoman", "serve", "--config", str(config)]
 
 
-def expected_translations(model: str, bodies: Sequence[bytes]) -> dict[bytes, str]:
+def expected_translations(given: argparse.Namespace, bodies: Sequence[bytes]) -> dict[bytes, str]:
     """Return the offline translation of each request."""
     texts = [json.loads(body)["q"] for body in bodies]
-    return dict(zip(bodies, (found.text for found in Translator.load(model).translate(texts)), strict=True))
+    translator = Translator.load(given.model, shortlist=given.shortlist)
+    return dict(zip(bodies, (found.text for found in translator.translate(texts)), strict=True))
 
 
 def main() -> None:
@@ -95,11 +95,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--waiting-tokens", type=int, help="limit of the server; default: its own")
+    parser.add_argument("--shortlist", action="store_true", help="use the shortlist of the model")
     parser.add_argument("--growth", type=float, default=0.03, help="accepted growth of the memory")
     given = parser.parse_args()
-    expected = expected_translations(given.model, bodies_of(given))
+    expected = expected_translations(given, bodies_of(given))
     with tempfile.TemporaryDirectory() as folder:
-        server = Server("dragoman", server_command(given.model, given.waiting_tokens, Path(folder)))
+        server = Server("dragoman", server_command(given, Path(folder)))
         try:
             soak = Soak(server, expected)
             asyncio.run(soak.run(given.clients, 60 * given.minutes))

@@ -2,8 +2,8 @@
 
 The packer reads a configuration and NumPy arrays.  Its twin in PyTorch is the model that is trained: names and shapes
 of weights, position tables and rounding are compared with it, and the bytes with recorded digests.  Those of version 2
-were recorded when the packer still read PyTorch models; version 3, which has no table of embeddings that are the rows
-of the output matrix, was compared with it byte by byte.
+were recorded when the packer still read PyTorch models; those of version 3 after its files had been compared with
+those of version 2: equal but for two fields of the header, and the table of tied embeddings, which is missing.
 """
 
 from __future__ import annotations

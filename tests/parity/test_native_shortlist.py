@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+import re
 from array import array
 from pathlib import Path
 
@@ -17,11 +18,14 @@ import torch
 from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
+from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
-from dragoman.decoding.native.request import Usage
+from dragoman.decoding.native.request import RaggedIds, Usage
+from dragoman.decoding.native.service import NativeSearchService
 from dragoman.decoding.native.stepper import EngineStepper
+from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.pytorch.stepper import ShortlistStepper
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
@@ -276,3 +280,55 @@ def test_tokens_outside_the_vocabularies_of_a_shortlist_are_errors(tmp_path: Pat
     ):
         with pytest.raises(UsageError, match=said):
             engine.shortlists(dataclasses.replace(shortlist, **changed), [range(40)], [[]])
+
+
+def test_rows_that_do_not_fit_the_request_are_errors(tmp_path: Path) -> None:
+    """Of the library's own type, which it reads without checking its lengths."""
+    engine, limits, settings = engine_of("paper", tmp_path), [9, 9], SearchSettings(beam=1)
+    for count in (1, 3):
+        rows = RaggedIds.of([[EOS]] * count)
+        for check in (True, False):
+            with pytest.raises(UsageError, match=f"{count} shortlists for 2 sentences"):
+                engine.request(sources()[:2], limits, settings, shortlists=rows, check=check)
+        with pytest.raises(UsageError, match=f"{count} lists of required ids for 2 sources"):
+            engine.shortlists(learned(1, 5, 9), sources()[:2], [[]] * count)
+    for ids, offsets in (([3], [0, 10**9]), ([3], [0]), ([3], [])):
+        with pytest.raises(ValueError, match="the last offset must be the number of ids, 1"):
+            RaggedIds(array("i", ids), array("q", offsets))
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize(
+    ("source", "prefix", "said"),
+    [
+        ([5, EOS], [999], "sentence 2: prefix id 999"),
+        ([-1, EOS], [], "sentence 2: source id -1"),
+        ([5, EOS], [2**40], f"sentence 2: prefix id {2**40}"),
+        ([5, EOS], ["a"], "sentence 2: prefix id 'a'"),
+    ],
+)
+def test_errors_name_the_sentence_with_a_shortlist_too(
+    tmp_path: Path, listed: bool, source: list[int], prefix: list[int], said: str
+) -> None:
+    backend = NativeBackend(engine_of("paper", tmp_path), "float32", 1, lambda: pytest.fail("not needed"))
+    backend.shortlist = learned(1, 5, 9) if listed else None
+    with pytest.raises(UsageError, match=re.escape(said)):
+        backend.search([[5, EOS], source], [[], prefix], SearchSettings(beam=1, max_extra=5), 4000)
+
+
+def test_a_service_finds_the_same_with_a_shortlist_prefixes_and_phrases(tmp_path: Path) -> None:
+    """Also for a source with as many different tokens, and with a phrase and a prefix outside its lists."""
+    backend = NativeBackend(engine_of("paper", tmp_path), "float32", 2, lambda: pytest.fail("not needed"))
+    backend.shortlist = learned(1, 0, 2)
+    settings = SearchSettings(beam=3, max_extra=9)
+    rows = [*sources(), [*range(4, 27), EOS]]
+    prefixes: Lists = [[*range(100, 100 + i % 4)] for i in range(len(rows))]
+    phrases = [Phrases(((120 + i, 121 + i),), None, b"") if i % 3 == 0 else None for i in range(len(rows))]
+    service = NativeSearchService(backend, max(map(len, rows)), rows=8)
+    try:
+        found = service.submit(rows, prefixes, settings, phrases=phrases).future.result(60)
+    finally:
+        service.close()
+    assert found == backend.search(rows, prefixes, settings, 4000, phrases)
+    unrestricted = NativeBackend(backend.engine, "float32", 2, lambda: pytest.fail("not needed"))
+    assert found != unrestricted.search(rows, prefixes, settings, 4000, phrases)

@@ -100,6 +100,7 @@ def test_options_replace_what_the_document_says() -> None:
 
     assert [model.shortlist for model in with_options(config).models] == [True, False]
     assert [model.shortlist for model in with_options(config, shortlist=True).models] == [True, True]
+    assert [model.shortlist for model in with_options(config, shortlist=False).models] == [False, False]
 
 
 @pytest.mark.parametrize("fault", ["missing", "stale", "damaged"])

@@ -53,7 +53,11 @@ def serve(
     beam_threshold: BeamThreshold = None,
     recombine: Recombine = None,
     shortlist: Annotated[
-        bool | None, typer.Option("--shortlist", help="Restrict translations to the shortlists of the models.")
+        bool | None,
+        typer.Option(
+            "--shortlist/--no-shortlist",
+            help="Restrict translations to the shortlists of the models, which 'dragoman shortlist' creates.",
+        ),
     ] = None,
     load: Annotated[str | None, typer.Option(help="When models are loaded: start (default), or first_use.")] = None,
     memory: Annotated[

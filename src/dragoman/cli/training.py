@@ -295,8 +295,8 @@ def shortlist(
 ) -> None:
     """Learn a shortlist of target tokens per source token.
 
-    'translate --shortlist' chooses only from these tokens, which is faster with a large vocabulary. Without --source
-    and --target, the training data of the model is used.
+    'translate --shortlist' and 'serve --shortlist' choose only from these tokens, which is faster with a large
+    vocabulary. Without --source and --target, the training data of the model is used.
     """
     from dragoman.training.shortlist import learn_shortlist
 

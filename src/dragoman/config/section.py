@@ -26,6 +26,8 @@ __all__ = ["AcceptStored", "Duration", "DurationField", "NotBoolean", "Section",
 class Section(BaseModel):
     """A section of the document: immutable, without unknown keys, NaN and infinity."""
 
+    # defer_build: pydantic builds a validator when it is first used, which most sections never are on their own; this
+    # saves a tenth of the time of an import.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @property

@@ -21,6 +21,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,7 @@ class Shortlist:
         body = head + b"".join(_little_endian(part).tobytes() for part in (self.frequent, self.starts, self.ids))
         return body + hashlib.sha256(body).digest()
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 

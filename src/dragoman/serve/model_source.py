@@ -35,8 +35,9 @@ class ModelSource:
 
     folder: without symbolic links, so that a model is read from one folder even if a link changes.  languages: codes of
     source and target; trained: those of its training data.  beam: default width of the search.  fingerprint: of all
-    files.  between: codes of the model for source and target, if it has several languages.  search: settings that
-    replace those of the model.  shortlist: whether translations are restricted to the shortlist of the model.
+    files, and of the shortlist if it is used.  between: codes of the model for source and target, if it has several
+    languages.  search: settings that replace those of the model.  shortlist: whether translations are restricted to the
+    shortlist of the model.
     """
 
     folder: Path

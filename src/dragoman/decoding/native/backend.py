@@ -13,6 +13,7 @@ from dragoman.decoding.hypothesis import Hypothesis, Ids, TokenStream
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
+from dragoman.errors import UsageError
 from dragoman.extras import needs_torch
 
 if TYPE_CHECKING:
@@ -111,7 +112,12 @@ class NativeBackend(DecodingBackend):
         if self.shortlist is not None:
             wanted = [[token for ids in (own.ids if own else ()) for token in ids] for own in phrases]
             required = [[*prefix, *tokens] for prefix, tokens in zip(prefixes, wanted, strict=True)]
-            shortlists = self.engine.shortlists(self.shortlist, sources, required)
+            try:
+                shortlists = self.engine.shortlists(self.shortlist, sources, required)
+            except (UsageError, TypeError, OverflowError):
+                limits = [target_limit(settings, *row) for row in rows]
+                self.engine.request(sources, limits, settings, prefixes, phrases=phrases)  # names the sentence
+                raise
         return {
             "limits": [target_limit(settings, *row) for row in rows],
             "prefixes": prefixes,

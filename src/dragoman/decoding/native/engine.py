@@ -19,7 +19,7 @@ from typing import Any
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.native.library import load_native, unavailable_reason
-from dragoman.decoding.native.request import Rows, SearchRequest, Settings, ShortlistTable, Usage, address
+from dragoman.decoding.native.request import RaggedIds, SearchRequest, Settings, ShortlistTable, Usage, address
 from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import Shortlist
@@ -111,23 +111,25 @@ class Engine:
         error = ctypes.create_string_buffer(ERROR_SIZE)
         raise_for_status(int(getattr(self.functions, f"dragoman_{name}")(*arguments, error)), error)
 
-    def shortlists(self, shortlist: Shortlist, sources: Sequence[Ids], required: Sequence[Ids]) -> Rows:
-        """Return what `Shortlist.of` returns for each source and the ids that its target must contain.
+    def shortlists(self, shortlist: Shortlist, sources: Sequence[Ids], required: Sequence[Ids]) -> RaggedIds:
+        """Return the shortlist of each source, including its `required` ids, as `Shortlist.of` does.
 
-        Raises UsageError for ids outside the vocabularies.
+        Raises UsageError for ids outside the vocabularies, and what `array` raises for other values than integers.
         """
-        table, rows = ShortlistTable.of(shortlist), (Rows.of(sources), Rows.of(required))
+        if len(required) != len(sources):
+            raise UsageError(f"{len(required)} lists of required ids for {len(sources)} sources; give one per source")
+        table, rows = ShortlistTable.of(shortlist), (RaggedIds.of(sources), RaggedIds.of(required))
         structures = [each.structure for each in rows]
-        found = Rows(array("i"), array("q", bytes(8 * len(sources) + 8)))
+        offsets = array("q", bytes(8 * len(sources) + 8))
 
         def write(ids: int | None) -> None:
             inputs = ctypes.byref(table), *map(ctypes.byref, structures), len(sources)
-            self._call("shortlists", self._model, *inputs, ids, address(found.offsets))
+            self._call("shortlists", self._model, *inputs, ids, address(offsets))
 
         write(None)  # the offsets only
-        found.ids.frombytes(bytes(4 * found.offsets[-1]))
-        write(address(found.ids))
-        return found
+        ids = array("i", bytes(4 * offsets[-1]))
+        write(address(ids))
+        return RaggedIds(ids, offsets)
 
     def search(
         self,
@@ -139,7 +141,7 @@ class Engine:
         rows: int | None = None,
         memory: int = _MEMORY,
         attention: array[float] | None = None,
-        shortlists: Sequence[Ids] | Rows | None = None,
+        shortlists: Sequence[Ids] | RaggedIds | None = None,
         source_tokens: int = _NO_LIMIT,
         usage: Usage | None = None,
         phrases: Sequence[Phrases | None] | None = None,
@@ -183,7 +185,7 @@ class Engine:
         limits: Sequence[int],
         settings: SearchSettings,
         prefixes: Sequence[Ids] | None = None,
-        shortlists: Sequence[Ids] | Rows | None = None,
+        shortlists: Sequence[Ids] | RaggedIds | None = None,
         phrases: Sequence[Phrases | None] | None = None,
         threads: int = 1,
         rows: int = 1,
@@ -195,16 +197,18 @@ class Engine:
         """
         prefixes = [[]] * len(sources) if prefixes is None else prefixes
         columns: dict[str, Sequence[Any]] = {"sources": sources, "limits": limits, "prefixes": prefixes}
-        if shortlists is not None and not isinstance(shortlists, Rows):
+        if shortlists is not None and not isinstance(shortlists, RaggedIds):
             columns["shortlists"] = shortlists
         if phrases is not None:
             columns["phrases"] = phrases
         if check:
             self._check(columns, settings, threads, rows)
         limit_array = array("i", limits)
-        rows_of = [Rows.of(sources), Rows.of(prefixes)]
+        ragged = [RaggedIds.of(sources), RaggedIds.of(prefixes)]
         if shortlists is not None:
-            rows_of.append(shortlists if isinstance(shortlists, Rows) else Rows.of(shortlists))
+            if len(shortlists) != len(sources):
+                raise UsageError(f"{len(shortlists)} shortlists for {len(sources)} sentences; give one per sentence")
+            ragged.append(shortlists if isinstance(shortlists, RaggedIds) else RaggedIds.of(shortlists))
         request = SearchRequest(
             Settings(
                 settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram, settings.shrink_beam,
@@ -212,10 +216,10 @@ class Engine:
                 settings.beam_threshold, _NO_LIMIT, _MEMORY,
             ),
             len(sources),
-            *(each.structure for each in rows_of),
+            *(each.structure for each in ragged),
         )  # fmt: skip
         request.limits = address(limit_array)
-        request.arrays = *rows_of, limit_array
+        request.arrays = *ragged, limit_array
         if phrases is not None:
             request.add_phrases(phrases)
         return request

@@ -13,10 +13,12 @@ from dragoman.decoding.hypothesis import Ids
 from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.shortlist import Shortlist
 
-__all__ = ["RaggedArray", "Rows", "SearchRequest", "Settings", "ShortlistTable", "Usage", "address"]
+__all__ = ["RaggedArray", "RaggedIds", "SearchRequest", "Settings", "ShortlistTable", "Usage", "address"]
 
 
 class Settings(ctypes.Structure):
+    """The settings of a search, and its limits."""
+
     _fields_ = [
         *[(name, ctypes.c_int32) for name in ("beam", "nbest", "min_length", "no_repeat_ngram", "shrink_beam")],
         *[(name, ctypes.c_int32) for name in ("recombine", "bos", "eos", "pad", "rows", "threads")],
@@ -39,18 +41,24 @@ class Usage(ctypes.Structure):
 
 
 class RaggedArray(ctypes.Structure):
+    """The addresses of a `RaggedIds`."""
+
     _fields_ = [("ids", ctypes.c_void_p), ("offsets", ctypes.c_void_p)]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of ids, concatenated: row i is ids[offsets[i] : offsets[i + 1]]."""
+class RaggedIds:
+    """Rows of ids, concatenated: row i is ids[offsets[i] : offsets[i + 1]]; the last offset is the number of ids."""
 
     ids: array[int]
     offsets: array[int]
 
+    def __post_init__(self) -> None:
+        if not self.offsets or self.offsets[-1] != len(self.ids):
+            raise ValueError(f"the last offset must be the number of ids, {len(self.ids)}")
+
     @classmethod
-    def of(cls, rows: Sequence[Ids]) -> Rows:
+    def of(cls, rows: Sequence[Ids]) -> RaggedIds:
         ids = array("i")
         for row in rows:
             ids.fromlist(list(row))
@@ -104,7 +112,7 @@ class SearchRequest(ctypes.Structure):
 
     def add_phrases(self, phrases: Sequence[Phrases | None]) -> None:
         """Set the phrases of each sentence."""
-        ids = Rows.of([row for each in phrases if each for row in each.ids])
+        ids = RaggedIds.of([row for each in phrases if each for row in each.ids])
         counts = array("q", itertools.accumulate((len(each.ids) if each else 0 for each in phrases), initial=0))
         bonuses = array("f", [(each.bonus or 0.0) if each else 0.0 for each in phrases])
         self.phrases = ids.structure

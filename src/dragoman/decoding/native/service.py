@@ -57,8 +57,11 @@ class NativeSearchService(SearchService):
     def __init__(self, backend: NativeBackend, max_source: int, rows: int | None = None, memory: int = _MEMORY) -> None:
         engine = backend.engine
         self._backend, self._engine, self._functions = backend, engine, engine.functions
-        shortlist = 0 if backend.shortlist is None else engine.target_size
         lengths = min(max_source, engine.positions), min(max_source + _EXTRA, engine.positions)
+        listed = backend.shortlist
+        # Frequent tokens, the lists of all source tokens, and a forced prefix or phrases.
+        most = 0 if listed is None else len(listed.frequent) + listed.best * lengths[0] + lengths[1]
+        shortlist = min(most, engine.target_size)
         self._limits = _Limits(backend.threads, engine.rows if rows is None else rows, *lengths, shortlist, memory)
         self._process = os.getpid()
         error = ctypes.create_string_buffer(ERROR_SIZE)

@@ -124,6 +124,7 @@ int dragoman_shortlists(const void* model, const ShortlistTable* table, const Ra
                         const RaggedArray* required, int count, int32_t* ids, int64_t* offsets, char* error) {
   return guarded(error, [&] {
     const Header& h = model_of(model).header();
+    require(count >= 0, "the number of sentences must not be negative");
     check_ragged(*sources, count, table->source_size, "source token");
     check_ragged(*required, count, h.tgt_vocab, "required token");
     check_ids(table->frequent, table->frequent_count, h.tgt_vocab, "frequent token");

@@ -28,7 +28,7 @@ struct Header {
   int32_t n_heads, n_kv_heads, d_head;
   int32_t encoder_layers, decoder_layers;  // encoder_layers = 0: a decoder-only model
   int32_t src_vocab, tgt_vocab;
-  int32_t shared_embedding;      // 1: encoder and decoder share one embedding table
+  int32_t shared_embedding;      // 1: encoder and decoder share their embeddings
   int32_t pre_norm, layer_norm;  // 1: norms before the sublayers; 1: LayerNorm, 0: RMSNorm
   int32_t activation, gated;     // Activation; 1: gated feed-forward layers
   int32_t position_kind;         // PositionKind

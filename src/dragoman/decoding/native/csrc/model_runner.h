@@ -111,7 +111,8 @@ class ModelRunner {
   Buffer<uint16_t> bf16_;                // (rows, inputs): input of a bfloat16 product
   std::vector<Shortlist> shortlists_;    // by source slot; empty without shortlists
   size_t shortlist_bytes_ = 0;           // per source slot in shortlist_memory_
-  Buffer<char, true> shortlist_memory_;
+  // Without huge pages: a slot has room for the largest shortlist, of which most sentences use little.
+  Buffer<char> shortlist_memory_;
 };
 
 }  // namespace dragoman

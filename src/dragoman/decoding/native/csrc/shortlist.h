@@ -18,7 +18,7 @@ namespace dragoman {
 // struct for ctypes.
 struct ShortlistTable {
   const int32_t* frequent;  // (frequent_count,): tokens for every sentence
-  const int32_t* starts;    // (source_size + 1,): the list of source token i is ids[starts[i]], ..., ids[starts[i + 1] - 1]
+  const int32_t* starts;    // (source_size + 1,): source token i has the list ids[starts[i]], ..., ids[starts[i + 1] - 1]
   const int32_t* ids;
   int32_t frequent_count, source_size, id_count;
 };

@@ -42,7 +42,7 @@ KINDS = {
     name: TRANSLATORS[name]
     for name in ("paper", "pre-norm", "modern", "multi-query", "grouped-query", "alibi", "ssru", "wide values")
 }
-KINDS |= {"decoder-only": LANGUAGE_MODEL}
+KINDS |= {"decoder-only": LANGUAGE_MODEL, "untied": TRANSLATORS["modern"] | {"tie": "none"}}
 Pairs = list[tuple[list[int], list[int]]]
 
 

@@ -316,10 +316,13 @@ def test_errors_name_the_sentence_with_a_shortlist_too(
         backend.search([[5, EOS], source], [[], prefix], SearchSettings(beam=1, max_extra=5), 4000)
 
 
-def test_a_service_finds_the_same_with_a_shortlist_prefixes_and_phrases(tmp_path: Path) -> None:
-    """Also for a source with as many different tokens, and with a phrase and a prefix outside its lists."""
+def test_a_service_finds_the_same_with_a_shortlist_prefixes_and_phrases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a source whose tokens all differ, and with phrases and prefixes outside the lists."""
+    monkeypatch.setattr("dragoman.decoding.native.service._EXTRA", 12)  # short targets: most tokens are those of lists
     backend = NativeBackend(engine_of("paper", tmp_path), "float32", 2, lambda: pytest.fail("not needed"))
-    backend.shortlist = learned(1, 0, 2)
+    backend.shortlist = learned(1, 0, 5)
     settings = SearchSettings(beam=3, max_extra=9)
     rows = [*sources(), [*range(4, 27), EOS]]
     prefixes: Lists = [[*range(100, 100 + i % 4)] for i in range(len(rows))]

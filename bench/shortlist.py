@@ -1,11 +1,13 @@
-"""What a shortlist saves and what it costs: the native engine with and without one, the same sentences, in turns.
+"""Speed and quality of the native engine with and without a shortlist, on the same sentences in turns.
 
-    python bench/shortlist.py random-base                                        # lists of some 1,000 random words
+    python bench/shortlist.py random-base                                        # about 1,000 random tokens per list
     python bench/shortlist.py runs/en-de --text test.en --reference test.de      # learned from its training data
+    python bench/shortlist.py runs/en-de --text test.en --reference test.de --shrink-beam --beam-threshold 2
 
-One core, one thread, int8.  A round asks both the same, sentences one at a time and all at once; the table has medians
-over the rounds, and the quartiles of the rounds' ratios.  Making the lists counts.  A trained model is copied first, so
-that nothing is written into its folder; learning is timed, and BLEU (raw, beam 4) and coverage are of the text.
+One core, one thread, int8.  The table has medians over the rounds and the quartiles of their ratios; the time to select
+the tokens is included, and printed separately beside that of `Shortlist.of`.  A trained model is copied first, so that
+nothing is written into its folder; learning is timed, and BLEU (raw, beam 4), coverage and the processor time per
+sentence are of the text, the last with the given settings of the search.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ import argparse
 import os
 import random
 import shutil
+import statistics
 import tempfile
 import time
 from array import array
 from pathlib import Path
+from typing import Any
 
 from decode import LENGTH, SHAPES, VOCABULARIES, lines_of, quartiles
 
@@ -78,11 +82,11 @@ def taken(backend: NativeBackend, rows: Rows, beam: int, length: int, alone: boo
 def compare(backend: NativeBackend, shortlist: Shortlist, rows: Rows, length: int, rounds: int) -> None:
     """The table: four questions, without and with the list."""
     sizes = [len(shortlist.of(row)) for row in rows]
-    print(
-        f"{len(rows):,} sentences, {sum(sizes) / len(sizes):,.0f} words in a list on average, {max(sizes):,} at most\n"
-    )
+    print(f"{len(rows):,} sentences, {sum(sizes) / len(sizes):,.0f} tokens per list on average, {max(sizes):,} at most")
+    selected = selection(backend.engine, shortlist, rows, rounds)
+    print("selecting them takes {:.3f} ms per sentence, one at a time {:.3f}; in Python {:.3f}\n".format(*selected))
     some = random.Random(2).sample(rows, min(ALONE, len(rows)))
-    print("| | all words | shortlist | times as fast |\n|---|---|---|---|")
+    print("| | full vocabulary | shortlist | speed-up |\n|---|---|---|---|")
     for alone, beam in ((True, 1), (True, 4), (False, 1), (False, 4)):
         measured: tuple[list[float], list[float]] = [], []
         for warm in range(-1, rounds):
@@ -98,21 +102,56 @@ def compare(backend: NativeBackend, shortlist: Shortlist, rows: Rows, length: in
         print(f"| {what} | {' | '.join(cells)} | {middle:.2f} ({low:.2f}-{high:.2f}) |", flush=True)
 
 
-def quality(translator: Translator, shortlist: Shortlist, texts: list[str], references: list[str]) -> None:
-    """BLEU without and with the list, and what the lists cover."""
+def selection(engine: Engine, shortlist: Shortlist, rows: Rows, rounds: int) -> list[float]:
+    """Return the milliseconds per sentence to select the tokens: all at once, one at a time, and in Python."""
+
+    def alone() -> None:
+        for row in rows:
+            engine.shortlists(shortlist, [row], [[]])
+
+    def in_python() -> None:
+        for row in rows:
+            shortlist.of(row)
+
+    found = []
+    for select in (lambda: engine.shortlists(shortlist, rows, [[]] * len(rows)), alone, in_python):
+        seconds = []
+        for _ in range(rounds):
+            began = time.process_time()
+            select()
+            seconds.append(time.process_time() - began)
+        found.append(1e3 * statistics.median(seconds) / len(rows))
+    return found
+
+
+def quality(
+    translator: Translator,
+    shortlist: Shortlist,
+    texts: list[str],
+    references: list[str],
+    rounds: int,
+    **settings: Any,
+) -> None:
+    """Print processor time and BLEU without and with the shortlist, and its coverage.  settings: of the search."""
     import sacrebleu
 
     pieces = translator.tokenizer
     pairs = [(pieces.encode_source(s), pieces.encode_target(r)) for s, r in zip(texts, references, strict=True)]
-    found = []
-    for own in (None, shortlist):
-        translator.backend.shortlist = own
-        found.append([t.text for t in translator.translate(texts, beam=4)])
-    bleu = [f"{sacrebleu.corpus_bleu(some, [references]).score:.2f}" for some in found]
+    found: list[list[str]] = [[], []]
+    seconds: list[list[float]] = [[], []]
+    for _ in range(rounds):
+        for i, own in enumerate((None, shortlist)):
+            translator.backend.shortlist = own
+            began = time.process_time()
+            found[i] = [t.text for t in translator.translate(texts, beam=4, **settings)]
+            seconds[i].append(time.process_time() - began)
+    bleu = [sacrebleu.corpus_bleu(translations, [references]).score for translations in found]
+    times = [1e3 * statistics.median(column) / len(texts) for column in seconds]
     same = sum(one == other for one, other in zip(*found, strict=True))
-    words, share = coverage(shortlist, pairs)
-    print(f"\nBLEU {bleu[0]} without, {bleu[1]} with it, {same:,} of {len(texts):,} translations the same")
-    print(f"of the reference's tokens {100 * share:.2f} % are on the lists ({words:,.0f} words on average)")
+    size, share = coverage(shortlist, pairs)
+    print(f"\nbeam 4: {times[0]:.2f} ms per sentence without a shortlist, {times[1]:.2f} with it")
+    print(f"BLEU {bleu[0]:.2f} without, {bleu[1]:.2f} with it; {same:,} of {len(texts):,} translations are the same")
+    print(f"{100 * share:.2f} % of the reference tokens are in the lists ({size:,.0f} tokens on average)")
 
 
 def main() -> None:
@@ -124,6 +163,9 @@ def main() -> None:
     parser.add_argument("--frequent", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--shrink-beam", action="store_true")
+    parser.add_argument("--beam-threshold", type=float, default=0.0)
+    parser.add_argument("--recombine", type=int, default=0)
     given = parser.parse_args()
     if given.model not in SHAPES and (given.text is None or given.reference is None):
         parser.error("a trained model needs --text and --reference")
@@ -139,7 +181,10 @@ def main() -> None:
         texts, references = (lines_of(path)[: given.sentences] for path in (given.text, given.reference))
         assert isinstance(translator.backend, NativeBackend)
         compare(translator.backend, shortlist, list(map(translator.tokenizer.encode_source, texts)), 0, given.rounds)
-        quality(translator, shortlist, texts, references)
+        search = {
+            "shrink_beam": given.shrink_beam, "beam_threshold": given.beam_threshold, "recombine": given.recombine,
+        }  # fmt: skip
+        quality(translator, shortlist, texts, references, given.rounds, **search)
 
 
 if __name__ == "__main__":

@@ -264,21 +264,21 @@ def test_the_library_selects_the_same_tokens_as_python(tmp_path: Path, frequent:
 
 def test_tokens_outside_the_vocabularies_of_a_shortlist_are_errors(tmp_path: Path) -> None:
     engine, shortlist = engine_of("paper", tmp_path), learned(3, 5, 9, source_size=40)
-    for source, required, said in (
+    for source, required, message in (
         ([39, 40], [], "source token = 40; accepted: 0 to 39"),
         ([-1], [], "source token = -1"),
         ([5], [VOCAB], f"required token = {VOCAB}; accepted: 0 to {VOCAB - 1}"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             engine.shortlists(shortlist, [source], [required])
-    for changed, said in (
+    for changed, message in (
         ({"frequent": array("i", [VOCAB])}, "frequent token"),
         ({"ids": array("i", [VOCAB] * len(shortlist.ids))}, "listed token"),
         ({"ids": shortlist.ids[:-1]}, "end of a list"),
         ({"starts": array("i", [-1] * 41)}, "start of a list = -1"),
         ({"starts": array("i", range(40, -1, -1))}, "end of a list"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=message):
             engine.shortlists(dataclasses.replace(shortlist, **changed), [range(40)], [[]])
 
 
@@ -299,7 +299,7 @@ def test_rows_that_do_not_fit_the_request_are_errors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("listed", [False, True])
 @pytest.mark.parametrize(
-    ("source", "prefix", "said"),
+    ("source", "prefix", "message"),
     [
         ([5, EOS], [999], "sentence 2: prefix id 999"),
         ([-1, EOS], [], "sentence 2: source id -1"),
@@ -308,11 +308,11 @@ def test_rows_that_do_not_fit_the_request_are_errors(tmp_path: Path) -> None:
     ],
 )
 def test_errors_name_the_sentence_with_a_shortlist_too(
-    tmp_path: Path, listed: bool, source: list[int], prefix: list[int], said: str
+    tmp_path: Path, listed: bool, source: list[int], prefix: list[int], message: str
 ) -> None:
     backend = NativeBackend(engine_of("paper", tmp_path), "float32", 1, lambda: pytest.fail("not needed"))
     backend.shortlist = learned(1, 5, 9) if listed else None
-    with pytest.raises(UsageError, match=re.escape(said)):
+    with pytest.raises(UsageError, match=re.escape(message)):
         backend.search([[5, EOS], source], [[], prefix], SearchSettings(beam=1, max_extra=5), 4000)
 
 

@@ -53,15 +53,15 @@ def test_answers_are_those_of_the_offline_translator_with_the_shortlist(folder: 
 
     async def run() -> None:
         sources = model_sources(configs[0].models)
-        directions, said = Directions([Direction(source, source.name) for source in sources], cache=1 << 20), []
+        directions, messages = Directions([Direction(source, source.name) for source in sources], cache=1 << 20), []
         hits: list[bool] = []
         directions.cache.observe = hits.append
-        reloader = Reloader(directions, configs[0], lambda: current[0], said.append)
+        reloader = Reloader(directions, configs[0], lambda: current[0], messages.append)
 
         async def check(config: ServerConfig, expected: list[str], replaced: int) -> None:
             current[0] = config
             await reloader.reload()
-            assert said[-1] == f"models: {replaced} replaced, 0 added, 0 removed, {1 - replaced} unchanged"
+            assert messages[-1] == f"models: {replaced} replaced, 0 added, 0 removed, {1 - replaced} unchanged"
             hits.clear()
             assert await translated(directions, "xx") == expected
             assert hits == [replaced == 0] * len(TEXTS)
@@ -106,7 +106,7 @@ def test_options_replace_what_the_document_says() -> None:
 @pytest.mark.parametrize("fault", ["missing", "stale", "damaged"])
 def test_a_shortlist_that_cannot_be_used_is_refused_at_the_start(cli: Cli, folder: Path, fault: str) -> None:
     path = find_model(folder) / SHORTLIST
-    said = {
+    message = {
         "missing": "no shortlist (shortlist.bin); create it: dragoman shortlist",
         "stale": "made from other weights than those of the model",
         "damaged": "truncated or altered",
@@ -120,7 +120,7 @@ def test_a_shortlist_that_cannot_be_used_is_refused_at_the_start(cli: Cli, folde
         write_shortlist(other, HALF)
         path.write_bytes((other / SHORTLIST).read_bytes())
     code, _, err = cli("serve", folder, "--no-viewer", "--shortlist", "--port", "0")
-    assert code in (1, 2) and said in err and "Traceback" not in err
+    assert code in (1, 2) and message in err and "Traceback" not in err
 
 
 def test_a_shortlist_that_disappears_is_the_error_of_the_model(folder: Path) -> None:

@@ -58,11 +58,10 @@ class NativeSearchService(SearchService):
         engine = backend.engine
         self._backend, self._engine, self._functions = backend, engine, engine.functions
         lengths = min(max_source, engine.positions), min(max_source + _EXTRA, engine.positions)
-        listed = backend.shortlist
-        # Frequent tokens, the lists of all source tokens, and a forced prefix or phrases.
-        most = 0 if listed is None else len(listed.frequent) + listed.best * lengths[0] + lengths[1]
-        shortlist = min(most, engine.target_size)
-        self._limits = _Limits(backend.threads, engine.rows if rows is None else rows, *lengths, shortlist, memory)
+        shortlist, size = backend.shortlist, 0
+        if shortlist is not None:  # the frequent tokens, a list per source token, and a forced prefix or phrases
+            size = min(len(shortlist.frequent) + shortlist.best * lengths[0] + lengths[1], engine.target_size)
+        self._limits = _Limits(backend.threads, engine.rows if rows is None else rows, *lengths, size, memory)
         self._process = os.getpid()
         error = ctypes.create_string_buffer(ERROR_SIZE)
         self._service = self._functions.dragoman_service_open(engine.handle, ctypes.byref(self._limits), error)

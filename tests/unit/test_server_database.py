@@ -20,6 +20,7 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.serve import database as databases
 from dragoman.serve import documents, files, glossaries, server
 from dragoman.serve.admission import Overloaded
+from dragoman.serve.database import DatabaseError
 from dragoman.serve.directions import Directions
 from dragoman.serve.files import Document, DocumentJobs
 from dragoman.serve.glossaries import GlossaryStore
@@ -102,10 +103,39 @@ def test_a_database_that_another_process_writes_at_the_start(database: Path, mon
     KeyStore(database).close()
 
 
+def test_threads_share_a_database_in_memory_from_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(path: Path | None) -> sqlite3.Connection:
+        time.sleep(0.05)
+        return connect(path)
+
+    connect = databases._connect
+    monkeypatch.setattr(databases, "_connect", slow)
+    store = GlossaryStore(None)
+    threads = [threading.Thread(target=store.add, args=("owner", f"{i}", {})) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(glossary.name for glossary in store.owned_by("owner")) == ["0", "1", "2", "3"]
+    store.close()
+
+
+def test_an_unused_database_in_memory_is_closed() -> None:
+    GlossaryStore(None).close()
+
+
+def test_a_damaged_database_raises_the_error_of_databases(database: Path) -> None:
+    store = KeyStore(database)
+    database.write_bytes(b"\0" * 8192)
+    with pytest.raises(DatabaseError):
+        store.add("someone")
+    store._database.close()
+
+
 def test_a_server_writes_the_use_of_keys_only_if_there_is_any(database: Path) -> None:
     store = KeyStore(database)
     with locked(database):
-        store.save()  # raises sqlite3.OperationalError if it writes
+        store.save()  # raises DatabaseBusy if it writes
     store.close()
 
 

@@ -19,6 +19,7 @@ from dragoman.config.server import LimitsConfig, ModelEntry, SearchOverrides, Se
 from dragoman.config.toml import toml_value
 from dragoman.errors import ConfigError, UsageError
 from dragoman.serve import clients, run
+from dragoman.serve.database import DatabaseBusy
 from dragoman.serve.directions import Directions
 from dragoman.serve.keys import KeyStore
 from dragoman.serve.monitor import LOG
@@ -153,10 +154,10 @@ def test_two_servers_add_up_the_use_of_a_key(database: Path) -> None:
 def test_use_that_cannot_be_written_is_written_later(database: Path) -> None:
     secret = add_key(database)
     store, other = KeyStore(database), sqlite3.connect(database, isolation_level=None)
-    store._database._writer.execute("PRAGMA busy_timeout = 0")
+    store._database.write("PRAGMA busy_timeout = 0")
     store.charge(store.find(secret).id, 4)  # type: ignore[union-attr]
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(sqlite3.OperationalError, match="locked"):
+    with pytest.raises(DatabaseBusy, match="locked"):
         store.save()
     other.execute("ROLLBACK")
     other.close()

@@ -16,8 +16,9 @@ import zstandard
 
 from dragoman.errors import DataError, UsageError, nearest
 from dragoman.io.arrow import arrow, is_text, read_errors
-from dragoman.io.lines import NOT_LINES, plain_suffix, read_lines
+from dragoman.io.lines import NOT_LINES, read_lines
 from dragoman.io.reading import hash_file
+from dragoman.io.suffixes import plain_suffix
 
 __all__ = ["COLUMNS", "JOURNAL", "Contents", "Shard", "find_shards", "is_bulk"]
 

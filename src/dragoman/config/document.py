@@ -34,9 +34,9 @@ from dragoman.config.section import Section, is_stored
 from dragoman.config.tokenizer import TokenizerConfig
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, DragomanError, ModelFolderError, UsageError, clip, nearest
-from dragoman.io.lines import plain_suffix
 from dragoman.io.model_files import find_model, list_checkpoints, read_meta, verify
 from dragoman.io.reading import COPY_AGAIN, as_path, open_regular, read_json
+from dragoman.io.suffixes import plain_suffix
 
 __all__ = ["Config", "InitialSections", "dump_toml", "flatten", "load_config", "parse_config", "read_document"]
 

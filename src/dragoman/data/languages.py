@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
-from dragoman.io.lines import plain_suffix
+from dragoman.io.suffixes import plain_suffix
 
 __all__ = ["FREQUENT_WORDS", "SCRIPTS", "LanguageCheck", "file_language", "language_code"]
 

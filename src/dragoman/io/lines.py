@@ -20,10 +20,10 @@ import zstandard
 
 from dragoman.errors import DataError, UsageError, clip
 from dragoman.io.reading import open_regular
+from dragoman.io.suffixes import COMPRESSED_SUFFIXES, plain_suffix
 from dragoman.io.zip_members import archive_of, open_member
 
 __all__ = [
-    "COMPRESSED_SUFFIXES",
     "NOT_LINES",
     "check_text_file",
     "clip",
@@ -31,14 +31,12 @@ __all__ = [
     "decode_line",
     "has_lone_surrogate",
     "open_lines",
-    "plain_suffix",
     "raw_lines",
     "read_chunks",
     "read_lines",
     "ready_lines",
 ]
 
-COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
 NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".tmx", ".xlsx", ".parquet", ".arrow", ".zip", ".bin")
 """Suffixes of tables and other files that are not one text per line."""
 BOM = b"\xef\xbb\xbf"
@@ -107,11 +105,6 @@ def _open_stream(path: Path) -> io.BufferedIOBase:
             return io.BufferedReader(_ZstdStream(path.open("rb")), _CHUNK)
         case _:
             return path.open("rb")
-
-
-def plain_suffix(path: Path) -> str:
-    """Return the suffix of a file name, ignoring a final `.gz`, `.zst` or `.xz`."""
-    return Path(path.stem).suffix if path.suffix in COMPRESSED_SUFFIXES else path.suffix
 
 
 def check_text_file(path: Path, advice: str) -> None:

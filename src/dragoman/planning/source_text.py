@@ -15,7 +15,8 @@ from dragoman.data.readers.columns import key_languages, text_keys
 from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, table_format
 from dragoman.data.readers.tmx import tmx_languages
 from dragoman.errors import DataError, UsageError
-from dragoman.io.lines import count_lines, plain_suffix, read_chunks, read_lines
+from dragoman.io.lines import count_lines, read_chunks, read_lines
+from dragoman.io.suffixes import plain_suffix
 
 __all__ = ["ParallelText", "check_text_files", "open_text"]
 

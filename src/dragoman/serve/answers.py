@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.serve.admission import Overloaded
 from dragoman.serve.clients import QuotaExceeded
+from dragoman.serve.database import DatabaseBusy
 from dragoman.serve.requests import BadRequest, Disconnected
 
 __all__ = ["INTERNAL_ERROR", "ErrorFormat", "answered", "error_key"]
@@ -56,7 +56,7 @@ class ErrorFormat:
                 return self.answer(str(error), 429, {"Retry-After": str(error.seconds)}, self.overload)
             case QuotaExceeded():
                 return self.answer(str(error), self.quota)
-            case sqlite3.OperationalError():  # such as another server that writes for a long time
+            case DatabaseBusy():
                 _LOG.error("the database cannot be used: %s", error)
                 return self.answer("the database is busy; try again", 503, {"Retry-After": "1"})
             case Disconnected():

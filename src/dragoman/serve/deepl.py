@@ -13,17 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from dragoman.documents import document_text
 from dragoman.errors import UsageError
-from dragoman.markup.html import translate_html
-from dragoman.markup.xml import translate_xml
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.answers import answered
 from dragoman.serve.clients import Client, Clients
 from dragoman.serve.deepl_glossaries import DeepLGlossaries
 from dragoman.serve.deepl_values import DEEPL_ERRORS, source_language, target_language
 from dragoman.serve.directions import Directions
-from dragoman.serve.files import Document, DocumentJobs, Job, Upload, read_upload, translate_upload
+from dragoman.serve.files import Document, DocumentJobs, Job, Upload, read_upload, translate_upload, upload_text
 from dragoman.serve.glossaries import GlossaryStore
 from dragoman.serve.languages import Options, english_name, identify, route_of, translate_texts
 from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
@@ -178,7 +175,7 @@ class _DeepL:
     ) -> Document:
         """Translate an upload.  source: None = it is identified.  Raises UsageError for the language of the target."""
         if source is None:
-            text = await asyncio.to_thread(document_text, upload.data, upload.format)
+            text = await asyncio.to_thread(upload_text, upload)
             source = identify(self.directions, text)[0][0]
         route = route_of(self.directions, source, target)
         if not route:
@@ -228,6 +225,8 @@ class _DeepL:
 def _markup(values: dict[str, Any]) -> Callable[..., list[str]] | None:
     """Return the function that translates texts with tags, with the options of a request."""
     if values.get("tag_handling") == "html":
+        from dragoman.markup.html import translate_html  # like `dragoman.documents`, see files.py
+
         return translate_html
     if values.get("tag_handling") != "xml":
         return None
@@ -239,4 +238,6 @@ def _markup(values: dict[str, Any]) -> Callable[..., list[str]] | None:
         if not isinstance(listed, list) or not all(isinstance(tag, str) for tag in listed):
             raise BadRequest(f"'{name}' not supported; accepted: a list of names")
         options[name] = [tag.strip() for tag in listed if tag.strip()]
+    from dragoman.markup.xml import translate_xml
+
     return partial(translate_xml, **options)

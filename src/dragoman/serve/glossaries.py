@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dragoman.errors import UsageError
 from dragoman.serve.database import Database
+
+if TYPE_CHECKING:
+    import sqlite3
 
 __all__ = ["Dictionaries", "GlossaryStore", "StoredGlossary"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import sqlite3
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dragoman.errors import UsageError
-from dragoman.serve.database import Database
+from dragoman.serve.database import Database, DatabaseError
 
 __all__ = ["ApiKey", "KeyStore"]
 
@@ -82,7 +81,7 @@ class KeyStore:
             self._unsaved[identifier] += characters
 
     def save(self) -> None:
-        """Write the use since the last call.  Raises sqlite3.Error, and keeps it for the next call."""
+        """Write the use since the last call.  Raises DatabaseError, and keeps it for the next call."""
         with self._counting:
             unsaved, self._unsaved = self._unsaved, Counter()
         if not unsaved:
@@ -95,7 +94,7 @@ class KeyStore:
                     "ON CONFLICT (key, month) DO UPDATE SET characters = characters + excluded.characters",
                     rows,
                 )
-        except sqlite3.Error:
+        except DatabaseError:
             with self._counting:
                 self._unsaved.update(unsaved)
             raise

@@ -14,16 +14,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from dragoman.documents import SUFFIXES, document_text
 from dragoman.errors import DragomanError
-from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
 from dragoman.serve.answers import ErrorFormat, answered
 from dragoman.serve.clients import Client, Clients
 from dragoman.serve.directions import Directions
 from dragoman.serve.events import event_stream, wants_events
-from dragoman.serve.files import Document, DocumentJobs, Upload, read_upload, translate_upload
+from dragoman.serve.files import Document, DocumentJobs, Upload, read_upload, translate_upload, upload_text
 from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, route_of, translate_texts
 from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, read_json, unless_disconnected
 from dragoman.serve.sentences import Report
@@ -92,7 +90,11 @@ class _LibreTranslate:
         form = values.get("format") or "text"
         if form not in ("text", "html"):
             raise BadRequest(f"{str(form)[:40]} format is not supported; accepted: text, html")
-        markup = translate_html if form == "html" else None
+        markup = None
+        if form == "html":
+            from dragoman.markup.html import translate_html  # like `dragoman.documents`, see files.py
+
+            markup = translate_html
         detected = None
         source = values["source"]
         if source == "auto":
@@ -159,7 +161,7 @@ class _LibreTranslate:
         """Return the source language of an upload, and what the answer says about it."""
         if upload.fields["source"] != "auto":
             return self._source(upload.fields["source"]), {}
-        reading = asyncio.to_thread(document_text, upload.data, upload.format)
+        reading = asyncio.to_thread(upload_text, upload)
         text = await unless_disconnected(request, reading, self.limits.seconds)
         detected = self._detect(text)[0]
         return model_code(self.directions, detected["language"]), {"detectedLanguage": detected}
@@ -192,6 +194,8 @@ class _LibreTranslate:
         ]
 
     async def settings(self, request: Request) -> dict[str, Any]:
+        from dragoman.documents import SUFFIXES
+
         sources = self.directions.sources
         target = self.directions.targets(sources[0])[0]
         language = {

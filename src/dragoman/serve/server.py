@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dragoman.errors import DragomanError
 from dragoman.serve.answers import INTERNAL_ERROR, error_key
 from dragoman.serve.clients import Clients
+from dragoman.serve.database import DatabaseError
 from dragoman.serve.deepl import deepl_routes
 from dragoman.serve.directions import Directions
 from dragoman.serve.files import DocumentJobs
@@ -29,7 +29,6 @@ from dragoman.serve.glossaries import GlossaryStore
 from dragoman.serve.keys import KeyStore
 from dragoman.serve.libretranslate import routes
 from dragoman.serve.monitor import Monitor
-from dragoman.serve.openapi import description
 from dragoman.serve.page import page_routes
 from dragoman.serve.requests import Limits
 from dragoman.serve.suggestions import SuggestionFile
@@ -135,6 +134,8 @@ def _status_routes(monitor: Monitor) -> list[Route]:
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def spec(request: Request) -> Response:
+        from dragoman.serve.openapi import description  # an idle server does without its 0.4 MB
+
         return JSONResponse(description())
 
     return [Route("/livez", live), Route("/readyz", ready), Route("/metrics", metrics), Route("/spec", spec)]
@@ -151,7 +152,7 @@ async def _regularly(seconds: float, work: Callable[[], Awaitable[None]]) -> Non
         await asyncio.sleep(seconds)
         try:
             await work()
-        except sqlite3.Error as error:  # such as a full disk; the next call writes what was not written
+        except DatabaseError as error:  # such as a full disk; the next call writes what was not written
             _LOG.error("the database cannot be written: %s", error)
 
 

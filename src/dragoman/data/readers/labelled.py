@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.errors import DataError, clip
-from dragoman.io.lines import has_lone_surrogate, plain_suffix, read_lines
+from dragoman.io.lines import has_lone_surrogate, read_lines
+from dragoman.io.suffixes import plain_suffix
 
 __all__ = ["Example", "TaggedSentence", "read_labelled", "read_tagged", "tagged_row", "text_source"]
 

@@ -11,7 +11,8 @@ from dragoman.data.readers.delimited import csv_columns, csv_rows, jsonl_columns
 from dragoman.data.readers.row import Decode, Key, Row
 from dragoman.data.readers.tmx import TmxCount, check_languages, tmx_languages, tmx_pairs
 from dragoman.errors import UsageError
-from dragoman.io.lines import COMPRESSED_SUFFIXES, decode_line, plain_suffix
+from dragoman.io.lines import decode_line
+from dragoman.io.suffixes import COMPRESSED_SUFFIXES, plain_suffix
 
 __all__ = ["ACCEPTED", "FOLDER", "TMX", "ZIP", "by_language", "columns", "read_rows", "row_advice", "table_format"]
 

@@ -71,68 +71,124 @@ inline void store_output(float* y, VecF32 value, const float* bias, bool accumul
   store(y, accumulate ? add(value, load(y)) : value);
 }
 
-// One tile: R rows from `row`, TILE_VECS vectors from `first_vec` of the block whose first output is `block_begin`.
-template <int R>
-void gemm_tile_int8(const PackedMatrix& w, const GemmInput& x, int row, size_t block_begin, int first_vec, float* y,
-                    int stride, bool accumulate) {
-  VecI32 sums[R][TILE_VECS];
-  const int8_t* weights = static_cast<const int8_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 4;
-  multiply_int8(x.quantized + quantized_size(row, x.cols), w.inputs, weights,
-                w.compensation + block_begin + first_vec * VEC_SIZE, row == 0, sums);
+// A tile is R rows from `row` and TILE_VECS vectors from `first_vec` of the block whose first output is `block_begin`.
+struct FloatTile {
+  template <int R>
+  static void multiply(const PackedMatrix& w, const GemmInput& x, int row, size_t block_begin, int first_vec, float* y,
+                       int stride, bool accumulate) {
+    VecF32 sums[R][TILE_VECS];
 #pragma GCC unroll 8
-  for (int v = 0; v < TILE_VECS; ++v) {
-    const size_t output = block_begin + (first_vec + v) * VEC_SIZE;
-    const VecF32 scale = load(w.scales + output);
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const VecF32 value = mul(to_f32(sums[r][v]), mul(scale, broadcast(x.scales[row + r])));
-      store_output(y + static_cast<size_t>(row + r) * stride + output, value,
-                   w.bias == nullptr ? nullptr : w.bias + output, accumulate);
+      for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = zeros();
+    if (w.dtype == DType::float32) {
+      const float* weights = static_cast<const float*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE;
+      accumulate_f32<R>(x, row, weights, w.inputs, sums);
+    } else {
+      const uint16_t* weights =
+          static_cast<const uint16_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 2;
+      accumulate_bf16<R>(x, row, weights, w.inputs, sums);
     }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < TILE_VECS; ++v) {
+        const size_t output = block_begin + (first_vec + v) * VEC_SIZE;
+        store_output(y + static_cast<size_t>(row + r) * stride + output, sums[r][v],
+                     w.bias == nullptr ? nullptr : w.bias + output, accumulate);
+      }
   }
-}
-
-template <int R>
-void gemm_tile_float(const PackedMatrix& w, const GemmInput& x, int row, size_t block_begin, int first_vec, float* y,
-                     int stride, bool accumulate) {
-  VecF32 sums[R][TILE_VECS];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = zeros();
-  if (w.dtype == DType::float32) {
-    const float* weights = static_cast<const float*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE;
-    accumulate_f32<R>(x, row, weights, w.inputs, sums);
-  } else {
-    const uint16_t* weights =
-        static_cast<const uint16_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 2;
-    accumulate_bf16<R>(x, row, weights, w.inputs, sums);
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < TILE_VECS; ++v) {
-      const size_t output = block_begin + (first_vec + v) * VEC_SIZE;
-      store_output(y + static_cast<size_t>(row + r) * stride + output, sums[r][v],
-                   w.bias == nullptr ? nullptr : w.bias + output, accumulate);
-    }
-}
+};
 
 // One block of outputs for the rows from `row` on: tiles of R rows, then smaller tiles for the remaining rows.
-template <int R>
+template <typename Tile, int R>
 void gemm_block(const PackedMatrix& w, const GemmInput& x, int row, int block, float* y, int stride, bool accumulate) {
   const size_t block_begin = static_cast<size_t>(block) * OUTPUT_BLOCK;
   for (; row + R <= x.rows; row += R) {
     for (int first_vec = 0; first_vec < BLOCK_VECS; first_vec += TILE_VECS) {
-      if (w.dtype == DType::int8) {
-        gemm_tile_int8<R>(w, x, row, block_begin, first_vec, y, stride, accumulate);
-      } else {
-        gemm_tile_float<R>(w, x, row, block_begin, first_vec, y, stride, accumulate);
+      Tile::template multiply<R>(w, x, row, block_begin, first_vec, y, stride, accumulate);
+    }
+  }
+  if constexpr (R > 1) gemm_block<Tile, R - 1>(w, x, row, block, y, stride, accumulate);
+}
+
+#if defined(__AVX512F__)
+
+struct Int8Tile {
+  template <int R>
+  static void multiply(const PackedMatrix& w, const GemmInput& x, int row, size_t block_begin, int first_vec, float* y,
+                       int stride, bool accumulate) {
+    VecI32 sums[R][TILE_VECS];
+    const int8_t* weights = static_cast<const int8_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 4;
+    multiply_int8(x.quantized + quantized_size(row, x.cols), w.inputs, weights,
+                  w.compensation + block_begin + first_vec * VEC_SIZE, sums);
+#pragma GCC unroll 8
+    for (int v = 0; v < TILE_VECS; ++v) {
+      const size_t output = block_begin + (first_vec + v) * VEC_SIZE;
+      const VecF32 scale = load(w.scales + output);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const VecF32 value = mul(to_f32(sums[r][v]), mul(scale, broadcast(x.scales[row + r])));
+        store_output(y + static_cast<size_t>(row + r) * stride + output, value,
+                     w.bias == nullptr ? nullptr : w.bias + output, accumulate);
       }
     }
   }
-  if constexpr (R > 1) gemm_block<R - 1>(w, x, row, block, y, stride, accumulate);
+};
+
+void gemm_block_int8(const PackedMatrix& w, const GemmInput& x, int block, float* y, int stride, bool accumulate) {
+  gemm_block<Int8Tile, TILE_ROWS>(w, x, 0, block, y, stride, accumulate);
 }
+
+#else
+
+// One block of outputs.  The sums of SUM_ROWS rows wait until the weights of a chunk have been used by all of them.
+void gemm_block_int8(const PackedMatrix& w, const GemmInput& x, int block, float* y, int stride, bool accumulate) {
+  constexpr int SUM_ROWS = 16;
+  const size_t block_begin = static_cast<size_t>(block) * OUTPUT_BLOCK;
+  const int cols = x.cols, rows = x.rows, chunks = chunks_of(cols);
+  const size_t row_size = quantized_row_size(cols);
+  VecI32 sums[SUM_ROWS][BLOCK_VECS];
+  for (int begin = 0; begin < rows; begin += SUM_ROWS) {
+    const int end = begin + SUM_ROWS < rows ? begin + SUM_ROWS : rows;
+    const int8_t* weights = static_cast<const int8_t*>(w.weights) + block_begin * static_cast<size_t>(cols);
+    for (int index = 0; index < chunks; ++index, weights += CHUNK * OUTPUT_BLOCK) {
+      const Chunk chunk = chunk_of(cols, index);
+      for (int row = begin; row < end; ++row) {
+        const uint8_t* quantized = x.quantized + static_cast<size_t>(row) * row_size;
+        VecI32 own[BLOCK_VECS];
+        if (index == 0) {
+          const VecI32 start = broadcast_i32(load_four(quantized + negative_sum_offset(cols)));
+#pragma GCC unroll 8
+          for (int v = 0; v < BLOCK_VECS; ++v) own[v] = start;
+        } else {
+#pragma GCC unroll 8
+          for (int v = 0; v < BLOCK_VECS; ++v) own[v] = sums[row - begin][v];
+        }
+        if (row == 0) {
+          add_chunk<true>(quantized, chunk, weights, own);
+        } else {
+          add_chunk<false>(quantized, chunk, weights, own);
+        }
+        if (index + 1 < chunks) {
+#pragma GCC unroll 8
+          for (int v = 0; v < BLOCK_VECS; ++v) sums[row - begin][v] = own[v];
+          continue;
+        }
+        const VecF32 row_scale = broadcast(x.scales[row]);
+#pragma GCC unroll 8
+        for (int v = 0; v < BLOCK_VECS; ++v) {
+          const size_t output = block_begin + v * VEC_SIZE;
+          store_output(y + static_cast<size_t>(row) * stride + output,
+                       mul(to_f32(own[v]), mul(load(w.scales + output), row_scale)),
+                       w.bias == nullptr ? nullptr : w.bias + output, accumulate);
+        }
+      }
+    }
+  }
+}
+
+#endif
 
 }  // namespace
 
@@ -224,7 +280,11 @@ bool supports_bf16() {
 void gemm(const PackedMatrix& w, const GemmInput& x, float* y, int stride, bool accumulate, int first_block,
           int last_block) {
   for (int block = first_block; block < last_block; ++block) {
-    gemm_block<TILE_ROWS>(w, x, 0, block, y, stride, accumulate);
+    if (w.dtype == DType::int8) {
+      gemm_block_int8(w, x, block, y, stride, accumulate);
+    } else {
+      gemm_block<FloatTile, TILE_ROWS>(w, x, 0, block, y, stride, accumulate);
+    }
   }
 }
 

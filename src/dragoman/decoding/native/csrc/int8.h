@@ -39,7 +39,7 @@ inline void dot(VecI32& sums, VecI32 x, VecI32 weights) {
 
 // The products of R rows with V vectors of outputs.  compensation: 128 times the sum of the weights of each output.
 template <int R, int V>
-inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, const int32_t* compensation, bool,
+inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, const int32_t* compensation,
                           VecI32 (&sums)[R][V]) {
 #pragma GCC unroll 8
   for (int v = 0; v < V; ++v) {
@@ -68,33 +68,62 @@ inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, c
 // or with a mask, and the sum of all such |a| of a row, which is the same for all outputs, is added.  The instruction
 // saturates at 2^15, which the sum of two products, at most 2 * 127 * 128, does not reach.
 //
-// The sums of eight activations, two pairs in each 16 bits, are added before they are widened to 32 bits, unless the
-// magnitudes of four that meet in a sum add up to more than 255: four products are then below 2^15 for any weights.
+// The sums of a group of eight activations, two pairs in each 16 bits, are added before they are widened to 32 bits,
+// unless the magnitudes of four that meet in a sum add up to more than 255: four products are then below 2^15 for any
+// weights.  Groups that are widened one by one come last, because a branch per group would be mispredicted often.
 //
-// A row is: for every eight activations, the magnitudes of four, their masks, and the same of the other four (16
-// bytes); then a flag for every eight, 1 if their sums must be widened one by one; then the sum of the magnitudes of
-// negative activations.
+// A row is divided into chunks of 256 activations, or fewer at the end, whose weights for a block of outputs fit in the
+// first-level cache.  It consists of the groups of all chunks, 16 bytes each: the magnitudes of four activations, their
+// masks, and the same of the other four; then the place of each group in its chunk; for each chunk the number of groups
+// that are added before they are widened; and the sum of the magnitudes of negative activations.
 
-constexpr size_t flags_offset(int cols) { return static_cast<size_t>(cols) * 2; }
-constexpr size_t negative_sum_offset(int cols) { return flags_offset(cols) + static_cast<size_t>(cols) / 8; }
+constexpr int CHUNK = 256;
+constexpr int GROUP_BYTES = 16;
+constexpr int chunks_of(int cols) { return (cols + CHUNK - 1) / CHUNK; }
+constexpr size_t places_offset(int cols) { return static_cast<size_t>(cols) / 8 * GROUP_BYTES; }
+constexpr size_t counts_offset(int cols) { return places_offset(cols) + static_cast<size_t>(cols) / 8; }
+constexpr size_t negative_sum_offset(int cols) { return counts_offset(cols) + static_cast<size_t>(chunks_of(cols)); }
 constexpr size_t quantized_row_size(int cols) { return negative_sum_offset(cols) + sizeof(int32_t); }
+
+// The offsets in a row of the groups of a chunk, of their places, and of the number that are added before they are
+// widened; and the number of groups.
+struct Chunk {
+  size_t groups, places, fitting;
+  int count;
+};
+inline Chunk chunk_of(int cols, int index) {
+  const int first = index * (CHUNK / 8), left = cols / 8 - first;
+  return {static_cast<size_t>(first) * GROUP_BYTES, places_offset(cols) + static_cast<size_t>(first),
+          counts_offset(cols) + static_cast<size_t>(index), left < CHUNK / 8 ? left : CHUNK / 8};
+}
 
 // Store the nearest integers of x * factor, which are in [-127, 127], as the other build rounds them.
 inline void quantize_row(const float* x, int cols, float factor, uint8_t* row) {
-  uint8_t* flags = row + flags_offset(cols);
   __m128i negative_sum = _mm_setzero_si128();
-  for (int k = 0; k < cols; k += 8) {
-    const __m256i shifted = _mm256_cvtps_epi32(fmadd(load(x + k), broadcast(factor), broadcast(128.0f)));
-    const __m256i i32 = _mm256_sub_epi32(shifted, _mm256_set1_epi32(128));
-    const __m128i i16 = _mm_packs_epi32(_mm256_castsi256_si128(i32), _mm256_extracti128_si256(i32, 1));
-    const __m128i i8 = _mm_packs_epi16(i16, _mm_setzero_si128());
-    const __m128i magnitudes = _mm_abs_epi8(i8);
-    const __m128i masks = _mm_cmpgt_epi8(_mm_setzero_si128(), i8);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(row + 2 * k), _mm_unpacklo_epi32(magnitudes, masks));
-    negative_sum = _mm_add_epi64(negative_sum, _mm_sad_epu8(_mm_and_si128(magnitudes, masks), _mm_setzero_si128()));
-    // 16-bit sums of pairs; pairs 0 and 2, and 1 and 3, meet in a sum.
-    const int64_t pairs = _mm_cvtsi128_si64(_mm_maddubs_epi16(magnitudes, _mm_set1_epi8(1)));
-    flags[k / 8] = ((pairs + (pairs >> 32)) & 0xFF00FF00) != 0;
+  for (int index = 0; index < chunks_of(cols); ++index) {
+    const Chunk chunk = chunk_of(cols, index);
+    uint8_t* groups = row + chunk.groups;
+    uint8_t* places = row + chunk.places;
+    int first = 0, last = chunk.count - 1;
+    for (int place = 0; place < chunk.count; ++place, x += 8) {
+      const __m256i shifted = _mm256_cvtps_epi32(fmadd(load(x), broadcast(factor), broadcast(128.0f)));
+      const __m256i i32 = _mm256_sub_epi32(shifted, _mm256_set1_epi32(128));
+      const __m128i i16 = _mm_packs_epi32(_mm256_castsi256_si128(i32), _mm256_extracti128_si256(i32, 1));
+      const __m128i i8 = _mm_packs_epi16(i16, _mm_setzero_si128());
+      const __m128i magnitudes = _mm_abs_epi8(i8);
+      const __m128i masks = _mm_cmpgt_epi8(_mm_setzero_si128(), i8);
+      negative_sum = _mm_add_epi64(negative_sum, _mm_sad_epu8(_mm_and_si128(magnitudes, masks), _mm_setzero_si128()));
+      // 16-bit sums of pairs; pairs 0 and 2, and 1 and 3, meet in a sum.
+      const int64_t pairs = _mm_cvtsi128_si64(_mm_maddubs_epi16(magnitudes, _mm_set1_epi8(1)));
+      const int fits = ((pairs + (pairs >> 32)) & 0xFF00FF00) == 0;
+      const int position = fits ? first : last;
+      first += fits;
+      last -= 1 - fits;
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(groups + position * GROUP_BYTES),
+                       _mm_unpacklo_epi32(magnitudes, masks));
+      places[position] = static_cast<uint8_t>(place);
+    }
+    row[chunk.fitting] = static_cast<uint8_t>(first);
   }
   const int32_t sum = _mm_cvtsi128_si32(negative_sum);
   std::memcpy(row + negative_sum_offset(cols), &sum, sizeof(sum));
@@ -135,62 +164,36 @@ inline void dot(VecI32& sums, const Activations& x, const int8_t* weights, const
         "m"(weight_vector(next_weights)), "x"(_mm256_set1_epi16(1)));
 }
 
-// Add the products of eight activations of R rows.  FIT: four products fit in 16 bits.
-template <bool FIT, int R, int V>
-inline void add_eight(const uint8_t* x, size_t stride, const int8_t* weights, VecI32 (&sums)[R][V]) {
+// Add the products of one group and 64 outputs.  FITS: four products fit in 16 bits.
+template <bool FITS, bool COLD>
+inline void add_group(const uint8_t* group, const int8_t* weights, VecI32 (&sums)[8]) {
+  if (COLD) prefetch(weights, 2 * WEIGHTS_STEP);
+  const Activations first = load_activations(group);
+  const Activations second = load_activations(group + GROUP_BYTES / 2);
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    const Activations first = load_activations(x + r * stride);
-    const Activations second = load_activations(x + r * stride + 8);
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      const int8_t* w = weights + v * 32;
-      if (FIT) {
-        dot(sums[r][v], first, w, second, w + WEIGHTS_STEP);
-      } else {
-        dot(sums[r][v], first, w);
-        dot(sums[r][v], second, w + WEIGHTS_STEP);
-      }
+  for (int v = 0; v < 8; ++v) {
+    const int8_t* w = weights + v * 32;
+    if (FITS) {
+      dot(sums[v], first, w, second, w + WEIGHTS_STEP);
+    } else {
+      dot(sums[v], first, w);
+      dot(sums[v], second, w + WEIGHTS_STEP);
     }
   }
 }
 
-template <bool COLD, int R, int V>
-inline void accumulate_int8(const uint8_t* x, int inputs, const int8_t* weights, VecI32 (&sums)[R][V]) {
-  const size_t stride = quantized_row_size(inputs);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    const VecI32 start = broadcast_i32(load_four(x + r * stride + negative_sum_offset(inputs)));
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) sums[r][v] = start;
+// Add the products of a chunk of a row and 64 outputs.  weights: of the chunk.  COLD: they are not in the cache yet.
+template <bool COLD>
+inline void add_chunk(const uint8_t* row, const Chunk& chunk, const int8_t* weights, VecI32 (&sums)[8]) {
+  const uint8_t* group = row + chunk.groups;
+  const uint8_t* places = row + chunk.places;
+  const int fitting = row[chunk.fitting];
+  int i = 0;
+  for (; i < fitting; ++i, group += GROUP_BYTES) {
+    add_group<true, COLD>(group, weights + places[i] * (2 * WEIGHTS_STEP), sums);
   }
-  const uint8_t* flags = x + flags_offset(inputs);
-  for (int k = 0; k < inputs; k += 8, weights += 2 * WEIGHTS_STEP, x += 16, ++flags) {
-    if (COLD) {
-      prefetch(weights, V * 32);
-      prefetch(weights + WEIGHTS_STEP, V * 32);
-    } else {
-      prefetch(weights, 64);  // faster than none
-    }
-    int one_by_one = 0;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) one_by_one |= flags[r * stride];
-    if (__builtin_expect(one_by_one != 0, 0)) {
-      add_eight<false>(x, stride, weights, sums);
-    } else {
-      add_eight<true>(x, stride, weights, sums);
-    }
-  }
-}
-
-// The products of R rows with V vectors of outputs.  cold: the weights are not in the cache yet.
-template <int R, int V>
-inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, const int32_t*, bool cold,
-                          VecI32 (&sums)[R][V]) {
-  if (cold) {
-    accumulate_int8<true>(x, inputs, weights, sums);
-  } else {
-    accumulate_int8<false>(x, inputs, weights, sums);
+  for (; i < chunk.count; ++i, group += GROUP_BYTES) {
+    add_group<false, COLD>(group, weights + places[i] * (2 * WEIGHTS_STEP), sums);
   }
 }
 

@@ -148,6 +148,8 @@ void gemm_block_int8(const PackedMatrix& w, const GemmInput& x, int block, float
   const size_t block_begin = static_cast<size_t>(block) * OUTPUT_BLOCK;
   const int cols = x.cols, rows = x.rows, chunks = chunks_of(cols);
   const size_t row_size = quantized_row_size(cols);
+  const float* scales = w.scales + block_begin;
+  const float* bias = w.bias == nullptr ? nullptr : w.bias + block_begin;
   VecI32 sums[SUM_ROWS][BLOCK_VECS];
   for (int begin = 0; begin < rows; begin += SUM_ROWS) {
     const int end = begin + SUM_ROWS < rows ? begin + SUM_ROWS : rows;
@@ -176,13 +178,21 @@ void gemm_block_int8(const PackedMatrix& w, const GemmInput& x, int block, float
           continue;
         }
         const VecF32 row_scale = broadcast(x.scales[row]);
+        float* outputs = y + static_cast<size_t>(row) * stride + block_begin;
+        VecF32 values[BLOCK_VECS];
 #pragma GCC unroll 8
-        for (int v = 0; v < BLOCK_VECS; ++v) {
-          const size_t output = block_begin + v * VEC_SIZE;
-          store_output(y + static_cast<size_t>(row) * stride + output,
-                       mul(to_f32(own[v]), mul(load(w.scales + output), row_scale)),
-                       w.bias == nullptr ? nullptr : w.bias + output, accumulate);
+        for (int v = 0; v < BLOCK_VECS; ++v)
+          values[v] = mul(to_f32(own[v]), mul(load(scales + v * VEC_SIZE), row_scale));
+        if (bias != nullptr) {
+#pragma GCC unroll 8
+          for (int v = 0; v < BLOCK_VECS; ++v) values[v] = add(values[v], load(bias + v * VEC_SIZE));
         }
+        if (accumulate) {
+#pragma GCC unroll 8
+          for (int v = 0; v < BLOCK_VECS; ++v) values[v] = add(values[v], load(outputs + v * VEC_SIZE));
+        }
+#pragma GCC unroll 8
+        for (int v = 0; v < BLOCK_VECS; ++v) store(outputs + v * VEC_SIZE, values[v]);
       }
     }
   }

@@ -43,7 +43,7 @@ KINDS = {
     for name in ("paper", "pre-norm", "modern", "multi-query", "grouped-query", "alibi", "ssru", "wide values")
 }
 KINDS |= {"decoder-only": LANGUAGE_MODEL, "untied": TRANSLATORS["modern"] | {"tie": "none"}}
-KINDS["wide network"] = TRANSLATORS["modern"] | {"d_ff": 300}  # the AVX2 kernel adds 256 products before others
+KINDS["wide network"] = TRANSLATORS["modern"] | {"d_ff": 300}  # more inputs than a chunk of the AVX2 kernel
 Pairs = list[tuple[list[int], list[int]]]
 
 

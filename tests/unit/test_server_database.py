@@ -120,8 +120,15 @@ def test_threads_share_a_database_in_memory_from_its_first_use(monkeypatch: pyte
     store.close()
 
 
-def test_an_unused_database_in_memory_is_closed() -> None:
+def test_a_database_in_memory_is_not_opened_before_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path | None] = []
+    connect = databases._connect
+    monkeypatch.setattr(databases, "_connect", lambda path: opened.append(path) or connect(path))
     GlossaryStore(None).close()
+    assert opened == []
+    store = GlossaryStore(None)
+    assert store.owned_by("owner") == [] and opened == [None]
+    store.close()
 
 
 def test_a_damaged_database_raises_the_error_of_databases(database: Path) -> None:

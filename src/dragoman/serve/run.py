@@ -186,7 +186,7 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=_Protocol,
-        ws="none",
+        ws="none",  # otherwise uvicorn imports a library for WebSockets
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -181,8 +181,9 @@ void gemm_block_int8(const PackedMatrix& w, const GemmInput& x, int block, float
         float* outputs = y + static_cast<size_t>(row) * stride + block_begin;
         VecF32 values[BLOCK_VECS];
 #pragma GCC unroll 8
-        for (int v = 0; v < BLOCK_VECS; ++v)
+        for (int v = 0; v < BLOCK_VECS; ++v) {
           values[v] = mul(to_f32(own[v]), mul(load(scales + v * VEC_SIZE), row_scale));
+        }
         if (bias != nullptr) {
 #pragma GCC unroll 8
           for (int v = 0; v < BLOCK_VECS; ++v) values[v] = add(values[v], load(bias + v * VEC_SIZE));

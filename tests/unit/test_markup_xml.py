@@ -106,10 +106,10 @@ def test_refused_xml(source: str, line: int, column: int, words: str) -> None:
 
 def test_an_entity_bomb_is_refused_at_once() -> None:
     levels = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 12))
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(DataError, match="declaration of the entity 'e0'"):
         translate_xml(word_translator(), [f'<!DOCTYPE a [<!ENTITY e0 "x">{levels}]><a>&e11;</a>'])
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from decode import lines_of
 from sacrebleu.metrics import BLEU
 
 from dragoman.data.batching import collate_source
-from dragoman.data.ids import EOS
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.stepper import ModelStepper
@@ -47,9 +45,7 @@ def hypotheses(model: Path, texts: list[str], settings: SearchSettings) -> float
     for begin in range(0, len(rows), BATCH):
         src, mask = collate_source(rows[begin : begin + BATCH])
         for step in beam_search(ModelStepper(network), SearchRequest.build(src, mask, settings, None)):
-            beams = step.beams
-            unfinished = (beams.log_probs > float("-inf")) & (beams.tokens[..., -1] != EOS)
-            extended += int(unfinished[torch.tensor(step.active)].sum())
+            extended += int(step.extended.sum())
     return extended / len(rows)
 
 

@@ -20,7 +20,7 @@ from dragoman.decoding.native.library import Precision, _load, load_native, unav
 from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 from dragoman.models.seq2seq import Model
 from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
-from every_kind import TRANSLATORS, built, ending, model_config
+from every_kind import TRANSLATORS, built, ending, improving, model_config
 from near_ties import assert_same_search, same_hypotheses
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
@@ -197,6 +197,16 @@ def test_a_beam_that_becomes_narrower(seed: int, asked: dict[str, Any], tmp_path
     full = SearchSettings.of(settings, shrink_beam=False, beam_threshold=0, recombine=0)
     wide = native_search(model, tmp_path, rows, full, prefixes)
     assert [[h.tokens for h in own] for own in found] != [[h.tokens for h in own] for own in wide]
+
+
+@native
+def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis(tmp_path: Path) -> None:
+    model, rows = improving(VOCAB), sources()
+    settings = SearchSettings(beam=6, alpha=9.0, max_extra=10, beam_threshold=90.0)
+    found = native_search(model, tmp_path, rows, settings)
+    assert_same_as_pytorch(found, model, rows, settings)
+    wide = native_search(model, tmp_path, rows, SearchSettings.of(settings, beam_threshold=0))
+    assert max(len(own[0].tokens) for own in wide) > max(len(own[0].tokens) for own in found)
 
 
 @native

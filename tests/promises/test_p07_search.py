@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from dragoman.decoding.pytorch import beam
 from dragoman.decoding.pytorch.generate import drain
 from dragoman.decoding.request import SearchRequest
 from dragoman.models.seq2seq import Model
+from every_kind import improving
 from tiny_translator import tiny_tokenizer, tiny_transformer, tiny_translator
 from toy_model import ToyModel, every_target, padded, teacher_forced
 
@@ -151,9 +153,7 @@ def test_the_stop_rule_changes_nothing_but_the_time(alpha: float, monkeypatch: p
     early = [ToyModel(11, sharpness=2.0, seed=seed) for seed in range(30)]
     stopped = [search(model, SOURCES, **settings) for model in early]
 
-    monkeypatch.setattr(
-        beam.Pool, "can_improve", lambda pool, beams: (beams.log_probs.amax(1) > float("-inf")).tolist()
-    )
+    monkeypatch.setattr(beam.Pool, "drop_beaten", lambda pool, beams: beams)
     patient = [ToyModel(11, sharpness=2.0, seed=seed) for seed in range(30)]
     full = [search(model, SOURCES, **settings) for model in patient]
 
@@ -166,8 +166,14 @@ def last_log_prob(name: str, source: tuple[int, ...], tokens: tuple[int, ...]) -
     return teacher_forced(MODELS[name](), list(source), list(tokens))[-1]
 
 
-def narrowing(name: str, source: list[int], limit: int, asked: SearchSettings) -> list[tuple[float, list[int]]]:
-    """(score, target) of each complete hypothesis, best first: settings that narrow the beam, step by step."""
+def narrowing(
+    name: str, source: list[int], limit: int, asked: SearchSettings
+) -> tuple[list[tuple[float, list[int]]], list[int]]:
+    """Settings that narrow the beam, step by step.
+
+    Returns (score, target) of each complete hypothesis, best first, and the size of the beam after each step.
+    """
+    sizes = []
     beam: list[tuple[float, list[int]]] = [(0.0, [])]
     complete: list[tuple[float, list[int]]] = []
     for length in range(1, limit + 1):
@@ -190,9 +196,13 @@ def narrowing(name: str, source: list[int], limit: int, asked: SearchSettings) -
                 for rank, (total, tokens) in enumerate(best)
                 if rank < wanted or tokens[-1] == EOS or ends.index(ends[rank]) == rank
             ]
-        beam = [(total, tokens) for total, tokens in best if tokens[-1] != EOS]
         complete += [(x / length_penalty(length, asked.alpha), tokens[:-1]) for x, tokens in best if tokens[-1] == EOS]
-    return sorted(complete, reverse=True)
+        beam = [(total, tokens) for total, tokens in best if tokens[-1] != EOS]
+        if asked.beam_threshold and len(complete) >= asked.nbest:
+            to_beat = sorted(complete, reverse=True)[asked.nbest - 1][0]
+            beam = [(x, tokens) for x, tokens in beam if x / length_penalty(length + 1, asked.alpha) > to_beat]
+        sizes.append(len(beam))
+    return sorted(complete, reverse=True), sizes
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -220,6 +230,28 @@ def test_a_beam_with_a_threshold_is_as_written_out(
         assert min(complete) >= nbest, "the list of translations is full"
 
 
+@pytest.mark.parametrize("nbest", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis(name: str, nbest: int) -> None:
+    # Nothing is 90 below the best one.
+    settings = SearchSettings(beam=4, nbest=nbest, alpha=1.2, max_extra=4, beam_threshold=90.0)
+    assert_as_written_out(name, settings)
+    for source in SOURCES:
+        request = SearchRequest.build(*padded([source]), settings, None)
+        sizes = [int(step.extended.sum()) for step in beam.beam_search(ModelStepper(MODELS[name]()), request)]
+        assert sizes == narrowing(name, source, request.limits[0], settings)[1][: len(sizes)]
+        assert sizes[-1] == 0
+
+
+def test_the_stop_rule_of_a_threshold_is_not_exact() -> None:
+    settings = SearchSettings(beam=4, alpha=9.0, max_extra=10)
+    exact, early = (
+        beam_search(improving(12), SOURCES, **vars(asked)) for asked in (settings, replace(settings, beam_threshold=90))
+    )
+    for (long,), (short,) in zip(exact, early, strict=True):
+        assert len(long.tokens) > 10 and short.tokens == [] and long.score > short.score
+
+
 @pytest.mark.parametrize("shrinks", [False, True])
 @pytest.mark.parametrize("recombine", [1, 2, 3])
 @pytest.mark.parametrize(("width", "nbest"), [(3, 1), (5, 2), (5, 5), (9, 3)])
@@ -236,7 +268,7 @@ def test_recombination_is_as_written_out(name: str, width: int, nbest: int, reco
 
 def assert_as_written_out(name: str, settings: SearchSettings) -> list[int]:
     """Return how many hypotheses each search completes that does not stop early."""
-    expected = [narrowing(name, source, settings.limit(len(source)), settings) for source in SOURCES]
+    expected = [narrowing(name, source, settings.limit(len(source)), settings)[0] for source in SOURCES]
     for hypotheses, best in zip(beam_search(MODELS[name](), SOURCES, **vars(settings)), expected, strict=True):
         assert [h.tokens for h in hypotheses] == [target for _, target in best[: settings.nbest]]
         assert [h.score for h in hypotheses] == pytest.approx([x for x, _ in best[: settings.nbest]], abs=1e-5)
@@ -311,9 +343,7 @@ def test_the_stop_rule_changes_no_n_best_list_of_long_targets(monkeypatch: pytes
         ]
 
     stopped = lists()
-    monkeypatch.setattr(
-        beam.Pool, "can_improve", lambda pool, beams: (beams.log_probs.amax(1) > float("-inf")).tolist()
-    )
+    monkeypatch.setattr(beam.Pool, "drop_beaten", lambda pool, beams: beams)
 
     assert stopped == lists()
 

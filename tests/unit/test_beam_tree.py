@@ -111,8 +111,10 @@ def test_every_end_has_its_reason(settings: dict[str, Any]) -> None:
             if "recombine" not in settings:
                 assert len(nexts) == width or max(nexts) - min(nexts) <= settings["beam_threshold"]
         if node.end == "beaten":
-            assert node.step == last and tree.to_beat is not None and node.score is not None
-            assert node.score == pytest.approx(node.total / length_penalty(tree.limit, tree.settings.alpha))
+            assert tree.to_beat is not None and node.score is not None
+            assert node.step == last or "beam_threshold" in settings
+            longest = node.step + 1 if "beam_threshold" in settings else tree.limit
+            assert node.score == pytest.approx(node.total / length_penalty(longest, tree.settings.alpha))
             assert node.score <= tree.to_beat
     assert any(node.end == "finished" for node in tree.nodes)
 

@@ -24,7 +24,8 @@ from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
-from every_kind import ending
+from dragoman.models.seq2seq import Model
+from every_kind import ending, improving
 from toy_model import ToyModel
 
 VOCAB = 83
@@ -34,11 +35,14 @@ native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {u
 @pytest.fixture(scope="module")
 def backends(tmp_path_factory: pytest.TempPathFactory) -> tuple[DecodingBackend, DecodingBackend]:
     """The same float32 model in PyTorch and, if it is available, in the native engine."""
-    model = ending(VOCAB)
+    return both_backends(ending(VOCAB), tmp_path_factory.mktemp("phrases"))
+
+
+def both_backends(model: Model, folder: Path) -> tuple[DecodingBackend, DecodingBackend]:
     reference = TorchBackend(model, "cpu")
     if load_native() is None:
         return reference, reference
-    path = pack(model, tmp_path_factory.mktemp("phrases") / "packed", "float32", max_positions=120)
+    path = pack(model, folder / "packed", "float32", max_positions=120)
     return reference, NativeBackend(Engine(path), "float32", 2, lambda: reference)
 
 
@@ -115,6 +119,15 @@ def test_a_narrower_beam_changes_some_results(
     assert all(map(len, found[1])) and found[0] != found[1]
     if "shrink_beam" not in narrower:
         assert {len(own) for own in found[1]} == {wide.nbest}, "the lists stay full"
+
+
+def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis(tmp_path: Path) -> None:
+    found = []
+    for backend in both_backends(improving(VOCAB), tmp_path):
+        for threshold in (0.0, 90.0):
+            settings = SearchSettings(beam=4, alpha=9.0, max_extra=10, beam_threshold=threshold)
+            found.append(searched(backend, [5, 6, EOS], Phrases(((9,),), 0.1), settings, [])[0].tokens)
+    assert found[:2] == found[2:] and len(found[0]) > len(found[1]) + 5
 
 
 @pytest.mark.parametrize("bonus", [None, 0.7, 3.0])

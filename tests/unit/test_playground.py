@@ -280,6 +280,19 @@ def test_a_beam_that_becomes_narrower_completes_the_same_hypotheses(beam: int, a
     )
 
 
+def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis() -> None:
+    from every_kind import improving
+
+    network, lengths = improving(VOCAB).double(), []
+    for threshold in (0.0, 90.0):
+        settings = SearchSettings(beam=4, alpha=9.0, max_extra=10, beam_threshold=threshold)
+        ((want,),) = TorchBackend(network).search([SOURCE], [[]], settings, 1000)
+        ((best, *_),) = searched_in_node(network, [SOURCE], 10, beam=4, alpha=9.0, threshold=threshold)
+        assert best["tokens"] == want.tokens and best["score"] == pytest.approx(want.score, abs=1e-5)
+        lengths.append(len(want.tokens))
+    assert lengths[0] > 5 and lengths[1] == 0
+
+
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "bpe": {"kind": "bpe", "byte_fallback": False},
     "bytes": {"kind": "bpe", "byte_fallback": True, "vocab_size": 520, "normalization": "nfkc"},

@@ -23,7 +23,7 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import AlignedWords
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
-from every_kind import BLOCK, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built
+from every_kind import BLOCK, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built, improving
 
 VOCAB = 17
 FIXED = [name for name in TRANSFORMERS if all(word not in name for word in ("recurrent", "linear", "ssru"))]
@@ -118,6 +118,19 @@ def test_a_beam_that_becomes_narrower_finds_others_in_the_same_memory(narrow: di
     wide = backend.search(rows, [[]] * 16, replace(asked, shrink_beam=False, beam_threshold=0.0, recombine=0), 9999)
     assert [[h.tokens for h in own] for own in found[0]] != [[h.tokens for h in own] for own in wide]
     assert_both_agree(backend.model, rows, [[]] * 16, asked)
+
+
+def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis() -> None:
+    model, rows = improving(VOCAB), sources(16, 6)
+    asked = SearchSettings(beam=6, alpha=9.0, max_extra=10, beam_threshold=90.0)
+
+    assert_both_agree(model, rows, [[]] * 16, asked)
+
+    near, far = (
+        CudaGraphBackend(model, "cpu").search(rows, [[]] * 16, replace(asked, beam_threshold=threshold), 9999)
+        for threshold in (90.0, 0.0)
+    )
+    assert max(len(own[0].tokens) for own in near) < max(len(own[0].tokens) for own in far)
 
 
 @pytest.mark.parametrize(("settings", "beams"), [({"beam": 3}, 3), ({"sample": True, "nbest": 3}, 1)])

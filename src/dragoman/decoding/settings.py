@@ -44,12 +44,13 @@ class SearchSettings:
 
     beam: hypotheses kept per step, 1 = greedy search.  shrink_beam: each complete hypothesis makes the beam of its
     sentence narrower by one, as in Marian.  beam_threshold: hypotheses whose log-probability is more than this below
-    that of the best one of the step leave the beam, 0 = off.  recombine: of unfinished hypotheses of a step with this
-    many equal last tokens, only the best one stays in the beam, 0 = off.  alpha: exponent of the length penalty.
-    nbest: hypotheses returned per sentence; with `sample`, samples drawn.  max_extra: a target has at most source
-    length + max_extra tokens, both with the end of sentence.  min_length: minimum number of target tokens before the
-    end of sentence.  no_repeat_ngram: n-grams of this size do not occur twice, 0 = off.  temperature, top_k (0 = off),
-    top_p (1 = off), seed: for sampling only.  Raises UsageError that lists all problems.
+    that of the best one of the step leave the beam, 0 = off; once the n-best list is full, also those whose score would
+    not enter it if they ended with the next token.  recombine: of unfinished hypotheses of a step with this many equal
+    last tokens, only the best one stays in the beam, 0 = off.  alpha: exponent of the length penalty.  nbest:
+    hypotheses returned per sentence; with `sample`, samples drawn.  max_extra: a target has at most source length +
+    max_extra tokens, both with the end of sentence.  min_length: minimum number of target tokens before the end of
+    sentence.  no_repeat_ngram: n-grams of this size do not occur twice, 0 = off.  temperature, top_k (0 = off), top_p
+    (1 = off), seed: for sampling only.  Raises UsageError that lists all problems.
     """
 
     beam: int = 4

@@ -125,10 +125,7 @@ class StaticShapeSearch:
         self._collect(ended, tokens, token_log_probs, truncated)
         if self.settings.narrows_beam:
             self.complete.add_(ended.sum(1))
-        sums = sums.masked_fill(ended, _NEVER)
-        # Upper bound of the final score: a sum can only decrease and is divided by at most the penalty at the limit.
-        bound = sums.amax(1).double() / self.penalties[self.limits]
-        self.sums.copy_(sums.masked_fill((bound <= self.pool_scores[:, -1])[:, None], _NEVER))
+        self.sums.copy_(self._without_beaten(sums.masked_fill(ended, _NEVER)))
         if self.beams > 1:
             first = torch.arange(0, self.inputs.numel(), self.beams, device=self.device)[:, None]
             self.state.select((first + origins).flatten())
@@ -151,6 +148,14 @@ class StaticShapeSearch:
         best, indices = sums.flatten(1).topk(self.beams, dim=1)
         origins, tokens = indices // self.vocabulary.numel(), indices % self.vocabulary.numel()
         return best, origins, tokens, truncated.gather(1, origins)
+
+    def _without_beaten(self, sums: Tensor) -> Tensor:
+        """Empty the slots (B, K) that cannot enter the n-best list; see `pytorch.beam.Pool.drop_beaten`."""
+        if self.settings.beam_threshold:
+            bounds = sums.double() / self.penalties[(self.position + 2).clamp(max=self.sizes.capacity)]
+        else:
+            bounds = sums.amax(1, keepdim=True).double() / self.penalties[self.limits][:, None]
+        return sums.masked_fill(bounds <= self.pool_scores[:, -1:], _NEVER)
 
     def _tails(self, tokens: Tensor) -> Tensor:
         """Return the last tokens (B, K, n) that `recombine` compares; of a shorter target, the first one repeated."""

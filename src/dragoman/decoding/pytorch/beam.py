@@ -1,11 +1,12 @@
-"""Beam search with an exact stop rule.
+"""Beam search.
 
 Each step takes the K best continuations of a sentence.  Those that end move to the pool of complete hypotheses; the
 others stay in the beam.  K = 1 is greedy search, and a sufficiently large K is exhaustive search.  With `shrink_beam`,
 each complete hypothesis reduces the K of its sentence by one, as in Nematus and Marian.  With `beam_threshold`, the
 continuations that are much less probable than the best one are dropped (the absolute threshold of Freitag and
-Al-Onaizan 2017).  With `recombine`, unfinished ones with the same last tokens as a better one are dropped, because
-their continuations are usually similar (Zhang et al. 2018).
+Al-Onaizan 2017), and so are those whose score, if they ended now, would not enter the n-best list.  With `recombine`,
+unfinished ones with the same last tokens as a better one are dropped, because their continuations are usually similar
+(Zhang et al. 2018).
 
 Letters: B sentences still searched, K beams, N = B*K rows, T tokens so far, V vocabulary.
 """
@@ -60,13 +61,18 @@ class BeamStep:
 
     beams: the K best continuations per sentence, or fewer if `SearchSettings.narrows_beam`.  origins: (B, K) the
     beam (0 to K - 1) that each continuation extends.  finished: (sentence, beam, hypothesis) of each continuation that
-    ended, with the sentence's index in the request.  active: B flags, whether the search of a sentence continues.
+    ended, with the sentence's index in the request.  extended: (B, K) whether the next step extends a continuation.
     """
 
     beams: Beams
     origins: Tensor
     finished: list[tuple[int, int, Hypothesis]]
-    active: list[bool]
+    extended: Tensor
+
+    @property
+    def active(self) -> list[bool]:
+        """B flags: whether the search of a sentence continues."""
+        return self.extended.any(1).tolist()
 
 
 class Pool:
@@ -99,19 +105,24 @@ class Pool:
             finished.append((sentence, beam, hypothesis))
         return replace(beams, log_probs=beams.log_probs.masked_fill(ended, float("-inf"))), finished
 
-    def can_improve(self, beams: Beams) -> list[bool]:
-        """Return B flags: whether an unfinished hypothesis may still enter the n-best list.
+    def drop_beaten(self, beams: Beams) -> Beams:
+        """Empty the slots of hypotheses that cannot enter the n-best list: with `beam_threshold`, each of them.
 
-        A log-probability can only decrease and, for alpha >= 0, is divided by at most the penalty at the length limit.
+        Without it, all slots of a sentence stay as long as one hypothesis can.  A log-probability can only decrease
+        and, for alpha >= 0, is divided by at most the penalty at the length limit.  `beam_threshold` takes the penalty
+        of a target that ends with the next token instead: longer ones rarely have a better score.
         """
         settings = self.request.settings
-        flags = []
-        for sentence, log_prob in zip(beams.sentences.tolist(), beams.log_probs.amax(1).tolist(), strict=True):
-            bound = log_prob / length_penalty(self.request.limits[sentence], settings.alpha)
+        bounds, to_beat = [], []
+        for sentence, log_probs in zip(beams.sentences.tolist(), beams.log_probs.tolist(), strict=True):
+            longest = beams.tokens.size(2) + 1 if settings.beam_threshold else self.request.limits[sentence]
+            bounds.append([log_prob / length_penalty(longest, settings.alpha) for log_prob in log_probs])
             scores = sorted((h.score for h in self.hypotheses[sentence]), reverse=True)
-            threshold = scores[settings.nbest - 1] if len(scores) >= settings.nbest else float("-inf")
-            flags.append(bound > threshold)
-        return flags
+            to_beat.append(scores[settings.nbest - 1] if len(scores) >= settings.nbest else float("-inf"))
+        beaten = torch.tensor(bounds, dtype=torch.double) <= torch.tensor(to_beat, dtype=torch.double)[:, None]
+        if not settings.beam_threshold:
+            beaten = beaten.all(1, keepdim=True)
+        return replace(beams, log_probs=beams.log_probs.masked_fill(beaten.to(beams.log_probs.device), float("-inf")))
 
 
 def narrowed(log_probs: Tensor, finished: Tensor, tails: Tensor, settings: SearchSettings) -> Tensor:
@@ -186,8 +197,9 @@ def beam_search(stepper: Stepper[State], request: SearchRequest) -> Generator[Be
     """Yield each step; return B lists of the `nbest` hypotheses, best score first (Vaswani et al. 2017, 6.1).
 
     The search of a sentence stops when no unfinished hypothesis can enter its n-best list, so the result is that of a
-    search up to the length limit.  With `shrink_beam`, none is left when K hypotheses are complete.  `beam_threshold`
-    and `recombine` do not make a list shorter than `nbest`.
+    search up to the length limit, except with `beam_threshold`, whose stop rule is not exact (`Pool.drop_beaten`).
+    With `shrink_beam`, none is left when K hypotheses are complete.  `beam_threshold` and `recombine` do not make a
+    list shorter than `nbest`.
     """
     width = request.settings.beam
     state = stepper.start(request.src, request.src_mask, beams=width, max_len=max(request.limits))
@@ -197,7 +209,8 @@ def beam_search(stepper: Stepper[State], request: SearchRequest) -> Generator[Be
         expanded, origins, truncated = expand(beams, stepper.step(beams.inputs(), state), request)
         expanded = pool.narrow(expanded)
         unfinished, finished = pool.collect(expanded, truncated)
-        active = pool.can_improve(unfinished)
-        yield BeamStep(expanded, origins, finished, active)
-        beams = prune(unfinished, state, origins, active)
+        unfinished = pool.drop_beaten(unfinished)
+        step = BeamStep(expanded, origins, finished, unfinished.log_probs > float("-inf"))
+        yield step
+        beams = prune(unfinished, state, origins, step.active)
     return [best(hypotheses, request.settings.nbest) for hypotheses in pool.hypotheses]

@@ -66,8 +66,8 @@ def constrained_search(stepper: Stepper[Any], request: SearchRequest, phrases: P
             if h.tokens[-1] == EOS:
                 done = complete(h.tokens[:-1], h.log_probs, settings.alpha, h.truncated)
                 finished.append((h.rank / length_penalty(len(h.tokens), settings.alpha), done))
-        beam = [h for h in chosen if h.tokens[-1] != EOS]
-        if not beam or not _can_improve(beam, finished, request):
+        beam = _not_beaten([h for h in chosen if h.tokens[-1] != EOS], finished, request)
+        if not beam:
             break
         rows = [h.row for h in beam]
         state.select(torch.tensor(rows + rows[:1] * (width - len(rows)), device=request.src.device))
@@ -143,14 +143,19 @@ def _have_equal_ends(one: _Partial, other: _Partial, count: int) -> bool:
     return same and one.tokens[-1] != EOS and one.progress.met == other.progress.met
 
 
-def _can_improve(
-    beam: Sequence[_Partial], finished: Sequence[tuple[float, Hypothesis]], request: SearchRequest
-) -> bool:
-    """Return whether an unfinished hypothesis may still enter the n-best list."""
-    settings, phrases = request.settings, beam[0].progress.phrases
+def _not_beaten(
+    beam: list[_Partial], finished: Sequence[tuple[float, Hypothesis]], request: SearchRequest
+) -> list[_Partial]:
+    """Return the unfinished hypotheses that can enter the n-best list; see `beam.Pool.drop_beaten`."""
+    settings = request.settings
     if len(finished) < settings.nbest:
-        return True
-    threshold = sorted((rank for rank, _ in finished), reverse=True)[settings.nbest - 1]
-    best = max(h.sum for h in beam) + (phrases.bonus or 0.0) * phrases.total
-    longest = len(beam[0].tokens) + 1 if best > 0 else request.limits[0]
-    return best / length_penalty(longest, settings.alpha) > threshold
+        return beam
+    to_beat = sorted((rank for rank, _ in finished), reverse=True)[settings.nbest - 1]
+
+    def best(h: _Partial) -> float:
+        total = h.sum + (h.progress.phrases.bonus or 0.0) * h.progress.phrases.total
+        longest = len(h.tokens) + 1 if total > 0 or settings.beam_threshold else request.limits[0]
+        return total / length_penalty(longest, settings.alpha)
+
+    left = [h for h in beam if best(h) > to_beat]
+    return left if settings.beam_threshold or not left else beam

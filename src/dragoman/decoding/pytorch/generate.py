@@ -5,7 +5,6 @@ Letters: B sentences, S source length, K rows of a stream's search (1 without a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import collate_source
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, TokenStream, common_prefix
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.sampling import sample
@@ -97,8 +95,8 @@ def _stream_beams(stepper: Stepper[State], request: SearchRequest) -> TokenStrea
             path = PartialHypothesis(tokens[beam], token_log_probs[beam], rows[beam], len(tokens[beam]))
             finished.append((hypothesis, path))
         log_probs = step.beams.log_probs[0].tolist()
-        unfinished = [i for i, total in enumerate(log_probs) if math.isfinite(total) and tokens[i][-1] != EOS]
-        if step.active[0]:
+        unfinished = step.extended[0].nonzero()[:, 0].tolist()
+        if unfinished:
             # The other finished hypotheses have lost to the best one.
             rivals = [_best(finished)[0].tokens] if finished else []
             stable = common_prefix([*(tokens[beam] for beam in unfinished), *rivals])

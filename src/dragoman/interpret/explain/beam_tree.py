@@ -22,7 +22,7 @@ __all__ = ["ENDS", "BeamTree", "Node", "search_tree"]
 
 ENDS = ("finished", "limit", "dropped", "beaten")
 """Why a hypothesis ended: the model produced the end of sentence; the length limit forced it; none of its continuations
-was kept in the next step; or the search stopped because no unfinished hypothesis could enter the n-best list."""
+was kept in the next step; or it could not enter the n-best list."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Node:
 
     step: its number of tokens, from 1.  rank: its index among the nodes of its step, from 0.  parent: index of a node,
     -1 = the empty hypothesis.  log_prob: of its token.  total: of all its tokens.  end: one of `ENDS`, None if it was
-    extended.  score: of a complete hypothesis its `Hypothesis.score`, of a beaten one the upper bound of the score.
+    extended.  score: of a complete hypothesis its `Hypothesis.score`, of a beaten one the upper bound of the score;
+    with `beam_threshold`, its score if it ended with the next token.
     """
 
     step: int
@@ -96,12 +97,21 @@ def search_tree(
     complete: dict[int, Hypothesis] = {}
     slots: list[int] = [-1] * settings.beam  # the node in each of the K beams, -1 = none
     for step in beam_search(ModelStepper(model), request):
-        slots = _add_step(nodes, complete, slots, step)
+        slots = _add_step(nodes, complete, slots, step, request)
     found = best(list(complete.values()), settings.nbest)
     return found, _tree(nodes, complete, found, request)
 
 
-def _add_step(nodes: list[Node], complete: dict[int, Hypothesis], parents: Sequence[int], step: BeamStep) -> list[int]:
+def _add_step(
+    nodes: list[Node],
+    complete: dict[int, Hypothesis],
+    parents: Sequence[int],
+    step: BeamStep,
+    request: SearchRequest,
+) -> list[int]:
+    settings, (limit,), length = request.settings, request.limits, step.beams.tokens.size(2)
+    longest = length + 1 if settings.beam_threshold else limit
+    extended = step.extended[0].tolist()
     tokens, totals = step.beams.tokens[0, :, -1].tolist(), step.beams.log_probs[0].tolist()
     log_probs = step.beams.token_log_probs[0, :, -1].tolist()
     finished = {beam: hypothesis for _, beam, hypothesis in step.finished}
@@ -112,11 +122,13 @@ def _add_step(nodes: list[Node], complete: dict[int, Hypothesis], parents: Seque
             slots.append(-1)
             continue
         slots.append(len(nodes))
-        node = Node(step.beams.tokens.size(2), rank, parents[origin], token, log_probs[beam], total)
+        node = Node(length, rank, parents[origin], token, log_probs[beam], total)
         rank += 1
         if beam in finished:
             hypothesis = complete[len(nodes)] = finished[beam]
             node = replace(node, end="limit" if hypothesis.truncated else "finished", score=hypothesis.score)
+        elif not extended[beam]:
+            node = replace(node, end="beaten", score=total / length_penalty(longest, settings.alpha))
         nodes.append(node)
     return slots
 
@@ -128,10 +140,7 @@ def _tree(
     parents = {node.parent for node in nodes}
     for number, node in enumerate(nodes):
         if node.end is None and number not in parents:
-            if node.step == nodes[-1].step:
-                nodes[number] = replace(node, end="beaten", score=node.total / length_penalty(limit, settings.alpha))
-            else:
-                nodes[number] = replace(node, end="dropped")
+            nodes[number] = replace(node, end="dropped")
     numbers = {tuple(hypothesis.tokens): number for number, hypothesis in complete.items()}
     to_beat = found[-1].score if len(found) == settings.nbest else None
     return BeamTree(settings, limit, nodes, [(numbers[tuple(h.tokens)], h) for h in found], to_beat)

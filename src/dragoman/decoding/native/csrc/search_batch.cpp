@@ -168,21 +168,27 @@ std::vector<Hypothesis> SearchBatch::nbest_of(ActiveSentence& a) {
   return nbest;
 }
 
-// Whether a hypothesis can still enter the n-best list: its log-probability can only decrease, and it is divided by at
-// most the penalty of the longest target; a positive rank, which a bonus may cause, at least by that of the next token.
-bool SearchBatch::can_improve(const ActiveSentence& a, const std::vector<PartialHypothesis>& expanded) {
+// The rank of the last entry of the n-best list; if the list is not full, minus infinity.
+double SearchBatch::last_rank(const ActiveSentence& a) {
   const auto nbest = static_cast<size_t>(a.sentence.settings->nbest);
-  if (a.finished.size() < nbest) return true;
+  if (a.finished.size() < nbest) return -std::numeric_limits<double>::infinity();
   std::vector<double> ranks = a.ranks;
-  std::nth_element(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(nbest - 1), ranks.end(),
-                   std::greater<double>());
-  float best = MINUS_INFINITY;
-  for (const PartialHypothesis& h : expanded) best = std::max(best, h.sum);
+  const auto last = ranks.begin() + static_cast<std::ptrdiff_t>(nbest - 1);
+  std::nth_element(ranks.begin(), last, ranks.end(), std::greater<double>());
+  return *last;
+}
+
+// The largest rank that a hypothesis can reach: its log-probability can only decrease, and it is divided by at most the
+// penalty of the longest target; a positive rank, which a bonus may cause, at least by that of the next token.  With
+// beam_threshold, the rank if the hypothesis ended with the next token: longer targets rarely have a better one.
+double SearchBatch::best_rank(const ActiveSentence& a, const PartialHypothesis& h) {
+  const SearchSettings& s = *a.sentence.settings;
+  float sum = h.sum;
   if (const Phrases* phrases = a.sentence.phrases; phrases != nullptr) {
-    best += phrases->bonus * static_cast<float>(phrases->total());
+    sum += phrases->bonus * static_cast<float>(phrases->total());
   }
-  const int length = best > 0 ? expanded[0].length + 1 : a.sentence.limit;
-  return static_cast<double>(best) / length_penalty(length, a.sentence.settings->alpha) > ranks[nbest - 1];
+  const int length = sum > 0 || s.beam_threshold > 0 ? h.length + 1 : a.sentence.limit;
+  return static_cast<double>(sum) / length_penalty(length, s.alpha);
 }
 
 namespace {
@@ -315,34 +321,47 @@ std::vector<SearchBatch::Candidate> SearchBatch::choose(std::vector<Candidate>&&
   return chosen;
 }
 
-// Expand the beam by one token and prune it to the best K candidates.  Finished ones are moved to the results.
+// Expand the beam by one token and prune it to the best K candidates.  Finished ones are moved to the results.  The beam
+// becomes empty if none of the others can enter the n-best list; with beam_threshold, each that cannot leaves it.
 void SearchBatch::expand(ActiveSentence& a, const TokenScores* scores) {
   const int length = a.beam[0].length + 1;
   const SearchSettings& s = *a.sentence.settings;
   const Phrases* phrases = a.sentence.phrases;
-  std::vector<PartialHypothesis> expanded;
-  std::vector<size_t> parents;
-  for (const Candidate& candidate : choose(candidates_of(a, scores), a)) {
+  const std::vector<Candidate> chosen = choose(candidates_of(a, scores), a);
+  const auto hypothesis_of = [&](const Candidate& candidate) {
     PartialHypothesis h = a.beam[candidate.parent];
     h.sum = candidate.sum;
     if (phrases != nullptr) h.progress.add(*phrases, candidate.next.token);
-    if (candidate.next.token == s.eos) {
-      Hypothesis finished = finished_hypothesis(a, h, candidate.next.log_prob, candidate.truncated);
-      const double bonus = phrases == nullptr ? 0.0 : static_cast<double>(phrases->bonus) * h.progress.met;
-      a.ranks.push_back(phrases == nullptr ? finished.score
-                                           : (finished.log_prob + bonus) / length_penalty(length, s.alpha));
-      a.finished.push_back(std::move(finished));
-      continue;
-    }
+    return h;
+  };
+  for (const Candidate& candidate : chosen) {
+    if (candidate.next.token != s.eos) continue;
+    const PartialHypothesis h = hypothesis_of(candidate);
+    Hypothesis finished = finished_hypothesis(a, h, candidate.next.log_prob, candidate.truncated);
+    const double bonus = phrases == nullptr ? 0.0 : static_cast<double>(phrases->bonus) * h.progress.met;
+    a.ranks.push_back(phrases == nullptr ? finished.score
+                                         : (finished.log_prob + bonus) / length_penalty(length, s.alpha));
+    a.finished.push_back(std::move(finished));
+  }
+  const double to_beat = last_rank(a);
+  std::vector<PartialHypothesis> expanded;
+  std::vector<size_t> parents;
+  bool can_improve = false;
+  for (const Candidate& candidate : chosen) {
+    if (candidate.next.token == s.eos) continue;
+    PartialHypothesis h = hypothesis_of(candidate);
+    ++h.length;
+    const bool is_beaten = best_rank(a, h) <= to_beat;
+    if (is_beaten && s.beam_threshold > 0) continue;
+    can_improve = can_improve || !is_beaten;
     a.nodes.push_back({candidate.next.token, candidate.next.log_prob, h.last});
     h.last = static_cast<int>(a.nodes.size()) - 1;
-    ++h.length;
     expanded.push_back(std::move(h));
     parents.push_back(candidate.parent);
   }
-  const bool continues = !expanded.empty() && can_improve(a, expanded);
-  if (continues) assign_slots(a, expanded, parents, length);
-  a.beam = continues ? std::move(expanded) : std::vector<PartialHypothesis>();
+  if (!can_improve) expanded.clear();
+  assign_slots(a, expanded, parents, length);
+  a.beam = std::move(expanded);
 }
 
 // The first child of a hypothesis keeps its target slot; for the others it is copied to unused slots.

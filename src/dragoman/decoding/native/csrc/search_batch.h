@@ -83,7 +83,8 @@ class SearchBatch {
   static void narrow(std::vector<Candidate>& bank, const ActiveSentence& a, size_t width);
   static std::vector<Candidate> choose(std::vector<Candidate>&& candidates, const ActiveSentence& a);
   static std::vector<Hypothesis> nbest_of(ActiveSentence& a);
-  static bool can_improve(const ActiveSentence& a, const std::vector<PartialHypothesis>& expanded);
+  static double last_rank(const ActiveSentence& a);
+  static double best_rank(const ActiveSentence& a, const PartialHypothesis& h);
   void expand(ActiveSentence& a, const TokenScores* scores);
   void assign_slots(const ActiveSentence& a, std::vector<PartialHypothesis>& expanded,
                     const std::vector<size_t>& parents, int length);

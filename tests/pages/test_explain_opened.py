@@ -201,6 +201,7 @@ def test_the_language_follows_the_browser_and_the_switch(page: Page, tmp_path: P
     [
         ({"shrink_beam": True}, "leaves the beam, which becomes narrower by one; its"),
         ({"beam_threshold": 0.25}, "without those whose log-probability is more than 0.25 below that of the best one."),
+        ({"beam_threshold": 9.0}, "A hypothesis also leaves the beam when its score would not be the best if the next"),
         (
             {"recombine": 1},
             "at the top; of unfinished ones with the same last token, only the best. A hypothesis that ends",
@@ -226,7 +227,13 @@ def test_the_tree_of_a_beam_that_becomes_narrower(
         kept = sum(node["step"] == tree["nodes"][i]["step"] + 1 for node in tree["nodes"])
         assert f"among the {kept} hypotheses of the next step" in page.text("#beam-body .hint")
         widths.add(kept)
-    assert min(widths) < tree["beam"]
+    beaten = [i for i, node in enumerate(tree["nodes"]) if node["end"] == "beaten"]
+    near = "beam_threshold" in narrower
+    assert beaten if near else min(widths) < tree["beam"]
+    for i in beaten:
+        page.run("document.querySelectorAll('#beam .node')[arguments[0]].dispatchEvent(new Event('focus'))", i)
+        reason = "It left the beam: its search score would be" if near else "The search ended: its search score"
+        assert reason in page.text("#beam-body .hint")
 
 
 # ------------------------------------------------------------------------------------------------------------ its size

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
 from collections import Counter
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dragoman
 from dragoman.errors import UsageError
 from dragoman.markup import translate_html
 from dragoman.markup.html import _scan
@@ -235,6 +238,13 @@ def test_another_parser_finds_the_same_tags() -> None:
     (result,) = translate_html(word_translator(order=reversed_order), [page])
     assert Counter(Outline(result).found) == Counter(Outline(page).found)
     assert len(Outline(page).found) > 60
+
+
+def test_possessive_quantifiers_repeat_single_characters_only() -> None:
+    """Before Python 3.11.5, those of groups match wrongly, and so do atomic groups (CPython issue 106052)."""
+    sources = {path: path.read_text(encoding="utf-8") for path in Path(dragoman.__file__).parent.rglob("*.py")}
+    found = [(path.name, match[0]) for path, text in sources.items() for match in re.finditer(r"\)[*+?]\+|\(\?>", text)]
+    assert len(sources) > 300 and found == []
 
 
 @pytest.mark.parametrize(

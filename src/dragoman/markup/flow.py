@@ -28,8 +28,8 @@ _AFTER = {"", *_SPACE, *".,;:!?)]}»”’…"}
 """What may stand before and after a word besides a space on the other side; "" is an end of the text."""
 _INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML does not allow."""
-_LEADING = re.compile(r"(?:\s|&(?:nbsp|#160|#[xX][aA]0);)*+")
-_TRAILING = re.compile(r"(?:\s|;(?:psbn|061#|0[aA][xX]#)&)*+")
+_LEADING = re.compile(r"(?:\s|&(?:nbsp|#160|#[xX][aA]0);)*")
+_TRAILING = re.compile(r"(?:\s|;(?:psbn|061#|0[aA][xX]#)&)*")
 """Whitespace at the end of text, for the reversed text."""
 _LINE_END = re.compile(r"[ \t\n\r\f]*[\t\n\r\f][ \t\n\r\f]*")
 

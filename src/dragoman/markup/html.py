@@ -37,8 +37,10 @@ _RAW_TEXT = frozenset({"iframe", "noembed", "noframes", "script", "style", "text
 """Elements whose content has no tags."""
 _ATTRIBUTES = ("alt", "title", "placeholder")
 
-_ATTRIBUTE = r"""[^\s/>=][^\s/>=]*+(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?+)?+"""
-_TAG = re.compile(rf"<(/?)([A-Za-z][^\s/>]*+)(?:[\s/]++|{_ATTRIBUTE}|=)*+>")
+# Possessive quantifiers of single characters only: of groups, they match wrongly before Python 3.11.5.
+_ATTRIBUTE = r"""[^\s/>=][^\s/>=]*+(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?)?"""
+_NAME = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
+_AFTER_NAME = re.compile(rf"[\s/]++|{_ATTRIBUTE}|=")
 _VALUE = re.compile(r"""([^\s/>=]++)(\s*+=\s*+)("[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)|""" + _ATTRIBUTE)
 _OTHER = re.compile(
     r"<!--(?:-?>|.*?(?:--!?>|\Z))|<!\[CDATA\[.*?(?:\]\]>|\Z)|<(?:[!?]|/(?=[^A-Za-z]))[^>]*+(?:>|\Z)", re.S
@@ -96,16 +98,15 @@ def _scan(text: str) -> Iterator[_Token]:
     xhtml = _XHTML in text
     position = written = 0
     while (position := text.find("<", position)) >= 0:
-        found = _TAG.match(text, position) or _OTHER.match(text, position)
-        if not found:
+        token = _tag(text, position) or _other(text, position)
+        if token is None:
             if text[position + 1 : position + 3].removeprefix("/")[:1].isalpha():
                 break  # an unfinished tag ends the page
             position += 1
             continue
         if position > written:
             yield _Token("text", text[written:position])
-        token = _token(found)
-        position = written = found.end()
+        position = written = position + len(token.raw)
         yield token
         if token.kind == "open" and token.name in _RAW_TEXT and not (xhtml and token.raw.endswith("/>")):
             end = re.compile(rf"</{re.escape(token.name)}(?=[\s/>])", re.I).search(text, position)
@@ -121,12 +122,23 @@ def _scan(text: str) -> Iterator[_Token]:
         yield _Token("other", text[position:])
 
 
-def _token(found: re.Match[str]) -> _Token:
-    if found.re is _OTHER:
-        return _Token("other", found[0])
-    name = found[2].lower()
-    kind = "close" if found[1] else "void" if name in _VOID else "open"
-    return _Token(kind, found[0], name)
+def _tag(text: str, position: int) -> _Token | None:
+    begin = _NAME.match(text, position)
+    if begin is None:
+        return None
+    end = begin.end()
+    while part := _AFTER_NAME.match(text, end):
+        end = part.end()
+    if not text.startswith(">", end):
+        return None
+    name = begin[2].lower()
+    kind = "close" if begin[1] else "void" if name in _VOID else "open"
+    return _Token(kind, text[position : end + 1], name)
+
+
+def _other(text: str, position: int) -> _Token | None:
+    found = _OTHER.match(text, position)
+    return found and _Token("other", found[0])
 
 
 def _match(tokens: list[_Token]) -> None:

@@ -10,6 +10,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
@@ -335,3 +336,16 @@ def test_the_description_has_all_routes_and_methods() -> None:
         served |= {(route.path, method) for method in preferred}  # type: ignore[attr-defined]
     assert described == served - {("/spec", "GET"), ("/", "GET"), ("/web/{name}", "GET")}
     assert spec["openapi"].startswith("3.1")
+
+
+def test_a_request_to_upgrade_to_websockets_is_answered_in_http(capsys: pytest.CaptureFixture[str]) -> None:
+    headers = {
+        "connection": "Upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-key": "eA==",
+        "sec-websocket-version": "13",
+    }
+    with serving(opened().app) as address:
+        answer = httpx.get(f"{address}/livez", headers=headers)
+    assert answer.status_code == 200
+    assert capsys.readouterr().err == ""

@@ -52,6 +52,9 @@ class _Protocol(HttpToolsProtocol):
         self._cancel_limit()
         super().on_headers_complete()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Log nothing: a request to upgrade is answered in HTTP, and uvicorn's advice to install a library is wrong."""
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch_reader()

@@ -93,7 +93,7 @@ def greedy(graphs: Graphs, last: Ints, limits: Ints, least: int) -> list[list[in
 
 
 def beam_search(graphs: Graphs, last: Ints, limits: Ints, least: int) -> list[list[int]]:
-    """The best by score, with the stop rule of `dragoman.decoding.pytorch.beam`; last (B, K)."""
+    """The best by score, with the exact stop rule of `dragoman.decoding.pytorch.beam`; last (B, K)."""
     numbers = np.arange(len(last))
     sums = np.full(last.shape, -np.inf, np.float32)  # (B, K), -inf = an empty place
     sums[:, 0] = 0

@@ -28,9 +28,8 @@ _AFTER = {"", *_SPACE, *".,;:!?)]}»”’…"}
 """What may stand before and after a word besides a space on the other side; "" is an end of the text."""
 _INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML does not allow."""
-_LEADING = re.compile(r"(?:\s|&(?:nbsp|#160|#[xX][aA]0);)*")
-_TRAILING = re.compile(r"(?:\s|;(?:psbn|061#|0[aA][xX]#)&)*")
-"""Whitespace at the end of text, for the reversed text."""
+_SPACES = re.compile(r"\s++|&(?:nbsp|#160|#[xX][aA]0);")
+_REVERSED_SPACES = re.compile(r"\s++|;(?:psbn|061#|0[aA][xX]#)&")
 _LINE_END = re.compile(r"[ \t\n\r\f]*[\t\n\r\f][ \t\n\r\f]*")
 
 
@@ -110,6 +109,14 @@ def _is_edge(item: Item) -> bool:
     return item.kind == "empty" or (item.kind == "text" and not item.text.strip())
 
 
+def _leading(pattern: re.Pattern[str], text: str) -> str:
+    """Return what `pattern` matches at the beginning of a text, repeatedly."""
+    end = 0
+    while found := pattern.match(text, end):
+        end = found.end()
+    return text[:end]
+
+
 def _split_space(item: Item) -> list[Item]:
     """Return the whitespace at the beginning and at the end of text, with no-break spaces, as items of their own."""
     if item.kind != "text" or not item.text.strip():
@@ -118,7 +125,7 @@ def _split_space(item: Item) -> list[Item]:
     if raw == text:
         left, right = raw[: len(raw) - len(raw.lstrip())], raw[len(raw.rstrip()) :]
     else:
-        left, right = _LEADING.findall(raw)[0], _TRAILING.findall(raw[::-1])[0][::-1]
+        left, right = _leading(_SPACES, raw), _leading(_REVERSED_SPACES, raw[::-1])[::-1]
     before, after = html.unescape(left), html.unescape(right)
     pieces = [
         (left, before),

@@ -334,7 +334,7 @@ class Transformer {
   }
 
   // Beam search: each step takes the K best continuations.  `threshold` drops those that are more than this below the best one, and
-  // unfinished ones whose score, if they ended now, is not better than the best; `recombine`, unfinished ones that have this many last tokens in
+  // unfinished ones whose score would not be the best if the next token ended them with probability 1; `recombine`, unfinished ones that have this many last tokens in
   // common with a better one.  Those that end leave the beam, which `shrink` then makes narrower by one.  The search stops when no hypothesis
   // can become the best.
   search(source, { beam = 4, shrink = false, threshold = 0, recombine = 0, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {

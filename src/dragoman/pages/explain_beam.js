@@ -3,7 +3,7 @@
 
 const REASONS = {
   finished: ["finished with the end of sentence", "已生成句末符"], limit: ["truncated at the length limit", "达到长度上限，被截断"],
-  dropped: ["pruned from the beam", "被束搜索淘汰"], beaten: ["could not enter the n-best list", "已无法进入前 n 名"],
+  dropped: ["pruned from the beam", "被束搜索淘汰"], beaten: ["no longer good enough for the n-best list", "已不足以进入前 n 名"],
 };
 const WIDEST_NODE = 170;
 const SIGNS = { finished: "✓", limit: "✂", dropped: "×", beaten: "…" };
@@ -22,8 +22,8 @@ function showBeam() {
 function beamText({ beam, shrink_beam: shrinks, beam_threshold: threshold, recombine, alpha, limit }) {
   if (beam === 1) return both("Greedy search: the most probable token at each step.", "贪心搜索：每一步取概率最大的词元。");
   const drops = threshold || recombine;
-  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top${threshold ? `, without those whose log-probability is more than ${threshold} below that of the best one` : ""}${recombine ? `; of unfinished ones with the same last ${recombine === 1 ? "token" : `${recombine} tokens`}, only the best` : ""}. A hypothesis that ends leaves the beam${shrinks ? ", which becomes narrower by one" : ""}; its search score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). ${threshold ? "A hypothesis also leaves the beam when its score would not be the best if the next token ended it with probability 1. " : ""}The search ends when no hypothesis in the beam can ${drops ? "become the best" : `enter the ${beam}-best list`}, or after ${limit} tokens. The thick path is the best hypothesis.`,
-    `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面${threshold ? `；对数概率比最好的低 ${threshold} 以上的候选序列不保留` : ""}${recombine ? `；末尾 ${recombine} 个词元相同的未完成候选序列只保留最好的一个` : ""}。生成句末符的候选序列离开束${shrinks ? "，束宽随之减一" : ""}，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。${threshold ? "即使下一个词元以概率 1 结束序列，得分也不会是最好的候选序列，同样离开束。" : ""}束中没有候选序列还能${drops ? "成为最佳" : `进入前 ${beam} 名`}时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
+  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top${threshold ? `, without those whose log-probability is more than ${threshold} below that of the best one` : ""}${recombine ? `; of unfinished ones with the same last ${recombine === 1 ? "token" : `${recombine} tokens`}, only the best` : ""}. A hypothesis that ends leaves the beam${shrinks ? ", which becomes narrower by one" : ""}; its search score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). ${threshold ? "A hypothesis also leaves the beam when its score would not be the best if the next token ended it with probability 1. " : ""}The search ends when ${threshold ? "the beam is empty" : `no hypothesis in the beam can ${drops ? "become the best" : `enter the ${beam}-best list`}`}, or after ${limit} tokens. The thick path is the best hypothesis.`,
+    `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面${threshold ? `；对数概率比最好的低 ${threshold} 以上的候选序列不保留` : ""}${recombine ? `；末尾 ${recombine} 个词元相同的未完成候选序列只保留最好的一个` : ""}。生成句末符的候选序列离开束${shrinks ? "，束宽随之减一" : ""}，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。${threshold ? "如果一个候选序列即使由下一个词元以概率 1 结束，得分也不会是最好的，它同样离开束。" : ""}${threshold ? "束为空" : `束中没有候选序列还能${drops ? "成为最佳" : `进入前 ${beam} 名`}`}时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
 }
 
 // The numbers of the nodes from the first token to a node.

@@ -150,7 +150,7 @@ class StaticShapeSearch:
         return best, origins, tokens, truncated.gather(1, origins)
 
     def _without_beaten(self, sums: Tensor) -> Tensor:
-        """Empty the slots (B, K) that cannot enter the n-best list; see `pytorch.beam.Pool.drop_beaten`."""
+        """Return sums (B, K) with the slots emptied that `pytorch.beam.Pool.drop_beaten` empties."""
         if self.settings.beam_threshold:
             bounds = sums.double() / self.penalties[(self.position + 2).clamp(max=self.sizes.capacity)]
         else:

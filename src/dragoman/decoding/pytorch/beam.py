@@ -4,9 +4,9 @@ Each step takes the K best continuations of a sentence.  Those that end move to 
 others stay in the beam.  K = 1 is greedy search, and a sufficiently large K is exhaustive search.  With `shrink_beam`,
 each complete hypothesis reduces the K of its sentence by one, as in Nematus and Marian.  With `beam_threshold`, the
 continuations that are much less probable than the best one are dropped (the absolute threshold of Freitag and
-Al-Onaizan 2017), and so are those whose score, if they ended now, would not enter the n-best list.  With `recombine`,
-unfinished ones with the same last tokens as a better one are dropped, because their continuations are usually similar
-(Zhang et al. 2018).
+Al-Onaizan 2017), and so are those whose score would not enter the n-best list if the next token ended them with
+probability 1.  With `recombine`, unfinished ones with the same last tokens as a better one are dropped, because their
+continuations are usually similar (Zhang et al. 2018).
 
 Letters: B sentences still searched, K beams, N = B*K rows, T tokens so far, V vocabulary.
 """
@@ -106,17 +106,18 @@ class Pool:
         return replace(beams, log_probs=beams.log_probs.masked_fill(ended, float("-inf"))), finished
 
     def drop_beaten(self, beams: Beams) -> Beams:
-        """Empty the slots of hypotheses that cannot enter the n-best list: with `beam_threshold`, each of them.
+        """Empty the slots of a sentence if none of its hypotheses can enter the n-best list.
 
-        Without it, all slots of a sentence stay as long as one hypothesis can.  A log-probability can only decrease
-        and, for alpha >= 0, is divided by at most the penalty at the length limit.  `beam_threshold` takes the penalty
-        of a target that ends with the next token instead: longer ones rarely have a better score.
+        A log-probability can only decrease and, for alpha >= 0, is divided by at most the penalty at the length limit.
+        `beam_threshold` takes the penalty of a target that ends with the next token instead, because longer ones rarely
+        have a better score, and empties the slot of each hypothesis that would not enter the list.
         """
         settings = self.request.settings
         bounds, to_beat = [], []
         for sentence, log_probs in zip(beams.sentences.tolist(), beams.log_probs.tolist(), strict=True):
             longest = beams.tokens.size(2) + 1 if settings.beam_threshold else self.request.limits[sentence]
-            bounds.append([log_prob / length_penalty(longest, settings.alpha) for log_prob in log_probs])
+            penalty = length_penalty(longest, settings.alpha)
+            bounds.append([log_prob / penalty for log_prob in log_probs])
             scores = sorted((h.score for h in self.hypotheses[sentence]), reverse=True)
             to_beat.append(scores[settings.nbest - 1] if len(scores) >= settings.nbest else float("-inf"))
         beaten = torch.tensor(bounds, dtype=torch.double) <= torch.tensor(to_beat, dtype=torch.double)[:, None]

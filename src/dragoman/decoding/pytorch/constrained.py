@@ -146,7 +146,7 @@ def _have_equal_ends(one: _Partial, other: _Partial, count: int) -> bool:
 def _not_beaten(
     beam: list[_Partial], finished: Sequence[tuple[float, Hypothesis]], request: SearchRequest
 ) -> list[_Partial]:
-    """Return the unfinished hypotheses that can enter the n-best list; see `beam.Pool.drop_beaten`."""
+    """Return the unfinished hypotheses that stay in the beam; see `beam.Pool.drop_beaten`."""
     settings = request.settings
     if len(finished) < settings.nbest:
         return beam

@@ -22,7 +22,7 @@ __all__ = ["ENDS", "BeamTree", "Node", "search_tree"]
 
 ENDS = ("finished", "limit", "dropped", "beaten")
 """Why a hypothesis ended: the model produced the end of sentence; the length limit forced it; none of its continuations
-was kept in the next step; or it could not enter the n-best list."""
+was kept in the next step; or it was no longer good enough for the n-best list (`beam.Pool.drop_beaten`)."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Node:
 class BeamTree:
     """nodes: in the order of the steps.  found: the n-best list, each as (node, Hypothesis).
 
-    to_beat: the lowest score of the n-best list, which beaten hypotheses could not exceed; None if the list is shorter.
+    to_beat: the lowest score of the n-best list, which beaten ones do not exceed; None if the list is shorter.
     """
 
     settings: SearchSettings

@@ -180,7 +180,8 @@ double SearchBatch::last_rank(const ActiveSentence& a) {
 
 // The largest rank that a hypothesis can reach: its log-probability can only decrease, and it is divided by at most the
 // penalty of the longest target; a positive rank, which a bonus may cause, at least by that of the next token.  With
-// beam_threshold, the rank if the hypothesis ended with the next token: longer targets rarely have a better one.
+// beam_threshold, the rank if the next token ended the hypothesis with probability 1: longer targets rarely have a
+// better one.
 double SearchBatch::best_rank(const ActiveSentence& a, const PartialHypothesis& h) {
   const SearchSettings& s = *a.sentence.settings;
   float sum = h.sum;
@@ -322,7 +323,8 @@ std::vector<SearchBatch::Candidate> SearchBatch::choose(std::vector<Candidate>&&
 }
 
 // Expand the beam by one token and prune it to the best K candidates.  Finished ones are moved to the results.  The beam
-// becomes empty if none of the others can enter the n-best list; with beam_threshold, each that cannot leaves it.
+// becomes empty if none of the others can enter the n-best list; with beam_threshold, each that would not (best_rank)
+// leaves it.
 void SearchBatch::expand(ActiveSentence& a, const TokenScores* scores) {
   const int length = a.beam[0].length + 1;
   const SearchSettings& s = *a.sentence.settings;

@@ -83,14 +83,13 @@ def test_other_requests_do_not_wait_for_another_process_that_writes(
         with locked(database):
             thread = threading.Thread(target=write)
             thread.start()
-            slowest = 0.0
+            rounds = 0
             while thread.is_alive():
-                begun = time.monotonic()
                 assert client.get("/livez").status_code == 200 and client.get(done).content == b"one"
                 answer = client.post("/translate", json={**PAIR, "q": "one", "api_key": secret})
                 assert answer.json() == {"translatedText": "one"}
-                slowest = max(slowest, time.monotonic() - begun)
-            assert slowest < 1, "less than the time for which the database waits"
+                rounds += 1
+            assert rounds > 10, "requests were answered while others waited for the database"
         assert [answer.status_code for answer in refused] == [503, 503]
         assert all("the database is busy" in answer.text and answer.headers["retry-after"] for answer in refused)
         assert client.post("/v2/glossaries", json=glossary).status_code == 201

@@ -89,7 +89,7 @@ def test_other_requests_do_not_wait_for_another_process_that_writes(
                 answer = client.post("/translate", json={**PAIR, "q": "one", "api_key": secret})
                 assert answer.json() == {"translatedText": "one"}
                 rounds += 1
-            assert rounds > 10, "requests were answered while others waited for the database"
+            assert rounds > 50, "requests were answered while others waited for the database"
         assert [answer.status_code for answer in refused] == [503, 503]
         assert all("the database is busy" in answer.text and answer.headers["retry-after"] for answer in refused)
         assert client.post("/v2/glossaries", json=glossary).status_code == 201

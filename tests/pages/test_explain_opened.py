@@ -201,7 +201,7 @@ def test_the_language_follows_the_browser_and_the_switch(page: Page, tmp_path: P
     [
         ({"shrink_beam": True}, "leaves the beam, which becomes narrower by one; its"),
         ({"beam_threshold": 0.25}, "without those whose log-probability is more than 0.25 below that of the best one."),
-        ({"beam_threshold": 9.0}, "A hypothesis also leaves the beam when its score would not be the best if the next"),
+        ({"beam_threshold": 9.0}, "A hypothesis also leaves the beam when its score would not be the best even if the"),
         (
             {"recombine": 1},
             "at the top; of unfinished ones with the same last token, only the best. A hypothesis that ends",

@@ -48,7 +48,8 @@ class NativeBackend(DecodingBackend):
     def description(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         shortlist = f", {self.shortlist.description}" if self.shortlist else ""
-        return f"native engine ({self.engine.build}), {self.precision}, {threads}{shortlist}"
+        tiles = ", AMX" if self.engine.uses_amx and self.precision == "int8" else ""
+        return f"native engine ({self.engine.build}{tiles}), {self.precision}, {threads}{shortlist}"
 
     @property
     def max_length(self) -> float:

@@ -51,14 +51,15 @@ class Engine:
 
     source_size, target_size: vocabulary sizes.  positions: maximum length of sources and targets.  has_encoder: False
     for a decoder-only model.  rows: default number of hypotheses that one thread decodes at once.  build: "avx512" or
-    "avx2".  Raises DragomanError if the native engine is unavailable or `path` is not a packed model.
+    "avx2".  uses_amx: whether products of int8 weights use AMX.  Raises DragomanError if the native engine is
+    unavailable or `path` is not a packed model.
     """
 
     def __init__(self, path: str | Path) -> None:
         native = load_native()
         if native is None:
             raise DragomanError(f"the native engine is unavailable: {unavailable_reason()}")
-        self.build, self.functions = native.build, native.functions
+        self.build, self.uses_amx, self.functions = native.build, native.supports_amx, native.functions
         error = ctypes.create_string_buffer(ERROR_SIZE)
         self._model = self.functions.dragoman_model_open(os.fsencode(path), error)
         if not self._model:

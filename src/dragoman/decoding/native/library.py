@@ -36,6 +36,11 @@ class NativeLibrary:
         """Whether this build and this processor support bfloat16 products."""
         return bool(self.functions.dragoman_supports_bfloat16())
 
+    @property
+    def supports_amx(self) -> bool:
+        """Whether products of int8 weights use the tile registers of AMX."""
+        return bool(self.functions.dragoman_supports_amx())
+
 
 def load_native() -> NativeLibrary | None:
     """Return the fastest build that this processor supports, or None."""
@@ -84,6 +89,7 @@ def _declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, int32, int64, string = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_char_p
     signatures = {
         "supports_bfloat16": (int32, []),
+        "supports_amx": (int32, []),
         "model_open": (pointer, [string, string]),
         "model_close": (None, [pointer]),
         "model_sizes": (None, [pointer, pointer]),

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 
+#include "amx.h"
 #include "api_checks.h"
 #include "beam_search.h"
 #include "output_projection.h"
@@ -114,6 +115,9 @@ const char* dragoman_model_content(const void* model, int64_t* size) {
 
 // Whether models packed in bfloat16 can be opened.
 int dragoman_supports_bfloat16() { return supports_bf16(); }
+
+// Whether models packed in int8 are multiplied in the tile registers of AMX.
+int dragoman_supports_amx() { return supports_amx(); }
 
 // ---------------------------------------------------------------------------------------------------------------
 // search

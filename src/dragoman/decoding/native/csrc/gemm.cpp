@@ -1,5 +1,6 @@
 #include "gemm.h"
 
+#include "amx.h"
 #include "int8.h"
 #include "simd.h"
 
@@ -11,6 +12,9 @@ namespace {
 constexpr int BLOCK_VECS = OUTPUT_BLOCK / VEC_SIZE;
 constexpr int TILE_VECS = 4;
 constexpr int TILE_ROWS = VEC_SIZE == 16 ? 6 : 2;
+
+// Rows from which tiles are faster: they take as long for one row as for sixteen.
+constexpr int AMX_FEWEST_ROWS = 8;
 
 // The tile functions accumulate the products of R rows, starting at `row`, with TILE_VECS vectors of outputs.  Every
 // row is summed over the inputs in the same order for every R, so results do not depend on the batch.
@@ -290,6 +294,12 @@ bool supports_bf16() {
 
 void gemm(const PackedMatrix& w, const GemmInput& x, float* y, int stride, bool accumulate, int first_block,
           int last_block) {
+#if defined(DRAGOMAN_AMX)
+  if (w.dtype == DType::int8 && x.rows >= AMX_FEWEST_ROWS && supports_amx()) {
+    gemm_amx(w, x, y, stride, accumulate, first_block, last_block);
+    return;
+  }
+#endif
   for (int block = first_block; block < last_block; ++block) {
     if (w.dtype == DType::int8) {
       gemm_block_int8(w, x, block, y, stride, accumulate);

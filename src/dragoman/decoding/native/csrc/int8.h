@@ -20,8 +20,9 @@ inline int32_t load_four(const uint8_t* p) {
 
 // vpdpbusd multiplies unsigned bytes with signed ones: activations are stored with a zero point of 128.
 
-// Bytes of a row of quantized activations.
-constexpr size_t quantized_row_size(int cols) { return static_cast<size_t>(cols); }
+// Bytes of a row of quantized activations.  One more cache line: rows at a distance of a large power of two compete for
+// few sets of the cache.
+constexpr size_t quantized_row_size(int cols) { return static_cast<size_t>(cols) + 64; }
 
 // Store the nearest integers of x * factor, which are in [-127, 127].
 inline void quantize_row(const float* x, int cols, float factor, uint8_t* row) {

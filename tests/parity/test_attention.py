@@ -194,3 +194,21 @@ def test_beams_folded_into_the_queries_are_tiled_keys_and_values() -> None:
     folded = ours(x, ours.project(memory), bias)
     tiled = ours(x, ours.project(memory.repeat_interleave(beams, 0)), bias.repeat_interleave(beams, 0))
     torch.testing.assert_close(folded, tiled, **EXACT)
+
+
+def test_the_kernel_of_cudnn_is_not_used_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would build a plan for each new shape, which takes longer than the step of a training."""
+    used = []
+    attend = F.scaled_dot_product_attention
+
+    def recorded(*tensors: Tensor, **options: Any) -> Tensor:
+        used.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attend(*tensors, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    layer, x = SelfAttention(D, H), torch.randn(1, 150, D)
+    layer(x, Positions(), None)
+    monkeypatch.setattr(Tensor, "is_cuda", True, raising=False)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    layer(x, Positions(), None)
+    assert used == [before, False] and torch.backends.cuda.cudnn_sdp_enabled() == before

@@ -18,6 +18,8 @@ S source length, D d_model, Dk size of queries and keys per head (key size), Dh 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -68,6 +70,20 @@ def add_biases(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return a + b
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """Let PyTorch choose among its other kernels: that of cuDNN builds a plan for every new shape, for 10 ms (H200).
+
+    Most batches of sentences have a new shape.
+    """
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 class AttentionTaps(NamedTuple):
@@ -245,7 +261,8 @@ class _SoftmaxAttention(MultiHead):
                 bias = None if bias is None else bias.to(dtype)
                 return attend_short(q.to(dtype), k.to(dtype), v.to(dtype), bias).to(q.dtype)
         k, v = _repeat(k, self.n_heads), _repeat(v, self.n_heads)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal)
+        with _without_cudnn() if q.is_cuda else nullcontext():
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal)
 
 
 class SelfAttention(_SoftmaxAttention):

@@ -35,8 +35,8 @@ Sample = tuple[int, int]
 
 _STEP = 16
 """Source lengths and capacities are rounded up to a multiple of this, so that few graphs serve all batches."""
-_CACHED = 8
-"""Captured searches to keep; each holds its own memory."""
+_CACHED = 64
+"""Captured searches to keep, fewer if they hold half of the memory of the device."""
 _WARMUP = 3
 """Steps before a capture, in which libraries choose kernels and allocate workspaces."""
 _CAPTURE_LOCK = threading.Lock()
@@ -117,19 +117,26 @@ class CudaGraphBackend(TorchBackend):
         # Each sample is searched as a sentence of its own.
         samples = settings.nbest if settings.sample else 1
         items = [(index, sample) for index in range(len(sources)) for sample in range(samples)]
-        for batch in _batches(items, sources, 1 if settings.sample else settings.beam, batch_tokens):
-            for (index, _), hypotheses in zip(batch, self._batch(batch, sources, prefixes, settings), strict=True):
+        for batch, count in _batches(items, sources, 1 if settings.sample else settings.beam, batch_tokens):
+            results = self._batch(batch, count, sources, prefixes, settings)
+            for (index, _), hypotheses in zip(batch, results, strict=True):
                 found[index] += hypotheses
         return [best(hypotheses, settings.nbest) for hypotheses in found]
 
     def _batch(
-        self, batch: Sequence[Sample], sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings
+        self,
+        batch: Sequence[Sample],
+        count: int,
+        sources: Sequence[Ids],
+        prefixes: Sequence[Ids],
+        settings: SearchSettings,
     ) -> list[list[Hypothesis]]:
+        """Search the samples of a batch, with shapes for `count` of them."""
         src, forced = [sources[i] for i, _ in batch], [prefixes[i] for i, _ in batch]
         limits = [settings.limit(len(ids), len(prefix)) for ids, prefix in zip(src, forced, strict=True)]
         longest = int(min(_round_up(max(map(len, src))), self.max_length))
         capacity = int(min(_round_up(max(*limits, settings.limit(longest))), self.max_length))
-        sizes = Sizes(1 << (len(batch) - 1).bit_length(), longest, capacity, any(forced))
+        sizes = Sizes(count, longest, capacity, any(forced))
         numbers = None
         if settings.sample:
             numbers = np.zeros((len(batch), capacity))
@@ -145,9 +152,15 @@ class CudaGraphBackend(TorchBackend):
             found = search.search(src, forced, numbers)
         with self._lock:
             self._idle[settings, sizes] = search  # last in, last out
-            while len(self._idle) > _CACHED:
+            while len(self._idle) > _CACHED or (len(self._idle) > 1 and self._memory_is_short()):
                 self._idle.popitem(last=False)
         return found
+
+    def _memory_is_short(self) -> bool:
+        if self.model.device.type != "cuda":
+            return False
+        total = torch.cuda.get_device_properties(self.model.device).total_memory
+        return torch.cuda.memory_allocated(self.model.device) > total // 2
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
         return capture(step, self.model.device) if self.model.device.type == "cuda" else step
@@ -157,11 +170,17 @@ def _round_up(length: int) -> int:
     return -(-length // _STEP) * _STEP
 
 
-def _batches(items: Sequence[Sample], sources: Sequence[Ids], beams: int, batch_tokens: int) -> Iterator[list[Sample]]:
-    """Yield batches of similar source length whose sizes are powers of two, except for the last."""
+def _batches(
+    items: Sequence[Sample], sources: Sequence[Ids], beams: int, batch_tokens: int
+) -> Iterator[tuple[list[Sample], int]]:
+    """Yield batches of similar source length, and the size for which each one is searched.
+
+    Full batches have the largest power of two as size; that of the last one of a length is a power of four, if that is
+    less, so that a server, whose batches have any size, captures few graphs.
+    """
     rest = sorted(items, key=lambda item: -len(sources[item[0]]))
     while rest:
         most = max(1, batch_tokens // (max(1, _round_up(len(sources[rest[0][0]]))) * beams))
         count = 1 << (most.bit_length() - 1)
-        yield rest[:count]
-        rest = rest[count:]
+        batch, rest = rest[:count], rest[count:]
+        yield batch, min(count, 1 << 2 * -(-(len(batch) - 1).bit_length() // 2))

@@ -204,8 +204,11 @@ def replica_processes() -> list[int]:
 
 
 def test_options_that_ray_does_not_accept(model: Path) -> None:
-    config = ServerConfig.parse({"models": [{"path": str(model)}], "port": 0, "log_requests": True}, "test")
-    with pytest.raises(UsageError, match=r"(?s)--ray does not accept:.*port 0: .*--port 8000.*log_requests: "):
+    config = ServerConfig.parse(
+        {"models": [{"path": str(model)}], "port": 0, "log_requests": True, "device": "cuda:1"}, "test"
+    )
+    message = r"(?s)--ray does not accept:.*port 0: .*--port 8000.*device 'cuda:1': .*auto, cpu, cuda\n.*log_requests: "
+    with pytest.raises(UsageError, match=message):
         ray_serve.serve_on_ray(config, 2, print)
     with socket.create_server(("127.0.0.1", 0)) as other:
         used = ServerConfig.parse({"models": [{"path": str(model)}], "port": other.getsockname()[1]}, "test")
@@ -236,6 +239,13 @@ def test_replicas_without_a_database(model: Path, monkeypatch: pytest.MonkeyPatc
     cluster.status = lambda: SimpleNamespace(proxies={"node": "HEALTHY"})
     with pytest.raises(UsageError, match="Ray Serve already runs on this cluster"):
         ray_serve.serve_on_ray(config, 1, print)
+
+
+def test_each_replica_gets_a_gpu() -> None:
+    assert ray_serve._on_gpu("cuda", [1, 1], 2) and ray_serve._on_gpu("auto", [2], 2)
+    assert not ray_serve._on_gpu("cpu", [4], 1) and not ray_serve._on_gpu("auto", [1], 2)
+    with pytest.raises(UsageError, match=r"the Ray cluster has 1 GPUs, .* lower --replicas 2, .* --device cpu"):
+        ray_serve._on_gpu("cuda", [1, 0], 2)
 
 
 @pytest.mark.parametrize(

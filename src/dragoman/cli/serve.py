@@ -35,7 +35,7 @@ def serve(
             "--viewer/--no-viewer", help="Serve the page that shows how a translation is generated (default)."
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Device of the viewer: auto, cpu (default), cuda, ...")] = None,
+    device: Annotated[str | None, typer.Option(help="Device: auto, cpu (default), cuda, cuda:1, ...")] = None,
     database: Annotated[
         Path | None,
         typer.Option(help="SQLite file of API keys, glossaries and documents; create it with 'dragoman keys add'."),

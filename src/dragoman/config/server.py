@@ -92,7 +92,7 @@ class ServerConfig(Section):
         [], description="host names that requests may use, beside local ones; [] = any, unless `host` is local"
     )
     viewer: bool = Field(True, description="serve the page that shows how a translation is generated")
-    device: str = Field("cpu", description="device of the viewer")
+    device: str = Field("cpu", description="device of the models and of the viewer: cpu, cuda, cuda:1, ..., or auto")
     database: str = Field(
         "", description='SQLite file of API keys, glossaries and documents; "" = keys are not checked'
     )

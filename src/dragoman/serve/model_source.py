@@ -37,7 +37,7 @@ class ModelSource:
     source and target; trained: those of its training data.  beam: default width of the search.  fingerprint: of all
     files, and of the shortlist if it is used.  between: codes of the model for source and target, if it has several
     languages.  search: settings that replace those of the model.  shortlist: whether translations are restricted to the
-    shortlist of the model.
+    shortlist of the model.  device: where the model computes.
     """
 
     folder: Path
@@ -49,6 +49,7 @@ class ModelSource:
     between: tuple[str | None, str | None] | None = None
     search: SearchOverrides = field(default_factory=SearchOverrides)
     shortlist: bool = False
+    device: str = "cpu"
 
     def load(self) -> tuple[Translator, str]:
         """Return the translator, and the fingerprint of the files in the folder, which may be others than before.
@@ -56,7 +57,7 @@ class ModelSource:
         Raises ModelFolderError, and UsageError if the shortlist is missing.
         """
         meta = read_meta(self.folder)
-        translator = Translator.load(self.folder, "cpu", shortlist=self.shortlist)
+        translator = Translator.load(self.folder, self.device, shortlist=self.shortlist)
         if translator.languages != self.trained:
             found = " to ".join(map(str, translator.languages))
             raise ModelFolderError(
@@ -72,9 +73,10 @@ class ModelSource:
     def size(self) -> tuple[int, bool]:
         """Bytes of the weights in memory, and whether they are known; otherwise they are an upper limit.
 
-        They are known once the weights have been packed.
+        They are known once the weights have been packed, which only the native engine needs.
         """
-        for name, known in (("packed/int8.bin", True), (_WEIGHTS, False)):
+        packed = [("packed/int8.bin", True)] if self.device == "cpu" else []
+        for name, known in [*packed, (_WEIGHTS, False)]:
             file = self.folder / name
             if file.is_file():
                 return file.stat().st_size, known
@@ -85,10 +87,13 @@ class ModelSource:
         backend = translator.backend
         if isinstance(backend, NativeBackend):
             return backend.engine.content.nbytes
-        return (self.folder / _WEIGHTS).stat().st_size
+        from dragoman.decoding.pytorch.backend import TorchBackend
+
+        assert isinstance(backend, TorchBackend)
+        return sum(parameter.nbytes for parameter in backend.model.parameters())
 
 
-def model_sources(entries: Sequence[ModelEntry]) -> list[ModelSource]:
+def model_sources(entries: Sequence[ModelEntry], device: str = "cpu") -> list[ModelSource]:
     """Return the models that translate; others are only for the viewer.
 
     Raises UsageError and ModelFolderError.
@@ -116,9 +121,8 @@ def model_sources(entries: Sequence[ModelEntry]) -> list[ModelSource]:
             name = names[path] if paths.count(path) == 1 else f"{names[path]} {languages[0]}-{languages[1]}"
             fingerprint = _fingerprint(read_meta(folder), load_shortlist(folder) if entry.shortlist else None)
             beam = entry.search.beam or config.search.beam
-            found.append(
-                ModelSource(folder, name, languages, trained, beam, fingerprint, between, entry.search, entry.shortlist)
-            )
+            own_search = entry.search, entry.shortlist, device
+            found.append(ModelSource(folder, name, languages, trained, beam, fingerprint, between, *own_search))
         elif config.data.kind != "text":
             raise wrong_model(Path(entry.path), config, "neither translates nor continues texts")
     return found

@@ -43,9 +43,11 @@ def serve_on_ray(config: ServerConfig, replicas: int | None, log: Callable[[str]
     if started_here:
         ray.init(include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     try:
-        cores = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        cores = [int(node.get("CPU", 0)) for node in alive]
         number = replicas or sum(map(bool, cores)) or 1
         threads = _threads(cores, number)
+        on_gpu = _on_gpu(config.device, [int(node.get("GPU", 0)) for node in alive], number)
         if serve.status().proxies:
             raise UsageError("Ray Serve already runs on this cluster; stop it ('serve shutdown'), or use another one")
         if number > 1 and not config.database:
@@ -54,7 +56,7 @@ def serve_on_ray(config: ServerConfig, replicas: int | None, log: Callable[[str]
                 "--database FILE (create it with 'dragoman keys add FILE'), or --replicas 1"
             )
         try:
-            _run(serve, config, number, threads, log)
+            _run(serve, config, number, threads, on_gpu, log)
         finally:
             if not started_here:
                 serve.shutdown()
@@ -68,6 +70,8 @@ def _check_options(config: ServerConfig) -> None:
     problems = []
     if config.port == 0:
         problems.append("port 0: the proxies of all machines need the same port; specify one, such as --port 8000")
+    if config.device not in ("cpu", "cuda", "auto"):
+        problems.append(f"device {config.device!r}: Ray selects the GPU of each replica; accepted: auto, cpu, cuda")
     if config.log_requests:
         problems.append("log_requests: the replicas have no standard output; Ray Serve writes an access log of its own")
     if problems:
@@ -85,14 +89,26 @@ def _threads(cores: Sequence[int], replicas: int) -> int:
     )
 
 
-def _run(serve: Any, config: ServerConfig, replicas: int, threads: int, log: Callable[[str], None]) -> None:
+def _on_gpu(device: str, gpus: Sequence[int], replicas: int) -> bool:
+    """Return whether each replica gets a GPU.  gpus: of each machine.  Raises UsageError if there are too few."""
+    if device == "cuda" and sum(gpus) < replicas:
+        raise UsageError(
+            f"the Ray cluster has {sum(gpus)} GPUs, and each replica needs 1: lower --replicas {replicas}, add "
+            "machines with GPUs, or use --device cpu"
+        )
+    return device != "cpu" and sum(gpus) >= replicas
+
+
+def _run(
+    serve: Any, config: ServerConfig, replicas: int, threads: int, on_gpu: bool, log: Callable[[str], None]
+) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stopped = threading.Event()
     before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         try:
             serve.start("EveryNode", {"host": config.host, "port": config.port})
-            serve.run(_application(serve, config, replicas, threads), name=_NAME, route_prefix="/")
+            serve.run(_application(serve, config, replicas, threads, on_gpu), name=_NAME, route_prefix="/")
         except RuntimeError as error:
             raise DragomanError(f"Ray Serve cannot start: {clip(str(error), 2000)}") from None
         host = f"[{config.host}]" if ":" in config.host else config.host
@@ -104,7 +120,7 @@ def _run(serve: Any, config: ServerConfig, replicas: int, threads: int, log: Cal
             signal.signal(number, handler)
 
 
-def _application(serve: Any, config: ServerConfig, replicas: int, threads: int) -> Any:
+def _application(serve: Any, config: ServerConfig, replicas: int, threads: int, on_gpu: bool) -> Any:
     """Return the deployment.  Ray sets OMP_NUM_THREADS of a replica to its CPUs, which limits its threads."""
 
     def create() -> ASGIApp:  # called by each replica
@@ -119,7 +135,7 @@ def _application(serve: Any, config: ServerConfig, replicas: int, threads: int) 
         max_ongoing_requests=_MOST_REQUESTS,
         graceful_shutdown_timeout_s=config.drain,
         graceful_shutdown_wait_loop_s=0.1,
-        ray_actor_options={"num_cpus": threads},
+        ray_actor_options={"num_cpus": threads, "num_gpus": int(on_gpu)},
     )
     return deployment(serve.ingress(create)()).bind()
 

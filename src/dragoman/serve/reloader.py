@@ -69,7 +69,7 @@ class Reloader:
         async with self._lock:
             try:
                 config = await in_thread(self._read)
-                sources = await in_thread(lambda: model_sources(config.models))
+                sources = await in_thread(lambda: model_sources(config.models, self._config.device))
                 await self._replace(config, sources)
             except DragomanError as error:
                 self._log(f"the models stay as they were, because the configuration is invalid: {error}")

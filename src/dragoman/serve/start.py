@@ -56,7 +56,7 @@ def start(config: ServerConfig, log: Callable[[str], None], read: Callable[[], S
 
 def check(config: ServerConfig) -> None:
     """Raise UsageError or ModelFolderError for models that cannot be served, and for an invalid database."""
-    sources = model_sources(config.models)
+    sources = model_sources(config.models, config.device)
     if not config.viewer:
         if others := [str(entry.path) for entry in config.models if read_config(entry.path).data.kind == "text"]:
             raise UsageError(
@@ -76,7 +76,7 @@ def create_application(
 
     read: see `start`.  Raises UsageError and ModelFolderError.
     """
-    sources = model_sources(config.models)
+    sources = model_sources(config.models, config.device)
     page = _Viewer(config) if _with_viewer(config, sources, log) else None
     if not sources and page:
         with needs_torch("serving a language model"):

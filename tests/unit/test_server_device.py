@@ -1,0 +1,84 @@
+"""`dragoman serve --device`: models on a GPU; without one, their searches of fixed shapes run on the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.config.server import ModelEntry
+from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
+from dragoman.decoding.service import BatchedSearchService
+from dragoman.models.model_folder import load_network
+from dragoman.models.seq2seq import Model
+from dragoman.pipelines.translation import Translator
+from dragoman.serve.direction import Direction
+from dragoman.serve.directions import Directions
+from dragoman.serve.model_source import model_sources
+from served_models import TEXTS, copied_model, translated
+from small_run import Cli
+
+GPU = torch.cuda.is_available()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return copied_model(tmp_path / "model")
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices on which models are loaded; those of a GPU are loaded on the CPU if there is none."""
+    found: list[str] = []
+    load = Translator.load
+
+    def load_anywhere(path: Path, device: str = "cpu", **options: Any) -> Translator:
+        found.append(device)
+        if device == "cpu" or GPU:
+            return load(path, device, **options)
+        translator = load(path, "cpu", engine="pytorch", **options)
+        translator.backend = CudaGraphBackend(translator.model, "cpu")
+        return translator
+
+    monkeypatch.setattr(Translator, "load", load_anywhere)
+    return found
+
+
+def test_models_of_a_gpu_search_what_waits_as_a_batch(folder: Path, devices: list[str]) -> None:
+    plain = Translator.load(folder, "cpu", engine="pytorch")
+    expected = [translation.text for translation in plain.translate(TEXTS)]
+    source = model_sources([ModelEntry(path=str(folder))], "cuda")[0]
+    assert source.size == ((folder / "model.safetensors").stat().st_size, False)
+
+    async def run() -> None:
+        direction = Direction(source, source.name)
+        directions = Directions([direction])
+        found = await asyncio.gather(*(translated(directions, "xx", TEXTS[i % 4 :]) for i in range(24)))
+        assert found == [expected[i % 4 :] for i in range(24)]
+        assert isinstance(direction.service, BatchedSearchService)
+        backend = direction.translator.backend
+        assert isinstance(backend, CudaGraphBackend)
+        assert direction.bytes == sum(weight.nbytes for weight in backend.model.parameters())
+        direction.close()
+
+    asyncio.run(run())
+    assert devices == ["cpu", "cuda"]
+
+
+@pytest.mark.skipif(GPU, reason="this machine has a GPU")
+def test_a_machine_without_a_gpu(folder: Path, cli: Cli) -> None:
+    code, out, err = cli("serve", folder, "--device", "cuda", "--port", "0", "--no-viewer")
+    assert (code, out) == (2, b"") and "device 'cuda': PyTorch finds no GPU on this machine; accepted: auto, cpu" in err
+
+
+def test_the_memory_of_weights_is_that_of_the_precision(folder: Path) -> None:
+    network = load_network(folder)[0]
+    assert isinstance(network, Model)
+    source = model_sources([ModelEntry(path=str(folder))], "cuda")[0]
+    translator = Translator.load(folder, "cpu", engine="pytorch")
+    whole = source.loaded_size(translator)
+    translator.backend = CudaGraphBackend(network.bfloat16(), "cpu")
+    assert source.loaded_size(translator) * 2 == whole

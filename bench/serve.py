@@ -195,9 +195,11 @@ def commands(given: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     """Return the command of each server."""
     from dragoman.formats.export import export
 
-    checked = folder / "checked.txt"  # 20 lines, because a large model takes minutes for 200
-    checked.write_text("".join(Path(given.text).read_text(encoding="utf-8").splitlines(keepends=True)[:20]), "utf-8")
-    export(given.model, folder / "ctranslate2", quantization="int8", check=checked)
+    if set(given.servers) != {"dragoman"}:
+        checked = folder / "checked.txt"  # 20 lines, because a large model takes minutes for 200
+        text = Path(given.text).read_text(encoding="utf-8")
+        checked.write_text("".join(text.splitlines(keepends=True)[:20]), "utf-8")
+        export(given.model, folder / "ctranslate2", quantization="int8", check=checked)
     here = Path(__file__).parent
     known = {
         "dragoman": [sys.executable, "-m", "dragoman", "serve", given.model, "--port", "0", "--no-viewer",
@@ -253,6 +255,8 @@ def measure(servers: Sequence[Server], bodies: Sequence[bytes], given: argparse.
             for server in servers:
                 found = uvloop.run(closed_loop(server, bodies, clients, given.seconds))
                 add(server, f"{clients} clients", found)
+        if given.no_open_loop:
+            continue
         full = {s.name: median(rows, s.name, f"{max(given.clients)} clients", "per_second") for s in servers}
         for server in servers:
             own = 0.7 * full[server.name]
@@ -292,6 +296,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads of the others; Dragoman chooses its own")
     parser.add_argument("--libretranslate-python", help="Python of an environment with the package libretranslate")
     parser.add_argument("--options", nargs="*", default=[], help="options of 'dragoman serve', without their dashes")
+    parser.add_argument("--cores", type=int, nargs="+", help="cores of servers and client; default: all")
+    parser.add_argument("--no-open-loop", action="store_true", help="omit the Poisson arrivals")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     given.options = [f"--{option}" for option in given.options]
@@ -299,7 +305,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         servers: list[Server] = []
         try:
-            servers.extend(Server(name, command) for name, command in commands(given, Path(folder)).items())
+            started = commands(given, Path(folder))
+            if given.cores:
+                os.sched_setaffinity(0, given.cores)
+            servers.extend(Server(name, command) for name, command in started.items())
             rows = measure(servers, bodies_of(given), given)
         finally:
             for server in servers:

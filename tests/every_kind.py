@@ -179,6 +179,19 @@ def improving(vocab: int) -> Model:
     return model
 
 
+def bigrams(vocab: int) -> Model:
+    """A model whose tokens depend only on the one before them, in a random way.
+
+    With alpha = 2, some unfinished hypotheses cannot enter the list by ending with the next token, but by continuing
+    for longer than others that can.  In float32.
+    """
+    model, generator = improving(vocab), torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, std in (("decoder.embedding.weight", 1.0), ("output.weight", 0.3)):
+            nn.init.normal_(model.get_parameter(name), std=std, generator=generator)
+    return model
+
+
 def readable(model: Network, batch: Batch) -> Batch:
     """The batch, without its source for a language model."""
     if not isinstance(model, LanguageModel):

@@ -20,7 +20,7 @@ from dragoman.decoding.native.library import Precision, _load, load_native, unav
 from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 from dragoman.models.seq2seq import Model
 from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
-from every_kind import TRANSLATORS, built, ending, improving, model_config
+from every_kind import TRANSLATORS, bigrams, built, ending, improving, model_config
 from near_ties import assert_same_search, same_hypotheses
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
@@ -207,6 +207,15 @@ def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis(tmp
     assert_same_as_pytorch(found, model, rows, settings)
     wide = native_search(model, tmp_path, rows, SearchSettings.of(settings, beam_threshold=0))
     assert max(len(own[0].tokens) for own in wide) > max(len(own[0].tokens) for own in found)
+
+
+@native
+def test_with_a_threshold_each_hypothesis_ends_by_itself(tmp_path: Path) -> None:
+    model, rows = bigrams(17), [[*[5] * n, EOS] for n in (1, 2, 3, 5, 8)]
+    settings = SearchSettings(beam=3, alpha=2.0, max_extra=8, beam_threshold=90.0)
+    found = native_search(model, tmp_path, rows, settings)
+    assert_same_as_pytorch(found, model, rows, settings)
+    assert {len(own[0].tokens) for own in found} == {1}  # more if those of a sentence end together
 
 
 @native

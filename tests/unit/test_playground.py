@@ -293,6 +293,16 @@ def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis() -
     assert lengths[0] > 5 and lengths[1] == 0
 
 
+def test_with_a_threshold_each_hypothesis_ends_by_itself() -> None:
+    from every_kind import bigrams
+
+    network = bigrams(17).double()
+    settings = SearchSettings(beam=3, alpha=2.0, max_extra=8, beam_threshold=90.0)
+    ((want,),) = TorchBackend(network).search([SOURCE], [[]], settings, 1000)
+    ((best, *_),) = searched_in_node(network, [SOURCE], 8, beam=3, alpha=2.0, threshold=90.0)
+    assert best["tokens"] == want.tokens and best["score"] == pytest.approx(want.score, abs=1e-5)
+
+
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "bpe": {"kind": "bpe", "byte_fallback": False},
     "bytes": {"kind": "bpe", "byte_fallback": True, "vocab_size": 520, "normalization": "nfkc"},

@@ -24,7 +24,7 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import AlignedWords
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
-from every_kind import BLOCK, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built, improving
+from every_kind import BLOCK, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, bigrams, built, improving
 from near_ties import assert_same_search, same_hypotheses
 
 VOCAB = 17
@@ -133,6 +133,11 @@ def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis() -
         for threshold in (90.0, 0.0)
     )
     assert max(len(own[0].tokens) for own in near) < max(len(own[0].tokens) for own in far)
+
+
+def test_with_a_threshold_each_hypothesis_ends_by_itself() -> None:
+    asked = SearchSettings(beam=3, alpha=2.0, max_extra=8, beam_threshold=90.0)
+    assert_both_agree(bigrams(VOCAB), sources(16, 6), [[]] * 16, asked)
 
 
 @pytest.mark.parametrize(("settings", "beams"), [({"beam": 3}, 3), ({"sample": True, "nbest": 3}, 1)])

@@ -30,8 +30,8 @@ class SearchOverrides(Section):
     )
     beam_threshold: limits.BeamThreshold | None = Field(
         None,
-        description="drop hypotheses whose log-probability is more than this below that of the best one, 0 = off; "
-        "default: that of the model",
+        description="drop hypotheses whose log-probability is more than this below that of the best one, and those that "
+        "cannot enter the n-best list by ending with the next token; 0 = off; default: that of the model",
     )
     recombine: limits.LastTokens | None = Field(
         None,

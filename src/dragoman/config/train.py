@@ -348,7 +348,7 @@ class SearchConfig(Section):
     beam_threshold: limits.BeamThreshold = Field(
         0.0,
         description="hypotheses leave the beam if their log-probability is more than this below that of the best "
-        "one: faster; 0 = off",
+        "one, or if they cannot enter the n-best list by ending with the next token: faster; 0 = off",
         examples=[4.0],
     )
     recombine: limits.LastTokens = Field(

@@ -8,14 +8,17 @@
 #include "gemm.h"
 #include "int8.h"
 
-// GCC and Clang have this header if they and their assembler know the instructions.  A test defines
-// DRAGOMAN_TILES_HEADER, whose functions compute the same in plain C++.
-#if defined(DRAGOMAN_TILES_HEADER)
-#include DRAGOMAN_TILES_HEADER
+// GCC (from 11 on) and Clang have one of these headers if they know the instructions.
+#if defined(DRAGOMAN_TILE_INSTRUCTIONS)
 #define DRAGOMAN_AMX 1
-#elif defined(__AVX512F__) && defined(__linux__) && __has_include(<amxint8intrin.h>)
+#elif defined(__AVX512F__) && defined(__linux__)
+#if __has_include(<amxint8intrin.h>) || __has_include(<amxintrin.h>)
+#define DRAGOMAN_AMX 1
+#endif
+#endif
+
+#if defined(DRAGOMAN_AMX)
 #include "tiles.h"
-#define DRAGOMAN_AMX 1
 #endif
 
 namespace dragoman {

@@ -13,9 +13,6 @@ constexpr int BLOCK_VECS = OUTPUT_BLOCK / VEC_SIZE;
 constexpr int TILE_VECS = 4;
 constexpr int TILE_ROWS = VEC_SIZE == 16 ? 6 : 2;
 
-// Rows from which tiles are faster: they take as long for one row as for sixteen.
-constexpr int AMX_FEWEST_ROWS = 8;
-
 // The tile functions accumulate the products of R rows, starting at `row`, with TILE_VECS vectors of outputs.  Every
 // row is summed over the inputs in the same order for every R, so results do not depend on the batch.
 
@@ -295,6 +292,7 @@ bool supports_bf16() {
 void gemm(const PackedMatrix& w, const GemmInput& x, float* y, int stride, bool accumulate, int first_block,
           int last_block) {
 #if defined(DRAGOMAN_AMX)
+  constexpr int AMX_FEWEST_ROWS = 8;  // from which tiles are faster: they take as long for one row as for sixteen
   if (w.dtype == DType::int8 && x.rows >= AMX_FEWEST_ROWS && supports_amx()) {
     gemm_amx(w, x, y, stride, accumulate, first_block, last_block);
     return;

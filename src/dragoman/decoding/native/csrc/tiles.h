@@ -18,6 +18,14 @@ struct alignas(64) TileSizes {
   }
 };
 
+}  // namespace dragoman
+
+#if defined(DRAGOMAN_TILE_INSTRUCTIONS)
+#include DRAGOMAN_TILE_INSTRUCTIONS  // of a test: the same in plain C++
+#else
+
+namespace dragoman {
+
 // Inline assembly: the intrinsics of GCC 12 for loads do not say that they read memory.
 inline void configure_tiles(const TileSizes& sizes) { asm volatile("ldtilecfg %0" ::"m"(sizes)); }
 inline void release_tiles() { asm volatile("tilerelease"); }
@@ -45,3 +53,5 @@ inline void multiply_tiles() {
 }
 
 }  // namespace dragoman
+
+#endif

@@ -28,6 +28,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.serve import database as databases
 from dragoman.serve import ray as ray_serve
 from dragoman.serve.keys import KeyStore
+from dragoman.serve.ray import Machine, Plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAIR = {"source": "en", "target": "xx"}
@@ -241,15 +242,47 @@ def test_replicas_without_a_database(model: Path, monkeypatch: pytest.MonkeyPatc
         ray_serve.serve_on_ray(config, 1, print)
 
 
-def test_each_replica_gets_a_gpu() -> None:
-    assert ray_serve._on_gpu("cuda", [1, 1], 2) and ray_serve._on_gpu("auto", [2], 2)
-    assert not ray_serve._on_gpu("cpu", [4], 1) and not ray_serve._on_gpu("auto", [1], 2)
-    with pytest.raises(UsageError, match=r"the Ray cluster has 1 GPUs, .* lower --replicas 2, .* --device cpu"):
-        ray_serve._on_gpu("cuda", [1, 0], 2)
+@pytest.mark.parametrize(
+    ("device", "machines", "replicas", "expected"),
+    [
+        ("cuda", [(8, 4)], None, (4, 2, 1)),
+        ("cuda", [(16, 0), (4, 2)], None, (2, 2, 1)),
+        ("cuda", [(8, 4), (2, 1)], 1, (1, 8, 1)),
+        ("auto", [(16, 0), (4, 2)], 2, (2, 2, 1)),
+        ("auto", [(16, 0), (4, 1)], None, (2, 8, 0)),
+        ("cpu", [(8, 4)], None, (1, 8, 0)),
+    ],
+)
+def test_replicas_with_gpus(
+    device: str, machines: list[tuple[int, int]], replicas: int | None, expected: tuple[int, int, int], model: Path
+) -> None:
+    plan = ray_serve._plan(device, [Machine(*own) for own in machines], replicas)
+    assert plan == Plan(*expected)
+    used: list[ServerConfig] = []
+
+    def deployment(**options: Any) -> Any:
+        assert options["num_replicas"] == plan.replicas
+        assert options["ray_actor_options"] == {"num_cpus": plan.threads, "num_gpus": plan.gpus}
+        return lambda created: SimpleNamespace(bind=lambda: created)
+
+    serve = SimpleNamespace(deployment=deployment, ingress=lambda create: lambda: create)
+    config = ServerConfig.parse({"models": [{"path": str(model)}], "viewer": False, "device": device}, "test")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_serve, "create_application", lambda config, log: (used.append(config), None))
+        ray_serve._application(serve, config, plan)()
+    assert [found.device for found in used] == ["cuda" if plan.gpus else "cpu"]
+
+
+def test_too_few_gpus() -> None:
+    with pytest.raises(UsageError, match=r"has 2 GPUs, .* lower --replicas \(3\), .*--device cpu"):
+        ray_serve._plan("cuda", [Machine(2, 2), Machine(2, 0)], 3)
+    with pytest.raises(UsageError, match=r"has 0 GPUs, .* lower --replicas \(1\)"):
+        ray_serve._plan("cuda", [Machine(2, 0)], None)
 
 
 @pytest.mark.parametrize(
     ("cores", "replicas", "threads"), [([4], 1, 4), ([4], 3, 1), ([4, 4, 4], 5, 2), ([2, 6], 2, 3), ([1, 8], 2, 4)]
 )
 def test_replicas_fit_into_the_machines(cores: list[int], replicas: int, threads: int) -> None:
-    assert ray_serve._threads(cores, replicas) == threads
+    machines = [Machine(number, 0) for number in cores]
+    assert ray_serve._plan("cpu", machines, replicas) == Plan(replicas, threads, 0)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.attention import (
+    _WITHOUT_CUDNN,
     CrossAttention,
     SelfAttention,
     attend_explicit,
@@ -212,3 +213,13 @@ def test_the_kernel_of_cudnn_is_not_used_on_gpus(monkeypatch: pytest.MonkeyPatch
     before = torch.backends.cuda.cudnn_sdp_enabled()
     layer(x, Positions(), None)
     assert used == [before, False] and torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
+def test_the_last_thread_restores_the_kernel_of_cudnn() -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with pytest.raises(ValueError, match="inside"), _WITHOUT_CUDNN:
+        with _WITHOUT_CUDNN:
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        raise ValueError("inside")
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dragoman.config.server import ModelEntry
+from dragoman.config.server import ModelEntry, ServerConfig
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
 from dragoman.decoding.service import BatchedSearchService
 from dragoman.models.model_folder import load_network
@@ -18,6 +19,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.serve.direction import Direction
 from dragoman.serve.directions import Directions
 from dragoman.serve.model_source import model_sources
+from dragoman.serve.reloader import Reloader
 from served_models import TEXTS, copied_model, translated
 from small_run import Cli
 
@@ -69,9 +71,33 @@ def test_models_of_a_gpu_search_what_waits_as_a_batch(folder: Path, devices: lis
 
 
 @pytest.mark.skipif(GPU, reason="this machine has a GPU")
-def test_a_machine_without_a_gpu(folder: Path, cli: Cli) -> None:
-    code, out, err = cli("serve", folder, "--device", "cuda", "--port", "0", "--no-viewer")
+@pytest.mark.parametrize("load", ["start", "first_use"])
+def test_a_machine_without_a_gpu(load: str, folder: Path, cli: Cli) -> None:
+    code, out, err = cli("serve", folder, "--device", "cuda", "--port", "0", "--no-viewer", "--load", load)
     assert (code, out) == (2, b"") and "device 'cuda': PyTorch finds no GPU on this machine; accepted: auto, cpu" in err
+
+
+def test_a_reload_keeps_the_device(folder: Path, devices: list[str]) -> None:
+    config = ServerConfig(models=[ModelEntry(path=str(folder))], device="cuda")
+
+    async def run() -> None:
+        sources = model_sources(config.models, config.device)
+        directions = Directions([Direction(source, source.name) for source in sources])
+        reloader = Reloader(directions, config, lambda: config.model_copy(update={"device": "cpu"}), messages.append)
+        await reloader.start()
+        shutil.rmtree(folder)
+        copied_model(folder, seed=1)
+        await reloader.reload()
+        for direction in directions.by_pair.values():
+            direction.close()
+
+    messages: list[str] = []
+    asyncio.run(run())
+    assert devices == ["cuda", "cuda"]
+    assert messages == [
+        "models: 1 replaced, 0 added, 0 removed, 0 unchanged",
+        "changes of device take effect when the server is started again",
+    ]
 
 
 def test_the_memory_of_weights_is_that_of_the_precision(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import math
 import random
 import weakref
@@ -192,6 +193,7 @@ def test_targets_longer_than_learned_positions_use_the_pytorch_backend() -> None
 
 
 def test_searches_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.decoding.cuda_graphs.backend._CACHED", 8)
     model = built(TRANSLATORS["paper"], VOCAB)
     backend, plain = CudaGraphBackend(model, "cpu"), TorchBackend(model)
     rows, settings = sources(16), SearchSettings(beam=2, max_extra=3)
@@ -201,12 +203,40 @@ def test_searches_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
             plain.search(part, [[]] * len(part), settings, 2000),
         )
     assert len(backend._idle) == 1
-    for beam in range(1, 70):
+    for beam in range(1, 12):
         backend.search(rows[:1], [[]], SearchSettings(beam=beam, max_extra=0), 100)
-    assert len(backend._idle) == 64
-    monkeypatch.setattr(backend, "_memory_is_short", lambda: True)
-    backend.search(rows[:1], [[]], settings, 100)
-    assert len(backend._idle) == 1
+    assert len(backend._idle) == 8
+
+
+def test_searches_are_kept_in_a_quarter_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = itertools.accumulate(itertools.count(), lambda total, i: total + 30 * (i % 2))
+    backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
+    monkeypatch.setattr(backend, "_reserved", lambda: next(reserved))  # each search takes 30
+    monkeypatch.setattr(CudaGraphBackend, "_room", 100)
+    for beam in range(1, 6):
+        backend.search(sources(1), [[]], SearchSettings(beam=beam, max_extra=0), 100)
+    assert [settings.beam for settings, _ in backend._idle] == [3, 4, 5] and backend._idle_bytes() == 90
+    monkeypatch.setattr(CudaGraphBackend, "_room", 10)
+    backend.search(sources(1), [[]], SearchSettings(beam=4, max_extra=0), 100)
+    assert [settings.beam for settings, _ in backend._idle] == [4]
+
+
+def test_searches_are_dropped_if_another_one_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, idle = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu"), []
+    backend.search(sources(1), [[]], SearchSettings(beam=1, max_extra=0), 100)
+    plain = StaticShapeSearch
+
+    def short(*arguments: Any) -> StaticShapeSearch:
+        idle.append(len(backend._idle))
+        if idle[-1]:
+            raise torch.cuda.OutOfMemoryError("too much")
+        return plain(*arguments)
+
+    monkeypatch.setattr("dragoman.decoding.cuda_graphs.backend.StaticShapeSearch", short)
+    asked, rows = SearchSettings(beam=2, max_extra=3), sources(3)
+    found = backend.search(rows, [[]] * 3, asked, 9999)
+    assert_same(found, TorchBackend(backend.model).search(rows, [[]] * 3, asked, 9999))
+    assert idle == [1, 0] and len(backend._idle) == 1
 
 
 def test_batches_of_any_size_have_few_shapes() -> None:

@@ -35,7 +35,9 @@ def serve(
             "--viewer/--no-viewer", help="Serve the page that shows how a translation is generated (default)."
         ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Device: auto, cpu (default), cuda, cuda:1, ...")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device of the models and the viewer: auto, cpu (default), cuda, cuda:1, ...")
+    ] = None,
     database: Annotated[
         Path | None,
         typer.Option(help="SQLite file of API keys, glossaries and documents; create it with 'dragoman keys add'."),
@@ -73,7 +75,10 @@ def serve(
         bool, typer.Option("--ray", help="Serve by replicas on the Ray cluster at RAY_ADDRESS, or on this machine.")
     ] = False,
     replicas: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="Number of replicas of --ray; default: one per machine.")
+        int | None,
+        typer.Option(
+            min=1, max=10_000, help="Number of replicas of --ray; default: one per machine, with cuda per GPU."
+        ),
     ] = None,
 ) -> None:
     """Serve a page that translates, LibreTranslate and DeepL clients, and a page that shows each step."""

@@ -30,8 +30,8 @@ class SearchOverrides(Section):
     )
     beam_threshold: limits.BeamThreshold | None = Field(
         None,
-        description="drop hypotheses whose log-probability is more than this below that of the best one, and those that "
-        "cannot enter the n-best list by ending with the next token; 0 = off; default: that of the model",
+        description="drop hypotheses whose log-probability is more than this below that of the best one, and those "
+        "that cannot enter the n-best list by ending with the next token; 0 = off; default: that of the model",
     )
     recombine: limits.LastTokens | None = Field(
         None,
@@ -105,7 +105,7 @@ class ServerConfig(Section):
         "start", description="when models are loaded; with `memory`, only as many at the start as there is room for"
     )
     memory: _Size = Field(
-        0, description="MiB of the packed weights of all loaded models; 0 = no limit; others are unloaded beyond it"
+        0, description="MiB of the weights of all loaded models; 0 = no limit; others are unloaded beyond it"
     )
     cache: _Size = Field(0, description="MiB of translations that are kept for texts that are sent again; 0 = none")
     drain: Annotated[float, NotBoolean, Field(ge=0, le=86_400)] = Field(

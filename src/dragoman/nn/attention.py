@@ -18,8 +18,8 @@ S source length, D d_model, Dk size of queries and keys per head (key size), Dh 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import threading
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -72,18 +72,32 @@ def add_biases(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return a + b
 
 
-@contextmanager
-def _without_cudnn() -> Iterator[None]:
-    """Let PyTorch choose among its other kernels: that of cuDNN builds a plan for every new shape, for 10 ms (H200).
+class _WithoutCudnn:
+    """Lets PyTorch choose among its other kernels: that of cuDNN builds a plan for every new shape, for 10 ms (H200).
 
-    Most batches of sentences have a new shape.
+    Most batches of sentences have a new shape.  The setting is one of the process: the last thread that leaves restores
+    it.
     """
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside, self._enabled = 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._enabled = torch.backends.cuda.cudnn_sdp_enabled()
+                torch.backends.cuda.enable_cudnn_sdp(False)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                torch.backends.cuda.enable_cudnn_sdp(self._enabled)
+
+
+_WITHOUT_CUDNN = _WithoutCudnn()
 
 
 class AttentionTaps(NamedTuple):
@@ -261,7 +275,7 @@ class _SoftmaxAttention(MultiHead):
                 bias = None if bias is None else bias.to(dtype)
                 return attend_short(q.to(dtype), k.to(dtype), v.to(dtype), bias).to(q.dtype)
         k, v = _repeat(k, self.n_heads), _repeat(v, self.n_heads)
-        with _without_cudnn() if q.is_cuda else nullcontext():
+        with _WITHOUT_CUDNN if q.is_cuda else nullcontext():
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal)
 
 

@@ -7,7 +7,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
@@ -30,9 +30,9 @@ _MOST_REQUESTS = 100_000
 def serve_on_ray(config: ServerConfig, replicas: int | None, log: Callable[[str], None]) -> None:
     """Serve by replicas on the Ray cluster at RAY_ADDRESS, or on this machine, until the process is stopped.
 
-    replicas: default: one per machine.  Models and database must have the same paths on all machines.  Raises
-    UsageError if Ray is missing, the cluster is too small, or an option has no meaning for Ray; DragomanError if the
-    replicas cannot be started.
+    replicas: default: one per machine, or per GPU with the device "cuda".  Models and database must have the same paths
+    on all machines.  Raises UsageError if Ray is missing, the cluster is too small, or an option has no meaning for
+    Ray; DragomanError if the replicas cannot be started.
     """
     _check_options(config)
     check(config)
@@ -43,20 +43,18 @@ def serve_on_ray(config: ServerConfig, replicas: int | None, log: Callable[[str]
     if started_here:
         ray.init(include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     try:
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        cores = [int(node.get("CPU", 0)) for node in alive]
-        number = replicas or sum(map(bool, cores)) or 1
-        threads = _threads(cores, number)
-        on_gpu = _on_gpu(config.device, [int(node.get("GPU", 0)) for node in alive], number)
+        resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        machines = [Machine(int(own.get("CPU", 0)), int(own.get("GPU", 0))) for own in resources]
+        plan = _plan(config.device, machines, replicas)
         if serve.status().proxies:
             raise UsageError("Ray Serve already runs on this cluster; stop it ('serve shutdown'), or use another one")
-        if number > 1 and not config.database:
+        if plan.replicas > 1 and not config.database:
             raise UsageError(
                 "several replicas need a database of glossaries, documents and keys that they share; specify "
                 "--database FILE (create it with 'dragoman keys add FILE'), or --replicas 1"
             )
         try:
-            _run(serve, config, number, threads, on_gpu, log)
+            _run(serve, config, plan, log)
         finally:
             if not started_here:
                 serve.shutdown()
@@ -78,41 +76,68 @@ def _check_options(config: ServerConfig) -> None:
         raise UsageError("\n".join(["Options that --ray does not accept:", *problems]))
 
 
-def _threads(cores: Sequence[int], replicas: int) -> int:
-    """Return the largest number of threads with which all replicas fit.  cores: of each machine.  Raises UsageError."""
-    for threads in range(max(cores, default=0), 0, -1):
-        if sum(own // threads for own in cores) >= replicas:
-            return threads
+class Machine(NamedTuple):
+    """What Ray may use of a machine."""
+
+    cores: int
+    gpus: int
+
+
+class Plan(NamedTuple):
+    """threads: of each replica.  gpus: of each replica, 0 or 1."""
+
+    replicas: int
+    threads: int
+    gpus: int
+
+
+def _plan(device: str, machines: Sequence[Machine], replicas: int | None) -> Plan:
+    """Return the replicas with the largest number of threads with which all of them fit.
+
+    replicas: None = one per machine, or per GPU with the device "cuda".  "auto" uses GPUs if each replica gets one.
+    Raises UsageError.
+    """
+    default = sum(machine.gpus for machine in machines if machine.cores) if device == "cuda" else 0
+    number = replicas or default or sum(machine.cores > 0 for machine in machines) or 1
+    if device != "cpu" and (threads := _threads(machines, number, gpus=1)):
+        return Plan(number, threads, 1)
+    if device == "cuda":
+        gpus = sum(machine.gpus for machine in machines)
+        raise UsageError(
+            f"the Ray cluster has {gpus} GPUs, and each replica needs 1 and a CPU of the same machine: lower "
+            f"--replicas ({number}), add machines with GPUs, or use --device cpu"
+        )
+    if threads := _threads(machines, number, gpus=0):
+        return Plan(number, threads, 0)
+    cores = sum(machine.cores for machine in machines)
     raise UsageError(
-        f"the Ray cluster has {sum(cores)} CPU in total, and each replica needs 1: lower --replicas {replicas}, or add "
+        f"the Ray cluster has {cores} CPU in total, and each replica needs 1: lower --replicas {number}, or add "
         "machines"
     )
 
 
-def _on_gpu(device: str, gpus: Sequence[int], replicas: int) -> bool:
-    """Return whether each replica gets a GPU.  gpus: of each machine.  Raises UsageError if there are too few."""
-    if device == "cuda" and sum(gpus) < replicas:
-        raise UsageError(
-            f"the Ray cluster has {sum(gpus)} GPUs, and each replica needs 1: lower --replicas {replicas}, add "
-            "machines with GPUs, or use --device cpu"
-        )
-    return device != "cpu" and sum(gpus) >= replicas
+def _threads(machines: Sequence[Machine], replicas: int, gpus: int) -> int:
+    """Return the largest number of threads with which the replicas fit, each with so many GPUs; 0 if they do not."""
+    for threads in range(max((machine.cores for machine in machines), default=0), 0, -1):
+        room = [min(cores // threads, own if gpus else replicas) for cores, own in machines]
+        if sum(room) >= replicas:
+            return threads
+    return 0
 
 
-def _run(
-    serve: Any, config: ServerConfig, replicas: int, threads: int, on_gpu: bool, log: Callable[[str], None]
-) -> None:
+def _run(serve: Any, config: ServerConfig, plan: Plan, log: Callable[[str], None]) -> None:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     stopped = threading.Event()
     before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         try:
             serve.start("EveryNode", {"host": config.host, "port": config.port})
-            serve.run(_application(serve, config, replicas, threads, on_gpu), name=_NAME, route_prefix="/")
+            serve.run(_application(serve, config, plan), name=_NAME, route_prefix="/")
         except RuntimeError as error:
             raise DragomanError(f"Ray Serve cannot start: {clip(str(error), 2000)}") from None
         host = f"[{config.host}]" if ":" in config.host else config.host
-        log(f"http://{host}:{config.port}   replicas: {replicas}, threads of each: {threads} (press Ctrl-C to stop)")
+        each = f"threads of each: {plan.threads}{', GPUs of each: 1' if plan.gpus else ''}"
+        log(f"http://{host}:{config.port}   replicas: {plan.replicas}, {each} (press Ctrl-C to stop)")
         stopped.wait()
     finally:
         serve.delete(_NAME)  # returns when the requests in progress are finished
@@ -120,8 +145,12 @@ def _run(
             signal.signal(number, handler)
 
 
-def _application(serve: Any, config: ServerConfig, replicas: int, threads: int, on_gpu: bool) -> Any:
-    """Return the deployment.  Ray sets OMP_NUM_THREADS of a replica to its CPUs, which limits its threads."""
+def _application(serve: Any, config: ServerConfig, plan: Plan) -> Any:
+    """Return the deployment.  Ray sets OMP_NUM_THREADS of a replica to its CPUs, which limits its threads.
+
+    Replicas without a GPU compute on the CPU: Ray does not hide the GPUs of the machine from them.
+    """
+    config = config.model_copy(update={"device": "cuda" if plan.gpus else "cpu"})
 
     def create() -> ASGIApp:  # called by each replica
         app, reloader = create_application(config, logging.getLogger(_NAME).warning)
@@ -131,11 +160,11 @@ def _application(serve: Any, config: ServerConfig, replicas: int, threads: int, 
 
     deployment = serve.deployment(
         name=_NAME,
-        num_replicas=replicas,
+        num_replicas=plan.replicas,
         max_ongoing_requests=_MOST_REQUESTS,
         graceful_shutdown_timeout_s=config.drain,
         graceful_shutdown_wait_loop_s=0.1,
-        ray_actor_options={"num_cpus": threads, "num_gpus": int(on_gpu)},
+        ray_actor_options={"num_cpus": plan.threads, "num_gpus": plan.gpus},
     )
     return deployment(serve.ingress(create)()).bind()
 

@@ -5,6 +5,7 @@ Letters: B sentences, K beams, S source length, L target capacity.
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 from collections import OrderedDict
@@ -36,7 +37,7 @@ Sample = tuple[int, int]
 _STEP = 16
 """Source lengths and capacities are rounded up to a multiple of this, so that few graphs serve all batches."""
 _CACHED = 64
-"""Captured searches to keep, fewer if they hold half of the memory of the device."""
+"""Captured searches to keep, fewer if they take more than a quarter of the memory of the device."""
 _WARMUP = 3
 """Steps before a capture, in which libraries choose kernels and allocate workspaces."""
 _CAPTURE_LOCK = threading.Lock()
@@ -83,7 +84,7 @@ class CudaGraphBackend(TorchBackend):
 
     def __init__(self, model: Model, device: str | torch.device) -> None:
         super().__init__(model, device)
-        self._idle: OrderedDict[tuple[SearchSettings, Sizes], StaticShapeSearch] = OrderedDict()
+        self._idle: OrderedDict[tuple[SearchSettings, Sizes], tuple[StaticShapeSearch, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -147,20 +148,40 @@ class CudaGraphBackend(TorchBackend):
         modes = torch.inference_mode(False), torch.autocast(self.model.device.type, enabled=False)
         with evaluating(self.model), modes[0], modes[1], torch.no_grad():
             with self._lock:  # removed, so that no other thread uses it meanwhile
-                search = self._idle.pop((settings, sizes), None)
-            search = search or StaticShapeSearch(self.model, settings, sizes, self._capture)
+                kept = self._idle.pop((settings, sizes), None)
+            search, size = kept or self._new_search(settings, sizes)
             found = search.search(src, forced, numbers)
         with self._lock:
-            self._idle[settings, sizes] = search  # last in, last out
-            while len(self._idle) > _CACHED or (len(self._idle) > 1 and self._memory_is_short()):
+            self._idle[settings, sizes] = search, size  # last in, last out
+            while len(self._idle) > _CACHED or (len(self._idle) > 1 and self._idle_bytes() > self._room):
                 self._idle.popitem(last=False)
         return found
 
-    def _memory_is_short(self) -> bool:
-        if self.model.device.type != "cuda":
-            return False
-        total = torch.cuda.get_device_properties(self.model.device).total_memory
-        return torch.cuda.memory_allocated(self.model.device) > total // 2
+    def _new_search(self, settings: SearchSettings, sizes: Sizes) -> tuple[StaticShapeSearch, int]:
+        """Return a search, and the bytes of the device that it took, those that only its graph uses included."""
+        before = self._reserved()
+        try:
+            search = StaticShapeSearch(self.model, settings, sizes, self._capture)
+        except torch.cuda.OutOfMemoryError:
+            with self._lock:
+                self._idle.clear()
+            gc.collect()
+            torch.cuda.empty_cache()
+            before = self._reserved()
+            search = StaticShapeSearch(self.model, settings, sizes, self._capture)
+        return search, max(0, self._reserved() - before)
+
+    def _reserved(self) -> int:
+        return torch.cuda.memory_reserved(self.model.device) if self.model.device.type == "cuda" else 0
+
+    def _idle_bytes(self) -> int:
+        return sum(size for _, size in self._idle.values())
+
+    @property
+    def _room(self) -> float:
+        """Bytes of all captured searches that are kept."""
+        device = self.model.device
+        return torch.cuda.get_device_properties(device).total_memory / 4 if device.type == "cuda" else math.inf
 
     def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
         return capture(step, self.model.device) if self.model.device.type == "cuda" else step
@@ -175,8 +196,8 @@ def _batches(
 ) -> Iterator[tuple[list[Sample], int]]:
     """Yield batches of similar source length, and the size for which each one is searched.
 
-    Full batches have the largest power of two as size; that of the last one of a length is a power of four, if that is
-    less, so that a server, whose batches have any size, captures few graphs.
+    Full batches have the largest power of two as size; that of the last batch, if it is not full, is a power of four
+    or the size of a full one, so that a server, whose batches have any size, captures few graphs.
     """
     rest = sorted(items, key=lambda item: -len(sources[item[0]]))
     while rest:

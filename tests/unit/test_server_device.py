@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from starlette.testclient import TestClient
 
 from dragoman.config.server import ModelEntry, ServerConfig
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
@@ -20,6 +22,7 @@ from dragoman.serve.direction import Direction
 from dragoman.serve.directions import Directions
 from dragoman.serve.model_source import model_sources
 from dragoman.serve.reloader import Reloader
+from dragoman.serve.start import create_application
 from served_models import TEXTS, copied_model, translated
 from small_run import Cli
 
@@ -68,6 +71,28 @@ def test_models_of_a_gpu_search_what_waits_as_a_batch(folder: Path, devices: lis
 
     asyncio.run(run())
     assert devices == ["cpu", "cuda"]
+
+
+def test_markup_alternatives_and_glossaries(folder: Path, devices: list[str]) -> None:
+    config = ServerConfig(models=[ModelEntry(path=str(folder))], device="cuda", viewer=False)
+    app, reloader = create_application(config, print)
+    assert reloader is not None
+    with TestClient(app, base_url="http://localhost") as client:
+        assert client.portal is not None
+        client.portal.call(reloader.start)
+
+        def ask(text: str, **options: Any) -> dict[str, Any]:
+            answer = client.post("/translate", json={"q": text, "source": "en", "target": "xx", **options})
+            assert answer.status_code == 200, answer.text
+            return dict(answer.json())
+
+        plain = ask("one two three")["translatedText"]
+        tagged = ask("<p>one <b>two</b> three</p>", format="html")["translatedText"]
+        assert tagged.startswith("<p>") and tagged.count("<b>") == 1 and re.sub("<[^>]*>", "", tagged) == plain
+        assert len(ask("one two three", alternatives=2)["alternatives"]) == 2
+        found = ask("one two three", glossary={"two": "sept"}, glossary_mode="strict")
+        assert "sept" in found["translatedText"] and found["glossary"][0]["applied"]
+    assert devices == ["cuda"]
 
 
 @pytest.mark.skipif(GPU, reason="this machine has a GPU")

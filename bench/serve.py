@@ -2,6 +2,7 @@
 
     python bench/serve.py runs/en-de --text data/multi30k/test2016.en
     python bench/serve.py runs/en-de --text test.en --clients 1 8 64 256 --rounds 5 --out serve.json
+    python bench/serve.py runs/en-de --text test.en --cores 0 2     # of a computer that has more
     python bench/serve.py runs/en-de --text test.en --servers dragoman libretranslate --libretranslate-python PYTHON
 
 Each server runs in a process of its own.  Closed loop: each of N clients sends one sentence after the other.  Open
@@ -193,9 +194,9 @@ class Server:
 
 def commands(given: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
     """Return the command of each server."""
-    from dragoman.formats.export import export
-
     if set(given.servers) != {"dragoman"}:
+        from dragoman.formats.export import export
+
         checked = folder / "checked.txt"  # 20 lines, because a large model takes minutes for 200
         text = Path(given.text).read_text(encoding="utf-8")
         checked.write_text("".join(text.splitlines(keepends=True)[:20]), "utf-8")

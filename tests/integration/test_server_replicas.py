@@ -274,9 +274,11 @@ def test_replicas_with_gpus(
 
 
 def test_too_few_gpus() -> None:
-    with pytest.raises(UsageError, match=r"has 2 GPUs, .* lower --replicas \(3\), .*--device cpu"):
+    with pytest.raises(
+        UsageError, match=r"replicas: 3, GPUs of the Ray cluster: 2; .* lower --replicas, .*--device cpu"
+    ):
         ray_serve._plan("cuda", [Machine(2, 2), Machine(2, 0)], 3)
-    with pytest.raises(UsageError, match=r"has 0 GPUs, .* lower --replicas \(1\)"):
+    with pytest.raises(UsageError, match=r"replicas: 1, GPUs of the Ray cluster: 0; "):
         ray_serve._plan("cuda", [Machine(2, 0)], None)
 
 

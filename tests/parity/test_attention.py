@@ -198,7 +198,7 @@ def test_beams_folded_into_the_queries_are_tiled_keys_and_values() -> None:
 
 
 def test_the_kernel_of_cudnn_is_not_used_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would build a plan for each new shape, which takes longer than the step of a training."""
+    """Building its plan for a new shape takes longer than the rest of a training step."""
     used = []
     attend = F.scaled_dot_product_attention
 

@@ -404,9 +404,10 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"
 
 
 def same_hypotheses_or_scores(ours: list[Hypothesis], theirs: list[Hypothesis]) -> bool:
-    """Whether the hypotheses are equal, or others with the same scores: the same words in another order, say.
+    """Whether the hypotheses are equal, or differ but have the same scores, such as the same words in another order.
 
-    A device that rounds otherwise drops others of them; moved weights do not show it, because they move all of them.
+    A device that rounds differently may prune others of these.  Moved weights do not reproduce this, because they
+    change the scores of all of them alike.
     """
     scores = [[hypothesis.score for hypothesis in own] for own in (ours, theirs)]
     return same_hypotheses(ours, theirs) or scores[0] == pytest.approx(scores[1], abs=1e-4)

@@ -77,7 +77,9 @@ def serve(
     replicas: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10_000, help="Number of replicas of --ray; default: one per machine, with cuda per GPU."
+            min=1,
+            max=10_000,
+            help="Number of replicas of --ray; default: one per machine, or per GPU with --device cuda.",
         ),
     ] = None,
 ) -> None:

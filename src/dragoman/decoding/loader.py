@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from dragoman.decoding.pytorch.backend import TorchBackend
 
-__all__ = ["EngineChoice", "ModelKind", "Quantize", "load_backend", "load_shortlist", "open_service"]
+__all__ = ["EngineChoice", "ModelKind", "Quantize", "find_device", "load_backend", "load_shortlist", "open_service"]
 
 Quantize = Literal["auto", "int8", "bf16", "none"]
 EngineChoice = Literal["auto", "native", "pytorch"]
@@ -77,13 +77,8 @@ def load_backend(
     """
     paths = list(path) if isinstance(path, Sequence) and not isinstance(path, str | bytes) else [path]
     _check(paths, kind, quantize, engine, threads, shortlist)
-    if str(device) == "auto" and not has_torch():  # only PyTorch computes on GPUs
-        device = "cpu"
-    if engine != "native" and str(device) != "cpu":  # the native engine works without torch
-        with needs_torch(f"device {str(device)!r}"):
-            from dragoman.device import resolve_device
-
-        device = resolve_device(str(device))
+    if engine != "native" or str(device) == "auto":
+        device = find_device(device)
     loader = _Loader(paths[0], kind, lack, device, quantize, engine, threads or usable_cores())
     backend, tokenizer, config = loader.load()
     if shortlist:
@@ -105,6 +100,19 @@ def load_backend(
         if other_config.data.max_tokens < config.data.max_tokens:
             config = other_config.model_copy(update={"search": config.search})
     return EnsembleBackend(members), tokenizer, config
+
+
+def find_device(name: str | torch.device) -> str | torch.device:
+    """Return the device called `name`, as `resolve_device`; "cpu" and, without PyTorch, "auto" do not need PyTorch.
+
+    Raises UsageError for a device that this machine lacks, and for one that needs PyTorch if it is not installed.
+    """
+    if str(name) == "cpu" or (str(name) == "auto" and not has_torch()):  # only PyTorch computes on GPUs
+        return "cpu"
+    with needs_torch(f"device {str(name)!r}"):
+        from dragoman.device import resolve_device
+
+    return resolve_device(str(name))
 
 
 def load_shortlist(path: str | Path) -> Shortlist:

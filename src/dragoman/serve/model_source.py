@@ -37,7 +37,7 @@ class ModelSource:
     source and target; trained: those of its training data.  beam: default width of the search.  fingerprint: of all
     files, and of the shortlist if it is used.  between: codes of the model for source and target, if it has several
     languages.  search: settings that replace those of the model.  shortlist: whether translations are restricted to the
-    shortlist of the model.  device: where the model computes.
+    shortlist of the model.  device: device that the model runs on.
     """
 
     folder: Path
@@ -94,7 +94,7 @@ class ModelSource:
 
 
 def model_sources(entries: Sequence[ModelEntry], device: str = "cpu") -> list[ModelSource]:
-    """Return the models that translate; others are only for the viewer.
+    """Return the models that translate, to be loaded on a device; others are only for the viewer.
 
     Raises UsageError and ModelFolderError.
     """
@@ -121,8 +121,11 @@ def model_sources(entries: Sequence[ModelEntry], device: str = "cpu") -> list[Mo
             name = names[path] if paths.count(path) == 1 else f"{names[path]} {languages[0]}-{languages[1]}"
             fingerprint = _fingerprint(read_meta(folder), load_shortlist(folder) if entry.shortlist else None)
             beam = entry.search.beam or config.search.beam
-            own_search = entry.search, entry.shortlist, device
-            found.append(ModelSource(folder, name, languages, trained, beam, fingerprint, between, *own_search))
+            found.append(
+                ModelSource(
+                    folder, name, languages, trained, beam, fingerprint, between, entry.search, entry.shortlist, device
+                )
+            )
         elif config.data.kind != "text":
             raise wrong_model(Path(entry.path), config, "neither translates nor continues texts")
     return found

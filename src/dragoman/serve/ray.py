@@ -104,8 +104,8 @@ def _plan(device: str, machines: Sequence[Machine], replicas: int | None) -> Pla
     if device == "cuda":
         gpus = sum(machine.gpus for machine in machines)
         raise UsageError(
-            f"the Ray cluster has {gpus} GPUs, and each replica needs 1 and a CPU of the same machine: lower "
-            f"--replicas ({number}), add machines with GPUs, or use --device cpu"
+            f"replicas: {number}, GPUs of the Ray cluster: {gpus}; each replica needs a GPU and a CPU of the same "
+            "machine: lower --replicas, add machines with GPUs, or use --device cpu"
         )
     if threads := _threads(machines, number, gpus=0):
         return Plan(number, threads, 0)

@@ -12,6 +12,7 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from dragoman.config.server import ServerConfig
+from dragoman.decoding.loader import find_device
 from dragoman.errors import UsageError
 from dragoman.extras import has_torch, needs_torch
 from dragoman.models.model_folder import read_config
@@ -39,7 +40,7 @@ def start(config: ServerConfig, log: Callable[[str], None], read: Callable[[], S
     be used.
     """
     check(config)
-    _check_device(config.device)
+    find_device(config.device)
     with listen(config.host, config.port) as listener:
         address, bound_port = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
@@ -68,16 +69,6 @@ def check(config: ServerConfig) -> None:
             raise UsageError("no models to serve; specify at least one translation model")
     if config.database:
         KeyStore(Path(config.database), create=False).close()
-
-
-def _check_device(name: str) -> None:
-    """Raise UsageError for a device that this machine lacks."""
-    if name == "cpu" or (name == "auto" and not has_torch()):
-        return
-    with needs_torch(f"device {name!r}"):
-        from dragoman.device import resolve_device
-
-    resolve_device(name)
 
 
 def create_application(

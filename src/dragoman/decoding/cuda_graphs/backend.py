@@ -158,7 +158,7 @@ class CudaGraphBackend(TorchBackend):
         return found
 
     def _new_search(self, settings: SearchSettings, sizes: Sizes) -> tuple[StaticShapeSearch, int]:
-        """Return a search, and the bytes of the device that it took, those that only its graph uses included."""
+        """Return a search, and the bytes of device memory that it took, including those that only its graph uses."""
         before = self._reserved()
         try:
             search = StaticShapeSearch(self.model, settings, sizes, self._capture)

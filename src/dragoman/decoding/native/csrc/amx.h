@@ -31,7 +31,7 @@ bool supports_amx();
 
 #if defined(DRAGOMAN_AMX)
 
-// The tiles of this thread, for products with at least `rows` rows, until the end of the scope.
+// Configures the tiles of this thread for products of `rows` rows, and releases them at the end of the scope.
 class TileScope {
  public:
   explicit TileScope(int rows) { configure_tiles(TileSizes(rows < AMX_ROWS ? rows : AMX_ROWS)); }
@@ -109,18 +109,18 @@ class AmxProduct {
         for (size_t i = 0; i < 4; ++i) write(sums_[i], begin, middle, output + 16 * i);
         continue;
       }
-      for (size_t half = 0; half < 2; ++half, weights += 128) {
+      for (size_t half = 0; half < 2; ++half) {
+        const int8_t* own = weights + 128 * half;
         if (begin == 0 && half == 0) {
-          multiply_rows<true, true>(tile_before(middle), tile_before(end), x_.cols, weights, sums_);
+          multiply_rows<true, true>(tile_before(middle), tile_before(end), x_.cols, own, sums_);
         } else {
-          multiply_rows<true, false>(tile_before(middle), tile_before(end), x_.cols, weights, sums_);
+          multiply_rows<true, false>(tile_before(middle), tile_before(end), x_.cols, own, sums_);
         }
         for (size_t i = 0; i < 2; ++i) {
           write(sums_[i], begin, middle, output + 32 * half + 16 * i);
           write(sums_[2 + i], middle, end, output + 32 * half + 16 * i);
         }
       }
-      weights -= 256;
     }
   }
 

@@ -26,7 +26,7 @@ struct alignas(64) TileSizes {
 
 namespace dragoman {
 
-// Inline assembly: the intrinsics of GCC 12 for loads do not say that they read memory.
+// Written in inline assembly because the load intrinsics of GCC 12 do not tell the compiler that they read memory.
 inline void configure_tiles(const TileSizes& sizes) { asm volatile("ldtilecfg %0" ::"m"(sizes)); }
 inline void release_tiles() { asm volatile("tilerelease"); }
 

@@ -373,7 +373,9 @@ def test_the_state_is_in_the_address_and_comes_back(page: Page, tiny_page: Path)
     assert loss(page) == value
     assert page.run("return document.getElementById('source-text').value") == "am I"
     assert [box.is_selected() for box in page.all(".switch input")] == [True, True, False]
-    page.run("location.hash = encodeURIComponent(JSON.stringify({ s: 'I am', t: '我' }))")  # another address is pasted
+    page.run(  # another address is pasted while the page is about to write its own
+        "location.hash = encodeURIComponent(JSON.stringify({ s: 'I am', t: '我' })); keep()"
+    )
     page.until("return document.getElementById('source-text').value === 'I am'")
     settled(page)
     assert page.text("#result .translation") == "我" and not page.all("#result .before")

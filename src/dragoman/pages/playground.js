@@ -197,9 +197,9 @@ function keep() {
 // Browsers limit how often an address may change.
 function keepSoon() { view.keeping ||= setTimeout(keep, 200); }
 
-function restore() {
+function restore(hash) {
   let kept = null;
-  try { kept = JSON.parse(decodeURIComponent(location.hash.slice(1))); } catch { /* not an address of this page: start anew */ }
+  try { kept = JSON.parse(decodeURIComponent(hash.slice(1))); } catch { /* not an address of this page: start anew */ }
   kept = kept && typeof kept === "object" ? kept : {};
   const pairs = (value) => (Array.isArray(value) ? value.filter((pair) => Array.isArray(pair) && typeof pair[0] === "string" && finite(pair[1])) : []);
   const index = Number.isInteger(kept.m) && playground.models[kept.m] ? kept.m : playground.models.length - 1, [example] = playground.models[index].examples;
@@ -227,11 +227,14 @@ function start() {
     reset();
   }, ["Model", "模型"]);
   if (playground.models.length > 1) byId("models").append(models);
-  restore();
+  restore(location.hash);
   drawResultBar();
   const onLayer = (stack, layer) => chooseAttention(stack === "encoder" ? `encoder.layers.${layer - 1}.self_attn 0` : `decoder.layers.${layer - 1}.cross_attn 0`);
   view.figureOptions = { readable: (piece) => readable(piece), onLayer, onWord: (index) => { view.word = index ?? 0; drawAlternatives(); } };
   models.value = state.model;
-  window.addEventListener("hashchange", () => { if (location.hash.startsWith("#%7B")) { restore(); models.value = state.model; begin(); } });
+  window.addEventListener("hashchange", ({ newURL }) => {  // not location.hash: `keep` may have replaced it before this event arrives
+    const { hash } = new URL(newURL);
+    if (hash.startsWith("#%7B")) { restore(hash); models.value = state.model; begin(); }
+  });
   begin();
 }

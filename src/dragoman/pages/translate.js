@@ -50,8 +50,8 @@ function showViewerLink(text) {
   if (byId("viewer")) byId("viewer").href = text.trim() && characters() <= LONGEST_LINK ? `viewer/#${link}` : "viewer/";
 }
 
-function readState() {
-  const state = new URLSearchParams(location.hash.slice(1));
+function readState(hash) {
+  const state = new URLSearchParams(hash.slice(1));
   chooseLanguages(state.get("source"), state.get("target"));
   if (state.has("text")) byId("text").value = state.get("text");
   afterChoice();
@@ -154,7 +154,7 @@ function listen() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.isComposing) { event.preventDefault(); translateText(); }
   });
-  window.addEventListener("hashchange", readState);
+  window.addEventListener("hashchange", ({ newURL }) => readState(new URL(newURL).hash));  // not location.hash: `keepState` may have replaced it
   document.addEventListener("language", () => { fillLanguages(); });
   listenToFiles();
   listenToSuggestions();
@@ -199,6 +199,6 @@ async function start() {
   chooseLanguages(null, before.target ?? readersLanguage() ?? first.target.code);
   showFormats();
   listen();
-  readState();
+  readState(location.hash);
 }
 start();

@@ -142,8 +142,8 @@ def test_a_budget_of_seconds_ends_in_time_and_the_rate_at_zero(data: Path, tmp_p
     begin = time.monotonic()
     config = small_config(data, "train.budget=4 s", "train.validate_every=1 s", "train.log_every=1")
     result = train(config, tmp_path / "run")
-    assert 4 <= result.progress.seconds < 5.5
-    assert time.monotonic() - begin < 8
+    assert 4 <= result.progress.seconds < 8
+    assert time.monotonic() - begin < 15
     rates = [row["learning_rate"] for row in read_log(tmp_path / "run") if "loss" in row]
     # Near zero: how near depends on the time of the last step, which may be a tenth of the budget on a busy machine.
     assert max(rates) == pytest.approx(0.01) and rates[-1] < 0.004

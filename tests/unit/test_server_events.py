@@ -266,7 +266,7 @@ def test_the_time_limit_ends_a_stream() -> None:
             until(lambda: len(service.searches) == 4)
             service.finish(0)
             assert b'"status": 503' in read_until(connection, b"0\r\n\r\n")
-        assert 0.5 < time.monotonic() - begun < 3 and service.cancelled == 3
+        assert 0.5 < time.monotonic() - begun < 8 and service.cancelled == 3
 
 
 def test_comments_keep_a_quiet_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ import torch
 from hypothesis import settings
 
 from built_site import built_site
+from dragoman.decoding.native.library import NativeLibrary
 from dragoman.nn.dropout import seed_dropout
+from native_builds import use_build
 from served_models import packed_models
 from small_run import Cli
 
@@ -39,6 +41,14 @@ def same_random_numbers() -> None:
 def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
     """The command line, called in this process."""
     return Cli(monkeypatch, capsysbinary)
+
+
+@pytest.fixture
+def native_build(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> NativeLibrary:
+    """The build of the engine that the parameter names (BUILDS of native_builds.py), which the test then uses."""
+    return use_build(request.param, tmp_path_factory, monkeypatch)
 
 
 @pytest.fixture(scope="session")

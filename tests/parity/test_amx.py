@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from dragoman.decoding.native import library
+from native_builds import EMULATED_TILES
 
 HERE = Path(__file__).parent
 SOURCES = Path(library.__file__).parent / "csrc"
 FLAGS = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-I", str(SOURCES)]
 BUILDS = {
     "emulated": [
-        "-mavx2", "-mfma", "-mf16c", f'-DDRAGOMAN_TILE_INSTRUCTIONS="{HERE / "emulated_tiles.h"}"',
+        "-mavx2", "-mfma", "-mf16c", EMULATED_TILES,
         "-fsanitize=address,undefined", "-fno-sanitize-recover=all",
     ],
     "processor": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"],

@@ -16,11 +16,12 @@ from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.engine import Engine
-from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
+from dragoman.decoding.native.library import NativeLibrary, Precision, load_native, unavailable_reason
 from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 from dragoman.models.seq2seq import Model
 from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
 from every_kind import TRANSLATORS, bigrams, built, ending, improving, model_config
+from native_builds import BUILDS
 from near_ties import assert_same_search, same_hypotheses
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
@@ -118,18 +119,10 @@ def test_equal_tokens_and_scores(name: str, beam: int, tmp_path: Path) -> None:
 
 
 @native
-@pytest.mark.parametrize("build", ["avx512", "avx2"])
+@pytest.mark.parametrize("native_build", BUILDS, indirect=True)
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 @pytest.mark.parametrize("kind", ["gelu_tanh gated odd sizes", "ssru"])
-def test_every_build(
-    build: str, precision: Precision, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.decoding.native.library._load", _load.__wrapped__)
-    loaded = load_native()
-    if loaded is None:
-        pytest.skip(unavailable_reason())
-    assert loaded.build == build
+def test_every_build(native_build: NativeLibrary, precision: Precision, kind: str, tmp_path: Path) -> None:
     settings = SearchSettings(beam=3, nbest=2, max_extra=6)
     rows, model = sources(), of_kind(kind)
     found = native_search(model, tmp_path, rows, settings, precision=precision)

@@ -25,11 +25,12 @@ from torch.overrides import TorchFunctionMode
 from dragoman.data.tokenizer import EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.engine import Engine
-from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
+from dragoman.decoding.native.library import NativeLibrary, Precision, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
+from native_builds import BUILDS
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
@@ -154,18 +155,13 @@ def gaps(first: list[float], second: list[float]) -> list[float]:
 # ------------------------------------------------------------------------------------------------------------ the tests
 
 
-@pytest.mark.parametrize("build", ["avx512", "avx2"])
+@pytest.mark.parametrize("native_build", BUILDS, indirect=True)
 @pytest.mark.parametrize("precision", ["int8", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_arithmetic_of_quantization(
-    kind: str, precision: Precision, build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, precision: Precision, native_build: NativeLibrary, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.decoding.native.library._load", _load.__wrapped__)
-    loaded = load_native()
-    if loaded is None:
-        pytest.skip(unavailable_reason())
-    if precision == "bfloat16" and not loaded.supports_bfloat16:
+    if precision == "bfloat16" and not native_build.supports_bfloat16:
         pytest.skip("this processor does not multiply bfloat16")
     ours, expected = by_engine(kind, precision, tmp_path), emulated(kind, precision)
     error = gaps(expected, by_engine(kind, "float32", tmp_path))

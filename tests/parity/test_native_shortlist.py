@@ -20,7 +20,7 @@ from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
-from dragoman.decoding.native.library import Precision, _load, load_native, unavailable_reason
+from dragoman.decoding.native.library import NativeLibrary, Precision, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.native.request import RaggedIds, Usage
 from dragoman.decoding.native.service import NativeSearchService
@@ -31,6 +31,7 @@ from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from every_kind import TRANSLATORS, built
+from native_builds import BUILDS
 from near_ties import assert_same_search, same_hypotheses
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
@@ -137,18 +138,11 @@ def test_forced_prefixes(beam: int, tmp_path: Path) -> None:
     assert all(some[0].tokens[: len(begin)] == begin for some, begin in zip(found, prefixes, strict=True))
 
 
-@pytest.mark.parametrize("build", ["avx512", "avx2"])
+@pytest.mark.parametrize("native_build", BUILDS, indirect=True)
 @pytest.mark.parametrize("precision", ["float32", "int8", "bfloat16"])
-def test_every_build_and_precision(
-    build: str, precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_build_and_precision(native_build: NativeLibrary, precision: Precision, tmp_path: Path) -> None:
     """A shortlist of the whole vocabulary changes no bit; others agree with the engine's steps restricted to them."""
-    monkeypatch.setattr("dragoman.decoding.native.library._BUILDS", (build,))
-    monkeypatch.setattr("dragoman.decoding.native.library._load", _load.__wrapped__)
-    loaded = load_native()
-    if loaded is None:
-        pytest.skip(unavailable_reason())
-    if precision == "bfloat16" and not loaded.supports_bfloat16:
+    if precision == "bfloat16" and not native_build.supports_bfloat16:
         pytest.skip("this processor does not multiply bfloat16")
     settings = SearchSettings(beam=3, nbest=2, max_extra=6)
     engine = engine_of("odd sizes", tmp_path, precision)

@@ -34,7 +34,9 @@ inline void accumulate_f32(const GemmInput& x, int row, const float* weights, in
 }
 
 #if defined(__AVX512F__)
+#if !defined(DRAGOMAN_TARGET_BF16)
 #define DRAGOMAN_TARGET_BF16 __attribute__((target("avx512bf16")))
+#endif
 
 template <int R>
 DRAGOMAN_TARGET_BF16 inline void accumulate_bf16(const GemmInput& x, int row, const uint16_t* weights, int inputs,
@@ -282,7 +284,9 @@ void convert_from_fp16(const uint16_t* x, int count, float* y) {
 }
 
 bool supports_bf16() {
-#if defined(__AVX512F__)
+#if defined(DRAGOMAN_VECTOR_INSTRUCTIONS)
+  return true;
+#elif defined(__AVX512F__)
   return __builtin_cpu_supports("avx512bf16");
 #else
   return false;

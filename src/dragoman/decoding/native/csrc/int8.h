@@ -35,7 +35,11 @@ inline void quantize_row(const float* x, int cols, float factor, uint8_t* row) {
 // sums[i] += dot product of the four activations and the four weights in lane i.
 // Inline assembly because GCC 12 moves the accumulators of the intrinsic through memory.
 inline void dot(VecI32& sums, VecI32 x, VecI32 weights) {
+#if defined(DRAGOMAN_VECTOR_INSTRUCTIONS)
+  sums = _mm512_dpbusd_epi32(sums, x, weights);
+#else
   asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(x), "v"(weights));
+#endif
 }
 
 // The products of R rows with V vectors of outputs.  compensation: 128 times the sum of the weights of each output.

@@ -10,6 +10,10 @@
 #include <cstring>
 #include <initializer_list>
 
+#if defined(DRAGOMAN_VECTOR_INSTRUCTIONS)
+#include DRAGOMAN_VECTOR_INSTRUCTIONS  // of a test: those of AVX-512 in plain C++
+#endif
+
 namespace dragoman {
 
 #if defined(__AVX512F__)

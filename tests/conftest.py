@@ -15,7 +15,7 @@ from hypothesis import settings
 from built_site import built_site
 from dragoman.decoding.native.library import NativeLibrary
 from dragoman.nn.dropout import seed_dropout
-from native_builds import use_build
+from native_builds import use_build, use_kernels
 from served_models import packed_models
 from small_run import Cli
 
@@ -49,6 +49,12 @@ def native_build(
 ) -> NativeLibrary:
     """The build of the engine that the parameter names (BUILDS of native_builds.py), which the test then uses."""
     return use_build(request.param, tmp_path_factory, monkeypatch)
+
+
+@pytest.fixture
+def training_kernels(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training uses its C++ kernels in this test, on every processor with AVX2."""
+    use_kernels(tmp_path_factory, monkeypatch)
 
 
 @pytest.fixture(scope="session")

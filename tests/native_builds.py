@@ -1,4 +1,4 @@
-"""The builds of the native engine, for tests of each of them, and one with emulated instructions."""
+"""The C++ libraries, for tests of each build; those for AVX-512 also with its instructions in plain C++."""
 
 from __future__ import annotations
 
@@ -6,54 +6,70 @@ import ctypes
 import os
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from filelock import FileLock
 
-from dragoman.decoding.native import library
-from dragoman.decoding.native.library import NativeLibrary, load_native, unavailable_reason
+from dragoman.decoding.native import library as engine
+from dragoman.decoding.native.library import NativeLibrary
+from dragoman.nn.native import library as training
 
-__all__ = ["BUILDS", "EMULATED_TILES", "use_build"]
+__all__ = ["BUILDS", "EMULATED_TILES", "use_build", "use_kernels"]
 
 EMULATED = "avx512, AMX, emulated"
 BUILDS = ("avx512", "avx2", EMULATED)
-"""EMULATED has the instructions of AVX-512 and AMX in plain C++ and runs on every processor with AVX2."""
+"""Builds of the engine.  EMULATED has the instructions of AVX-512 and AMX in plain C++."""
 
 _HERE = Path(__file__).parent / "parity"
-_SOURCES = Path(library.__file__).parent / "csrc"
 _EMULATED_VECTORS = f'-DDRAGOMAN_VECTOR_INSTRUCTIONS="{_HERE / "emulated_avx512.h"}"'
 EMULATED_TILES = f'-DDRAGOMAN_TILE_INSTRUCTIONS="{_HERE / "emulated_tiles.h"}"'
-_FLAGS = ["-shared", "-fPIC", "-pthread", "-std=c++17", "-O1", "-ffp-contract=off", "-mavx2", "-mfma", "-mf16c"]
-_FLAGS += ["-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
+_FLAGS = ["-shared", "-fPIC", "-pthread", "-std=c++17", "-O1", "-fno-math-errno", "-ffp-contract=off"]
+_FLAGS += ["-mavx2", "-mfma", "-mf16c", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 
 
 def use_build(build: str, folders: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> NativeLibrary:
     """Let the engine use one of BUILDS, or skip the test where it does not run."""
     if build == EMULATED:
-        emulated = NativeLibrary("avx512", library._declare_functions(ctypes.CDLL(str(_compiled(folders)))))
-        monkeypatch.setattr(library, "_load", lambda: (emulated, ""))
+        path = _emulated("engine", engine, [EMULATED_TILES], folders)
+        emulated = NativeLibrary("avx512", engine._declare_functions(ctypes.CDLL(str(path))))
+        monkeypatch.setattr(engine, "_load", lambda: (emulated, ""))
     else:
-        monkeypatch.setattr(library, "_BUILDS", (build,))
-        monkeypatch.setattr(library, "_load", library._load.__wrapped__)
-    loaded = load_native()
+        monkeypatch.setattr(engine, "_BUILDS", (build,))
+        monkeypatch.setattr(engine, "_load", engine._load.__wrapped__)
+    loaded = engine.load_native()
     if loaded is None:
-        pytest.skip(unavailable_reason())
+        pytest.skip(engine.unavailable_reason())
     assert loaded.build == build.split(",")[0]
     assert loaded.supports_amx or build != EMULATED
     return loaded
 
 
-def _compiled(folders: pytest.TempPathFactory) -> Path:
-    """Compile the library with emulated instructions; processes of one run of the tests share it."""
+def use_kernels(folders: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let training use its kernels; on a processor without AVX-512, with emulated instructions."""
+    if training.kernels() is not None:
+        return
+    path = _emulated("kernels", training, ["-fopenmp"], folders)
+    monkeypatch.setattr(training, "_built", lambda: [path])
+    monkeypatch.setattr(training, "prefers_kernels", lambda cpuinfo: True)
+    monkeypatch.setattr(training, "_load", cache(training._load.__wrapped__))
+    assert training.kernels() is not None
+
+
+def _emulated(name: str, package: ModuleType, flags: list[str], folders: pytest.TempPathFactory) -> Path:
+    """Compile a library with emulated instructions; processes of one run of the tests share it."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
+    if not {"avx2", "fma", "f16c"} <= set(training._cpuinfo().split()):
+        pytest.skip("this processor has no AVX2")
     base = folders.getbasetemp()
-    compiled = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "emulated.so"
-    with FileLock(compiled.with_name("emulated.lock")):
+    compiled = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"emulated_{name}.so"
+    with FileLock(compiled.with_suffix(".lock")):
         if not compiled.exists():
-            partial = compiled.with_name("emulated.partial.so")
-            sources = sorted(_SOURCES.glob("*.cpp"))
-            subprocess.run(["g++", *_FLAGS, _EMULATED_VECTORS, EMULATED_TILES, *sources, "-o", partial], check=True)
+            sources = sorted(Path(str(package.__file__)).with_name("csrc").glob("*.cpp"))
+            partial = compiled.with_suffix(".partial")
+            subprocess.run(["g++", *_FLAGS, _EMULATED_VECTORS, *flags, *sources, "-o", partial], check=True)
             partial.replace(compiled)
     return compiled

@@ -26,7 +26,7 @@ from dragoman.nn.native.library import (
 from dragoman.nn.products import Linear, linear
 from dragoman.training.loss import chunked_cross_entropy, cross_entropy, loss_gradient
 
-needs_kernels = pytest.mark.skipif(kernels() is None, reason="PyTorch is used on this processor")
+needs_kernels = pytest.mark.usefixtures("training_kernels")
 
 # Below, at and above the sizes of tiles (12, 32) and blocks (192, 512), and more than one block of each.
 SIZES = [(1, 1, 1), (2, 31, 1), (12, 32, 16), (13, 33, 17), (193, 5, 513), (11, 1100, 40), (400, 70, 1030)]
@@ -291,7 +291,7 @@ def test_a_layer_is_stored_like_that_of_pytorch() -> None:
     nn.Linear(3, 4).load_state_dict(Linear(3, 4).state_dict())
 
 
-@needs_kernels
+@pytest.mark.skipif(kernels() is None, reason="PyTorch is used on this processor")
 def test_kernels_share_the_threads_of_pytorch() -> None:
     """A second OpenMP library in the process would have threads of its own."""
     code = (

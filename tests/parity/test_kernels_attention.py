@@ -13,10 +13,10 @@ from dragoman.nn import attention
 from dragoman.nn.attention import SelfAttention, attend_explicit, attend_short, causal_bias, padding_bias
 from dragoman.nn.dropout import Dropout, seed_dropout
 from dragoman.nn.native.kernels import attend, attend_backward, drop
-from dragoman.nn.native.library import kernels, without_kernels
+from dragoman.nn.native.library import without_kernels
 from dragoman.nn.positions import Positions
 
-needs_kernels = pytest.mark.skipif(kernels() is None, reason="PyTorch is used on this processor")
+needs_kernels = pytest.mark.usefixtures("training_kernels")
 
 N, DK, DH = 3, 5, 7
 

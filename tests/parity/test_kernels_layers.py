@@ -22,11 +22,11 @@ from dragoman.nn.native.layer_kernels import (
     relu_backward_,
     sum_rows,
 )
-from dragoman.nn.native.library import kernels, with_products, without_kernels
+from dragoman.nn.native.library import with_products, without_kernels
 from dragoman.nn.positions import Positions
 from dragoman.nn.taps import Tap
 
-pytestmark = pytest.mark.skipif(kernels() is None, reason="PyTorch is used on this processor")
+pytestmark = pytest.mark.usefixtures("training_kernels")
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <initializer_list>
 
+#if defined(DRAGOMAN_VECTOR_INSTRUCTIONS)
+#include DRAGOMAN_VECTOR_INSTRUCTIONS  // of a test: those of AVX-512 in plain C++
+#endif
+
 namespace dragoman {
 
 // The first `count` lanes; none if it is negative.

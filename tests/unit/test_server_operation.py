@@ -331,11 +331,21 @@ def test_the_description_has_all_routes_and_methods() -> None:
     described = {(path, method.upper()) for path, operations in spec["paths"].items() for method in operations}
     served: set[tuple[str, str]] = set()
     for route in server.routes:
-        methods = getattr(route, "methods", None) or set()
-        preferred = {"GET"} if {"GET", "POST"} <= methods else methods - {"HEAD"}
-        served |= {(route.path, method) for method in preferred}  # type: ignore[attr-defined]
+        methods = (getattr(route, "methods", None) or set()) - {"HEAD"}
+        served |= {(route.path, method) for method in methods}  # type: ignore[attr-defined]
     assert described == served - {("/spec", "GET"), ("/", "GET"), ("/web/{name}", "GET")}
     assert spec["openapi"].startswith("3.1")
+
+
+def test_other_methods_are_refused_with_those_that_are_allowed() -> None:
+    """RFC 9110, section 15.5.6."""
+    server = create_server(Directions([copying_direction("en", "de")]))
+    with TestClient(server) as client:
+        for path, operations in client.get("/spec").json()["paths"].items():
+            answer = client.request("TRACE", path)
+            allowed = {method.upper() for method in operations}
+            assert answer.status_code == 405 and answer.json()
+            assert set(answer.headers["allow"].split(", ")) - {"HEAD"} == allowed, path
 
 
 def test_a_request_to_upgrade_to_websockets_is_answered_in_http(capsys: pytest.CaptureFixture[str]) -> None:

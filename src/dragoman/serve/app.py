@@ -221,7 +221,7 @@ def create_app(models: Mapping[str, ServedModel]) -> FastAPI:
     async def not_found(request: Request, error: HTTPException) -> Response:
         what = f"{request.method} {request.url.path[:80]}: {error.detail}"
         problem = _problem(what, "address", "GET /, GET /models, POST /translate/stream")
-        return JSONResponse({"error": [problem]}, error.status_code, HEADERS)
+        return JSONResponse({"error": [problem]}, error.status_code, {**HEADERS, **(error.headers or {})})
 
     return app
 

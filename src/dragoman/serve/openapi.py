@@ -11,8 +11,9 @@ __all__ = ["description"]
 
 _Schema = dict[str, Any]
 _TEXT: _Schema = {"type": "string"}
+_NOT_EMPTY: _Schema = {**_TEXT, "minLength": 1}
 _FLAG: _Schema = {"type": "boolean"}
-_CODE: _Schema = {"type": "string", "description": "code of a language, such as en"}
+_CODE: _Schema = {**_NOT_EMPTY, "description": "code of a language, such as en"}
 _TEXTS: _Schema = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT}]}
 _NUMBER: _Schema = {"type": "integer"}
 _ID: _Schema = {"name": "id", "in": "path", "required": True, "schema": _TEXT}
@@ -74,15 +75,15 @@ _UPLOADED = _object(
 )
 _SUGGESTION = _object(
     "q s source target",
-    q={**_TEXT, "description": "the text"},
-    s={**_TEXT, "description": "its translation"},
+    q={**_NOT_EMPTY, "description": "the text"},
+    s={**_NOT_EMPTY, "description": "its translation"},
     source={**_CODE, "description": "source language, or auto"},
     target=_CODE,
     api_key=_TEXT,
 )
 _DEEPL_TRANSLATE = _object(
     "text target_lang",
-    text={**_array(_TEXT), "maxItems": 50},
+    text={**_array(_TEXT), "minItems": 1, "maxItems": 50},
     source_lang=_CODE,
     target_lang=_CODE,
     split_sentences={"enum": ["0", "1", "nonewlines"], "default": "1"},
@@ -116,14 +117,14 @@ _GLOSSARY = _object(
 _DICTIONARY: dict[str, _Schema] = {
     "source_lang": _CODE,
     "target_lang": _CODE,
-    "entries": {**_TEXT, "description": "a source and a target term per line"},
+    "entries": {**_NOT_EMPTY, "description": "a source and a target term per line"},
     "entries_format": {"enum": ["tsv", "csv"], "default": "tsv"},
 }
-_NEW_GLOSSARY = _object("name source_lang target_lang entries", name=_TEXT, **_DICTIONARY)
+_NEW_GLOSSARY = _object("name source_lang target_lang entries", name=_NOT_EMPTY, **_DICTIONARY)
 _NEW_DICTIONARY = _object("source_lang target_lang entries", **_DICTIONARY)
 _DICTIONARY_INFO = _object(source_lang=_CODE, target_lang=_CODE, entry_count=_NUMBER)
 _MULTILINGUAL = _object(glossary_id=_TEXT, name=_TEXT, creation_time=_TEXT, dictionaries=_array(_DICTIONARY_INFO))
-_CHANGES: dict[str, _Schema] = {"name": _TEXT, "dictionaries": {**_array(_NEW_DICTIONARY), "minItems": 1}}
+_CHANGES: dict[str, _Schema] = {"name": _NOT_EMPTY, "dictionaries": {**_array(_NEW_DICTIONARY), "minItems": 1}}
 _PAIR = tuple(
     {"name": name, "in": "query", "required": True, "schema": _CODE} for name in ("source_lang", "target_lang")
 )
@@ -164,6 +165,11 @@ def _operation(
     return operation
 
 
+def _get_or_post(operation: _Schema) -> _Schema:
+    """Return the methods of a route that some clients send with POST, without a body."""
+    return {"get": operation, "post": operation}
+
+
 def _error(key: str) -> _Schema:
     schema = _object(key, **{key: _TEXT})
     return {"description": "an error", "content": {"application/json": {"schema": schema}}}
@@ -202,9 +208,9 @@ def _libretranslate() -> _Schema:
     return {
         "/translate": {"post": translate},
         "/detect": {
-            "post": _operation("Identify the language of a text", _DETECTED, _object("q", q=_TEXT, api_key=_TEXT))
+            "post": _operation("Identify the language of a text", _DETECTED, _object("q", q=_NOT_EMPTY, api_key=_TEXT))
         },
-        "/languages": {"get": _operation("List the languages", _LANGUAGES)},
+        "/languages": _get_or_post(_operation("List the languages", _LANGUAGES)),
         "/translate_file": {"post": _operation("Translate a document", _UPLOADED, _UPLOAD, _MULTIPART)},
         "/suggest": {"post": _operation("Suggest a better translation", _object(success=_FLAG), _SUGGESTION)},
         "/download_file/{name}": {"get": _operation("Fetch a translated document", parameters=(name,))},
@@ -221,8 +227,10 @@ def _deepl() -> _Schema:
     deepl = partial(_operation, deepl=True)
     return {
         "/v2/translate": {"post": deepl("Translate texts", _DEEPL_TRANSLATED, _DEEPL_TRANSLATE)},
-        "/v2/languages": {"get": deepl("List the languages", _array(_object(language=_CODE, name=_TEXT)))},
-        "/v2/usage": {"get": deepl("Characters of the key", _object(character_count=_NUMBER, character_limit=_NUMBER))},
+        "/v2/languages": _get_or_post(deepl("List the languages", _array(_object(language=_CODE, name=_TEXT)))),
+        "/v2/usage": _get_or_post(
+            deepl("Characters of the key", _object(character_count=_NUMBER, character_limit=_NUMBER))
+        ),
         "/v2/glossary-language-pairs": {"get": deepl("List the directions", _object())},
         "/v2/glossaries": {
             "get": deepl("List the glossaries of the key", _object(glossaries=_array(_GLOSSARY))),

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Mount, Route
+from starlette.routing import Match, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dragoman.errors import DragomanError
@@ -144,7 +144,15 @@ def _status_routes(monitor: Monitor) -> list[Route]:
 async def _error(request: Request, exception: Exception) -> Response:
     status, detail = getattr(exception, "status_code", 500), getattr(exception, "detail", INTERNAL_ERROR)
     path = request.url.path
-    return JSONResponse({error_key(path): f"{request.method} {path[:80]}: {detail}"}, status)
+    headers = {"Allow": _allowed_methods(request)} if status == 405 else None
+    return JSONResponse({error_key(path): f"{request.method} {path[:80]}: {detail}"}, status, headers)
+
+
+def _allowed_methods(request: Request) -> str:
+    """Return the methods of all routes with the path of a request, for RFC 9110, section 15.5.6."""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    found = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted(set().union(*found)))
 
 
 async def _regularly(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""The C++ libraries, for tests of each build; those for AVX-512 also with its instructions in plain C++."""
+"""Select the build of a C++ library that a test uses; for AVX-512, also one with its instructions in plain C++."""
 
 from __future__ import annotations
 

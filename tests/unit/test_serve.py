@@ -414,6 +414,12 @@ def test_nothing_else_is_handed_out(client: TestClient, path: str) -> None:
     assert response.json()["error"][0]["accepted"] == "GET /, GET /models, POST /translate/stream"
 
 
+def test_other_methods_are_refused_with_those_that_are_allowed(client: TestClient) -> None:
+    response = client.post("/models")
+
+    assert response.status_code == 405 and response.headers["allow"] == "GET"
+
+
 def test_names_of_models_are_no_structure() -> None:
     page = TestClient(create_app({"<b>&x": ServedModel(tiny_translator(), "transformer")})).get("/").text
 

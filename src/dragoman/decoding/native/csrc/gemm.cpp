@@ -285,7 +285,7 @@ void convert_from_fp16(const uint16_t* x, int count, float* y) {
 
 bool supports_bf16() {
 #if defined(DRAGOMAN_VECTOR_INSTRUCTIONS)
-  return true;
+  return true;  // those of a test, in plain C++
 #elif defined(__AVX512F__)
   return __builtin_cpu_supports("avx512bf16");
 #else

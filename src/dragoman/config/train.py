@@ -333,6 +333,12 @@ class TrainConfig(Section):
     device: Device = Field(
         "auto", description="auto: a GPU if available; cuda:1 selects the second GPU", examples=["cuda:1"]
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: on one GPU, record the steps of a Transformer that translates as CUDA graphs, one for each "
+        "shape of a batch, and pad batches to few shapes: faster for small models",
+        examples=["off"],
+    )
     threads: limits.Threads = Field(
         "auto", description="CPU threads; auto: the fastest number, measured when training starts", examples=[2]
     )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from dragoman.data.store.reader import Store
 
-__all__ = ["EpochPlan", "batches_within", "plan_buckets", "sampling_weights"]
+__all__ = ["EpochPlan", "batches_within", "grid_shape", "on_grid", "plan_buckets", "sampling_weights"]
 
 Ints = NDArray[np.int64]
 
@@ -30,9 +30,15 @@ class EpochPlan:
     sizes: number of pairs in each block, before corpora with fractional weights are thinned.
     """
 
-    def __init__(self, store: Store, weights: Sequence[float], batch_tokens: int, seed: int, epoch: int) -> None:
-        """weights: passes over each part of the store.  batch_tokens: limit of a batch, with padding."""
+    def __init__(
+        self, store: Store, weights: Sequence[float], batch_tokens: int, seed: int, epoch: int, grid: bool = False
+    ) -> None:
+        """weights: passes over each part of the store.  batch_tokens: limit of a batch, with padding.
+
+        grid: whether batches are padded to `grid_shape`, so that few shapes occur.
+        """
         self._store, self._weights, self._batch_tokens, self._key = store, weights, batch_tokens, (seed, epoch)
+        self._grid = grid
         rng = np.random.default_rng((seed, epoch, 2))
         passes = [self._passes(part, rng) for part in range(len(weights))]
         chunks, copies = (np.concatenate([found[i] for part in passes for found in part]) for i in (0, 1))
@@ -77,7 +83,13 @@ class EpochPlan:
         pairs = self._draw(chunks, copies, rng)
         rng.shuffle(pairs)
         src, tgt = self._lengths(np.unique(chunks), pairs)
-        order = np.lexsort((src, tgt))  # stable: ties stay in the random order of this epoch
+        if self._grid:
+            src, tgt = on_grid(src), on_grid(tgt)
+            # Sources get longer and shorter in turn, so that a batch of two lengths of targets has similar sources.
+            turn = 1 - 2 * (np.unique(tgt, return_inverse=True)[1] % 2)
+            order = np.lexsort((src * turn, tgt))
+        else:
+            order = np.lexsort((src, tgt))  # stable: ties stay in the random order of this epoch
         return _split(pairs[order], src[order], tgt[order], self._batch_tokens, rng)
 
     def _draw(self, chunks: Ints, copies: Ints, rng: np.random.Generator) -> Ints:
@@ -106,6 +118,20 @@ class EpochPlan:
         rows = (np.cumsum(counts) - counts)[place] + numbers - begins[place]
         src, tgt = self._store.lengths(chunks.tolist())
         return src[rows], tgt[rows]
+
+
+def on_grid(lengths: Ints) -> Ints:
+    """Round lengths up to multiples of 4, and of an eighth of the next power of two where this is more."""
+    octave = np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64)
+    step = np.maximum(4, 1 << np.maximum(octave - 3, 0))
+    rounded: Ints = -(-lengths // step) * step
+    return rounded
+
+
+def grid_shape(src: int, tgt: int, batch_tokens: int) -> tuple[int, int, int]:
+    """Return rows, source length and target length to which a batch of the grid with these lengths is padded."""
+    src, tgt = on_grid(np.array([src, tgt])).tolist()
+    return max(1, batch_tokens // max(1, src + tgt)), src, tgt
 
 
 def sampling_weights(parts: Sequence[tuple[int, float]], temperature: float) -> list[float]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from dragoman.data.ids import BOS, EOS, PAD
 
@@ -48,6 +49,26 @@ class Batch:
         mask = None if self.src_mask is None else move(self.src_mask)
         moved = [move(tensor) for tensor in (self.src, self.tgt_in, self.tgt_out)]
         return Batch(moved[0], mask, moved[1], moved[2], self.src_tokens, self.tgt_tokens)
+
+    def padded(self, rows: int, src_length: int, tgt_length: int) -> Batch:
+        """Return the batch with this shape; further rows have a source of one token, and no targets."""
+        more, src_more, tgt_more = (
+            rows - len(self.src),
+            src_length - self.src.size(1),
+            tgt_length - self.tgt_out.size(1),
+        )
+        mask = torch.ones_like(self.src, dtype=torch.bool) if self.src_mask is None else self.src_mask
+        mask = F.pad(mask, (0, src_more, 0, more))
+        mask[len(self.src) :, :1] = True  # attention to no position at all is undefined
+        src = F.pad(self.src, (0, src_more, 0, more), value=PAD)
+        tgt_in, tgt_out = (F.pad(t, (0, tgt_more, 0, more), value=PAD) for t in (self.tgt_in, self.tgt_out))
+        return Batch(src, mask, tgt_in, tgt_out, self.src_tokens, self.tgt_tokens)
+
+    def pinned(self) -> Batch:
+        """Return the batch in memory from which a GPU reads without the processor."""
+        mask = None if self.src_mask is None else self.src_mask.pin_memory()
+        src, tgt_in, tgt_out = (t.pin_memory() for t in (self.src, self.tgt_in, self.tgt_out))
+        return Batch(src, mask, tgt_in, tgt_out, self.src_tokens, self.tgt_tokens)
 
 
 def collate_source(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:

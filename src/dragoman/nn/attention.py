@@ -7,9 +7,10 @@ head have Dh features, D / H unless `d_value` is given, and queries and keys Dk,
 Keys and values may have fewer heads than queries, each shared by a group of neighbouring query heads (multi-query
 attention, Shazeer 2019; grouped-query attention, Ainslie et al. 2023).
 
-Three implementations return the same numbers and are tested against each other: `attend_explicit` writes out the
+Four implementations return the same numbers and are tested against each other: `attend_explicit` writes out the
 formula and returns the weights; `attend_short` uses batched products with its own backward pass, the fastest on a CPU
-for sequences as short as sentences; PyTorch's `scaled_dot_product_attention` is used for long sequences and on GPUs.
+for sequences as short as sentences, as the Triton kernels of `nn/cuda` are on a GPU; PyTorch's
+`scaled_dot_product_attention` is used for long sequences.
 
 Shapes: B sentences, K beams, N = B*K rows, H heads, Hkv key-value heads, T positions, Tq/Tk query/key positions,
 S source length, D d_model, Dk size of queries and keys per head (key size), Dh size of values per head (head size).
@@ -26,6 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.nn.cuda.attention import attend, can_attend
+from dragoman.nn.cuda.launch import uses_triton
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.native import kernels
 from dragoman.nn.positions import Positions
@@ -226,7 +229,7 @@ class MultiHead(nn.Module):
 
     def split(self, x: Tensor, parts: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Split x (N, T, sum of parts) into parts, and each part into heads (N, part / size, T, size)."""
-        if torch.is_grad_enabled() and x.requires_grad and kernels.uses_kernels(x):
+        if torch.is_grad_enabled() and x.requires_grad and (kernels.uses_kernels(x) or uses_triton(x)):
             return _Split.apply(x, parts, sizes)  # type: ignore[no-any-return, no-untyped-call]
         return _split(x, parts, sizes)
 
@@ -265,6 +268,8 @@ class _SoftmaxAttention(MultiHead):
         if any_active(*self.inner) and not explicit:
             with torch.no_grad():  # for the taps only; the output still comes from the kernel
                 attend_explicit(q, k, v, _with_causal(bias, q) if causal else bias, None, self.inner)
+        if not explicit and can_attend(q, k, v, bias):
+            return attend(q, k, v, bias, causal)
         if causal and (explicit or short or bias is not None):
             bias, causal = _with_causal(bias, q), False
         if explicit:

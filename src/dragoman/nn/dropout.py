@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.nn.cuda.rows import add_and_norm, calls, can_add_and_norm, seed_rows, set_calls
 from dragoman.nn.native.kernels import drop
 
 __all__ = ["Dropout", "repeated_dropout", "seed_dropout"]
@@ -32,7 +33,9 @@ def seed_dropout(*key: int) -> None:
     global _generator
     sequence = np.random.SeedSequence(key)
     _generator = np.random.SFC64(sequence)
-    torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+    seed = int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+    torch.manual_seed(seed)
+    seed_rows(seed)
 
 
 def repeated_dropout() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -45,17 +48,19 @@ def repeated_dropout() -> tuple[AbstractContextManager[None], AbstractContextMan
     @contextmanager
     def first() -> Generator[None, None, None]:
         nonlocal state
-        state = _generator.state
+        state = _generator.state, calls()
         yield
 
     @contextmanager
     def again() -> Generator[None, None, None]:
-        now = _generator.state
-        _generator.state = state
+        now = _generator.state, calls()
+        _generator.state = state[0]
+        set_calls(state[1])
         try:
             yield
         finally:
-            _generator.state = now
+            _generator.state = now[0]
+            set_calls(now[1])
 
     return first(), again()
 
@@ -125,6 +130,8 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if not self.is_active:
             return x if residual is None else residual + x
+        if can_add_and_norm(x, None):
+            return add_and_norm(x, residual, self.p, None)
         if x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16):
             out: Tensor = _MaskedAdd.apply(x.float(), residual, _threshold(self.p))  # type: ignore[no-untyped-call]
             return out.to(x.dtype) if residual is None else out

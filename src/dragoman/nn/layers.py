@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.attention import CrossAttention, SelfAttention
+from dragoman.nn.cuda import rows
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.fused import add_and_norm, can_fuse, relu_network
 from dragoman.nn.linear_attention import LinearSelfAttention
@@ -119,6 +120,8 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         explicit = self._explicit(x) if any_active(self.mean, self.std) else None
+        if explicit is None and rows.can_add_and_norm(x, None):
+            explicit = rows.add_and_norm(x, None, 0.0, _parts(self))
         if explicit is None:
             explicit = self._from_result(x) if self.is_invertible(x) else super().forward(x)
         return self.normed(explicit)
@@ -172,6 +175,8 @@ class RMSNorm(nn.Module):
             std = self.std((x.square().mean(-1) + self.eps).sqrt())
             if self.std.is_intervened:
                 return self.normed(x / std[..., None] * self.weight)
+        if rows.can_add_and_norm(x, None):
+            return self.normed(rows.add_and_norm(x, None, 0.0, _parts(self)))
         if x.device.type == "cpu":  # F.rms_norm is a chain of small operations there, at half the speed
             return self.normed(_RMSNormalize.apply(x, self.weight, self.eps))  # type: ignore[no-untyped-call]
         return self.normed(F.rms_norm(x, (x.size(-1),), self.weight, self.eps))
@@ -205,6 +210,13 @@ class BatchNorm(nn.Module):
             statistics = self.running_mean.clone(), self.running_var.clone()
         out = F.batch_norm(flat, *statistics, self.weight, self.bias, training, self.momentum, self.eps)
         return self.normed(out.view_as(x))
+
+
+def _parts(norm: nn.Module) -> rows.Norm | None:
+    """Return what the GPU's kernel needs of a norm, None for other kinds."""
+    if type(norm) is LayerNorm:
+        return rows.Norm(norm.weight, norm.bias, norm.eps, centred=True)
+    return rows.Norm(norm.weight, None, norm.eps, centred=False) if type(norm) is RMSNorm else None
 
 
 class FeedForward(nn.Module):
@@ -284,6 +296,10 @@ class SubLayer(nn.Module):
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         if self.order == "post":
             update = self.update(function(x))
+            if (parts := self._gpu_norm(update)) is not None:
+                p = self.dropout.p if self.dropout.is_active else 0.0
+                fused: Tensor = self.norm.normed(rows.add_and_norm(update, x, p, parts))  # type: ignore[operator]
+                return fused
             if self._is_fused(update, x):
                 return self._fused(update, x)
             normed: Tensor = self.norm(self.residual(self.dropout(update, x)))
@@ -296,6 +312,14 @@ class SubLayer(nn.Module):
         if type(norm) is not LayerNorm or any_intervened(self.residual, norm.mean, norm.std) or not update.numel():
             return False
         return can_fuse(update, x, norm.weight, norm.bias) and norm.is_invertible(update)
+
+    def _gpu_norm(self, update: Tensor) -> rows.Norm | None:
+        """Return the norm if a kernel of the GPU computes it with dropout and sum."""
+        if not rows.can_add_and_norm(update, None):
+            return None
+        parts, norm = _parts(self.norm), self.norm
+        taps = [getattr(norm, name) for name in ("mean", "std") if hasattr(norm, name)]
+        return None if any_active(self.residual, *taps) else parts
 
     def _fused(self, update: Tensor, x: Tensor) -> Tensor:
         norm = self.norm

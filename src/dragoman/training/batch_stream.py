@@ -38,8 +38,19 @@ class Group:
 class BatchStream:
     """Reads the batches of a task.  With several processes, the batches of a step are dealt out to them in turn."""
 
-    def __init__(self, task: Task, accumulate: int, rank: int = 0, size: int = 1) -> None:
-        """accumulate: batches per step and process.  rank, size: number of this process, and of all."""
+    def __init__(
+        self,
+        task: Task,
+        accumulate: int,
+        rank: int = 0,
+        size: int = 1,
+        prepare: Callable[[Batch], Batch] = lambda batch: batch,
+    ) -> None:
+        """accumulate: batches per step and process.  rank, size: number of this process, and of all.
+
+        prepare: what the thread does with each batch of this process.
+        """
+        self._prepare = prepare
         self._task, self._rank, self._size = task, rank, size
         self._per_step = accumulate * size
         self._plans = _Latest(task.block)
@@ -98,7 +109,8 @@ class BatchStream:
         following = (epoch, block, batch) if block < blocks else (epoch + 1, 0, 0)
         own = chosen[self._rank :: self._size]
         if own:
-            return Group([self._task.read(indices, epoch, number) for indices, number in own], following)
+            read = (self._task.read(indices, epoch, number) for indices, number in own)
+            return Group([self._prepare(batch) for batch in read], following)
         # The last step of the epoch has fewer batches than processes: the others get the first one, without targets.
         first = self._task.read(chosen[0][0], epoch, chosen[0][1])
         without = replace(first, src_tokens=0, tgt_tokens=0, tgt_out=torch.full_like(first.tgt_out, PAD))

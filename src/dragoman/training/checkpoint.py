@@ -164,5 +164,7 @@ def _fits(name: str, value: object) -> bool:
     """Return whether `value` is valid for the attribute `name` of a `Progress`."""
     if name == "best" and value is None:
         return True
+    if name == "grid":
+        return type(value) is bool
     accepted = (int, float) if name in ("seconds", "best", "validated", "loss_scale") else (int,)
     return type(value) in accepted and (name == "best" or 0 <= value < 1 << 63)  # type: ignore[operator]

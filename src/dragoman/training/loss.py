@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.tokenizer import PAD
+from dragoman.nn.cuda.loss import can_compute_loss, loss_gradient_
 from dragoman.nn.layers import OutputProjection
 from dragoman.nn.native.kernels import multiply, smoothed_loss_, uses_kernels
 
@@ -36,15 +37,26 @@ class Loss:
     tokens: int
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """logits (M, V), targets (M,) -> sums over the rows of the smoothed loss and of the negative log-likelihood."""
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, padded: bool = False) -> tuple[Tensor, Tensor]:
+    """logits (M, V), targets (M,) -> sums over the rows of the smoothed loss and of the negative log-likelihood.
+
+    padded: whether rows with the target PAD occur, which do not count.
+    """
     log_probs = logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1)
+    if padded:
+        log_probs = log_probs * (targets != PAD)[:, None]
     nll = -log_probs.gather(-1, targets[:, None]).sum()
     return (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum(), nll
 
 
 def _in_chunks(
-    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int, gradients: Sequence[bool]
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    rows: int,
+    padded: bool,
+    gradients: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return, from one pass over the rows, smoothed loss, NLL and, where requested, gradients of hidden and weight.
 
@@ -63,12 +75,15 @@ def _in_chunks(
         for begin in range(0, hidden.size(0), rows):
             part = slice(begin, begin + rows)
             h, t = hidden[part].to(dtype), targets[part, None]  # (rows, D), (rows, 1)
-            logits = multiply(h, matrix.T, out=buffer[: len(h)]).to(sum_dtype)  # (rows, V)
-            if any(gradients):
-                grad_logits, chunk_smoothed, chunk_nll = loss_gradient(logits, t, smoothing)
+            logits = multiply(h, matrix.T, out=buffer[: len(h)])  # (rows, V)
+            if can_compute_loss(logits):
+                grad_logits = logits
+                chunk_smoothed, chunk_nll = loss_gradient_(logits, targets[part], smoothing, PAD, any(gradients))
+            elif any(gradients):
+                grad_logits, chunk_smoothed, chunk_nll = loss_gradient(logits.to(sum_dtype), t, smoothing, padded)
                 grad_logits = grad_logits.to(dtype)
             else:
-                chunk_smoothed, chunk_nll = cross_entropy(logits, targets[part], smoothing)
+                chunk_smoothed, chunk_nll = cross_entropy(logits.to(sum_dtype), targets[part], smoothing, padded)
             smoothed += chunk_smoothed
             nll += chunk_nll
             if grad_hidden is not None and grad_hidden.dtype == dtype:
@@ -82,21 +97,29 @@ def _in_chunks(
     return smoothed, nll, grad_hidden, grad_weight
 
 
-def loss_gradient(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+def loss_gradient(
+    logits: Tensor, targets: Tensor, smoothing: float, padded: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """logits (M, V), which are overwritten, targets (M, 1) -> gradient (M, V) of the smoothed loss, this loss, and NLL.
 
-    The losses are sums over the rows.
+    The losses are sums over the rows, except, if `padded`, those with the target PAD.
     """
-    if uses_kernels(logits) and logits.is_contiguous() and logits.numel():
+    if not padded and uses_kernels(logits) and logits.is_contiguous() and logits.numel():
         return (logits, *smoothed_loss_(logits, targets, smoothing))
     log_probs = torch.log_softmax(logits, -1)
-    nll = -log_probs.gather(-1, targets).sum()
     vocab = logits.size(1)
-    smoothed = (1 - smoothing) * nll - smoothing / vocab * log_probs.sum()
+    counted = (targets != PAD).to(logits.dtype) if padded else None  # (M, 1)
+    correct, sums = log_probs.gather(-1, targets), log_probs
+    if counted is not None:
+        correct, sums = correct * counted, log_probs * counted
+    nll = -correct.sum()
+    smoothed = (1 - smoothing) * nll - smoothing / vocab * sums.sum()
     gradient = log_probs.exp_()  # becomes p - target distribution
     if smoothing:
         gradient -= smoothing / vocab
     gradient.scatter_add_(-1, targets, torch.full_like(targets, smoothing - 1, dtype=logits.dtype))
+    if counted is not None:
+        gradient *= counted
     return gradient, smoothed, nll
 
 
@@ -110,8 +133,10 @@ def _product_dtype(hidden: Tensor) -> torch.dtype:
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int) -> Any:
-        smoothed, nll, *gradients = _in_chunks(hidden, weight, targets, smoothing, rows, ctx.needs_input_grad)
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int, padded: bool
+    ) -> Any:
+        smoothed, nll, *gradients = _in_chunks(hidden, weight, targets, smoothing, rows, padded, ctx.needs_input_grad)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
@@ -124,21 +149,21 @@ class _Chunked(torch.autograd.Function):
             grad_hidden.mul_(grads[0].to(grad_hidden.dtype))
         if grad_weight is not None:
             grad_weight.mul_(grads[0])
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int = 0
+    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int = 0, padded: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return `cross_entropy(hidden @ weight.T, targets, smoothing)`; hidden (M, D), weight (V, D), targets (M,).
 
-    rows: rows per chunk; 0 chooses a size for the device.
+    rows: rows per chunk; 0 chooses a size for the device.  padded: see `cross_entropy`.
     """
     if rows == 0:
         rows = _CPU_ROWS if hidden.device.type == "cpu" else _GPU_ROWS
     if not torch.is_grad_enabled():  # `ctx.needs_input_grad` ignores `no_grad`
-        return _in_chunks(hidden, weight, targets, smoothing, rows, gradients=(False, False))[:2]
-    return _Chunked.apply(hidden, weight, targets, smoothing, rows)  # type: ignore[no-any-return, no-untyped-call]
+        return _in_chunks(hidden, weight, targets, smoothing, rows, padded, gradients=(False, False))[:2]
+    return _Chunked.apply(hidden, weight, targets, smoothing, rows, padded)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def counted_rows(hidden: Tensor, targets: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
@@ -164,11 +189,12 @@ def _without_bias(rows: Tensor, output: nn.Linear) -> tuple[Tensor, Tensor]:
 class TokenLoss:
     """A `models.seq2seq.Head` that returns the loss of a batch.
 
-    targets: (B, T), PAD where nothing counts.  count: see `counted_rows`.
+    targets: (B, T), PAD where nothing counts.  count: see `counted_rows`.  padded: compute the rows of the padding,
+    too, so that all shapes are those of the batch.
     """
 
-    def __init__(self, targets: Tensor, smoothing: float, count: int | None = None) -> None:
-        self.targets, self.smoothing, self.count = targets, smoothing, count
+    def __init__(self, targets: Tensor, smoothing: float, count: int | None = None, padded: bool = False) -> None:
+        self.targets, self.smoothing, self.count, self.padded = targets, smoothing, count, padded
 
     def __call__(self, hidden: Tensor, output: nn.Module) -> Loss:
         chunked = isinstance(output, nn.Linear)
@@ -178,10 +204,14 @@ class TokenLoss:
                 hidden, chunked = logits, False
         elif not chunked:
             hidden = output(hidden)
-        rows, targets = counted_rows(hidden, self.targets, self.count)  # (M, D or V), (M,)
+        rows, targets = hidden.flatten(0, 1), self.targets.flatten()  # (M, D or V), (M,)
+        if not self.padded:
+            rows, targets = counted_rows(hidden, self.targets, self.count)
         if chunked:
             assert isinstance(output, nn.Linear)
-            smoothed, nll = chunked_cross_entropy(*_without_bias(rows, output), targets, self.smoothing)
+            smoothed, nll = chunked_cross_entropy(
+                *_without_bias(rows, output), targets, self.smoothing, padded=self.padded
+            )
         else:
-            smoothed, nll = cross_entropy(rows, targets, self.smoothing)
+            smoothed, nll = cross_entropy(rows, targets, self.smoothing, self.padded)
         return Loss(smoothed, nll.detach(), targets.numel())

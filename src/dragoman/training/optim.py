@@ -38,6 +38,7 @@ class Progress:
     overflows: steps skipped because a gradient exceeded the range of float16, not included in `skipped`.  loss_scale,
     scale_steps: state of `LossScale`; 0 before the first step, and in other precisions.  split_batches, skipped_pairs:
     batches that did not fit into the memory, and pairs or rows that did not fit by themselves, in all processes.
+    grid: whether the batches of the run are planned for few shapes, decided at its start.
     """
 
     step: int = 0
@@ -57,6 +58,7 @@ class Progress:
     scale_steps: int = 0
     split_batches: int = 0
     skipped_pairs: int = 0
+    grid: bool = False
 
 
 def amount(unit: str, progress: Progress, done: float) -> float:

@@ -47,7 +47,7 @@ __all__ = ["TrainingRun", "check_files", "open_run", "validated_checkpoints"]
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
                "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
                "train.max_bad_steps", "train.parallel.", "train.gradient_checkpointing", "train.expected_speed",
-               "search.", "data.root")  # fmt: skip
+               "train.cuda_graphs", "search.", "data.root")  # fmt: skip
 """Settings that a resumed run may change, because they do not affect the steps already made."""
 
 _PATHS = (

@@ -28,6 +28,7 @@ from dragoman.models.model_folder import load_tensors, not_saved, unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Stack
 from dragoman.nn.attention import CrossAttention
+from dragoman.training import captured
 from dragoman.training.checkpoint import moments, read_progress, training_parts
 from dragoman.training.distributed import DistributedContext, ProcessGroup
 from dragoman.training.optim import Progress
@@ -59,6 +60,8 @@ def build_step(
     model = (first or new_model)()
     if config.parallel.kind == "fsdp" and isinstance(context, ProcessGroup):
         return ShardedStep(config, model, new_model, context)
+    if context.device.type in captured.DEVICES and not captured.unsupported_reasons(config, model, context):
+        return captured.CapturedStep(config, model, context)
     return TrainingStep(config, model, context)
 
 

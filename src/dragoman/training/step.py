@@ -39,10 +39,12 @@ class TrainingStep:
 
     loss_scale: for float16 only.  reads: whether every step waits for the device and reads its result; otherwise, the
     results are tensors, and a step with a gradient that is not finite is skipped on the device.  communicates: whether
-    every pass needs the other processes; then a batch that does not fit into the memory is not split.
+    every pass needs the other processes; then a batch that does not fit into the memory is not split.  padded: whether
+    the loss is computed for the padding, too, so that all shapes are those of the batch.
     """
 
     communicates = False
+    padded = False
 
     def __init__(self, config: TrainConfig, model: Network, context: DistributedContext) -> None:
         self.config, self.context = config, context
@@ -79,7 +81,8 @@ class TrainingStep:
         return nn.utils.get_total_norm(gradients)
 
     def forward(self, batch: Batch) -> Loss:
-        head = TokenLoss(batch.tgt_out, self.config.label_smoothing, None if self.reads else batch.tgt_tokens)
+        count = None if self.reads or self.padded else batch.tgt_tokens
+        head = TokenLoss(batch.tgt_out, self.config.label_smoothing, count, self.padded)
         dtype = _AUTOCAST.get(self.config.precision)
         with torch.autocast(self.context.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             loss: Loss = self.model(batch.src, batch.src_mask, batch.tgt_in, head)
@@ -91,7 +94,22 @@ class TrainingStep:
         ]
         return replace(loss, smoothed=loss.smoothed + 0 * torch.stack(positions).sum()) if positions else loss
 
-    def backward(self, batches: Sequence[Batch], step: int, scale: float) -> Gradients:
+    def prepared(self, batch: Batch) -> Batch:
+        """Return a batch as `run` needs it; called by the thread that reads batches."""
+        return batch
+
+    def placed(self, batch: Batch) -> Batch:
+        """Return a prepared batch where `run` reads it."""
+        return batch.to(self.context.device)
+
+    def run(self, batches: Sequence[Batch], step: int, scale: float, rate: float) -> tuple[Gradients, bool | Tensor]:
+        """Update the weights once by placed batches; return the result of `backward` and that of `update`.
+
+        step: number of the step, from 0.
+        """
+        return self.backward(batches, step, scale), self.update(step + 1, rate)
+
+    def backward(self, batches: Sequence[Batch], step: int, scale: float | Tensor) -> Gradients:
         """Compute the gradient of scale * loss, summed over these batches and those of the other processes.
 
         step: number of the step, from 0.  Dropout depends on it and on the number of the batch in the step, which is
@@ -106,11 +124,8 @@ class TrainingStep:
 
         def compute(part: Part) -> float | Tensor:
             seed_dropout(self.config.seed, step, part.number * self.context.size + self.context.rank, *part.key)
-            loss = self.forward(part.batch)
-            finite = 1 + 0 * loss.nll  # NaN if the loss is not finite: then all processes skip the step
-            factor = scale if self.loss_scale is None else scale * self.loss_scale.scale
-            (loss.smoothed * finite * factor).backward()
-            return float(loss.nll) if self.reads else loss.nll.double()
+            nll = self.add_gradient(part.batch, scale)
+            return float(nll) if self.reads else nll.double()
 
         def restart() -> None:
             self.optimizer.zero_grad()
@@ -123,7 +138,15 @@ class TrainingStep:
 
         return accumulate(batches, compute, restart, fill, self._summing, not self.communicates)
 
-    def update(self, step: int, rate: float) -> bool | Tensor:
+    def add_gradient(self, batch: Batch, scale: float | Tensor) -> Tensor:
+        """Add the gradient of scale * loss of a batch; return its negative log-likelihood."""
+        loss = self.forward(batch)
+        finite = 1 + 0 * loss.nll  # NaN if the loss is not finite: then all processes skip the step
+        factor = scale if self.loss_scale is None else scale * self.loss_scale.scale
+        (loss.smoothed * finite * factor).backward()
+        return loss.nll
+
+    def update(self, step: int, rate: float | Tensor) -> bool | Tensor:
         """Change the weights by the gradients; return False, and change nothing, if a gradient is not finite.
 
         step: number of updates, including this one.  rate: learning rate.
@@ -145,12 +168,17 @@ class TrainingStep:
             self.optimizer.found_inf = 1 - finite.float()
         self.optimizer.step()
         if self.ema is not None:
-            # A lower decay during the first steps, so that the initial weights are forgotten sooner.
-            decay = min(self.config.ema, (1 + step) / (10 + step))
-            weight = 1 - decay if self.reads else (1 - decay) * finite.float()
+            weight = self.average_weight(step)
+            if not self.reads:
+                weight = weight * finite.float()
             for name, parameter in unique_tensors(self.model).items():
                 self.ema[name].lerp_(parameter, weight)
         return True if self.reads else finite
+
+    def average_weight(self, step: int) -> float | Tensor:
+        """Return the weight of the model of a step, from 1, in the moving average."""
+        # A lower decay during the first steps, so that the initial weights are forgotten sooner.
+        return 1 - min(self.config.ema, (1 + step) / (10 + step))
 
     def lora_summary(self) -> str:
         """Return a sentence about the parameters that adapters train, and the memory that they save."""

@@ -31,6 +31,7 @@ from dragoman.models.model_folder import list_checkpoints
 from dragoman.training.allocator import keep_freed_memory, return_freed_memory
 from dragoman.training.batch_size import resolve_batch_tokens
 from dragoman.training.batch_stream import BatchStream
+from dragoman.training.captured import use_grid
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
 from dragoman.training.interrupt import Interrupt
 from dragoman.training.memory import Gradients, try_rows
@@ -117,6 +118,7 @@ class Trainer:
         self.training_step.restore_scale(self.progress)
         resolve_batch_tokens(run, self.training_step, context, reporter)
         self.config = run.config.train
+        use_grid(self.training_step, self.progress, run.task, reporter.log)
         self.validation = run.task.validation()
         self.log = NoLog()
         if context.is_main:
@@ -130,7 +132,9 @@ class Trainer:
             self.config, self.progress, self._window, reporter.warn, partial(_failure, run, context)
         )
         self._last_gradients = Gradients()  # not yet counted in all processes
-        self.batches = BatchStream(run.task, self.config.accumulate, context.rank, context.size)
+        self.batches = BatchStream(
+            run.task, self.config.accumulate, context.rank, context.size, self.training_step.prepared
+        )
         self._saved = 0.0  # amount of train.save_every at the last checkpoint
         self._clock = time.monotonic() - self.progress.seconds
         self._slow_save_reported = False
@@ -197,7 +201,7 @@ class Trainer:
         progress, epoch = self.progress, self.progress.epoch
         while progress.epoch == epoch:
             group = self.batches.group(progress)
-            batches = [batch.to(self.context.device) for batch in group.batches]
+            batches = [self.training_step.placed(batch) for batch in group.batches]
             agreement = self._agree(batches, interrupt)
             progress.seconds = agreement.seconds
             if agreement.stops or self._used() >= 1:
@@ -238,10 +242,10 @@ class Trainer:
         progress, (targets, tokens, *_) = self.progress, agreement or self._agree(batches)
         rate = learning_rate(self.config.schedule, self.run.config.model.d_model, progress.step + 1, self._used())
         step, scale = self.training_step, self.training_step.loss_scale
-        self._last_gradients = gradients = step.backward(batches, progress.step, 1 / targets)
+        gradients, updated = step.run(batches, progress.step, 1 / targets, rate)
+        self._last_gradients = gradients
         progress.step += 1
         progress.tokens += int(tokens)
-        updated = step.update(progress.step, rate)
         own = sum(batch.tgt_tokens for batch in batches)
         scales = None if scale is None else (scale.before, scale.scale, scale.steps)
         self._outcomes.add(Outcome(progress.step, gradients, updated, targets, tokens, own, rate, scales), step.reads)

@@ -35,8 +35,11 @@ class Task(ABC):
     """Indexed training examples, and the validation of a network.
 
     vocabulary: stored in the model folder.  data_hash: hash of the training data, checked when a run is resumed.
-    validates: whether there are validation data.
+    validates: whether there are validation data.  grid: whether batches are planned for few shapes (`grid_shape`).
+    has_grid: whether they can be.
     """
+
+    grid = has_grid = False
 
     def __init__(self, config: Config, vocabulary: Vocabulary, data_hash: str) -> None:
         self.config, self.vocabulary, self.data_hash = config, vocabulary, data_hash

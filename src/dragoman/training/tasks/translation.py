@@ -32,6 +32,8 @@ __all__ = ["TranslationTask", "TranslationValidation"]
 class TranslationTask(Task):
     """Parallel text: source sentences and their translations."""
 
+    has_grid = True
+
     def __init__(self, config: Config, prepared: Path, reporter: Reporter, tokenizer: Tokenizer | None = None) -> None:
         """tokenizer: default: learned from the corpora."""
         specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
@@ -39,7 +41,7 @@ class TranslationTask(Task):
         self.tokenizer = self.store.tokenizer
         self.reporter = reporter
         self._weights = sampling_weights(self.store.parts, config.parallel.temperature)
-        self._planned: tuple[tuple[int, int], EpochPlan] | None = None
+        self._planned: tuple[tuple[int, int, bool], EpochPlan] | None = None
         super().__init__(config, self.tokenizer, self.store.text_hash)
 
     @cached_property
@@ -56,10 +58,10 @@ class TranslationTask(Task):
         return self._plan(epoch).batches(block)
 
     def _plan(self, epoch: int) -> EpochPlan:
-        planned, key = self._planned, (epoch, self.batch_tokens)  # two threads may plan
+        planned, key = self._planned, (epoch, self.batch_tokens, self.grid)  # two threads may plan
         if planned is None or planned[0] != key:
             seed = self.config.train.seed
-            planned = key, EpochPlan(self.store, self._weights, self.batch_tokens, seed, epoch)
+            planned = key, EpochPlan(self.store, self._weights, self.batch_tokens, seed, epoch, self.grid)
             self._planned = planned
         return planned[1]
 

@@ -1,0 +1,344 @@
+"""Check and measure what Dragoman does on a GPU, in one run of a few minutes.
+
+    python bench/gpu.py                      # all sections
+    python bench/gpu.py kernels train        # some of them
+    DRAGOMAN_DATA=corpora python bench/gpu.py recipe --minutes 2
+
+kernels   the Triton kernels against their twins in PyTorch, and the time of attention beside PyTorch's
+captured  steps as CUDA graphs: the same bits as without a graph, and the loss beside that of the plain path
+train     source + target tokens per second of recipes/multi30k.toml, base and big (Multi30k), with and without graphs
+profile   the kernels of a step of the size big
+recipe    recipes/multi30k-tiny.toml from start to end, validations included
+
+Sentences of Multi30k; times are medians of steps after the first epoch.  Utilization is that of `bench/train.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from train import PEAKS, SIZES, VOCABULARY, flops
+
+from dragoman.config import load_config, parse_config
+from dragoman.io.run_log import Reporter, Status
+from dragoman.models.model_folder import unique_tensors
+from dragoman.training import captured
+from dragoman.training.distributed import open_context
+from dragoman.training.run import open_run
+from dragoman.training.sharded import build_step
+from dragoman.training.trainer import train
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = os.environ.get("DRAGOMAN_DATA", str(ROOT.parent / "shared" / "data"))
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def document(size: str, tokens: int, precision: str, **options: Any) -> dict[str, Any]:
+    shape = SIZES[size]
+    return {
+        "data": {
+            "root": DATA, "source_language": "en", "target_language": "de",
+            "train": [{"source": "multi30k/train.en.gz", "target": "multi30k/train.de.gz"}],
+        },
+        "tokenizer": {"vocab_size": VOCABULARY},
+        "model": {
+            "d_model": shape["d_model"], "d_ff": shape["d_ff"], "n_heads": shape["n_heads"],
+            "encoder_layers": shape["layers"], "decoder_layers": shape["layers"], "dropout": 0.1, "order": "post",
+        },
+        "train": {
+            "budget": "1000000 steps", "batch_tokens": tokens, "validate_every": "1000000 steps",
+            "save_every": "1000000 steps", "log_every": 5, "device": "cuda", "precision": precision,
+            "schedule": {"kind": "constant", "rate": 1e-4}, **options,
+        },
+    }  # fmt: skip
+
+
+def kernels() -> None:
+    """Print the relative error of each kernel, and the time of attention, forward and backward."""
+    from torch.nn import functional as F
+
+    from dragoman.nn.attention import attend_explicit, causal_bias
+    from dragoman.nn.cuda import attention, loss, rows
+    from dragoman.training.loss import cross_entropy
+
+    torch.manual_seed(1)
+
+    def error(found: Any, expected: Any) -> str:
+        pairs = zip(found, expected, strict=True)
+        return f"{max(float((a.double() - b).norm() / b.norm()) for a, b in pairs):.1e}"
+
+    for dtype in (torch.float32, torch.bfloat16):
+        for causal in (False, True):
+            x = [
+                torch.randn(5, 24, 4 * 64, device="cuda", dtype=dtype).view(5, 24, 4, 64).transpose(1, 2) for _ in "qkv"
+            ]
+            own, plain = [t.detach().requires_grad_() for t in x], [t.detach().double().requires_grad_() for t in x]
+            mask = torch.zeros(5, 1, 1, 24, device="cuda")
+            mask[1:, ..., 17:] = -math.inf
+            pos = torch.arange(24, device="cuda")
+            full = mask + causal_bias(pos, pos, mask.dtype) if causal else mask
+            out, expected = attention.attend(*own, mask, causal), attend_explicit(*plain, full.double())[0]
+            grad = torch.randn_like(out)
+            out.backward(grad)
+            expected.backward(grad.double())
+            found, wanted = [out, *(t.grad for t in own)], [expected, *(t.grad for t in plain)]
+            say(f"attention {dtype} causal={causal}: relative error {error(found, wanted)}")
+        u, r, w, b = (torch.randn(s, device="cuda", dtype=d) for s, d in
+                      (((300, 512), dtype), ((300, 512), dtype), (512, torch.float32), (512, torch.float32)))  # fmt: skip
+        own = [t.clone().requires_grad_() for t in (u, r, w, b)]
+        plain = [t.double().requires_grad_() for t in (u, r, w, b)]
+        rows.seed_rows(7)
+        kept = rows.add_and_norm(torch.ones_like(u), None, 0.1, None)
+        rows.seed_rows(7)
+        out = rows.add_and_norm(own[0], own[1], 0.1, rows.Norm(own[2], own[3], 1e-5, True))
+        expected = F.layer_norm(plain[0] * (256 / 230) * (kept > 0) + plain[1], (512,), plain[2], plain[3], 1e-5)
+        grad = torch.randn_like(out)
+        out.backward(grad)
+        expected.backward(grad.double())
+        found, wanted = [out, *(t.grad for t in own)], [expected, *(t.grad for t in plain)]
+        dropped = float((kept == 0).float().mean())
+        say(f"dropout + residual + norm {dtype}: {error(found, wanted)}, dropped {dropped:.4f} (26/256 = 0.1016)")
+        logits, targets = (
+            torch.randn(64, 10_000, device="cuda", dtype=dtype),
+            torch.randint(1, 10_000, (64,), device="cuda"),
+        )
+        targets[:5] = 0
+        copy = logits.double().requires_grad_()
+        expected_loss = cross_entropy(copy[5:], targets[5:], 0.1)
+        expected_loss[0].backward()
+        found_loss = loss.loss_gradient_(logits, targets, 0.1, 0)
+        say(
+            f"loss {dtype}: {error(found_loss, [e.detach() for e in expected_loss])}, gradient {error([logits], [copy.grad])}"
+        )
+    for length, sentences in ((8, 3000), (16, 1560), (24, 1040), (32, 780), (64, 390), (128, 195)):
+        x = torch.randn(sentences, length, 3 * 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        mask = torch.zeros(sentences, 1, 1, length, device="cuda", dtype=torch.bfloat16)
+        times = []
+        for function in (lambda *t: attention.attend(*t, mask, False), lambda *t: F.scaled_dot_product_attention(*t, mask),
+                         lambda *t: attend_explicit(*t, mask)[0]):  # fmt: skip
+
+            def run(function: Any = function, x: Any = x) -> None:
+                q, k, v = (t.view(*t.shape[:2], 16, 64).transpose(1, 2) for t in x.split(1024, 2))
+                out = function(q, k, v)
+                out.backward(out.detach())
+
+            for _ in range(3):
+                run()
+            times.append(timed(run, 10))
+        say(
+            f"attention {sentences} x {length} (big, bf16): kernel {times[0]:.2f} ms, PyTorch {times[1]:.2f}, written out {times[2]:.2f}"
+        )
+
+
+def timed(work: Callable[[], object], times: int) -> float:
+    """Return milliseconds per call."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(times):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / times * 1e3
+
+
+class Complete(Exception):
+    pass
+
+
+def speed(name: str, config: Any, folder: Path, size: str | None, seconds: float) -> None:
+    """Train for some seconds; print tokens per second of the second half, and the time to the first step."""
+    marks: list[tuple[float, int, float]] = []
+    began = time.perf_counter()
+    steps: list[Any] = []
+
+    class Listener(Reporter):
+        def log(self, message: str) -> None:
+            if "captured" in message:
+                say("   ", message)
+
+        def progressed(self, status: Status) -> None:
+            marks.append((time.perf_counter(), status.step, 0.0))
+            if time.perf_counter() - (marks[0][0] if marks else began) > seconds:
+                raise Complete
+
+    own = captured.CapturedStep.run
+
+    def run(self: Any, batches: Any, *rest: Any) -> Any:
+        steps.append(batches[0])
+        return own(self, batches, *rest)
+
+    captured.CapturedStep.run = run  # type: ignore[method-assign]
+    plain = captured.TrainingStep.run
+
+    def run_plain(self: Any, batches: Any, *rest: Any) -> Any:
+        if not steps or steps[-1] is not batches[0]:
+            steps.append(batches[0])
+        return plain(self, batches, *rest)
+
+    captured.TrainingStep.run = run_plain  # type: ignore[method-assign]
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        with tempfile.TemporaryDirectory(dir=folder) as out, suppress(Complete):
+            train(config, Path(out), reporter=Listener())
+    finally:
+        captured.CapturedStep.run, captured.TrainingStep.run = own, plain  # type: ignore[method-assign]
+    torch.cuda.synchronize()
+    half = len(marks) // 2
+    (t0, s0, _), (t1, s1, _) = marks[half], marks[-1]
+    tokens = sum(b.src_tokens + b.tgt_tokens for b in steps[s0:s1])
+    rate = tokens / (t1 - t0)
+    line = f"{name:44s} {rate:11,.0f} tokens/s  {(t1 - t0) / (s1 - s0) * 1e3:7.2f} ms/step"
+    if size is not None:
+        work = sum(flops(size, b) for b in steps[s0:s1]) / (t1 - t0)
+        peak = next((p for gpu, p in PEAKS.items() if gpu in torch.cuda.get_device_name()), math.nan)
+        line += f"  {work / peak / 1e12:6.1%}"
+    say(
+        f"{line}  first step after {marks[0][0] - began:.1f} s, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+    )
+
+
+def training(folder: Path, seconds: float) -> None:
+    off = {"cuda_graphs": "off"}
+    recipe = [f"data.root={DATA}", "train.device=cuda", "train.budget=1000000 steps", "train.log_every=5",
+              "train.validate_every=1000000 steps", "train.schedule.kind=constant", "train.save_every=1000000 steps"]  # fmt: skip
+    for name, size, tokens in (("multi30k.toml", None, 0), ("base", "base", 25_000), ("big", "big", 50_000)):
+        for extra in ({}, off):
+            if size is None:
+                config = load_config(ROOT / "recipes" / name, [*recipe, *(f"train.{k}={v}" for k, v in extra.items())])
+            else:
+                config = parse_config(document(size, tokens, "bf16", **extra))
+            with guard(name):
+                speed(f"{name} {extra or ''}", config, folder, size, seconds)
+            torch.cuda.empty_cache()
+
+
+def equality(folder: Path) -> None:
+    """Compare weights after some steps with and without graphs, and the losses with the plain path."""
+    for precision in ("float32", "bf16"):
+        results: dict[str, Any] = {}
+        for kind in ("graphs", "no graphs", "plain"):
+            config = parse_config(document("tiny", 4096, precision, cuda_graphs="off" if kind == "plain" else "auto"))
+            run = open_run(config, folder / f"{precision}-{kind.replace(' ', '-')}", Reporter())
+            with open_context("cuda") as context:
+                step = build_step(config.train, run.new_model, context, run.first_model)
+                run.task.grid = True
+                if isinstance(step, captured.CapturedStep):
+                    step.batch_tokens, step.padded = 4096, True
+                captured._MOST = 0 if kind == "no graphs" else 64
+                losses, replayed = [], 0
+                step.model.train()
+                batches = [b for epoch in range(2) for b in enumerate(run.task.epoch(epoch)[:60])]
+                for number, (index, indices) in enumerate(batches):
+                    batch = step.placed(step.prepared(run.task.read(indices, 0, index)))
+                    gradients, _ = step.run([batch], number, 1 / batch.tgt_tokens, 5e-4)
+                    losses.append(float(gradients.nll) / batch.tgt_tokens)
+                if isinstance(step, captured.CapturedStep):
+                    replayed = sum(s.replay is not None for s in step._shapes.values())
+                results[kind] = {k: v.clone() for k, v in unique_tensors(step.model).items()}, losses
+                say(f"{precision} {kind}: {replayed} graphs, loss {losses[0]:.4f} -> {sum(losses[-10:]) / 10:.4f}")
+        first, second = results["graphs"][0], results["no graphs"][0]
+        same = sum(bool(torch.equal(first[name], second[name])) for name in first)
+        say(f"{precision}: weights with and without graphs equal in {same} of {len(first)} tensors")
+    captured._MOST = 64
+
+
+def profile(folder: Path) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    config = parse_config(document("big", 50_000, "bf16"))
+    run = open_run(config, folder / "profile", Reporter())
+    with open_context("cuda") as context:
+        step = build_step(config.train, run.new_model, context, run.first_model)
+        run.task.grid = True
+        assert isinstance(step, captured.CapturedStep)
+        step.batch_tokens, step.padded = 50_000, True
+        captured._MOST = 0
+        batch = step.prepared(run.task.read(run.task.epoch(0)[5], 0, 5))
+        for number in range(3):
+            step.run([batch], number, 1e-4, 1e-4)
+        torch.cuda.synchronize()
+        with record(activities=[ProfilerActivity.CUDA]) as recorded:
+            for number in range(3):
+                step.run([batch], number, 1e-4, 1e-4)
+            torch.cuda.synchronize()
+        captured._MOST = 64
+        events = sorted(recorded.key_averages(), key=lambda e: -e.device_time_total)
+        total = sum(e.device_time_total for e in events)
+        say(f"shape {tuple(batch.src.shape)}, {tuple(batch.tgt_out.shape)}: {total / 3e3:.1f} ms of kernels per step")
+        for event in events[:22]:
+            say(f"  {event.device_time_total / total:6.1%} {event.count // 3:5d} x  {event.key[:110]}")
+
+
+def recipe(folder: Path, minutes: float) -> None:
+    began = time.perf_counter()
+
+    class Listener(Reporter):
+        def log(self, message: str) -> None:
+            say("   ", message)
+
+        def validated(self, row: dict[str, Any], better: bool) -> None:
+            if row.get("epoch", 0) % 10 < 1.01 or "average" in row:
+                say(f"   {time.perf_counter() - began:6.1f} s", {k: v for k, v in row.items() if k != "memory_mb"})
+            if time.perf_counter() - began > 60 * minutes:
+                raise Complete
+
+    config = load_config(ROOT / "recipes" / "multi30k-tiny.toml", [f"data.root={DATA}", "train.device=cuda"])
+    with suppress(Complete):
+        result = train(config, folder / "recipe", reporter=Listener())
+        say(f"recipe multi30k-tiny: {time.perf_counter() - began:.1f} s, {result.epochs:.0f} epochs, {result.scores}")
+
+
+class guard:
+    """Prints an error of a section, so that the others still run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        say(f"--- {self.name}")
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        if isinstance(error, Exception):
+            traceback.print_exc(limit=-8, file=sys.stdout)
+            say(f"!!! {self.name}: {error}")
+        return isinstance(error, Exception)
+
+
+def main() -> None:
+    sections = ("kernels", "captured", "train", "profile", "recipe")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", default=sections, choices=sections)
+    parser.add_argument("--seconds", type=float, default=8, help="of training per measurement")
+    parser.add_argument("--minutes", type=float, default=4, help="limit of the recipe")
+    options = parser.parse_args()
+    say(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        work = {
+            "kernels": kernels, "captured": lambda: equality(folder),
+            "train": lambda: training(folder, options.seconds), "profile": lambda: profile(folder),
+            "recipe": lambda: recipe(folder, options.minutes),
+        }  # fmt: skip
+        for name in options.sections:
+            with guard(name):
+                work[name]()
+            say(f"    ({time.perf_counter() - began:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Training steps as CUDA graphs: forward, backward, clipping, optimizer and average of a batch in one launch.
+
+A small model computes a step in the time in which Python starts a tenth of its kernels.  A graph is captured once per
+shape of a batch, and replayed.  Batches are therefore planned on a grid of lengths and padded to it
+(`data.batch_plans.grid_shape`), so that an epoch has few shapes.  What differs between the steps of a shape is in
+tensors: the batch, the learning rate, the factor of the loss, the seed of dropout.
+
+The first step of a shape runs without a graph, on the same padded batch with the same kernels, and the second one is
+captured; both give the same bits, so that a resumed run does not depend on which steps were replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.config import TrainConfig
+from dragoman.data.batch_plans import grid_shape
+from dragoman.data.batching import Batch
+from dragoman.errors import is_out_of_memory
+from dragoman.models.decoder_only import DecoderOnly
+from dragoman.models.seq2seq import Network
+from dragoman.models.transformer import Transformer
+from dragoman.nn.dropout import seed_dropout
+from dragoman.nn.layers import BatchNorm
+from dragoman.nn.positions import RecurrentOverEmbeddings, RecurrentPositions
+from dragoman.training.distributed import DistributedContext
+from dragoman.training.memory import Gradients
+from dragoman.training.optim import Progress
+from dragoman.training.step import TrainingStep
+from dragoman.training.tasks.task import Task
+
+__all__ = ["CapturedStep", "unsupported_reasons", "use_grid"]
+
+DEVICES = ("cuda",)
+_MOST = 64
+"""Captured shapes; the steps of further ones run without a graph."""
+
+
+def unsupported_reasons(config: TrainConfig, model: Network, context: DistributedContext) -> list[str]:
+    """Return why steps of this model are not captured; empty if they are."""
+    modules = list(model.modules())
+    reasons = {
+        f"the architecture is {model.architecture}": not isinstance(model, Transformer | DecoderOnly),
+        "batch normalization depends on the padding": any(isinstance(m, BatchNorm) for m in modules),
+        "its positions are recurrent": any(
+            isinstance(m, RecurrentOverEmbeddings | RecurrentPositions) for m in modules
+        ),
+        f"train.optimizer is {config.optimizer.kind}": config.optimizer.kind not in ("adam", "adamw"),
+        "train.precision is fp16": config.precision == "fp16",
+        f"train.accumulate is {config.accumulate}": config.accumulate > 1,
+        "train.gradient_checkpointing is on": config.gradient_checkpointing,
+        "train.cuda_graphs is off": config.cuda_graphs == "off",
+        f"{context.size} processes train together": context.size > 1,
+    }
+    return [reason for reason, applies in reasons.items() if applies]
+
+
+def use_grid(step: TrainingStep, progress: Progress, task: Task, log: Callable[[str], None]) -> None:
+    """Plan the batches of a run on the grid if its steps are captured, and as before if it is resumed."""
+    if not isinstance(step, CapturedStep):
+        if step.context.device.type in DEVICES and (
+            reasons := unsupported_reasons(step.config, step.model, step.context)
+        ):
+            log(f"training steps are not captured as CUDA graphs: {'; '.join(reasons)}")
+    elif progress.step == 0:
+        progress.grid = task.has_grid
+    task.grid = progress.grid
+    if isinstance(step, CapturedStep) and progress.grid:
+        step.batch_tokens, step.padded = task.batch_tokens, True
+
+
+class _Shape:
+    """A batch on the device whose tensors every step of this shape fills, and its graph after the second step."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        self.batch = Batch(
+            torch.empty_like(batch.src, device=device),
+            None if batch.src_mask is None else torch.empty_like(batch.src_mask, device=device),
+            torch.empty_like(batch.tgt_in, device=device),
+            torch.empty_like(batch.tgt_out, device=device),
+            0,
+            0,
+        )
+        self.replay: Callable[[], None] | None = None
+        self.is_known = False
+        self.kept: list[Tensor] = []
+
+    def fill(self, batch: Batch) -> Batch:
+        """Copy a batch to the device; return the tensors there with the counts of the batch."""
+        own = self.batch
+        for memory, tensor in (
+            (own.src, batch.src), (own.src_mask, batch.src_mask), (own.tgt_in, batch.tgt_in),
+            (own.tgt_out, batch.tgt_out),
+        ):  # fmt: skip
+            if memory is not None and tensor is not None:
+                memory.copy_(tensor, non_blocking=True)
+        return Batch(own.src, own.src_mask, own.tgt_in, own.tgt_out, batch.src_tokens, batch.tgt_tokens)
+
+
+class CapturedStep(TrainingStep):
+    """A `TrainingStep` of one batch whose steps are replayed as CUDA graphs; on a CPU (tests), they are just called.
+
+    batch_tokens: of the plan of the batches, 0 before it is known: then no step is captured.
+    """
+
+    batch_tokens = 0
+
+    def __init__(self, config: TrainConfig, model: Network, context: DistributedContext) -> None:
+        super().__init__(config, model, context)
+        self.reads = False
+        self._shapes: dict[tuple[Any, ...], _Shape] = {}
+        self._scale, self._rate, self._average = (
+            torch.zeros((), dtype=torch.float32, device=context.device) for _ in range(3)
+        )
+        self._result = torch.zeros(2, dtype=torch.float64, device=context.device)
+        self._pool: Any = None
+        self._stream = torch.cuda.Stream(context.device) if context.device.type == "cuda" else None
+
+    def prepared(self, batch: Batch) -> Batch:
+        if not self.batch_tokens:
+            return batch
+        shape = grid_shape(batch.src.size(1), batch.tgt_out.size(1), self.batch_tokens)
+        batch = batch.padded(max(shape[0], len(batch.src)), *shape[1:])
+        return batch if self._stream is None else batch.pinned()
+
+    def placed(self, batch: Batch) -> Batch:
+        return batch if self.batch_tokens else super().placed(batch)
+
+    def average_weight(self, step: int) -> float | Tensor:
+        return self._average if self.batch_tokens else super().average_weight(step)
+
+    def run(self, batches: Sequence[Batch], step: int, scale: float, rate: float) -> tuple[Gradients, bool | Tensor]:
+        if not self.batch_tokens:
+            return super().run(batches, step, scale, rate)
+        (batch,) = batches
+        key = tuple(batch.src.shape), tuple(batch.tgt_out.shape)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = _Shape(batch, self.context.device)
+        on_device = shape.fill(batch)
+        self._scale.fill_(scale)
+        self._rate.fill_(rate)
+        if self.ema is not None:
+            self._average.fill_(float(super().average_weight(step + 1)))
+        if shape.replay is None and shape.is_known and sum(s.replay is not None for s in self._shapes.values()) < _MOST:
+            self._capture(shape)
+        if shape.replay is None:
+            return self._without_graph(shape, on_device, step)
+        seed_dropout(self.config.seed, step, self.context.rank)
+        shape.replay()
+        nll, updated = self._result.clone()
+        return Gradients(nll), updated
+
+    def _without_graph(self, shape: _Shape, batch: Batch, step: int) -> tuple[Gradients, bool | Tensor]:
+        with self._on_stream():
+            gradients = self.backward([batch], step, self._scale)
+            updated = self.update(step + 1, self._rate)
+            self.optimizer.zero_grad()
+        shape.is_known = not gradients.split and not gradients.skipped
+        return gradients, updated
+
+    def _body(self, batch: Batch) -> None:
+        """The step of a graph: no wait for the device, and no shape that depends on values."""
+        self.optimizer.zero_grad()
+        nll = self.add_gradient(batch, self._scale)
+        updated = self.update(0, self._rate)
+        assert isinstance(updated, Tensor)
+        self._result.copy_(torch.stack([nll.double(), updated.double()]))
+
+    def _capture(self, shape: _Shape) -> None:
+        """Capture the step of a shape; without enough memory for it, its steps run without a graph."""
+        if self._stream is None:
+            shape.replay = lambda: self._body(shape.batch)
+            return
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                self._body(shape.batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            shape.is_known = False
+        else:
+            shape.replay = graph.replay
+        self.optimizer.zero_grad()
+        # Tables of positions are replaced when they grow, but the graph reads those of now.
+        shape.kept = list(self.model.buffers())
+
+    def _on_stream(self) -> Any:
+        """Return the context in which steps run that are captured later, because PyTorch remembers their stream."""
+        return _Stream(self._stream)
+
+
+class _Stream:
+    """Runs the body on a stream after what is queued, and what follows after the body."""
+
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        self._stream = stream
+        self._context: Any = None
+
+    def __enter__(self) -> None:
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            self._context = torch.cuda.stream(self._stream)
+            self._context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self._stream is not None:
+            self._context.__exit__(*error)
+            torch.cuda.current_stream().wait_stream(self._stream)

@@ -213,7 +213,7 @@ def speed(name: str, config: Any, folder: Path, size: str | None, seconds: float
 def training(folder: Path, seconds: float) -> None:
     off = {"cuda_graphs": "off"}
     recipe = [f"data.root={DATA}", "train.device=cuda", "train.budget=1000000 steps", "train.log_every=5",
-              "train.validate_every=1000000 steps", "train.schedule.kind=constant", "train.save_every=1000000 steps"]  # fmt: skip
+              "train.validate_every=1000000 steps", "train.schedule.kind=constant", "train.save_every=1000000 steps", "train.average=0"]  # fmt: skip
     for name, size, tokens in (("multi30k.toml", None, 0), ("base", "base", 25_000), ("big", "big", 50_000)):
         for extra in ({}, off):
             if size is None:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dragoman.models.seq2seq import EncoderDecoder, Memory
 from dragoman.nn.attention import add_biases, causal_bias, padding_bias
-from dragoman.nn.dropout import Dropout, repeated_dropout
+from dragoman.nn.fast.dropout import Dropout, repeated_dropout
 from dragoman.nn.layers import DecoderLayer, Embedding
 from dragoman.nn.positions import Positions
 from dragoman.nn.ssru import SSRUDecoderLayer

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.tokenizer import PAD
+from dragoman.nn.fast.native.kernels import multiply, smoothed_loss_, uses_kernels
 from dragoman.nn.layers import OutputProjection
-from dragoman.nn.native.kernels import multiply, smoothed_loss_, uses_kernels
 
 __all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "counted_rows", "cross_entropy",
            "loss_gradient"]  # fmt: skip

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.native.kernels import drop
+from dragoman.nn.fast.native.kernels import drop
 
 __all__ = ["Dropout", "repeated_dropout", "seed_dropout"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SOURCES = Path("src/dragoman/decoding/native/csrc")
-KERNELS = Path("src/dragoman/nn/native/csrc")
+KERNELS = Path("src/dragoman/nn/fast/native/csrc")
 # -ffp-contract=off: results must not depend on which multiplications and additions the compiler fuses.
 COMMON = ["-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fvisibility-inlines-hidden", "-pthread"]
 COMMON += ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]  # false positives in the headers of GCC 12
@@ -32,7 +32,7 @@ CPU = Extension(
 """Checks which builds this processor supports before one of them is loaded."""
 
 TRAINING = Extension(
-    "dragoman.nn.native._avx512",
+    "dragoman.nn.fast.native._avx512",
     sources=[path.as_posix() for path in sorted(KERNELS.glob("*.cpp"))],
     depends=[path.as_posix() for path in sorted(KERNELS.glob("*.h"))],
     # OpenMP: PyTorch has loaded its library already, so that both share their threads.
@@ -41,7 +41,7 @@ TRAINING = Extension(
     language="c++",
     optional=True,
 )
-"""Kernels of training steps; nn/native/library.py decides on which processors they are used."""
+"""Kernels of training steps; nn/fast/native/library.py decides on which processors they are used."""
 
 
 def extension(name: str, flags: list[str]) -> Extension:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.nn.attention import attend_explicit, attend_short, causal_bias
+from dragoman.nn.attention import attend_explicit, causal_bias
+from dragoman.nn.fast import attend_short
 
 HEADS, D_HEAD, TOKENS, ROUNDS = 4, 32, 2048, 15
 

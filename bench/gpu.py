@@ -72,7 +72,7 @@ def kernels() -> None:
     from torch.nn import functional as F
 
     from dragoman.nn.attention import attend_explicit, causal_bias
-    from dragoman.nn.cuda import attention, loss, rows
+    from dragoman.nn.fast.cuda import attention, loss, rows
     from dragoman.training.loss import cross_entropy
 
     torch.manual_seed(1)

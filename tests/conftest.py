@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from built_site import built_site
 from dragoman.decoding.native.library import NativeLibrary
-from dragoman.nn.dropout import seed_dropout
+from dragoman.nn.fast.dropout import seed_dropout
 from native_builds import use_build, use_kernels
 from served_models import packed_models
 from small_run import Cli

@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from dragoman.decoding.native import library as engine
 from dragoman.decoding.native.library import NativeLibrary
-from dragoman.nn.native import library as training
+from dragoman.nn.fast.native import library as training
 
 __all__ = ["BUILDS", "EMULATED_TILES", "use_build", "use_kernels"]
 

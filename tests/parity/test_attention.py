@@ -10,15 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.attention import (
-    _WITHOUT_CUDNN,
-    CrossAttention,
-    SelfAttention,
-    attend_explicit,
-    attend_short,
-    causal_bias,
-    mask_to_bias,
-)
+from dragoman.nn.attention import CrossAttention, SelfAttention, attend_explicit, causal_bias, mask_to_bias
+from dragoman.nn.fast import _WITHOUT_CUDNN, attend_short
 from dragoman.nn.positions import Positions
 
 N, H, TQ, TK, DH = 3, 4, 5, 7, 6

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from dragoman.models.seq2seq import Memory
 from dragoman.models.transformer import Decoder, Encoder
-from dragoman.nn import attention
-from dragoman.nn.attention import CrossAttention, SelfAttention, attend_short, causal_bias, mask_to_bias
+from dragoman.nn import fast
+from dragoman.nn.attention import CrossAttention, SelfAttention, causal_bias, mask_to_bias
+from dragoman.nn.fast import attend_short
 from dragoman.nn.layers import BatchNorm, DecoderLayer, Embedding, EncoderLayer, FeedForward, SubLayer
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Alibi, Positions, Rotary, Sinusoidal
@@ -61,7 +62,7 @@ def take(monkeypatch: pytest.MonkeyPatch, way: str, *modules: SelfAttention | Cr
     """Select one of the three implementations; return the weights that the explicit one records."""
     seen: list[Tensor] = []
     if way == "fused":
-        monkeypatch.setattr(attention, "_SHORT", 0)
+        monkeypatch.setattr(fast, "_SHORT", 0)
     if way == "explicit":
         for module in modules:
             module.weights.register_forward_hook(lambda module, inputs, output: seen.append(output))

@@ -27,7 +27,8 @@ from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.models.seq2seq import Model
-from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, attend_short, causal_bias
+from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, causal_bias
+from dragoman.nn.fast import attend_short, split_heads
 from dragoman.nn.linear_attention import causal_linear_attention
 from dragoman.nn.positions import Positions, Rotary, Sinusoidal
 from dragoman.nn.recurrent import VanillaRNN
@@ -111,7 +112,7 @@ def test_without_softmax_heads_are_blocks_of_one_heads_matrix() -> None:
     x = random(1, T, D)
 
     def parts(attention: SelfAttention) -> tuple[Tensor, ...]:
-        return attention.split(attention.qkv(x), attention.parts, (attention.d_head,) * 3)
+        return split_heads(attention.qkv(x), attention.parts, (attention.d_head,) * 3)
 
     (q, k, v), (q_one, k_one, v_one) = parts(many), parts(one)
     of_heads, of_one = q @ k.transpose(-1, -2), q_one @ k_one.transpose(-1, -2)

@@ -13,13 +13,12 @@ from torch.nn import functional as F
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 pytest.importorskip("triton", reason="Triton is not installed")
 
-import dragoman.nn.attention
-import dragoman.nn.dropout
+import dragoman.nn.fast.dropout
 import dragoman.training.loss
 from dragoman.config.model import TransformerConfig
 from dragoman.models.build import build_model
 from dragoman.nn.attention import attend_explicit, causal_bias, mask_to_bias
-from dragoman.nn.cuda import attention, launch, loss, rows
+from dragoman.nn.fast.cuda import attention, launch, loss, rows
 from dragoman.training.loss import TokenLoss, cross_entropy
 
 PAD = 0
@@ -169,7 +168,7 @@ def test_a_model_uses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     for module, name in ((attention, "attend"), (rows, "add_and_norm"), (loss, "loss_gradient_")):
         own = getattr(module, name)
-        for user in (dragoman.nn.attention, dragoman.nn.layers.rows, dragoman.nn.dropout, dragoman.training.loss):
+        for user in (attention, rows, dragoman.nn.fast.dropout, dragoman.training.loss):
             if getattr(user, name, None) is own:
                 monkeypatch.setattr(user, name, lambda *a, own=own, name=name: called.append(name) or own(*a))
     sizes = {"d_model": 16, "d_ff": 16, "n_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}

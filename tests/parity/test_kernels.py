@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.native import kernels as native
-from dragoman.nn.native import library
-from dragoman.nn.native.kernels import multiply, smoothed_loss_, uses_kernels
-from dragoman.nn.native.library import (
+from dragoman.nn.fast import Linear, linear
+from dragoman.nn.fast.native import kernels as native
+from dragoman.nn.fast.native import library
+from dragoman.nn.fast.native.kernels import multiply, smoothed_loss_, uses_kernels
+from dragoman.nn.fast.native.library import (
     has_kernel_products,
     kernels,
     prefers_kernels,
@@ -23,7 +24,6 @@ from dragoman.nn.native.library import (
     with_products,
     without_kernels,
 )
-from dragoman.nn.products import Linear, linear
 from dragoman.training.loss import chunked_cross_entropy, cross_entropy, loss_gradient
 
 needs_kernels = pytest.mark.usefixtures("training_kernels")
@@ -173,7 +173,7 @@ def test_gradients_of_the_layer(dtype: torch.dtype, bias: bool, products: str) -
 def test_kernels_run_where_a_gradient_is_needed() -> None:
     def runs(x: Tensor, weight: Tensor) -> bool:
         out = linear(x, weight)
-        return out.grad_fn is not None and "_Linear" in out.grad_fn.name()
+        return out.grad_fn is not None and "LinearLayer" in out.grad_fn.name()
 
     x, weight = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True)
     assert runs(x, weight)
@@ -295,7 +295,7 @@ def test_a_layer_is_stored_like_that_of_pytorch() -> None:
 def test_kernels_share_the_threads_of_pytorch() -> None:
     """A second OpenMP library in the process would have threads of its own."""
     code = (
-        "from dragoman.nn.native.library import kernels; import torch; kernels();"
+        "from dragoman.nn.fast.native.library import kernels; import torch; kernels();"
         "maps = open('/proc/self/maps').read().split();"
         "print(len({p for p in maps if 'libgomp' in p or 'libiomp' in p}))"
     )

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.nn import attention
-from dragoman.nn.attention import SelfAttention, attend_explicit, attend_short, causal_bias, padding_bias
-from dragoman.nn.dropout import Dropout, seed_dropout
-from dragoman.nn.native.kernels import attend, attend_backward, drop
-from dragoman.nn.native.library import without_kernels
+from dragoman.nn import fast
+from dragoman.nn.attention import SelfAttention, attend_explicit, causal_bias, padding_bias
+from dragoman.nn.fast import attend_short
+from dragoman.nn.fast.dropout import Dropout, seed_dropout
+from dragoman.nn.fast.native.kernels import attend, attend_backward, drop
+from dragoman.nn.fast.native.library import without_kernels
 from dragoman.nn.positions import Positions
 
 needs_kernels = pytest.mark.usefixtures("training_kernels")
@@ -54,7 +55,7 @@ def test_attention(heads: int, groups: int, tq: int, tk: int, packed: bool) -> N
     for bias in biases(heads, tq, tk):
         short = [x.clone(memory_format=torch.preserve_format).requires_grad_() for x in values]
         out = attend_short(*short, bias)
-        assert out.grad_fn is not None and "_KernelAttention" in out.grad_fn.name()
+        assert out.grad_fn is not None and "KernelAttention" in out.grad_fn.name()
         exact = [x.double().requires_grad_() for x in values]
         want, _ = attend_explicit(*exact, None if bias is None else bias.double())
         torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-6)
@@ -172,7 +173,7 @@ def test_attention_of_bf16_training_is_computed_in_float32(with_kernels: bool, m
         seen.extend(t.dtype for t in (q, k, v, bias) if t is not None)
         return attend_short(q, k, v, bias)
 
-    monkeypatch.setattr(attention, "attend_short", attend_and_record)
+    monkeypatch.setattr(fast, "attend_short", attend_and_record)
     with nullcontext() if with_kernels else without_kernels():
         want = layer(x, Positions(), pos, None if bias is None else bias.float())
         seen.clear()

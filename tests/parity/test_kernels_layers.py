@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn import attention
 from dragoman.nn.attention import SelfAttention
-from dragoman.nn.dropout import Dropout, seed_dropout
-from dragoman.nn.layers import FeedForward, LayerNorm, SubLayer
-from dragoman.nn.lora import LoRALinear
-from dragoman.nn.native.kernels import attend, empty, join_heads
-from dragoman.nn.native.layer_kernels import (
+from dragoman.nn.fast.dropout import Dropout, seed_dropout
+from dragoman.nn.fast.native import kernels
+from dragoman.nn.fast.native.kernels import attend, empty, join_heads
+from dragoman.nn.fast.native.layer_kernels import (
     add_and_norm,
     add_and_norm_backward,
     add_bias_relu_,
     relu_backward_,
     sum_rows,
 )
-from dragoman.nn.native.library import with_products, without_kernels
+from dragoman.nn.fast.native.library import with_products, without_kernels
+from dragoman.nn.layers import FeedForward, LayerNorm, SubLayer
+from dragoman.nn.lora import LoRALinear
 from dragoman.nn.positions import Positions
 from dragoman.nn.taps import Tap
 
@@ -40,7 +40,7 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def is_fused(out: Tensor) -> bool:
-    return out.grad_fn is not None and ("_ReluNetwork" in out.grad_fn.name() or "_AddAndNorm" in out.grad_fn.name())
+    return out.grad_fn is not None and ("ReluNetwork" in out.grad_fn.name() or "AddAndNorm" in out.grad_fn.name())
 
 
 def gradients(module: nn.Module, run: Callable[[], Tensor], inputs: list[Tensor], upstream: Tensor) -> list[Tensor]:
@@ -244,7 +244,7 @@ def test_gradients_of_queries_keys_and_values_are_not_copied(monkeypatch: pytest
         shared.append(joined.data_ptr() == parts[0].data_ptr())
         return joined
 
-    monkeypatch.setattr(attention.kernels, "join_heads", join)
+    monkeypatch.setattr(kernels, "join_heads", join)
     layer(x, Positions(), torch.arange(5)).sum().backward()
     assert shared == [True]
 

@@ -19,8 +19,9 @@ from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.models.build import build_model
 from dragoman.models.size import count_parameters
-from dragoman.nn import attention
-from dragoman.nn.attention import CrossAttention, SelfAttention, attend_short, causal_bias, mask_to_bias
+from dragoman.nn import fast
+from dragoman.nn.attention import CrossAttention, SelfAttention, causal_bias, mask_to_bias
+from dragoman.nn.fast import attend_short
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions, Rotary, Shaw
 from every_kind import TRANSLATORS, built, model_config
@@ -84,7 +85,7 @@ def check(got: Tensor, want: Tensor, inputs: list[Tensor]) -> None:
 def choose(way: str, module: SelfAttention | CrossAttention, monkeypatch: pytest.MonkeyPatch) -> None:
     """Select one of the three implementations of attention."""
     if way == "fused":
-        monkeypatch.setattr(attention, "_SHORT", 0)
+        monkeypatch.setattr(fast, "_SHORT", 0)
     if way == "explicit":
         module.weights.register_forward_hook(lambda module, inputs, output: output)
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, attend_short
+from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit
+from dragoman.nn.fast import attend_short
 from dragoman.nn.layers import FeedForward, SubLayer
 from dragoman.nn.positions import Positions
 from dragoman.nn.taps import Tap

@@ -12,7 +12,7 @@ from torch import Tensor
 from dragoman.errors import ConfigError
 from dragoman.models.seq2seq import LanguageModel, Network
 from dragoman.models.transformer import Stack
-from dragoman.nn.dropout import seed_dropout
+from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.trainer import train
 from every_kind import LANGUAGE_MODELS, TRANSLATORS, built_network

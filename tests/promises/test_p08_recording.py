@@ -18,8 +18,8 @@ from dragoman.data.tokenizer import EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model, Network
-from dragoman.nn import attention
-from dragoman.nn.dropout import seed_dropout
+from dragoman.nn import attention, fast
+from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.nn.layers import LayerNorm
 from dragoman.nn.record import record, replace, tap_names
 from dragoman.nn.recurrent import Cell
@@ -194,7 +194,7 @@ def count(monkeypatch: pytest.MonkeyPatch, home: Any, name: str) -> list[str]:
 @pytest.mark.parametrize("kind", ["scores", "masked", "weights"])
 def test_a_recorded_attention_leaves_the_others_fused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, data, tap = built(TRANSLATORS["paper"], V), batch(), f"decoder.layers.1.cross_attn.{kind}"
-    explicit, fused = (count(monkeypatch, attention, f"attend_{way}") for way in ("explicit", "short"))
+    explicit, fused = count(monkeypatch, attention, "attend_explicit"), count(monkeypatch, fast, "attend_short")
     attentions = 2 + 2 * 3
     for how, calls in (
         (record(model, tap), (1, attentions)),  # beside the fused one, whose outcome goes on
@@ -210,7 +210,7 @@ def test_a_recorded_attention_leaves_the_others_fused(kind: str, monkeypatch: py
 
 
 def test_a_recorded_norm_or_gate_leaves_the_others_to_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_hand, unrolled = count(monkeypatch, LayerNorm, "_explicit"), count(monkeypatch, Cell, "unroll")
+    by_hand, unrolled = count(monkeypatch, LayerNorm, "explicit"), count(monkeypatch, Cell, "unroll")
     data = batch()
     for name, tap in (("paper", "encoder.layers.1.around_ffn.norm.std"), ("lstm", "encoder.layers.0.back.forget_gate")):
         model = built(TRANSLATORS[name], V)

@@ -16,7 +16,7 @@ from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.io.run_log import Reporter
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
-from dragoman.nn import attention
+from dragoman.nn import attention, fast
 from dragoman.nn.record import record, replace, tap_names
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
@@ -107,7 +107,7 @@ def test_every_path_gives_the_same_logits_and_gradients(model: Model, monkeypatc
 
     for name, home in (
         ("attend_explicit", attention),
-        ("attend_short", attention),
+        ("attend_short", fast),
         ("scaled_dot_product_attention", torch.nn.functional),
     ):
         count(name, home)
@@ -118,7 +118,7 @@ def test_every_path_gives_the_same_logits_and_gradients(model: Model, monkeypatc
         explicit = logits_and_gradients(model)
     assert set(called) == {"attend_explicit"}
     called.clear()
-    monkeypatch.setattr(attention, "_SHORT", 0)
+    monkeypatch.setattr(fast, "_SHORT", 0)
     fused = logits_and_gradients(model)
     assert set(called) == {"scaled_dot_product_attention"}
     assert len(short) == len(list(model.parameters())) + 1

@@ -15,7 +15,7 @@ from dragoman.data.batching import Batch, collate
 from dragoman.data.ids import PAD
 from dragoman.io.run_log import Reporter
 from dragoman.models.model_folder import unique_tensors
-from dragoman.nn.dropout import seed_dropout
+from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.training import captured
 from dragoman.training.captured import CapturedStep, unsupported_reasons
 from dragoman.training.distributed import DistributedContext

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dragoman.nn.attention import SelfAttention
-from dragoman.nn.dropout import Dropout, seed_dropout
+from dragoman.nn.fast.dropout import Dropout, seed_dropout
 from dragoman.nn.positions import Positions
 
 SIZE = 999_983  # not a multiple of 8: the last random word is used partially

@@ -163,7 +163,7 @@ def exportable(model: Transformer, rows: int) -> Transformer:
         if isinstance(module, LinearSelfAttention) and module.feature_map.divide is FEATURE_MAPS["elu"].divide:
             module.feature_map = replace(module.feature_map, divide=_divide_rows)
         if isinstance(module, SelfAttention | CrossAttention):
-            module._attend = _attend  # type: ignore[method-assign]
+            module.attend = _attend  # type: ignore[method-assign]
     return model
 
 

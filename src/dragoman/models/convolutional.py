@@ -16,7 +16,7 @@ from dragoman.errors import UsageError
 from dragoman.models.seq2seq import EncoderDecoder, Memory
 from dragoman.nn.attention import padding_bias
 from dragoman.nn.convolution import ConvolutionalDecoderLayer, ConvolutionalEncoderLayer, ConvolutionState
-from dragoman.nn.dropout import Dropout
+from dragoman.nn.fast import Dropout
 from dragoman.nn.layers import Embedding
 from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState
 from dragoman.nn.taps import Tap

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dragoman.models.encoder_only import EncoderOnly, Pooling
 from dragoman.models.seq2seq import EncoderDecoder, LanguageModel, Memory
 from dragoman.nn.attention import padding_bias
-from dragoman.nn.dropout import Dropout
+from dragoman.nn.fast import Dropout
 from dragoman.nn.layers import Embedding
 from dragoman.nn.recurrent import RecurrentDecoderLayer, RecurrentState, State, final_states, reversal
 from dragoman.nn.state import DecodeState, LayerState

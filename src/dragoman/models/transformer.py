@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dragoman.models.seq2seq import EncoderDecoder, Memory
+from dragoman.nn import fast
 from dragoman.nn.attention import add_biases, causal_bias, padding_bias
-from dragoman.nn.cuda.launch import in_product_dtype
-from dragoman.nn.dropout import Dropout, repeated_dropout
+from dragoman.nn.fast.dropout import Dropout, repeated_dropout
 from dragoman.nn.layers import DecoderLayer, Embedding
 from dragoman.nn.positions import Positions
 from dragoman.nn.ssru import SSRUDecoderLayer
@@ -63,7 +63,7 @@ class Stack(nn.Module):
         """
         self.positions.ensure_length(length, like=x)
         x, carry = self.positions.embed(self.embedded(x), pos, carry)
-        return in_product_dtype(self.dropout(self.embedding_norm(self.positioned(x)))), carry
+        return fast.in_product_dtype(self.dropout(self.embedding_norm(self.positioned(x)))), carry
 
     def apply_layer(self, layer: nn.Module, *args: Any) -> Tensor:
         """Return layer(*args)."""

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.dropout import Dropout
-from dragoman.nn.products import Linear, linear
+from dragoman.nn.fast import Dropout, Linear, linear
 from dragoman.nn.state import CrossKeyValues, LayerState
 from dragoman.nn.taps import Tap
 

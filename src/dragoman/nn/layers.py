@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.nn import fast
 from dragoman.nn.attention import CrossAttention, SelfAttention
-from dragoman.nn.cuda import rows
-from dragoman.nn.dropout import Dropout
-from dragoman.nn.fused import add_and_norm, can_fuse, relu_network
+from dragoman.nn.fast import Dropout, Linear
 from dragoman.nn.linear_attention import LinearSelfAttention
-from dragoman.nn.native.kernels import drop
 from dragoman.nn.positions import Positions
-from dragoman.nn.products import Linear
 from dragoman.nn.state import CrossKeyValues, SelfState
 from dragoman.nn.taps import ReadOnlyTap, Tap, any_active, any_intervened
 
@@ -46,9 +42,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
 }
-
-_SMALLEST = 1e-4
-"""Weight of a `LayerNorm` below which its result does not determine its input."""
 
 
 class Embedding(nn.Module):
@@ -90,25 +83,6 @@ class OutputProjection(Linear):
         return logits
 
 
-class _LayerNormFromResult(torch.autograd.Function):
-    """Layer normalization that stores its result, which the next layer stores anyway, in place of its input."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        out, _, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
-        ctx.save_for_backward(out, weight, bias, rstd)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        out, weight, bias, rstd = ctx.saved_tensors
-        normed = (out - bias).div_(weight)  # of mean 0 and standard deviation 1
-        grad_normed, grad_weight, grad_bias = torch.ops.aten.native_layer_norm_backward(
-            grads[0], normed, weight.shape, torch.zeros_like(rstd), torch.ones_like(rstd), weight, bias, [True] * 3
-        )
-        return grad_normed.mul_(rstd), grad_weight, grad_bias, None
-
-
 class LayerNorm(nn.LayerNorm):
     """(x - mean) / sqrt(variance + eps) * weight + bias, over the features of a position (Ba et al. 2016)."""
 
@@ -119,45 +93,17 @@ class LayerNorm(nn.LayerNorm):
         self.normed = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor) -> Tensor:
-        explicit = self._explicit(x) if any_active(self.mean, self.std) else None
-        if explicit is None and rows.can_add_and_norm(x, None):
-            explicit = rows.add_and_norm(x, None, 0.0, _parts(self))
-        if explicit is None:
-            explicit = self._from_result(x) if self.is_invertible(x) else super().forward(x)
-        return self.normed(explicit)
+        if any_active(self.mean, self.std):
+            by_formula = self.explicit(x)
+            if any_intervened(self.mean, self.std):
+                return self.normed(by_formula)
+        return self.normed(fast.layer_norm(x, self.weight, self.bias, self.eps))
 
-    def _from_result(self, x: Tensor) -> Tensor:
-        return _LayerNormFromResult.apply(x, self.weight, self.bias, self.eps)  # type: ignore[no-any-return, no-untyped-call]
-
-    def is_invertible(self, x: Tensor) -> bool:
-        """Whether a gradient is needed, and (out - bias) / weight is accurate: no bias is large beside its weight."""
-        if x.device.type != "cpu" or x.dtype != self.weight.dtype or not (torch.is_grad_enabled() and x.requires_grad):
-            return False
-        size = self.weight.detach().abs()
-        return bool(((self.bias.detach().abs() <= 2 * size) & (size > _SMALLEST)).all())
-
-    def _explicit(self, x: Tensor) -> Tensor | None:
-        """Write out the formula for the taps; return its result only if they are intervened."""
+    def explicit(self, x: Tensor) -> Tensor:
+        """Return the formula, written out for the taps."""
         mean = self.mean(x.mean(-1))[..., None]
         std = self.std(((x - mean).square().mean(-1) + self.eps).sqrt())[..., None]
-        return (x - mean) / std * self.weight + self.bias if any_intervened(self.mean, self.std) else None
-
-
-class _RMSNormalize(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        inverse = torch.rsqrt(torch.linalg.vecdot(x, x) / x.size(-1) + eps).unsqueeze(-1)  # (..., 1)
-        normed = x * inverse
-        ctx.save_for_backward(normed, inverse, weight)
-        return normed * weight
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        normed, inverse, weight = ctx.saved_tensors
-        grad_weight = (grads[0] * normed).flatten(0, -2).sum(0)
-        grad_normed = grads[0] * weight
-        along = torch.linalg.vecdot(grad_normed, normed).unsqueeze(-1) / normed.size(-1)
-        return torch.addcmul(grad_normed, normed, along, value=-1).mul_(inverse), grad_weight, None
+        return (x - mean) / std * self.weight + self.bias
 
 
 class RMSNorm(nn.Module):
@@ -175,11 +121,7 @@ class RMSNorm(nn.Module):
             std = self.std((x.square().mean(-1) + self.eps).sqrt())
             if self.std.is_intervened:
                 return self.normed(x / std[..., None] * self.weight)
-        if rows.can_add_and_norm(x, None):
-            return self.normed(rows.add_and_norm(x, None, 0.0, _parts(self)))
-        if x.device.type == "cpu":  # F.rms_norm is a chain of small operations there, at half the speed
-            return self.normed(_RMSNormalize.apply(x, self.weight, self.eps))  # type: ignore[no-untyped-call]
-        return self.normed(F.rms_norm(x, (x.size(-1),), self.weight, self.eps))
+        return self.normed(fast.rms_norm(x, self.weight, self.eps))
 
 
 class BatchNorm(nn.Module):
@@ -212,13 +154,6 @@ class BatchNorm(nn.Module):
         return self.normed(out.view_as(x))
 
 
-def _parts(norm: nn.Module) -> rows.Norm | None:
-    """Return what the GPU's kernel needs of a norm, None for other kinds."""
-    if type(norm) is LayerNorm:
-        return rows.Norm(norm.weight, norm.bias, norm.eps, centred=True)
-    return rows.Norm(norm.weight, None, norm.eps, centred=False) if type(norm) is RMSNorm else None
-
-
 class FeedForward(nn.Module):
     """Position-wise feed-forward network: f(x W1) W2 (section 3.3), or gated, (f(x W1) * x W3) W2 (Shazeer 2020).
 
@@ -238,25 +173,24 @@ class FeedForward(nn.Module):
         self.hidden = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._is_fused(x):
-            if any_active(self.before, self.hidden):
-                with torch.no_grad():
-                    self.hidden(self.activation(self.before(self.inner(x))))
-            return relu_network(x, self.inner, self.outer)
+        """Transform x (N, T, D)."""
+        if self.activation is F.relu and not (self.gated or self.dropout.is_active):
+            recorded = any_active(self.before, self.hidden)
+            if not (recorded and any_intervened(self.before, self.hidden)):
+                out = fast.relu_network(x, self.inner, self.outer)
+                if out is not None:
+                    if recorded:
+                        with torch.no_grad():
+                            self.hidden(F.relu(self.before(self.inner(x))))
+                    return out
         hidden = self.before(self.inner(x))  # (N, T, F), gated (N, T, 2F)
         if self.gated:
             hidden, gate = hidden.chunk(2, dim=-1)
             hidden = self.activation(hidden) * gate  # (N, T, F)
         else:
             hidden = self.activation(hidden)
-        out: Tensor = self.outer(self.dropout(self.hidden(hidden)))  # (N, T, D)
-        return out
-
-    def _is_fused(self, x: Tensor) -> bool:
-        """Whether one kernel computes the network, because the others do not depend on its intermediate results."""
-        is_plain = type(self.inner) is type(self.outer) is Linear and self.activation is F.relu and not self.gated
-        needed = self.dropout.is_active or any_intervened(self.before, self.hidden)
-        return is_plain and not needed and x.numel() > 0 and can_fuse(x, self.inner.weight, self.outer.weight)
+        transformed: Tensor = self.outer(self.dropout(self.hidden(hidden)))  # (N, T, D)
+        return transformed
 
 
 class DenseHead(nn.Module):
@@ -294,41 +228,21 @@ class SubLayer(nn.Module):
         self.residual = Tap("row", "position", "feature")
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.order == "post":
-            update = self.update(function(x))
-            if (parts := self._gpu_norm(update)) is not None:
-                p = self.dropout.p if self.dropout.is_active else 0.0
-                fused: Tensor = self.norm.normed(rows.add_and_norm(update, x, p, parts))  # type: ignore[operator]
-                return fused
-            if self._is_fused(update, x):
-                return self._fused(update, x)
-            normed: Tensor = self.norm(self.residual(self.dropout(update, x)))
-            return normed
-        return self.residual(self.dropout(self.update(function(self.norm(x))), x))
-
-    def _is_fused(self, update: Tensor, x: Tensor) -> bool:
-        """Whether one kernel computes dropout, sum and norm."""
+        """Transform x (N, T, D)."""
+        if self.order == "pre":
+            return self.residual(self.dropout(self.update(function(self.norm(x))), x))
+        update = self.update(function(x))
         norm = self.norm
-        if type(norm) is not LayerNorm or any_intervened(self.residual, norm.mean, norm.std) or not update.numel():
-            return False
-        return can_fuse(update, x, norm.weight, norm.bias) and norm.is_invertible(update)
-
-    def _gpu_norm(self, update: Tensor) -> rows.Norm | None:
-        """Return the norm if a kernel of the GPU computes it with dropout and sum."""
-        if not rows.can_add_and_norm(update, None):
-            return None
-        parts, norm = _parts(self.norm), self.norm
-        taps = [getattr(norm, name) for name in ("mean", "std") if hasattr(norm, name)]
-        return None if any_active(self.residual, *taps) else parts
-
-    def _fused(self, update: Tensor, x: Tensor) -> Tensor:
-        norm = self.norm
-        assert isinstance(norm, LayerNorm)
-        drawn = self.dropout.draw(update.shape)
-        if any_active(self.residual, norm.mean, norm.std):
-            with torch.no_grad():
-                norm._explicit(self.residual(x + update if drawn is None else drop(*drawn, update, x)))
-        return norm.normed(add_and_norm(update, x, norm.weight, norm.bias, norm.eps, drawn))
+        if type(norm) is LayerNorm:
+            taps = self.residual, norm.mean, norm.std
+            recorded = any_active(*taps)
+            if not (recorded and any_intervened(*taps)):
+                observe = (lambda y: norm.explicit(self.residual(y))) if recorded else None
+                out = fast.add_and_norm(update, x, norm, self.dropout, observe)
+                if out is not None:
+                    return norm.normed(out)
+        normed: Tensor = norm(self.residual(self.dropout(update, x)))
+        return normed
 
 
 class EncoderLayer(nn.Module):

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dragoman.nn import fast
 from dragoman.nn.attention import MultiHead
+from dragoman.nn.fast import Linear
 from dragoman.nn.positions import Positions
-from dragoman.nn.products import Linear
 from dragoman.nn.state import LinearSums
 
 __all__ = ["FEATURE_MAPS", "FeatureMap", "LinearSelfAttention", "causal_linear_attention"]
@@ -134,7 +135,7 @@ class LinearSelfAttention(MultiHead):
         if positions.needs_weights or (bias is not None and bias.shape[-3:] != (1, 1, x.size(1))):
             raise ValueError("linear attention has no scores that a position scheme or a bias per query could change")
         # q, k (N, H, T, Dk), v (N, H, T, Dh)
-        q, k, v = self.split(self.qkv(x), self.parts, (self.d_key, self.d_key, self.d_head))
+        q, k, v = fast.split_heads(self.qkv(x), self.parts, (self.d_key, self.d_key, self.d_head))
         dtype = torch.promote_types(q.dtype, torch.float32)  # 16 bits are too imprecise for a long sum
         with torch.autocast(q.device.type, enabled=False):
             q, k, v = self.queries(q.to(dtype)), self.keys(k.to(dtype)), self.values(v.to(dtype))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.nn.attention import CrossAttention, SelfAttention
+from dragoman.nn.fast import Linear, linear
 from dragoman.nn.layers import FeedForward
 from dragoman.nn.linear_attention import LinearSelfAttention
-from dragoman.nn.products import Linear, linear
 from dragoman.nn.ssru import SSRU
 
 __all__ = ["LoRALinear", "adapter_size", "adapters", "add_adapters", "merged", "without_adapters"]

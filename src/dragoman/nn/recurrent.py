@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.products import linear
+from dragoman.nn.fast import linear
 from dragoman.nn.state import CrossKeyValues, LayerState
 from dragoman.nn.taps import Tap, any_active, any_intervened
 

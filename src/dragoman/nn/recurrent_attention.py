@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.products import Linear, linear
+from dragoman.nn.fast import Linear, linear
 from dragoman.nn.recurrent import Cell, RecurrentDecoderLayer, RecurrentState, State
 from dragoman.nn.state import CrossKeyValues
 from dragoman.nn.taps import Tap

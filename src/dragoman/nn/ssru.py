@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.attention import CrossAttention
+from dragoman.nn.fast import Linear
 from dragoman.nn.layers import FeedForward, SubLayer
 from dragoman.nn.positions import Positions
-from dragoman.nn.products import Linear
 from dragoman.nn.state import CrossKeyValues, SelfState, SSRUCells
 from dragoman.nn.taps import Tap
 

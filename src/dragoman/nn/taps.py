@@ -50,7 +50,7 @@ class ReadOnlyTap(Tap):
 
 
 def any_active(*taps: Tap) -> bool:
-    return any(tap.active for tap in taps)
+    return any(tap._forward_hooks for tap in taps)
 
 
 def any_intervened(*taps: Tap) -> bool:

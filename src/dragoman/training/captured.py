@@ -24,7 +24,7 @@ from dragoman.errors import is_out_of_memory
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Transformer
-from dragoman.nn.dropout import seed_dropout
+from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.nn.layers import BatchNorm
 from dragoman.nn.positions import RecurrentOverEmbeddings, RecurrentPositions
 from dragoman.training.distributed import DistributedContext

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.tokenizer import PAD
-from dragoman.nn.cuda.loss import can_compute_loss, loss_gradient_
+from dragoman.nn.fast.cuda.loss import can_compute_loss, loss_gradient_
+from dragoman.nn.fast.native.kernels import multiply, smoothed_loss_, uses_kernels
 from dragoman.nn.layers import OutputProjection
-from dragoman.nn.native.kernels import multiply, smoothed_loss_, uses_kernels
 
 __all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "counted_rows", "cross_entropy",
            "loss_gradient"]  # fmt: skip

@@ -16,7 +16,7 @@ from dragoman.data.tokenizer import PAD
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Stack
-from dragoman.nn.dropout import seed_dropout
+from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.nn.layers import BatchNorm
 from dragoman.nn.lora import merged, without_adapters
 from dragoman.nn.positions import Positions

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.cuda.rows import add_and_norm, calls, can_add_and_norm, seed_rows, set_calls
-from dragoman.nn.native.kernels import drop
+from dragoman.nn.fast.cuda.rows import add_and_norm, calls, can_add_and_norm, seed_rows, set_calls
+from dragoman.nn.fast.native.kernels import drop
 
 __all__ = ["Dropout", "repeated_dropout", "seed_dropout"]
 
@@ -117,6 +117,11 @@ class Dropout(nn.Module):
         """Whether elements are dropped."""
         return self.training and self.p > 0
 
+    @property
+    def rate(self) -> float:
+        """The probability with which an element is dropped now."""
+        return self.p if self.is_active else 0.0
+
     def draw(self, shape: torch.Size) -> tuple[Tensor, int, float] | None:
         """Return random bytes of a shape, the byte from which an element is kept, and the scale, or None if inactive.
 
@@ -130,7 +135,7 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if not self.is_active:
             return x if residual is None else residual + x
-        if can_add_and_norm(x, None):
+        if can_add_and_norm(x):
             return add_and_norm(x, residual, self.p, None)
         if x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16):
             out: Tensor = _MaskedAdd.apply(x.float(), residual, _threshold(self.p))  # type: ignore[no-untyped-call]

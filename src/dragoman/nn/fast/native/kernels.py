@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.nn.native.library import has_kernel_products, kernels
+from dragoman.nn.fast.native.library import has_kernel_products, kernels
 
-__all__ = ["attend", "attend_backward", "drop", "empty", "join_heads", "multiply", "pointer", "smoothed_loss_",
-           "uses_kernels"]  # fmt: skip
+__all__ = ["attend", "attend_backward", "drop", "empty", "join_heads", "multiply", "multiply_by_kernels", "pointer",
+           "smoothed_loss_", "uses_kernels"]  # fmt: skip
 
 _ALIGNMENT = 16  # elements
 
@@ -26,9 +26,12 @@ def _integers(*values: int) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(values))(*values)
 
 
-def uses_kernels(*tensors: Tensor) -> bool:
-    """Return whether the C++ kernels are used for these tensors."""
-    return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors) and kernels() is not None
+def uses_kernels(*tensors: Tensor | None) -> bool:
+    """Return whether the C++ kernels are used for these tensors, of which None counts as any."""
+    for tensor in tensors:
+        if tensor is not None and not (tensor.dtype == torch.float32 and tensor.device.type == "cpu"):
+            return False
+    return kernels() is not None
 
 
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None, add: bool = False) -> Tensor:
@@ -36,8 +39,15 @@ def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | Non
 
     out: receives the result, if given; its rows must be contiguous.  add: add the product to `out` instead.
     """
-    library = kernels() if uses_kernels(a, b) else None
-    if library is None or not (a.numel() and b.numel()):
+    return (multiply_by_kernels if uses_kernels(a, b) else _multiply)(a, b, bias, out, add)
+
+
+def multiply_by_kernels(
+    a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None, add: bool = False
+) -> Tensor:
+    """`multiply` for tensors for which `uses_kernels` is true."""
+    library = kernels()
+    if library is None or not (a.numel() and b.numel()):  # None: a backward pass in `without_kernels`
         return _multiply(a, b, bias, out, add)
     if out is None:
         out = empty(a.size(0), b.size(1))
@@ -130,7 +140,7 @@ def drop(random: Tensor, threshold: int, scale: float, x: Tensor, residual: Tens
     if random.shape != x.shape or random.dtype != torch.uint8 or (residual is not None and residual.shape != x.shape):
         shapes = [None if t is None else (tuple(t.shape), t.dtype) for t in (random, x, residual)]
         raise ValueError(f"random, x, residual: {shapes}; accepted: equal shapes, random in uint8")
-    library = kernels() if uses_kernels(x, *([] if residual is None else [residual])) else None
+    library = kernels() if uses_kernels(x, residual) else None
     if library is None:
         mask = torch.empty(x.shape, dtype=x.dtype)
         torch.ge(random, threshold, out=mask)

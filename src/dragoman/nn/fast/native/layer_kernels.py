@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dragoman.nn.native.kernels import empty, pointer
-from dragoman.nn.native.library import kernels
+from dragoman.nn.fast.native.kernels import empty, pointer
+from dragoman.nn.fast.native.library import kernels
 
 __all__ = ["add_and_norm", "add_and_norm_backward", "add_bias_relu_", "relu_backward_", "sum_rows"]
 

@@ -62,6 +62,7 @@ def prefers_kernels(cpuinfo: str) -> bool:
     return set(_fields(cpuinfo).get("flags", "").split()) >= _INSTRUCTIONS
 
 
+@cache
 def prefers_products(cpuinfo: str) -> bool:
     """Return whether the kernel of matrix products is faster than PyTorch's on a processor."""
     return prefers_kernels(cpuinfo) and _fields(cpuinfo).get("vendor_id", "GenuineIntel") != "GenuineIntel"

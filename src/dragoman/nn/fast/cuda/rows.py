@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.nn.cuda.launch import kernels, power_of_two, uses_triton
+from dragoman.nn.fast.cuda.launch import kernels, power_of_two, uses_triton
 
 __all__ = ["Norm", "add_and_norm", "can_add_and_norm", "seed_rows"]
 
@@ -60,9 +60,9 @@ class Norm:
     centred: bool
 
 
-def can_add_and_norm(x: Tensor, norm: Norm | None) -> bool:
+def can_add_and_norm(x: Tensor) -> bool:
     """Return whether `add_and_norm` computes the rows of x (..., D)."""
-    return uses_triton(x) and 4 <= x.size(-1) <= _WIDEST and (norm is None or norm.weight.device == x.device)
+    return uses_triton(x) and 4 <= x.size(-1) <= _WIDEST
 
 
 def add_and_norm(x: Tensor, residual: Tensor | None, dropout: float, norm: Norm | None) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["in_product_dtype", "kernels", "power_of_two", "uses_triton"]
+__all__ = ["kernels", "power_of_two", "uses_triton"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 interprets = False
@@ -22,7 +22,7 @@ def kernels() -> Any:
     """Return the module of the kernels, or None without Triton."""
     if os.environ.get("DRAGOMAN_TRITON") == "0" or importlib.util.find_spec("triton") is None:
         return None
-    from dragoman.nn.cuda import kernels as module
+    from dragoman.nn.fast.cuda import kernels as module
 
     return module
 
@@ -40,16 +40,6 @@ def uses_triton(*tensors: Tensor) -> bool:
     if kernels() is None or any(t.dtype not in _DTYPES or not t.numel() for t in tensors):
         return False
     return interprets or _is_supported(first.device)
-
-
-def in_product_dtype(x: Tensor) -> Tensor:
-    """Return the states of a stack on a GPU in the dtype of products under autocast.
-
-    Then no layer converts them; kernels add and normalize in float32.
-    """
-    if not x.is_cuda or not torch.is_autocast_enabled("cuda") or not uses_triton(x):
-        return x
-    return x.to(torch.get_autocast_dtype("cuda"))
 
 
 def power_of_two(size: int, least: int = 16) -> int:

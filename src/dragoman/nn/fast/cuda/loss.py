@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dragoman.nn.cuda.launch import kernels, power_of_two, uses_triton
+from dragoman.nn.fast.cuda.launch import kernels, power_of_two, uses_triton
 
 __all__ = ["can_compute_loss", "loss_gradient_"]
 

@@ -1,4 +1,4 @@
-// The C interface, called with ctypes by nn/native/kernels.py, which validates all arguments.
+// The C interface, called with ctypes by nn/fast/native/kernels.py, which validates all arguments.
 #include "attention.h"
 #include "bias.h"
 #include "dropout.h"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.nn.cuda.launch import kernels, power_of_two, uses_triton
+from dragoman.nn.fast.cuda.launch import kernels, power_of_two, uses_triton
 
 __all__ = ["attend", "can_attend"]
 

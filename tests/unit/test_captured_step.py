@@ -121,6 +121,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
     """Although after the resumption the first step of each shape runs without a graph."""
     document = write_toml(tmp_path / "small.toml", write_corpus(tmp_path / "data"))
     common = ["train.device=cpu", "train.threads=1", "train.batch_tokens=200", "model.dropout=0.1"]
+    common += ["train.schedule.kind=constant", "train.validate_every=6 steps"]
 
     def trained(folder: str, *budgets: str) -> bytes:
         for budget in budgets:

@@ -146,11 +146,11 @@ class CapturedStep(TrainingStep):
         self._rate.fill_(rate)
         if self.ema is not None:
             self._average.fill_(float(super().average_weight(step + 1)))
+        seed_dropout(self.config.seed, step, self.context.rank)
         if shape.replay is None and shape.is_known and sum(s.replay is not None for s in self._shapes.values()) < _MOST:
             self._capture(shape)
         if shape.replay is None:
             return self._without_graph(shape, on_device, step)
-        seed_dropout(self.config.seed, step, self.context.rank)
         shape.replay()
         nll, updated = self._result.clone()
         return Gradients(nll), updated

@@ -61,7 +61,7 @@ class _Attention(torch.autograd.Function):
         expanded = None if bias is None else bias.expand(n, h, tq, k.size(2))
         kernels().attention_forward[(n * h,)](
             q, k, v, q if bias is None else bias, out, lse, *_strides(q, k, v), *_bias_strides(expanded),
-            *_strides(out), h, *_sizes(q, k), **_options(q, k, v, expanded, causal),
+            *_strides(out), h, *_sizes(q, k), int(causal), int(bias is not None), **_options(q, k, v),
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, bias, lse)
         ctx.causal = causal
@@ -73,10 +73,13 @@ class _Attention(torch.autograd.Function):
         n, h, tq, _ = q.shape
         expanded = None if bias is None else bias.expand(n, h, tq, k.size(2))
         grad = _with_features(grads[0])
-        dq, dk, dv = _like_packed((q, k, v)) if tq == k.size(2) else (*_like_packed((q,)), *_like_packed((k, v)))
+        # The parts of one matrix get their gradients in one matrix, so that nothing puts them together.
+        is_self = q.untyped_storage().data_ptr() == k.untyped_storage().data_ptr()
+        dq, dk, dv = _like_packed((q, k, v)) if is_self else (*_like_packed((q,)), *_like_packed((k, v)))
         kernels().attention_backward[(n * k.size(1),)](
             q, k, v, q if bias is None else bias, lse, grad, dq, dk, dv, *_strides(q, k, v), *_bias_strides(expanded),
-            *_strides(grad, dq, dk, dv), k.size(1), *_sizes(q, k), **_options(q, k, v, expanded, ctx.causal),
+            *_strides(grad, dq, dk, dv), k.size(1), *_sizes(q, k), int(ctx.causal), int(bias is not None),
+            **_options(q, k, v),
         )  # fmt: skip
         return dq, dk, dv, None, None
 
@@ -98,12 +101,12 @@ def _sizes(q: Tensor, k: Tensor) -> tuple[int, int, float]:
     return q.size(2), k.size(2), 1 / math.sqrt(q.size(3))
 
 
-def _options(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool) -> dict[str, Any]:
-    block_q, block_k = power_of_two(q.size(2)), power_of_two(k.size(2))
-    warps = {16: 1, 32: 2, 64: 4, 128: 8}[max(block_q, block_k)]
+def _options(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
+    # One size of both blocks: a kernel is compiled for every pair of sizes, which takes longer than the difference.
+    block = power_of_two(max(q.size(2), k.size(2)))
     return {
-        "GROUP": q.size(1) // k.size(1), "DK": q.size(3), "DV": v.size(3), "BLOCK_Q": block_q, "BLOCK_K": block_k,
-        "BLOCK_DK": power_of_two(q.size(3)), "BLOCK_DV": power_of_two(v.size(3)), "CAUSAL": causal,
-        "HAS_BIAS": bias is not None, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "num_warps": warps,
+        "GROUP": q.size(1) // k.size(1), "DK": q.size(3), "DV": v.size(3), "BLOCK_Q": block, "BLOCK_K": block,
+        "BLOCK_DK": power_of_two(q.size(3)), "BLOCK_DV": power_of_two(v.size(3)),
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "num_warps": {16: 1, 32: 2, 64: 4, 128: 8}[block],
         "num_stages": 1,
     }  # fmt: skip

@@ -10,16 +10,15 @@ import triton.language as tl
 
 
 @triton.jit
-def _scores(q, k, bias, bias_q, bias_k, rows, columns, valid_q, valid_k, scale, CAUSAL: tl.constexpr,
-            HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
+def _scores(q, k, bias, bias_q, bias_k, rows, columns, valid_q, valid_k, scale, causal, has_bias,
+            PRECISION: tl.constexpr):  # fmt: skip
     """Return the masked scores (BQ, BK) of a block of queries and keys; -inf where a query may not attend."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-    if HAS_BIAS:
+    if has_bias:
         places = bias + rows[:, None] * bias_q + columns[None, :] * bias_k
         scores += tl.load(places, mask=valid_q[:, None] & valid_k[None, :], other=0.0).to(tl.float32)
     allowed = valid_k[None, :] & (rows[:, None] >= 0)
-    if CAUSAL:
-        allowed = allowed & (rows[:, None] >= columns[None, :])
+    allowed = allowed & ((rows[:, None] >= columns[None, :]) | (causal == 0))
     return tl.where(allowed, scores, float("-inf"))
 
 
@@ -42,10 +41,10 @@ def _store(base, rows, row_stride, valid, values, WIDTH: tl.constexpr, BLOCK: tl
 def attention_forward(
     q_ptr, k_ptr, v_ptr, bias_ptr, out_ptr, lse_ptr,
     q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t, bias_n, bias_h, bias_q, bias_k, out_n, out_h, out_t,
-    heads, n_queries, n_keys, scale,
+    heads, n_queries, n_keys, scale, causal, has_bias,
     GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_DK: tl.constexpr, BLOCK_DV: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One head of one sentence: all queries and all keys in one block."""
     n, h = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
@@ -55,7 +54,7 @@ def attention_forward(
     k = _tile(k_ptr + n * k_n + (h // GROUP) * k_h, columns, k_t, valid_k, DK, BLOCK_DK)
     v = _tile(v_ptr + n * v_n + (h // GROUP) * v_h, columns, v_t, valid_k, DV, BLOCK_DV)
     bias = bias_ptr + n * bias_n + h * bias_h
-    scores = _scores(q, k, bias, bias_q, bias_k, rows, columns, valid_q, valid_k, scale, CAUSAL, HAS_BIAS, PRECISION)
+    scores = _scores(q, k, bias, bias_q, bias_k, rows, columns, valid_q, valid_k, scale, causal, has_bias, PRECISION)
     largest = tl.max(scores, 1)
     weights = tl.exp(scores - largest[:, None])
     total = tl.sum(weights, 1)
@@ -69,10 +68,10 @@ def attention_backward(
     q_ptr, k_ptr, v_ptr, bias_ptr, lse_ptr, grad_ptr, dq_ptr, dk_ptr, dv_ptr,
     q_n, q_h, q_t, k_n, k_h, k_t, v_n, v_h, v_t, bias_n, bias_h, bias_q, bias_k, grad_n, grad_h, grad_t,
     dq_n, dq_h, dq_t, dk_n, dk_h, dk_t, dv_n, dv_h, dv_t,
-    kv_heads, n_queries, n_keys, scale,
+    kv_heads, n_queries, n_keys, scale, causal, has_bias,
     GROUP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_DK: tl.constexpr, BLOCK_DV: tl.constexpr,
-    CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One key-value head of one sentence, and the query heads that share it; the weights are computed again."""
     n, kv = (tl.program_id(0) // kv_heads).to(tl.int64), tl.program_id(0) % kv_heads
@@ -89,7 +88,7 @@ def attention_backward(
         lse = tl.load(lse_ptr + (n * kv_heads * GROUP + h) * n_queries + rows, mask=valid_q, other=float("inf"))
         bias = bias_ptr + n * bias_n + h * bias_h
         scores = _scores(
-            q, k, bias, bias_q, bias_k, rows, columns, valid_q, valid_k, scale, CAUSAL, HAS_BIAS, PRECISION
+            q, k, bias, bias_q, bias_k, rows, columns, valid_q, valid_k, scale, causal, has_bias, PRECISION
         )
         weights = tl.exp(scores - lse[:, None])
         grad_v += tl.dot(tl.trans(weights.to(grad.dtype)), grad, input_precision=PRECISION)

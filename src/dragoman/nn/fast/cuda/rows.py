@@ -21,14 +21,15 @@ _PARTIAL_SUMS = 1024
 _NO_NORM, _LAYER, _RMS = 0, 1, 2
 
 _seeds: dict[torch.device, Tensor] = {}
+_last_seed = 0
 _calls = 0
 """Number of the next call with dropout in this pass, by which its random numbers differ from those of other calls."""
 
 
 def seed_rows(seed: int) -> None:
     """Set the seed of the next pass on all devices; outside of a CUDA graph, whose replays read it."""
-    global _calls
-    _calls = 0
+    global _calls, _last_seed
+    _calls, _last_seed = 0, seed
     for tensor in _seeds.values():
         tensor.fill_(seed)
 
@@ -46,7 +47,7 @@ def set_calls(count: int) -> None:
 def _seed(device: torch.device) -> Tensor:
     found = _seeds.get(device)
     if found is None:
-        found = _seeds[device] = torch.full((1,), torch.initial_seed() >> 1, dtype=torch.int64, device=device)
+        found = _seeds[device] = torch.full((1,), _last_seed, dtype=torch.int64, device=device)
     return found
 
 

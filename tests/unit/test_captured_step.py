@@ -44,7 +44,8 @@ def test_lengths_are_rounded_up_to_few() -> None:
     assert added.min() == 0 and np.all(added < np.maximum(np.arange(1, 1000) / 4, 4))
     assert lengths[[0, 3, 4, 31, 32, 40, 64, 128]].tolist() == [4, 4, 8, 32, 40, 48, 80, 160]
     assert len(set(lengths.tolist())) < 40
-    assert grid_shape(13, 18, 360) == (10, 16, 20)
+    assert grid_shape(10, 13, 18, 360) == grid_shape(9, 13, 18, 360) == (10, 16, 20)
+    assert [grid_shape(rows, 4, 4, 80)[0] for rows in (1, 3, 4, 6, 7, 9, 10)] == [3, 3, 6, 6, 9, 9, 10]
 
 
 def test_plan_on_the_grid_has_every_pair_once_and_few_shapes(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_plan_on_the_grid_has_every_pair_once_and_few_shapes(tmp_path: Path) -> 
     assert sorted(np.concatenate(plan).tolist()) == sorted(np.concatenate(plain).tolist())
     shapes = set()
     for batch in plan:
-        rows, *lengths = grid_shape(int(src[batch].max()), int(tgt[batch].max()), 256)
+        rows, *lengths = grid_shape(len(batch), int(src[batch].max()), int(tgt[batch].max()), 256)
         assert len(batch) <= rows and rows * sum(lengths) <= 256
         shapes.add((rows, *lengths))
     assert len(shapes) < len({(len(b), src[b].max(), tgt[b].max()) for b in plain}) / 2

@@ -128,10 +128,15 @@ def on_grid(lengths: Ints) -> Ints:
     return rounded
 
 
-def grid_shape(src: int, tgt: int, batch_tokens: int) -> tuple[int, int, int]:
-    """Return rows, source length and target length to which a batch of the grid with these lengths is padded."""
+def grid_shape(rows: int, src: int, tgt: int, batch_tokens: int) -> tuple[int, int, int]:
+    """Return rows, source length and target length to which a batch of the grid with these sizes is padded.
+
+    The rows are those of a full batch, or a quarter, a half or three quarters of them.
+    """
     src, tgt = on_grid(np.array([src, tgt])).tolist()
-    return max(1, batch_tokens // max(1, src + tgt)), src, tgt
+    full = max(1, batch_tokens // max(1, src + tgt))
+    quarter = -(-full // 4)
+    return max(rows, min(full, -(-rows // quarter) * quarter)), src, tgt
 
 
 def sampling_weights(parts: Sequence[tuple[int, float]], temperature: float) -> list[float]:

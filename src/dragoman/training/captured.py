@@ -123,8 +123,9 @@ class CapturedStep(TrainingStep):
     def prepared(self, batch: Batch) -> Batch:
         if not self.batch_tokens:
             return batch
-        shape = grid_shape(batch.src.size(1), batch.tgt_out.size(1), self.batch_tokens)
-        batch = batch.padded(max(shape[0], len(batch.src)), *shape[1:])
+        batch = batch.padded(
+            *grid_shape(len(batch.src), batch.src.size(1), batch.tgt_out.size(1), self.batch_tokens)
+        )
         return batch if self._stream is None else batch.pinned()
 
     def placed(self, batch: Batch) -> Batch:

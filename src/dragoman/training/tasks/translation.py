@@ -100,6 +100,7 @@ class TranslationValidation:
     ) -> None:
         self.config, self.tokenizer, self.profile = config, tokenizer, profile
         self.sample: Sample | None = None
+        self._translator: Translator | None = None
         self.pairs = [(p.source, p.target) for p in read_pairs(spec, reporter.log)]
         if not self.pairs:
             raise DataError(
@@ -129,10 +130,12 @@ class TranslationValidation:
     def _decoding_scores(self, network: Model) -> dict[str, Any]:
         pairs = self.pairs[: self.config.train.validate_sentences]
         references = [target for _, target in pairs]
-        limit = self.config.data.max_tokens
-        translator = Translator(network, self.tokenizer, self.config.search, limit, network.device)
-        data = self.config.parallel
-        translator.describe_data(self.profile, (data.source_language, data.target_language))
+        translator = self._translator
+        if translator is None or network.device.type != "cuda":  # a GPU's graphs read the weights where they are
+            limit, data = self.config.data.max_tokens, self.config.parallel
+            translator = Translator(network, self.tokenizer, self.config.search, limit, network.device)
+            translator.describe_data(self.profile, (data.source_language, data.target_language))
+            self._translator = translator
         texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]
         shown = sample_index([source for source, _ in pairs])
         self.sample = Sample(*pairs[shown], texts[shown])

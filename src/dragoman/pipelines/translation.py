@@ -101,7 +101,7 @@ class Translator(LinePipeline):
         self,
         texts: Iterable[str],
         *,
-        batch_tokens: int = 4000,
+        batch_tokens: int | None = None,
         prefix: Prefix = None,
         split: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
@@ -112,7 +112,8 @@ class Translator(LinePipeline):
         """Return one translation per text, in order.
 
         Args:
-            batch_tokens: Padded source tokens times beams per batch.
+            batch_tokens: Padded source tokens times beams per batch; default: 4,000 on a CPU, and as many as the memory
+                allows on a GPU.
             prefix: Beginning of each translation (of its first sentence), one for all texts or one per text.
             split: Whether to split texts into sentences, which are translated separately and joined with the whitespace
                 of the source; default: `splits_sentences`.  If False, a text is split only if it is longer than the
@@ -134,7 +135,7 @@ class Translator(LinePipeline):
         self,
         lines: Iterable[str],
         *,
-        batch_tokens: int = 4000,
+        batch_tokens: int | None = None,
         prefix: Prefix = None,
         split: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
@@ -145,7 +146,7 @@ class Translator(LinePipeline):
     ) -> Iterator[Translation]:
         """Translate lazily: read `window` lines, sort them by length, translate them and yield them in order."""
         check_sequence(lines)
-        check_positive(batch_tokens=batch_tokens)
+        check_positive(batch_tokens=1 if batch_tokens is None else batch_tokens)
         check_flag(split=split)
         settings, terms = SearchSettings.of(self.settings, **overrides), Glossary.of(glossary)
         languages = self._check_languages(source_language, target_language)
@@ -255,7 +256,7 @@ class Translator(LinePipeline):
         split: bool | None,
         settings: SearchSettings,
         glossary: Glossary | None,
-        batch_tokens: int,
+        batch_tokens: int | None,
         languages: Languages,
     ) -> list[Translation]:
         searches = self._searches(texts, split, settings, glossary, languages)

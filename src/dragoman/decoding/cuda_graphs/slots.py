@@ -8,8 +8,8 @@ Beams do not move either.  Row r of a slot writes its keys and values at its pos
 each row and earlier position which row of the slot wrote it; attention gathers the keys.  Chosen tokens are kept with
 the row that they continue, and a hypothesis is traced back once, when its sentence is complete.
 
-`PlainOperations` are the operations in PyTorch, without reading from the device; `dragoman.nn.fast.cuda.decoding` computes
-the same with few kernels on a GPU.
+`PlainOperations` are the operations in PyTorch, without reading from the device; on a GPU,
+`dragoman.nn.fast.cuda.decoding` computes the same with few kernels.
 
 Letters: P slots and one more that is never used, n listed slots, K beams, R = n*K rows, S source length, L target
 capacity, H heads, Hkv key-value heads, D d_model, Dk key size, Dh head size, V vocabulary, C cross features.

@@ -112,6 +112,7 @@ def test_the_parts_of_a_large_vocabulary_are_joined(monkeypatch: pytest.MonkeyPa
     assert_equal_slots(found, wanted)
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # of the interpreter
 def test_nan_ends_only_its_slot() -> None:
     model = built(TRANSLATORS["paper"], VOCAB).float()
     assert isinstance(model, Transformer)

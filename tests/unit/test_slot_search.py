@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +22,11 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.models.transformer import Transformer
+from dragoman.pipelines.pipeline import stream_windows
 from every_kind import TRANSFORMERS, TRANSLATORS, built
 
 VOCAB = 17
-SLOTTED = [
-    name for name in TRANSFORMERS if all(word not in name for word in ("recurrent", "linear", "ssru", "shaw"))
-]
+SLOTTED = [name for name in TRANSFORMERS if all(word not in name for word in ("recurrent", "linear", "ssru", "shaw"))]
 ASKED: list[dict[str, Any]] = [
     {}, {"alpha": 0.0}, {"nbest": 2}, {"min_length": 6}, {"alpha": 2.0, "max_extra": 9}, {"max_extra": 0},
 ]  # fmt: skip
@@ -102,6 +103,27 @@ def test_nan_is_reported_and_the_slots_are_free_again() -> None:
     with torch.no_grad():
         weight.copy_(kept)
     assert_same(search.search(sentences)[0], alone(model, sentences[0]))
+
+
+def test_windows_overlap_and_keep_their_order() -> None:
+    """The second window begins before the first one has ended; an error is that of its window."""
+    both = threading.Barrier(2)
+
+    def run(items: list[str]) -> list[int]:
+        if "x" in items:
+            raise UsageError("x")
+        if int(items[0]) < 4:
+            both.wait(60)
+        return [int(item) for item in items]
+
+    def windows(texts: list[str]) -> Iterator[int]:
+        return stream_windows(texts, 2, lambda text, _: text, run, overlap=True)
+
+    assert list(windows(["0", "1", "2", "3", "4"])) == [0, 1, 2, 3, 4]
+    found = windows(["4", "5", "x"])
+    assert [next(found), next(found)] == [4, 5]
+    with pytest.raises(UsageError):
+        next(found)
 
 
 @pytest.mark.parametrize("kind", SLOTTED)

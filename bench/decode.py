@@ -248,7 +248,13 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="number of sentences (default: 1000; random-base: 160)")
     parser.add_argument("--quick", action="store_true", help="smoke test: 2 rounds, 80 sentences, no tuning")
     parser.add_argument("--out", type=Path, help="write all measurements as JSON")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: runs bench/decode_cuda.py")
     given = parser.parse_args()
+    if given.device == "cuda":
+        import decode_cuda
+
+        decode_cuda.main([])
+        return
     if given.quick:
         given.rounds, given.sentences = min(2, given.rounds), min(80, given.sentences or 80)
     if given.peers is None:

@@ -46,6 +46,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+BATCHED: dict[str, Any] = {"no_repeat_ngram": 100}
+"""What sentences with slots of their own do not support."""
 SHRINKING: dict[str, Any] = {"beam": 6, "nbest": 5, "shrink_beam": True}
 NEAR: dict[str, Any] = {"beam": 6, "nbest": 2, "beam_threshold": 0.6}
 RECOMBINING: dict[str, Any] = {"beam": 6, "nbest": 2, "recombine": 1}
@@ -141,7 +143,7 @@ def test_with_a_threshold_each_hypothesis_ends_by_itself() -> None:
     assert_both_agree(bigrams(VOCAB), sources(16, 6), [[]] * 16, asked)
 
 
-@pytest.mark.parametrize(("settings", "beams"), [({"beam": 3}, 3), ({"sample": True, "nbest": 3}, 1)])
+@pytest.mark.parametrize(("settings", "beams"), [({"beam": 3, **BATCHED}, 3), ({"sample": True, "nbest": 3}, 1)])
 def test_a_batch_has_as_many_sentences_as_the_budget_allows(settings: dict[str, Any], beams: int) -> None:
     model = built(TRANSLATORS["paper"], VOCAB)
     backend = CudaGraphBackend(model, "cpu")
@@ -156,7 +158,7 @@ def test_the_longest_sentence_of_a_batch_counts_for_the_budget() -> None:
     backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
     rows = [[5] * (length - 1) + [EOS] for length in (30, 3, 16, 60, 5, 16, 3, 9)]
 
-    backend.search(rows, [[]] * 8, SearchSettings(beam=1, max_extra=3), 64)
+    backend.search(rows, [[]] * 8, SearchSettings(beam=1, max_extra=3, **BATCHED), 64)
 
     sizes = {(size.sentences, size.source) for _, size in backend._idle}
     assert sizes == {(1, 64), (2, 32), (4, 16), (1, 16)}
@@ -196,7 +198,7 @@ def test_searches_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("dragoman.decoding.cuda_graphs.backend._CACHED", 8)
     model = built(TRANSLATORS["paper"], VOCAB)
     backend, plain = CudaGraphBackend(model, "cpu"), TorchBackend(model)
-    rows, settings = sources(16), SearchSettings(beam=2, max_extra=3)
+    rows, settings = sources(16), SearchSettings(beam=2, max_extra=3, **BATCHED)
     for part in (rows, rows[::-1], rows[2:14]):
         assert_same(
             backend.search(part, [[]] * len(part), settings, 2000),
@@ -204,7 +206,7 @@ def test_searches_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
         )
     assert len(backend._idle) == 1
     for beam in range(1, 12):
-        backend.search(rows[:1], [[]], SearchSettings(beam=beam, max_extra=0), 100)
+        backend.search(rows[:1], [[]], SearchSettings(beam=beam, max_extra=0, **BATCHED), 100)
     assert len(backend._idle) == 8
 
 
@@ -214,16 +216,16 @@ def test_searches_are_kept_in_a_quarter_of_the_memory(monkeypatch: pytest.Monkey
     monkeypatch.setattr(backend, "_reserved", lambda: next(reserved))  # each search takes 30
     monkeypatch.setattr(CudaGraphBackend, "_room", 100)
     for beam in range(1, 6):
-        backend.search(sources(1), [[]], SearchSettings(beam=beam, max_extra=0), 100)
+        backend.search(sources(1), [[]], SearchSettings(beam=beam, max_extra=0, **BATCHED), 100)
     assert [settings.beam for settings, _ in backend._idle] == [3, 4, 5] and backend._idle_bytes() == 90
     monkeypatch.setattr(CudaGraphBackend, "_room", 10)
-    backend.search(sources(1), [[]], SearchSettings(beam=4, max_extra=0), 100)
+    backend.search(sources(1), [[]], SearchSettings(beam=4, max_extra=0, **BATCHED), 100)
     assert [settings.beam for settings, _ in backend._idle] == [4]
 
 
 def test_searches_are_dropped_if_another_one_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, idle = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu"), []
-    backend.search(sources(1), [[]], SearchSettings(beam=1, max_extra=0), 100)
+    backend.search(sources(1), [[]], SearchSettings(beam=1, max_extra=0, **BATCHED), 100)
     plain = StaticShapeSearch
 
     def short(*arguments: Any) -> StaticShapeSearch:
@@ -233,7 +235,7 @@ def test_searches_are_dropped_if_another_one_does_not_fit(monkeypatch: pytest.Mo
         return plain(*arguments)
 
     monkeypatch.setattr("dragoman.decoding.cuda_graphs.backend.StaticShapeSearch", short)
-    asked, rows = SearchSettings(beam=2, max_extra=3), sources(3)
+    asked, rows = SearchSettings(beam=2, max_extra=3, **BATCHED), sources(3)
     found = backend.search(rows, [[]] * 3, asked, 9999)
     assert_same(found, TorchBackend(backend.model).search(rows, [[]] * 3, asked, 9999))
     assert idle == [1, 0] and len(backend._idle) == 1
@@ -340,7 +342,7 @@ def test_threads_may_share_a_backend() -> None:
 
 @pytest.mark.parametrize("kind", ["paper", "learned", "modern"])
 def test_warmup_steps_do_not_change_the_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def warmed(self: CudaGraphBackend, step: Callable[[], None]) -> Callable[[], None]:
+    def warmed(self: CudaGraphBackend, step: Callable[[], None], pool: Any = None) -> Callable[[], None]:
         for _ in range(3):
             step()
         return step

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
     from dragoman.decoding.pytorch.stepper import Stepper
 
-__all__ = ["DecodingBackend", "target_limit"]
+__all__ = ["BATCH_TOKENS", "DecodingBackend", "target_limit"]
+
+BATCH_TOKENS = 4000
+"""Padded source tokens times rows in a batch, if the caller names no number."""
 
 
 class DecodingBackend(ABC):
@@ -55,14 +58,14 @@ class DecodingBackend(ABC):
         sources: Sequence[Ids],
         prefixes: Sequence[Ids],
         settings: SearchSettings,
-        batch_tokens: int,
+        batch_tokens: int | None,
         phrases: Sequence[Phrases | None] | None = None,
     ) -> list[list[Hypothesis]]:
         """Return `settings.nbest` hypotheses per source, best first.
 
         sources: ids with the end of sentence.  prefixes: ids that each target must start with.  batch_tokens: maximum
-        of padded source tokens times rows in a batch.  phrases: of each target, None = none; the length limits are
-        extended by their tokens.  Raises UsageError for phrases together with sampling.
+        of padded source tokens times rows in a batch; None = as the backend chooses.  phrases: of each target, None =
+        none; the length limits are extended by their tokens.  Raises UsageError for phrases together with sampling.
         """
         if phrases is None:
             phrases = [None] * len(sources)
@@ -104,7 +107,7 @@ class DecodingBackend(ABC):
         return found
 
     def _search(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
     ) -> list[list[Hypothesis]]:
         """As `search`, for targets of up to `max_length` tokens, in batches of sources of similar length."""
         from dragoman.data.batch_plans import batches_within
@@ -113,7 +116,7 @@ class DecodingBackend(ABC):
 
         stepper, width = self.stepper(), settings.nbest if settings.sample else settings.beam
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        for batch in batches_within([max(1, len(source)) * width for source in sources], batch_tokens):
+        for batch in batches_within([max(1, len(source)) * width for source in sources], batch_tokens or BATCH_TOKENS):
             batch_sources, batch_prefixes = [sources[i] for i in batch], [prefixes[i] for i in batch]
             restricted = with_shortlist(self.shortlist, stepper, batch_sources, batch_prefixes)
             src, mask = padded(batch_sources, self.device)

@@ -309,5 +309,15 @@ def open_service(backend: DecodingBackend, max_source: int) -> SearchService:
     """
     if isinstance(backend, NativeBackend):
         return NativeSearchService(backend, max_source)
-    on_cpu = str(backend.device) == "cpu"
-    return BatchedSearchService(backend) if on_cpu else BatchedSearchService(backend, _GPU_BATCH_TOKENS)
+    if has_torch():
+        from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
+
+        if isinstance(backend, CudaGraphBackend):
+            from dragoman.decoding.cuda_graphs.service import SlotSearchService
+
+            return SlotSearchService(backend, _GPU_BATCH_TOKENS)
+    return (
+        BatchedSearchService(backend)
+        if str(backend.device) == "cpu"
+        else BatchedSearchService(backend, _GPU_BATCH_TOKENS)
+    )

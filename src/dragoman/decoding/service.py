@@ -19,7 +19,7 @@ from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
 
-__all__ = ["BatchedSearchService", "Search", "SearchService"]
+__all__ = ["BatchedSearchService", "Search", "SearchService", "Waiting"]
 
 
 @dataclass
@@ -96,7 +96,7 @@ class BatchedSearchService(SearchService):
 
     def __init__(self, backend: DecodingBackend, batch_tokens: int = 4000) -> None:
         self._backend, self._batch_tokens = backend, batch_tokens
-        self._queue: queue.PriorityQueue[tuple[float, int, _Waiting | None]] = queue.PriorityQueue()
+        self._queue: queue.PriorityQueue[tuple[float, int, Waiting | None]] = queue.PriorityQueue()
         self._lock = threading.Lock()
         self._number = 0
         self._virtual_time = 0.0
@@ -117,7 +117,7 @@ class BatchedSearchService(SearchService):
             self._number += 1
             rank = self._virtual_time + (min(ranks) if ranks else 0.0)
             self._queue.put(
-                (rank, self._number, _Waiting(search, sources, prefixes, settings, phrases or [None] * len(sources)))
+                (rank, self._number, Waiting(search, sources, prefixes, settings, phrases or [None] * len(sources)))
             )
         return search
 
@@ -144,7 +144,7 @@ class BatchedSearchService(SearchService):
                 if tokens >= 4 * self._batch_tokens or self._queue.empty():
                     break
                 batch.append(self._next())
-            groups: dict[SearchSettings, list[_Waiting]] = {}
+            groups: dict[SearchSettings, list[Waiting]] = {}
             for waiting in batch:
                 if waiting is not None and waiting.search.future.set_running_or_notify_cancel():
                     groups.setdefault(waiting.settings, []).append(waiting)
@@ -153,7 +153,7 @@ class BatchedSearchService(SearchService):
             if batch[-1] is None:
                 return
 
-    def _next(self) -> _Waiting | None:
+    def _next(self) -> Waiting | None:
         rank, _, waiting = self._queue.get()
         with self._lock:
             self._virtual_time = max(self._virtual_time, rank)
@@ -161,7 +161,7 @@ class BatchedSearchService(SearchService):
                 self._virtual_time += sum(map(len, waiting.sources)) / self.total_rate
         return waiting
 
-    def _search(self, group: Sequence[_Waiting], settings: SearchSettings) -> None:
+    def _search(self, group: Sequence[Waiting], settings: SearchSettings) -> None:
         sources = [ids for waiting in group for ids in waiting.sources]
         prefixes = [ids for waiting in group for ids in waiting.prefixes]
         phrases = [own for waiting in group for own in waiting.phrases]
@@ -183,8 +183,10 @@ class BatchedSearchService(SearchService):
             del found[: search.count]
 
 
-@dataclass
-class _Waiting:
+@dataclass(eq=False)
+class Waiting:
+    """A search in the queue."""
+
     search: Search
     sources: Sequence[Ids]
     prefixes: Sequence[Ids]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -126,10 +128,12 @@ def stream_windows(
     prepare: Callable[[Input, str], Item],
     run: Callable[[list[Item]], list[Output]],
     size: Callable[[Item], int] = len,  # type: ignore[assignment]
+    overlap: bool = False,
 ) -> Iterator[Output]:
     """Apply `run` to `window` inputs at a time, fewer if they are long, and yield its outputs.
 
-    prepare: checks an input and converts it; it also receives its name for errors.  size: length of an item.
+    prepare: checks an input and converts it; it also receives its name for errors.  size: length of an item.  overlap:
+    begin with the next inputs in a thread while a GPU computes; they are read before the outputs are yielded.
     """
     check_sequence(inputs)
     check_positive(window=window)
@@ -146,7 +150,18 @@ def stream_windows(
         if items:
             yield items
 
-    return itertools.chain.from_iterable(map(run, windows()))
+    return itertools.chain.from_iterable(_overlapped(run, windows()) if overlap else map(run, windows()))
+
+
+def _overlapped(run: Callable[[list[Item]], list[Output]], windows: Iterator[list[Item]]) -> Iterator[list[Output]]:
+    with ThreadPoolExecutor(2) as pool:
+        started = deque[Future[list[Output]]]()
+        for items in windows:
+            started.append(pool.submit(run, items))
+            if len(started) == 2:
+                yield started.popleft().result()
+        while started:
+            yield started.popleft().result()
 
 
 def check_sequence(inputs: Any) -> None:

@@ -48,6 +48,8 @@ __all__ = [
     "Translator",
 ]
 
+_WINDOW = 2000
+"""Texts that are translated together."""
 _MOST_BLANK = 3
 """Maximum number of tokens of a blank target, which is empty or consists of a few spaces."""
 
@@ -101,7 +103,7 @@ class Translator(LinePipeline):
         self,
         texts: Iterable[str],
         *,
-        batch_tokens: int = 4000,
+        batch_tokens: int | None = None,
         prefix: Prefix = None,
         split: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
@@ -112,7 +114,8 @@ class Translator(LinePipeline):
         """Return one translation per text, in order.
 
         Args:
-            batch_tokens: Padded source tokens times beams per batch.
+            batch_tokens: Padded source tokens times beams per batch; default: 4,000 on a CPU, and as many as the memory
+                allows on a GPU.
             prefix: Beginning of each translation (of its first sentence), one for all texts or one per text.
             split: Whether to split texts into sentences, which are translated separately and joined with the whitespace
                 of the source; default: `splits_sentences`.  If False, a text is split only if it is longer than the
@@ -124,37 +127,50 @@ class Translator(LinePipeline):
 
         Raises UsageError.
         """
-        given: dict[str, Any] = {
-            "prefix": prefix, "split": split, "glossary": glossary, "source_language": source_language,
-            "target_language": target_language,
-        }  # fmt: skip
-        return list(self.stream(texts, batch_tokens=batch_tokens, **given, **overrides))
+        languages, on_gpu = (source_language, target_language), str(self.backend.device) != "cpu"
+        return list(self._stream(texts, batch_tokens, prefix, split, glossary, languages, _WINDOW, on_gpu, overrides))
 
     def stream(
         self,
         lines: Iterable[str],
         *,
-        batch_tokens: int = 4000,
+        batch_tokens: int | None = None,
         prefix: Prefix = None,
         split: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
         source_language: str | None = None,
         target_language: str | None = None,
-        window: int = 2000,
+        window: int = _WINDOW,
         **overrides: Any,
     ) -> Iterator[Translation]:
         """Translate lazily: read `window` lines, sort them by length, translate them and yield them in order."""
+        languages = source_language, target_language
+        return self._stream(lines, batch_tokens, prefix, split, glossary, languages, window, False, overrides)
+
+    def _stream(
+        self,
+        lines: Iterable[str],
+        batch_tokens: int | None,
+        prefix: Prefix,
+        split: bool | None,
+        glossary: Glossary | Mapping[str, str] | None,
+        languages: Languages,
+        window: int,
+        overlap: bool,
+        overrides: Mapping[str, Any],
+    ) -> Iterator[Translation]:
         check_sequence(lines)
-        check_positive(batch_tokens=batch_tokens)
+        check_positive(batch_tokens=1 if batch_tokens is None else batch_tokens)
         check_flag(split=split)
         settings, terms = SearchSettings.of(self.settings, **overrides), Glossary.of(glossary)
-        languages = self._check_languages(source_language, target_language)
+        languages = self._check_languages(*languages)
         return stream_windows(
             with_prefixes(lines, prefix),
             window,
             lambda pair, name: (check_text(pair[0], name, allow_surrogates=True), pair[1]),
             lambda pairs: self._translate(pairs, split, settings, terms, batch_tokens, languages),
             lambda pair: len(pair[0]),
+            overlap,
         )
 
     def stream_tokens(
@@ -255,7 +271,7 @@ class Translator(LinePipeline):
         split: bool | None,
         settings: SearchSettings,
         glossary: Glossary | None,
-        batch_tokens: int,
+        batch_tokens: int | None,
         languages: Languages,
     ) -> list[Translation]:
         searches = self._searches(texts, split, settings, glossary, languages)

@@ -10,11 +10,16 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
+from dragoman.decoding.cuda_graphs.slot_search import Sentence, SlotSearch
+from dragoman.decoding.cuda_graphs.slots import PlainOperations, SlotState, slots_unsupported_reasons
 from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.hypothesis import Hypothesis, Ids, best
 from dragoman.decoding.pytorch.backend import TorchBackend
@@ -25,11 +30,12 @@ from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model, Network
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import SelfAttention
+from dragoman.nn.fast.cuda.launch import uses_triton
 from dragoman.nn.modes import evaluating
 from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPositions
 from dragoman.nn.ssru import SSRUDecoderLayer
 
-__all__ = ["CudaGraphBackend", "capture", "cuda_graph_unsupported_reasons"]
+__all__ = ["CudaGraphBackend", "capture", "cuda_graph_unsupported_reasons", "slot_size"]
 
 Sample = tuple[int, int]
 """Index of a sentence, and number of one of its samples (0 without sampling)."""
@@ -40,6 +46,16 @@ _CACHED = 64
 """Captured searches to keep, fewer if they take more than a quarter of the memory of the device."""
 _WARMUP = 3
 """Steps before a capture, in which libraries choose kernels and allocate workspaces."""
+_BATCH = 1 << 16
+"""Padded source tokens times rows of a batch, if the caller names no number."""
+_ROWS = 4096
+"""Most rows of a step of slots; more do not make a GPU faster."""
+_WIDEST_BEAM = 16
+"""Beams up to which sentences have slots of their own; wider ones are searched in batches."""
+_LEAST = 16
+"""Slots that are allocated for fewer sentences."""
+_SLOT_SIZES = (64, 256, 1024, 4096)
+"""Longest source and target of slots, so that few sets of them serve all sentences."""
 _CAPTURE_LOCK = threading.Lock()
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -59,8 +75,11 @@ def cuda_graph_unsupported_reasons(model: Network) -> list[str]:
     return reasons
 
 
-def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Capture `step` as a CUDA graph; return the function that replays it."""
+def capture(step: Callable[[], None], device: torch.device, pool: Any = None) -> Callable[[], None]:
+    """Capture `step` as a CUDA graph; return the function that replays it.
+
+    pool: memory that the graph shares with others of the same pool, which do not run at the same time.
+    """
     with _CAPTURE_LOCK, torch.cuda.device(device):
         # One stream per device for all captures, because libraries keep memory for each stream that they have used.
         stream = _STREAMS.get(device) or _STREAMS.setdefault(device, torch.cuda.Stream())
@@ -70,7 +89,7 @@ def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None
                 step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             step()
     return graph.replay
 
@@ -86,13 +105,16 @@ class CudaGraphBackend(TorchBackend):
         super().__init__(model, device)
         self._idle: OrderedDict[tuple[SearchSettings, Sizes], tuple[StaticShapeSearch, int]] = OrderedDict()
         self._lock = threading.Lock()
+        self._slots: OrderedDict[tuple[int, int, str], SlotSearch] = OrderedDict()
 
     @property
     def description(self) -> str:
         if self.shortlist is not None:
             return super().description
         dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-        return f"{'CUDA graphs' if self.model.device.type == 'cuda' else 'fixed shapes'}, {dtype}, {self.device}"
+        kind = "CUDA graphs" if self.model.device.type == "cuda" else "fixed shapes"
+        lacking = "; ".join(self._slots_unsupported)
+        return f"{kind}, {dtype}, {self.device}" + (f" (searches whole batches: {lacking})" if lacking else "")
 
     @property
     def max_length(self) -> float:
@@ -111,18 +133,97 @@ class CudaGraphBackend(TorchBackend):
         return backend
 
     def _search(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
     ) -> list[list[Hypothesis]]:
         check_prefixes(prefixes)
+        if all(self.has_slots_for(settings, source, prefix) for source, prefix in zip(sources, prefixes, strict=True)):
+            return self._search_slots(sources, prefixes, settings, batch_tokens)
         found: list[list[Hypothesis]] = [[] for _ in sources]
         # Each sample is searched as a sentence of its own.
         samples = settings.nbest if settings.sample else 1
         items = [(index, sample) for index in range(len(sources)) for sample in range(samples)]
-        for batch, count in _batches(items, sources, 1 if settings.sample else settings.beam, batch_tokens):
+        for batch, count in _batches(items, sources, 1 if settings.sample else settings.beam, batch_tokens or _BATCH):
             results = self._batch(batch, count, sources, prefixes, settings)
             for (index, _), hypotheses in zip(batch, results, strict=True):
                 found[index] += hypotheses
         return [best(hypotheses, settings.nbest) for hypotheses in found]
+
+    @cached_property
+    def _slots_unsupported(self) -> list[str]:
+        reasons = slots_unsupported_reasons(self.model)
+        if self.model.device.type == "cuda" and not uses_triton(next(self.model.parameters())):
+            reasons.append("no Triton for this GPU and precision")
+        return reasons
+
+    def has_slots_for(self, settings: SearchSettings, source: Ids, prefix: Ids) -> bool:
+        """Return whether a sentence can join a running search; others are searched in batches."""
+        if self._slots_unsupported or self.shortlist is not None or not len(source):
+            return False
+        if settings.sample or settings.narrows_beam or settings.no_repeat_ngram or settings.beam > _WIDEST_BEAM:
+            return False
+        return max(settings.limit(len(source), len(prefix)), len(source)) <= min(self.max_length, _SLOT_SIZES[-1])
+
+    def _search_slots(
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
+    ) -> list[list[Hypothesis]]:
+        sentences = [Sentence(src, prefix, settings) for src, prefix in zip(sources, prefixes, strict=True)]
+        groups: dict[int, list[Sentence]] = {}
+        for sentence in sentences:
+            groups.setdefault(slot_size(sentence), []).append(sentence)
+        found: dict[int, list[Hypothesis]] = {}
+        for size, group in groups.items():
+            most = None if batch_tokens is None else max(1, batch_tokens // (size * settings.beam))
+            with self.slots(settings.beam, size, len(group)) as search:
+                for sentence, hypotheses in zip(group, search.search(group, most), strict=True):
+                    found[id(sentence)] = hypotheses
+        return [best(found[id(sentence)], settings.nbest) for sentence in sentences]
+
+    @contextmanager
+    def slots(self, beams: int, size: int, count: int, owner: str = "") -> Iterator[SlotSearch]:
+        """Lend the slots for sentences of these sizes: `count` of them if the memory suffices, or more.
+
+        Their memory is kept for the next search, unless that of another size needs it.  owner: others have slots of
+        their own, because a search that never ends, such as that of a server, does not wait for them nor they for it.
+        """
+        # A search must not depend on the caller's modes.
+        modes = torch.inference_mode(False), torch.autocast(self.model.device.type, enabled=False)
+        with evaluating(self.model), modes[0], modes[1], torch.no_grad():
+            with self._lock:
+                search = self._slots.pop((beams, size, owner), None)
+                wanted = min(1 << (max(count, _LEAST) - 1).bit_length(), max(1, _ROWS // beams))
+                if search is None or search.slots < min(wanted, self._most_slots(beams, size, search)):
+                    search = None  # its memory is free before that of the larger one is allocated
+                    search = self._new_slots(beams, size, wanted)
+                self._slots[beams, size, owner] = search
+            yield search
+
+    def _new_slots(self, beams: int, size: int, wanted: int) -> SlotSearch:
+        """Allocate slots, half as many as long as the memory does not suffice; drop those of other sizes first."""
+        assert isinstance(self.model, Transformer)
+        operations: Any = PlainOperations
+        pool = None
+        if self.model.device.type == "cuda":
+            from dragoman.nn.fast.cuda.decoding import TritonOperations
+
+            operations, pool = TritonOperations(PlainOperations), torch.cuda.graph_pool_handle()
+        while self._slots and self._most_slots(beams, size, None) < wanted:
+            self._slots.popitem(last=False)
+            gc.collect()
+        count = min(wanted, self._most_slots(beams, size, None))
+        length = int(min(size, self.max_length))
+        return SlotSearch(self.model, beams, count, length, lambda step: self._capture(step, pool), operations)
+
+    def _most_slots(self, beams: int, size: int, instead_of: SlotSearch | None) -> int:
+        """Return how many slots fit into half of the free memory, and into what other slots would give back."""
+        if self.model.device.type != "cuda":
+            return _ROWS
+        assert isinstance(self.model, Transformer)
+        each = SlotState.bytes_per_slot(self.model, beams, size, size)
+        free = torch.cuda.mem_get_info(self.model.device)[0]
+        reserved = torch.cuda.memory_reserved(self.model.device) - torch.cuda.memory_allocated(self.model.device)
+        given_back = 0 if instead_of is None else instead_of.slots * each
+        fitting = max(1, int((free + reserved) * 0.5 + given_back) // each)
+        return 1 << (fitting.bit_length() - 1)
 
     def _batch(
         self,
@@ -183,8 +284,14 @@ class CudaGraphBackend(TorchBackend):
         device = self.model.device
         return torch.cuda.get_device_properties(device).total_memory / 4 if device.type == "cuda" else math.inf
 
-    def _capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        return capture(step, self.model.device) if self.model.device.type == "cuda" else step
+    def _capture(self, step: Callable[[], None], pool: Any = None) -> Callable[[], None]:
+        return capture(step, self.model.device, pool) if self.model.device.type == "cuda" else step
+
+
+def slot_size(sentence: Sentence) -> int:
+    """Return the size of the slots for a sentence."""
+    longest = max(sentence.limit, len(sentence.source))
+    return next(size for size in _SLOT_SIZES if size >= longest)
 
 
 def _round_up(length: int) -> int:

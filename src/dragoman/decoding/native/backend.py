@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dragoman.decoding.backend import DecodingBackend, target_limit
+from dragoman.decoding.backend import BATCH_TOKENS, DecodingBackend, target_limit
 from dragoman.decoding.hypothesis import Hypothesis, Ids, TokenStream
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.phrases import Phrases
@@ -80,14 +80,14 @@ class NativeBackend(DecodingBackend):
         return backend
 
     def _search(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
     ) -> list[list[Hypothesis]]:
         if settings.sample:
             with needs_torch("sampling"):
                 return super()._search(sources, prefixes, settings, batch_tokens)
         arguments = self.search_arguments(sources, prefixes, settings, [None] * len(sources))
         return self.engine.search(
-            sources, settings=settings, threads=self.threads, source_tokens=batch_tokens, **arguments
+            sources, settings=settings, threads=self.threads, source_tokens=batch_tokens or BATCH_TOKENS, **arguments
         )
 
     def _search_phrases(

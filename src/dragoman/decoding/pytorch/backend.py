@@ -51,7 +51,7 @@ class TorchBackend(DecodingBackend):
         return ModelStepper(self.model.eval())
 
     def _search(
-        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int
+        self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
     ) -> list[list[Hypothesis]]:
         with evaluating(self.model):
             return super()._search(sources, prefixes, settings, batch_tokens)

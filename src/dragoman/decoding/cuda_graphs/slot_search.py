@@ -1,0 +1,325 @@
+"""Greedy and beam search in which sentences join and leave between two steps (`dragoman.decoding.cuda_graphs.slots`).
+
+The CPU is one step ahead of the device: it starts a step and then reads which sentences had ended before it, so that
+the device does not wait.  Results are equal to those of the PyTorch search in float32, up to rounding.
+
+Letters: B sentences that join or leave together, P slots, K beams, L target capacity.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dragoman.data.ids import EOS
+from dragoman.decoding.cuda_graphs.slots import DONE, NOT_A_NUMBER, RUNNING, PlainOperations, SlotState, SlotStep
+from dragoman.decoding.hypothesis import Hypothesis, Ids, complete
+from dragoman.decoding.request import nan_error
+from dragoman.decoding.settings import SearchSettings
+from dragoman.models.transformer import Transformer
+
+__all__ = ["Sentence", "SlotSearch"]
+
+_ENCODED = 1 << 16
+"""Padded source tokens that are encoded at once."""
+_FEW, _SHORT = 32, 64
+"""Sentences and source tokens up to which encoders are captured, for powers of two and multiples of 16."""
+_WAIT = 8
+"""Steps after which waiting sentences join although few slots are free."""
+
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+Take = Callable[[int, int], "Sequence[Sentence]"]
+
+
+@dataclass(eq=False)
+class Sentence:
+    """A sentence to search.  tag: of the caller."""
+
+    source: Ids
+    prefix: Ids
+    settings: SearchSettings
+    tag: Any = None
+
+    @property
+    def limit(self) -> int:
+        return self.settings.limit(len(self.source), len(self.prefix))
+
+
+class SlotSearch:
+    """A search of up to P sentences at a time, of any settings with K beams that only choose tokens by probability.
+
+    size: longest source, and longest target with its end.  capture: receives a step once and returns the function that
+    runs it; on a GPU it replays a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        beams: int,
+        slots: int,
+        size: int,
+        capture: Capture = lambda step: step,
+        operations: Any = PlainOperations,
+    ) -> None:
+        self.beams, self.slots, self.size, self._capture = beams, slots, size, capture
+        self.state = SlotState(model, slots, beams, size, size)
+        self.step = SlotStep(model, self.state, operations)
+        self.device = model.device
+        self._steps: dict[int, Callable[[], None]] = {}
+        self._encoders: dict[tuple[int, int], tuple[Tensor, Callable[[], None]]] = {}
+        self._lock = threading.Lock()
+        self._forced = False
+        # Tensors that a captured graph reads must live as long as it does; position tables are replaced when they grow.
+        self._captured = [*model.parameters(), *model.buffers()]
+        self._empty()
+
+    def _empty(self) -> None:
+        self._sentences: dict[int, Sentence] = {}  # by slot
+        self._free = list(range(self.slots))
+        self._clock = self._joined = 0
+        self._begun = np.zeros(self.slots, dtype=np.int64)  # the step at which each slot begins
+        self._count = 0
+        self._changed = True
+
+    @torch.no_grad()
+    def run(self, take: Take, deliver: Callable[[Sentence, list[Hypothesis]], None]) -> None:
+        """Search until `take` returns nothing and nothing is left.
+
+        take: called before each step with the numbers of free and of used slots; returns at most as many new sentences
+        as there are free slots.  deliver: receives each sentence with its hypotheses, best first.  Raises DragomanError
+        if the model's output is NaN.
+        """
+        with self._lock:
+            try:
+                self._run(take, deliver)
+            except BaseException:
+                self.state.info[DONE].fill_(1)
+                self._empty()
+                raise
+
+    def search(self, sentences: Sequence[Sentence], most: int | None = None) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each sentence; long sources begin first.
+
+        most: sentences that are searched at the same time (default: P).
+        """
+        found: dict[int, list[Hypothesis]] = {}
+        waiting = sorted(sentences, key=lambda sentence: len(sentence.source))
+
+        def take(free: int, used: int) -> list[Sentence]:
+            count = min(free, len(waiting), self.slots if most is None else max(0, most - used))
+            return [waiting.pop() for _ in range(count)] if count else []
+
+        self.run(take, lambda sentence, hypotheses: found.__setitem__(id(sentence), hypotheses))
+        return [found[id(sentence)] for sentence in sentences]
+
+    def unprepared(self) -> list[int]:
+        """Return the numbers of slots whose steps are not captured yet."""
+        return [count for count in counts_of(self.slots) if count not in self._steps]
+
+    def prepare(self, counts: Sequence[int]) -> None:
+        """Capture the steps of these numbers of slots."""
+        with self._lock:
+            for count in counts:
+                self._step_of(count)
+
+    def _run(self, take: Take, deliver: Callable[[Sentence, list[Hypothesis]], None]) -> None:
+        flags = None
+        ready: list[tuple[list[Sentence], _Download]] = []
+        while True:
+            new = take(len(self._free), len(self._sentences)) if self._wants_more() else ()
+            if new:
+                self._join(list(new))
+            if self._sentences:
+                self._list()
+                self._step_of(self._count)()
+                before, flags = flags, (self._clock, _Download(self.state.info[DONE]))
+                self._clock += 1
+            elif not ready:
+                return
+            else:
+                before, flags = flags, None
+            for sentences, download in ready:
+                for sentence, hypotheses in zip(sentences, self._hypotheses(sentences, download), strict=True):
+                    deliver(sentence, hypotheses)
+            ready = [] if before is None else self._leave(*before)
+
+    def _wants_more(self) -> bool:
+        """Whether enough slots are free that encoding new sentences is worth a pause of the others."""
+        free, used = len(self._free), len(self._sentences)
+        return free > 0 and (free * 8 >= used or self._clock - self._joined >= _WAIT)
+
+    def _join(self, new: list[Sentence]) -> None:
+        """Encode sentences and put them into free slots."""
+        new.sort(key=lambda sentence: len(sentence.source))
+        slots = [self._free.pop() for _ in new]
+        settings = [sentence.settings for sentence in new]
+        lengths = [len(sentence.source) for sentence in new]
+        info = [
+            [0] * len(new),
+            [sentence.limit for sentence in new],
+            [own.min_length for own in settings],
+            [own.nbest for own in settings],
+            [RUNNING] * len(new),
+            lengths,
+        ]
+        places = self._upload(np.array(slots))
+        self.state.info.index_copy_(1, places, self._upload(np.array(info, dtype=np.int32)))
+        self.state.alpha.index_copy_(0, places, self._upload(np.array([own.alpha for own in settings])))
+        if self._forced or any(sentence.prefix for sentence in new):
+            self._forced = True
+            self.state.forced.index_copy_(0, places, self._upload(padded([s.prefix for s in new], self.size, -1)))
+        begin = 0
+        while begin < len(new):
+            end = begin + 1
+            while end < len(new) and (end + 1 - begin) * lengths[end] <= _ENCODED:
+                end += 1
+            self._encode([sentence.source for sentence in new[begin:end]], slots[begin:end])
+            begin = end
+        self._sentences.update(zip(slots, new, strict=True))
+        self._begun[slots] = self._clock
+        self._joined, self._changed = self._clock, True
+
+    def _encode(self, sources: Sequence[Ids], slots: Sequence[int]) -> None:
+        """Encode sources into slots; the shapes of a few short ones are rounded up to those of captured encoders."""
+        lengths = np.array([len(source) for source in sources], dtype=np.int32)
+        count, longest = len(sources), int(lengths.max())
+        captured = count <= _FEW and longest <= _SHORT
+        if captured:
+            count, longest = 1 << (count - 1).bit_length(), min(-(-longest // 16) * 16, self.size)
+        packed = np.full((count, longest + 2), self.slots, dtype=np.int32)  # ids, length and slot
+        packed[:, :longest], packed[:, longest] = EOS, 1
+        packed[: len(sources), :longest] = padded(sources, longest, EOS)
+        packed[: len(sources), longest], packed[: len(sources), longest + 1] = lengths, slots
+        content = self._upload(packed)
+        if not captured:
+            self.step.encode(content[:, :longest], content[:, longest], content[:, longest + 1])
+            return
+        if (count, longest) not in self._encoders:
+            memory = content.clone()
+            memory[:, longest + 1] = self.slots  # a capture runs the encoder
+            run = self._capture(
+                lambda: self.step.encode(memory[:, :longest], memory[:, longest], memory[:, longest + 1])
+            )
+            self._encoders[count, longest] = memory, run
+        memory, run = self._encoders[count, longest]
+        memory.copy_(content, non_blocking=True)
+        run()
+
+    def _list(self) -> None:
+        """List the used slots for the next step, after them the one that stands for none."""
+        count = next(count for count in counts_of(self.slots) if count >= len(self._sentences))
+        if not self._changed and count == self._count:
+            return
+        self._count = count
+        self._step_of(self._count)  # captured before the list is written, because a capture runs steps
+        listed = np.full(self._count, self.slots, dtype=np.int32)
+        listed[: len(self._sentences)] = list(self._sentences)
+        self.state.active[: self._count].copy_(self._upload(listed), non_blocking=True)
+        self._changed = False
+
+    def _step_of(self, count: int) -> Callable[[], None]:
+        """Return the step of the first `count` listed slots, captured on first use."""
+        if count not in self._steps:
+            self.state.active.fill_(self.slots)
+            self._changed = True
+            self._steps[count] = self._capture(lambda: self.step(count))
+        return self._steps[count]
+
+    def _leave(self, clock: int, done: _Download) -> list[tuple[list[Sentence], _Download]]:
+        """Free the slots that had ended at step `clock`; return their sentences and what is read of their memory."""
+        (flags,) = done.arrays()
+        slots = np.flatnonzero((flags[:-1] != RUNNING) & (self._begun <= clock))
+        slots = np.array([slot for slot in slots.tolist() if slot in self._sentences], dtype=np.int64)
+        if not slots.size:
+            return []
+        if (flags[slots] == NOT_A_NUMBER).any():
+            raise nan_error("a target position")
+        longest = min(self.size, clock + 1 - int(self._begun[slots].min()))
+        places, state = self._upload(slots), self.state
+        history = state.history[..., :longest].index_select(0, places)
+        download = _Download(history, state.pool_scores.index_select(0, places), state.pool_at.index_select(0, places))
+        sentences = [self._sentences.pop(slot) for slot in slots.tolist()]
+        self._free += slots.tolist()
+        self._changed = True
+        return [(sentences, download)]
+
+    def _hypotheses(self, sentences: Sequence[Sentence], download: _Download) -> list[list[Hypothesis]]:
+        history, scores, places = download.arrays()
+        nbest = np.array([sentence.settings.nbest for sentence in sentences])
+        wanted = np.isfinite(scores) & (np.arange(self.beams) < nbest[:, None])
+        owner, rank = np.nonzero(wanted)
+        last, cut = places[owner, rank] // 2, places[owner, rank] % 2
+        ends, rows = last // self.beams, last % self.beams
+        tokens, log_probs = _traced(history, owner, ends, rows)
+        found: list[list[Hypothesis]] = [[] for _ in sentences]
+        for i, end, ids, own, flag in zip(
+            owner.tolist(), ends.tolist(), tokens.tolist(), log_probs.tolist(), cut.tolist(), strict=True
+        ):
+            alpha = sentences[i].settings.alpha
+            found[i].append(complete(ids[:end], own[: end + 1], alpha, bool(flag)))
+        return found
+
+    def _upload(self, array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+
+def counts_of(slots: int) -> list[int]:
+    """Return the numbers of slots for which steps are captured: powers of two, and all."""
+    return [*(1 << power for power in range((slots - 1).bit_length())), slots]
+
+
+def padded(rows: Sequence[Ids], width: int, value: int) -> NDArray[np.int32]:
+    """Return rows as an array (B, width), filled up with a value."""
+    lengths = np.array([len(row) for row in rows])
+    full = np.full((len(rows), width), value, dtype=np.int32)
+    full[np.arange(width) < lengths[:, None]] = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32)
+    return full
+
+
+def _traced(
+    history: NDArray[np.int32], owner: NDArray[Any], ends: NDArray[Any], rows: NDArray[Any]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the tokens and log-probabilities (E, T) of E hypotheses, from the position and row of their last tokens.
+
+    history: (B, 3, K, L).  owner: (E,) the sentence of each.
+    """
+    length = int(ends.max(initial=-1)) + 1
+    if history.shape[2] == 1:
+        chosen = history[owner, :, 0, :length]  # (E, 3, T)
+        return chosen[:, 0], chosen[:, 1].view(np.float32)
+    found = np.zeros((2, len(owner), length), dtype=np.int32)
+    rows = rows.copy()
+    for at in range(length - 1, -1, -1):
+        chosen = history[owner, :, rows, at]  # (E, 3)
+        found[:, :, at] = chosen[:, :2].T
+        rows = np.where(at <= ends, chosen[:, 2], rows)
+    return found[0], found[1].view(np.float32)
+
+
+class _Download:
+    """Copies of tensors in the memory of the host, complete when `arrays` returns."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if not tensors[0].is_cuda:
+            self._copies = [tensor.clone() for tensor in tensors]
+            return
+        self._copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def arrays(self) -> list[NDArray[Any]]:
+        if self._event is not None:
+            self._event.synchronize()
+        return [copy.numpy() for copy in self._copies]

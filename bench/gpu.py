@@ -6,11 +6,11 @@
 
 kernels   the Triton kernels against their twins in PyTorch, and the time of attention beside PyTorch's
 captured  steps as CUDA graphs: the same bits as without a graph, and the loss beside that of the plain path
-train     source + target tokens per second of recipes/multi30k.toml, base and big (Multi30k), with and without graphs
+train     source + target tokens per second of recipes/multi30k.toml, base and big (Multi30k)
 profile   the kernels of a step of the size big
 recipe    recipes/multi30k-tiny.toml from start to end, validations included
 
-Sentences of Multi30k; times are medians of steps after the first epoch.  Utilization is that of `bench/train.py`.
+Sentences of Multi30k; steps after the second epoch, when all graphs are captured.  Utilization is that of `bench/train.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from train import PEAKS, SIZES, VOCABULARY, flops
 from dragoman.config import load_config, parse_config
 from dragoman.io.run_log import Reporter, Status
 from dragoman.models.model_folder import unique_tensors
-from dragoman.training import captured
+from dragoman.training import captured, trainer
+from dragoman.training.batch_stream import BatchStream
 from dragoman.training.distributed import open_context
 from dragoman.training.run import open_run
 from dragoman.training.sharded import build_step
@@ -61,7 +62,7 @@ def document(size: str, tokens: int, precision: str, **options: Any) -> dict[str
         },
         "train": {
             "budget": "1000000 steps", "batch_tokens": tokens, "validate_every": "1000000 steps",
-            "save_every": "1000000 steps", "log_every": 5, "device": "cuda", "precision": precision,
+            "save_every": "1000000 steps", "log_every": 20, "device": "cuda", "precision": precision,
             "schedule": {"kind": "constant", "rate": 1e-4}, **options,
         },
     }  # fmt: skip
@@ -124,43 +125,42 @@ def kernels() -> None:
         say(
             f"loss {dtype}: {error(found_loss, [e.detach() for e in expected_loss])}, gradient {error([logits], [copy.grad])}"
         )
-    for length, sentences in ((8, 3000), (16, 1560), (24, 1040), (32, 780), (64, 390), (128, 195)):
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    for length, sentences in ((16, 1560), (32, 780), (64, 390), (128, 195)):
         x = torch.randn(sentences, length, 3 * 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         mask = torch.zeros(sentences, 1, 1, length, device="cuda", dtype=torch.bfloat16)
         times = []
-        for function in (lambda *t: attention.attend(*t, mask, False), lambda *t: F.scaled_dot_product_attention(*t, mask),
-                         lambda *t: attend_explicit(*t, mask)[0]):  # fmt: skip
+        for kind in ("kernel", "PyTorch"):
 
-            def run(function: Any = function, x: Any = x) -> None:
+            def run(kind: str = kind, x: Any = x, mask: Any = mask) -> None:
                 q, k, v = (t.view(*t.shape[:2], 16, 64).transpose(1, 2) for t in x.split(1024, 2))
-                out = function(q, k, v)
+                if kind == "kernel":
+                    out = attention.attend(q, k, v, mask, False)
+                else:
+                    out = F.scaled_dot_product_attention(q, k, v, mask)
                 out.backward(out.detach())
 
             for _ in range(3):
                 run()
-            times.append(timed(run, 10))
+            with record(activities=[ProfilerActivity.CUDA]) as recorded:
+                for _ in range(5):
+                    run()
+                torch.cuda.synchronize()
+            times.append(sum(e.device_time_total for e in recorded.key_averages()) / 5e3)
         say(
-            f"attention {sentences} x {length} (big, bf16): kernel {times[0]:.2f} ms, PyTorch {times[1]:.2f}, written out {times[2]:.2f}"
+            f"attention {sentences} x {length} (big, bf16), device time: kernel {times[0]:.2f} ms, PyTorch {times[1]:.2f}"
         )
-
-
-def timed(work: Callable[[], object], times: int) -> float:
-    """Return milliseconds per call."""
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(times):
-        work()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) / times * 1e3
 
 
 class Complete(Exception):
     pass
 
 
-def speed(name: str, config: Any, folder: Path, size: str | None, seconds: float) -> None:
-    """Train for some seconds; print tokens per second of the second half, and the time to the first step."""
-    marks: list[tuple[float, int, float]] = []
+def speed(name: str, config: Any, folder: Path, size: str | None, warmup: int, seconds: float) -> None:
+    """Train for some seconds after `warmup` steps; print tokens per second, and the time to the first reported step."""
+    marks: list[tuple[float, int]] = []
     began = time.perf_counter()
     steps: list[Any] = []
 
@@ -170,66 +170,58 @@ def speed(name: str, config: Any, folder: Path, size: str | None, seconds: float
                 say("   ", message)
 
         def progressed(self, status: Status) -> None:
-            marks.append((time.perf_counter(), status.step, 0.0))
-            if time.perf_counter() - (marks[0][0] if marks else began) > seconds:
+            torch.cuda.synchronize()
+            marks.append((time.perf_counter(), status.step))
+            warm = [mark for mark in marks if mark[1] >= warmup]
+            if warm and time.perf_counter() - warm[0][0] > seconds:
                 raise Complete
 
-    own = captured.CapturedStep.run
+    class Counted(BatchStream):
+        def group(self, progress: Any) -> Any:
+            group = super().group(progress)
+            steps.append(group.batches[0])
+            return group
 
-    def run(self: Any, batches: Any, *rest: Any) -> Any:
-        steps.append(batches[0])
-        return own(self, batches, *rest)
-
-    captured.CapturedStep.run = run  # type: ignore[method-assign]
-    plain = captured.TrainingStep.run
-
-    def run_plain(self: Any, batches: Any, *rest: Any) -> Any:
-        if not steps or steps[-1] is not batches[0]:
-            steps.append(batches[0])
-        return plain(self, batches, *rest)
-
-    captured.TrainingStep.run = run_plain  # type: ignore[method-assign]
+    own, trainer.BatchStream = trainer.BatchStream, Counted
     torch.cuda.reset_peak_memory_stats()
     try:
         with tempfile.TemporaryDirectory(dir=folder) as out, suppress(Complete):
             train(config, Path(out), reporter=Listener())
     finally:
-        captured.CapturedStep.run, captured.TrainingStep.run = own, plain  # type: ignore[method-assign]
-    torch.cuda.synchronize()
-    half = len(marks) // 2
-    (t0, s0, _), (t1, s1, _) = marks[half], marks[-1]
+        trainer.BatchStream = own
+    (t0, s0), (t1, s1) = next(mark for mark in marks if mark[1] >= warmup), marks[-1]
     tokens = sum(b.src_tokens + b.tgt_tokens for b in steps[s0:s1])
-    rate = tokens / (t1 - t0)
-    line = f"{name:44s} {rate:11,.0f} tokens/s  {(t1 - t0) / (s1 - s0) * 1e3:7.2f} ms/step"
+    line = f"{name:44s} {tokens / (t1 - t0):11,.0f} tokens/s  {(t1 - t0) / (s1 - s0) * 1e3:7.2f} ms/step"
     if size is not None:
         work = sum(flops(size, b) for b in steps[s0:s1]) / (t1 - t0)
         peak = next((p for gpu, p in PEAKS.items() if gpu in torch.cuda.get_device_name()), math.nan)
         line += f"  {work / peak / 1e12:6.1%}"
-    say(
-        f"{line}  first step after {marks[0][0] - began:.1f} s, peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
-    )
+    gibibytes = torch.cuda.max_memory_allocated() / 2**30
+    say(f"{line}  first steps after {marks[0][0] - began:.1f} s, warm after {t0 - began:.1f} s, {gibibytes:.1f} GiB")
 
 
 def training(folder: Path, seconds: float) -> None:
-    off = {"cuda_graphs": "off"}
-    recipe = [f"data.root={DATA}", "train.device=cuda", "train.budget=1000000 steps", "train.log_every=5",
-              "train.validate_every=1000000 steps", "train.schedule.kind=constant", "train.save_every=1000000 steps", "train.average=0"]  # fmt: skip
-    for name, size, tokens in (("multi30k.toml", None, 0), ("base", "base", 25_000), ("big", "big", 50_000)):
-        for extra in ({}, off):
+    recipe = [
+        f"data.root={DATA}", "train.device=cuda", "train.budget=1000000 steps", "train.validate_every=1000000 steps",
+        "train.schedule.kind=constant", "train.save_every=1000000 steps", "train.average=0",
+    ]  # fmt: skip
+    for name, size, tokens, warmup in (
+        ("multi30k.toml", None, 0, 660), ("base", "base", 25_000, 90), ("big", "big", 50_000, 50)
+    ):  # fmt: skip
+        with guard(name):
             if size is None:
-                config = load_config(ROOT / "recipes" / name, [*recipe, *(f"train.{k}={v}" for k, v in extra.items())])
+                config = load_config(ROOT / "recipes" / name, recipe)
             else:
-                config = parse_config(document(size, tokens, "bf16", **extra))
-            with guard(name):
-                speed(f"{name} {extra or ''}", config, folder, size, seconds)
-            torch.cuda.empty_cache()
+                config = parse_config(document(size, tokens, "bf16"))
+            speed(name, config, folder, size, warmup, seconds)
+        torch.cuda.empty_cache()
 
 
 def equality(folder: Path) -> None:
     """Compare weights after some steps with and without graphs, and the losses with the plain path."""
     for precision in ("float32", "bf16"):
         results: dict[str, Any] = {}
-        for kind in ("graphs", "no graphs", "plain"):
+        for kind in ("graphs", "no graphs", "plain")[: 3 if precision == "bf16" else 2]:
             config = parse_config(document("tiny", 4096, precision, cuda_graphs="off" if kind == "plain" else "auto"))
             run = open_run(config, folder / f"{precision}-{kind.replace(' ', '-')}", Reporter())
             with open_context("cuda") as context:
@@ -240,7 +232,7 @@ def equality(folder: Path) -> None:
                 captured._MOST = 0 if kind == "no graphs" else 64
                 losses, replayed = [], 0
                 step.model.train()
-                batches = [b for epoch in range(2) for b in enumerate(run.task.epoch(epoch)[:60])]
+                batches = [b for epoch in range(2) for b in enumerate(run.task.epoch(epoch)[:40])]
                 for number, (index, indices) in enumerate(batches):
                     batch = step.placed(step.prepared(run.task.read(indices, 0, index)))
                     gradients, _ = step.run([batch], number, 1 / batch.tgt_tokens, 5e-4)
@@ -322,7 +314,7 @@ def main() -> None:
     sections = ("kernels", "captured", "train", "profile", "recipe")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", default=sections, choices=sections)
-    parser.add_argument("--seconds", type=float, default=8, help="of training per measurement")
+    parser.add_argument("--seconds", type=float, default=5, help="of training per measurement")
     parser.add_argument("--minutes", type=float, default=4, help="limit of the recipe")
     options = parser.parse_args()
     say(torch.cuda.get_device_name(), "PyTorch", torch.__version__)

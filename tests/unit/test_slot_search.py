@@ -82,7 +82,7 @@ def test_steps_of_few_sentences_are_those_of_few_rows() -> None:
         step(count)
 
     search.step = counted  # type: ignore[assignment]
-    search.step.encode = SlotStep(model, search.state, PlainOperations).encode  # type: ignore[attr-defined]
+    search.step.encode = SlotStep(model, search.state, PlainOperations).encode  # type: ignore[method-assign]
     sentences = mixed(8, 2)
     search.search(sentences)
     assert counts[0] == 8 and counts[-1] == 1 and counts == sorted(counts, reverse=True)
@@ -147,7 +147,7 @@ def test_requests_of_a_server_join_the_running_search(monkeypatch: pytest.Monkey
         searches = [service.submit([s.source], [s.prefix], s.settings) for s in sentences]
         both = service.submit([s.source for s in sentences[:2]], [[], []], sentences[0].settings)
         drawn = service.submit([[5, EOS]], [[]], SearchSettings(sample=True, max_extra=4, seed=3))
-        kept = Phrases([[7]])
+        kept = Phrases(((7,),))
         phrases = service.submit([[5, 6, EOS]], [[]], SearchSettings(beam=2), phrases=[kept])
         wrong = service.submit([[5, EOS]], [[EOS]], SearchSettings(beam=2))
         for sentence, search in zip(sentences, searches, strict=True):
@@ -166,16 +166,17 @@ def test_requests_of_a_server_join_the_running_search(monkeypatch: pytest.Monkey
 def test_an_error_is_that_of_the_searches_that_run() -> None:
     backend = CudaGraphBackend(transformer(), "cpu")
     service = SlotSearchService(backend, 1000)
-    weight = backend.model.decoder.embedding.weight  # type: ignore[union-attr]
+    assert isinstance(backend.model, Transformer)
+    weight = backend.model.decoder.embedding.weight
     kept = weight.detach().clone()
     try:
         with torch.no_grad():
-            weight[BOS] = float("nan")  # type: ignore[index, operator]
+            weight[BOS] = float("nan")
         failed = service.submit([[5, EOS]], [[]], SearchSettings(beam=1, max_extra=4))
         with pytest.raises(DragomanError, match=r"not numbers \(NaN\)"):
             failed.future.result(60)
         with torch.no_grad():
-            weight.copy_(kept)  # type: ignore[operator]
+            weight.copy_(kept)
         after = service.submit([[5, EOS]], [[]], SearchSettings(beam=1, max_extra=4))
         assert len(after.future.result(60)[0]) == 1
     finally:

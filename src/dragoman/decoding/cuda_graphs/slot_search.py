@@ -32,6 +32,7 @@ _ENCODED = 1 << 16
 """Padded source tokens that are encoded at once."""
 _FEW, _SHORT = 32, 64
 """Sentences and source tokens up to which encoders are captured, for powers of two and multiples of 16."""
+_FREE = np.iinfo(np.int64).max
 _WAIT = 8
 """Steps after which waiting sentences join although few slots are free."""
 
@@ -85,7 +86,7 @@ class SlotSearch:
         self._sentences: dict[int, Sentence] = {}  # by slot
         self._free = list(range(self.slots))
         self._clock = self._joined = 0
-        self._begun = np.zeros(self.slots, dtype=np.int64)  # the step at which each slot begins
+        self._begun = np.full(self.slots, _FREE)  # the step at which each slot begins
         self._count = 0
         self._changed = True
 
@@ -237,7 +238,6 @@ class SlotSearch:
         """Free the slots that had ended at step `clock`; return their sentences and what is read of their memory."""
         (flags,) = done.arrays()
         slots = np.flatnonzero((flags[:-1] != RUNNING) & (self._begun <= clock))
-        slots = np.array([slot for slot in slots.tolist() if slot in self._sentences], dtype=np.int64)
         if not slots.size:
             return []
         if (flags[slots] == NOT_A_NUMBER).any():
@@ -247,6 +247,7 @@ class SlotSearch:
         history = state.history[..., :longest].index_select(0, places)
         download = _Download(history, state.pool_scores.index_select(0, places), state.pool_at.index_select(0, places))
         sentences = [self._sentences.pop(slot) for slot in slots.tolist()]
+        self._begun[slots] = _FREE
         self._free += slots.tolist()
         self._changed = True
         return [(sentences, download)]

@@ -18,7 +18,8 @@ capacity, H heads, Hkv key-value heads, D d_model, Dk key size, Dh head size, V 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,8 +87,7 @@ class SlotState:
             return torch.full(shape, value, dtype=dtype, device=device)
 
         self.keys, self.values, self.memory = [], [], []
-        for layer in decoder.layers:
-            own, cross = layer.self_attn, layer.cross_attn
+        for own, cross in _attentions(decoder):
             shape = every * beams, capacity, own.n_kv_heads
             self.keys.append(like.new_zeros(*shape, own.d_key))
             self.values.append(like.new_zeros(*shape, own.d_head))
@@ -110,10 +110,15 @@ class SlotState:
     def bytes_per_slot(model: Transformer, beams: int, source: int, capacity: int) -> int:
         """Return the bytes of device memory that a slot takes."""
         size, count = next(model.parameters()).element_size(), 0
-        for layer in model.decoder.layers:
-            own, cross = layer.self_attn, layer.cross_attn
+        for own, cross in _attentions(model.decoder):
             count += beams * capacity * own.n_kv_heads * (own.d_key + own.d_head) + source * sum(cross.parts)
         return count * size + beams * capacity * 24 + capacity * 4
+
+
+def _attentions(decoder: Decoder) -> Iterator[tuple[SelfAttention, CrossAttention]]:
+    for layer in decoder.layers:
+        assert isinstance(layer, DecoderLayer) and isinstance(layer.self_attn, SelfAttention)
+        yield layer.self_attn, layer.cross_attn
 
 
 class PlainOperations:
@@ -262,23 +267,24 @@ class SlotStep:
         decoder.positions.ensure_length(state.capacity, like)
         places = torch.arange(state.capacity, device=like.device)
         static = decoder.positions.static_bias(places[-1:], places)  # (H, 1, L)
-        self.bias = None if static is None else static[:, 0].flip(1).expand(self._heads, -1).contiguous()
+        self.bias = (
+            None
+            if static is None
+            else static[:, 0].flip(1).expand(next(_attentions(decoder))[0].n_heads, -1).contiguous()
+        )
         self.rotates = isinstance(decoder.positions, Rotary)
         self.parts = self._sublayers()
 
-    @property
-    def _heads(self) -> int:
-        return int(self.model.decoder.layers[0].self_attn.n_heads)  # type: ignore[union-attr, arg-type]
-
     def _sublayers(self) -> list[tuple[SubLayer, Callable[[Tensor, Tensor], Tensor]]]:
         parts: list[tuple[SubLayer, Callable[[Tensor, Tensor], Tensor]]] = []
-        for index, layer in enumerate(self.model.decoder.layers):
-            assert isinstance(layer, DecoderLayer) and isinstance(layer.self_attn, SelfAttention)
-            own, cross, network = layer.self_attn, layer.cross_attn, layer.ffn
+        for index, (layer, (own, cross)) in enumerate(
+            zip(self.model.decoder.layers, _attentions(self.model.decoder), strict=True)
+        ):
+            assert isinstance(layer, DecoderLayer)
             parts += [
-                (layer.around_self_attn, lambda x, active, own=own, i=index: self._self(own, i, x, active)),
-                (layer.around_cross_attn, lambda x, active, cross=cross, i=index: self._cross(cross, i, x, active)),
-                (layer.around_ffn, lambda x, active, network=network: self.operations.feed_forward(network, x)),
+                (layer.around_self_attn, partial(self._self, own, index)),
+                (layer.around_cross_attn, partial(self._cross, cross, index)),
+                (layer.around_ffn, partial(self._feed_forward, layer.ffn)),
             ]
         return parts
 
@@ -312,6 +318,10 @@ class SlotStep:
         out: Tensor = attention.out(self.operations.attend_self(q, k, v, self.state, active, index, self.bias))
         return out
 
+    def _feed_forward(self, network: FeedForward, x: Tensor, active: Tensor) -> Tensor:
+        out: Tensor = self.operations.feed_forward(network, x)
+        return out
+
     def _cross(self, attention: CrossAttention, index: int, x: Tensor, active: Tensor) -> Tensor:
         q = attention.q(x).unflatten(1, (-1, attention.d_key))
         out: Tensor = attention.out(self.operations.attend_cross(q, attention, self.state, active, index))
@@ -322,5 +332,5 @@ class SlotStep:
         """Encode sources (B, S') of these lengths (B,) and write their keys and values into slots (B,)."""
         mask = torch.arange(src.size(1), device=src.device) < lengths[:, None]
         states = self.model.encode(src, mask).states  # (B, S', D)
-        for layer, memory in zip(self.model.decoder.layers, self.state.memory, strict=True):
-            memory[slots.long(), : src.size(1)] = layer.cross_attn.kv(states)  # type: ignore[union-attr, operator]
+        for (_, cross), memory in zip(_attentions(self.model.decoder), self.state.memory, strict=True):
+            memory[slots.long(), : src.size(1)] = cross.kv(states)

@@ -19,6 +19,8 @@ from native_builds import use_build, use_kernels
 from served_models import packed_models
 from small_run import Cli
 
+pytest_plugins = ["tiers"]
+
 torch.set_num_threads(1)
 
 # A shell starts background commands with SIGINT ignored, which the commands under test would inherit.

@@ -15,7 +15,7 @@ from hypothesis import settings
 from built_site import built_site
 from dragoman.decoding.native.library import NativeLibrary
 from dragoman.nn.fast.dropout import seed_dropout
-from native_builds import use_build, use_kernels
+from native_builds import emulated_library, use_build, use_kernels
 from served_models import packed_models
 from small_run import Cli
 
@@ -45,18 +45,26 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[byt
     return Cli(monkeypatch, capsysbinary)
 
 
+@pytest.fixture(scope="session")
+def emulated_engine() -> Path:
+    return emulated_library("engine")
+
+
+@pytest.fixture(scope="session")
+def emulated_kernels() -> Path:
+    return emulated_library("kernels")
+
+
 @pytest.fixture
-def native_build(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> NativeLibrary:
+def native_build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> NativeLibrary:
     """The build of the engine that the parameter names (BUILDS of native_builds.py), which the test then uses."""
-    return use_build(request.param, tmp_path_factory, monkeypatch)
+    return use_build(request.param, request, monkeypatch)
 
 
 @pytest.fixture
-def training_kernels(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def training_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training uses its C++ kernels in this test, on every processor with AVX2."""
-    use_kernels(tmp_path_factory, monkeypatch)
+    use_kernels(request, monkeypatch)
 
 
 @pytest.fixture(scope="session")

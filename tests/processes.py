@@ -22,7 +22,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def server() -> Any:
+def fork_server() -> Any:
     """Return a multiprocessing context whose processes begin with everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -44,7 +44,7 @@ def start_processes(size: int, work: Callable[..., None], *args: Any, **environm
     processes = []
     for rank in range(size):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
-        process = server().Process(target=_run, args=(work, args, {**own, **shared}))
+        process = fork_server().Process(target=_run, args=(work, args, {**own, **shared}))
         process.start()
         processes.append(process)
     return processes

@@ -14,6 +14,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Generator, Iterable
 from contextlib import suppress
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -103,7 +104,7 @@ class Meter:
         self.shared = 0.0  # of fixtures that are not the case's own
 
     def start(self) -> None:
-        self.began, self.clock, self.modules, self.shared = _own(), time.perf_counter(), len(sys.modules), 0.0
+        self.began, self.clock, self.loaded, self.shared = _own(), time.perf_counter(), _loaded(), 0.0
 
     def used(self) -> float:
         own = _own() - self.began - self.shared
@@ -117,6 +118,11 @@ class Meter:
 
 
 _meter = Meter()
+
+
+def _loaded() -> int:
+    """A number that grows by 20 or more when a large package is imported, or the fork server has imported its own."""
+    return len(sys.modules) + 20 * (forkserver._forkserver._forkserver_pid is not None)  # type: ignore[attr-defined]
 
 
 def _own() -> float:
@@ -156,9 +162,10 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     yield
     cost = _meter.used()
+    if _loaded() >= _meter.loaded + 20:
+        return  # it paid for the cases after it
     item.user_properties.append(("cpu_seconds", round(cost, 3)))
-    # The first case that imports a large package pays for those after it.
-    if cost > TOO_MUCH and item.stash[_tier] == "default" and len(sys.modules) < _meter.modules + 20:
+    if cost > TOO_MUCH and item.stash[_tier] == "default":
         pytest.fail(
             f"used {cost:.1f} CPU seconds; accepted in the default tier: {THOROUGH}. Make it cheaper, or list it in "
             f"{LIST.name}: under [thorough], or under [witnesses] if no other default case tests the same.\n"

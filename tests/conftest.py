@@ -8,9 +8,10 @@ import shutil
 import signal
 from pathlib import Path
 
+import httpx2
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from built_site import built_site
 from dragoman.decoding.native.library import NativeLibrary
@@ -27,9 +28,13 @@ torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# An example that takes long because the machine is busy is no failure.
-settings.register_profile("dragoman", deadline=None)
+# Examples that take long because the machine is busy are no failure.
+settings.register_profile("dragoman", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dragoman")
+
+# Nor is an answer that comes after the 5 seconds for which httpx waits.
+for phase in ("connect", "read", "write", "pool"):
+    setattr(httpx2._config.DEFAULT_TIMEOUT_CONFIG, phase, 300.0)
 
 
 @pytest.fixture(autouse=True)

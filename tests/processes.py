@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,7 +60,15 @@ def _run(work: Callable[..., None], args: tuple[Any, ...], environment: dict[str
     work(*args)
 
 
-def run_processes(size: int, work: Callable[..., None], *args: Any, seconds: float = 120, **environment: str) -> None:
+def wait_for_file(path: Path, seconds: float = 300) -> None:
+    """Wait until another process has written a file."""
+    end = time.monotonic() + seconds
+    while not (path.exists() and path.stat().st_size):
+        assert time.monotonic() < end, f"no {path} within {seconds:g} s"
+        time.sleep(0.02)
+
+
+def run_processes(size: int, work: Callable[..., None], *args: Any, seconds: float = 300, **environment: str) -> None:
     """Run `work(*args)` in `size` processes; fail if one of them fails or takes too long."""
     processes = start_processes(size, work, *args, **environment)
     for process in processes:

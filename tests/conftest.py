@@ -8,16 +8,19 @@ import shutil
 import signal
 from pathlib import Path
 
+import httpx2
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from built_site import built_site
 from dragoman.decoding.native.library import NativeLibrary
 from dragoman.nn.fast.dropout import seed_dropout
-from native_builds import use_build, use_kernels
+from native_builds import emulated_library, use_build, use_kernels
 from served_models import packed_models
 from small_run import Cli
+
+pytest_plugins = ["tiers"]
 
 torch.set_num_threads(1)
 
@@ -25,9 +28,13 @@ torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# An example that takes long because the machine is busy is no failure.
-settings.register_profile("dragoman", deadline=None)
+# Examples that take long because the machine is busy are no failure.
+settings.register_profile("dragoman", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dragoman")
+
+# Nor is an answer that comes after the 5 seconds for which httpx waits.
+for phase in ("connect", "read", "write", "pool"):
+    setattr(httpx2._config.DEFAULT_TIMEOUT_CONFIG, phase, 300.0)
 
 
 @pytest.fixture(autouse=True)
@@ -43,18 +50,26 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[byt
     return Cli(monkeypatch, capsysbinary)
 
 
+@pytest.fixture(scope="session")
+def emulated_engine() -> Path:
+    return emulated_library("engine")
+
+
+@pytest.fixture(scope="session")
+def emulated_kernels() -> Path:
+    return emulated_library("kernels")
+
+
 @pytest.fixture
-def native_build(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> NativeLibrary:
+def native_build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> NativeLibrary:
     """The build of the engine that the parameter names (BUILDS of native_builds.py), which the test then uses."""
-    return use_build(request.param, tmp_path_factory, monkeypatch)
+    return use_build(request.param, request, monkeypatch)
 
 
 @pytest.fixture
-def training_kernels(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def training_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training uses its C++ kernels in this test, on every processor with AVX2."""
-    use_kernels(tmp_path_factory, monkeypatch)
+    use_kernels(request, monkeypatch)
 
 
 @pytest.fixture(scope="session")

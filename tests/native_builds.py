@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from filelock import FileLock
@@ -17,7 +17,7 @@ from dragoman.decoding.native import library as engine
 from dragoman.decoding.native.library import NativeLibrary
 from dragoman.nn.fast.native import library as training
 
-__all__ = ["BUILDS", "EMULATED_TILES", "use_build", "use_kernels"]
+__all__ = ["BUILDS", "EMULATED_TILES", "emulated_library", "use_build", "use_kernels"]
 
 EMULATED = "avx512, AMX, emulated"
 BUILDS = ("avx512", "avx2", EMULATED)
@@ -30,10 +30,10 @@ _FLAGS = ["-shared", "-fPIC", "-pthread", "-std=c++17", "-O1", "-fno-math-errno"
 _FLAGS += ["-mavx2", "-mfma", "-mf16c", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"]
 
 
-def use_build(build: str, folders: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> NativeLibrary:
+def use_build(build: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> NativeLibrary:
     """Let the engine use one of BUILDS, or skip the test where it does not run."""
     if build == EMULATED:
-        path = _emulated("engine", engine, [EMULATED_TILES], folders)
+        path = request.getfixturevalue("emulated_engine")
         emulated = NativeLibrary("avx512", engine._declare_functions(ctypes.CDLL(str(path))))
         monkeypatch.setattr(engine, "_load", lambda: (emulated, ""))
     else:
@@ -47,29 +47,37 @@ def use_build(build: str, folders: pytest.TempPathFactory, monkeypatch: pytest.M
     return loaded
 
 
-def use_kernels(folders: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def use_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let training use its kernels; on a processor without AVX-512, with emulated instructions."""
     if training.kernels() is not None:
         return
-    path = _emulated("kernels", training, ["-fopenmp"], folders)
+    path = request.getfixturevalue("emulated_kernels")
     monkeypatch.setattr(training, "_built", lambda: [path])
     monkeypatch.setattr(training, "prefers_kernels", lambda cpuinfo: True)
     monkeypatch.setattr(training, "_load", cache(training._load.__wrapped__))
     assert training.kernels() is not None
 
 
-def _emulated(name: str, package: ModuleType, flags: list[str], folders: pytest.TempPathFactory) -> Path:
-    """Compile a library with emulated instructions; processes of one run of the tests share it."""
+def emulated_library(name: str) -> Path:
+    """Compile the "engine" or the "kernels" with emulated instructions, unless these sources were compiled before."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     if not {"avx2", "fma", "f16c"} <= set(training._cpuinfo().split()):
         pytest.skip("this processor has no AVX2")
-    base = folders.getbasetemp()
-    compiled = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"emulated_{name}.so"
+    package, flags = (engine, [EMULATED_TILES]) if name == "engine" else (training, ["-fopenmp"])
+    folder = Path(str(package.__file__)).with_name("csrc")
+    command = ["g++", *_FLAGS, _EMULATED_VECTORS, *flags, *map(str, sorted(folder.glob("*.cpp")))]
+    digest = hashlib.sha256(
+        subprocess.check_output(["g++", "-dumpfullversion", "-dumpmachine"]) + repr(command).encode()
+    )
+    for path in sorted([*folder.rglob("*.*"), *_HERE.glob("emulated_*.h")]):
+        digest.update(path.read_bytes())
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "dragoman-tests")
+    kept.mkdir(parents=True, exist_ok=True)
+    compiled = kept / f"{name}-{digest.hexdigest()[:16]}.so"
     with FileLock(compiled.with_suffix(".lock")):
         if not compiled.exists():
-            sources = sorted(Path(str(package.__file__)).with_name("csrc").glob("*.cpp"))
             partial = compiled.with_suffix(".partial")
-            subprocess.run(["g++", *_FLAGS, _EMULATED_VECTORS, *flags, *sources, "-o", partial], check=True)
+            subprocess.run([*command, "-o", partial], check=True)
             partial.replace(compiled)
     return compiled

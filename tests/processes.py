@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def server() -> Any:
+def fork_server() -> Any:
     """Return a multiprocessing context whose processes begin with everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
@@ -44,7 +46,7 @@ def start_processes(size: int, work: Callable[..., None], *args: Any, **environm
     processes = []
     for rank in range(size):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size)}
-        process = server().Process(target=_run, args=(work, args, {**own, **shared}))
+        process = fork_server().Process(target=_run, args=(work, args, {**own, **shared}))
         process.start()
         processes.append(process)
     return processes
@@ -58,7 +60,15 @@ def _run(work: Callable[..., None], args: tuple[Any, ...], environment: dict[str
     work(*args)
 
 
-def run_processes(size: int, work: Callable[..., None], *args: Any, seconds: float = 120, **environment: str) -> None:
+def wait_for_file(path: Path, seconds: float = 300) -> None:
+    """Wait until another process has written a file."""
+    end = time.monotonic() + seconds
+    while not (path.exists() and path.stat().st_size):
+        assert time.monotonic() < end, f"no {path} within {seconds:g} s"
+        time.sleep(0.02)
+
+
+def run_processes(size: int, work: Callable[..., None], *args: Any, seconds: float = 300, **environment: str) -> None:
     """Run `work(*args)` in `size` processes; fail if one of them fails or takes too long."""
     processes = start_processes(size, work, *args, **environment)
     for process in processes:

@@ -37,7 +37,7 @@ def of_sentences(direction: Direction) -> Direction:
     return direction
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     """Wait for a condition."""
     end = time.monotonic() + seconds
     while not condition():

@@ -78,6 +78,6 @@ async def translated(directions: Directions, target: str, texts: Sequence[str] =
 
 async def closed(directions: Iterable[Direction]) -> None:
     """Wait until no model is loaded."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(300):
         while any(direction.is_open for direction in directions):
             await asyncio.sleep(0.01)

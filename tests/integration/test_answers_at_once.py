@@ -58,7 +58,7 @@ class Pipe:
         return self.process.stdout.readline()
 
     def end(self, rest: bytes = b"") -> tuple[bytes, bytes]:
-        return self.process.communicate(rest, timeout=120)
+        return self.process.communicate(rest, timeout=300)
 
 
 @pytest.mark.parametrize(("command", "model"), [(["translate"], "run"), (["generate", "--greedy"], "generator")])
@@ -142,7 +142,7 @@ def test_standard_input_that_does_not_block_is_read_to_its_end() -> None:
         os.write(sink, text)
     os.close(sink)
     os.close(source)
-    assert process.communicate(timeout=120)[0] == b"one|two\n"
+    assert process.communicate(timeout=300)[0] == b"one|two\n"
 
 
 def test_an_input_that_cannot_be_read_is_named_after_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from dragoman import __version__
 from dragoman.io.run_log import read_log
+from running_server import until
 from small_run import COMMAND, Cli, digit_pairs, write_corpus, write_lines, write_toml
 from terminal import Terminal
 
@@ -297,14 +297,14 @@ def test_the_short_option_of_help(cli: Cli, command: list[str]) -> None:
 
 def test_the_package_runs_as_a_module() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dragoman", "--version"], capture_output=True, check=False, timeout=60, text=True
+        [sys.executable, "-m", "dragoman", "--version"], capture_output=True, check=False, timeout=300, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"dragoman {__version__}\n", "")
 
 
 def run(*args: str | Path, **options: object) -> subprocess.CompletedProcess[bytes]:
     done: subprocess.CompletedProcess[bytes] = subprocess.run(  # type: ignore[call-overload]
-        [*COMMAND, *map(str, args)], stderr=subprocess.PIPE, check=False, timeout=60, **options
+        [*COMMAND, *map(str, args)], stderr=subprocess.PIPE, check=False, timeout=300, **options
     )
     assert b"Traceback" not in done.stderr and b"Exception ignored" not in done.stderr, done.stderr.decode()
     return done
@@ -329,7 +329,7 @@ def test_a_closed_standard_input_or_output(place: Path) -> None:
     model = place / "runs" / "tiny"
     script = f'{shlex.join(COMMAND)} translate "{model}" '
     for closed, message in (("<&-", b"standard input is closed"), (">&- < /dev/null", b"standard output is closed")):
-        done = subprocess.run(["sh", "-c", script + closed], stderr=subprocess.PIPE, check=False, timeout=60)
+        done = subprocess.run(["sh", "-c", script + closed], stderr=subprocess.PIPE, check=False, timeout=300)
         assert done.returncode == 2 and message in done.stderr and b"bug" not in done.stderr, done.stderr
 
 
@@ -342,7 +342,7 @@ def test_output_to_a_link_or_a_pipe(cli: Cli, place: Path, tmp_path: Path) -> No
     assert link.is_symlink() and real.read_text() != "old"
     with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
         assert cli("translate", model, "--output", pipe, stdin=b"one two\n")[0] == 0
-        assert reader.communicate(timeout=60)[0] == real.read_bytes()
+        assert reader.communicate(timeout=300)[0] == real.read_bytes()
     assert pipe.is_fifo() and sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "real.txt"]
 
 
@@ -369,11 +369,9 @@ def test_control_c_saves_and_the_command_resumes(place: Path, tmp_path: Path) ->
             "--out", str(tmp_path / "run")]  # fmt: skip
     process = subprocess.Popen([*COMMAND, *args], stderr=subprocess.PIPE)
     log = tmp_path / "run" / "log.jsonl"
-    end = time.monotonic() + 40
-    while (not log.is_file() or not log.stat().st_size) and time.monotonic() < end:
-        time.sleep(0.05)
+    until(lambda: (log.is_file() and log.stat().st_size > 0) or process.poll() is not None)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130 and b"Traceback" not in err
     assert b"stopped and saved at step" in err and b"resume with: dragoman train" in err
     last = int((tmp_path / "run" / "last").read_text().strip().rpartition("/")[2])

@@ -99,7 +99,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     text = (DEPLOY / "dragoman.service").read_text().replace(program, "/bin/true")
     (tmp_path / "dragoman.service").write_text(text)
     done = subprocess.run(
-        ["systemd-analyze", "verify", tmp_path / "dragoman.service"], capture_output=True, text=True, timeout=60
+        ["systemd-analyze", "verify", tmp_path / "dragoman.service"], capture_output=True, text=True, timeout=300
     )
     assert "dragoman.service" not in done.stderr, done.stderr
 
@@ -179,13 +179,13 @@ def test_the_steps_of_the_dockerfile(image: Path, tmp_path: Path) -> None:
         assert server.stderr is not None
         port = server.stderr.readline().split()[0].rpartition(":")[2]
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=30) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=300) as answer:
                 assert json.load(answer) == {"status": "ok"}
             body = json.dumps({"q": "one two three", "source": "en", "target": "xx"}).encode()
             request = urllib.request.Request(
                 f"http://127.0.0.1:{port}/translate", body, {"content-type": "application/json"}
             )
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 assert json.load(answer) == {"translatedText": "trois deux un"}
         finally:
             server.terminate()

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,17 +86,25 @@ def test_a_second_process_waits_and_uses_the_store_of_the_first(tmp_path: Path) 
     name = content_hash(config, specs)
     (tmp_path / "cache").mkdir()
     code = (
-        "import sys, time\nfrom filelock import FileLock\n"
-        "with FileLock(sys.argv[1]):\n print('locked', flush=True)\n time.sleep(1.5)\n"
+        "import sys\nfrom filelock import FileLock\n"
+        "with FileLock(sys.argv[1]):\n print('locked', flush=True)\n sys.stdin.read()\n"
     )
     lock = tmp_path / "cache" / f".{name}.lock"
-    other = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE)
-    assert other.stdout is not None and other.stdout.readline() == b"locked\n"
-    listener, began = Listener(), time.monotonic()
-    store = build_store(config, specs, tmp_path / "cache", listener)
-    assert time.monotonic() - began > 1 and len(store) == 240
+    other = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdin is not None and other.stdout is not None and other.stdout.readline() == b"locked\n"
+    release = other.stdin.close
+
+    class Releasing(Listener):
+        def phase(self, name: str, detail: str = "") -> None:
+            super().phase(name, detail)
+            if name == "waiting for another process that prepares the same data":
+                release()
+
+    listener = Releasing()
+    assert len(build_store(config, specs, tmp_path / "cache", listener)) == 240
     assert "waiting for another process that prepares the same data" in listener.phases
-    other.communicate()
+    assert other.wait(300) == 0
+    other.stdout.close()
     with FileLock(lock):
         again = Listener()
         build_store(config, specs, tmp_path / "cache", again)

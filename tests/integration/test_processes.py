@@ -144,7 +144,7 @@ def test_a_signal_to_one_process_stops_all(data: Path, tmp_path: Path) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGTERM)
     for process in processes:
-        process.join(60)
+        process.join(300)
     assert [process.exitcode for process in processes] == [0, 0]
     found: Any = list_checkpoints(tmp_path / "run")[-1]
     assert int(found.name) == read_log(tmp_path / "run")[-1]["step"]

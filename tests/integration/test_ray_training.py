@@ -76,7 +76,7 @@ def test_a_worker_is_killed_and_the_run_is_resumed(data: Path, tmp_path: Path) -
         assert driver.poll() is None
         time.sleep(0.05)
     os.kill(json.loads((run / ".lock.json").read_text())["process"], signal.SIGKILL)
-    _, text = driver.communicate(timeout=120)
+    _, text = driver.communicate(timeout=300)
     assert driver.returncode == 1 and "repeat the command" in text and "Traceback" not in text, text
     assert text.count("dragoman: ") == 1
     done = on_ray(data, run, *own)
@@ -95,6 +95,6 @@ def test_ctrl_c_ends_the_workers(data: Path, tmp_path: Path) -> None:
         assert driver.poll() is None
         time.sleep(0.05)
     driver.send_signal(signal.SIGINT)
-    _, text = driver.communicate(timeout=120)
+    _, text = driver.communicate(timeout=300)
     assert driver.returncode == 130 and "interrupted; resume from the last checkpoint with: dragoman train" in text
     assert "Traceback" not in text and not (run / "ray").exists()

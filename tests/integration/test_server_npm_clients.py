@@ -24,7 +24,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("npm")
     command = ["npm", "install", "--no-audit", "--no-fund", "translate@3", "libretranslate@1"]
     try:
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
     except (subprocess.SubprocessError, OSError) as error:
         pytest.skip(f"npm cannot install the clients: {error}")
     return folder
@@ -38,7 +38,7 @@ def address() -> Iterator[str]:
 
 def printed(folder: Path, script: str) -> list[str]:
     (folder / "script.mjs").write_text(script, encoding="utf-8")
-    done = subprocess.run(["node", "script.mjs"], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["node", "script.mjs"], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -34,7 +34,7 @@ class Served:
         self.lines: list[str] = []
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
-        until(lambda: bool(self.count("http://")) or self.process.poll() is not None, 60)
+        until(lambda: bool(self.count("http://")) or self.process.poll() is not None)
         self.address = next(line for line in self.lines if line.startswith("http://")).split()[0]
 
     def _read(self) -> None:
@@ -48,11 +48,11 @@ class Served:
     def reload(self) -> None:
         before = self.count("models: ")
         self.process.send_signal(signal.SIGHUP)
-        until(lambda: self.count("models: ") > before, 30)
+        until(lambda: self.count("models: ") > before)
 
     def stop(self) -> int:
         self.process.terminate()
-        code = self.process.wait(20)
+        code = self.process.wait(300)
         self._thread.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
@@ -83,7 +83,7 @@ def test_a_model_that_is_replaced_under_load(tmp_path: Path, arguments: list[str
     stop, answers, failures = threading.Event(), [], []
 
     def ask(number: int, address: str) -> None:
-        with httpx.Client(base_url=address, timeout=30) as client:
+        with httpx.Client(base_url=address, timeout=300) as client:
             i = number
             while not stop.is_set():
                 texts = TEXTS[i % 40 : i % 40 + 1 + i % 3]
@@ -104,7 +104,7 @@ def test_a_model_that_is_replaced_under_load(tmp_path: Path, arguments: list[str
             (tmp_path / "new").replace(link)
             server.reload()
             time.sleep(0.1)
-            with httpx.Client(base_url=server.address, timeout=30) as client:
+            with httpx.Client(base_url=server.address, timeout=300) as client:
                 found = client.post("/translate", json={"q": TEXTS, "source": "en", "target": "xx"}).json()
                 assert found["translatedText"] == [expected[round_ % 2][text] for text in TEXTS]
         stop.set()
@@ -127,7 +127,7 @@ def test_reload_reads_the_document_again(tmp_path: Path) -> None:
         copied_model(tmp_path / f"m{i}", i, target)
     document = tmp_path / "serve.toml"
     document.write_text('[[models]]\npath = "m0"\n')
-    with served("--config", str(document)) as server, httpx.Client(base_url=server.address, timeout=30) as client:
+    with served("--config", str(document)) as server, httpx.Client(base_url=server.address, timeout=300) as client:
         document.write_text('[[models]]\npath = "m0"\n[[models]]\npath = "m1"\n')
         server.reload()
         assert [row["targets"] for row in client.get("/languages").json() if row["code"] == "en"] == [["xa", "xb"]]
@@ -145,7 +145,7 @@ def test_a_model_that_is_too_large_ends_the_start(tmp_path: Path) -> None:
     weights.mkdir()
     (weights / "int8.bin").write_bytes(bytes(2 << 20))
     command = [sys.executable, "-m", "dragoman", "serve", "--no-viewer", "--port", "0", str(model), "--memory", "1"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
     assert ended.returncode == 2 and "model m: its weights have 2.0 MiB; accepted: at most --memory 1.0" in ended.stderr
 
 
@@ -157,7 +157,7 @@ def test_closing_the_terminal_stops_the_server(tmp_path: Path) -> None:
         arguments = [sys.executable, "-m", "dragoman", "serve", "--no-viewer", "--port", "0", str(model)]
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
         os.execve(sys.executable, arguments, ENVIRONMENT)
-    until(lambda: log.exists() and "http://" in log.read_text(), 60)
+    until(lambda: log.exists() and "http://" in log.read_text())
     os.close(terminal)
     ended: list[int] = []
 

@@ -61,7 +61,7 @@ def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
             raise AssertionError(f"the server did not start: {''.join(told)}")
         yield server, line.split()[0]
         server.terminate()
-        assert server.wait(60) == 0
+        assert server.wait(300) == 0
         assert "Traceback" not in server.stderr.read()
     finally:
         with suppress(ProcessLookupError):
@@ -72,7 +72,7 @@ def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def translated(address: str, secret: str, **values: Any) -> httpx.Response:
     body = {"text": ["one two"], "source_lang": "en", "target_lang": "xx", **values}
-    return httpx.post(f"{address}/v2/translate", json=body, headers=authorized(secret), timeout=30)
+    return httpx.post(f"{address}/v2/translate", json=body, headers=authorized(secret), timeout=300)
 
 
 def authorized(secret: str) -> dict[str, str]:
@@ -81,7 +81,7 @@ def authorized(secret: str) -> dict[str, str]:
 
 def sent(address: str, content: bytes) -> str:
     """Translate a document; return the path of its result."""
-    answer = httpx.post(f"{address}/translate_file", files={"file": ("a.txt", content)}, data=PAIR, timeout=30)
+    answer = httpx.post(f"{address}/translate_file", files={"file": ("a.txt", content)}, data=PAIR, timeout=300)
     return httpx.URL(answer.json()["translatedFileUrl"]).path
 
 
@@ -167,7 +167,7 @@ def test_replicas_of_ray(model: Path, database: Path) -> None:
     texts = [" ".join(["one", "two", "three"][: 1 + i % 3] * (1 + i % 7)) for i in range(200)]
     wanted = [translation.text for translation in Translator.load(model, "cpu").translate(texts)]
     options = ("--ray", "--replicas", 2, "--port", free_port(), "--database", database)
-    with started(model, *options) as (_, address), httpx.Client(base_url=address, timeout=60) as client:
+    with started(model, *options) as (_, address), httpx.Client(base_url=address, timeout=300) as client:
 
         def ask(text: str) -> str:
             return str(client.post("/translate", json={"q": text, **PAIR}).json()["translatedText"])

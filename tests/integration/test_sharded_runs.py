@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import list_checkpoints, read_meta, verify
 from dragoman.pipelines.translation import Translator
 from dragoman.training.trainer import train
-from processes import needs_gloo, run_processes, start_processes
+from processes import needs_gloo, run_processes, start_processes, wait_for_file
 from small_run import small_config, train_in_child, write_corpus
 
 pytestmark = needs_gloo
@@ -144,7 +143,8 @@ def failing(data: Path, run: Path, overrides: tuple[str, ...], prepare: Callable
         train(small_config(data, *SAME_STEPS, *overrides), run)
     except DragomanError as error:
         run.with_name(f"{run.name}.{rank}").write_text(f"{error.reported} {error}")
-        time.sleep(3 if rank == 0 else 0)  # process 0 has the store, which torchrun would have
+        if rank == 0:  # it has the store, which torchrun would have
+            wait_for_file(run.with_name(f"{run.name}.1"))
 
 
 def messages(run: Path, size: int = 2) -> list[str]:
@@ -244,6 +244,6 @@ def test_a_signal_to_one_process_saves_all_parts(data: Path, tmp_path: Path) -> 
     assert processes[1].pid is not None
     os.kill(processes[1].pid, signal.SIGTERM)
     for process in processes:
-        process.join(60)
+        process.join(300)
     assert [process.exitcode for process in processes] == [0, 0]
     verify(list_checkpoints(tmp_path / "run")[-1])

@@ -89,7 +89,7 @@ for command in sys.argv[1].split("|"):
 def without_posix(code: str, *args: str | Path) -> str:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_POSIX + code, *map(str, args)], capture_output=True, text=True, check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -57,7 +57,7 @@ def run(code: str, *arguments: object, input_: str = "") -> subprocess.Completed
         input=input_,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 
@@ -130,7 +130,7 @@ def test_the_server(option: str, models: Path, expected: dict[str, Any]) -> None
         body = json.dumps({"q": "one two three", "source": "en", "target": "xx"}).encode()
         request = urllib.request.Request(f"{line.split()[0]}/translate", body, {"content-type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 assert json.load(answer)["translatedText"] == expected["auto"]["translations"][0]["text"]
         finally:
             server.terminate()
@@ -247,7 +247,7 @@ def interpreter(version: str) -> Path | None:
     found += sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python3"))
     for path in found:
         code = "import sys, venv, ensurepip; print('%d.%d' % sys.version_info[:2])"
-        done = subprocess.run([path, "-c", code], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([path, "-c", code], capture_output=True, text=True, timeout=300)
         if done.returncode == 0 and done.stdout.strip() == version:
             return path
     return None
@@ -265,7 +265,7 @@ def test_an_environment_without_pytorch(version: str, tmp_path: Path, expected: 
     shutil.copytree(SOURCE, sources / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "requirements.lock"):
         shutil.copy(ROOT / name, sources)
-    subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
+    subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True, timeout=300)
     python = tmp_path / "venv" / "bin" / "python"
     # The C++ libraries are those of the sources, which fit every Python; a compiler would take minutes.
     environment = os.environ | {"CC": "/nowhere/cc", "CXX": "/nowhere/c++", "PYTHONWARNINGS": "ignore"}
@@ -275,11 +275,11 @@ def test_an_environment_without_pytorch(version: str, tmp_path: Path, expected: 
     assert done.returncode == 0, done.stderr[-2000:]
 
     code = "import importlib.metadata as m; print(sorted(d.name for d in m.distributions()))"
-    done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert not {"torch", "matplotlib", "tensorboard"} & set(json.loads(done.stdout.replace("'", '"')))
     with tempfile.TemporaryDirectory() as folder:
         script = [python, "-W", "error", TESTS / "native_results.py", copies(Path(folder, "models"))]
-        done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found.pop("torch") is False

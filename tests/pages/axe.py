@@ -29,7 +29,7 @@ def axe_script(folder: Path) -> tuple[str, str]:
         return "", "node and npm are not installed"
     command = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", _PACKAGE]
     try:
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=180)
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=300)
     except (subprocess.SubprocessError, OSError) as error:
         return "", f"npm cannot install {_PACKAGE}: {error}"
     return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text("utf-8"), ""

@@ -149,7 +149,7 @@ class Page:
         """Keys one after the other, to whatever has the focus."""
         ActionChains(self.driver, duration=0).send_keys(*keys).perform()
 
-    def until(self, script: str, seconds: float = 20) -> None:
+    def until(self, script: str, seconds: float = 120) -> None:
         """Wait until JavaScript returns something true; AssertionError after so many seconds."""
         end = time.monotonic() + seconds
         while not self.run(script):

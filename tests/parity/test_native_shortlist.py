@@ -323,7 +323,7 @@ def test_a_service_finds_the_same_with_a_shortlist_prefixes_and_phrases(
     phrases = [Phrases(((120 + i, 121 + i),), None, b"") if i % 3 == 0 else None for i in range(len(rows))]
     service = NativeSearchService(backend, max(map(len, rows)), rows=8)
     try:
-        found = service.submit(rows, prefixes, settings, phrases=phrases).future.result(60)
+        found = service.submit(rows, prefixes, settings, phrases=phrases).future.result(300)
     finally:
         service.close()
     assert found == backend.search(rows, prefixes, settings, 4000, phrases)

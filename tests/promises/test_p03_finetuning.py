@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import shutil
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import find_model, list_checkpoints, read_pointer
+from processes import fork_server
 from small_run import trained, tune_in_child, write_corpus
 
 pytestmark = pytest.mark.slow
@@ -48,16 +48,6 @@ schedule = { kind = "budget", peak = 1e-2, warmup = 2 }
 
 
 @pytest.fixture(scope="module")
-def server() -> Any:
-    """Processes that begin with everything imported, so that a kill finds them at work."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["dragoman.training.trainer", "tensorboard.summary.writer.record_writer", "small_run", "pytest"]
-    )
-    return context
-
-
-@pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("base"), "train.budget=12 steps", "train.validate_every=12 steps")
 
@@ -71,8 +61,8 @@ def place(tmp_path: Path, base: Path) -> Path:
     return tmp_path
 
 
-def start(server: Any, place: Path, mode: str, run: Path) -> Any:
-    process = server.Process(target=tune_in_child, args=(place / "tune.toml", MODES[mode], run))
+def start(place: Path, mode: str, run: Path) -> Any:
+    process = fork_server().Process(target=tune_in_child, args=(place / "tune.toml", MODES[mode], run))
     process.start()
     return process
 
@@ -90,11 +80,11 @@ def whole(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", list(MODES))
-def test_kill_nine_at_random_moments(mode: str, place: Path, server: Any) -> None:
+def test_kill_nine_at_random_moments(mode: str, place: Path) -> None:
     if mode == "imported":
         shutil.rmtree(place / "base")
         shutil.copytree(IMPORTED, place / "base")
-    start(server, place, mode, place / "uninterrupted").join()
+    start(place, mode, place / "uninterrupted").join()
     expected = whole(place / "uninterrupted")
     assert len(expected["scores"]) >= 5
     assert any(name.endswith("adapters.safetensors") for name in expected["files"]) == (mode == "lora")
@@ -110,7 +100,7 @@ def test_kill_nine_at_random_moments(mode: str, place: Path, server: Any) -> Non
             hidden = place / "elsewhere"
             if has_checkpoint:  # a resumed run needs nothing of the original model
                 (place / "base").rename(hidden)
-            process = start(server, place, mode, run)
+            process = start(place, mode, run)
             process.join(draw.uniform(0, longest) if killed < KILLS or not resumed else None)
             is_killed = process.is_alive()
             if is_killed:

@@ -43,7 +43,7 @@ def kill_and_resume(kind: str, kills: int, data: Path, folder: Path) -> None:
     """Train; kill one process of `kills` resumed runs, the main process as often as the others; compare the bytes."""
     began = time.monotonic()
     for process in start(data, folder / "uninterrupted", kind):
-        process.join(120)
+        process.join(300)
     longest = 1.5 * (time.monotonic() - began)
     expected = whole(folder / "uninterrupted")
     assert len(list_checkpoints(folder / "uninterrupted")) >= 2
@@ -60,14 +60,14 @@ def kill_and_resume(kind: str, kills: int, data: Path, folder: Path) -> None:
             victim.join(draw.uniform(1.5, max(2.5, longest)) if killed < kills else None)
             if not victim.is_alive():
                 for process in processes:
-                    process.join(60)
+                    process.join(300)
                 assert [process.exitcode for process in processes] == [0] * SIZE
                 longest = 1.5 * (time.monotonic() - began)  # the speed of the machine changes
                 break
             victim.kill()
             killed += 1
             for process in processes:
-                process.join(60)
+                process.join(300)
                 assert process.exitcode is not None, "the others end"
             saved += bool(list_checkpoints(run))
         assert whole(run) == expected

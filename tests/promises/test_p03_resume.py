@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -24,6 +23,7 @@ from dragoman.models.model_folder import list_checkpoints, load_network, read_po
 from dragoman.training.averaging import average_run
 from dragoman.training.run import validated_checkpoints
 from dragoman.training.trainer import TrainResult, train
+from processes import fork_server
 from small_run import Listener, digit_pairs, small_config, train_in_child, weights, write_corpus, write_lines
 
 KILLS = 10  # of each of two configurations
@@ -47,23 +47,13 @@ STEPS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def server() -> Any:
-    """Processes that begin with everything imported, so that a kill finds them at work."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["dragoman.training.trainer", "tensorboard.summary.writer.record_writer", "small_run", "pytest"]
-    )
-    return context
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "data", train=290)
 
 
-def start(server: Any, data: Path, overrides: tuple[str, ...], run: Path) -> BaseProcess:
-    process: BaseProcess = server.Process(target=train_in_child, args=(data, overrides, run))
+def start(data: Path, overrides: tuple[str, ...], run: Path) -> BaseProcess:
+    process: BaseProcess = fork_server().Process(target=train_in_child, args=(data, overrides, run))
     process.start()
     return process
 
@@ -77,10 +67,8 @@ def whole(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "overrides"), [("epochs", EVERYTHING), ("steps", STEPS)])
-def test_kill_nine_at_random_moments(
-    name: str, overrides: tuple[str, ...], data: Path, tmp_path: Path, server: Any
-) -> None:
-    start(server, data, overrides, tmp_path / "uninterrupted").join()
+def test_kill_nine_at_random_moments(name: str, overrides: tuple[str, ...], data: Path, tmp_path: Path) -> None:
+    start(data, overrides, tmp_path / "uninterrupted").join()
     expected = whole(tmp_path / "uninterrupted")
     assert len(expected["models"]) >= 2 and len(expected["scores"]) >= 5
 
@@ -91,7 +79,7 @@ def test_kill_nine_at_random_moments(
         run = tmp_path / f"killed{runs}"
         while not (run / "ended").exists():
             before = len(read_log(run))
-            process = start(server, data, overrides, run)
+            process = start(data, overrides, run)
             process.join(draw.uniform(0, longest) if killed < KILLS else None)
             if process.is_alive():
                 process.kill()
@@ -325,9 +313,9 @@ def test_checkpoints_after_the_one_that_is_resumed_are_removed(data: Path, tmp_p
     assert last is not None and last.name == "00000013"
 
 
-def test_runs_that_prepare_the_same_data_at_once(data: Path, tmp_path: Path, server: Any) -> None:
+def test_runs_that_prepare_the_same_data_at_once(data: Path, tmp_path: Path) -> None:
     runs = [tmp_path / name for name in ("a", "b", "c")]
-    processes = [start(server, data, ("train.budget=2 steps",), run) for run in runs]
+    processes = [start(data, ("train.budget=2 steps",), run) for run in runs]
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]

@@ -190,7 +190,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     kept = weights(tmp_path / "run")
     assert len(kept) > 9000, "the limit below is smaller than a model"
     second = subprocess.run(
-        [*command, "train.budget=24 steps"], capture_output=True, text=True, check=False, timeout=60, preexec_fn=limit
+        [*command, "train.budget=24 steps"], capture_output=True, text=True, check=False, timeout=300, preexec_fn=limit
     )
     assert second.returncode != 0 and "Traceback" not in second.stderr
     assert weights(tmp_path / "run") == kept

@@ -147,7 +147,7 @@ def test_a_packed_file_of_another_file_type_is_replaced(model: Path) -> None:
     """In a separate process, which would hang if a pipe were opened or a device read to its end."""
     right = scores(model, quantize="int8")
     arguments = [str(model), json.dumps(LINES)]
-    child = subprocess.run([sys.executable, "-c", OTHER_KINDS, *arguments], capture_output=True, text=True, timeout=60)
+    child = subprocess.run([sys.executable, "-c", OTHER_KINDS, *arguments], capture_output=True, text=True, timeout=300)
 
     assert child.returncode == 0, child.stderr
     assert [json.loads(line) for line in child.stdout.splitlines()] == [right] * 8
@@ -171,7 +171,7 @@ def test_a_packed_file_that_is_truncated_while_it_is_in_use(size: int, model: Pa
     """A memory-mapped file would end the process with SIGBUS."""
     right = scores(model, quantize="int8")
     arguments = [str(model), str(size), json.dumps(LINES)]
-    child = subprocess.run([sys.executable, "-c", TRUNCATED, *arguments], capture_output=True, text=True, timeout=60)
+    child = subprocess.run([sys.executable, "-c", TRUNCATED, *arguments], capture_output=True, text=True, timeout=300)
 
     assert child.returncode == 0, (child.returncode, child.stderr)
     assert json.loads(child.stdout) == right

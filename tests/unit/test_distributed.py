@@ -16,7 +16,7 @@ from torch import nn
 from dragoman.errors import DragomanError, TrainingError, UsageError
 from dragoman.training.distributed import DistributedContext, ProcessGroup, open_context
 from dragoman.training.gradient_sum import GradientSum
-from processes import run_processes, start_processes
+from processes import run_processes, start_processes, wait_for_file
 
 SIZE = 3
 
@@ -115,29 +115,27 @@ def test_the_main_process_comes_first(tmp_path: Path) -> None:
 def lose_one(folder: Path, number: int) -> None:
     rank = os.environ["RANK"]
     try:
-        with connected(timeout=3) as context:
+        with connected(timeout=8) as context:
             for step in range(1000):
                 if step == 5 and rank == "1":
                     os.kill(os.getpid(), number)
                 context.sum(torch.ones(3))
     except TrainingError as error:
         (folder / rank).write_text(f"{error.reported} {error}")
-        time.sleep(2)  # process 0 has the store, which torchrun would have
+        wait_for_file(folder / "2")  # process 0 has the store, which torchrun would have
         os._exit(7)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="signals of POSIX")
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_the_others_end_if_a_process_is_lost(name: str, tmp_path: Path) -> None:
-    began = time.monotonic()
     processes = start_processes(SIZE, lose_one, tmp_path, getattr(signal, name))
     for rank in (0, 2):
-        processes[rank].join(60)
+        processes[rank].join(300)
         assert processes[rank].exitcode == 7
-    assert time.monotonic() - began < 50
     processes[1].kill()
     messages = [(tmp_path / str(rank)).read_text() for rank in (0, 2)]
-    assert all("another process has ended, or did not answer for 3 s" in message for message in messages)
+    assert all("another process has ended, or did not answer for 8 s" in message for message in messages)
     assert sorted(message.split()[0] for message in messages) == ["False", "True"], "one process prints the message"
 
 
@@ -173,8 +171,8 @@ def test_every_bucket_is_summed() -> None:
 def prepare_slowly() -> None:
     with open_context("cpu") as context:
         with context.in_turn():
-            time.sleep(0 if context.is_main else 4)
-        context.connect(2)
+            time.sleep(0 if context.is_main else 8)
+        context.connect(5)
 
 
 def test_the_timeout_does_not_include_the_preparation_of_other_processes() -> None:
@@ -192,7 +190,7 @@ def test_two_trainings_in_the_same_processes() -> None:
 
 
 def fail_on_main(folder: Path, during: str) -> None:
-    rank, began = os.environ["RANK"], time.monotonic()
+    rank = os.environ["RANK"]
     try:
         with open_context("cpu") as context:
             with context.in_turn():
@@ -202,8 +200,8 @@ def fail_on_main(folder: Path, during: str) -> None:
             context.on_main(fail)
     except DragomanError as error:
         (folder / rank).write_text(f"{error.reported} {error}")
-        time.sleep(3 if rank == "0" else 0)  # process 0 has the store, which torchrun would have
-    assert time.monotonic() - began < 50
+        for other in range(1, SIZE if rank == "0" else 0):  # process 0 has the store, which torchrun would have
+            wait_for_file(folder / str(other))
 
 
 def fail() -> None:

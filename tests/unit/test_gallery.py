@@ -7,24 +7,32 @@ import math
 import re
 import tomllib
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dragoman.interpret.walkthrough.entries import read_data
 from dragoman.interpret.walkthrough.gallery import WorkedExample, gallery, write_gallery
 
-CHAPTERS = gallery()
-ITEMS = {(i, j): item for i, chapter in enumerate(CHAPTERS) for j, item in enumerate(chapter.examples)}
+SOURCES = [chapter for name in ("gallery.toml", "gallery_step.toml") for chapter in read_data(name)["chapters"]]
+INDICES = [(i, j) for i, chapter in enumerate(SOURCES) for j in range(len(chapter["examples"]))]
+
+chapters = cache(gallery)
+
+
+def items() -> list[WorkedExample]:
+    return [item for chapter in chapters() for item in chapter.examples]
 
 
 def verdicts(item: WorkedExample) -> set[str | None]:
     return {verdict for row in item.verdicts or [] for verdict in row}
 
 
-@pytest.mark.parametrize("index", ITEMS, ids=lambda index: f"{index[0]}.{index[1]}")
+@pytest.mark.parametrize("index", INDICES, ids=lambda index: f"{index[0]}.{index[1]}")
 def test_every_printed_number_has_a_verdict_and_every_difference_a_reason(index: tuple[int, int]) -> None:
-    item = ITEMS[index]
+    item = chapters()[index[0]].examples[index[1]]
     assert item.title["en"] and item.title["zh"] and item.formula
     if item.printed is None:
         assert item.computed is not None and item.note is not None
@@ -60,21 +68,21 @@ def test_numbers_keep_the_notation_of_their_source() -> None:
 
 
 def test_the_chapters_and_their_counts() -> None:
-    counts = [tuple(chapter.counts.values()) for chapter in CHAPTERS]
+    counts = [tuple(chapter.counts.values()) for chapter in chapters()]
     assert counts == [(14, 0, 10), (54, 2, 48), (7, 1, 0), (2, 1, 0), (154, 8, 122)]
-    explained = [item.formula for item in ITEMS.values() if "explained" in verdicts(item)]
+    explained = [item.formula for item in items() if "explained" in verdicts(item)]
     assert explained == [
         "softmax(q₁ Kᵀ)", "1 + 2 L", "E", "8 d² / (8 d² + 4 n d²)", "μ, σ²", "norm(Y + FFN(Y))", "q₁ Kᵀ / √4",
         "softmax(logits)",
     ]  # fmt: skip
-    (update,) = [item for item in CHAPTERS[-1].examples if item.formula.startswith("new")]
+    (update,) = [item for item in chapters()[-1].examples if item.formula.startswith("new")]
     assert update.computed is not None
     assert [round(x, 9) for x in update.computed[0]] == [0, 0.01, -0.2056, 0.002056]
     assert update.verdicts == [["given", "given", "equal", "equal"]]
 
 
 def test_numbers_that_rest_on_a_mistake_are_marked() -> None:
-    marked = [item for item in ITEMS.values() if item.mistake]
+    marked = [item for item in items() if item.mistake]
     assert [item.title["en"] for item in marked] == [
         "Gradient: scores", "Gradient: products", "Gradient: keys", "Gradient: to the encoder through the keys",
         "Gradient: to the encoder, sum", "Update of W_V[0, 0]: old, rate, gradient, new",
@@ -88,7 +96,9 @@ def test_the_page_holds_all_of_it_and_asks_for_nothing(tmp_path: Path) -> None:
     found = re.search(r'<script type="application/json" id="gallery">(.*?)</script>', page, flags=re.S)
     assert found is not None
     data: dict[str, Any] = json.loads(found[1])
-    assert [len(chapter["examples"]) for chapter in data["chapters"]] == [len(chapter.examples) for chapter in CHAPTERS]
+    assert [len(chapter["examples"]) for chapter in data["chapters"]] == [
+        len(chapter.examples) for chapter in chapters()
+    ]
     (masked,) = [example for example in data["chapters"][-1]["examples"] if example["formula"] == "S + M"]
     assert masked["printed"][0] == masked["computed"][0] == [6.64, "−∞"], "JSON has no infinity"
     assert {step["part"] for step in data["walkthrough"]["steps"]} == {"forward", "backward", "update"}

@@ -337,7 +337,7 @@ def test_the_page_draws_every_part(mapped: tuple[Atlas, list[AtlasExample]], tmp
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000",
         f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", path.as_uri(),
     ]  # fmt: skip
-    dom = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.decode("utf-8")
+    dom = subprocess.run(command, capture_output=True, check=True, timeout=300).stdout.decode("utf-8")
     page = re.sub(r"<script.*?</script>|<style.*?</style>|<noscript.*?</noscript>", "", dom, flags=re.DOTALL)
     heads = mapped[0].heads
     assert 'class="problem"' not in page and "NaN" not in page and "undefined" not in page

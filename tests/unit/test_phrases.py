@@ -184,7 +184,7 @@ def test_requests_with_and_without_phrases_do_not_affect_each_other(
     ]
     assert backend.search(sources, prefixes, settings, 4000, phrases) == alone
     service = NativeSearchService(backend, 40)
-    assert service.submit(sources, prefixes, settings, None, phrases).future.result(60) == alone
+    assert service.submit(sources, prefixes, settings, None, phrases).future.result(300) == alone
     service.close()
 
 

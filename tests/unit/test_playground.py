@@ -64,7 +64,7 @@ pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="no node on
 def in_node(*requests: dict[str, Any]) -> list[Any]:
     pages = ROOT / "src" / "dragoman" / "pages"
     command = ["node", ROOT / "tests" / "engine_in_node.js", pages / "engine.js", pages / "tokenizer.js"]
-    done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
 

@@ -56,7 +56,7 @@ def drawn(path: Path, folder: Path) -> str:
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000",
         f"--user-data-dir={folder}", "--dump-dom", path.as_uri(),
     ]  # fmt: skip
-    dom = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.decode("utf-8")
+    dom = subprocess.run(command, capture_output=True, check=True, timeout=300).stdout.decode("utf-8")
     return re.sub(r"<script.*?</script>|<style.*?</style>|<noscript.*?</noscript>", "", dom, flags=re.DOTALL)
 
 

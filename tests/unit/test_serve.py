@@ -710,9 +710,9 @@ def test_a_visit_from_start_to_ctrl_c(tmp_path: Path) -> None:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         address = server.stderr.readline().split()[0]
-        with urllib.request.urlopen(f"{address}/viewer/models", timeout=20) as answer:
+        with urllib.request.urlopen(f"{address}/viewer/models", timeout=300) as answer:
             (model,) = json.load(answer)["models"]
-        with urllib.request.urlopen(address, timeout=20) as answer:
+        with urllib.request.urlopen(address, timeout=300) as answer:
             page = answer.read().decode()
         server.send_signal(signal.SIGINT)
         said = server.stderr.read()

@@ -72,13 +72,13 @@ def test_other_requests_do_not_wait_for_another_process_that_writes(
     store.close()
     app = create_server(Directions([copying_direction("en", "de")]), database=database)
     glossary = {"name": "n", "source_lang": "en", "target_lang": "de", "entries": "a\tb"}
-    with serving(app) as address, httpx.Client(base_url=address, timeout=30) as client:
+    with serving(app) as address, httpx.Client(base_url=address, timeout=300) as client:
         done = client.post("/translate_file", **UPLOAD).json()["translatedFileUrl"]
         refused: list[Any] = []
 
         def write() -> None:
-            refused.append(httpx.post(f"{address}/translate_file", timeout=30, **UPLOAD))
-            refused.append(httpx.post(f"{address}/v2/glossaries", json=glossary, timeout=30))
+            refused.append(httpx.post(f"{address}/translate_file", timeout=300, **UPLOAD))
+            refused.append(httpx.post(f"{address}/v2/glossaries", json=glossary, timeout=300))
 
         with locked(database):
             thread = threading.Thread(target=write)
@@ -156,7 +156,7 @@ def test_documents_are_dropped_without_further_requests(
     app = create_server(Directions([copying_direction("en", "de")]), database=database if shared else None)
     with serving(app) as address:
         upload = {"data": PAIR, "files": {"file": ("a.txt", b"the text of somebody")}}
-        done = httpx.post(f"{address}/translate_file", timeout=30, **upload).json()["translatedFileUrl"]
+        done = httpx.post(f"{address}/translate_file", timeout=300, **upload).json()["translatedFileUrl"]
         assert httpx.get(done).content == b"the text of somebody"
 
         def is_kept() -> bool:
@@ -226,7 +226,7 @@ def test_errors_of_documents_have_the_status_of_those_of_texts(
 
     monkeypatch.setattr(directions, "run", failing)
     with serving(create_server(directions)) as address:
-        answer = httpx.post(f"{address}/translate_file", timeout=30, **UPLOAD)
+        answer = httpx.post(f"{address}/translate_file", timeout=300, **UPLOAD)
     assert (answer.status_code, answer.json()) == (status, {"error": message})
     assert answer.headers.get("retry-after") == ("3" if status == 429 else None)
 
@@ -260,6 +260,6 @@ def test_documents_are_accepted_as_long_as_characters_are_left(database: Path) -
         libre = {"data": {**PAIR, "api_key": secret}, "files": {"file": ("a.html", page)}}
         deepl = {"data": {"source_lang": "en", "target_lang": "de"}, "files": {"file": ("a.html", page)}}
         headers = {"authorization": f"DeepL-Auth-Key {secret}"}
-        assert httpx.post(f"{address}/v2/document", headers=headers, timeout=30, **deepl).status_code == 200  # type: ignore[arg-type]
-        statuses = [httpx.post(f"{address}/translate_file", timeout=30, **libre).status_code for _ in range(3)]  # type: ignore[arg-type]
+        assert httpx.post(f"{address}/v2/document", headers=headers, timeout=300, **deepl).status_code == 200  # type: ignore[arg-type]
+        statuses = [httpx.post(f"{address}/translate_file", timeout=300, **libre).status_code for _ in range(3)]  # type: ignore[arg-type]
     assert statuses == [200, 200, 403]

@@ -297,10 +297,10 @@ def test_slow_headers_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> Non
     with serving(app) as address:
         port = int(address.rpartition(":")[2])
         for sent in (b"", b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-"):
-            with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
+            with socket.create_connection(("127.0.0.1", port), timeout=300) as slow:
                 slow.sendall(sent)
                 assert slow.recv(100) == b""  # closed
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as slow:
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as slow:
             slow.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert slow.recv(1000).startswith(b"HTTP/1.1 200")
             slow.sendall(b"GET /livez HTTP/1.1\r\n")

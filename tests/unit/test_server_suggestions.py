@@ -127,7 +127,7 @@ def test_threads_and_processes_append_whole_lines(file: Path) -> None:
     others = [subprocess.Popen([sys.executable, "-c", program, str(file), f"process {i}"]) for i in range(2)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: append_many(file, f"thread {i}", 25), range(8)))
-    assert [other.wait(60) for other in others] == [0, 0]
+    assert [other.wait(300) for other in others] == [0, 0]
     texts = [entry["text"].rstrip("x ") for entry in lines(file)]
     expected = [f"thread {i} {n}" for i in range(8) for n in range(25)]
     expected += [f"process {i} {n}" for i in range(2) for n in range(50)]
@@ -172,7 +172,7 @@ def test_a_file_that_another_program_locks_is_reported(file: Path, monkeypatch: 
         fcntl.flock(other, fcntl.LOCK_EX)
         for refused in [threads.submit(store.append, "en", "de", "one", "eins") for _ in range(3)]:
             with pytest.raises(DragomanError, match="another program has locked the file"):
-                refused.result(10)
+                refused.result(300)
     store.append("en", "de", "one", "eins")
     assert [line["text"] for line in lines(file)] == ["one"]
 

@@ -118,6 +118,6 @@ def test_reading_needs_neither_numpy_nor_torch(tmp_path: Path) -> None:
         "print([name for name in ('torch', 'numpy') if name in sys.modules])"
     )
     command = [sys.executable, "-c", code, str(tmp_path / SHORTLIST), WEIGHTS]
-    child = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    child = subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     assert (child.stdout, child.returncode) == ("[1, 3, 13, 14]\n[]\n", 0), child.stderr

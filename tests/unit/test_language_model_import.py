@@ -138,6 +138,11 @@ def test_a_crafted_pickle_does_not_execute(gpt2: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "executed").exists()
 
 
+def test_a_sliding_window_is_the_maximum_length(tmp_path: Path) -> None:
+    import_model(language_checkpoint(tmp_path / "mistral", "mistral, window, one layer"), tmp_path / "model")
+    assert read_config(tmp_path / "model").data.max_tokens == 41
+
+
 def test_the_commands_on_an_imported_model(cli: Cli, llama: Path, tmp_path: Path) -> None:
     check = tmp_path / "lines.txt"
     check.write_text("A dog runs across a field\ntwo people sit\n")

@@ -155,9 +155,6 @@ POSITIONS: dict[str, Callable[[], Positions]] = {
     "rotary": lambda: Rotary(DH, 10000.0),
     "alibi": lambda: Alibi(H),
 }
-PAIRS = [
-    (kind, p) for kind in ATTENTIONS for p in POSITIONS if p != "alibi" or isinstance(ATTENTIONS[kind](), SelfAttention)
-]
 """Linear attention has no scores that ALiBi could change."""
 
 
@@ -178,25 +175,6 @@ def decoder(kind: str, positions: str, norm: Callable[[int], nn.Module] = nn.Lay
     made = Decoder(Embedding(V, D), POSITIONS[positions](), layers, norm(D), 0.0, nn.Identity()).double()
     shake(made)
     return made
-
-
-@pytest.mark.parametrize(("kind", "positions"), PAIRS)
-def test_cached_is_full_decoding_also_after_select(kind: str, positions: str) -> None:
-    made = decoder(kind, positions)
-    memory = Memory(random(B, S, D), torch.arange(S) < torch.tensor([7, 4, 2])[:, None])
-    tokens = torch.randint(1, V, (N, T + 4))
-    state = made.start(memory, beams=K, max_len=tokens.size(1))
-    begin = 0
-    for end in (2, 3, 6, 7, T + 4):  # also several tokens in one call
-        got = made(tokens[:, begin:end], state)
-        whole = made(tokens[:, :end], made.start(memory, K, 0))
-        torch.testing.assert_close(got, whole[:, begin:end], **EXACT)
-        begin = end
-        if end == 3:  # the second and third sentence, beams exchanged
-            rows = torch.tensor([3, 2, 4, 4])
-            state.select(rows)
-            tokens, memory = tokens[rows], Memory(memory.states[1:], torch.arange(S) < torch.tensor([4, 2])[:, None])
-    assert state.length == T + 4
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)

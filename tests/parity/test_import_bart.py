@@ -11,7 +11,6 @@ import torch
 
 from bart_checkpoints import CONFIGURATIONS, LINES, bart_checkpoint
 from dragoman import Translator
-from dragoman.data.batching import collate_source
 from dragoman.data.ids import BOS, EOS
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.native.library import load_native, unavailable_reason
@@ -75,18 +74,6 @@ def test_logits_are_equal(imported: tuple[Path, Imported], dtype: torch.dtype, t
         assert (ours[:, runtime.added] < -50).all()
         kept = [token for token in range(tokenizer.target_size) if token not in runtime.added]
         assert (ours - theirs)[:, kept].abs().max() < tolerance
-
-
-def test_cached_and_full_decoding_agree(imported: tuple[Path, Imported]) -> None:
-    network, tokenizer = loaded(imported[1])
-    network.double()
-    src, mask = collate_source([tokenizer.encode_source(line) for line in LINES])
-    tokens = torch.tensor([[BOS, *row[:6]] for row in targets(tokenizer, len(LINES) + 3)[3:]])
-    with torch.no_grad():
-        full = network(src, mask, tokens)
-        state = network.start(network.encode(src, mask), beams=1, max_len=tokens.size(1))
-        steps = [network.decode(tokens[:, [i]], state) for i in range(tokens.size(1))]
-    assert (torch.cat(steps, dim=1) - full).abs().max() < 1e-10
 
 
 def test_the_report_counts_no_difference(imported: tuple[Path, Imported]) -> None:

@@ -133,18 +133,6 @@ def test_tokens_that_the_checkpoint_lacks(imported: tuple[Path, Imported]) -> No
     assert all(torch.equal(weight[token], weight[EOS]) for token in lacked)
 
 
-def test_cached_and_full_decoding_agree(imported: tuple[Path, Imported]) -> None:
-    _, network, tokenizer = both(imported)
-    network.double()
-    tokens = torch.tensor([[BOS, *row[:10]] for row in rows(tokenizer)[2:]])
-    src = torch.zeros(tokens.size(0), 0, dtype=torch.long)
-    with torch.no_grad():
-        full = network(src, None, tokens)
-        state = network.start(network.encode(src, None), beams=1, max_len=tokens.size(1))
-        steps = [network.decode(tokens[:, [i]], state) for i in range(tokens.size(1))]
-    assert (torch.cat(steps, dim=1) - full).abs().max() < 1e-10
-
-
 def test_the_report_counts_no_difference(imported: tuple[Path, Imported]) -> None:
     """Greedy search, and the targets of a given length that beam search finds."""
     _, found = imported

@@ -100,18 +100,6 @@ def test_logits_are_equal(imported: tuple[Path, Imported], dtype: torch.dtype, t
         assert difference < tolerance * max(1.0, float(ours[:, 1:].abs().max()))
 
 
-def test_cached_and_full_decoding_agree(imported: tuple[Path, Imported]) -> None:
-    _, network, tokenizer = both(imported)
-    network.double()
-    src, mask = collate_source([tokenizer.encode_source(line) for line in LINES])
-    tokens = torch.tensor([[BOS, *row[:6]] for row in targets(tokenizer, len(LINES) + 3)[3:]])
-    with torch.no_grad():
-        full = network(src, mask, tokens)
-        state = network.start(network.encode(src, mask), beams=1, max_len=tokens.size(1))
-        steps = [network.decode(tokens[:, [i]], state) for i in range(tokens.size(1))]
-    assert (torch.cat(steps, dim=1) - full).abs().max() < 1e-10
-
-
 def test_the_report_counts_no_difference(imported: tuple[Path, Imported]) -> None:
     """Greedy search, and the four targets of a given length that beam search of width 4 finds."""
     _, found = imported

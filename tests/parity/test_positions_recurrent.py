@@ -61,37 +61,6 @@ def test_positions_are_brought_forth_one_from_the_other() -> None:
     torch.testing.assert_close(carry, last.expand(N, D), **EXACT)
 
 
-@pytest.mark.parametrize("chunks", [[1] * T, [2, 1, 6], [1, T - 1], [T - 1, 1]], ids=str)
-def test_step_by_step_is_all_at_once(positions: Positions, chunks: list[int]) -> None:
-    x, carry, parts, first = random(N, T, D), None, [], 0
-    for part in x.split(chunks, dim=1):
-        marked, carry = positions.embed(part, torch.arange(first, first + part.size(1)), carry)
-        assert carry is not None and carry.shape == (N, D)
-        parts.append(marked)
-        first += part.size(1)
-    torch.testing.assert_close(torch.cat(parts, dim=1), at_once(positions, x), **EXACT)
-
-
-def test_rows_may_be_reordered_doubled_and_dropped_on_the_way(positions: Positions) -> None:
-    x, pos = random(N, T, D), torch.arange(T)
-    _, carry = positions.embed(x[:, :4], pos[:4], None)
-    assert carry is not None
-    rows = torch.tensor([2, 0, 0])
-    marked, carry = positions.embed(x[rows][:, 4:7], pos[4:7], carry[rows])
-    torch.testing.assert_close(marked, at_once(positions, x[rows])[:, 4:7], **EXACT)
-    assert carry is not None
-    rows, further = torch.tensor([2]), torch.tensor([0])
-    marked, _ = positions.embed(x[further][:, 7:], pos[7:], carry[rows])
-    torch.testing.assert_close(marked, at_once(positions, x[further])[:, 7:], **EXACT)
-
-
-def test_padding_on_the_right_reaches_no_word(positions: Positions) -> None:
-    x = random(N, T, D)
-    padded = x.clone()
-    padded[1, 5:] = 100.0
-    torch.testing.assert_close(at_once(positions, padded)[1, :5], at_once(positions, x[1:2, :5])[0], **EXACT)
-
-
 def test_order_is_seen(positions: Positions) -> None:
     x = random(N, T, D)
     swapped = x.clone()

@@ -50,6 +50,9 @@ SHRINKING: dict[str, Any] = {"beam": 6, "nbest": 5, "shrink_beam": True}
 NEAR: dict[str, Any] = {"beam": 6, "nbest": 2, "beam_threshold": 0.6}
 RECOMBINING: dict[str, Any] = {"beam": 6, "nbest": 2, "recombine": 1}
 
+EACH = [*((kind, "beam") for kind in FIXED), *(("modern", name) for name in SETTINGS)]
+"""Every kind with one setting, and one kind with every setting."""
+
 
 def sources(count: int, longest: int = 21) -> list[list[int]]:
     rng = random.Random(3)
@@ -382,8 +385,7 @@ def test_unsupported_models_are_named(document: dict[str, Any], reason: str) -> 
 # the capture of a CUDA graph.
 
 
-@pytest.mark.parametrize("kind", FIXED)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("kind", "name"), EACH)
 def test_a_step_reads_nothing_from_the_device(kind: str, name: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB).float().to("meta")
     with torch.no_grad():
@@ -414,8 +416,7 @@ def same_hypotheses_or_scores(ours: list[Hypothesis], theirs: list[Hypothesis]) 
 
 
 @cuda
-@pytest.mark.parametrize("kind", FIXED)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("kind", "name"), EACH)
 def test_a_cuda_graph_finds_the_same_hypotheses(kind: str, name: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB)
     rows, settings = sources(16), SearchSettings(**{"max_extra": 3, **SETTINGS[name]})

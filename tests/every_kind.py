@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -130,9 +130,9 @@ COVERING = {
 """Kinds that together have every architecture, order and norm of layers, position, attention, cell and state."""
 
 
-def covering(names: Iterable[str]) -> list[Any]:
-    """The parameters of a test of these kinds; by default, pytest runs only those of `COVERING`."""
-    return [name if name in COVERING else pytest.param(name, marks=pytest.mark.thorough) for name in names]
+def covering(names: Iterable[Any], chosen: Collection[Any] = COVERING) -> list[Any]:
+    """The parameters of a test of these kinds; by default, pytest runs only the chosen ones."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.thorough) for name in names]
 
 
 def model_config(document: dict[str, Any]) -> ModelConfig:

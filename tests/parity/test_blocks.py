@@ -213,7 +213,7 @@ def both(eps: float = 0.1, momentum: float = 0.3) -> tuple[BatchNorm, nn.BatchNo
     return mine, their
 
 
-def test_batch_norm_is_torchs() -> None:
+def test_batch_norm_equals_that_of_torch() -> None:
     mine, their = both()
     for step in range(4):
         mine.train(step < 3)

@@ -110,7 +110,7 @@ def test_a_batch_is_the_formula_of_each_sentence_alone(model: Convolutional) -> 
         torch.testing.assert_close(alone[0], want, **EXACT)
 
 
-def test_a_gated_convolution_is_torchs_convolution_and_glu() -> None:
+def test_a_gated_convolution_equals_conv1d_and_glu_of_torch() -> None:
     ours = GatedConvolution(D, W).double()
     nn.init.normal_(ours.bias)
     x = torch.randn(B, T + W - 1, D, dtype=torch.float64).requires_grad_()
@@ -183,7 +183,7 @@ def test_the_same_seed_gives_the_same_weights_and_biases_of_zero() -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_the_variance_stays_what_it_is_through_the_encoder(dropout: float) -> None:
+def test_the_encoder_preserves_the_variance(dropout: float) -> None:
     sizes = {"d_model": 192, "encoder_layers": 8, "decoder_layers": 1, "dropout": dropout, "max_positions": 64}
     model = build_model(ConvolutionalConfig.model_validate(sizes), 300, 300)
     assert isinstance(model, Convolutional)

@@ -12,13 +12,12 @@ import torch
 
 from dragoman.config import parse_config
 from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats import huggingface, huggingface_causal
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, save_model, unique_tensors
-from dragoman.models.seq2seq import Model
+from imported_checks import loaded
 from json_tokenizers import TEXTS
 from language_checkpoints import language_checkpoint
 from small_run import write_lines
@@ -27,12 +26,6 @@ from tiny_translator import tiny_tokenizer
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
 NAMES = ["gpt2", "gpt2, padding, three layers", "llama, biases, bytes", "llama, 3.1"]
-
-
-def loaded(folder: Path) -> tuple[Model, Tokenizer]:
-    network, tokenizer, _ = load_network(folder)
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
-    return network, tokenizer
 
 
 def lines_of(folder: Path) -> Path:

@@ -26,6 +26,7 @@ from dragoman.formats.importing.marian_files.comparison import DefinitionRuntime
 from dragoman.formats.parity import ParityCase
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model, Network
+from imported_checks import loaded
 from marian_files import LINES, marian_model
 from random_models import random_model
 from small_run import digit_pairs, small_document, write_lines
@@ -53,12 +54,6 @@ def model_of(folder: Path, name: str, seed: int = 4, **changes: Any) -> Path:
 
     settings = MARIAN | CONFIGURATIONS[name] | changes
     return random_model(folder, settings, shared=name != "two vocabularies", seed=seed, change=start_from_zeros)
-
-
-def loaded(folder: Path) -> tuple[Model, Tokenizer]:
-    network, tokenizer, _ = load_network(folder)
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
-    return network, tokenizer
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)

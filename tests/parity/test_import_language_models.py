@@ -25,6 +25,8 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
 from dragoman.pipelines.generation import TextGenerator
+from every_kind import covering
+from imported_checks import loaded
 from json_tokenizers import TEXTS, sentencepiece_model
 from language_checkpoints import CONFIGURATIONS, language_checkpoint
 
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its 
 PROMPTS = ["A dog", "", "  two\n", "\N{GRINNING FACE} don't", "Ελληνικά"]
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS)
+@pytest.fixture(scope="module", params=covering(CONFIGURATIONS, {"gpt2", "llama, 3.1", "mistral", "qwen2"}))
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
     """The folder of a checkpoint, and what was imported from it."""
     folder = tmp_path_factory.mktemp("language")
@@ -45,8 +47,7 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def both(imported: tuple[Path, Imported]) -> tuple[CausalRuntime, Model, Tokenizer]:
     source, found = imported
-    network, tokenizer, _ = load_network(found.folder)
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    network, tokenizer = loaded(found.folder)
     return CausalRuntime(source, _plan(Checkpoint(source))[1].vocabulary), network, tokenizer
 
 

@@ -179,7 +179,7 @@ def block(linear: nn.Linear, first: int, size: int, wide: int, factor: float = 1
 
 @pytest.mark.parametrize("d_key", SIZES)
 @pytest.mark.parametrize("crosses", [False, True])
-def test_attention_is_torchs_with_padded_heads(d_key: int, crosses: bool) -> None:
+def test_attention_equals_that_of_torch_with_padded_heads(d_key: int, crosses: bool) -> None:
     """torch.nn.MultiheadAttention divides by the square root of its one head size, for which W^Q is multiplied here."""
     wide = max(d_key, DH)
     ours = shaken((CrossAttention if crosses else SelfAttention)(D, H, d_key=d_key))

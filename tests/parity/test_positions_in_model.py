@@ -67,7 +67,7 @@ def pooled(model: Any, src: Tensor) -> Tensor:
     return states.mean(1)
 
 
-def test_without_positions_the_encoder_cannot_tell_order() -> None:
+def test_without_positions_the_encoder_ignores_word_order() -> None:
     """A permuted source gives the same states, permuted: without positions, order is ignored."""
     model, src, order = built("none"), torch.randint(EOS + 1, V, (B, T)), torch.randperm(T)
     states, permuted = model.encode(src, None).states, model.encode(src[:, order], None).states
@@ -78,7 +78,7 @@ def test_without_positions_the_encoder_cannot_tell_order() -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
-def test_every_other_kind_can_tell_order(kind: str) -> None:
+def test_every_other_kind_distinguishes_word_order(kind: str) -> None:
     model, src = built(kind), torch.arange(EOS + 1, EOS + 1 + T)[None]
     order = torch.tensor([2, 0, 1, *range(3, T)])
     assert (pooled(model, src[:, order]) - pooled(model, src)).abs().max() > 1e-3
@@ -87,7 +87,7 @@ def test_every_other_kind_can_tell_order(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "none"])
-def test_the_direction_of_reading_is_seen_too(kind: str) -> None:
+def test_signed_kinds_distinguish_left_and_right(kind: str) -> None:
     """Reversing the source keeps all unsigned distances."""
     model, src = built(kind), torch.arange(EOS + 1, EOS + 1 + T)[None]
     difference = float((pooled(model, src.flip(1)) - pooled(model, src)).abs().max())

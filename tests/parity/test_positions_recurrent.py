@@ -49,7 +49,7 @@ def test_over_embeddings_is_a_gru_and_the_embedding_itself() -> None:
     torch.testing.assert_close(carry, h, **EXACT)
 
 
-def test_positions_are_brought_forth_one_from_the_other() -> None:
+def test_each_recurrent_position_is_computed_from_the_one_before() -> None:
     positions, x = RecurrentPositions(D).double(), random(N, T, D)
     nn.init.normal_(positions.bias)
     got, carry = positions.embed(x, torch.arange(T), None)
@@ -61,7 +61,7 @@ def test_positions_are_brought_forth_one_from_the_other() -> None:
     torch.testing.assert_close(carry, last.expand(N, D), **EXACT)
 
 
-def test_order_is_seen(positions: Positions) -> None:
+def test_positions_distinguish_word_order(positions: Positions) -> None:
     x = random(N, T, D)
     swapped = x.clone()
     swapped[:, [1, 2]] = x[:, [2, 1]]
@@ -78,7 +78,7 @@ def test_gradients_against_differences(positions: Positions) -> None:
     assert torch.autograd.gradcheck(marked, (x, *positions.parameters()))
 
 
-def test_generated_positions_stay_apart_and_of_one_size() -> None:
+def test_recurrent_positions_stay_distinct_and_bounded() -> None:
     """An untrained network must generate distinguishable vectors far beyond the first positions."""
     width, length = 64, 400
     for seed in range(5):
@@ -109,7 +109,7 @@ def test_recurrent_positions_follow_the_dtype(kind: str) -> None:
     torch.testing.assert_close(got.float(), want, rtol=0, atol=0.05)
 
 
-def test_they_begin_as_their_formulas_say() -> None:
+def test_initial_values_follow_the_formulas() -> None:
     positions = RecurrentPositions(D)
     positions.reset(torch.Generator().manual_seed(3))
     drawn = torch.randn(D, generator=torch.Generator().manual_seed(3))

@@ -61,7 +61,7 @@ ATTENTIONS: dict[str, NoAttention | BahdanauAttention | LuongAttention] = {
 
 @pytest.mark.parametrize("way", ["forward", "unroll"])
 @pytest.mark.parametrize("kind", CELLS)
-def test_a_cell_is_torchs(kind: str, way: str) -> None:
+def test_a_cell_equals_that_of_torch(kind: str, way: str) -> None:
     ours, theirs = new_cell(kind, D_IN, D), torch_module(kind, D_IN, D)
     theirs.load_state_dict(ours.fused.state_dict())
     x, state = random(N, T, D_IN).requires_grad_(), tuple(random(N, D).requires_grad_() for _ in range(ours.parts))
@@ -100,7 +100,7 @@ def test_without_a_state_a_cell_begins_from_zeros(kind: str) -> None:
 
 @pytest.mark.parametrize("way", ["forward", "unroll"])
 @pytest.mark.parametrize("kind", CELLS)
-def test_a_learned_initial_state_is_torchs_first_state(kind: str, way: str) -> None:
+def test_a_learned_initial_state_equals_the_first_state_of_torch(kind: str, way: str) -> None:
     """Its gradient is the sum over the rows, each of which starts from it."""
     ours, theirs = new_cell(kind, D_IN, D, "learned"), torch_module(kind, D_IN, D)
     theirs.load_state_dict(ours.fused.state_dict())
@@ -132,7 +132,7 @@ def test_a_learned_initial_state_starts_as_zeros(kind: str) -> None:
     assert torch.equal(learned(x, given)[0], zeros(x, given)[0]) and not torch.equal(learned(x)[0], zeros(x)[0])
 
 
-def test_a_cell_begins_orthogonal_and_an_lstm_remembers() -> None:
+def test_cells_are_initialized_orthogonal_and_the_forget_bias_is_one() -> None:
     one, other = LSTM(D_IN, D), LSTM(D_IN, D)
     for cell in (one, other):
         cell.reset(torch.Generator().manual_seed(3))
@@ -155,7 +155,7 @@ def test_reversal_keeps_padding_in_place() -> None:
 
 
 @pytest.mark.parametrize("kind", CELLS)
-def test_two_directions_of_padded_sentences_are_torchs(kind: str) -> None:
+def test_two_directions_of_padded_sentences_equal_those_of_torch(kind: str) -> None:
     layer = RecurrentEncoderLayer(new_cell(kind, D_IN, D), new_cell(kind, D_IN, D))
     assert layer.back is not None
     theirs = torch_module(kind, D_IN, D, bidirectional=True)
@@ -312,7 +312,7 @@ def test_a_step_with_context_costs_a_step_without(kind: str) -> None:
 
 @pytest.mark.parametrize("beams", [1, K])
 @pytest.mark.parametrize("attention", ["bahdanau", "dot", "general"])
-def test_recording_shows_the_weights_and_changes_nothing(attention: str, beams: int) -> None:
+def test_recording_gives_the_weights_and_changes_no_bit(attention: str, beams: int) -> None:
     model, data = new_model("gru", attention, 2), batch()
     ids = data.tgt_in.repeat_interleave(beams, dim=0)
 

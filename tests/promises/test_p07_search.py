@@ -68,7 +68,7 @@ def test_a_wide_beam_is_brute_force(name: str, alpha: float) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_narrow_beam_finds_no_more_than_brute_force(name: str) -> None:
+def test_a_narrow_beam_does_not_exceed_brute_force(name: str) -> None:
     model = MODELS[name]()
     best = brute_force(model, SOURCES[1], 4, 0.6)
 
@@ -128,7 +128,7 @@ def test_a_score_is_the_teacher_forced_score(name: str, settings: dict[str, Any]
             assert hypothesis.score == pytest.approx(math.fsum(expected) / penalty, abs=1e-4)
 
 
-def test_the_score_command_says_what_the_search_says() -> None:
+def test_the_score_command_agrees_with_the_search() -> None:
     translator = tiny_translator(beam=4)
     ids = translator.tokenizer.encode_target("one two")
     forced = translator.translate(["three four"], prefix="one two", max_extra=0)[0]

@@ -90,7 +90,7 @@ def tensors(of: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("max_len", [0, 6])
-def test_a_state_says_how_many_bytes_it_holds(model: Model, max_len: int) -> None:
+def test_nbytes_counts_every_tensor_of_a_state(model: Model, max_len: int) -> None:
     data = batch(model)
     with torch.no_grad():
         state = model.start(model.encode(data.src, data.src_mask), beams=1, max_len=max_len)
@@ -245,5 +245,5 @@ def test_the_same_seed_gives_the_same_weights(document: dict[str, Any]) -> None:
     assert any(not torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_the_document_says_what_was_asked_for(document: dict[str, Any]) -> None:
+def test_a_dumped_configuration_is_read_back(document: dict[str, Any]) -> None:
     assert model_config(model_config(document).model_dump(mode="json")) == model_config(document)

@@ -79,6 +79,8 @@ def test_a_training_ends_with_the_same_bytes(tmp_path: Path) -> None:
         (("model.norm.kind=batch",), 'would count each batch twice in model.norm.kind = "batch"'),
     ],
 )
-def test_what_cannot_be_computed_twice_is_refused(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
+def test_gradient_checkpointing_is_refused_where_it_is_unsupported(
+    overrides: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         small_config(tmp_path, "train.gradient_checkpointing=true", *overrides)

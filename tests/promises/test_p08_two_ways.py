@@ -126,7 +126,7 @@ def test_every_path_gives_the_same_logits_and_gradients(model: Model, monkeypatc
     assert_all_close(fused, explicit)
 
 
-def test_recording_changes_no_output_and_sees_true_weights(model: Model) -> None:
+def test_recording_changes_no_output_and_records_the_weights(model: Model) -> None:
     data = batch()
     plain = model(data.src, data.src_mask, data.tgt_in)
     with record(model, "decoder.layers.1.*_attn.weights", "encoder.layers.0.self_attn.weights") as seen:
@@ -168,7 +168,7 @@ def targets(rows: int) -> Tensor:
     return ids
 
 
-def test_a_state_refuses_what_it_cannot_hold(model: Model) -> None:
+def test_a_state_refuses_too_many_positions_and_divided_sentences(model: Model) -> None:
     data, ids = batch(), targets(B * K)
     state = model.start(model.encode(data.src, data.src_mask), beams=K, max_len=T - 1)
     with pytest.raises(ValueError, match=f"position {T} exceeds the max_len = {T - 1}"):

@@ -54,7 +54,7 @@ def test_it_is_the_layers_of_an_encoder_under_a_causal_mask(variant: str) -> Non
     torch.testing.assert_close(model(nothing(B), None, ids), model.output(model.final_norm(x)), **EXACT)
 
 
-def test_a_source_is_refused_and_the_prompt_named() -> None:
+def test_a_source_is_refused_with_the_advice_to_use_a_prefix() -> None:
     model = decoder_only()
     with pytest.raises(UsageError, match=r"a source of 5 tokens.*\(2, 0\).*prompt.*prefix"):
         model.encode(torch.full((2, 5), EOS), None)
@@ -66,7 +66,7 @@ def go_on(model: DecoderOnly, prefixes: list[list[int]], **settings: Any) -> lis
     return generate(ModelStepper(model), nothing(len(prefixes)), None, SearchSettings(**settings), prefixes)
 
 
-def test_it_learns_to_go_on_with_a_pattern() -> None:
+def test_a_decoder_only_model_learns_to_continue_a_pattern() -> None:
     """A text counts up from any digit, in steps of 1 or 2 as given by its first two tokens."""
     rng, first = random.Random(1), EOS + 1
 

@@ -14,12 +14,12 @@ from dragoman import Translator
 from dragoman.data.ids import BOS, EOS
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.errors import DragomanError
+from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from small_run import write_lines
-
-__all__ = ["cases", "check_native_engine", "imported_toolkit", "loaded", "logits", "random_targets"]
 
 
 def loaded(folder: Path) -> tuple[Model, Tokenizer]:
@@ -66,3 +66,19 @@ def check_native_engine(folder: Path, lines: Sequence[str], tolerance: float = 1
         ours, theirs = (list(each.translate(lines, beam=width, **options)) for each in (engine, reference))
         assert [each.text for each in ours] == [each.text for each in theirs]
         assert [each.score for each in ours] == pytest.approx([each.score for each in theirs], abs=tolerance)
+
+
+def check_wrong_weight(
+    model: Path, format: str, place: tuple[Any, str], weight: str, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An export whose tensors, as returned by the function at `place`, have one wrong matrix writes no folder."""
+    original, out = getattr(*place), model.parent / "out"
+
+    def wrong(*args: Any) -> Any:
+        tensors = original(*args)
+        return tensors | {weight: tensors[weight] * 1.05}
+
+    monkeypatch.setattr(*place, wrong)
+    with pytest.raises(DragomanError, match="parity not met, nothing was written"):
+        export(model, out, format, check=lines)
+    assert not out.exists()

@@ -17,8 +17,6 @@ from dragoman.decoding.native import library as engine
 from dragoman.decoding.native.library import NativeLibrary
 from dragoman.nn.fast.native import library as training
 
-__all__ = ["BUILDS", "EMULATED_TILES", "use_build", "use_kernels"]
-
 EMULATED = "avx512, AMX, emulated"
 BUILDS = ("avx512", "avx2", EMULATED)
 """Builds of the engine.  EMULATED has the instructions of AVX-512 and AMX in plain C++."""

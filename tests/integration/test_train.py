@@ -500,15 +500,13 @@ def test_a_corpus_that_cannot_be_read_is_not_taken_for_a_full_disk(
         train(small_config(data), tmp_path / "run")
 
 
-def test_the_command_names_the_path_and_shows_no_traceback(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
-) -> None:
+def test_the_command_names_the_path_and_shows_no_traceback(data: Path, tmp_path: Path, cli: Cli) -> None:
     config = write_toml(tmp_path / "small.toml", data)
     (tmp_path / "file").touch()
-    code, _, text = Cli(monkeypatch, capsysbinary)("train", config, "--out", tmp_path / "file" / "run")
+    code, _, text = cli("train", config, "--out", tmp_path / "file" / "run")
     assert code == 1 and f"{tmp_path / 'file' / 'run'} could not be written: Not a directory. Fix the cause" in text
     with lock_run(tmp_path / "run"):
-        code, _, text = Cli(monkeypatch, capsysbinary)("train", config, "--out", tmp_path / "run")
+        code, _, text = cli("train", config, "--out", tmp_path / "run")
     assert code == 2 and f"{tmp_path / 'run'}: this run is in use by process {os.getpid()} on " in text
 
 

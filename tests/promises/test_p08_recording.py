@@ -25,7 +25,7 @@ from dragoman.nn.record import record, replace, tap_names
 from dragoman.nn.recurrent import Cell
 from dragoman.nn.taps import ReadOnlyTap
 from dragoman.training.loss import Loss, TokenLoss
-from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built, built_network, readable
+from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built, built_network, covering, readable
 from small_networks import SIZES, VARIANTS, shaken
 
 B, S, T, V = 4, 7, 6, 17
@@ -33,7 +33,7 @@ EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 MODELS = TRANSLATORS | LANGUAGE_MODELS
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=covering(MODELS))
 def document(request: pytest.FixtureRequest) -> dict[str, Any]:
     return MODELS[request.param]
 
@@ -309,7 +309,7 @@ def test_replacing_everything_by_itself_changes_nothing(document: dict[str, Any]
     assert_equal(outputs(), plain)
 
 
-@pytest.mark.parametrize("name", TRANSLATORS)
+@pytest.mark.parametrize("name", covering(TRANSLATORS))
 def test_replacing_by_the_encoder_output_of_another_sentence_gives_its_logits(name: str) -> None:
     """All that is left of a source is what the encoder hands on (in a convolutional model, its embeddings besides)."""
     document = TRANSLATORS[name]
@@ -328,7 +328,7 @@ def test_replacing_by_the_encoder_output_of_another_sentence_gives_its_logits(na
     assert not torch.allclose(got, plain)
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
+@pytest.mark.parametrize("name", covering(TRANSFORMERS))
 def test_attention_with_zeroed_heads_outputs_its_bias(name: str) -> None:
     model, data = built(TRANSLATORS[name], V), batch()
     paths = ["encoder.layers.0.self_attn", "decoder.layers.1.self_attn", "decoder.layers.2.cross_attn"]
@@ -343,7 +343,7 @@ def test_attention_with_zeroed_heads_outputs_its_bias(name: str) -> None:
         torch.testing.assert_close(said, want, **EXACT)
 
 
-@pytest.mark.parametrize("name", [name for name, changes in TRANSFORMERS.items() if "attention" not in changes])
+@pytest.mark.parametrize("name", covering(name for name, changes in TRANSFORMERS.items() if "attention" not in changes))
 def test_forced_attention_weights_select_the_values_of_that_position(name: str) -> None:
     model, data = built(TRANSLATORS[name], V), batch()
     path = "decoder.layers.1.cross_attn"

@@ -682,12 +682,12 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_here() -> None:
         listen("a" * 70, 8000)
 
 
-def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:
+def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     for name in [name for name in sys.modules if name.startswith("dragoman.serve")]:
         monkeypatch.delitem(sys.modules, name)
 
-    code, _, err = Cli(monkeypatch, capsysbinary)("serve", GOLDEN)
+    code, _, err = cli("serve", GOLDEN)
 
     assert code == 2 and "needs uvicorn" in err and "pip install 'dragoman[serve]'" in err
 
@@ -695,10 +695,8 @@ def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsy
 @pytest.mark.parametrize(
     ("arguments", "code", "told"), [(["nowhere"], 1, "nowhere: no such folder"), ([], 2, "no models to serve")]
 )
-def test_the_command_refuses_what_is_no_model(
-    arguments: list[str], code: int, told: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
-) -> None:
-    got, _, err = Cli(monkeypatch, capsysbinary)("serve", *arguments, "--port", "0")
+def test_the_command_refuses_what_is_no_model(arguments: list[str], code: int, told: str, cli: Cli) -> None:
+    got, _, err = cli("serve", *arguments, "--port", "0")
 
     assert got == code and told in err
 

@@ -25,7 +25,7 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import AlignedWords
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
-from every_kind import BLOCK, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, bigrams, built, improving
+from every_kind import BLOCK, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, bigrams, built, covering, improving
 from near_ties import assert_same_search, same_hypotheses
 
 VOCAB = 17
@@ -75,7 +75,7 @@ def assert_both_agree(model: Model, rows: list[list[int]], begins: list[list[int
     )
 
 
-@pytest.mark.parametrize("kind", FIXED)
+@pytest.mark.parametrize("kind", covering(FIXED))
 def test_every_kind_of_transformer(kind: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB)
     assert cuda_graph_unsupported_reasons(model) == []
@@ -395,7 +395,7 @@ def test_a_step_reads_nothing_from_the_device(kind: str, name: str) -> None:
         bool(search.unfinished)
 
 
-@pytest.mark.parametrize("kind", [name for name in FIXED if name != "batch norm"])
+@pytest.mark.parametrize("kind", covering(name for name in FIXED if name != "batch norm"))
 def test_training_reads_nothing_from_the_device(kind: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB).float().to("meta").train()
     ids = torch.ones(3, 7, dtype=torch.long, device="meta")
@@ -432,7 +432,7 @@ def test_a_cuda_graph_finds_the_same_hypotheses(kind: str, name: str) -> None:
 
 
 @cuda
-@pytest.mark.parametrize("kind", FIXED)
+@pytest.mark.parametrize("kind", covering(FIXED))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_graphs_run_in_float32_and_bfloat16(kind: str, dtype: torch.dtype) -> None:
     backend = CudaGraphBackend(built(TRANSLATORS[kind], VOCAB, shake=False).to(dtype), "cuda")

@@ -25,7 +25,8 @@ from dragoman.models.model_folder import load_network
 from every_kind import covering
 from imported_checks import cases, check_native_engine, imported_toolkit, logits
 from importing_attacks import ATTACKS
-from opennmt_checkpoints import LINES, MODELS, TOOLKITS, eole_settings, opennmt_options, written, written_lists
+from marian_files import LINES
+from opennmt_checkpoints import MODELS, TOOLKITS, eole_settings, opennmt_options, written, written_lists
 
 FAMILIES: dict[str, ModuleType] = {"opennmt": opennmt, "eole": eole}
 CASES = [(toolkit, name) for toolkit in TOOLKITS for name in MODELS]

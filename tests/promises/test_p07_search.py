@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dragoman.data.tokenizer import EOS
@@ -217,6 +217,9 @@ def narrowing(
     threshold=st.sampled_from([0.0, 1e-9, 0.3, 1.0, 2.0, 90.0]),
     recombine=st.integers(0, 3),
 )
+@example(name="toy", nbest=1, more=3, alpha=1.2, shrinks=False, threshold=90.0, recombine=0)
+@example(name="transformer", nbest=3, more=1, alpha=1.2, shrinks=False, threshold=90.0, recombine=0)
+@example(name="rotary", nbest=1, more=3, alpha=1.2, shrinks=False, threshold=90.0, recombine=0)
 def test_a_narrowed_beam_is_as_written_out(
     name: str, nbest: int, more: int, alpha: float, shrinks: bool, threshold: float, recombine: int
 ) -> None:

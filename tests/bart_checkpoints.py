@@ -12,8 +12,6 @@ import sentencepiece as spm
 import torch
 from tokenizers import pre_tokenizers
 
-__all__ = ["CONFIGURATIONS", "LINES", "bart_checkpoint"]
-
 LINES = [
     "A dog runs across a field.", "Two people sit on a bench.", "Ένας σκύλος", "the bench, the field!", "people run",
     "a a a a", "ein hund läuft", "Dogs and people and dogs.",
@@ -30,55 +28,44 @@ _LANGUAGES = {
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "bart": {
-        "kind": "Bart", "tokenizer": "BartTokenizer", "d_model": 20, "encoder_ffn_dim": 31, "decoder_ffn_dim": 31,
-        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_layers": 2, "decoder_layers": 3,
+        "kind": "Bart", "tokenizer": "BartTokenizer", "d_model": 20, "ffn": 31, "heads": 4, "layers": (2, 3),
     },
     "bart odd": {
-        "kind": "Bart", "tokenizer": "BartTokenizer", "d_model": 9, "encoder_ffn_dim": 6, "decoder_ffn_dim": 6,
-        "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_layers": 1, "decoder_layers": 1,
+        "kind": "Bart", "tokenizer": "BartTokenizer", "d_model": 9, "ffn": 6, "heads": 3, "layers": (1, 1),
         "scale_embedding": True, "activation_function": "relu",
     },
     "bart untied": {
-        "kind": "Bart", "tokenizer": "BartTokenizer", "d_model": 12, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1, "decoder_layers": 2,
+        "kind": "Bart", "tokenizer": "BartTokenizer", "d_model": 12, "ffn": 40, "heads": 2, "layers": (1, 2),
         "tie_word_embeddings": False,
     },
     "mbart-25": {
-        "kind": "MBart", "tokenizer": "MBartTokenizer", "d_model": 15, "encoder_ffn_dim": 22, "decoder_ffn_dim": 22,
-        "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_layers": 1, "decoder_layers": 2,
+        "kind": "MBart", "tokenizer": "MBartTokenizer", "d_model": 15, "ffn": 22, "heads": 3, "layers": (1, 2),
         "start": "ro_RO",
     },
     "mbart-50": {
-        "kind": "MBart", "tokenizer": "MBart50Tokenizer", "d_model": 24, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
-        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_layers": 2, "decoder_layers": 1,
+        "kind": "MBart", "tokenizer": "MBart50Tokenizer", "d_model": 24, "ffn": 40, "heads": 4, "layers": (2, 1),
         "scale_embedding": True, "forced": "de_DE",
     },
     "mbart-50 untied": {
-        "kind": "MBart", "tokenizer": "MBart50Tokenizer", "d_model": 10, "encoder_ffn_dim": 7, "decoder_ffn_dim": 7,
-        "encoder_attention_heads": 5, "decoder_attention_heads": 5, "encoder_layers": 1, "decoder_layers": 1,
+        "kind": "MBart", "tokenizer": "MBart50Tokenizer", "d_model": 10, "ffn": 7, "heads": 5, "layers": (1, 1),
         "activation_function": "relu", "tie_word_embeddings": False,
     },
     "m2m": {
-        "kind": "M2M100", "tokenizer": "M2M100Tokenizer", "d_model": 16, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 2, "decoder_layers": 3,
+        "kind": "M2M100", "tokenizer": "M2M100Tokenizer", "d_model": 16, "ffn": 20, "heads": 2, "layers": (2, 3),
     },
     "m2m odd": {
-        "kind": "M2M100", "tokenizer": "M2M100Tokenizer", "d_model": 9, "encoder_ffn_dim": 5, "decoder_ffn_dim": 5,
-        "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_layers": 1, "decoder_layers": 1,
+        "kind": "M2M100", "tokenizer": "M2M100Tokenizer", "d_model": 9, "ffn": 5, "heads": 3, "layers": (1, 1),
         "scale_embedding": False, "activation_function": "gelu", "target": "de",
     },
     "m2m untied": {
-        "kind": "M2M100", "tokenizer": "M2M100Tokenizer", "d_model": 8, "encoder_ffn_dim": 33, "decoder_ffn_dim": 33,
-        "encoder_attention_heads": 1, "decoder_attention_heads": 1, "encoder_layers": 3, "decoder_layers": 1,
+        "kind": "M2M100", "tokenizer": "M2M100Tokenizer", "d_model": 8, "ffn": 33, "heads": 1, "layers": (3, 1),
         "tie_word_embeddings": False,
     },
     "nllb": {
-        "kind": "M2M100", "tokenizer": "NllbTokenizer", "d_model": 12, "encoder_ffn_dim": 30, "decoder_ffn_dim": 30,
-        "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1, "decoder_layers": 2,
+        "kind": "M2M100", "tokenizer": "NllbTokenizer", "d_model": 12, "ffn": 30, "heads": 2, "layers": (1, 2),
     },
     "nllb legacy": {
-        "kind": "M2M100", "tokenizer": "NllbTokenizer", "d_model": 14, "encoder_ffn_dim": 9, "decoder_ffn_dim": 9,
-        "encoder_attention_heads": 7, "decoder_attention_heads": 7, "encoder_layers": 2, "decoder_layers": 1,
+        "kind": "M2M100", "tokenizer": "NllbTokenizer", "d_model": 14, "ffn": 9, "heads": 7, "layers": (2, 1),
         "legacy": True,
     },
 }  # fmt: skip
@@ -140,6 +127,9 @@ def bart_checkpoint(folder: Path, name: str, seed: int = 1, **changes: Any) -> P
     kind, start, forced = own.pop("kind"), own.pop("start", None), own.pop("forced", None)
     for key in ("tokenizer", "legacy", "target"):
         own.pop(key, None)
+    heads, ffn, layers = (own.pop(key) for key in ("heads", "ffn", "layers"))
+    for stack, count in zip(("encoder", "decoder"), layers, strict=True):
+        own |= {f"{stack}_attention_heads": heads, f"{stack}_ffn_dim": ffn, f"{stack}_layers": count}
     torch.manual_seed(seed)
     package: Any = transformers  # its annotations are incomplete
     config = getattr(package, f"{kind}Config")(

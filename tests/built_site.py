@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-__all__ = ["built_site"]
-
 _SCRIPT = Path(__file__).parents[1] / "scripts" / "docs"
 
 

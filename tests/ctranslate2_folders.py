@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import sentencepiece as spm
 
-from marian_files import LINES, vocabulary
-
-__all__ = ["FOLDERS", "LINES", "foreign_folder"]
+from marian_files import vocabulary
 
 FOLDERS: dict[str, dict[str, Any]] = {
     "marian": {

@@ -14,8 +14,6 @@ from torch import Tensor
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.importing.importer import import_model
 
-__all__ = ["change_tensors", "refusal", "set_values"]
-
 
 def set_values(folder: Path, file: str = "config.json", **values: Any) -> None:
     content = json.loads((folder / file).read_text())

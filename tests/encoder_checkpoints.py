@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["BERTS", "HARD_LINES", "VITS", "WORDS", "bert_checkpoint", "vit_checkpoint"]
-
 HARD_LINES = [
     "A dog runs in the park.", "two people, RUNNING!", "", "  spaces \t and\u00a0more ", "Café cafe\u0301 CAFÉ",
     "漢字 and 漢", "1,234.56 %", "x" * 120, "zero\u200bwidth \x07 bell", "[MASK] [CLS] ##ing", "it's a dog-park",

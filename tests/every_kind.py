@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection, Iterable
 from typing import Any
 
+import pytest
 import torch
 from pydantic import TypeAdapter
 from torch import nn
@@ -119,6 +121,18 @@ LABELLERS: dict[str, dict[str, Any]] = {
     "lstm tags": {"architecture": "recurrent_encoder", **ONE_STACK, "initial_state": {"kind": "learned"}},
 }  # fmt: skip
 """By name, models with one label per token or per text."""
+
+
+COVERING = {
+    "paper", "large keys", "t5 family", "recurrent over embeddings", "shaw", "linear rotary", "ssru pre-norm",
+    "gru every step", "lstm luong", "convolutional", "decoder only", "lstm language model",
+}  # fmt: skip
+"""Kinds that together have every architecture, order and norm of layers, position, attention, cell and state."""
+
+
+def covering(names: Iterable[Any], chosen: Collection[Any] = COVERING) -> list[Any]:
+    """The parameters of a test of these kinds; by default, pytest runs only the chosen ones."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.thorough) for name in names]
 
 
 def model_config(document: dict[str, Any]) -> ModelConfig:

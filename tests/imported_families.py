@@ -20,8 +20,6 @@ from small_run import write_lines
 from t5_checkpoints import t5_checkpoint
 from toolkit_checkpoints import fairseq_checkpoint, joey_checkpoint
 
-__all__ = ["FAMILIES", "Case", "data_section"]
-
 
 @dataclass(frozen=True)
 class Case:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ATTACKS", "Attack"]
-
 
 class Attack:
     """refused: regular expression of the name that the unpickler refuses."""

@@ -9,8 +9,6 @@ from typing import Any
 
 import sentencepiece as spm
 
-__all__ = ["KINDS", "TEXTS", "json_tokenizer", "sentencepiece_model", "special_ids"]
-
 TEXTS = [
     "", " ", "a", "A dog runs.", "  two  spaces and\ta tab ", "a\n\nb\n", "\n", "e\N{COMBINING ACUTE ACCENT}te\u0323",
     "\N{GRINNING FACE}\N{GRINNING FACE} !?", "\N{WAVING BLACK FLAG}\N{EMOJI MODIFIER FITZPATRICK TYPE-4} ok",

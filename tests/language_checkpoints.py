@@ -10,8 +10,6 @@ import torch
 
 from json_tokenizers import json_tokenizer, special_ids
 
-__all__ = ["CONFIGURATIONS", "FAMILY", "language_checkpoint"]
-
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 24, "n_head": 3, "n_layer": 2, "n_inner": None, "n_positions": 48},
     "gpt2, one layer, untied": {

@@ -11,8 +11,6 @@ from typing import Any
 import sentencepiece as spm
 import torch
 
-__all__ = ["CONFIGURATIONS", "LINES", "marian_checkpoint"]
-
 LINES = [
     "A dog runs across a field.", "Two people sit on a bench.", "", "Ένας σκύλος", "the bench, the field!",
     ">>fra<< A dog runs.", ">>xyz<< unknown tag", "people run", "a a a a", "Dogs and people and dogs.",

@@ -12,8 +12,6 @@ import numpy as np
 import sentencepiece as spm
 from numpy.typing import NDArray
 
-__all__ = ["LINES", "MODELS", "binary", "items_of", "lexical_shortlist", "marian_model", "random_tensors", "vocabulary"]
-
 Tensors = dict[str, NDArray[Any]]
 
 LINES = [

@@ -16,8 +16,6 @@ import torch
 from dragoman.decoding import Hypothesis
 from dragoman.models.seq2seq import Model
 
-__all__ = ["assert_same_search", "moved", "same_hypotheses"]
-
 Found = TypeVar("Found")
 _ROUNDING = 1e-6
 _TRIES = 16

@@ -11,11 +11,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from marian_files import LINES
 from marian_files import vocabulary as marian_vocabulary
 from toolkit_checkpoints import _pieces, _randomized
-
-__all__ = ["LINES", "MODELS", "TOOLKITS", "eole_settings", "opennmt_options", "written", "written_lists"]
 
 TOOLKITS = ("opennmt", "eole")
 MODELS: dict[str, dict[str, Any]] = {

@@ -16,8 +16,6 @@ from dragoman.models.seq2seq import Network
 from small_run import digit_pairs, small_document
 from tiny_translator import tiny_tokenizer
 
-__all__ = ["random_model", "two_vocabularies"]
-
 
 @functools.cache
 def two_vocabularies() -> Tokenizer:

@@ -9,8 +9,6 @@ from functools import partial
 
 from dragoman.documents.runs import PREFIXES
 
-__all__ = ["SAMPLES", "Sample"]
-
 Sample = Callable[[Callable[[bytes], bytes]], bytes]
 """Returns a document with the change that a function makes to it, or to the member with the text of an archive."""
 

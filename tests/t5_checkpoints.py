@@ -11,8 +11,6 @@ from typing import Any
 import sentencepiece as spm
 import torch
 
-__all__ = ["BYTES", "CONFIGURATIONS", "LINES", "t5_checkpoint"]
-
 LINES = [
     "A dog runs across a field.", "Two people sit on a bench.", "", "Ένας σκύλος", "the bench, the field!",
     "translate: people run", "a <extra_id_0> runs <extra_id_1>", "zwei 漢字 hunde", "a a  a\ta", "Dogs and people.",

@@ -55,6 +55,22 @@ def _randomized(state: dict[str, Tensor], seed: int = 3) -> dict[str, Tensor]:
     return found
 
 
+class _State(dict[str, Tensor]):
+    """Tensors by name, with norms of d features."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.d = d
+
+    def linear(self, name: str, rows: int, columns: int, bias: bool = True) -> None:
+        self[f"{name}.weight"] = torch.empty(rows, columns)
+        if bias:
+            self[f"{name}.bias"] = torch.empty(rows)
+
+    def norm(self, name: str) -> None:
+        self[f"{name}.weight"], self[f"{name}.bias"] = torch.empty(self.d), torch.empty(self.d)
+
+
 # ------------------------------------------------------------------------------------------------------------- JoeyNMT
 
 
@@ -78,16 +94,8 @@ def joey_settings(name: str) -> dict[str, Any]:
 
 def _joey_state(own: dict[str, Any], sizes: tuple[int, int]) -> dict[str, Tensor]:
     d, ffn = own["hidden_size"], own["ff_size"]
-    state: dict[str, Tensor] = {}
-
-    def linear(name: str, rows: int, columns: int, bias: bool = True) -> None:
-        state[f"{name}.weight"] = torch.empty(rows, columns)
-        if bias:
-            state[f"{name}.bias"] = torch.empty(rows)
-
-    def norm(name: str) -> None:
-        state[f"{name}.weight"], state[f"{name}.bias"] = torch.empty(d), torch.empty(d)
-
+    state = _State(d)
+    linear, norm = state.linear, state.norm
     linear("src_embed.lut", sizes[0], d, bias=False)
     linear("trg_embed.lut", sizes[1], d, bias=False)
     linear("decoder.output_layer", sizes[1], d, bias=False)
@@ -172,16 +180,8 @@ def fairseq_options(name: str) -> dict[str, Any]:
 
 def _fairseq_state(own: dict[str, Any], sizes: tuple[int, int]) -> dict[str, Tensor]:
     d, ffn = own["embed_dim"], own["ffn_embed_dim"]
-    state: dict[str, Tensor] = {}
-
-    def linear(name: str, rows: int, columns: int, bias: bool = True) -> None:
-        state[f"{name}.weight"] = torch.empty(rows, columns)
-        if bias:
-            state[f"{name}.bias"] = torch.empty(rows)
-
-    def norm(name: str) -> None:
-        state[f"{name}.weight"], state[f"{name}.bias"] = torch.empty(d), torch.empty(d)
-
+    state = _State(d)
+    linear, norm = state.linear, state.norm
     limits = own.get("max_positions", (64, 64))
     for stack, layers, size, limit in zip(("encoder", "decoder"), own["layers"], sizes, limits, strict=True):
         state[f"{stack}.version"] = torch.empty(1)

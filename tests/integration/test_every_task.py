@@ -299,7 +299,7 @@ def test_the_loss_is_that_of_every_token_of_the_text(name: str, data: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["lines", "recurrent lines"])
-def test_a_language_model_goes_on(name: str, data: Path, tmp_path: Path) -> None:
+def test_a_language_model_continues_its_prompt(name: str, data: Path, tmp_path: Path) -> None:
     train(config_of(name, data, "train.budget=8 steps"), tmp_path / "run")
     generator = TextGenerator.load(tmp_path / "run")
     prompts = ["the ", "", "never … seen  "]
@@ -434,7 +434,7 @@ def test_characters_that_become_unk_are_counted(name: str, data: Path, tmp_path:
 
 
 @pytest.mark.parametrize(("name", "account"), [("tagged", "sentences"), ("first", "texts")])
-def test_what_is_too_long_is_counted(name: str, account: str, data: Path, tmp_path: Path) -> None:
+def test_too_long_texts_are_counted(name: str, account: str, data: Path, tmp_path: Path) -> None:
     messages = Messages()
     lines, config = messages.texts, config_of(name, data, "data.max_tokens=9")
     open_task(config, tmp_path, messages).validation()
@@ -467,7 +467,7 @@ def test_a_parser_writes_a_tree_for_every_sentence(data: Path, tmp_path: Path) -
     assert [parse.tree.words() for parse in three] == [["the", "dog", "runs", "."], [], ["-LRB-", "red", "cat-RRB-"]]
 
 
-def test_sentences_that_are_too_long_to_be_scored_are_told(data: Path, tmp_path: Path) -> None:
+def test_sentences_that_are_too_long_to_be_scored_are_reported(data: Path, tmp_path: Path) -> None:
     usual = sentences(1, 2)[0]
     long = [usual[0], *[("red", "JJ")] * 70, *usual[-3:]]
     write_lines(tmp_path / "valid.ptb", [brackets(usual), brackets(long)])
@@ -633,7 +633,7 @@ def test_repaired_trees_are_counted(cli: Cli, runs: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["lines", "dialogue", "tagged", "images", "trees", "recurrent lines", "recurrent tagged"]
 )
-def test_doctor_says_what_there_is_and_what_it_takes(name: str, cli: Cli, data: Path, tmp_path: Path) -> None:
+def test_doctor_reports_the_hardware_and_the_requirements(name: str, cli: Cli, data: Path, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(dump_toml(config_of(name, data)), encoding="utf-8")
     code, out, _ = cli("doctor", tmp_path / "a.toml", "--json")
     found = json.loads(out)

@@ -81,9 +81,7 @@ def test_tutorial_from_text_to_translator(
     assert b"decoder.layers.2.cross_attn.weights" in out and b"(1, 6, " in out
 
 
-def test_readme_walk_from_own_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_readme_walk_from_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     (walk,) = [b for b in blocks(ROOT / "README.md", "sh") if "dragoman new" in b]
     assert blocks(TUTORIAL, "sh")[1] in walk
     new, train, translate, explain = (line.split("   #")[0].strip() for line in walk.strip().split("\n"))
@@ -91,7 +89,6 @@ def test_readme_walk_from_own_text(
     write_lines(tmp_path / "corpus.en", [s for s, _ in pairs])
     write_lines(tmp_path / "corpus.de", [t for _, t in pairs])
     monkeypatch.chdir(tmp_path)
-    cli = Cli(monkeypatch, capsysbinary)
     assert '"20 min"' in new
     for command in (new.replace("20 min", "30 s"), f"{train} 'train.budget=2 s'"):
         code, _, err = cli(*shlex.split(command)[1:])
@@ -105,10 +102,7 @@ def test_readme_walk_from_own_text(
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, which computes what an import is compared with
-def test_documents_in_python(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    cli = Cli(monkeypatch, capsysbinary)
+def test_documents_in_python(workshop: Path, cli: Cli) -> None:
     assert cli("train", "en-de.toml", "--out", "runs/en-de")[0] == 0
     marian_checkpoint(workshop / "Helsinki-NLP" / "opus-mt-en-de", "one layer, unscaled")
     ran = 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors
@@ -163,10 +162,7 @@ def test_adapters_and_words_need_a_model(tmp_path: Path) -> None:
             small_config(tmp_path, override)
 
 
-def test_the_commands_read_the_same_configuration(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
-) -> None:
-    cli = Cli(monkeypatch, capsysbinary)
+def test_the_commands_read_the_same_configuration(place: Path, cli: Cli) -> None:
     code, out, _ = cli("config", place / "tune.toml")
     assert code == 0 and b"d_model = 16" in out
     code, _, err = cli("doctor", place / "tune.toml")

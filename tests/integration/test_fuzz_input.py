@@ -54,7 +54,7 @@ def test_sixty_damaged_configurations() -> None:
     assert all(f"{target}: refused" in out for target in ("configuration", "overrides", "toml"))
 
 
-def test_a_case_is_played_again_with_what_it_said() -> None:
+def test_a_case_is_replayed_with_its_output() -> None:
     code, out = said("fuzz_input.py", "--seed", "5", "--case", "11", "--targets", "configuration")
     assert code == 0 and "1 cases of seed 5: 0 failed" in out
     assert re.search(r"ConfigError: configuration: \d+ problems?\n", out), "a single case prints its outcome"

@@ -27,7 +27,6 @@ from dragoman.formats.importing.importer import FAMILIES as MODEL_TYPES
 from dragoman.interpret.heads.probes import load_probe
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import find_model, load_network
-from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
@@ -167,24 +166,6 @@ def test_explain_atlas_and_record(imported: tuple[Case, Path], cli: Cli, tmp_pat
 
 
 # ------------------------------------------------------------------------------------------------------------- decoding
-
-
-def test_cached_and_full_decoding_agree(imported: tuple[Case, Path]) -> None:
-    case, folder = imported
-    network, vocabulary, _ = load_network(folder / "base")
-    if case.kind not in ("parallel", "text"):
-        assert not hasattr(network, "decode")
-        return
-    assert isinstance(network, Model)
-    network.double()
-    batch = example(case, vocabulary, "a dog runs")
-    tokens = torch.cat([batch.tgt_in, torch.tensor([[7, 5, 9]])], dim=1)
-    assert tokens.size(1) > 5
-    with torch.no_grad():
-        full = network(batch.src, batch.src_mask, tokens)
-        state = network.start(network.encode(batch.src, batch.src_mask), beams=1, max_len=tokens.size(1))
-        steps = [network.decode(tokens[:, [i]], state) for i in range(tokens.size(1))]
-    assert full.std() > 0.1 and (torch.cat(steps, dim=1) - full).abs().max() < 1e-10
 
 
 @pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")

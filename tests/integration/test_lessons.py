@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from test_examples import workshop
 
 from small_run import Cli
 
@@ -16,8 +15,6 @@ BESIDE = ["concepts", "errata", "numbers"]
 """Pages that are no lessons, in the order of the site."""
 LESSONS = [path for path in PAGES if path.stem not in ("README", *BESIDE)]
 BLOCK = re.compile(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", flags=re.M | re.S)
-
-__all__ = ["workshop"]
 
 
 @pytest.mark.parametrize("lesson", PAGES, ids=lambda path: path.stem)

@@ -146,7 +146,7 @@ def test_int8_costs_little(run: Path) -> None:
 
 
 @native
-def test_what_is_no_text_is_named(run: Path) -> None:
+def test_invalid_text_is_named(run: Path) -> None:
     translator = Translator.load(run, quantize="none")
     calls: list[tuple[Callable[[Any], object], Any, str]] = [
         (translator.translate, [None], "input 1: None is of type NoneType; accepted: str"),
@@ -251,7 +251,7 @@ assert not unused & set(sys.modules), unused & set(sys.modules)
         ({"engine": "native", "device": "cuda"}, ["supports the CPU, not cuda"]),
     ],
 )
-def test_what_cannot_be_had_is_told(run: Path, options: dict[str, str], words: list[str]) -> None:
+def test_unavailable_options_are_reported(run: Path, options: dict[str, str], words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         Translator.load(run, **options)  # type: ignore[arg-type]
     assert all(word in str(caught.value) for word in words)
@@ -266,7 +266,7 @@ def test_bfloat16_is_not_packed_where_it_cannot_be_multiplied(run: Path, monkeyp
 
 
 @native
-def test_damaged_weights_are_told(tmp_path: Path) -> None:
+def test_damaged_weights_are_reported(tmp_path: Path) -> None:
     model = build_model(TransformerConfig(d_model=16, d_ff=16, n_heads=2, encoder_layers=1, decoder_layers=1), 20, 20)
     with torch.no_grad():
         next(model.parameters())[0, 0] = float("nan")

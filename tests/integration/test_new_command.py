@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,10 +40,10 @@ def lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def test_the_configuration_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:
+def test_the_configuration_trains(tmp_path: Path, cli: Cli) -> None:
     source, target = write_two(tmp_path)
 
-    code, out, err = Cli(monkeypatch, capsysbinary)("new", source, target, "--budget", "6 min")
+    code, out, err = cli("new", source, target, "--budget", "6 min")
 
     assert (code, out) == (0, b"dragoman train en-fr.toml\n"), err
     assert "split: train 270, valid 15, test 15" in err and "speed: width 16, 1 + 1 layers" in err
@@ -281,16 +280,14 @@ def test_errors_name_the_file_of_the_user(tmp_path: Path) -> None:
         assert f"{path}" in str(error.value) and "source.txt" not in str(error.value)
 
 
-def test_other_commands_refer_to_new_for_a_translation_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
-) -> None:
+def test_other_commands_refer_to_new_for_a_translation_memory(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "a.tmx").write_text("<tmx/>")
     for command, message in (
         (["train", "a.tmx"], "dragoman new a.tmx"),
         (["doctor", "a.tmx"], "a.tmx: contains no unit (tu)"),
         (["doctor", "a.tmx", "a.tmx"], "a .tmx file is not text with one sentence per line"),
     ):
-        code, _, err = Cli(monkeypatch, capsysbinary)(*command)
+        code, _, err = cli(*command)
         assert code != 0 and message in err
 
 

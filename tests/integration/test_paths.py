@@ -24,11 +24,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-@pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Cli:
-    return Cli(monkeypatch, capsysbinary)
-
-
 def test_a_run_is_resumed_and_repeated_from_other_folders(
     project: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

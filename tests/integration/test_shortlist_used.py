@@ -37,7 +37,7 @@ def listed(run: Path) -> Path:
     return run
 
 
-def test_the_command_learns_and_says_what_it_is_worth(cli: Cli, run: Path) -> None:
+def test_the_command_trains_and_reports_the_accuracy(cli: Cli, run: Path) -> None:
     code, out, err = cli("shortlist", run, "--best", "4", "--frequent", "5")
     lines = out.decode().splitlines()
 
@@ -72,7 +72,7 @@ def test_a_shortlist_that_excludes_needed_tokens_is_warned_about(cli: Cli, run: 
     assert code == 0 and "warning" not in err
 
 
-def test_what_was_kept_aside_is_learned_from_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_out_pairs_are_trained_on_too(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     learn_shortlist(run)
     content = (find_model(run) / SHORTLIST).read_bytes()
     monkeypatch.setattr("dragoman.training.shortlist._HELD_OUT_EVERY", 1)
@@ -165,7 +165,7 @@ def test_in_bulk_it_belongs_to_the_job(cli: Cli, listed: Path, tmp_path: Path) -
     assert code == 2 and f"model: {SHORTLIST}" in err
 
 
-def test_what_cannot_be_is_told(cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_values_are_reported(cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = find_model(run) / SHORTLIST
     content = path.read_bytes() if path.exists() else None
     path.unlink(missing_ok=True)

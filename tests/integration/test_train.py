@@ -233,7 +233,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, steps: range, what: str) -> None:
 
 
 @pytest.mark.parametrize(("what", "clip"), [("loss", 0.0), ("gradient", 0.0), ("gradient", 1.0)])
-def test_a_step_that_is_not_finite_is_skipped_and_counted(
+def test_a_non_finite_step_is_skipped_and_counted(
     what: str, clip: float, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(monkeypatch, range(8, 11), what)
@@ -311,7 +311,7 @@ def test_as_many_checkpoints_are_kept_as_the_average_needs(
         assert all(torch.equal(tensor, expected[name]) for name, tensor in averaged.items())
 
 
-def test_an_average_of_fewer_checkpoints_says_so(data: Path, tmp_path: Path) -> None:
+def test_an_average_of_fewer_checkpoints_is_reported(data: Path, tmp_path: Path) -> None:
     listener, run = Listener(), tmp_path / "run"
     train(small_config(data, "train.average=999", "train.budget=2 epochs"), run, reporter=listener)
     made = len(list_checkpoints(run))
@@ -456,7 +456,7 @@ class FullFrom(Reporter):
 
 
 @pytest.mark.parametrize("path", ["log.jsonl", "checkpoints/00000018"])
-def test_when_nothing_more_can_be_written_the_last_checkpoint_stays_good(path: str, data: Path, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_last_checkpoint_valid(path: str, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(small_config(data), tmp_path / "whole")
     reporter = FullFrom(100 if path == "log.jsonl" else 20_000)
@@ -500,15 +500,13 @@ def test_a_corpus_that_cannot_be_read_is_not_taken_for_a_full_disk(
         train(small_config(data), tmp_path / "run")
 
 
-def test_the_command_names_the_path_and_shows_no_traceback(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
-) -> None:
+def test_the_command_names_the_path_and_shows_no_traceback(data: Path, tmp_path: Path, cli: Cli) -> None:
     config = write_toml(tmp_path / "small.toml", data)
     (tmp_path / "file").touch()
-    code, _, text = Cli(monkeypatch, capsysbinary)("train", config, "--out", tmp_path / "file" / "run")
+    code, _, text = cli("train", config, "--out", tmp_path / "file" / "run")
     assert code == 1 and f"{tmp_path / 'file' / 'run'} could not be written: Not a directory. Fix the cause" in text
     with lock_run(tmp_path / "run"):
-        code, _, text = Cli(monkeypatch, capsysbinary)("train", config, "--out", tmp_path / "run")
+        code, _, text = cli("train", config, "--out", tmp_path / "run")
     assert code == 2 and f"{tmp_path / 'run'}: this run is in use by process {os.getpid()} on " in text
 
 

@@ -82,11 +82,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_command_runs(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_every_command_runs(workshop: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     monkeypatch.chdir(workshop)
-    cli = Cli(monkeypatch, capsysbinary)
     assert cli("train", "en-de.toml", "--out", "runs/en-de")[0] == 0
     commands = list(dict.fromkeys(blocks("sh")))
     for command in commands:

@@ -16,10 +16,7 @@ def vectors(tmp_path: Path) -> Path:
     return WordVectors(list(words), list(words.values())).save(tmp_path / "v.txt")
 
 
-def test_neighbours_analogies_and_a_picture(
-    vectors: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    cli = Cli(monkeypatch, capsysbinary)
+def test_neighbours_analogies_and_a_picture(vectors: Path, cli: Cli) -> None:
     svg = vectors.with_suffix(".svg")
     code, out, err = cli(
         "vectors", vectors, "--near", "king", "--analogy", "man king woman", "--count", "2", "--picture", svg
@@ -31,11 +28,8 @@ def test_neighbours_analogies_and_a_picture(
     assert svg.read_text().count('class="arrow"') == 2
 
 
-def test_training_from_a_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_training_from_a_text(tmp_path: Path, cli: Cli) -> None:
     pytest.importorskip("gensim.models", reason="pip install 'dragoman[vectors]'", exc_type=ImportError)
-    cli = Cli(monkeypatch, capsysbinary)
     text = write_lines(tmp_path / "a.txt", ["the cat sat on the mat"] * 20)
     code, out, err = cli("vectors", tmp_path / "v.safetensors", "--train", text, "--size", "7")
     assert (code, out) == (0, b""), err
@@ -43,11 +37,8 @@ def test_training_from_a_text(
     assert WordVectors.load(tmp_path / "v.safetensors").matrix.shape == (5, 7)
 
 
-def test_punctuation_is_kept_on_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_punctuation_is_kept_on_request(tmp_path: Path, cli: Cli) -> None:
     pytest.importorskip("gensim.models", reason="pip install 'dragoman[vectors]'", exc_type=ImportError)
-    cli = Cli(monkeypatch, capsysbinary)
     text = write_lines(tmp_path / "a.txt", ["who sat, in 1984, on the mat?"] * 20)
     code, out, err = cli("vectors", tmp_path / "v.txt", "--train", text, "--tokens", "all", "--near", "?")
     assert code == 0 and "epoch 5 of 5" in err, err
@@ -61,13 +52,11 @@ def test_punctuation_is_kept_on_request(
     assert code == 2 and "--tokens 'some'; accepted: words, all" in err and not (tmp_path / "w.txt").exists()
 
 
-def test_a_token_that_is_not_printable_is_escaped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_a_token_that_is_not_printable_is_escaped(tmp_path: Path, cli: Cli) -> None:
     """The vocabulary of a language model has line ends and tabs; each answer stays one row of three columns."""
     words = ["a\nb", "\t", "\\n", "\u2028", "é", "语", "two words"]
     path = WordVectors(words, [[i, 1] for i in range(len(words))]).save(tmp_path / "v.safetensors")
-    code, out, err = Cli(monkeypatch, capsysbinary)("vectors", path, "--near", "a\nb")
+    code, out, err = cli("vectors", path, "--near", "a\nb")
     assert code == 0, err
     rows = [line.split("\t") for line in out.decode().removesuffix("\n").split("\n")]
     assert {row[0] for row in rows} == {r"a\nb"} and all(len(row) == 3 for row in rows)
@@ -83,22 +72,13 @@ def test_a_token_that_is_not_printable_is_escaped(
         (["--picture", "x.svg"], "no words to plot"),
     ],
 )
-def test_wrong_use(
-    vectors: Path,
-    args: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsysbinary: pytest.CaptureFixture[bytes],
-) -> None:
-    code, _, err = Cli(monkeypatch, capsysbinary)("vectors", vectors, *args)
+def test_wrong_use(vectors: Path, args: list[str], message: str, cli: Cli) -> None:
+    code, _, err = cli("vectors", vectors, *args)
     assert code == 2 and message in err
 
 
-def test_a_text_of_rare_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_a_text_of_rare_words(tmp_path: Path, cli: Cli) -> None:
     pytest.importorskip("gensim.models", reason="pip install 'dragoman[vectors]'", exc_type=ImportError)
-    cli = Cli(monkeypatch, capsysbinary)
     text = write_lines(tmp_path / "a.txt", ["the cat sat on the mat"] * 2)
     code, _, err = cli("vectors", tmp_path / "v.txt", "--train", text)
     assert code != 0 and "use more text or a lower min_count" in err and not (tmp_path / "v.txt").exists()

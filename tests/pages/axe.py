@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from browser import Page
 
-__all__ = ["axe_script", "violations"]
 
 _PACKAGE = "axe-core@4"
 

@@ -22,8 +22,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-__all__ = ["DESKTOP", "PHONE", "Browser", "Page", "missing_program"]
-
 PHONE, DESKTOP = (360, 740), (1440, 900)
 SMALLEST_TEXT = 11
 """Pixels on the screen, whatever a picture's scale makes of its letters."""

@@ -16,8 +16,6 @@ from dragoman.models.build import build_model
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample
 from tiny_translator import tiny_tokenizer
 
-__all__ = ["MODELS", "explained", "loaded", "sample_report"]
-
 SIZES: dict[str, Any] = {"d_model": 24, "d_ff": 40, "n_heads": 3, "dropout": 0.0}
 MODELS: dict[str, dict[str, Any]] = {
     "transformer": {"architecture": "transformer", **SIZES, "encoder_layers": 2, "decoder_layers": 3},

@@ -77,7 +77,7 @@ def test_the_translation_that_appears_is_the_translators(page: Page, address: st
     assert page.errors() == []
 
 
-def test_a_token_says_how_probable_it_was_and_where_it_looked(page: Page, address: str) -> None:
+def test_a_token_shows_its_probability_and_attention(page: Page, address: str) -> None:
     page.language("en")
     page.open(address)
     ask(page, TEXT)

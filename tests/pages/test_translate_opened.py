@@ -295,7 +295,7 @@ def test_a_busy_server_is_asked_again(page: Page, address: str) -> None:
         (400, "Invalid request: so not", "The server refused the request: so not", False),
     ],
 )
-def test_errors_are_said_beside_the_translation(
+def test_errors_are_shown_beside_the_translation(
     status: int, error: str, message: str, again: bool, page: Page, address: str
 ) -> None:
     open_page(page, address)

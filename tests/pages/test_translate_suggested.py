@@ -94,7 +94,7 @@ def test_a_new_translation_ends_the_suggestion(page: Page, address: str) -> None
     assert page.errors() == []
 
 
-def test_an_error_is_said_beside_the_suggestion(page: Page, address: str, file: Path) -> None:
+def test_an_error_is_shown_beside_the_suggestion(page: Page, address: str, file: Path) -> None:
     open_page(page, address, text=TEXT)
     translated(page, SHOWN)
     page.click("#suggest")

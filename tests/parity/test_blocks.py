@@ -1,4 +1,4 @@
-"""Variants of a layer, each against a second implementation: shared key heads, causal encoder layers, BatchNorm."""
+"""Variants of a layer, each against a second implementation: causal encoder layers and BatchNorm."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from dragoman.models.seq2seq import Memory
 from dragoman.models.transformer import Decoder, Encoder
-from dragoman.nn import fast
-from dragoman.nn.attention import CrossAttention, SelfAttention, causal_bias, mask_to_bias
-from dragoman.nn.fast import attend_short
+from dragoman.nn.attention import CrossAttention, SelfAttention, causal_bias
 from dragoman.nn.layers import BatchNorm, DecoderLayer, Embedding, EncoderLayer, FeedForward, SubLayer
 from dragoman.nn.linear_attention import LinearSelfAttention
-from dragoman.nn.positions import Alibi, Positions, Rotary, Sinusoidal
+from dragoman.nn.positions import Positions, Sinusoidal
 
 B, K, H, S, T, DH, D_FF, V = 3, 2, 4, 7, 5, 6, 40, 19
 D, N = H * DH, B * K
@@ -32,100 +30,6 @@ def shake(module: nn.Module) -> None:
         nn.init.normal_(parameter, std=0.3)
 
 
-# ------------------------------------------------------------------------------- shared heads of keys and values
-
-
-def repeated(x: Tensor, parts: tuple[int, ...], n_kv_heads: int) -> Tensor:
-    """Repeat the rows of a fused matrix (or bias) to one key and value head per query head."""
-    wide = []
-    for part, rows in zip(x.split(parts), parts, strict=True):
-        heads = part.unflatten(0, (-1, DH))
-        wide.append((heads if rows == D else heads.repeat_interleave(H // n_kv_heads, 0)).flatten(0, 1))
-    return torch.cat(wide)
-
-
-def full_twin(shared: SelfAttention | CrossAttention) -> SelfAttention | CrossAttention:
-    """Full multi-head attention whose neighbouring heads have equal keys and values, as a function of `shared`."""
-    full = type(shared)(D, H).double()
-    name = "qkv" if isinstance(shared, SelfAttention) else "kv"
-    for kind in ("weight", "bias"):
-        wide = repeated(getattr(getattr(shared, name), kind), shared.parts, shared.n_kv_heads)
-        del getattr(full, name)._parameters[kind]
-        setattr(getattr(full, name), kind, wide)  # in the graph: gradients come back to the shared matrix
-    full.out = shared.out
-    if isinstance(full, CrossAttention) and isinstance(shared, CrossAttention):
-        full.q = shared.q
-    return full
-
-
-def take(monkeypatch: pytest.MonkeyPatch, way: str, *modules: SelfAttention | CrossAttention) -> list[Tensor]:
-    """Select one of the three implementations; return the weights that the explicit one records."""
-    seen: list[Tensor] = []
-    if way == "fused":
-        monkeypatch.setattr(fast, "_SHORT", 0)
-    if way == "explicit":
-        for module in modules:
-            module.weights.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    return seen
-
-
-def check(shared: nn.Module, outputs: tuple[Tensor, Tensor], inputs: list[Tensor]) -> None:
-    """Check for equal outputs and, from one upstream gradient, equal gradients."""
-    torch.testing.assert_close(*outputs, **EXACT)
-    upstream = random(*outputs[0].shape)
-    got, want = (
-        torch.autograd.grad(out, [*inputs, *shared.parameters()], upstream, retain_graph=True) for out in outputs
-    )
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
-
-
-@pytest.mark.parametrize("n_kv_heads", [1, 2, H])
-@pytest.mark.parametrize("way", ["short", "explicit", "fused"])
-@pytest.mark.parametrize("looks", ["everywhere", "back", "words", "by head"])
-def test_shared_heads_are_full_attention_with_repeated_weights(
-    n_kv_heads: int, way: str, looks: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared = SelfAttention(D, H, n_kv_heads=n_kv_heads).double()
-    assert shared.qkv.out_features == sum(shared.parts) == D + 2 * n_kv_heads * DH
-    shake(shared)
-    full = full_twin(shared)
-    seen = take(monkeypatch, way, shared, full)
-    words = torch.arange(S) < torch.tensor([7, 4, 2])[:, None]
-    bias = {"words": mask_to_bias(words[:, None, None, :], torch.float64), "by head": random(H, S, S)}.get(looks)
-    x, pos = random(B, S, D).requires_grad_(), torch.arange(S)
-    outputs = tuple(a(x, Rotary(DH, 10000.0), pos, bias, looks == "back") for a in (shared, full))
-    check(shared, (outputs[0], outputs[1]), [x])
-    assert len(seen) == (2 if way == "explicit" else 0)
-    if seen:
-        assert seen[0].shape == (B, H, S, S)
-        torch.testing.assert_close(*seen, **EXACT)
-
-
-@pytest.mark.parametrize("n_kv_heads", [1, 2])
-@pytest.mark.parametrize("way", ["short", "explicit", "fused"])
-@pytest.mark.parametrize("padded", [False, True])
-def test_cross_attention_with_shared_heads_is_full_attention_with_repeated_weights(
-    n_kv_heads: int, way: str, padded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shared = CrossAttention(D, H, n_kv_heads=n_kv_heads).double()
-    shake(shared)
-    full = full_twin(shared)
-    assert isinstance(full, CrossAttention)
-    take(monkeypatch, way, shared, full)
-    words = torch.arange(S) < torch.tensor([2, 7, 5])[:, None]
-    bias = mask_to_bias(words[:, None, None, :], torch.float64) if padded else None
-    x, memory = random(N, T, D).requires_grad_(), random(B, S, D).requires_grad_()
-    projected = shared.project(memory), full.project(memory)
-    assert projected[0].nbytes() * H == projected[1].nbytes() * n_kv_heads
-    check(shared, (shared(x, projected[0], bias), full(x, projected[1], bias)), [x, memory])
-
-
-def test_gradient_of_shared_heads_against_differences() -> None:
-    q, k, v = random(2, 6, 3, 2).requires_grad_(), random(2, 2, 4, 2).requires_grad_(), random(2, 2, 4, 2)
-    assert torch.autograd.gradcheck(attend_short, (q, k, v.requires_grad_(), random(6, 1, 4)))
-
-
 def test_as_many_heads_of_keys_as_of_queries_is_the_default() -> None:
     for kind in (SelfAttention, CrossAttention):
         default, same = kind(D, H), kind(D, H, n_kv_heads=H)
@@ -134,14 +38,7 @@ def test_as_many_heads_of_keys_as_of_queries_is_the_default() -> None:
         assert default.n_kv_heads == H and default.parts == same.parts == (D,) * len(default.parts)
 
 
-def test_the_cache_holds_the_shared_heads_only() -> None:
-    like = random(1)
-    whole = SelfAttention(D, H).new_cache(N, 11, like).nbytes()
-    assert whole == 2 * N * 11 * D * 8
-    assert [SelfAttention(D, H, n_kv_heads=g).new_cache(N, 11, like).nbytes() * H // whole for g in (1, 2)] == [1, 2]
-
-
-# ----------------------------------------------------------------------------------------- decoders of every kind
+# ------------------------------------------------------------------------------------------ causal encoder layers
 
 ATTENTIONS: dict[str, Callable[[], SelfAttention | LinearSelfAttention]] = {
     "full": lambda: SelfAttention(D, H),
@@ -150,53 +47,20 @@ ATTENTIONS: dict[str, Callable[[], SelfAttention | LinearSelfAttention]] = {
     "elu": lambda: LinearSelfAttention(D, H, "elu"),
     "softmax of features": lambda: LinearSelfAttention(D, H, "softmax"),
 }
-POSITIONS: dict[str, Callable[[], Positions]] = {
-    "sinusoidal": lambda: Sinusoidal(D),
-    "rotary": lambda: Rotary(DH, 10000.0),
-    "alibi": lambda: Alibi(H),
-}
-PAIRS = [
-    (kind, p) for kind in ATTENTIONS for p in POSITIONS if p != "alibi" or isinstance(ATTENTIONS[kind](), SelfAttention)
-]
-"""Linear attention has no scores that ALiBi could change."""
 
 
 def sublayer(norm: Callable[[int], nn.Module] = nn.LayerNorm, order: str = "pre") -> Callable[[], SubLayer]:
     return lambda: SubLayer(norm(D), 0.0, order)
 
 
-def decoder(kind: str, positions: str, norm: Callable[[int], nn.Module] = nn.LayerNorm) -> Decoder:
+def decoder(norm: Callable[[int], nn.Module]) -> Decoder:
     layers = [
-        DecoderLayer(
-            ATTENTIONS[kind](),
-            CrossAttention(D, H, n_kv_heads=1 if kind == "multi-query" else None),
-            FeedForward(D, D_FF, "sigmoid", gated=True),
-            sublayer(norm),
-        )
+        DecoderLayer(SelfAttention(D, H), CrossAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer(norm))
         for _ in range(2)
     ]
-    made = Decoder(Embedding(V, D), POSITIONS[positions](), layers, norm(D), 0.0, nn.Identity()).double()
+    made = Decoder(Embedding(V, D), Sinusoidal(D), layers, norm(D), 0.0, nn.Identity()).double()
     shake(made)
     return made
-
-
-@pytest.mark.parametrize(("kind", "positions"), PAIRS)
-def test_cached_is_full_decoding_also_after_select(kind: str, positions: str) -> None:
-    made = decoder(kind, positions)
-    memory = Memory(random(B, S, D), torch.arange(S) < torch.tensor([7, 4, 2])[:, None])
-    tokens = torch.randint(1, V, (N, T + 4))
-    state = made.start(memory, beams=K, max_len=tokens.size(1))
-    begin = 0
-    for end in (2, 3, 6, 7, T + 4):  # also several tokens in one call
-        got = made(tokens[:, begin:end], state)
-        whole = made(tokens[:, :end], made.start(memory, K, 0))
-        torch.testing.assert_close(got, whole[:, begin:end], **EXACT)
-        begin = end
-        if end == 3:  # the second and third sentence, beams exchanged
-            rows = torch.tensor([3, 2, 4, 4])
-            state.select(rows)
-            tokens, memory = tokens[rows], Memory(memory.states[1:], torch.arange(S) < torch.tensor([4, 2])[:, None])
-    assert state.length == T + 4
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
@@ -235,7 +99,7 @@ def both(eps: float = 0.1, momentum: float = 0.3) -> tuple[BatchNorm, nn.BatchNo
     return mine, their
 
 
-def test_batch_norm_is_torchs() -> None:
+def test_batch_norm_equals_that_of_torch() -> None:
     mine, their = both()
     for step in range(4):
         mine.train(step < 3)
@@ -285,7 +149,7 @@ def test_a_batch_that_is_not_finite_leaves_the_running_statistics_alone() -> Non
 
 
 def test_evaluated_batch_norm_depends_on_neither_batch_nor_length() -> None:
-    made = decoder("full", "sinusoidal", BatchNorm)
+    made = decoder(BatchNorm)
     layer = EncoderLayer(SelfAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer(BatchNorm))
     encoder = Encoder(Embedding(V, D), Sinusoidal(D), [layer], BatchNorm(D), 0.0, nn.Identity()).double()
     shake(encoder)

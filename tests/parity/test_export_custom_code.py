@@ -17,12 +17,13 @@ from torch.nn import functional as F
 from dragoman.config import parse_config
 from dragoman.data.ids import BOS, EOS, PAD, UNK
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import UsageError
 from dragoman.formats import huggingface, huggingface_custom
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
+from imported_checks import check_wrong_weight
 from random_models import random_model
 from small_run import Cli, digit_pairs, small_document, write_lines
 from t5_checkpoints import t5_checkpoint
@@ -288,14 +289,6 @@ def test_wrong_code_leaves_no_folder(mutant: str, cli: Cli, tmp_path: Path, monk
 
 
 def test_a_wrong_weight_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = huggingface_custom.reverted
-
-    def wrong(*args: Any) -> Any:
-        tensors = original(*args)
-        return tensors | {"encoder.layers.0.ffn.outer.weight": tensors["encoder.layers.0.ffn.outer.weight"] * 1.05}
-
-    monkeypatch.setattr(huggingface_custom, "reverted", wrong)
     lines = write_lines(tmp_path / "lines.txt", ["one two", "three"])
-    with pytest.raises(DragomanError, match="parity not met, nothing was written"):
-        export(model_of(tmp_path, "as multi30k"), tmp_path / "out", "huggingface", check=lines)
-    assert not (tmp_path / "out").exists()
+    model, place = model_of(tmp_path, "as multi30k"), (huggingface_custom, "reverted")
+    check_wrong_weight(model, "huggingface", place, "encoder.layers.0.ffn.outer.weight", lines, monkeypatch)

@@ -12,13 +12,12 @@ import torch
 
 from dragoman.config import parse_config
 from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import UsageError
 from dragoman.formats import huggingface, huggingface_causal
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, save_model, unique_tensors
-from dragoman.models.seq2seq import Model
+from imported_checks import check_wrong_weight, loaded
 from json_tokenizers import TEXTS
 from language_checkpoints import language_checkpoint
 from small_run import write_lines
@@ -27,12 +26,6 @@ from tiny_translator import tiny_tokenizer
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
 NAMES = ["gpt2", "gpt2, padding, three layers", "llama, biases, bytes", "llama, 3.1"]
-
-
-def loaded(folder: Path) -> tuple[Model, Tokenizer]:
-    network, tokenizer, _ = load_network(folder)
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
-    return network, tokenizer
 
 
 def lines_of(folder: Path) -> Path:
@@ -123,18 +116,9 @@ def test_an_output_bias_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_wrong_weight_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = huggingface_causal.tensors
-
-    def wrong(*args: Any) -> Any:
-        tensors = original(*args)
-        name = "transformer.h.1.mlp.c_fc.weight"
-        return tensors | {name: tensors[name] * 1.05}
-
     import_model(language_checkpoint(tmp_path / "first", "gpt2"), tmp_path / "model", lines_of(tmp_path))
-    monkeypatch.setattr(huggingface_causal, "tensors", wrong)
-    with pytest.raises(DragomanError, match="parity not met, nothing was written"):
-        export(tmp_path / "model", tmp_path / "out", "huggingface", check=lines_of(tmp_path))
-    assert not (tmp_path / "out").exists()
+    place, weight = (huggingface_causal, "tensors"), "transformer.h.1.mlp.c_fc.weight"
+    check_wrong_weight(tmp_path / "model", "huggingface", place, weight, lines_of(tmp_path), monkeypatch)
 
 
 def test_all_reasons_of_a_refusal_are_listed() -> None:

@@ -12,12 +12,12 @@ import torch
 
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.errors import DragomanError
 from dragoman.formats import huggingface
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, unique_tensors
 from dragoman.models.seq2seq import Model
+from imported_checks import check_wrong_weight
 from marian_checkpoints import LINES, marian_checkpoint
 from random_models import random_model
 from small_run import digit_pairs, write_lines
@@ -123,16 +123,6 @@ def test_the_export_of_an_import_has_the_logits_of_the_checkpoint(name: str, tmp
 
 
 def test_a_wrong_weight_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = huggingface._tensors
-
-    def wrong(*args: Any) -> Any:
-        tensors = original(*args)
-        name = "model.decoder.layers.0.encoder_attn.out_proj.weight"
-        return tensors | {name: tensors[name] * 1.05}
-
-    monkeypatch.setattr(huggingface, "_tensors", wrong)
-    model = model_of(tmp_path, "tied")
     lines = write_lines(tmp_path / "lines.txt", ["one two", "three"])
-    with pytest.raises(DragomanError, match="parity not met, nothing was written"):
-        export(model, tmp_path / "out", "huggingface", check=lines)
-    assert not (tmp_path / "out").exists()
+    weight = "model.decoder.layers.0.encoder_attn.out_proj.weight"
+    check_wrong_weight(model_of(tmp_path, "tied"), "huggingface", (huggingface, "_tensors"), weight, lines, monkeypatch)

@@ -24,7 +24,7 @@ from dragoman.formats.parity import Parity, ParityCase, ParityCases, compare_mod
 from dragoman.formats.target import ExportSource
 from dragoman.models.model_folder import load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
-from every_kind import TRANSFORMERS, TRANSLATORS, built
+from every_kind import TRANSFORMERS, TRANSLATORS, built, covering
 from marian_checkpoints import LINES, marian_checkpoint
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
@@ -64,7 +64,7 @@ def parity(name: str, folder: Path, perturb: bool = False) -> Parity:
     return compare_models(model, onnx.runtime(subject, folder, "float32"), sources(), width=3)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", covering(KINDS))
 def test_transformers(name: str, tmp_path: Path) -> None:
     report = parity(name, tmp_path)
     assert report.met, report.lines()

@@ -11,26 +11,25 @@ import torch
 
 from bart_checkpoints import CONFIGURATIONS, LINES, bart_checkpoint
 from dragoman import Translator
-from dragoman.data.batching import collate_source
-from dragoman.data.ids import BOS, EOS
+from dragoman.data.ids import BOS
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.importer import Imported, _plan, import_model
 from dragoman.formats.importing.reference import TransformersRuntime
 from dragoman.interpret.explain.explain import explain, write_explanation
-from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
+from every_kind import covering
+from imported_checks import check_native_engine, random_targets
+from imported_checks import loaded as both
 from small_run import Cli
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
-native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS)
+@pytest.fixture(scope="module", params=covering(CONFIGURATIONS, {"bart odd", "mbart-50", "m2m odd", "nllb"}))
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
     """The folder of a checkpoint, and what was imported from it."""
     folder = tmp_path_factory.mktemp("bart")
@@ -47,15 +46,8 @@ def multilingual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(found: Imported) -> tuple[Model, Tokenizer]:
-    network, tokenizer, _ = load_network(found.folder)
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    network, tokenizer = both(found.folder)
     return network, tokenizer.some_direction
-
-
-def targets(tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    rows = [torch.randint(EOS + 1, tokenizer.target_size, (3 + i,), generator=generator) for i in range(count)]
-    return [[*tokenizer.target_start, *row.tolist()] for row in rows]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
@@ -67,7 +59,8 @@ def test_logits_are_equal(imported: tuple[Path, Imported], dtype: torch.dtype, t
     runtime = TransformersRuntime(source, _plan(Checkpoint(source))[1].vocabulary, bias.detach())
     runtime.model.to(dtype)
     network.to(dtype)
-    for line, target in zip(LINES, targets(tokenizer, len(LINES)), strict=True):
+    for line, row in zip(LINES, random_targets(tokenizer, len(LINES)), strict=True):
+        target = [*tokenizer.target_start, *row]
         ids = tokenizer.encode_source(line)
         theirs = runtime.logits(ids, target)
         with torch.no_grad():
@@ -75,18 +68,6 @@ def test_logits_are_equal(imported: tuple[Path, Imported], dtype: torch.dtype, t
         assert (ours[:, runtime.added] < -50).all()
         kept = [token for token in range(tokenizer.target_size) if token not in runtime.added]
         assert (ours - theirs)[:, kept].abs().max() < tolerance
-
-
-def test_cached_and_full_decoding_agree(imported: tuple[Path, Imported]) -> None:
-    network, tokenizer = loaded(imported[1])
-    network.double()
-    src, mask = collate_source([tokenizer.encode_source(line) for line in LINES])
-    tokens = torch.tensor([[BOS, *row[:6]] for row in targets(tokenizer, len(LINES) + 3)[3:]])
-    with torch.no_grad():
-        full = network(src, mask, tokens)
-        state = network.start(network.encode(src, mask), beams=1, max_len=tokens.size(1))
-        steps = [network.decode(tokens[:, [i]], state) for i in range(tokens.size(1))]
-    assert (torch.cat(steps, dim=1) - full).abs().max() < 1e-10
 
 
 def test_the_report_counts_no_difference(imported: tuple[Path, Imported]) -> None:
@@ -117,7 +98,6 @@ def test_every_language_has_the_ids_of_transformers(imported: tuple[Path, Import
         assert ours.decode_target(ours.encode_target("a dog")) == "a dog"
 
 
-@native
 def test_the_native_engine_agrees(imported: tuple[Path, Imported]) -> None:
     found = imported[1]
     tokenizer = Tokenizer.load(found.folder)
@@ -126,12 +106,7 @@ def test_the_native_engine_agrees(imported: tuple[Path, Imported]) -> None:
         given["source_language"] = tokenizer.languages[0][0]
     if tokenizer.target_is_required:
         given["target_language"] = tokenizer.languages[1][-1]
-    engine = Translator.load(found.folder, engine="native", quantize="none")
-    reference = Translator.load(found.folder, engine="pytorch", quantize="none")
-    for width in (1, 4):
-        ours, theirs = (t.translate(LINES, beam=width, **given) for t in (engine, reference))
-        assert [each.text for each in ours] == [each.text for each in theirs]
-        assert [each.score for each in ours] == pytest.approx([each.score for each in theirs], abs=1e-4)
+    check_native_engine(found.folder, LINES, **given)
 
 
 # ----------------------------------------------------------------------------------------------------------- directions
@@ -175,8 +150,7 @@ def test_unknown_languages_are_refused_with_a_list(multilingual: Path) -> None:
 def test_an_imported_mbart_can_be_explained_and_recorded(multilingual: Path, tmp_path: Path) -> None:
     page = write_explanation(tmp_path / "page.html", explain(multilingual, ">>zh_CN<< a dog runs"))
     assert page.stat().st_size > 10_000
-    network, tokenizer, _ = load_network(multilingual)
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    network, tokenizer = both(multilingual)
     ids = tokenizer.between("en_XX", "zh_CN").encode_source("a dog")
     with record(network, "encoder.embedding_norm.normed") as seen, torch.no_grad():
         network(torch.tensor([ids]), None, torch.tensor([[BOS]]))

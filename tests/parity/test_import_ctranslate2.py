@@ -13,13 +13,11 @@ import pytest
 import sentencepiece as spm
 import torch
 
-from ctranslate2_folders import FOLDERS, LINES, foreign_folder
+from ctranslate2_folders import FOLDERS, foreign_folder
 from damaged_checkpoints import refusal, set_values
-from dragoman import Translator
 from dragoman.config import parse_config
 from dragoman.data.ids import BOS, EOS, before_end
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import DragomanError
 from dragoman.formats.export import export
 from dragoman.formats.importing import importer, names
@@ -28,8 +26,9 @@ from dragoman.formats.importing.ctranslate2_files.comparison import reference_ru
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.parity import ParityCase
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
-from dragoman.models.seq2seq import Model
 from every_kind import TRANSFORMERS
+from imported_checks import check_native_engine, loaded
+from marian_files import LINES
 from small_run import digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
 
@@ -98,8 +97,7 @@ def test_probabilities_are_those_of_ctranslate2(imported: tuple[Path, Path]) -> 
     assert isinstance(checkpoint, CTranslate2Checkpoint)
     plan = _plan(checkpoint)[1]
     runtime = reference_runtime(checkpoint, plan)
-    network, tokenizer, _ = load_network(imported[1])
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    network, tokenizer = loaded(imported[1])
     rng = np.random.default_rng(3)
     for line in LINES:
         source = tokenizer.encode_source(line)
@@ -111,12 +109,7 @@ def test_probabilities_are_those_of_ctranslate2(imported: tuple[Path, Path]) -> 
 
 
 def test_native_engine(imported: tuple[Path, Path]) -> None:
-    if load_native() is None:
-        pytest.skip(unavailable_reason())
-    engine = Translator.load(imported[1], engine="native", quantize="none")
-    reference = Translator.load(imported[1], engine="pytorch", quantize="none")
-    ours, theirs = (list(t.translate(LINES, beam=2)) for t in (engine, reference))
-    assert [each.text for each in ours] == [each.text for each in theirs]
+    check_native_engine(imported[1], LINES)
 
 
 def test_ids_are_those_of_the_lists(imported: tuple[Path, Path]) -> None:

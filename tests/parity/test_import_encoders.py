@@ -24,6 +24,7 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.vision import patches
 from dragoman.pipelines.labelling import Labeller
 from encoder_checkpoints import BERTS, HARD_LINES, VITS, WORDS, bert_checkpoint, vit_checkpoint
+from every_kind import covering
 
 transformers: Any = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
@@ -31,7 +32,7 @@ DTYPES = [(torch.float32, 1e-5), (torch.float64, 1e-10)]
 UNUSED = torch.zeros(1, 0, dtype=torch.long)  # an encoder has no decoder input
 
 
-@pytest.fixture(scope="module", params=BERTS)
+@pytest.fixture(scope="module", params=covering(BERTS, {"masked", "labels", "tags"}))
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
     """The folder of a BERT checkpoint, and what was imported from it."""
     folder = tmp_path_factory.mktemp("bert")
@@ -41,7 +42,7 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return source, import_model(source, folder / "model", None if request.param == "tags" else check)
 
 
-@pytest.fixture(scope="module", params=VITS)
+@pytest.fixture(scope="module", params=covering(VITS, {"colour"}))
 def images(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
     """The folder of a ViT checkpoint, and what was imported from it."""
     folder = tmp_path_factory.mktemp("vit")

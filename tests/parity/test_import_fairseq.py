@@ -16,39 +16,22 @@ from dragoman import Translator
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.definition import SearchedDefinition
-from dragoman.formats.importing.importer import _plan, import_model, opened
+from dragoman.formats.importing.importer import _plan, opened
 from dragoman.formats.importing.toolkits import fairseq
 from dragoman.formats.importing.toolkits.checkpoint import FairseqCheckpoint
 from dragoman.models.model_folder import load_network
-from dragoman.models.seq2seq import Model
+from every_kind import covering
+from imported_checks import cases, imported_toolkit, logits
 from importing_attacks import ATTACKS
-from small_run import write_lines
 from toolkit_checkpoints import FAIRSEQ, LINES, fairseq_checkpoint, fairseq_options
 
 
-@pytest.fixture(scope="module", params=FAIRSEQ)
+@pytest.fixture(scope="module", params=covering(FAIRSEQ, {"learned"}))
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
     """Name, the folder of a model, and what was imported from it."""
     folder = tmp_path_factory.mktemp("fairseq")
     source = fairseq_checkpoint(folder / "source", request.param)
-    done = import_model(source, folder / "model", write_lines(folder / "lines.txt", LINES))
-    assert done.family == "fairseq" and done.parity.met and done.tokenizer and done.tokenizer.met
-    assert done.parity.greedy.same == len(LINES)  # type: ignore[attr-defined]
-    return request.param, source, done.folder
-
-
-def _cases(tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-    rng = np.random.default_rng(3)
-    size = tokenizer.target_size
-    return [(tokenizer.encode_source(line), rng.integers(4, size, 9).tolist()) for line in LINES]
-
-
-def _logits(folder: Path, dtype: torch.dtype, source: list[int], target: list[int]) -> np.ndarray:
-    network, _, _ = load_network(folder)
-    assert isinstance(network, Model)
-    with torch.no_grad():
-        found: np.ndarray = network.to(dtype)(torch.tensor([source]), None, torch.tensor([[BOS, *target]]))[0].numpy()
-    return found
+    return request.param, source, imported_toolkit(source, "fairseq", LINES)
 
 
 # The float32 sinusoids of fairseq differ from float64 ones, with which the definition computes.
@@ -63,8 +46,8 @@ def test_logits_are_those_of_the_definition(imported: tuple[str, Path, Path], dt
     tokenizer = vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     kept = [token for token in range(tokenizer.target_size) if token not in (PAD, BOS)]
-    for source, target in _cases(tokenizer):
-        ours = _logits(model, getattr(torch, dtype), source, target)
+    for source, target in cases(tokenizer, LINES):
+        ours = logits(model, getattr(torch, dtype), source, target)
         theirs = runtime.logits(source, target)[:, [vocabulary.target[token] for token in kept]]
         assert np.abs(ours[:, kept] - theirs).max() < (tolerance if FAIRSEQ[name].get("learned_pos") else 1e-5)
         assert np.abs(ours[:, EOS] - 100 - ours[:, BOS]).max() < 1e-4  # a copy of the end
@@ -92,13 +75,13 @@ def test_logits_are_those_of_fairseq(imported: tuple[str, Path, Path]) -> None:
     tokenizer = vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     kept = [token for token in range(tokenizer.target_size) if token not in (PAD, BOS)]
-    for source, target in _cases(tokenizer):
+    for source, target in cases(tokenizer, LINES):
         ids = torch.tensor([[vocabulary.source[token] for token in source]])
         prefix = torch.tensor([[2, *(vocabulary.target[token] for token in target)]])
         with torch.no_grad():
-            logits = theirs(ids, torch.tensor([ids.size(1)]), prefix)[0][0].numpy()
-        ours = _logits(model, torch.float32, source, target)
-        assert np.abs(ours[:, kept] - logits[:, [vocabulary.target[token] for token in kept]]).max() < 1e-5
+            expected = theirs(ids, torch.tensor([ids.size(1)]), prefix)[0][0].numpy()
+        ours = logits(model, torch.float32, source, target)
+        assert np.abs(ours[:, kept] - expected[:, [vocabulary.target[token] for token in kept]]).max() < 1e-5
 
 
 def test_ids_are_those_of_the_dictionaries(imported: tuple[str, Path, Path]) -> None:

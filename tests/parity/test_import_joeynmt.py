@@ -14,44 +14,27 @@ import torch
 
 from damaged_checkpoints import refusal
 from dragoman import Translator
-from dragoman.data.ids import BOS, EOS
+from dragoman.data.ids import EOS
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.definition import SearchedDefinition
-from dragoman.formats.importing.importer import _plan, import_model, opened
+from dragoman.formats.importing.importer import _plan, opened
 from dragoman.formats.importing.listed_vocabulary import restricted
 from dragoman.formats.importing.toolkits import joeynmt
 from dragoman.formats.importing.toolkits.checkpoint import JoeyCheckpoint
 from dragoman.models.model_folder import load_network
-from dragoman.models.seq2seq import Model
+from every_kind import covering
+from imported_checks import cases, imported_toolkit, logits
 from importing_attacks import ATTACKS
 from marian_files import vocabulary
-from small_run import write_lines
 from toolkit_checkpoints import JOEY, LINES, joey_checkpoint, joey_settings
 
 
-@pytest.fixture(scope="module", params=JOEY)
+@pytest.fixture(scope="module", params=covering(JOEY, {"pre"}))
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
     """Name, the folder of a model, and what was imported from it."""
     folder = tmp_path_factory.mktemp("joeynmt")
     source = joey_checkpoint(folder / "source", request.param)
-    done = import_model(source, folder / "model", write_lines(folder / "lines.txt", LINES))
-    assert done.family == "joeynmt" and done.parity.met and done.tokenizer and done.tokenizer.met
-    assert done.parity.greedy.same == len(LINES)  # type: ignore[attr-defined]
-    return request.param, source, done.folder
-
-
-def _cases(tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-    rng = np.random.default_rng(3)
-    size = tokenizer.target_size
-    return [(tokenizer.encode_source(line), rng.integers(4, size, 9).tolist()) for line in LINES]
-
-
-def _logits(folder: Path, dtype: torch.dtype, source: list[int], target: list[int]) -> np.ndarray:
-    network, _, _ = load_network(folder)
-    assert isinstance(network, Model)
-    with torch.no_grad():
-        found: np.ndarray = network.to(dtype)(torch.tensor([source]), None, torch.tensor([[BOS, *target]]))[0].numpy()
-    return found
+    return request.param, source, imported_toolkit(source, "joeynmt", LINES)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-10)])
@@ -64,8 +47,8 @@ def test_logits_are_those_of_the_definition(imported: tuple[str, Path, Path], dt
     runtime = SearchedDefinition(own, "", plan.vocabulary, plan.vocabulary.target[EOS])
     tokenizer = plan.vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
-    for source, target in _cases(tokenizer):
-        ours = _logits(model, getattr(torch, dtype), source, target)
+    for source, target in cases(tokenizer, LINES):
+        ours = logits(model, getattr(torch, dtype), source, target)
         theirs = runtime.logits(source, target)[:, plan.vocabulary.target]
         assert np.abs(ours - theirs).max() < tolerance
 
@@ -118,19 +101,19 @@ def test_logits_and_ids_are_those_of_joeynmt(imported: tuple[str, Path, Path]) -
     restricts = hasattr(cut.spm, "SetVocabulary")  # not in sentencepiece 0.2.3
     if restricts:
         cut.set_vocab(sides[0])
-    for line, (source, target) in zip(LINES, _cases(tokenizer), strict=True):
+    for line, (source, target) in zip(LINES, cases(tokenizer, LINES), strict=True):
         ids = [plan.vocabulary.source[token] for token in source]
         assert not restricts or ids == [sides[0].lookup(piece) for piece in cut(line)] + [3]
         prefix = torch.tensor([[2, *(plan.vocabulary.target[token] for token in target)]])
         mask = torch.ones(1, 1, len(ids), dtype=torch.bool)
         with torch.no_grad():
             memory, _ = theirs.encoder(theirs.src_embed(torch.tensor([ids])), None, mask)
-            logits = theirs.decoder(
+            expected = theirs.decoder(
                 trg_embed=theirs.trg_embed(prefix), encoder_output=memory, encoder_hidden=None, src_mask=mask,
                 unroll_steps=0, hidden=None, trg_mask=torch.ones(1, 1, prefix.size(1), dtype=torch.bool),
             )[0][0]  # fmt: skip
-        ours = _logits(model, torch.float32, source, target)
-        assert np.abs(ours - logits.numpy()[:, plan.vocabulary.target]).max() < 1e-5
+        ours = logits(model, torch.float32, source, target)
+        assert np.abs(ours - expected.numpy()[:, plan.vocabulary.target]).max() < 1e-5
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -25,6 +25,8 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
 from dragoman.pipelines.generation import TextGenerator
+from every_kind import covering
+from imported_checks import loaded
 from json_tokenizers import TEXTS, sentencepiece_model
 from language_checkpoints import CONFIGURATIONS, language_checkpoint
 
@@ -33,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its 
 PROMPTS = ["A dog", "", "  two\n", "\N{GRINNING FACE} don't", "Ελληνικά"]
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS)
+@pytest.fixture(scope="module", params=covering(CONFIGURATIONS, {"gpt2", "llama, 3.1", "mistral", "qwen2"}))
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
     """The folder of a checkpoint, and what was imported from it."""
     folder = tmp_path_factory.mktemp("language")
@@ -45,8 +47,7 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def both(imported: tuple[Path, Imported]) -> tuple[CausalRuntime, Model, Tokenizer]:
     source, found = imported
-    network, tokenizer, _ = load_network(found.folder)
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    network, tokenizer = loaded(found.folder)
     return CausalRuntime(source, _plan(Checkpoint(source))[1].vocabulary), network, tokenizer
 
 
@@ -131,18 +132,6 @@ def test_tokens_that_the_checkpoint_lacks(imported: tuple[Path, Imported]) -> No
     assert runtime.added == lacked
     weight = network.get_parameter("embedding.weight")
     assert all(torch.equal(weight[token], weight[EOS]) for token in lacked)
-
-
-def test_cached_and_full_decoding_agree(imported: tuple[Path, Imported]) -> None:
-    _, network, tokenizer = both(imported)
-    network.double()
-    tokens = torch.tensor([[BOS, *row[:10]] for row in rows(tokenizer)[2:]])
-    src = torch.zeros(tokens.size(0), 0, dtype=torch.long)
-    with torch.no_grad():
-        full = network(src, None, tokens)
-        state = network.start(network.encode(src, None), beams=1, max_len=tokens.size(1))
-        steps = [network.decode(tokens[:, [i]], state) for i in range(tokens.size(1))]
-    assert (torch.cat(steps, dim=1) - full).abs().max() < 1e-10
 
 
 def test_the_report_counts_no_difference(imported: tuple[Path, Imported]) -> None:

@@ -9,24 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman import Translator
 from dragoman.data.batching import collate_source
 from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding import ModelStepper, SearchSettings, generate
-from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.importer import Imported, _plan, import_model
 from dragoman.formats.importing.reference import TransformersRuntime
-from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
+from every_kind import covering
+from imported_checks import check_native_engine, loaded, random_targets
 from marian_checkpoints import CONFIGURATIONS, LINES, marian_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS)
+@pytest.fixture(scope="module", params=covering(CONFIGURATIONS, {"two vocabularies"}))
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
     """The folder of a checkpoint, and what was imported from it."""
     folder = tmp_path_factory.mktemp("marian")
@@ -38,16 +37,10 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def both(imported: tuple[Path, Imported]) -> tuple[TransformersRuntime, Model, Tokenizer]:
     source, found = imported
-    network, tokenizer, _ = load_network(found.folder)
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    network, tokenizer = loaded(found.folder)
     bias = network.output.bias
     assert isinstance(bias, torch.Tensor)
     return TransformersRuntime(source, _plan(Checkpoint(source))[1].vocabulary, bias.detach()), network, tokenizer
-
-
-def targets(tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    return [torch.randint(EOS + 1, tokenizer.target_size, (3 + i,), generator=generator).tolist() for i in range(count)]
 
 
 def exact_positions(runtime: TransformersRuntime) -> None:
@@ -66,7 +59,7 @@ def test_logits_are_equal(imported: tuple[Path, Imported], dtype: torch.dtype, t
     network.to(dtype)
     if dtype == torch.float64:
         exact_positions(runtime)
-    for line, target in zip(LINES, targets(tokenizer, len(LINES)), strict=True):
+    for line, target in zip(LINES, random_targets(tokenizer, len(LINES)), strict=True):
         source = tokenizer.encode_source(line)
         theirs = runtime.logits(source, target)
         with torch.no_grad():
@@ -75,19 +68,6 @@ def test_logits_are_equal(imported: tuple[Path, Imported], dtype: torch.dtype, t
         assert (ours[:, never] < -50).all()
         kept = [token for token in range(tokenizer.target_size) if token not in never]
         assert (ours - theirs)[:, kept].abs().max() < tolerance
-
-
-def test_cached_and_full_decoding_agree(imported: tuple[Path, Imported]) -> None:
-    _, network, tokenizer = both(imported)
-    network.double()
-    rows = [tokenizer.encode_source(line) for line in LINES]
-    src, mask = collate_source(rows)
-    tokens = torch.tensor([[BOS, *row[:6]] for row in targets(tokenizer, len(LINES) + 3)[3:]])
-    with torch.no_grad():
-        full = network(src, mask, tokens)
-        state = network.start(network.encode(src, mask), beams=1, max_len=tokens.size(1))
-        steps = [network.decode(tokens[:, [i]], state) for i in range(tokens.size(1))]
-    assert (torch.cat(steps, dim=1) - full).abs().max() < 1e-10
 
 
 def test_the_report_counts_no_difference(imported: tuple[Path, Imported]) -> None:
@@ -104,10 +84,9 @@ def test_text_becomes_the_same_ids_and_the_same_text(imported: tuple[Path, Impor
     from transformers import AutoTokenizer
 
     source, found = imported
-    _, tokenizer, _ = load_network(found.folder)
+    _, tokenizer = loaded(found.folder)
     vocabulary = _plan(Checkpoint(source))[1].vocabulary
     theirs = AutoTokenizer.from_pretrained(source)
-    assert isinstance(tokenizer, Tokenizer)
     lines = [*LINES, "ein Hund läuft", ">>deu<<", "zwei 漢字 hunde"]
     for line in lines:
         assert [vocabulary.source[i] for i in tokenizer.encode_source(line)] == theirs(line).input_ids
@@ -118,15 +97,8 @@ def test_text_becomes_the_same_ids_and_the_same_text(imported: tuple[Path, Impor
     assert any(1 in tokenizer.encode_source(line) for line in lines)  # unknown pieces occur
 
 
-@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 def test_the_native_engine_agrees(imported: tuple[Path, Imported]) -> None:
-    _, found = imported
-    engine = Translator.load(found.folder, engine="native", quantize="none")
-    reference = Translator.load(found.folder, engine="pytorch", quantize="none")
-    for width in (1, 4):
-        ours, theirs = (list(t.translate(LINES, beam=width)) for t in (engine, reference))
-        assert [each.text for each in ours] == [each.text for each in theirs]
-        assert [each.score for each in ours] == pytest.approx([each.score for each in theirs], abs=1e-4)
+    check_native_engine(imported[1].folder, LINES)
 
 
 def test_greedy_text_is_that_of_generate(imported: tuple[Path, Imported]) -> None:

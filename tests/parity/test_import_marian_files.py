@@ -14,20 +14,19 @@ import torch
 
 from dragoman import Translator
 from dragoman.data.ids import BOS, PAD, UNK
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
 from dragoman.formats.importing.marian_files.comparison import DefinitionRuntime
-from dragoman.models.model_folder import load_network, read_config
-from dragoman.models.seq2seq import Model
+from dragoman.models.model_folder import read_config
+from every_kind import covering
+from imported_checks import check_native_engine, loaded
 from marian_files import LINES, MODELS, lexical_shortlist, marian_model
 from small_run import write_lines
 
 STUDENTS = {"en-pt": "enpt-1693087644", "pt-en": "pten-1693087646"}
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=covering(MODELS, {"pre-norm ssru"}))
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The folder of a model, and what was imported from it."""
     folder = tmp_path_factory.mktemp("marian")
@@ -35,12 +34,6 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     done = import_model(source, folder / "model", write_lines(folder / "lines.txt", LINES))
     assert done.parity.greedy.same == len(LINES) and done.parity.beam.same == len(LINES) and done.tokenizer.met
     return source, done.folder
-
-
-def loaded(folder: Path) -> tuple[Model, Tokenizer]:
-    network, tokenizer, _ = load_network(folder)
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
-    return network, tokenizer
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-10)])
@@ -76,13 +69,7 @@ def test_binary_files_hold_the_same_model(kind: str, tmp_path: Path) -> None:
 
 
 def test_native_engine_and_folder(imported: tuple[Path, Path]) -> None:
-    if load_native() is None:
-        pytest.skip(unavailable_reason())
-    engine = Translator.load(imported[1], engine="native", quantize="none")
-    reference = Translator.load(imported[1], engine="pytorch", quantize="none")
-    for width in (1, 4):
-        ours, theirs = (list(t.translate(LINES, beam=width)) for t in (engine, reference))
-        assert [each.text for each in ours] == [each.text for each in theirs]
+    check_native_engine(imported[1], LINES)
 
 
 def test_a_list_of_pieces_beside_two_sentencepiece_models(tmp_path: Path) -> None:

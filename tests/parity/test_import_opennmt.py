@@ -14,49 +14,31 @@ import pytest
 import torch
 
 from damaged_checkpoints import refusal
-from dragoman import Translator
 from dragoman.data.ids import BOS, EOS
 from dragoman.data.tokenizer import Tokenizer
-from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.importing.toolkits import eole, opennmt
 from dragoman.formats.importing.toolkits.checkpoint import EoleCheckpoint, OpenNMTCheckpoint
 from dragoman.models.model_folder import load_network
-from dragoman.models.seq2seq import Model
+from every_kind import covering
+from imported_checks import cases, check_native_engine, imported_toolkit, logits
 from importing_attacks import ATTACKS
-from opennmt_checkpoints import LINES, MODELS, TOOLKITS, eole_settings, opennmt_options, written, written_lists
-from small_run import write_lines
+from marian_files import LINES
+from opennmt_checkpoints import MODELS, TOOLKITS, eole_settings, opennmt_options, written, written_lists
 
 FAMILIES: dict[str, ModuleType] = {"opennmt": opennmt, "eole": eole}
 CASES = [(toolkit, name) for toolkit in TOOLKITS for name in MODELS]
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(scope="module", params=covering(CASES, {("opennmt", "biases"), ("eole", "untied")}), ids="-".join)
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
     """Name of the model, its folder, and what was imported from it."""
     folder = tmp_path_factory.mktemp("opennmt")
     toolkit, name = request.param
     source = written(folder / "source", toolkit, name)
-    done = import_model(source, folder / "model", write_lines(folder / "lines.txt", LINES))
-    assert done.family == toolkit and done.parity.met and done.tokenizer and done.tokenizer.met
-    assert done.parity.greedy.same == len(LINES)  # type: ignore[attr-defined]
-    assert done.parity.beam.different == 0  # type: ignore[attr-defined]
-    return name, source, done.folder
-
-
-def _cases(tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-    rng = np.random.default_rng(3)
-    return [(tokenizer.encode_source(line), rng.integers(4, tokenizer.target_size, 9).tolist()) for line in LINES]
-
-
-def _logits(folder: Path, dtype: torch.dtype, source: list[int], target: list[int]) -> np.ndarray:
-    network, _, _ = load_network(folder)
-    assert isinstance(network, Model)
-    with torch.no_grad():
-        found: np.ndarray = network.to(dtype)(torch.tensor([source]), None, torch.tensor([[BOS, *target]]))[0].numpy()
-    return found
+    return name, source, imported_toolkit(source, toolkit, LINES)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-10)])
@@ -68,20 +50,16 @@ def test_logits_are_those_of_the_definition(imported: tuple[str, Path, Path], dt
     runtime = SearchedDefinition(own, "", plan.vocabulary, plan.vocabulary.target[EOS])
     tokenizer = plan.vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer) and not tokenizer.sources_end
-    for source, target in _cases(tokenizer):
+    for source, target in cases(tokenizer, LINES):
         assert EOS not in source
-        ours = _logits(model, getattr(torch, dtype), source, target)
+        ours = logits(model, getattr(torch, dtype), source, target)
         known = np.array(plan.vocabulary.target) >= 0
         theirs = runtime.logits(source, target)[:, plan.vocabulary.target]
         assert np.abs(ours - theirs)[:, known].max() < tolerance
 
 
 def test_the_native_engine_translates_alike(imported: tuple[str, Path, Path]) -> None:
-    if load_native() is None:
-        pytest.skip(unavailable_reason())
-    engine, reference = (Translator.load(imported[2], engine=name, quantize="none") for name in ("native", "pytorch"))
-    ours, theirs = (list(each.translate(LINES, beam=3)) for each in (engine, reference))
-    assert [each.text for each in ours] == [each.text for each in theirs]
+    check_native_engine(imported[2], LINES)
 
 
 def test_missing_biases_are_0(imported: tuple[str, Path, Path]) -> None:
@@ -114,7 +92,7 @@ def _original_logits(toolkit: str, folder: Path, name: str) -> Any:
     model.eval()
     assert own["width"] == model.generator.in_features
 
-    def logits(source: list[int], target: list[int]) -> np.ndarray:
+    def original(source: list[int], target: list[int]) -> np.ndarray:
         src, tgt = torch.tensor([source]), torch.tensor([[*target, 0]])
         lengths = torch.tensor([len(source)])
         with torch.no_grad():
@@ -125,7 +103,7 @@ def _original_logits(toolkit: str, folder: Path, name: str) -> Any:
             result: np.ndarray = model.generator(found)[0].numpy()
         return result
 
-    return logits
+    return original
 
 
 def _module(name: str) -> Any:
@@ -160,10 +138,10 @@ def test_logits_are_those_of_the_program(imported: tuple[str, Path, Path]) -> No
     plan = _plan(checkpoint)[1]
     tokenizer = plan.vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
-    for source, target in _cases(tokenizer):
+    for source, target in cases(tokenizer, LINES):
         prefix = [plan.vocabulary.target[token] for token in (BOS, *target)]
         theirs = original([plan.vocabulary.source[token] for token in source], prefix)[:, plan.vocabulary.target]
-        ours = _logits(model, torch.float32, source, target)
+        ours = logits(model, torch.float32, source, target)
         assert np.abs(ours - theirs).max() < 1e-5
 
 

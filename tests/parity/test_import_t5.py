@@ -10,27 +10,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman import Translator
 from dragoman.data.batching import collate_source
-from dragoman.data.ids import BOS, EOS, PAD
+from dragoman.data.ids import BOS, PAD
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding import ModelStepper, SearchSettings, generate
-from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.importer import Imported, _plan, import_model
 from dragoman.formats.importing.reference import TransformersRuntime
-from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import SelfAttention
 from dragoman.nn.layers import DecoderLayer, EncoderLayer
+from every_kind import covering
+from imported_checks import check_native_engine, loaded, random_targets
 from t5_checkpoints import CONFIGURATIONS, LINES, t5_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS)
+@pytest.fixture(scope="module", params=covering(CONFIGURATIONS, {"v1.0, one layer, wide heads", "mt5", "byt5"}))
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
     """The folder of a checkpoint, and what was imported from it."""
     folder = tmp_path_factory.mktemp("t5")
@@ -42,16 +41,10 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def both(imported: tuple[Path, Imported]) -> tuple[TransformersRuntime, Model, Tokenizer]:
     source, found = imported
-    network, tokenizer, _ = load_network(found.folder)
-    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    network, tokenizer = loaded(found.folder)
     bias = network.output.bias
     assert isinstance(bias, Tensor)
     return TransformersRuntime(source, _plan(Checkpoint(source))[1].vocabulary, bias.detach()), network, tokenizer
-
-
-def targets(tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    return [torch.randint(EOS + 1, tokenizer.target_size, (3 + i,), generator=generator).tolist() for i in range(count)]
 
 
 class ExactNorm(torch.nn.Module):
@@ -90,7 +83,7 @@ def test_logits_are_equal(imported: tuple[Path, Imported], dtype: torch.dtype, t
     network.to(dtype)
     if dtype == torch.float64:
         make_exact(runtime.model, network)
-    for line, target in zip(LINES, targets(tokenizer, len(LINES)), strict=True):
+    for line, target in zip(LINES, random_targets(tokenizer, len(LINES)), strict=True):
         source = tokenizer.encode_source(line)
         theirs = runtime.logits(source, target)
         with torch.no_grad():
@@ -98,18 +91,6 @@ def test_logits_are_equal(imported: tuple[Path, Imported], dtype: torch.dtype, t
         assert (ours[:, PAD] < -50).all() and theirs[:, BOS].abs().max() < 50
         difference = (ours - theirs)[:, [BOS, *range(1, tokenizer.target_size)]].abs().max()
         assert difference < tolerance * max(1.0, float(ours[:, 1:].abs().max()))
-
-
-def test_cached_and_full_decoding_agree(imported: tuple[Path, Imported]) -> None:
-    _, network, tokenizer = both(imported)
-    network.double()
-    src, mask = collate_source([tokenizer.encode_source(line) for line in LINES])
-    tokens = torch.tensor([[BOS, *row[:6]] for row in targets(tokenizer, len(LINES) + 3)[3:]])
-    with torch.no_grad():
-        full = network(src, mask, tokens)
-        state = network.start(network.encode(src, mask), beams=1, max_len=tokens.size(1))
-        steps = [network.decode(tokens[:, [i]], state) for i in range(tokens.size(1))]
-    assert (torch.cat(steps, dim=1) - full).abs().max() < 1e-10
 
 
 def test_the_report_counts_no_difference(imported: tuple[Path, Imported]) -> None:
@@ -126,10 +107,9 @@ def test_text_becomes_the_same_ids_and_the_same_text(imported: tuple[Path, Impor
     from transformers import AutoTokenizer
 
     source, found = imported
-    _, tokenizer, _ = load_network(found.folder)
+    _, tokenizer = loaded(found.folder)
     order = _plan(Checkpoint(source))[1].vocabulary.source
     theirs = AutoTokenizer.from_pretrained(source)
-    assert isinstance(tokenizer, Tokenizer)
     for line in [*LINES, "ein Hund läuft", "zwei 漢字 hunde ", "<extra_id_3>a<extra_id_0>"]:
         ids = tokenizer.encode_source(line)
         assert [order[i] for i in ids] == theirs(line).input_ids and ids == tokenizer.encode_target(line)
@@ -138,16 +118,8 @@ def test_text_becomes_the_same_ids_and_the_same_text(imported: tuple[Path, Impor
         assert len(spans) == len(ids) - 1 and all(a <= b <= len(line) for a, b in spans)
 
 
-@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 def test_the_native_engine_agrees(imported: tuple[Path, Imported]) -> None:
-    _, found = imported
-    engine = Translator.load(found.folder, engine="native", quantize="none")
-    reference = Translator.load(found.folder, engine="pytorch", quantize="none")
-    lines = [line[:20] for line in LINES]
-    for width in (1, 4):
-        ours, theirs = (list(t.translate(lines, beam=width)) for t in (engine, reference))
-        assert [each.text for each in ours] == [each.text for each in theirs]
-        assert [each.score for each in ours] == pytest.approx([each.score for each in theirs], abs=1e-3)
+    check_native_engine(imported[1].folder, [line[:20] for line in LINES], 1e-3)
 
 
 @pytest.mark.parametrize("kind", ["v1.1", "byt5, one layer"])

@@ -103,7 +103,7 @@ def test_chunks_recurrence_and_quadratic_sum_are_the_same(length: int) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 3, 64, 70, LONG - 1])
-def test_the_sum_goes_on_where_it_was_left(cut: int) -> None:
+def test_sums_continue_from_a_stored_state(cut: int) -> None:
     q, k, v = (random(N, H, LONG, DH) for _ in range(3))
     whole, total = causal_linear_attention(q, k, v)
     first, before = causal_linear_attention(q[:, :, :cut], k[:, :, :cut], v[:, :, :cut])
@@ -184,7 +184,7 @@ def test_recorded_weights_are_those_of_the_output(kind: str, causal: bool, rotar
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_rotary_turns_the_numerator_only(causal: bool) -> None:
+def test_rotary_rotates_only_the_numerator(causal: bool) -> None:
     attention, x, rotary = made("elu"), random(N, T, D), Rotary(DH, 10000.0)
     q, k, v = attention.qkv(x).view(N, T, 3, H, DH).permute(2, 0, 3, 1, 4)
     q, k = F.elu(q) + 1, F.elu(k) + 1
@@ -196,7 +196,7 @@ def test_rotary_turns_the_numerator_only(causal: bool) -> None:
     torch.testing.assert_close(attention(x, rotary, torch.arange(T), None, causal), want, **EXACT)
 
 
-def test_what_changes_single_scores_is_refused() -> None:
+def test_linear_attention_refuses_biases_of_single_scores() -> None:
     class WithTerms(Positions):
         needs_weights = True
 

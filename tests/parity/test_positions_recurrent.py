@@ -49,7 +49,7 @@ def test_over_embeddings_is_a_gru_and_the_embedding_itself() -> None:
     torch.testing.assert_close(carry, h, **EXACT)
 
 
-def test_positions_are_brought_forth_one_from_the_other() -> None:
+def test_each_recurrent_position_is_computed_from_the_one_before() -> None:
     positions, x = RecurrentPositions(D).double(), random(N, T, D)
     nn.init.normal_(positions.bias)
     got, carry = positions.embed(x, torch.arange(T), None)
@@ -61,38 +61,7 @@ def test_positions_are_brought_forth_one_from_the_other() -> None:
     torch.testing.assert_close(carry, last.expand(N, D), **EXACT)
 
 
-@pytest.mark.parametrize("chunks", [[1] * T, [2, 1, 6], [1, T - 1], [T - 1, 1]], ids=str)
-def test_step_by_step_is_all_at_once(positions: Positions, chunks: list[int]) -> None:
-    x, carry, parts, first = random(N, T, D), None, [], 0
-    for part in x.split(chunks, dim=1):
-        marked, carry = positions.embed(part, torch.arange(first, first + part.size(1)), carry)
-        assert carry is not None and carry.shape == (N, D)
-        parts.append(marked)
-        first += part.size(1)
-    torch.testing.assert_close(torch.cat(parts, dim=1), at_once(positions, x), **EXACT)
-
-
-def test_rows_may_be_reordered_doubled_and_dropped_on_the_way(positions: Positions) -> None:
-    x, pos = random(N, T, D), torch.arange(T)
-    _, carry = positions.embed(x[:, :4], pos[:4], None)
-    assert carry is not None
-    rows = torch.tensor([2, 0, 0])
-    marked, carry = positions.embed(x[rows][:, 4:7], pos[4:7], carry[rows])
-    torch.testing.assert_close(marked, at_once(positions, x[rows])[:, 4:7], **EXACT)
-    assert carry is not None
-    rows, further = torch.tensor([2]), torch.tensor([0])
-    marked, _ = positions.embed(x[further][:, 7:], pos[7:], carry[rows])
-    torch.testing.assert_close(marked, at_once(positions, x[further])[:, 7:], **EXACT)
-
-
-def test_padding_on_the_right_reaches_no_word(positions: Positions) -> None:
-    x = random(N, T, D)
-    padded = x.clone()
-    padded[1, 5:] = 100.0
-    torch.testing.assert_close(at_once(positions, padded)[1, :5], at_once(positions, x[1:2, :5])[0], **EXACT)
-
-
-def test_order_is_seen(positions: Positions) -> None:
+def test_positions_distinguish_word_order(positions: Positions) -> None:
     x = random(N, T, D)
     swapped = x.clone()
     swapped[:, [1, 2]] = x[:, [2, 1]]
@@ -109,7 +78,7 @@ def test_gradients_against_differences(positions: Positions) -> None:
     assert torch.autograd.gradcheck(marked, (x, *positions.parameters()))
 
 
-def test_generated_positions_stay_apart_and_of_one_size() -> None:
+def test_recurrent_positions_stay_distinct_and_bounded() -> None:
     """An untrained network must generate distinguishable vectors far beyond the first positions."""
     width, length = 64, 400
     for seed in range(5):
@@ -140,7 +109,7 @@ def test_recurrent_positions_follow_the_dtype(kind: str) -> None:
     torch.testing.assert_close(got.float(), want, rtol=0, atol=0.05)
 
 
-def test_they_begin_as_their_formulas_say() -> None:
+def test_initial_values_follow_the_formulas() -> None:
     positions = RecurrentPositions(D)
     positions.reset(torch.Generator().manual_seed(3))
     drawn = torch.randn(D, generator=torch.Generator().manual_seed(3))

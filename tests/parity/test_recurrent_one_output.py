@@ -142,16 +142,6 @@ def test_labels_are_torchs_layers_of_packed_sentences(cell: str, directions: int
         torch.testing.assert_close(by_name["encoder.embedding.weight"], theirs[1], **EXACT)
 
 
-def test_a_sentence_alone_has_the_labels_that_it_has_in_a_batch() -> None:
-    src, mask = ids()
-    for directions, pooling in itertools.product((1, 2), ("none", "last", "mean")):
-        network = labels_of("gru", directions, pooling)
-        together = network(src, mask, NOTHING)
-        for row, length in enumerate(LENGTHS):
-            alone = network(src[row : row + 1, :length], None, NOTHING[:1])
-            torch.testing.assert_close(together[row, : alone.size(1)], alone[0], **EXACT)
-
-
 @pytest.mark.parametrize("cell", CELLS)
 def test_the_state_has_the_same_size_at_every_length(cell: str) -> None:
     model = language_model(cell)

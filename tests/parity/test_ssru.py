@@ -166,7 +166,7 @@ def test_parameters_are_counted_and_named() -> None:
     assert native_unsupported_reasons(ssru_config) == []
 
 
-def test_a_fresh_model_keeps_half_of_the_past() -> None:
+def test_the_gate_biases_of_a_new_model_are_zero() -> None:
     model = build_model(model_config(TRANSLATORS["ssru"]), V, V)
     for name, parameter in model.named_parameters():
         if name.endswith("gate.bias"):

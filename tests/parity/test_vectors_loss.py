@@ -132,7 +132,7 @@ def topics(sentences: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", ["skipgram", "cbow"])
-def test_a_tiny_training_places_two_topics_apart(kind: str) -> None:
+def test_a_tiny_training_separates_two_topics(kind: str) -> None:
     words = SEA + FARM
     sentences = torch.tensor(topics(120))  # (B, 6)
     v, u = (torch.randn(len(words), D).div_(D).requires_grad_() for _ in range(2))

@@ -130,7 +130,7 @@ def test_both_words_take_the_second_ones_value() -> None:
     torch.testing.assert_close(out, tensor([V_2, V_2]), **EXACT)
 
 
-def test_words_that_differ_by_one_number_everywhere_are_the_same_behind_the_norm() -> None:
+def test_the_norm_removes_a_constant_difference() -> None:
     """Normalising word + value gives [-2, -1, -2, 5] / sqrt(8.5), of variance 1, for both words."""
     layer, pos = first_layer(), torch.arange(2)
     y = layer.around_self_attn(tensor(WORDS)[None], lambda x: layer.self_attn(x, Positions(), pos))[0]

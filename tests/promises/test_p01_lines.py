@@ -42,7 +42,7 @@ def test_every_line_has_its_own_translation_in_its_place(lines: list[str], windo
 
 @settings(max_examples=25, deadline=None)
 @given(lines=LINES)
-def test_what_an_untrained_model_says_stays_on_one_line(lines: list[str]) -> None:
+def test_the_output_of_an_untrained_model_stays_on_one_line(lines: list[str]) -> None:
     out = tiny_translator(beam=2).translate(lines)
 
     assert len(out) == len(lines)

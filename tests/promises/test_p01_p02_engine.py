@@ -223,7 +223,7 @@ def test_nothing_in_nothing_out() -> None:
     assert together("paper", [], "beam") == []
 
 
-def test_the_cases_are_worth_something() -> None:
+def test_the_cases_are_not_trivial() -> None:
     """Every source makes other numbers, most other words, and sentences leave the batch at different steps."""
     draw = torch.Generator().manual_seed(4)
     lines = [line(torch.randint(4, VOCAB, (n,), generator=draw).tolist(), [], 14) for n in (1, 3, 20, 7, 12, 2, 9, 30)]

@@ -92,7 +92,7 @@ def test_a_score_does_not_depend_on_its_neighbours(pairs: list[tuple[str, str]],
         assert score.log_prob == pytest.approx(sum(score.token_log_probs))
 
 
-def test_the_cases_are_worth_something() -> None:
+def test_the_cases_are_not_trivial() -> None:
     searched = [alone("one two three", search, False).tokens for search in SEARCHES]
     other = [alone("four x 12 été", search, False).tokens for search in SEARCHES]
 

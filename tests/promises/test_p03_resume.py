@@ -185,7 +185,7 @@ class InterruptAt(Reporter):
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 9), (signal.SIGTERM, 15), (signal.SIGINT, 12)])
-def test_a_signal_saves_and_the_run_goes_on(number: int, step: int, data: Path, tmp_path: Path) -> None:
+def test_a_signal_saves_and_the_run_continues(number: int, step: int, data: Path, tmp_path: Path) -> None:
     config = small_config(data, "train.average=3")  # checkpoints at 6, 12, 18, 24
     train(config, tmp_path / "uninterrupted")
     run = tmp_path / "run"
@@ -232,7 +232,7 @@ SGD = ("train.optimizer.kind=sgd", "train.schedule.kind=constant", "train.schedu
     ],
     ids=["plain", "ema", "sgd", "momentum", "muon"],
 )
-def test_a_larger_budget_goes_on(more: tuple[str, ...], data: Path, tmp_path: Path) -> None:
+def test_a_larger_budget_continues_the_run(more: tuple[str, ...], data: Path, tmp_path: Path) -> None:
     constant = ("train.schedule.kind=inverse_sqrt", "train.schedule.warmup=5", *more)
     first = train(small_config(data, *constant, "train.budget=12 steps"), tmp_path / "run")
     result: TrainResult = train(small_config(data, *constant, "train.budget=24 steps"), tmp_path / "run")

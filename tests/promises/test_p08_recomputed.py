@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,16 +14,14 @@ from dragoman.models.transformer import Stack
 from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.trainer import train
-from every_kind import LANGUAGE_MODELS, TRANSLATORS, built_network
+from every_kind import LANGUAGE_MODELS, TRANSLATORS, built_network, covering
 from small_run import small_config, weights, write_corpus
 
-
-def transformers(documents: dict[str, dict[str, Any]]) -> list[Any]:
-    return [
-        pytest.param(document, id=name)
-        for name, document in documents.items()
-        if document["architecture"] in ("transformer", "decoder_only")
-    ]
+KINDS = {
+    name: document
+    for name, document in {**TRANSLATORS, **LANGUAGE_MODELS}.items()
+    if document["architecture"] in ("transformer", "decoder_only") and document.get("norm") != {"kind": "batch"}
+}
 
 
 def gradients(network: Network, recomputes: bool) -> tuple[float, list[Tensor | None], int]:
@@ -49,11 +46,9 @@ def gradients(network: Network, recomputes: bool) -> tuple[float, list[Tensor | 
     return float(loss.smoothed.detach()), [p.grad for p in network.parameters()], stored
 
 
-@pytest.mark.parametrize("document", transformers({**TRANSLATORS, **LANGUAGE_MODELS}))
-def test_gradients_of_every_kind(document: dict[str, Any]) -> None:
-    if document.get("norm", {}).get("kind") == "batch":
-        pytest.skip("refused by the configuration")
-    network = built_network({**document, "dropout": 0.3}, 11, 11).train().float()
+@pytest.mark.parametrize("name", covering(KINDS))
+def test_gradients_of_every_kind(name: str) -> None:
+    network = built_network({**KINDS[name], "dropout": 0.3}, 11, 11).train().float()
     torch.manual_seed(1)
     loss, want, stored = gradients(network, recomputes=False)
     torch.manual_seed(1)
@@ -79,6 +74,8 @@ def test_a_training_ends_with_the_same_bytes(tmp_path: Path) -> None:
         (("model.norm.kind=batch",), 'would count each batch twice in model.norm.kind = "batch"'),
     ],
 )
-def test_what_cannot_be_computed_twice_is_refused(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
+def test_gradient_checkpointing_is_refused_where_it_is_unsupported(
+    overrides: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=message):
         small_config(tmp_path, "train.gradient_checkpointing=true", *overrides)

@@ -25,7 +25,7 @@ from dragoman.nn.record import record, replace, tap_names
 from dragoman.nn.recurrent import Cell
 from dragoman.nn.taps import ReadOnlyTap
 from dragoman.training.loss import Loss, TokenLoss
-from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built, built_network, readable
+from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built, built_network, covering, readable
 from small_networks import SIZES, VARIANTS, shaken
 
 B, S, T, V = 4, 7, 6, 17
@@ -33,7 +33,7 @@ EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 MODELS = TRANSLATORS | LANGUAGE_MODELS
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=covering(MODELS))
 def document(request: pytest.FixtureRequest) -> dict[str, Any]:
     return MODELS[request.param]
 
@@ -164,7 +164,7 @@ def other_networks() -> dict[str, tuple[Network, tuple[Tensor, Tensor | None, Te
 
 
 @pytest.mark.parametrize("name", ["decoder-only", "encoder-only", "vision", *LABELLERS])
-def test_the_same_of_networks_without_encoder_or_decoder(name: str) -> None:
+def test_recording_networks_without_encoder_or_decoder_changes_no_bit(name: str) -> None:
     network, inputs = other_networks()[name]
     network = shaken(network).float()
     plain = network(*inputs)
@@ -279,7 +279,7 @@ def test_recorded_gradients_are_differences_tap_by_tap(name: str) -> None:
     assert sum(abs(got) > 1e-6 for got in slopes.values()) > 0.9 * len(slopes)
 
 
-def test_the_gradient_of_the_logits_is_what_was_said_less_what_was_right(document: dict[str, Any]) -> None:
+def test_the_gradient_of_the_logits_is_probabilities_minus_labels(document: dict[str, Any]) -> None:
     model = built(document, V)
     data = readable(model, batch())
     with record(model, "output.*", gradients=True) as seen:
@@ -309,8 +309,8 @@ def test_replacing_everything_by_itself_changes_nothing(document: dict[str, Any]
     assert_equal(outputs(), plain)
 
 
-@pytest.mark.parametrize("name", TRANSLATORS)
-def test_what_was_recorded_of_another_sentence_gives_its_output(name: str) -> None:
+@pytest.mark.parametrize("name", covering(TRANSLATORS))
+def test_replacing_by_the_encoder_output_of_another_sentence_gives_its_logits(name: str) -> None:
     """All that is left of a source is what the encoder hands on (in a convolutional model, its embeddings besides)."""
     document = TRANSLATORS[name]
     model = built(document, V)
@@ -328,8 +328,8 @@ def test_what_was_recorded_of_another_sentence_gives_its_output(name: str) -> No
     assert not torch.allclose(got, plain)
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
-def test_an_attention_without_heads_says_its_bias(name: str) -> None:
+@pytest.mark.parametrize("name", covering(TRANSFORMERS))
+def test_attention_with_zeroed_heads_outputs_its_bias(name: str) -> None:
     model, data = built(TRANSLATORS[name], V), batch()
     paths = ["encoder.layers.0.self_attn", "decoder.layers.1.self_attn", "decoder.layers.2.cross_attn"]
     for path in paths if "ssru" not in name else paths[::2]:
@@ -343,8 +343,8 @@ def test_an_attention_without_heads_says_its_bias(name: str) -> None:
         torch.testing.assert_close(said, want, **EXACT)
 
 
-@pytest.mark.parametrize("name", [name for name, changes in TRANSFORMERS.items() if "attention" not in changes])
-def test_a_forced_look_brings_the_values_of_that_place(name: str) -> None:
+@pytest.mark.parametrize("name", covering(name for name, changes in TRANSFORMERS.items() if "attention" not in changes))
+def test_forced_attention_weights_select_the_values_of_that_position(name: str) -> None:
     model, data = built(TRANSLATORS[name], V), batch()
     path = "decoder.layers.1.cross_attn"
 
@@ -360,7 +360,7 @@ def test_a_forced_look_brings_the_values_of_that_place(name: str) -> None:
     torch.testing.assert_close(heads, want, **EXACT)
 
 
-def test_a_closed_gate_lets_nothing_through() -> None:
+def test_a_gate_of_zero_gives_a_hidden_state_of_zero() -> None:
     data = batch()
     for name, gate, hidden in (
         ("lstm", "encoder.layers.0.back.output_gate", "encoder.layers.0.back.hidden"),
@@ -373,7 +373,7 @@ def test_a_closed_gate_lets_nothing_through() -> None:
         assert not seen.joined(hidden).any()
 
 
-def test_replaced_logits_are_what_the_loss_and_the_search_see(document: dict[str, Any]) -> None:
+def test_the_loss_and_the_search_use_replaced_logits(document: dict[str, Any]) -> None:
     model = built(document, V)
     data = readable(model, batch())
     with torch.no_grad(), replace(model, {"output.logits": torch.zeros(())}):

@@ -68,7 +68,7 @@ def test_a_word_is_one_token_at_the_start_of_words(both: tuple[Tokenizer, AddedW
         assert new.encode_source(text) == old.encode_source(text)
 
 
-def test_what_a_word_was_before(both: tuple[Tokenizer, AddedWords]) -> None:
+def test_the_earlier_layers_of_a_word(both: tuple[Tokenizer, AddedWords]) -> None:
     old, added = both
     expected = ["Dragoman", "sleeping bag", "naïve", WORDS[3] if "\N{LATIN SMALL LIGATURE FI}" in
                 added.tokenizer.source_piece(old.source_size + 3) else "field trip"]  # fmt: skip

@@ -43,7 +43,7 @@ def test_a_file_has_sure_and_possible_links(tmp_path: Path) -> None:
     assert second.source == (Unit(0), Unit(1), Unit(2))
 
 
-def test_all_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "links", ["0-0 0:1", "0-0", "1-0 0-2"])
     with pytest.raises(DataError) as refused:
         read_alignment(path, ["a", "b", "c"], ["x", "y", "z"])

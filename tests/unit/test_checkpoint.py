@@ -221,7 +221,7 @@ def test_a_folder_that_contains_a_run_stands_for_it(folder: Path, tmp_path: Path
         find_model(demo)
 
 
-def test_a_pointer_to_nothing_is_told(tmp_path: Path) -> None:
+def test_a_null_pointer_is_reported(tmp_path: Path) -> None:
     (tmp_path / "best").write_text("checkpoints/00000099\n")
     with pytest.raises(ModelFolderError, match=r"00000099: missing"):
         load_network(tmp_path)
@@ -272,7 +272,7 @@ def test_a_kill_behind_the_second_rename_keeps_the_new_folder(folder: Path, tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["model"] and verify(folder) == before
 
 
-def test_the_best_comes_before_the_last_and_the_last_before_nothing(folder: Path, tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_preferred_to_the_last(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for name in ("9", "10"):
         shutil.copytree(folder, run / "checkpoints" / name)

@@ -191,7 +191,7 @@ def test_columns_are_those_that_have_a_number(comparison: RunComparison) -> None
     assert (first.key, first.title) == ("valid.my_score", "my score")
 
 
-def test_a_row_says_what_is_special_about_it(tmp_path: Path) -> None:
+def test_a_row_shows_its_special_properties(tmp_path: Path) -> None:
     """Not what more than half of the groups have; and what is rare before what is not."""
     special = {
         "base": (),

@@ -58,12 +58,12 @@ def test_durations_are_read_and_read_back(text: str, amount: float, unit: str) -
 
 
 @pytest.mark.parametrize("text", ["soon", "10", "5 apples", "-3 steps", "0 steps", "steps", "", "1e3 steps"])
-def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
+def test_invalid_durations_are_refused_with_examples(text: str) -> None:
     (problem,) = problems(f'train.budget="{text}"')
     assert problem.startswith("train.budget = ") and ("20 min" in problem or "out of range; accepted: 1 to" in problem)
 
 
-def test_every_problem_is_told_at_once_with_the_nearest_name() -> None:
+def test_all_problems_are_reported_at_once_with_the_nearest_name() -> None:
     found = problems(
         "model.d_modle=64",
         "train.seed=minus one",
@@ -183,7 +183,7 @@ def test_recurrent_networks_with_one_output_per_input() -> None:
         parse_config({"data": {"kind": "tagged", "train": ["a"]}, "model": {"architecture": "recurrent_lm"}})
 
 
-def test_all_that_does_not_fit_is_told_at_once() -> None:
+def test_all_mismatches_are_reported_at_once() -> None:
     model = {"architecture": "encoder_only", "tie": "all", "pooling": "mean"}
     document = {"data": {"kind": "tagged", "train": ["a"]}, "model": model, "tokenizer": {"shared": False}}
     with pytest.raises(ConfigError) as caught:

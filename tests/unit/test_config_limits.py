@@ -418,6 +418,6 @@ def test_messages_for_lists_dates_and_misplaced_keys(document: dict[Any, Any], w
         ),
     ],
 )
-def test_a_key_that_belongs_elsewhere_is_told_where(override: str, words: str) -> None:
+def test_a_key_of_another_section_is_reported_with_that_section(override: str, words: str) -> None:
     (problem,) = problems(override)
     assert words in problem

@@ -189,6 +189,14 @@ def test_docx_runs_of_equal_formatting_are_one_text() -> None:
     assert translator.texts == ["Hello world"] and out.count("<w:t") == 1 and ">HELLO WORLD</w:t>" in out
 
 
+@pytest.mark.parametrize("space", [" ", "\u00a0"])
+def test_docx_spaces_between_runs_take_the_formatting_before_them(space: str) -> None:
+    bold, translator = "<w:rPr><w:b/></w:rPr>", upper()
+    pieces = run("one", bold) + run(space) + run("two", bold)
+    out = body_of(translated("docx", docx_with(f"<w:p>{pieces}</w:p>"), translator))
+    assert translator.texts == [f"one{space}two"] and f"{bold}<w:t>ONE{space}TWO</w:t>" in out
+
+
 def test_docx_tabs_and_line_breaks_separate_texts() -> None:
     translator = upper()
     tab, line = "<w:r><w:tab/></w:r>", "<w:r><w:br/></w:r>"

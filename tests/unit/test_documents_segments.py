@@ -37,7 +37,7 @@ def both(segment: Segment, translator: PieceTranslator | None = None) -> tuple[l
         ([], [], ""),
     ],
 )
-def test_edges_and_wordless_text_keep_their_place(segment: Segment, texts: list[str], expected: str) -> None:
+def test_edges_and_text_without_words_keep_their_position(segment: Segment, texts: list[str], expected: str) -> None:
     assert both(segment) == (texts, expected)
 
 

@@ -422,6 +422,11 @@ def test_json_keeps_keys_numbers_and_formatting() -> None:
     assert out == expected.replace("caf\\u00e9", "CAF\\u00c9").replace("<b>x", "<b>X")
 
 
+def test_json_is_escaped_only_if_the_source_has_escapes_and_no_other_characters() -> None:
+    for source, written in (('"a"', '"é"'), ('"\\u00e0 a"', '"\\u00e9"'), ('["\\u00e0 a", "à"]', '["é", "é"]')):
+        assert translated("json", source, says("é")).decode() == written
+
+
 def test_json_is_validated_first() -> None:
     with pytest.raises(DataError, match="not JSON: Expecting"):
         translated("json", '{"a": "b",}')

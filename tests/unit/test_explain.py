@@ -28,7 +28,7 @@ from dragoman.pages.packing import packed
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.labelling import Labeller
 from dragoman.pipelines.translation import Translator
-from every_kind import TRANSLATORS
+from every_kind import TRANSLATORS, covering
 from small_run import Cli
 from tiny_translator import tiny_tokenizer
 
@@ -137,7 +137,7 @@ def ids_of(explanation: Explanation) -> tuple[list[int], list[int]]:
 # -------------------------------------------------------------------------------------------------------- predictions
 
 
-@pytest.mark.parametrize("kind", TRANSLATORS)
+@pytest.mark.parametrize("kind", covering(TRANSLATORS))
 def test_recording_does_not_change_the_output(kind: str) -> None:
     network = translator(kind)[0]
     source, target = ids_of(translated(kind))
@@ -547,11 +547,10 @@ def test_a_long_sentence_through_six_layers_stays_under_five_megabytes(tmp_path:
     assert write_explanation(tmp_path / "page.html", found).stat().st_size < 5_000_000
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:
+def test_the_command(tmp_path: Path, cli: Cli) -> None:
     network, tokenizer, config = translator("paper")
     folder = tmp_path / "model"
     save_model(folder, config, tokenizer, unique_tensors(network), {"step": 1, "scores": {}})
-    cli = Cli(monkeypatch, capsysbinary)
 
     code, out, err = cli("explain", folder, SOURCE, "--target", TARGET, "--out", tmp_path / "page.html")
     assert (code, out.decode().strip()) == (0, TARGET)

@@ -365,14 +365,11 @@ def test_the_terminal_shows_every_head(mapped: tuple[Atlas, list[AtlasExample]])
 # --------------------------------------------------------------------------------------------------------- the command
 
 
-def test_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_the_command(tmp_path: Path, cli: Cli) -> None:
     from dragoman.training.trainer import train
 
     data = write_corpus(tmp_path / "data")
     train(small_config(data, "train.budget=6 steps"), tmp_path / "run")
-    cli = Cli(monkeypatch, capsysbinary)
     source, reference = data / "valid.src", data / "valid.tgt"
     counts = [len(line.split()) for line in source.read_text("utf-8").splitlines()]
     links = write_lines(tmp_path / "links", [" ".join(f"{i}-{n - 1 - i}" for i in range(n)) for n in counts])

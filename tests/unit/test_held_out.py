@@ -95,6 +95,10 @@ def test_groups_are_never_divided_and_large_ones_stay_in_training() -> None:
     assert 28 <= (parts == VALID).sum() <= 40 and 48 <= (parts == TEST).sum() <= 60
 
 
+def test_groups_of_twelve_pairs_are_held_out() -> None:
+    assert (choose_held_out(np.zeros(12, dtype=np.int64), [(VALID, 12)]) == VALID).all()
+
+
 def test_the_choice_depends_only_on_the_seed() -> None:
     groups = np.arange(500)
     wanted = [(VALID, 20), (TEST, 20)]

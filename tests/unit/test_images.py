@@ -46,7 +46,7 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
         (np.full((2, 4, 4), np.nan), "here: pixels from nan to nan"),
     ],
 )
-def test_what_is_no_row_of_images_is_refused(array: Any, message: str) -> None:
+def test_invalid_rows_of_images_are_refused(array: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         as_images(array, "here")
 

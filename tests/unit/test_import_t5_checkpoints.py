@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 
+from damaged_checkpoints import change_tensors, refusal, set_values
 from dragoman import Translator, record
 from dragoman.data.ids import BOS, PAD
 from dragoman.data.tokenizer import Tokenizer
@@ -52,26 +51,6 @@ def model(original: Path) -> Path:
 def checkpoint(original: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
     return Path(shutil.copytree(original, tmp_path / "checkpoint"))
-
-
-def set_values(folder: Path, file: str = "config.json", **values: Any) -> None:
-    content = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps(content | values))
-
-
-def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
-    tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    change(tensors)
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
-def refusal(folder: Path, error: type[DragomanError] = UsageError) -> str:
-    """The message of a refused import, which leaves nothing behind."""
-    before = sorted(path.name for path in folder.parent.iterdir())
-    with pytest.raises(error) as caught:
-        import_model(folder, folder.parent / "model")
-    assert sorted(path.name for path in folder.parent.iterdir()) == before
-    return str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

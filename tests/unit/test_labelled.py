@@ -21,7 +21,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_every_form_says_the_same(name: str, tmp_path: Path) -> None:
+def test_every_form_gives_the_same_result(name: str, tmp_path: Path) -> None:
     found = list(read_labelled(write_lines(tmp_path / name, FORMS[name])))
     assert [(e.label, " ".join(e.text.split())) for e in found] == [("good", "a fine film"), ("bad", "not at all")]
     assert [e.line for e in found] == [1, 4 if name == "a.csv" else 3]

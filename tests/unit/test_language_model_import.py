@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from dragoman.errors import UsageError
+from damaged_checkpoints import refusal, set_values
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import read_config, read_meta, verify
 from language_checkpoints import language_checkpoint
@@ -29,20 +28,6 @@ def gpt2(tmp_path: Path) -> Path:
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
     return language_checkpoint(tmp_path / "llama", "llama")
-
-
-def set_values(folder: Path, file: str = "config.json", **values: Any) -> None:
-    content = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps(content | values))
-
-
-def refusal(folder: Path) -> str:
-    """The message of a refused import, which leaves nothing behind."""
-    before = sorted(path.name for path in folder.parent.iterdir())
-    with pytest.raises(UsageError) as caught:
-        import_model(folder, folder.parent / "model")
-    assert sorted(path.name for path in folder.parent.iterdir()) == before
-    return str(caught.value)
 
 
 def test_every_reason_is_in_one_message(gpt2: Path) -> None:
@@ -136,6 +121,11 @@ def test_a_crafted_pickle_does_not_execute(gpt2: Path, tmp_path: Path) -> None:
     torch.save(tensors | {"transformer.h.0.attn.bias": Attack(tmp_path / "executed")}, gpt2 / "pytorch_model.bin")
     assert "it could run code" in refusal(gpt2)
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_sliding_window_is_the_maximum_length(tmp_path: Path) -> None:
+    import_model(language_checkpoint(tmp_path / "mistral", "mistral, window, one layer"), tmp_path / "model")
+    assert read_config(tmp_path / "model").data.max_tokens == 41
 
 
 def test_the_commands_on_an_imported_model(cli: Cli, llama: Path, tmp_path: Path) -> None:

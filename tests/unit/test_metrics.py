@@ -274,7 +274,7 @@ def test_each_system_has_its_own_interval() -> None:
             assert shown in str(metric)
 
 
-def test_chance_is_told_from_a_difference() -> None:
+def test_chance_is_distinguished_from_a_difference() -> None:
     draw = random.Random(3)
     reference = [" ".join(draw.choices("abcdefghij", k=12)) for _ in range(90)]
 
@@ -306,6 +306,6 @@ def test_a_model_is_translated_with_and_scored() -> None:
     assert scores.lines()[-1] == "flags among 4 translations: empty_source 1"
 
 
-def test_a_model_is_not_run_where_the_references_do_not_match() -> None:
+def test_a_model_is_not_run_if_the_references_do_not_match() -> None:
     with pytest.raises(UsageError, match="2 sources but references of 1 lines"):
         evaluate_model(copying_translator(), ["one", "two"], [["un"]])

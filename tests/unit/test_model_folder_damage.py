@@ -244,7 +244,7 @@ def test_only_ascii_digits_name_a_step(folder: Path, tmp_path: Path) -> None:
     assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["00000012"]
 
 
-def test_what_is_no_folder_says_so(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "best")
     (tmp_path / "file").touch()
     for name in ("best", "file"):

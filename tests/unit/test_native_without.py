@@ -222,10 +222,7 @@ def test_what_only_the_engine_has_is_refused_with_the_reason(
     assert "accepted" in str(error.value)
 
 
-def test_the_command_says_it_once_and_translates(
-    installed: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    cli = Cli(monkeypatch, capsysbinary)
+def test_the_command_says_it_once_and_translates(installed: Path, model: Path, cli: Cli) -> None:
     code, out, err = cli("translate", model, stdin="".join(f"{line}\n" for line in LINES).encode())
     assert code == 0 and out.count(b"\n") == len(LINES)
     assert err.count(native.unavailable_reason()) == 1

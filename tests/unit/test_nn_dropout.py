@@ -24,7 +24,7 @@ def test_rate_and_scale_are_those_of_the_rounded_rate(p: float, threshold: int) 
     assert abs(float(dropped.double().mean()) - 1) < 5 * deviation * scale  # the mean is kept
 
 
-def test_no_place_is_favoured() -> None:
+def test_every_position_is_drawn_equally_often() -> None:
     dropped = Dropout(0.25)(torch.ones(40_000, 16))
     by_place = (dropped == 0).double().mean(0)
     assert (by_place - 0.25).abs().max() < 5 * math.sqrt(0.25 * 0.75 / 40_000)

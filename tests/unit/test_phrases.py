@@ -169,6 +169,21 @@ def test_a_bonus_is_a_preference(backends: tuple[DecodingBackend, DecodingBacken
     assert contained[1e-6] < contained[2.0] < contained[50.0]
 
 
+def test_only_a_complete_phrase_is_not_followed_by_another_part_of_a_word(
+    backends: tuple[DecodingBackend, DecodingBackend],
+) -> None:
+    inside = bytes(token > EOS for token in range(VOCAB))
+    for seed, backend in itertools.product(range(10), backends):
+        source = case(seed)[0]
+        plain = searched(backend, source, None, SearchSettings(beam=4, max_extra=11), [])[0]
+        unused = next(token for token in range(4, VOCAB) if token not in plain.tokens)
+        settings = SearchSettings(beam=4, max_extra=10)
+        preferred = searched(backend, source, Phrases(((unused,),), 1e-6, inside), settings, [])[0]
+        assert preferred.tokens == plain.tokens
+        required = searched(backend, source, Phrases(((unused,),), None, inside), settings, [])[0]
+        assert required.tokens[-1] == unused
+
+
 @native
 def test_requests_with_and_without_phrases_do_not_affect_each_other(
     backends: tuple[DecodingBackend, DecodingBackend],

@@ -96,7 +96,7 @@ def test_rates_of_adam_for_sgd() -> None:
     assert plan(**sgd, schedule={"kind": "constant", "rate": 1e-3}) == [], "chosen by the user"
 
 
-def test_what_cannot_be_known_or_is_not_asked_for_is_not_warned_about() -> None:
+def test_there_are_no_warnings_about_unknown_or_unrequested_values() -> None:
     assert plan(budget="20 min", validate_every="1 epoch", average=1000) == []
     assert plan(budget="2 steps", validate_every="1 step", average=0, **warmup(1)) == []
     (said,) = plan(budget="2 steps", validate_every="5 steps", average=2, **warmup(1))

@@ -89,7 +89,7 @@ def test_the_page_names_the_target_language(tmp_path: Path) -> None:
     assert '<td lang="zh">' in page
 
 
-def test_a_run_without_anything_to_show_says_so(tmp_path: Path) -> None:
+def test_a_run_without_results_is_reported(tmp_path: Path) -> None:
     empty = dataclasses.replace(
         REPORT, history=[], samples=[], attention=AttentionPicture([], [], []), exact_match=0.0, config={}
     )

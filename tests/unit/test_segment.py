@@ -115,6 +115,8 @@ def test_chinese_sentences_are_packed_whole_and_keep_their_closing_marks() -> No
         (["一。", "二。"], ["いち。", "に。"], "いち。に。"),
         (['"Go." ', '"No."'], ["“走。”", "“不。”"], "“走。”“不。”"),
         (["“走。”", "“不。”"], ['"Go."', '"No."'], '"Go." "No."'),
+        (['"One." ', "Two."], ["“一。”", "two."], "“一。”two."),
+        (["One. ", '"Two."'], ["One.", "“二。”"], "One.“二。”"),
         (["One. ", "Two."], ["一。", "𡡡。"], "一。𡡡。"),
         (["twoth", "ree"], ["zweid", "rei"], "zweidrei"),
         (["One. ", "!!! ", "Two."], ["Eins.", "", "Zwei."], "Eins. Zwei."),

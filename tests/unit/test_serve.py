@@ -134,7 +134,7 @@ def test_a_watched_search_is_the_search(search: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
 @pytest.mark.parametrize("text", ["one two three", "seven", "", "nine one one four"])
-def test_the_end_is_what_the_translator_says(text: str, search: dict[str, Any]) -> None:
+def test_the_last_event_is_the_result_of_the_translator(text: str, search: dict[str, Any]) -> None:
     translator = tiny_translator(max_extra=7)
     (said,) = translator.translate([text], **search)
 
@@ -255,7 +255,7 @@ def test_a_beam_is_settled_at_its_end_only() -> None:
     assert any(e["from"] < previous["from"] + len(previous["tokens"]) for s in streams for previous, e in pairwise(s))
 
 
-def test_a_long_text_is_told_part_by_part() -> None:
+def test_a_long_text_is_streamed_part_by_part() -> None:
     translator = tiny_translator(max_source=9)
     (said,) = translator.translate(["one two. Three four."], batch_tokens=1)
     (packed,) = translator.translate(["one two. Three four."])
@@ -270,7 +270,7 @@ def test_a_long_text_is_told_part_by_part() -> None:
 
 @pytest.mark.parametrize("again_no_better", [False, True])
 @pytest.mark.parametrize("beam", [1, 2])
-def test_what_goes_in_circles_is_searched_once_more(
+def test_a_repetitive_output_is_searched_again(
     beam: int, again_no_better: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if again_no_better:
@@ -407,7 +407,7 @@ def test_every_answer_carries_the_strict_headers(client: TestClient, path: str) 
 
 
 @pytest.mark.parametrize("path", ["/web/report.html", "/web/..%2f__init__.py", "/docs", "/openapi.json"])
-def test_nothing_else_is_handed_out(client: TestClient, path: str) -> None:
+def test_no_other_files_are_served(client: TestClient, path: str) -> None:
     response = client.get(path)
 
     assert response.status_code == 404
@@ -426,7 +426,7 @@ def test_names_of_models_are_no_structure() -> None:
     assert "<option>&lt;b&gt;&amp;x</option>" in page and "<b>&x" not in page
 
 
-def test_what_the_page_is_told_of_the_models(client: TestClient) -> None:
+def test_the_page_receives_the_list_of_models(client: TestClient) -> None:
     known = client.get("/models").json()
 
     tiny, play = known["models"]
@@ -482,7 +482,7 @@ def test_the_stream_is_the_continuation(client: TestClient) -> None:
         ),
     ],
 )  # fmt: skip
-def test_wrong_requests_are_told_everything_at_once(
+def test_all_problems_of_a_request_are_reported_at_once(
     client: TestClient, ask: dict[str, Any], problems: list[tuple[str, str, str]]
 ) -> None:
     response = client.post("/translate/stream", json=ask)
@@ -500,7 +500,7 @@ def test_wrong_requests_are_told_everything_at_once(
         (b" " * (MAX_BYTES + 1), "application/json", 413, "the request is too large"),
     ],
 )
-def test_what_is_no_request_is_refused(client: TestClient, body: bytes, kind: str, status: int, told: str) -> None:
+def test_invalid_requests_are_refused(client: TestClient, body: bytes, kind: str, status: int, told: str) -> None:
     response = client.post("/translate/stream", content=body, headers={"content-type": kind})
 
     assert response.status_code == status
@@ -517,7 +517,7 @@ def test_the_longest_text_fits_into_a_request() -> None:
 @pytest.mark.parametrize(
     ("damage", "told"), [(DragomanError("worn out"), "^worn out$"), (KeyError("x"), "KeyError.* please report it")]
 )
-def test_an_error_in_the_middle_is_told_in_the_stream(
+def test_an_error_in_the_middle_is_reported_in_the_stream(
     damage: Exception, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = ServedModel(tiny_translator(), "transformer")
@@ -602,7 +602,7 @@ async def asked(app: Any, messages: list[dict[str, Any]]) -> list[dict[str, Any]
     return sent
 
 
-def test_visitors_at_the_same_time_take_turns_and_get_what_each_alone_would() -> None:
+def test_concurrent_visitors_take_turns_and_get_the_same_results() -> None:
     texts = ["one two three", "four", "five six"]
     app = create_app({"tiny": ServedModel(tiny_translator(), "transformer")})
     bodies = [json.dumps({"model": "tiny", "text": text, "beam": 2}).encode() for text in texts]
@@ -682,12 +682,12 @@ def test_a_port_that_is_taken_and_a_host_that_is_not_here() -> None:
         listen("a" * 70, 8000)
 
 
-def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> None:
+def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     for name in [name for name in sys.modules if name.startswith("dragoman.serve")]:
         monkeypatch.delitem(sys.modules, name)
 
-    code, _, err = Cli(monkeypatch, capsysbinary)("serve", GOLDEN)
+    code, _, err = cli("serve", GOLDEN)
 
     assert code == 2 and "needs uvicorn" in err and "pip install 'dragoman[serve]'" in err
 
@@ -695,10 +695,8 @@ def test_the_command_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsy
 @pytest.mark.parametrize(
     ("arguments", "code", "told"), [(["nowhere"], 1, "nowhere: no such folder"), ([], 2, "no models to serve")]
 )
-def test_the_command_refuses_what_is_no_model(
-    arguments: list[str], code: int, told: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: Any
-) -> None:
-    got, _, err = Cli(monkeypatch, capsysbinary)("serve", *arguments, "--port", "0")
+def test_the_command_refuses_what_is_no_model(arguments: list[str], code: int, told: str, cli: Cli) -> None:
+    got, _, err = cli("serve", *arguments, "--port", "0")
 
     assert got == code and told in err
 

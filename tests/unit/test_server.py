@@ -222,6 +222,13 @@ def test_too_much_work_is_refused_until_some_is_done() -> None:
     assert admission.tokens == 0 and not admission.requests and admission.total_rate == 0.0
 
 
+def test_the_second_request_of_a_client_advances_at_half_the_rate() -> None:
+    admission = Admission(max_tokens=100)
+    first, second = (admission.accept("a", 6) for _ in range(2))
+    sources = [[5, 3], [6, 7, 3], [3]]
+    assert first.ranks(sources) == [0.0, 2.0, 5.0] and second.ranks(sources) == [0.0, 4.0, 10.0]
+
+
 def test_a_busy_server_refuses_documents() -> None:
     directions = Directions([copying_direction()], max_tokens=1)
     directions.admission.accept("other", 5)

@@ -81,7 +81,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read.of([4, 5, EOS]) == made_list().of([4, 5, EOS]) and read.description == "shortlist (2 per token and 3)"
 
 
-def test_a_damaged_one_is_told_wherever_it_is_damaged(tmp_path: Path) -> None:
+def test_damage_is_reported_wherever_it_is(tmp_path: Path) -> None:
     path, whole = tmp_path / SHORTLIST, made_list().to_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])

@@ -228,7 +228,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     assert (folder / "train.en").read_text() == "old\n"
 
 
-def test_what_is_outside_the_corpus_is_refused() -> None:
+def test_indices_outside_the_corpus_are_refused() -> None:
     with pytest.raises(UsageError, match="number 1000000; accepted: 0 to 999999"):
         cardinal_pair(1_000_000)
     with pytest.raises(UsageError, match="number 0; accepted: 1 to"):

@@ -25,7 +25,7 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import AlignedWords
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
-from every_kind import BLOCK, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, bigrams, built, improving
+from every_kind import BLOCK, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, bigrams, built, covering, improving
 from near_ties import assert_same_search, same_hypotheses
 
 VOCAB = 17
@@ -52,6 +52,9 @@ SHRINKING: dict[str, Any] = {"beam": 6, "nbest": 5, "shrink_beam": True}
 NEAR: dict[str, Any] = {"beam": 6, "nbest": 2, "beam_threshold": 0.6}
 RECOMBINING: dict[str, Any] = {"beam": 6, "nbest": 2, "recombine": 1}
 
+EACH = [*((kind, "beam") for kind in FIXED), *(("modern", name) for name in SETTINGS)]
+"""Every kind with one setting, and one kind with every setting."""
+
 
 def sources(count: int, longest: int = 21) -> list[list[int]]:
     rng = random.Random(3)
@@ -74,7 +77,7 @@ def assert_both_agree(model: Model, rows: list[list[int]], begins: list[list[int
     )
 
 
-@pytest.mark.parametrize("kind", FIXED)
+@pytest.mark.parametrize("kind", covering(FIXED))
 def test_every_kind_of_transformer(kind: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB)
     assert cuda_graph_unsupported_reasons(model) == []
@@ -384,8 +387,7 @@ def test_unsupported_models_are_named(document: dict[str, Any], reason: str) -> 
 # the capture of a CUDA graph.
 
 
-@pytest.mark.parametrize("kind", FIXED)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("kind", "name"), EACH)
 def test_a_step_reads_nothing_from_the_device(kind: str, name: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB).float().to("meta")
     with torch.no_grad():
@@ -395,7 +397,7 @@ def test_a_step_reads_nothing_from_the_device(kind: str, name: str) -> None:
         bool(search.unfinished)
 
 
-@pytest.mark.parametrize("kind", [name for name in FIXED if name != "batch norm"])
+@pytest.mark.parametrize("kind", covering(name for name in FIXED if name != "batch norm"))
 def test_training_reads_nothing_from_the_device(kind: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB).float().to("meta").train()
     ids = torch.ones(3, 7, dtype=torch.long, device="meta")
@@ -416,8 +418,7 @@ def same_hypotheses_or_scores(ours: list[Hypothesis], theirs: list[Hypothesis]) 
 
 
 @cuda
-@pytest.mark.parametrize("kind", FIXED)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("kind", "name"), EACH)
 def test_a_cuda_graph_finds_the_same_hypotheses(kind: str, name: str) -> None:
     model = built(TRANSLATORS[kind], VOCAB)
     rows, settings = sources(16), SearchSettings(**{"max_extra": 3, **SETTINGS[name]})
@@ -433,7 +434,7 @@ def test_a_cuda_graph_finds_the_same_hypotheses(kind: str, name: str) -> None:
 
 
 @cuda
-@pytest.mark.parametrize("kind", FIXED)
+@pytest.mark.parametrize("kind", covering(FIXED))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_graphs_run_in_float32_and_bfloat16(kind: str, dtype: torch.dtype) -> None:
     backend = CudaGraphBackend(built(TRANSLATORS[kind], VOCAB, shake=False).to(dtype), "cuda")

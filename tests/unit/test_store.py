@@ -98,7 +98,7 @@ def test_a_line_end_inside_a_jsonl_text_shifts_nothing(tmp_path: Path) -> None:
     assert [store.text(i) for i in range(len(store))] == pairs
 
 
-def test_reused_when_nothing_changed_and_made_anew_when_something_did(tmp_path: Path) -> None:
+def test_reused_when_unchanged_and_rebuilt_otherwise(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data", train=110)
     first, _ = prepare(small_config(data), tmp_path / "cache")
     second, listener = prepare(small_config(data, "tokenizer.sampling=0.2", "model.d_ff=99"), tmp_path / "cache")
@@ -199,7 +199,7 @@ def test_an_empty_result_is_reported_with_the_filter_statistics(tmp_path: Path) 
     assert not list((tmp_path / "cache").glob("*")), "nothing half-made stays"
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     """But nothing of a process that is still running, or of another machine."""
     config = small_config(write_corpus(tmp_path / "data"))
     killed = subprocess.Popen([sys.executable, "-c", ""])

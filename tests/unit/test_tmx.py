@@ -103,7 +103,7 @@ def test_entities_of_html_are_characters_and_unknown_ones_an_error(tmp_path: Pat
         ("<tmx>\ufeff".encode("utf-16")[:-1], "not valid UTF-16"),
     ],
 )
-def test_what_is_no_tmx(tmp_path: Path, content: bytes, message: str) -> None:
+def test_invalid_tmx_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.tmx").write_bytes(content)
     with pytest.raises(DataError, match=message):
         list(read_tmx(tmp_path / "a.tmx"))

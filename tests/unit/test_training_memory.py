@@ -163,7 +163,7 @@ def test_the_gradient_of_the_pairs_that_fit_remains(trainer: Trainer, monkeypatc
     torch.testing.assert_close(gradients(trainer), expected, **CLOSE)
 
 
-def test_if_nothing_fits_the_steps_are_bad(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_no_size_fits_the_steps_are_bad(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = build(data, tmp_path / "run", "train.max_bad_steps=2")
     before = {name: p.clone() for name, p in unique_tensors(trainer.model).items()}
     fail_in_forward(monkeypatch, trainer.training_step, lambda _: True)

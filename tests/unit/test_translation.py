@@ -14,7 +14,7 @@ from dragoman.pipelines.translation import Translator
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_transformer, tiny_translator
 
 
-def test_a_translation_says_all_about_itself() -> None:
+def test_a_translation_carries_all_its_information() -> None:
     out = tiny_translator(beam=4).translate(["one two three"], nbest=3)[0]
 
     assert out.source == "one two three"
@@ -110,7 +110,7 @@ def test_a_loop_stays_where_its_tokens_are_already_guarded() -> None:
     assert "repetition" not in guarded.flags
 
 
-def test_the_model_goes_on_training_as_before() -> None:
+def test_training_continues_as_before() -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_transformer(tokenizer.target_size).train()
     translator = Translator(model, tokenizer, SearchSettings(beam=2, max_extra=3))

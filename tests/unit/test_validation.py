@@ -8,7 +8,7 @@ import torch
 from dragoman.config import EncoderOnlyConfig
 from dragoman.data.batching import Batch, collate_source
 from dragoman.models.build import build_model
-from dragoman.training.validation import label_scores, mean_loss
+from dragoman.training.validation import AccuracyHead, label_scores, mean_loss
 
 
 def test_label_scores_are_means_over_labels() -> None:
@@ -27,3 +27,9 @@ def test_label_scores_are_means_over_labels() -> None:
         logits = network(batch.src, batch.src_mask, batch.tgt_in)
         correct += int((logits[..., 1:].argmax(-1) + 1 == batch.tgt_out).sum())
     assert scores["accuracy"] == pytest.approx(100 * correct / 4)
+
+
+def test_padding_is_not_a_predicted_label() -> None:
+    logits = torch.tensor([[[9.0, 1.0, 2.0], [9.0, 2.0, 1.0]]])
+    _, correct, labels = AccuracyHead(torch.tensor([[2, 2]]))(logits, torch.nn.Identity())
+    assert (correct, labels) == (1, 2)

@@ -106,7 +106,7 @@ def test_mahalanobis_does_not_change_when_the_axes_are_turned_and_is_always_ther
     assert alike.similarity("a", "b", "mahalanobis") == 0.0
 
 
-def test_zeros_have_no_direction_and_do_no_harm() -> None:
+def test_zero_vectors_have_no_direction_and_cause_no_error() -> None:
     vectors = WordVectors(["zero", "one"], [[0.0, 0.0], [1.0, 0.0]])
     assert vectors.similarity("zero", "one") == 0.0 and vectors.similarity("one", "one") == 1.0
 
@@ -372,7 +372,7 @@ def test_picture_keeps_distances_and_draws_arrows(royal: WordVectors, tmp_path: 
         royal.picture(["king", "king"], tmp_path / "v.svg")
 
 
-def test_principal_components_are_the_covariances_own() -> None:
+def test_principal_components_are_the_eigenvectors_of_the_covariance() -> None:
     matrix = (np.random.default_rng(7).normal(size=(30, 5)) * [1, 4, 0.3, 2, 0.1]).astype(np.float32)
     points, share = principal_components(matrix)
     variances = np.sort(np.linalg.eigvalsh(np.cov(matrix.T.astype(np.float64), bias=True)))[::-1]
@@ -421,7 +421,7 @@ def test_training_without_gensim_says_what_to_install(monkeypatch: pytest.Monkey
         train_vectors(topics())
 
 
-def test_all_bad_settings_are_told_at_once() -> None:
+def test_all_wrong_settings_are_reported_at_once() -> None:
     with pytest.raises(UsageError) as caught:
         train_vectors("one text", "skip", tokens="al", size=0, epochs=-1)  # type: ignore[arg-type]
     for part in (
@@ -441,7 +441,7 @@ def gensim() -> None:
 
 @pytest.mark.usefixtures("gensim")
 @pytest.mark.parametrize("kind", ["skipgram", "cbow"])
-def test_training_places_topics_apart_and_can_be_repeated(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_separates_topics_and_is_reproducible(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     settings: dict[str, Any] = {}
     models = train.extra_package("gensim.models", "vectors", "this test")
@@ -468,7 +468,7 @@ def test_nothing_of_a_long_text_is_cut() -> None:
 
 
 @pytest.mark.usefixtures("gensim")
-def test_too_little_text_is_told() -> None:
+def test_too_little_text_is_reported() -> None:
     with pytest.raises(DataError, match=r"min_count = 5 times \(the most frequent, 'a', 2 of 3\)"):
         train_vectors(["A b", "a"])
     with pytest.raises(DataError, match="the text has no words"):
@@ -504,7 +504,7 @@ def test_vectors_of_a_trained_model() -> None:
     assert np.array_equal(vectors[piece[1:]], vectors[piece])
 
 
-def test_where_there_is_no_model_it_is_said(tmp_path: Path) -> None:
+def test_a_missing_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="not a model"):
         WordVectors.load(tmp_path)
     assert issubclass(ModelFolderError, DragomanError)
@@ -515,7 +515,7 @@ def test_where_there_is_no_model_it_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gensim")
-def test_real_text_places_expected_neighbours(data_root: Path, tmp_path: Path) -> None:
+def test_vectors_of_real_text_have_the_expected_neighbours(data_root: Path, tmp_path: Path) -> None:
     """The novels and Brown, 3 million words, one thread: about a minute."""
     tagged = read_lines(data_root / "brown" / "train.tagged.txt.gz")
     texts = [" ".join(token.rpartition("/")[0] for token in line.split()) for line in tagged]

@@ -62,7 +62,7 @@ def test_the_class_token_sees_all_patches_and_is_what_comes_out(variant: str) ->
     assert (network.hidden(src, None, unused) - out).abs().max() > 1e-6
 
 
-def test_without_positions_the_order_of_the_patches_is_nothing_and_with_them_it_is() -> None:
+def test_only_positions_distinguish_the_order_of_the_patches() -> None:
     src, unused = torch.rand(B, 9, 12, dtype=torch.float64), torch.zeros(B, 1, dtype=torch.long)
     order = torch.randperm(9)
     bag = vision(position={"kind": "none"})

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-SUBSAMPLING = {"huggingface": 10, "pytorch": 10, "onnxruntime": 4}
+SUBSAMPLING = {"huggingface": 10, "pytorch": 10}
 """Slow programs translate every n-th sentence when all sentences are given at once."""
 BATCHES: dict[str, list[Any]] = {
     "ctranslate2": [[8, "examples"], [32, "examples"], [64, "examples"], [128, "examples"], [1024, "tokens"],
                     [4096, "tokens"]],
-    "onnxruntime": [16, 32, 64],
     "huggingface": [16, 64],
     "pytorch": [1000, 4000],
     "native": [None],

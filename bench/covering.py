@@ -26,21 +26,10 @@ import coverage
 import pytest
 from mutants import SOURCE, statement_lines
 
-__all__ = ["Coverage", "Mutated", "Test", "Verdict", "forked", "record", "run_tests"]
-
 ROOT = SOURCE.parent
 QUIET = [
-    "-q",
-    "--tb=line",
-    "--no-header",
-    "--assert=plain",
-    "-p",
-    "no:cacheprovider",
-    "-p",
-    "no:xdist",
-    "-m",
-    "not slow",
-]
+    "-q", "--tb=line", "--no-header", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow",
+]  # fmt: skip
 SLOWER, AT_LEAST = 8.0, 20.0
 """A test hangs after this many times its recorded seconds, and after as many seconds at least."""
 
@@ -155,15 +144,6 @@ class Chosen:
             self.killer, self.reason = killer, reason.strip().splitlines()[-1][:200] if reason.strip() else ""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """outcome: killed, survived, timeout, broken (the run itself failed).  killer: the test that failed."""
-
-    outcome: str
-    killer: str = ""
-    reason: str = ""
-
-
 def forked(work: Callable[[], Any], answer: Path) -> int:
     """Start a fork that writes the outcome of `work` into `answer` as JSON; its process id."""
     if pid := os.fork():
@@ -194,18 +174,22 @@ def prepare() -> None:
 
 
 def run_tests(limits: dict[str, float], mutant: Mutated | None) -> dict[str, str]:
-    """In a fork: run the tests (with their limits in seconds, in order) against the mutant."""
+    """In a fork: run the tests (with their limits in seconds, in order) against the mutant.
+
+    outcome: killed, survived, timeout, broken (the run itself failed).  killer: the test that failed.
+    """
     prepare()
     if mutant is not None:
         sys.meta_path.insert(0, mutant)
     chosen = Chosen(limits)
     files = dict.fromkeys(node.partition("::")[0] for node in limits)
     status = pytest.main([*files, "-x", *QUIET], plugins=[chosen])
+    outcome, killer = "survived", ""
     if chosen.killer:
-        return vars(Verdict("timeout" if chosen.hung else "killed", chosen.killer, chosen.reason))
-    if status == pytest.ExitCode.OK:
-        return vars(Verdict("survived"))
-    return vars(Verdict("broken" if mutant is None else "killed", f"pytest ended with {status!r}"))
+        outcome, killer = "timeout" if chosen.hung else "killed", chosen.killer
+    elif status != pytest.ExitCode.OK:
+        outcome, killer = "broken" if mutant is None else "killed", f"pytest ended with {status!r}"
+    return {"outcome": outcome, "killer": killer, "reason": chosen.reason}
 
 
 def record(file: str, folder: Path) -> None:

@@ -14,19 +14,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
 import random
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from contestants import QUESTIONS, Contestant, Process, Question, contestant, program_of, start_of
+from contestants import QUESTIONS, Contestant, Process, Question, contestant, start_of
+from recipes import processor
 
 SHAPES: dict[str, dict[str, Any]] = {
     "random-tiny": {"d_model": 128, "d_ff": 256, "n_heads": 4, "encoder_layers": 4, "decoder_layers": 4},
@@ -36,7 +35,7 @@ VOCABULARIES = {"random-tiny": 10_000, "random-base": 32_000}
 SENTENCES = {"random-base": 160}  # other models: 1,000; five rounds with one peer then take at most ten minutes
 LENGTH = 40  # tokens per target of a random model, including the end of sentence; sources have 5 to 40
 NATIVE = ("native-int8", "native-float32")
-PEERS = ("ctranslate2-int8", "ctranslate2-float32", "onnxruntime-int8", "onnxruntime-float32", "huggingface", "pytorch")
+PEERS = ("ctranslate2-int8", "ctranslate2-float32", "huggingface", "pytorch")
 
 # -------------------------------------------------------------------------------------------------------- preparation
 
@@ -48,7 +47,6 @@ def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
     from dragoman.formats.ctranslate2 import specification, write_specification
     from dragoman.models.build import build_model
     from dragoman.models.model_folder import load_network
-    from dragoman.models.transformer import Transformer
 
     count = given.sentences or SENTENCES.get(model, 1000)
     if model in SHAPES:
@@ -68,11 +66,6 @@ def prepare(model: str, given: argparse.Namespace, folder: Path) -> dict[str, An
         pack(network, folder / f"packed-{precision}", precision)
         exported = specification(network, config.model, source_pieces, target_pieces)
         write_specification(exported, folder / f"ct2-{precision}", precision)
-    if "onnxruntime" in map(program_of, given.peers):
-        from onnx_export import export
-
-        assert isinstance(network, Transformer)
-        export(network, folder)
     job = {
         "folder": str(folder), "sources": sources, "length": LENGTH if model in SHAPES else 0,
         "lengths": [len(source) + 2 for source in sources], "model": config.model.model_dump(mode="json"),
@@ -215,25 +208,11 @@ def table(result: dict[str, Any]) -> str:
 
 def machine() -> dict[str, Any]:
     """Return the processor, the system and the package versions."""
-    packages = ("dragoman", "torch", "ctranslate2", "onnxruntime", "transformers", "numpy")
     versions = {}
-    for name in packages:
+    for name in ("dragoman", "torch", "ctranslate2", "transformers", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    lines = Path("/proc/cpuinfo").read_text().split("\n")
-    facts = dict(line.split(":", 1) for line in lines if ":" in line)
-    cpu = {key.strip(): value.strip() for key, value in facts.items()}
-    flags = [flag for flag in cpu.get("flags", "").split() if flag.startswith(("avx", "amx"))]
-    name = cpu.get("model name", platform.processor())
-    return {"cpu": name, "flags": flags, "cores": os.cpu_count(), "system": platform.platform(), "versions": versions}
-
-
-def installed_peers() -> list[str]:
-    """Return all peers; those of onnxruntime only if it and onnx are installed."""
-    missing = [name for name in ("onnxruntime", "onnx") if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"skipping the peers onnxruntime-*: {' and '.join(missing)} not installed", file=sys.stderr)
-    return [name for name in PEERS if not missing or program_of(name) != "onnxruntime"]
+    return {"cpu": processor(), "cores": os.cpu_count(), "system": platform.platform(), "versions": versions}
 
 
 def main() -> None:
@@ -241,7 +220,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["random-tiny"], help=f"{', '.join(SHAPES)}, or a model folder")
     parser.add_argument("--text", type=Path, help="source lines for trained models")
     parser.add_argument("--reference", type=Path, help="reference translations of the source lines, for BLEU")
-    parser.add_argument("--peers", nargs="*", choices=PEERS, help="programs to compare with (default: all installed)")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, help="programs to compare with")
     parser.add_argument("--native", nargs="+", choices=NATIVE, default=NATIVE, help="precisions of the native engine")
     parser.add_argument("--threads", nargs="+", type=int, default=[1])
     parser.add_argument("--rounds", type=int, default=5)
@@ -257,8 +236,6 @@ def main() -> None:
         return
     if given.quick:
         given.rounds, given.sentences = min(2, given.rounds), min(80, given.sentences or 80)
-    if given.peers is None:
-        given.peers = installed_peers()
     if given.text is None and not set(given.models) <= set(SHAPES):
         parser.error("trained models require --text")
     if max(given.threads) > (cores := len(os.sched_getaffinity(0))):

@@ -105,26 +105,6 @@ def ctranslate2(job: Job, options: dict[str, Any]) -> Translate:
     return translate
 
 
-def onnxruntime(job: Job, options: dict[str, Any]) -> Translate:
-    """The same weights as ONNX graphs (bench/onnx_export.py), with a search in NumPy (bench/onnx_search.py)."""
-    from onnx_search import Graphs, search
-
-    graphs = Graphs(Path(job["folder"]) / f"onnx-{options['precision']}", options["threads"])
-
-    def translate(sources: Rows, beam: int, batch: Any, lengths: list[int]) -> Rows:
-        targets: Rows = [[] for _ in sources]
-        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
-        for begin in range(0, len(order), batch):
-            indices = order[begin : begin + batch]
-            rows = [sources[i] for i in indices]
-            limits = [job["length"] or len(source) + 50 for source in rows]
-            for index, target in zip(indices, search(graphs, rows, beam, limits, job["length"] - 1), strict=True):
-                targets[index] = target
-        return targets
-
-    return translate
-
-
 def huggingface(job: Job, options: dict[str, Any]) -> Translate:
     """A Marian model of the same size with random weights and the target lengths of the job."""
     import torch
@@ -167,8 +147,8 @@ def none(job: Job, options: dict[str, Any]) -> Translate:
 
 
 PROGRAMS: dict[str, Callable[[Job, dict[str, Any]], Translate]] = {
-    "native": native, "pytorch": pytorch, "ctranslate2": ctranslate2, "onnxruntime": onnxruntime,
-    "huggingface": huggingface, "none": none,
+    "native": native, "pytorch": pytorch, "ctranslate2": ctranslate2, "huggingface": huggingface,
+    "none": none,
 }  # fmt: skip
 
 

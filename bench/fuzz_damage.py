@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ODD_TEXT", "damage_bytes", "damage_document", "damage_file", "deep", "odd_value"]
-
 ODD_TEXT = [
     "", " ", "\0", "\n", "\r\n", "\t", "\ufeff", "²", "٣", "½", "ß", "ſ", "İ", "\u2028", "\u200b", "\u202e",
     "e\u0301" * 40, "\N{CJK UNIFIED IDEOGRAPH-6F22}字", "🙂", "👩\u200d👧", "\ud800", "'", '"', "\\", "$", "${HOME}",

@@ -74,11 +74,8 @@ def play(folder: Path, target: str, draw: random.Random, loud: bool) -> tuple[st
     except BaseException as error:  # whatever it is, it is what this program looks for
         if loud:
             traceback.print_exc()
-        own = [
-            f
-            for f in traceback.extract_tb(error.__traceback__)
-            if "dragoman" in f.filename and "bench" not in f.filename
-        ]
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if "dragoman" in f.filename and "bench" not in f.filename]
         place = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "?"
         return f"FAILED {type(error).__name__} at {place}", str(error)[:300]
 

@@ -29,8 +29,12 @@ import numpy as np
 from fuzz_native_requests import (
     BUDGETS,
     EDGE_INTEGERS,
+    INSTRUCTIONS,
     POSITIONS,
+    SANITIZERS,
+    compiled,
     damage,
+    environment,
     learned_lists,
     make_phrases,
     make_shortlist,
@@ -39,7 +43,6 @@ from fuzz_native_requests import (
     odd_shortlists,
     pack_models,
 )
-from sanitized import INSTRUCTIONS, SANITIZERS, compiled, environment
 
 TIMEOUT = 120.0
 """Seconds after which a case counts as hanging."""

@@ -1,9 +1,12 @@
-"""Models and random inputs of `fuzz_native.py`: usual values, values at the edges, and damaged files."""
+"""What `fuzz_native.py` uses: the engine with compiler sanitizers, models, and random inputs that are usual, at the
+edges or damaged."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +14,28 @@ from typing import Any
 
 import numpy as np
 
+SOURCES = Path(__file__).parents[1] / "src" / "dragoman" / "decoding" / "native" / "csrc"
+INSTRUCTIONS = {
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma", "-mf16c"],
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+}
+SANITIZERS = {"address": "address,undefined", "thread": "thread"}
+# Replaces mmap by heap memory, so that the address sanitizer detects accesses outside of a buffer.  Released pages are
+# filled with NaN.
+MMAP_REPLACEMENT = """
+#include <sys/mman.h>
+#include <cstdlib>
+#include <cstring>
+inline void* heap_mmap(size_t bytes) {
+  void* found = nullptr;
+  if (posix_memalign(&found, 64, bytes) != 0 || found == nullptr) return MAP_FAILED;
+  return std::memset(found, 0, bytes);
+}
+#define mmap(address, bytes, protection, flags, file, offset) heap_mmap(bytes)
+#define munmap(address, bytes) std::free(address)
+#define madvise(address, bytes, advice) ((advice) == MADV_FREE ? (std::memset(address, 0xFF, bytes), 0) : 0)
+#define DRAGOMAN_RELEASE_THRESHOLD 0
+"""
 VOCAB, POSITIONS = 83, 40
 BLOCK: dict[str, Any] = {"d_model": 12, "d_ff": 20, "n_heads": 2, "dropout": 0.0}
 BOTH: dict[str, Any] = {"architecture": "transformer", **BLOCK, "encoder_layers": 1, "decoder_layers": 2}
@@ -18,12 +43,7 @@ MODERN: dict[str, Any] = {
     "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "activation": "silu", "gated": True,
     "bias": False,
 }  # fmt: skip
-WIDE: dict[str, Any] = {
-    "d_model": 192,
-    "d_ff": 448,
-    "n_heads": 4,
-    "decoder_layers": 1,
-}  # large enough for parallel steps
+WIDE: dict[str, Any] = {"d_model": 192, "d_ff": 448, "n_heads": 4, "decoder_layers": 1}  # enough for parallel steps
 MODELS: dict[str, tuple[dict[str, Any], str, int]] = {
     "paper": (BOTH, "float32", VOCAB),
     "wide": (BOTH | WIDE, "int8", 700),
@@ -149,3 +169,29 @@ def learned_lists(draw: random.Random, source_size: int, target_size: int, rate:
     starts = [int(mostly(draw, [start], EDGE_INTEGERS, rate)) for start in starts]
     frequent, ids = [token() for _ in range(draw.choice([0, 3, 70]))], [i for tokens in lists for i in tokens]
     return Shortlist(5, target_size, "5a" * 32, *(array("i", numbers) for numbers in (frequent, starts, ids)))
+
+
+def compiled(folder: Path, build: str, sanitizer: str) -> Path:
+    """Return the path of the instrumented library."""
+    (folder / "mmap_replacement.h").write_text(MMAP_REPLACEMENT)
+    library = folder / f"_{build}.so"
+    flags = ["-std=c++17", "-O1", "-g", "-fno-omit-frame-pointer", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
+    checks = [f"-fsanitize={SANITIZERS[sanitizer]}", "-fno-sanitize-recover=all"]
+    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
+    include = ["-include", str(folder / "mmap_replacement.h")]
+    subprocess.run(["g++", *flags, *checks, *INSTRUCTIONS[build], *include, *sources, "-o", library], check=True)
+    return library
+
+
+def environment(sanitizer: str) -> dict[str, str]:
+    """Return the environment in which Python loads the instrumented library."""
+    runtimes = {"address": "libasan.so", "thread": "libtsan.so"}[sanitizer], "libstdc++.so.6"
+    paths = [subprocess.check_output(["g++", f"-print-file-name={name}"], text=True).strip() for name in runtimes]
+    return os.environ | {
+        "LD_PRELOAD": " ".join(os.path.realpath(path) for path in paths),
+        "PYTHONMALLOC": "malloc",  # the sanitizer checks Python's objects too
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:halt_on_error=1",
+        "OMP_NUM_THREADS": "1",
+    }

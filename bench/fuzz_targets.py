@@ -21,8 +21,6 @@ from typing import Any
 
 from fuzz_damage import ODD_TEXT, damage_document, damage_file, odd_value
 
-__all__ = ["NEED_A_MODEL", "TARGETS", "Difference", "prepare"]
-
 RECIPES = Path(__file__).parents[1] / "recipes"
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 LINES = ["one two three", "", "nine nine one", "seven", "zero four two six"]

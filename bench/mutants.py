@@ -19,8 +19,6 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Operator
 from cosmic_ray.plugins import get_operator, operator_names
 
-__all__ = ["SOURCE", "Site", "diff", "mutated", "sites", "statement_lines"]
-
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 ARITHMETIC = {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow"}
 TYPING_DECORATORS = {"abstractmethod", "overload", "override"}

@@ -1,9 +1,8 @@
-"""Load tests of the server, beside CTranslate2 behind FastAPI with the same weights.
+"""Load tests of the server, beside CTranslate2 behind Starlette with the same weights.
 
     python bench/serve.py runs/en-de --text data/multi30k/test2016.en
     python bench/serve.py runs/en-de --text test.en --clients 1 8 64 256 --rounds 5 --out serve.json
     python bench/serve.py runs/en-de --text test.en --cores 0 2     # of a computer that has more
-    python bench/serve.py runs/en-de --text test.en --servers dragoman libretranslate --libretranslate-python PYTHON
 
 Each server runs in a process of its own.  Closed loop: each of N clients sends one sentence after the other.  Open
 loop: sentences arrive at random (a Poisson process) at 70 % of the throughput with the most clients, of the slowest
@@ -13,7 +12,6 @@ little.
 CTranslate2 gets the best batching that we know: everything that waits becomes a batch as soon as one of its workers is
 free (`bench/serve_ctranslate2.py`); tokenizer, search (beam), precision (int8) and, with `--options shortlist`, the
 shortlist are those of Dragoman.
-LibreTranslate runs in an environment of its own with the same weights (`bench/serve_libretranslate.py`).
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ from typing import Any
 
 import uvloop
 from recipes import processor
-from serve_libretranslate import argos_packages
 
+SERVERS = ("dragoman", "ctranslate2")
 WARM_UP = 1.0  # seconds
-CONNECTIONS = 96  # of an open loop; LibreTranslate accepts 100, and further ones wait until others are closed
+CONNECTIONS = 96  # of an open loop
 HEAD = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
 
 
@@ -185,11 +183,7 @@ class Server:
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:  # LibreTranslate waits for its connections
-            self.process.kill()
-            self.process.wait()
+        self.process.wait(30)
 
 
 def commands(given: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
@@ -210,26 +204,7 @@ def commands(given: argparse.Namespace, folder: Path) -> dict[str, list[str]]:
             "--threads", str(given.threads), *(["--shortlist"] if "--shortlist" in given.options else []),
         ],
     }  # fmt: skip
-    if "libretranslate" in given.servers:
-        known["libretranslate"] = libretranslate(given, folder)
     return {name: known[name] for name in given.servers}
-
-
-def libretranslate(given: argparse.Namespace, folder: Path) -> list[str]:
-    """Return the command of LibreTranslate, with packages of the exported model."""
-    from dragoman.models.model_folder import find_model, read_config
-
-    config, model = read_config(given.model), find_model(given.model)
-    data, tokenizer = config.parallel, model / "tokenizer.model"
-    if given.libretranslate_python is None:
-        sys.exit("libretranslate: specify --libretranslate-python, the Python of the environment with libretranslate")
-    if not tokenizer.is_file():
-        sys.exit(f"{model}: no tokenizer.model; LibreTranslate needs one SentencePiece model for both languages")
-    languages = (data.source_language, data.target_language)
-    argos_packages(folder / "packages", folder / "ctranslate2", tokenizer, languages)
-    os.environ["ARGOS_BEAM_SIZE"] = str(config.search.beam)
-    script = Path(__file__).parent / "serve_libretranslate.py"
-    return [given.libretranslate_python, str(script), str(folder / "packages"), "--cores", str(given.threads)]
 
 
 def bodies_of(given: argparse.Namespace) -> list[bytes]:
@@ -290,12 +265,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--text", required=True, help="file with one sentence per line")
-    parser.add_argument("--servers", nargs="+", default=["dragoman", "ctranslate2"])
+    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=SERVERS)
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64, 256])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--threads", type=int, default=2, help="threads of the others; Dragoman chooses its own")
-    parser.add_argument("--libretranslate-python", help="Python of an environment with the package libretranslate")
     parser.add_argument("--options", nargs="*", default=[], help="options of 'dragoman serve', without their dashes")
     parser.add_argument("--cores", type=int, nargs="+", help="cores of servers and client; default: all")
     parser.add_argument("--no-open-loop", action="store_true", help="omit the Poisson arrivals")

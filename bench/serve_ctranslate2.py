@@ -1,4 +1,4 @@
-"""CTranslate2 behind FastAPI, as a peer for `bench/serve.py`: everything that waits is a batch once a worker is free.
+"""CTranslate2 behind Starlette, as a peer for `bench/serve.py`: everything that waits is a batch once a worker is free.
 
 python bench/serve_ctranslate2.py MODEL EXPORTED --threads 2
 python bench/serve_ctranslate2.py MODEL EXPORTED --shortlist     # restrict targets to the model's shortlist, too
@@ -18,8 +18,10 @@ from typing import Any
 
 import ctranslate2
 import uvicorn
-from fastapi import FastAPI
-from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from dragoman.data.vocabulary import load_vocabulary
 from dragoman.decoding.loader import load_shortlist
@@ -27,12 +29,6 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.models.model_folder import find_model, read_config
 
 MOST = 64  # sentences per batch
-
-
-class Request(BaseModel):
-    q: str | list[str]
-    source: str
-    target: str
 
 
 class Batcher:
@@ -83,31 +79,26 @@ def write_vocabulary_map(model: str, tokenizer: Any, path: Path) -> None:
     path.write_text("".join(rows), encoding="utf-8")
 
 
-def create_app(given: argparse.Namespace, port: int) -> FastAPI:
+def create_app(given: argparse.Namespace, port: int) -> Starlette:
     batchers: list[Batcher] = []
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         batchers.append(Batcher(given.model, given.exported, given.threads, given.shortlist))
         print(f"http://127.0.0.1:{port}", file=sys.stderr, flush=True)  # `bench/serve.py` takes it as ready
         yield
 
-    app = FastAPI(lifespan=lifespan)
-
-    @app.post("/translate")
-    async def translate(request: Request) -> dict[str, Any]:
-        batcher = batchers[0]
-        texts = [request.q] if isinstance(request.q, str) else request.q
-        futures = []
-        for text in texts:
+    async def translate(request: Request) -> JSONResponse:
+        batcher, query, futures = batchers[0], (await request.json())["q"], []
+        for text in [query] if isinstance(query, str) else query:
             future = asyncio.get_running_loop().create_future()
             ids = batcher.tokenizer.encode_source(text)
             batcher.waiting.put_nowait(([batcher.tokenizer.source_piece(i) for i in ids], future))
             futures.append(future)
         found = await asyncio.gather(*futures)
-        return {"translatedText": found if isinstance(request.q, list) else found[0]}
+        return JSONResponse({"translatedText": found if isinstance(query, list) else found[0]})
 
-    return app
+    return Starlette(routes=[Route("/translate", translate, methods=["POST"])], lifespan=lifespan)
 
 
 def main() -> None:

@@ -18,9 +18,6 @@ dragoman      `dragoman.training.trainer.train`, as by `dragoman train`, on prep
 marian        MarianMT of Hugging Face Transformers in a hand-written loop, on the same batches as dragoman
 trainer       the same model with Seq2SeqTrainer, grouped by length
 pytorch       torch.nn.Transformer in a hand-written loop, on the same batches as dragoman
-opennmt, eole, joeynmt
-              the training programs of these toolkits, with their own batches of --tokens / 2 tokens per side; on
-              request, where they are installed
 
 --clock processor: tokens per second of processor time, for a machine that other programs use as well.
 --allocator shipped: only Dragoman configures glibc to keep freed memory, as it does for its users; tuned: all do.
@@ -40,7 +37,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -309,29 +305,12 @@ def run_trainer(options: dict[str, Any], meter: Meter) -> None:
         trainer.train()
 
 
-def run_toolkit(name: str, options: dict[str, Any], meter: Meter) -> None:
-    """Measure another toolkit by its own program."""
-    from train_toolkits import TOOLKITS, write_tokens
-
-    from dragoman.config import parse_config
-    from dragoman.io.run_log import Reporter
-    from dragoman.training.tasks.translation import TranslationTask
-
-    folder = Path(options["folder"])
-    if not (folder / "train.src").exists():
-        task = TranslationTask(parse_config(document(options)), folder / "prepared", Reporter())
-        write_tokens(folder, [task.store.pair(i) for i in range(len(task.store))], VOCABULARY)
-    TOOLKITS[name](options, meter, SIZES[options["size"]])
-
-
 CONTESTANTS: dict[str, Callable[[dict[str, Any], Meter], None]] = {
     "dragoman": run_dragoman,
     "marian": run_marian,
     "trainer": run_trainer,
     "pytorch": run_pytorch,
-    **{name: partial(run_toolkit, name) for name in ("opennmt", "eole", "joeynmt")},
 }
-OWN = ["dragoman", "marian", "trainer", "pytorch"]
 
 
 def measure(name: str, options: dict[str, Any], tuned: bool) -> dict[str, float] | str:
@@ -352,7 +331,7 @@ def measure(name: str, options: dict[str, Any], tuned: bool) -> dict[str, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="tiny")
-    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=OWN)
+    parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS))
     parser.add_argument("--allocator", choices=("shipped", "tuned"), default="shipped")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)

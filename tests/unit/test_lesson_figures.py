@@ -1,4 +1,4 @@
-"""The pictures of the lessons are what `bench/lesson_figures.py` draws."""
+"""The pictures of the lessons are what `docs/_site/lesson_figures.py` draws."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-_spec = importlib.util.spec_from_file_location("lesson_figures", ROOT / "bench" / "lesson_figures.py")
+_spec = importlib.util.spec_from_file_location("lesson_figures", ROOT / "docs" / "_site" / "lesson_figures.py")
 assert _spec is not None and _spec.loader is not None
 lesson_figures = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(lesson_figures)
@@ -20,14 +20,14 @@ _spec.loader.exec_module(lesson_figures)
 def test_picture_is_up_to_date(name: str) -> None:
     drawn = lesson_figures.FIGURES[name]()
     stored = (ROOT / "docs" / "learn" / name).read_text(encoding="utf-8")
-    assert drawn == stored, "run python bench/lesson_figures.py"
+    assert drawn == stored, "run python docs/_site/lesson_figures.py"
 
 
 @pytest.mark.parametrize("name", sorted(lesson_figures.FIGURES))
 def test_chinese_picture_is_up_to_date_and_has_no_english_title(name: str) -> None:
     drawn = lesson_figures.chinese(lesson_figures.FIGURES[name]())
     stored = (ROOT / "docs" / "learn" / name).with_suffix(".zh_CN.svg").read_text(encoding="utf-8")
-    assert drawn == stored, "run python bench/lesson_figures.py"
+    assert drawn == stored, "run python docs/_site/lesson_figures.py"
     examples = {"a", "dog", "runs", "ein", "Hund", "läuft", "&lt;pad&gt;", "&lt;s&gt;"}
     words = set(re.findall(r">([^<>]*[a-zA-Z][^<>]*)</text>", drawn))
     assert words <= examples and re.search(r'aria-label="[^a-zA-Z"]+"', drawn)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 from dragoman.config import parse_config
 from dragoman.models.size import count_parameters
 from dragoman.planning.choice import (
+    PARAMETERS_PER_TOKEN,
     SHORT_PAIR,
     SIZES,
+    TOKENS_PER_WEIGHT,
     CorpusFacts,
     Setting,
     Size,
@@ -220,3 +223,12 @@ def test_every_setting_stands_below_its_reason() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_guide_states_the_rules() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "size_and_budget.md").read_text(encoding="utf-8")
+    *smaller, largest = (f"{size.d_model} × {size.layers}" for size in SIZES)
+    assert f"{', '.join(smaller)} and {largest}" in text
+    assert f"sees {TOKENS_PER_WEIGHT:g} training tokens per weight" in text
+    assert f"√(tokens per pair / {SHORT_PAIR}) if the pairs have more than {SHORT_PAIR} tokens" in text
+    assert f"at most {PARAMETERS_PER_TOKEN:g} parameters per token" in text

@@ -51,9 +51,9 @@ def demo_config(corpus: dict[str, Path], overrides: Sequence[str] = (), target: 
         "tokenizer": copy.deepcopy(language.tokenizer),
         "model": {"d_model": 128, "d_ff": 512, "n_heads": 4, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.1},
         "train": {
-            "budget": "14 epochs",
+            "budget": "7 epochs",
             "batch_tokens": 3000,
-            "schedule": {"kind": "budget", "peak": 2e-3, "warmup": 300, "decay": 0.7},
+            "schedule": {"kind": "budget", "peak": 2e-3, "warmup": 200, "decay": 0.7},
             "validate_every": "2 epochs",
             "validate_sentences": 500,
             "metric": "bleu",

@@ -28,10 +28,10 @@ from dragoman.training.step import TrainingStep
 __all__ = ["choose_size", "filled", "kept_bytes", "resolve_batch_tokens", "sizes"]
 
 LEAST, MOST = 512, {"cuda": 262_144, "cpu": 4096}
-"""Limits; see `bench/batch_size.py` for the speed of larger batches on a CPU."""
+"""Limits; see `bench/batch_size.py` (commit a1d07576) for the speed of larger batches on a CPU."""
 _SHARE = 0.85  # of the available memory
 _STEPS = 50  # per epoch, at least
-_PASS = 2.0  # memory of a pass on the CPU, in multiples of what it keeps for the backward pass; see bench/batch_size.py
+_PASS = 2.0  # memory of a pass on the CPU, in multiples of what it keeps for the backward pass (bench/batch_size.py)
 
 
 def resolve_batch_tokens(run: TrainingRun, step: TrainingStep, context: DistributedContext, reporter: Reporter) -> None:

@@ -31,7 +31,7 @@ __all__ = ["Dropout", "Linear", "add_and_norm", "attend", "attend_short", "in_pr
            "relu_network", "rms_norm", "split_heads"]  # fmt: skip
 
 _SHORT = 128 * 128
-"""Scores per head up to which, on a CPU, writing them out is as fast as the fused kernel (bench/attention.py)."""
+"""Scores per head up to which writing them out is as fast as the fused kernel (bench/attention.py, commit a1d07576)."""
 _SMALLEST = 1e-4
 """Weight of a layer norm below which its result does not determine its input."""
 

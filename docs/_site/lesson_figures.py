@@ -1,6 +1,6 @@
 """Draw the heat maps of the lessons (`docs/learn/*.svg`).
 
-    python bench/lesson_figures.py [--out docs/learn]
+    python docs/_site/lesson_figures.py [--out docs/learn]
 
 Blue is positive, orange negative, white 0.  The same numbers give the same bytes; a test compares the files.  The
 Chinese site shows NAME.zh_CN.svg in the place of NAME.svg, as Sphinx does where such a file exists.
@@ -20,7 +20,7 @@ from dragoman.nn.attention import causal_bias, mask_to_bias
 from dragoman.nn.positions import sinusoids
 from dragoman.pages.charts import standalone
 
-FOLDER = Path(__file__).parents[1] / "docs" / "learn"
+FOLDER = Path(__file__).parents[1] / "learn"
 LEVELS = 5
 """Opacities of a color; with more, neighboring cells of slow features would not merge and the files would grow."""
 

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn.attention import SelfAttention
+from dragoman.nn.attention import SelfAttention, Span
 from dragoman.nn.layers import EncoderLayer, FeedForward, SubLayer
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions
@@ -107,7 +107,7 @@ class Stack(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         pos = torch.arange(x.size(1))
         for layer in self.layers:
-            x = layer(x, Positions(), pos, None, True)
+            x = layer(x, Span(Positions(), pos, causal=True))
         return x, None
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.models.transformer import Decoder, Transformer
-from dragoman.nn.attention import MultiHead, mask_to_bias
+from dragoman.nn.attention import MultiHead, Span, mask_to_bias
 from dragoman.nn.layers import DecoderLayer, RMSNorm
 from dragoman.nn.positions import Learned, Positions
 from dragoman.nn.state import CrossKeyValues
@@ -128,7 +128,7 @@ class StepGraph(nn.Module):
         pairs = list(zip(memory[::2], memory[1::2], strict=True))
         grown = [Grown(*pair) for pair in pairs[count:]]
         for layer, cross, own in zip(decoder.layers, pairs[:count], grown, strict=True):
-            x = layer(x, decoder.positions, position, None, False, own, CrossKeyValues(*cross), bias)
+            x = layer(x, Span(decoder.positions, position), own, CrossKeyValues(*cross), bias)
         log_probs = self.output(decoder.final_norm(x))[:, 0].log_softmax(-1)
         best, words = (log_probs + self.never).topk(BEST)
         return [best, words, log_probs[:, EOS], *(part for own in grown for part in (own.keys, own.values))]

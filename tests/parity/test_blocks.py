@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.models.seq2seq import Memory
-from dragoman.models.transformer import Decoder, Encoder
+from dragoman.models.transformer import Decoder, Encoder, StackParts
 from dragoman.nn import fast
-from dragoman.nn.attention import CrossAttention, SelfAttention, causal_bias, mask_to_bias
+from dragoman.nn.attention import CrossAttention, SelfAttention, Span, causal_bias, mask_to_bias
 from dragoman.nn.fast import attend_short
 from dragoman.nn.layers import BatchNorm, DecoderLayer, Embedding, EncoderLayer, FeedForward, SubLayer
 from dragoman.nn.linear_attention import LinearSelfAttention
@@ -175,7 +175,7 @@ def decoder(kind: str, positions: str, norm: Callable[[int], nn.Module] = nn.Lay
         )
         for _ in range(2)
     ]
-    made = Decoder(Embedding(V, D), POSITIONS[positions](), layers, norm(D), 0.0, nn.Identity()).double()
+    made = Decoder(Embedding(V, D), StackParts(POSITIONS[positions](), layers, 0.0, norm(D), nn.Identity())).double()
     shake(made)
     return made
 
@@ -204,10 +204,10 @@ def test_encoder_layer_with_a_cache_is_causal(kind: str) -> None:
     layer = EncoderLayer(ATTENTIONS[kind](), FeedForward(D, D_FF, "relu"), sublayer(order="post")).double()
     shake(layer)
     x = random(N, T, D)
-    full = layer(x, Positions(), torch.arange(T), None, True)
+    full = layer(x, Span(Positions(), torch.arange(T), causal=True))
     cache = layer.self_attn.new_cache(N, T, like=x)
     for begin, end in ((0, 2), (2, 3), (3, T)):
-        got = layer(x[:, begin:end], Positions(), torch.arange(begin, end), None, True, cache)
+        got = layer(x[:, begin:end], Span(Positions(), torch.arange(begin, end), causal=True), cache)
         torch.testing.assert_close(got, full[:, begin:end], **EXACT)
 
 
@@ -215,11 +215,11 @@ def test_a_causal_layer_reads_a_bias_too() -> None:
     layer = EncoderLayer(SelfAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer()).double()
     shake(layer)
     x, pos, bias = random(B, S, D), torch.arange(S), random(H, 1, S)
-    want = layer(x, Positions(), pos, bias + causal_bias(pos, pos, x.dtype))
-    torch.testing.assert_close(layer(x, Positions(), pos, bias, True), want, **EXACT)
+    want = layer(x, Span(Positions(), pos, bias + causal_bias(pos, pos, x.dtype)))
+    torch.testing.assert_close(layer(x, Span(Positions(), pos, bias, True)), want, **EXACT)
     cache = layer.self_attn.new_cache(B, S, like=x)
-    layer(x[:, :3], Positions(), pos[:3], bias[..., :3], True, cache)
-    got = layer(x[:, 3:], Positions(), pos[3:], bias, True, cache)
+    layer(x[:, :3], Span(Positions(), pos[:3], bias[..., :3], True), cache)
+    got = layer(x[:, 3:], Span(Positions(), pos[3:], bias, True), cache)
     torch.testing.assert_close(got, want[:, 3:], **EXACT)
 
 
@@ -287,7 +287,7 @@ def test_a_batch_that_is_not_finite_leaves_the_running_statistics_alone() -> Non
 def test_evaluated_batch_norm_depends_on_neither_batch_nor_length() -> None:
     made = decoder("full", "sinusoidal", BatchNorm)
     layer = EncoderLayer(SelfAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer(BatchNorm))
-    encoder = Encoder(Embedding(V, D), Sinusoidal(D), [layer], BatchNorm(D), 0.0, nn.Identity()).double()
+    encoder = Encoder(Embedding(V, D), StackParts(Sinusoidal(D), [layer], 0.0, BatchNorm(D), nn.Identity())).double()
     shake(encoder)
     src, tgt = torch.randint(1, V, (B, S)), torch.randint(1, V, (B, T))
     mask = torch.arange(S) < torch.tensor([7, 4, 2])[:, None]

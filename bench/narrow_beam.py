@@ -24,8 +24,7 @@ from sacrebleu.metrics import BLEU
 from dragoman.data.batching import collate_source
 from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.pytorch.beam import beam_search
-from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model

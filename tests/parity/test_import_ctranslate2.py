@@ -17,8 +17,9 @@ from ctranslate2_folders import FOLDERS, LINES, foreign_folder
 from damaged_checkpoints import refusal, set_values
 from dragoman import Translator
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS, before_end
+from dragoman.data.ids import BOS, EOS
 from dragoman.data.tokenizer import Tokenizer
+from dragoman.decoding.hypothesis import before_end
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import DragomanError
 from dragoman.formats.export import export

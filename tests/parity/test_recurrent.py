@@ -27,7 +27,7 @@ from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import SearchRequest
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias

@@ -15,7 +15,7 @@ from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import SearchRequest
 from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly

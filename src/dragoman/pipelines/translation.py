@@ -11,7 +11,7 @@ from dragoman.data.segment import join_parts
 from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids, before_end
 from dragoman.decoding.phrases import Phrases
-from dragoman.decoding.retry import StreamWithRetry, has_unusual_length, searches_with_retry
+from dragoman.decoding.retry import Fault, StreamWithRetry, has_unusual_length, searches_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary, applied
@@ -335,7 +335,9 @@ class Translator(LinePipeline):
             return SearchCall([parts[i].ids for i in indices], [parts[i].prefix for i in indices], settings, own)
 
         ids = [part.ids for part in parts]
-        results = yield from searches_with_retry(call, ids, settings, lambda nbest: nbest[0].tokens, self.has_no_text)
+        results: tuple[list[list[Hypothesis]], list[Fault]] = yield from searches_with_retry(
+            call, ids, settings, lambda nbest: nbest[0].tokens, self.has_no_text
+        )
         for part, found, fault in zip(parts, *results, strict=True):
             part.found, part.fault = found, fault
 

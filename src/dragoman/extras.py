@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from dragoman.errors import UsageError
 
-__all__ = ["Unavailable", "extra_package", "has_torch", "missing_torch", "needs_torch"]
+__all__ = ["Unavailable", "extra_package", "has_torch", "lazy_names", "missing_torch", "needs_torch"]
 
 
 def extra_package(name: str, extra: str, what: str) -> Any:
@@ -37,6 +37,21 @@ def has_torch() -> bool:
         return importlib.util.find_spec("torch") is not None
     except (ImportError, ValueError):
         return False
+
+
+def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
+    """Return `__all__` and `__getattr__` of a package that imports its names on first use, because some need PyTorch.
+
+    homes: the names of each module, separated by spaces.
+    """
+    modules = {name: module for module, names in homes.items() for name in names.split()}
+
+    def resolve(name: str) -> Any:
+        if name in modules:
+            return getattr(importlib.import_module(modules[name]), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return sorted(modules), resolve
 
 
 def missing_torch(error: ImportError, what: str) -> UsageError | None:

@@ -14,8 +14,9 @@ from dragoman import Translator
 from dragoman.config import parse_config
 from dragoman.data.batching import Batch, read_batch
 from dragoman.data.frames import FRAMES_FILE, NO_SOURCE_END, Frames
-from dragoman.data.ids import BOS, EOS, before_end
+from dragoman.data.ids import BOS, EOS
 from dragoman.data.tokenizer import Tokenizer
+from dragoman.decoding.hypothesis import before_end
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import UsageError
 from dragoman.formats.export import export

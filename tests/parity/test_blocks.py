@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.models.seq2seq import Memory
-from dragoman.models.transformer import Decoder, Encoder
-from dragoman.nn.attention import CrossAttention, SelfAttention, causal_bias
+from dragoman.models.transformer import Decoder, Encoder, StackParts
+from dragoman.nn.attention import CrossAttention, SelfAttention, Span, causal_bias
 from dragoman.nn.layers import BatchNorm, DecoderLayer, Embedding, EncoderLayer, FeedForward, SubLayer
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions, Sinusoidal
@@ -58,7 +58,7 @@ def decoder(norm: Callable[[int], nn.Module]) -> Decoder:
         DecoderLayer(SelfAttention(D, H), CrossAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer(norm))
         for _ in range(2)
     ]
-    made = Decoder(Embedding(V, D), Sinusoidal(D), layers, norm(D), 0.0, nn.Identity()).double()
+    made = Decoder(Embedding(V, D), StackParts(Sinusoidal(D), layers, 0.0, norm(D), nn.Identity())).double()
     shake(made)
     return made
 
@@ -68,10 +68,10 @@ def test_encoder_layer_with_a_cache_is_causal(kind: str) -> None:
     layer = EncoderLayer(ATTENTIONS[kind](), FeedForward(D, D_FF, "relu"), sublayer(order="post")).double()
     shake(layer)
     x = random(N, T, D)
-    full = layer(x, Positions(), torch.arange(T), None, True)
+    full = layer(x, Span(Positions(), torch.arange(T), causal=True))
     cache = layer.self_attn.new_cache(N, T, like=x)
     for begin, end in ((0, 2), (2, 3), (3, T)):
-        got = layer(x[:, begin:end], Positions(), torch.arange(begin, end), None, True, cache)
+        got = layer(x[:, begin:end], Span(Positions(), torch.arange(begin, end), causal=True), cache)
         torch.testing.assert_close(got, full[:, begin:end], **EXACT)
 
 
@@ -79,11 +79,11 @@ def test_a_causal_layer_reads_a_bias_too() -> None:
     layer = EncoderLayer(SelfAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer()).double()
     shake(layer)
     x, pos, bias = random(B, S, D), torch.arange(S), random(H, 1, S)
-    want = layer(x, Positions(), pos, bias + causal_bias(pos, pos, x.dtype))
-    torch.testing.assert_close(layer(x, Positions(), pos, bias, True), want, **EXACT)
+    want = layer(x, Span(Positions(), pos, bias + causal_bias(pos, pos, x.dtype)))
+    torch.testing.assert_close(layer(x, Span(Positions(), pos, bias, True)), want, **EXACT)
     cache = layer.self_attn.new_cache(B, S, like=x)
-    layer(x[:, :3], Positions(), pos[:3], bias[..., :3], True, cache)
-    got = layer(x[:, 3:], Positions(), pos[3:], bias, True, cache)
+    layer(x[:, :3], Span(Positions(), pos[:3], bias[..., :3], True), cache)
+    got = layer(x[:, 3:], Span(Positions(), pos[3:], bias, True), cache)
     torch.testing.assert_close(got, want[:, 3:], **EXACT)
 
 
@@ -151,7 +151,7 @@ def test_a_batch_that_is_not_finite_leaves_the_running_statistics_alone() -> Non
 def test_evaluated_batch_norm_depends_on_neither_batch_nor_length() -> None:
     made = decoder(BatchNorm)
     layer = EncoderLayer(SelfAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer(BatchNorm))
-    encoder = Encoder(Embedding(V, D), Sinusoidal(D), [layer], BatchNorm(D), 0.0, nn.Identity()).double()
+    encoder = Encoder(Embedding(V, D), StackParts(Sinusoidal(D), [layer], 0.0, BatchNorm(D), nn.Identity())).double()
     shake(encoder)
     src, tgt = torch.randint(1, V, (B, S)), torch.randint(1, V, (B, T))
     mask = torch.arange(S) < torch.tensor([7, 4, 2])[:, None]

@@ -16,8 +16,9 @@ import torch
 from ctranslate2_folders import FOLDERS, foreign_folder
 from damaged_checkpoints import refusal, set_values
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS, before_end
+from dragoman.data.ids import BOS, EOS
 from dragoman.data.tokenizer import Tokenizer
+from dragoman.decoding.hypothesis import before_end
 from dragoman.errors import DragomanError
 from dragoman.formats.export import export
 from dragoman.formats.importing import importer, names

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from dragoman.config import TransformerConfig
 from dragoman.models.build import build_model
-from dragoman.nn.attention import CrossAttention, SelfAttention, mask_to_bias
+from dragoman.nn.attention import CrossAttention, SelfAttention, Span, mask_to_bias
 from dragoman.nn.layers import ACTIVATIONS, DecoderLayer, Embedding, EncoderLayer, FeedForward, RMSNorm, SubLayer
 from dragoman.nn.positions import Positions
 
@@ -90,7 +90,7 @@ def test_encoder_layer_is_torchs(order: str, activation: str) -> None:
     mask = torch.arange(S) < torch.tensor([7, 4, 2])[:, None]  # (N, S)
     x, y = copies(random(N, S, D))
     bias = mask_to_bias(mask[:, None, None, :], torch.float64)
-    outputs = mine(x, Positions(), torch.arange(S), bias), their(y, src_key_padding_mask=~mask)
+    outputs = mine(x, Span(Positions(), torch.arange(S), bias)), their(y, src_key_padding_mask=~mask)
     check_same(outputs, [(x, y)], pairs)
 
 
@@ -123,7 +123,7 @@ def test_decoder_layer_is_torchs(order: str) -> None:
     mask = torch.arange(S) < torch.tensor([3, 7, 6])[:, None]  # (N, S)
     (x, y), (memory, memory2) = copies(random(N, T, D)), copies(random(N, S, D))
     bias = mask_to_bias(mask[:, None, None, :], torch.float64)
-    got = mine(x, Positions(), torch.arange(T), None, True, None, mine.cross_attn.project(memory), bias)
+    got = mine(x, Span(Positions(), torch.arange(T), causal=True), None, mine.cross_attn.project(memory), bias)
     later = torch.ones(T, T, dtype=torch.bool).triu(1)
     want = their(y, memory2, tgt_mask=later, memory_key_padding_mask=~mask)
     check_same((got, want), [(x, y), (memory, memory2)], pairs)

@@ -19,7 +19,7 @@ from dragoman.config import AdamConfig, TransformerConfig
 from dragoman.data.tokenizer import BOS, PAD
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
-from dragoman.nn.attention import CrossAttention, SelfAttention, attend_explicit, causal_bias
+from dragoman.nn.attention import CrossAttention, SelfAttention, Span, attend_explicit, causal_bias
 from dragoman.nn.layers import EncoderLayer, FeedForward, SubLayer
 from dragoman.nn.positions import Positions
 from dragoman.training.loss import TokenLoss, cross_entropy
@@ -146,7 +146,7 @@ def test_output_of_the_first_layer() -> None:
     inside: list[Tensor] = []
     for module in (layer.ffn.inner, layer.ffn):
         module.register_forward_hook(lambda module, inputs, output: inside.append(output[0]))
-    out = layer(tensor(WORDS)[None], Positions(), pos, None)[0]
+    out = layer(tensor(WORDS)[None], Span(Positions(), pos))[0]
     torch.testing.assert_close(inside[0], tensor([FFN_INNER, FFN_INNER]), rtol=0, atol=5e-5)
     torch.testing.assert_close(inside[1], tensor([FFN_OUT, FFN_OUT]), **PRINTED)
     torch.testing.assert_close(out[0], tensor([-1.3814, 1.6611, -0.2306, 0.34]), rtol=0, atol=1e-4)

@@ -17,7 +17,7 @@ from dragoman.data.tokenizer import EOS
 from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch import beam
 from dragoman.decoding.pytorch.generate import drain
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import SearchRequest
 from dragoman.models.seq2seq import Model
 from every_kind import improving
 from tiny_translator import tiny_tokenizer, tiny_transformer, tiny_translator

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from dragoman.decoding.request import SearchRequest
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,7 +19,6 @@ from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
-from dragoman.decoding.request import SearchRequest
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
 from dragoman.training.loss import Loss, TokenLoss

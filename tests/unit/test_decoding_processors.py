@@ -9,7 +9,7 @@ import torch
 
 from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
-from dragoman.decoding.request import SearchRequest, disallow_repeated_ngrams
+from dragoman.decoding.pytorch.stepper import SearchRequest, disallow_repeated_ngrams
 from dragoman.errors import UsageError
 from toy_model import ToyModel, padded, teacher_forced
 

@@ -14,7 +14,7 @@ from dragoman.decoding.hypothesis import PartialHypothesis
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import stream_tokens
 from dragoman.decoding.pytorch.sampling import sample
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import SearchRequest
 from toy_model import ToyModel
 
 

@@ -19,8 +19,7 @@ from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
 from dragoman.decoding.pytorch.sampling import sample
-from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.evaluation.metrics import evaluate_texts

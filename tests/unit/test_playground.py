@@ -20,8 +20,7 @@ from dragoman.data.added_words import add_words
 from dragoman.data.tokenizer import BOS, EOS, Tokenizer, learn_tokenizer
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.beam import beam_search
-from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads

@@ -17,7 +17,7 @@ from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.encoder_only import EncoderOnly
-from dragoman.nn.attention import causal_bias
+from dragoman.nn.attention import Span, causal_bias
 from dragoman.training.loss import TokenLoss
 from small_networks import EXACT, SIZES, VARIANTS, D, learn, shaken
 
@@ -50,7 +50,7 @@ def test_it_is_the_layers_of_an_encoder_under_a_causal_mask(variant: str) -> Non
     model, ids, pos = decoder_only(variant), texts(B), torch.arange(T)
     x, _ = model.positions.embed(model.embedding(ids), pos, None)
     for layer in model.layers:
-        x = layer(x, model.positions, pos, causal_bias(pos, pos, x.dtype))
+        x = layer(x, Span(model.positions, pos, causal_bias(pos, pos, x.dtype)))
     torch.testing.assert_close(model(nothing(B), None, ids), model.output(model.final_norm(x)), **EXACT)
 
 

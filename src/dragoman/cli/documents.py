@@ -17,8 +17,6 @@ __all__ = ["check_document", "find_document", "translate_file"]
 
 def find_document(inputs: Sequence[Path]) -> Path | None:
     """Return the first input that is a document, None if there is none."""
-    if not inputs:
-        return None
     from dragoman.documents import SUFFIXES
 
     known = (path for path in inputs if SUFFIXES.get(path.suffix.casefold(), "txt") != "txt")

@@ -125,17 +125,15 @@ def translate(
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
     inputs = input_ or []
-    document = find_document(inputs) if format_ == "text" and not ray else None
+    document = find_document(inputs) if inputs and format_ == "text" and not ray else None
     if document is not None:
         check_document(document, inputs, output, form, prefix)
         translate_file(models, options, document, output, column, text_settings)
         return
-    in_bulk = ray or column is not None or is_bulk(inputs, output)
-    check_format(
-        format_,
-        attributes,
-        {"--jsonl": jsonl, "--nbest": nbest > 1, "--prefix": bool(prefix), "bulk translation": in_bulk},
-    )
+    in_bulk = ray or column is not None or (bool(inputs or output) and is_bulk(inputs, output))
+    if format_ != "text" or attributes:
+        others = {"--jsonl": jsonl, "--nbest": nbest > 1, "--prefix": bool(prefix), "bulk translation": in_bulk}
+        check_format(format_, attributes, others)
     if in_bulk:
         if len(models) > 1:
             raise UsageError(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-__all__ = ["BOS", "EOS", "PAD", "SPECIAL_NAMES", "UNK", "SpecialIds", "before_end"]
+__all__ = ["BOS", "EOS", "PAD", "SPECIAL_NAMES", "UNK", "SpecialIds"]
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
@@ -28,8 +26,3 @@ class SpecialIds:
 
     def is_control(self, token: int) -> bool:
         return token in (PAD, BOS, EOS)
-
-
-def before_end(ids: Sequence[int]) -> Sequence[int]:
-    """Return the ids before EOS; all ids of a source that has no end."""
-    return ids[: ids.index(EOS)] if EOS in ids else ids

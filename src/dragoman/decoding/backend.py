@@ -94,8 +94,7 @@ class DecodingBackend(ABC):
         """As `search`, for targets of up to `max_length` tokens that all have phrases, one after the other."""
         from dragoman.decoding.pytorch.constrained import constrained_search
         from dragoman.decoding.pytorch.generate import padded
-        from dragoman.decoding.pytorch.stepper import with_shortlist
-        from dragoman.decoding.request import SearchRequest
+        from dragoman.decoding.pytorch.stepper import SearchRequest, with_shortlist
 
         found = []
         for source, prefix, own in zip(sources, prefixes, phrases, strict=True):

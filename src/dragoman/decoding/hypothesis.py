@@ -7,6 +7,7 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
+from dragoman.data.ids import EOS
 from dragoman.errors import DragomanError
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Ids",
     "PartialHypothesis",
     "TokenStream",
+    "before_end",
     "best",
     "common_prefix",
     "complete",
@@ -80,3 +82,8 @@ def best(hypotheses: Sequence[Hypothesis], count: int) -> list[Hypothesis]:
 def common_prefix(rows: Sequence[Ids]) -> int:
     """Return the length of the longest prefix that all rows share."""
     return sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False)))
+
+
+def before_end(ids: Ids) -> Ids:
+    """Return the ids before EOS; all ids of a source that has no end."""
+    return ids[: ids.index(EOS)] if EOS in ids else ids

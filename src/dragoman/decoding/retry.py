@@ -6,8 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar
 
-from dragoman.data.ids import before_end
-from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, TokenStream
+from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, TokenStream, before_end
 from dragoman.decoding.settings import SearchSettings
 
 __all__ = [
@@ -31,6 +30,7 @@ MAX_LENGTH_RATIO = 3.0
 MIN_JUDGED_LENGTH = 10
 
 Result = TypeVar("Result")
+Call = TypeVar("Call")
 
 
 def count_repeats(tokens: Ids, at_least: int = MIN_REPEATS) -> int:
@@ -111,31 +111,32 @@ def search_with_retry(
 
     Returns one result per source, and the faults of the first results.
     """
-    steps = searches_with_retry(sources, settings, tokens, is_empty)
+    steps = searches_with_retry(search, sources, settings, tokens, is_empty)
     try:
-        call = next(steps)
+        result = next(steps)
         while True:
-            call = steps.send(search(*call))
+            result = steps.send(result)
     except StopIteration as stop:
         found: tuple[list[Result], list[Fault]] = stop.value
         return found
 
 
 def searches_with_retry(
+    call: Callable[[Sequence[int], SearchSettings], Call],
     sources: Sequence[Ids],
     settings: SearchSettings,
     tokens: Callable[[Result], Ids],
     is_empty: Callable[[Ids], bool] = has_no_text,
-) -> Generator[tuple[Sequence[int], SearchSettings], Sequence[Result], tuple[list[Result], list[Fault]]]:
-    """`search_with_retry` as a generator: it yields the arguments of `search` and is sent its results."""
-    results = list((yield range(len(sources)), settings))
+) -> Generator[Call, Sequence[Result], tuple[list[Result], list[Fault]]]:
+    """`search_with_retry` as a generator: it yields what `call` returns for a search, and is sent the results."""
+    results = list((yield call(range(len(sources)), settings)))
     faults = [fault_of(ids, tokens(result), is_empty) for ids, result in zip(sources, results, strict=True)]
     again: dict[SearchSettings, list[int]] = {}
     for index, fault in enumerate(faults):
         if fault and (second := retry_settings(settings, fault, len(tokens(results[index])))) is not None:
             again.setdefault(second, []).append(index)
     for second, indices in again.items():
-        for index, result in zip(indices, (yield indices, second), strict=True):
+        for index, result in zip(indices, (yield call(indices, second)), strict=True):
             if fault_of(sources[index], tokens(result), is_empty) != faults[index]:
                 results[index] = result
     return results, faults

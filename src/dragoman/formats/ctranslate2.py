@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, ModelConfig, RotaryPosition, TransformerConfig
-from dragoman.data.ids import before_end
 from dragoman.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
+from dragoman.decoding.hypothesis import before_end
 from dragoman.extras import extra_package
 from dragoman.formats.parity import ExternalRuntime, ParityCase
 from dragoman.formats.target import ExportSource, tokenizer_reasons

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.models.transformer import Transformer
-from dragoman.nn.attention import CrossAttention, SelfAttention, attend_explicit, padding_bias
+from dragoman.nn.attention import CrossAttention, SelfAttention, Span, attend_explicit, padding_bias
 from dragoman.nn.layers import DecoderLayer, RMSNorm
 from dragoman.nn.linear_attention import FEATURE_MAPS, LinearSelfAttention
 from dragoman.nn.position_tables import rotations
@@ -244,7 +244,7 @@ class DecoderGraph(nn.Module):
         memory_bias = padding_bias(mask, x.dtype)
         pairs = zip(memory[::2], memory[1::2], strict=True)
         for layer, cache, (k, v) in zip(decoder.layers, caches, pairs, strict=True):
-            x = layer(x, positions, pos, static, False, cache, CrossKeyValues(k, v), memory_bias)
+            x = layer(x, Span(positions, pos, static), cache, CrossKeyValues(k, v), memory_bias)
         logits = self.output(decoder.final_norm(x))[:, 0]
         return [logits, *(part for cache in caches for part in vars(cache).values())]
 

@@ -33,8 +33,7 @@ from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.decoding.pytorch.beam import BeamStep, beam_search
 from dragoman.decoding.pytorch.generate import drain, padded
 from dragoman.decoding.pytorch.sampling import sample
-from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, UsageError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores

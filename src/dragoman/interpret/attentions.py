@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from dragoman.data.batching import Batch
 from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError
-from dragoman.models.seq2seq import Model, Network
-from dragoman.nn.modes import evaluating
+from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.nn.record import Recording, record, tap_names
 
 __all__ = [

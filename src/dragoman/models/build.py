@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -49,7 +49,7 @@ from dragoman.models.recurrent import (
     RecurrentLM,
 )
 from dragoman.models.seq2seq import Network
-from dragoman.models.transformer import Decoder, Encoder, Transformer
+from dragoman.models.transformer import Decoder, Encoder, StackParts, Transformer
 from dragoman.models.vision import Vision
 from dragoman.nn import positions
 from dragoman.nn.attention import CrossAttention, SelfAttention
@@ -87,7 +87,7 @@ from dragoman.nn.ssru import SSRU, SSRUDecoderLayer
 
 __all__ = ["assemble", "build_model"]
 
-Layer = TypeVar("Layer", EncoderLayer, DecoderLayer | SSRUDecoderLayer)
+Attention = TypeVar("Attention", SelfAttention, CrossAttention)
 
 _NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
 """Kind of norm -> its class, whose arguments after d_model are the other keys of the section."""
@@ -137,7 +137,7 @@ def _assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, shared: bool)
 
 def _transformer(config: TransformerConfig, src: Embedding, tgt: Embedding, output: OutputProjection) -> Transformer:
     layers = [_decoder_layer(config) for _ in range(config.decoder_layers)]
-    decoder = Decoder(tgt, *_stack(config, layers, bidirectional=False))
+    decoder = Decoder(tgt, _stack(config, layers, bidirectional=False))
     return Transformer(_encoder(config, src, config.encoder_layers), decoder, output)
 
 
@@ -145,7 +145,7 @@ def _decoder_only(config: DecoderOnlyConfig, vocab: int) -> DecoderOnly:
     embedding = Embedding(vocab, config.d_model, config.scale_embeddings)
     output = _output(config.d_model, vocab, embedding if config.tie == "all" else None, config.output_bias)
     stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=False)
-    return DecoderOnly(embedding, *stack, output)
+    return DecoderOnly(embedding, stack, output)
 
 
 def _encoder_only(config: EncoderOnlyConfig, vocab: int, labels: int) -> EncoderOnly:
@@ -165,12 +165,10 @@ def _head(config: EncoderOnlyConfig) -> nn.Module:
 
 
 def _vision(config: VisionConfig, patch_values: int, classes: int) -> Vision:
-    embedding, output = (
-        nn.Linear(patch_values, config.d_model),
-        _output(config.d_model, classes, None, config.output_bias),
-    )
+    embedding = nn.Linear(patch_values, config.d_model)
+    output = _output(config.d_model, classes, None, config.output_bias)
     stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=True)
-    return Vision(embedding, *stack, output, config.n_patches)
+    return Vision(embedding, stack, output, config.n_patches)
 
 
 def _recurrent(
@@ -271,17 +269,18 @@ def _output(d_model: int, vocab: int, tied: Embedding | None, bias: bool = False
 
 
 def _encoder(config: BlockConfig, embedding: Embedding, layers: int) -> Encoder:
-    return Encoder(embedding, *_stack(config, _encoder_layers(config, layers), bidirectional=True))
+    return Encoder(embedding, _stack(config, _encoder_layers(config, layers), bidirectional=True))
 
 
-def _stack(
-    config: BlockConfig, layers: list[Layer], bidirectional: bool
-) -> tuple[positions.Positions, list[Layer], nn.Module, float, nn.Module]:
-    """Return the arguments of a `Stack` after the embedding."""
-    # With pre-norm the output of the last layer is not yet normalized.
-    final_norm = _norm(config) if config.order == "pre" else nn.Identity()
-    embedding_norm = _norm(config) if config.normalize_embeddings else nn.Identity()
-    return _positions(config, bidirectional), layers, final_norm, config.dropout, embedding_norm
+def _stack(config: BlockConfig, layers: Iterable[nn.Module], bidirectional: bool) -> StackParts:
+    return StackParts(
+        positions=_positions(config, bidirectional),
+        layers=layers,
+        dropout=config.dropout,
+        # With pre-norm the output of the last layer is not yet normalized.
+        final_norm=_norm(config) if config.order == "pre" else nn.Identity(),
+        embedding_norm=_norm(config) if config.normalize_embeddings else nn.Identity(),
+    )
 
 
 def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
@@ -316,11 +315,8 @@ def _encoder_layers(config: BlockConfig, count: int) -> list[EncoderLayer]:
 
 
 def _decoder_layer(config: TransformerConfig) -> DecoderLayer | SSRUDecoderLayer:
-    cross_attn, ffn, sublayer = (
-        CrossAttention(*_softmax_arguments(config)),
-        _feed_forward(config),
-        partial(_sublayer, config),
-    )
+    cross_attn, ffn = _softmax_attention(CrossAttention, config), _feed_forward(config)
+    sublayer = partial(_sublayer, config)
     if config.decoder_self == "ssru":
         return SSRUDecoderLayer(SSRU(config.d_model), cross_attn, ffn, sublayer)
     return DecoderLayer(_self_attention(config), cross_attn, ffn, sublayer)
@@ -332,13 +328,19 @@ def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
         return LinearSelfAttention(
             config.d_model, config.n_heads, feature_map, config.bias, config.d_key, config.d_value
         )
-    return SelfAttention(*_softmax_arguments(config))
+    return _softmax_attention(SelfAttention, config)
 
 
-def _softmax_arguments(config: BlockConfig) -> tuple[int, int, float, bool, int | None, int | None, int | None]:
-    """Return the arguments of `SelfAttention` and `CrossAttention`."""
-    dropout, bias = config.attention_dropout, config.bias
-    return config.d_model, config.n_heads, dropout, bias, config.n_kv_heads, config.d_key, config.d_value
+def _softmax_attention(kind: type[Attention], config: BlockConfig) -> Attention:
+    return kind(
+        config.d_model,
+        config.n_heads,
+        dropout=config.attention_dropout,
+        bias=config.bias,
+        n_kv_heads=config.n_kv_heads,
+        d_key=config.d_key,
+        d_value=config.d_value,
+    )
 
 
 def _feed_forward(config: BlockConfig) -> FeedForward:

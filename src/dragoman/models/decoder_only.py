@@ -5,14 +5,13 @@ Shapes: B texts, K beams, N = B*K rows, T positions, D d_model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
 from dragoman.models.seq2seq import LanguageModel, Memory
-from dragoman.models.transformer import Stack
+from dragoman.models.transformer import Stack, StackParts
 from dragoman.nn.layers import Embedding, EncoderLayer
-from dragoman.nn.positions import Positions
 from dragoman.nn.state import DecodeState, LayerState, LinearSums, SelfKeyValues
 
 __all__ = ["DecoderOnly"]
@@ -24,17 +23,8 @@ class DecoderOnly(Stack, LanguageModel):
     architecture = "decoder_only"
     embedding: Embedding
 
-    def __init__(
-        self,
-        embedding: Embedding,
-        positions: Positions,
-        layers: Iterable[EncoderLayer],
-        final_norm: nn.Module,
-        dropout: float,
-        embedding_norm: nn.Module,
-        output: nn.Module,
-    ) -> None:
-        super().__init__(embedding, positions, layers, final_norm, dropout, embedding_norm)
+    def __init__(self, embedding: Embedding, parts: StackParts, output: nn.Module) -> None:
+        super().__init__(embedding, parts)
         self.output = output
 
     def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
@@ -46,11 +36,11 @@ class DecoderOnly(Stack, LanguageModel):
         return DecodeState(layers, beams)
 
     def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
-        x, pos, bias, causal = self.embed_next(tokens, state)
+        x, span = self.embed_next(tokens, state)
         caches: Sequence[LayerState | None] = state.layers or [None] * len(self.layers)  # None: tokens are all there is
         for layer, cache in zip(self.layers, caches, strict=True):
             assert cache is None or isinstance(cache, SelfKeyValues | LinearSums)
-            x = self.apply_layer(layer, x, self.positions, pos, bias, causal, cache)
+            x = self.apply_layer(layer, x, span, cache)
         state.length += tokens.size(1)
         out: Tensor = self.final_norm(x)
         return out

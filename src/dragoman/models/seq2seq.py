@@ -9,7 +9,8 @@ Masks are boolean, True = may attend.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from dragoman.errors import UsageError
 from dragoman.nn.layers import Embedding
 from dragoman.nn.state import DecodeState
 
-__all__ = ["EncoderDecoder", "Head", "LanguageModel", "Memory", "Model", "Network"]
+__all__ = ["EncoderDecoder", "Head", "LanguageModel", "Memory", "Model", "Network", "evaluating"]
 
 Head = Callable[[Tensor, nn.Module], Any]
 """A function of the last hidden states and the output layer: `head(hidden (B, T, D), output)`."""
@@ -142,3 +143,14 @@ class EncoderDecoder(Model):
     def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
         hidden: Tensor = self.decoder(tokens, state)
         return hidden
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Generator[None, None, None]:
+    """Put `module` into evaluation mode (no dropout) and restore its mode afterwards; gradients are unaffected."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)

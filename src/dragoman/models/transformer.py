@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dragoman.models.seq2seq import EncoderDecoder, Memory
 from dragoman.nn import fast
-from dragoman.nn.attention import add_biases, causal_bias, padding_bias
+from dragoman.nn.attention import Span, add_biases, causal_bias, padding_bias
 from dragoman.nn.fast.dropout import Dropout, repeated_dropout
 from dragoman.nn.layers import DecoderLayer, Embedding
 from dragoman.nn.positions import Positions
@@ -23,7 +23,18 @@ from dragoman.nn.ssru import SSRUDecoderLayer
 from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState, SelfState
 from dragoman.nn.taps import Tap
 
-__all__ = ["Decoder", "DecoderLayerState", "Encoder", "Stack", "Transformer"]
+__all__ = ["Decoder", "DecoderLayerState", "Encoder", "Stack", "StackParts", "Transformer"]
+
+
+@dataclass(frozen=True)
+class StackParts:
+    """What a `Stack` consists of besides its embedding; `nn.Identity` in place of a norm that it does not have."""
+
+    positions: Positions
+    layers: Iterable[nn.Module]
+    dropout: float
+    final_norm: nn.Module
+    embedding_norm: nn.Module
 
 
 class Stack(nn.Module):
@@ -34,23 +45,14 @@ class Stack(nn.Module):
 
     recomputes = False
 
-    def __init__(
-        self,
-        embedding: nn.Module,
-        positions: Positions,
-        layers: Iterable[nn.Module],
-        final_norm: nn.Module,
-        dropout: float,
-        embedding_norm: nn.Module,
-    ) -> None:
-        """final_norm, embedding_norm: `nn.Identity` without a norm."""
+    def __init__(self, embedding: nn.Module, parts: StackParts) -> None:
         super().__init__()
         self.embedding = embedding
-        self.positions = positions
-        self.embedding_norm = embedding_norm
-        self.dropout = Dropout(dropout)
-        self.layers = nn.ModuleList(layers)
-        self.final_norm = final_norm
+        self.positions = parts.positions
+        self.embedding_norm = parts.embedding_norm
+        self.dropout = Dropout(parts.dropout)
+        self.layers = nn.ModuleList(parts.layers)
+        self.final_norm = parts.final_norm
         self.embedded = Tap("row", "position", "feature")
         self.positioned = Tap("row", "position", "feature")
 
@@ -79,24 +81,26 @@ class Stack(nn.Module):
         pos = torch.arange(x.size(1), device=x.device)
         x, _ = self.add_positions(x, pos, x.size(1))
         bias = add_biases(padding_bias(mask, x.dtype), self.positions.static_bias(pos, pos))  # (N, H or 1, T or 1, T)
+        span = Span(self.positions, pos, bias)
         for layer in self.layers:
-            x = self.apply_layer(layer, x, self.positions, pos, bias)
+            x = self.apply_layer(layer, x, span)
         return x
 
-    def embed_next(self, tokens: Tensor, state: DecodeState) -> tuple[Tensor, Tensor, Tensor | None, bool]:
-        """Return, for the next tokens (N, T): vectors (N, T, D), positions (T,), and self-attention's bias and causal.
-
-        bias: (H or 1, T, Tk) or None.  causal: whether attention itself must mask later positions.
-        """
-        pos, keys = state.next_positions(tokens.size(1), tokens.device)
+    def embed_next(self, tokens: Tensor, state: DecodeState) -> tuple[Tensor, Span]:
+        """Return vectors (N, T, D) of the next tokens (N, T), and what self-attention receives with them."""
+        if state.position is None:
+            keys = state.length + tokens.size(1)
+            pos = torch.arange(state.length, keys, device=tokens.device)
+        else:
+            pos, keys = state.position, state.keys
         x, state.carry = self.add_positions(self.embedding(tokens), pos, keys, state.carry)
         k_pos = torch.arange(keys, device=pos.device)
-        static = self.positions.static_bias(pos, k_pos)  # (H, T, Tk)
-        if pos.numel() == 1 and not state.needs_future_mask:  # there is no later key
-            return x, pos, static, False
-        if static is None and not state.needs_future_mask:
-            return x, pos, None, True
-        return x, pos, add_biases(causal_bias(pos, k_pos, x.dtype), static), False
+        bias = self.positions.static_bias(pos, k_pos)  # (H, T, Tk)
+        if pos.numel() == 1 and state.position is None:  # there is no later key
+            return x, Span(self.positions, pos, bias)
+        if bias is None and state.position is None:  # attention itself masks later keys
+            return x, Span(self.positions, pos, None, causal=True)
+        return x, Span(self.positions, pos, add_biases(causal_bias(pos, k_pos, x.dtype), bias))
 
 
 class Encoder(Stack):
@@ -135,12 +139,10 @@ class Decoder(Stack):
 
     def forward(self, tokens: Tensor, state: DecodeState) -> Tensor:
         """Return the hidden states (N, T, D) of the next tokens (N, T), and advance the state by T."""
-        x, pos, bias, causal = self.embed_next(tokens, state)
+        x, span = self.embed_next(tokens, state)
         for layer, record in zip(self.layers, state.layers, strict=True):
             assert isinstance(record, DecoderLayerState)
-            x = self.apply_layer(
-                layer, x, self.positions, pos, bias, causal, record.self_attn, record.cross_attn, state.memory_bias
-            )
+            x = self.apply_layer(layer, x, span, record.self_attn, record.cross_attn, state.memory_bias)
         state.length += tokens.size(1)
         out: Tensor = self.final_norm(x)
         return out

@@ -5,16 +5,12 @@ Shapes: B images, P patch size in pixels, C channels, n patches per image, D d_m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Network
-from dragoman.models.transformer import Stack
-from dragoman.nn.layers import EncoderLayer
-from dragoman.nn.positions import Positions
+from dragoman.models.transformer import Stack, StackParts
 
 __all__ = ["Vision", "patches"]
 
@@ -40,19 +36,9 @@ class Vision(Stack, Network):
     architecture = "vision"
     embedding: nn.Linear
 
-    def __init__(
-        self,
-        embedding: nn.Linear,
-        positions: Positions,
-        layers: Iterable[EncoderLayer],
-        final_norm: nn.Module,
-        dropout: float,
-        embedding_norm: nn.Module,
-        output: nn.Module,
-        n_patches: int,
-    ) -> None:
+    def __init__(self, embedding: nn.Linear, parts: StackParts, output: nn.Module, n_patches: int) -> None:
         """embedding: C*P*P -> D.  n_patches: patches per image, without the class token."""
-        super().__init__(embedding, positions, layers, final_norm, dropout, embedding_norm)
+        super().__init__(embedding, parts)
         self.output = output
         self.n_patches = n_patches
         self.class_token = nn.Parameter(torch.empty(embedding.out_features))

@@ -33,6 +33,7 @@ __all__ = [
     "CrossAttention",
     "MultiHead",
     "SelfAttention",
+    "Span",
     "add_biases",
     "attend_explicit",
     "causal_bias",
@@ -89,6 +90,19 @@ def add_biases(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return a + b
+
+
+class Span(NamedTuple):
+    """What the self-attention of each layer receives in a call besides the vectors x (N, T, D).
+
+    pos: positions (T,) of x in the scheme `positions`.  bias: broadcastable to (N, H, T, Tk), or None.  causal: mask
+    later positions.
+    """
+
+    positions: Positions
+    pos: Tensor
+    bias: Tensor | None = None
+    causal: bool = False
 
 
 class MultiHead(nn.Module):

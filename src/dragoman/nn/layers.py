@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn import fast
-from dragoman.nn.attention import CrossAttention, SelfAttention
+from dragoman.nn.attention import CrossAttention, SelfAttention, Span
 from dragoman.nn.fast import Dropout, Linear
 from dragoman.nn.linear_attention import LinearSelfAttention
-from dragoman.nn.positions import Positions
 from dragoman.nn.state import CrossKeyValues, SelfState
 from dragoman.nn.taps import ReadOnlyTap, Tap, any_active, any_intervened
 
@@ -256,17 +255,9 @@ class EncoderLayer(nn.Module):
         self.ffn, self.around_ffn = ffn, sublayer()
         self.stream = Tap("row", "position", "feature")
 
-    def forward(
-        self,
-        x: Tensor,
-        positions: Positions,
-        pos: Tensor,
-        bias: Tensor | None,
-        causal: bool = False,
-        cache: SelfState | None = None,
-    ) -> Tensor:
-        """Transform x (N, S, D) at positions pos (S,); the arguments are those of `SelfAttention`."""
-        x = self.around_self_attn(x, lambda y: self.self_attn(y, positions, pos, bias, causal, cache))
+    def forward(self, x: Tensor, span: Span, cache: SelfState | None = None) -> Tensor:
+        """Transform x (N, S, D); the arguments are those of `SelfAttention`."""
+        x = self.around_self_attn(x, lambda y: self.self_attn(y, *span, cache))
         return self.stream(self.around_ffn(x, self.ffn))
 
 
@@ -291,17 +282,9 @@ class DecoderLayer(nn.Module):
         return self.self_attn.new_cache(rows, max_len, like)
 
     def forward(
-        self,
-        x: Tensor,
-        positions: Positions,
-        pos: Tensor,
-        bias: Tensor | None,
-        causal: bool,
-        cache: SelfState | None,
-        memory: CrossKeyValues,
-        memory_bias: Tensor | None,
+        self, x: Tensor, span: Span, cache: SelfState | None, memory: CrossKeyValues, memory_bias: Tensor | None
     ) -> Tensor:
-        """Transform x (N, T, D) at positions pos (T,); memory_bias (B, 1, 1, S) or None."""
-        x = self.around_self_attn(x, lambda y: self.self_attn(y, positions, pos, bias, causal, cache))
+        """Transform x (N, T, D); memory_bias (B, 1, 1, S) or None."""
+        x = self.around_self_attn(x, lambda y: self.self_attn(y, *span, cache))
         x = self.around_cross_attn(x, lambda y: self.cross_attn(y, memory, memory_bias))
         return self.stream(self.around_ffn(x, self.ffn))

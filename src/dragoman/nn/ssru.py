@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.attention import CrossAttention
+from dragoman.nn.attention import CrossAttention, Span
 from dragoman.nn.fast import Linear
 from dragoman.nn.layers import FeedForward, SubLayer
-from dragoman.nn.positions import Positions
 from dragoman.nn.state import CrossKeyValues, SelfState, SSRUCells
 from dragoman.nn.taps import Tap
 
@@ -148,15 +147,7 @@ class SSRUDecoderLayer(nn.Module):
         return self.ssru.new_cache(rows, like)
 
     def forward(
-        self,
-        x: Tensor,
-        positions: Positions,
-        pos: Tensor,
-        bias: Tensor | None,
-        causal: bool,
-        cache: SelfState | None,
-        memory: CrossKeyValues,
-        memory_bias: Tensor | None,
+        self, x: Tensor, span: Span, cache: SelfState | None, memory: CrossKeyValues, memory_bias: Tensor | None
     ) -> Tensor:
         """Transform x (N, T, D), as `DecoderLayer` does; positions and masks of self-attention have no effect."""
         assert cache is None or isinstance(cache, SSRUCells)

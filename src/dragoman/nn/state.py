@@ -10,7 +10,6 @@ Dk key size, Dh head size.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -136,7 +135,7 @@ class DecodeState:
     """The state of a decoder after `length` positions.
 
     layers: one record per layer, created by the model.  memory_bias: (B, 1, 1, S), 0 and -inf, or None.
-    carry: (N, ...) or None, for position schemes that compute step by step.
+    carry: (N, ...) or None, for position schemes that compute step by step.  position, keys: of a `StaticState` only.
     """
 
     layers: list[LayerState]
@@ -144,14 +143,8 @@ class DecodeState:
     memory_bias: Tensor | None = None
     carry: Tensor | None = None
     length: int = field(default=0, init=False)
-
-    needs_future_mask: ClassVar[bool] = False
-    """Whether later keys must be masked even for a single query position."""
-
-    def next_positions(self, count: int, device: torch.device) -> tuple[Tensor, int]:
-        """Return the positions (count,) of the next tokens, and the number of keys up to the last of them."""
-        end = self.length + count
-        return torch.arange(self.length, end, device=device), end
+    position: Tensor | None = field(default=None, init=False)
+    keys: int = field(default=0, init=False)
 
     def select(self, rows: Tensor) -> None:
         """Keep rows (N',) in this order; each group of `beams` rows must belong to one sentence."""
@@ -175,16 +168,14 @@ class DecodeState:
 class StaticState(DecodeState):
     """A decoder state whose steps all have the same shapes and memory, so that a CUDA graph can replay them.
 
-    caches: the self-attention caches of the layers, in order.  They share their `position`, which the caller advances
-    after each step.
+    caches: the self-attention caches of the layers, in order.  They share their `position` (1,), which the caller
+    advances after each step.  keys: of a cache; those after `position` must be masked.
     """
 
     caches: list[StaticKeyValues] = field(default_factory=list)
 
-    needs_future_mask: ClassVar[bool] = True
-
-    def next_positions(self, count: int, device: torch.device) -> tuple[Tensor, int]:
-        return self.caches[0].position, self.caches[0].keys.size(2)
+    def __post_init__(self) -> None:
+        self.position, self.keys = self.caches[0].position, self.caches[0].keys.size(2)
 
     def select(self, rows: Tensor) -> None:
         """Reorder the rows (N,) within each sentence; none is dropped."""

@@ -7,16 +7,15 @@ import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from dragoman.data.ids import before_end
 from dragoman.data.segment import join_parts
 from dragoman.data.tokenizer import EOS, Tokenizer
-from dragoman.decoding.hypothesis import Hypothesis, Ids
-from dragoman.decoding.retry import StreamWithRetry, has_unusual_length
+from dragoman.decoding.hypothesis import Hypothesis, Ids, before_end
+from dragoman.decoding.phrases import Phrases
+from dragoman.decoding.retry import Fault, StreamWithRetry, has_unusual_length, searches_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary, applied
-from dragoman.pipelines.line_pipeline import Languages, LinePipeline
-from dragoman.pipelines.parts import Part, Prefix, SplitLine, clean, one_line, search_parts, with_prefixes
+from dragoman.pipelines.parts import Languages, LinePipeline, Part, Prefix, SplitLine, clean, one_line, with_prefixes
 from dragoman.pipelines.pipeline import check_flag, check_positive, check_sequence, check_text, stream_windows
 from dragoman.pipelines.quality import FLAGS, QualityCheck
 from dragoman.pipelines.translated import (
@@ -162,13 +161,27 @@ class Translator(LinePipeline):
         check_sequence(lines)
         check_positive(batch_tokens=1 if batch_tokens is None else batch_tokens)
         check_flag(split=split)
-        settings, terms = SearchSettings.of(self.settings, **overrides), Glossary.of(glossary)
+        settings = SearchSettings.of(self.settings, **overrides)
+        terms = None if glossary is None else Glossary.of(glossary)
         languages = self._check_languages(*languages)
+
+        def translated(pairs: Sequence[tuple[str, str]]) -> list[Translation]:
+            searches = self._searches(pairs, split, settings, terms, languages)
+            try:
+                call = next(searches)
+                while True:
+                    phrases = {} if call.phrases is None else {"phrases": call.phrases}
+                    found = self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, **phrases)
+                    call = searches.send(found)
+            except StopIteration as stop:
+                translations: list[Translation] = stop.value
+                return translations
+
         return stream_windows(
             with_prefixes(lines, prefix),
             window,
             lambda pair, name: (check_text(pair[0], name, allow_surrogates=True), pair[1]),
-            lambda pairs: self._translate(pairs, split, settings, terms, batch_tokens, languages),
+            translated,
             lambda pair: len(pair[0]),
             overlap,
         )
@@ -265,26 +278,6 @@ class Translator(LinePipeline):
             pairs.append((tokenizer.encode_source(text), tokenizer.encode_target(clean(target, f"target {number}"))))
         return pairs
 
-    def _translate(
-        self,
-        texts: Sequence[tuple[str, str]],
-        split: bool | None,
-        settings: SearchSettings,
-        glossary: Glossary | None,
-        batch_tokens: int | None,
-        languages: Languages,
-    ) -> list[Translation]:
-        searches = self._searches(texts, split, settings, glossary, languages)
-        try:
-            call = next(searches)
-            while True:
-                phrases = {} if call.phrases is None else {"phrases": call.phrases}
-                found = self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, **phrases)
-                call = searches.send(found)
-        except StopIteration as stop:
-            translations: list[Translation] = stop.value
-            return translations
-
     def searches(
         self,
         texts: Iterable[str],
@@ -308,7 +301,8 @@ class Translator(LinePipeline):
         pairs = [(check_text(text, f"text {number}", allow_surrogates=True), own)
                  for number, (text, own) in enumerate(with_prefixes(texts, prefix), start=1)]  # fmt: skip
         languages = self._check_languages(source_language, target_language)
-        return self._searches(pairs, split, settings, Glossary.of(glossary), languages, details)
+        terms = None if glossary is None else Glossary.of(glossary)
+        return self._searches(pairs, split, settings, terms, languages, details)
 
     def _searches(
         self,
@@ -326,8 +320,26 @@ class Translator(LinePipeline):
     def part_searches(
         self, parts: Sequence[Part], settings: SearchSettings, glossary: Glossary | None = None
     ) -> Generator[SearchCall, list[list[Hypothesis]], None]:
-        """Return the searches of parts of lines, as `searches` does; `found` and `fault` of each part are set."""
-        return search_parts(parts, settings, glossary, self._any_direction, self.has_no_text)
+        """Yield the searches of parts of lines, as `searches` does, and set `terms`, `found` and `fault` of each part.
+
+        A second search follows for empty output and repetitions.
+        """
+        phrases: list[Phrases | None] = [None] * len(parts)
+        if glossary is not None:
+            for i, part in enumerate(parts):
+                part.terms = glossary.entries_in(part.text)
+                phrases[i] = glossary.phrases(part.terms, self._any_direction)
+
+        def call(indices: Sequence[int], settings: SearchSettings) -> SearchCall:
+            own = [phrases[i] for i in indices] if any(phrases) else None
+            return SearchCall([parts[i].ids for i in indices], [parts[i].prefix for i in indices], settings, own)
+
+        ids = [part.ids for part in parts]
+        results: tuple[list[list[Hypothesis]], list[Fault]] = yield from searches_with_retry(
+            call, ids, settings, lambda nbest: nbest[0].tokens, self.has_no_text
+        )
+        for part, found, fault in zip(parts, *results, strict=True):
+            part.found, part.fault = found, fault
 
     def join(self, line: SplitLine, nbest: int = 1, details: bool = True) -> Translation:
         """Return the translation of a line from the hypotheses of its parts.

@@ -123,9 +123,7 @@ class CapturedStep(TrainingStep):
     def prepared(self, batch: Batch) -> Batch:
         if not self.batch_tokens:
             return batch
-        batch = batch.padded(
-            *grid_shape(len(batch.src), batch.src.size(1), batch.tgt_out.size(1), self.batch_tokens)
-        )
+        batch = batch.padded(*grid_shape(len(batch.src), batch.src.size(1), batch.tgt_out.size(1), self.batch_tokens))
         return batch if self._stream is None else batch.pinned()
 
     def placed(self, batch: Batch) -> Batch:

@@ -14,8 +14,7 @@ from dragoman.config import TrainConfig
 from dragoman.data.batching import Batch
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import unique_tensors
-from dragoman.models.seq2seq import Network
-from dragoman.nn.modes import evaluating
+from dragoman.models.seq2seq import Network, evaluating
 from dragoman.training.loss import TokenLoss, counted_rows, cross_entropy
 
 __all__ = ["label_scores", "loss_scores", "mean_loss", "metric_value", "swapped_weights"]

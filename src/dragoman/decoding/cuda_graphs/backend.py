@@ -24,14 +24,13 @@ from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.hypothesis import Hypothesis, Ids, best
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.sampling import uniforms
-from dragoman.decoding.request import check_prefixes
+from dragoman.decoding.pytorch.stepper import check_prefixes
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.decoder_only import DecoderOnly
-from dragoman.models.seq2seq import Model, Network
+from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import SelfAttention
 from dragoman.nn.fast.cuda.launch import uses_triton
-from dragoman.nn.modes import evaluating
 from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPositions
 from dragoman.nn.ssru import SSRUDecoderLayer
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from dragoman.data.ids import EOS
 from dragoman.decoding.cuda_graphs.slots import DONE, NOT_A_NUMBER, RUNNING, PlainOperations, SlotState, SlotStep
 from dragoman.decoding.hypothesis import Hypothesis, Ids, complete
-from dragoman.decoding.request import nan_error
+from dragoman.decoding.pytorch.stepper import nan_error
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.transformer import Transformer
 

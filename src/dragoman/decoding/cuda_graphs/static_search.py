@@ -23,7 +23,7 @@ from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Hypothesis, Ids, complete, length_penalty
 from dragoman.decoding.pytorch.beam import narrowed
 from dragoman.decoding.pytorch.sampling import draw
-from dragoman.decoding.request import nan_error
+from dragoman.decoding.pytorch.stepper import nan_error
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.seq2seq import Memory, Model
 from dragoman.nn.state import DecodeState, LayerState, SelfKeyValues, StaticKeyValues, StaticState

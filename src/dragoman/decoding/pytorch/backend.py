@@ -20,8 +20,7 @@ from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.settings import SearchSettings
 from dragoman.device import resolve_device
 from dragoman.errors import UsageError
-from dragoman.models.seq2seq import Model
-from dragoman.nn.modes import evaluating
+from dragoman.models.seq2seq import Model, evaluating
 from dragoman.nn.record import record, tap_names
 
 __all__ = ["TorchBackend"]

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.hypothesis import Hypothesis, best, complete, length_penalty
-from dragoman.decoding.pytorch.stepper import SearchState, State, Stepper
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import SearchRequest, SearchState, State, Stepper
 from dragoman.decoding.settings import SearchSettings
 
 __all__ = ["BeamStep", "beam_search", "narrowed"]

@@ -20,8 +20,7 @@ from torch import Tensor
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.hypothesis import Hypothesis, complete, length_penalty
 from dragoman.decoding.phrases import PhraseProgress, Phrases
-from dragoman.decoding.pytorch.stepper import Stepper
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import SearchRequest, Stepper
 from dragoman.decoding.settings import SearchSettings
 
 __all__ = ["constrained_search"]

@@ -15,8 +15,7 @@ from dragoman.data.batching import collate_source
 from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, TokenStream, common_prefix
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.sampling import sample
-from dragoman.decoding.pytorch.stepper import State, Stepper
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import SearchRequest, State, Stepper
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 

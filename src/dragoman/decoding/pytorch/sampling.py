@@ -16,8 +16,7 @@ from torch import Tensor
 
 from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.hypothesis import Hypothesis, best, complete
-from dragoman.decoding.pytorch.stepper import State, Stepper
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import SearchRequest, State, Stepper
 from dragoman.decoding.settings import SearchSettings
 
 __all__ = ["SamplingState", "draw", "sample", "uniforms"]

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from dragoman.decoding.hypothesis import Hypothesis, best, length_penalty
 from dragoman.decoding.pytorch.beam import BeamStep, beam_search
-from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.request import SearchRequest
+from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.seq2seq import Model
 

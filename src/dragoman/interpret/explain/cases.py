@@ -17,12 +17,11 @@ from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.data.batching import Batch, collate
-from dragoman.data.ids import before_end
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.sentences import split_sentences
 from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
-from dragoman.decoding.hypothesis import Hypothesis
+from dragoman.decoding.hypothesis import Hypothesis, before_end
 from dragoman.decoding.retry import has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError

@@ -24,9 +24,8 @@ from dragoman.interpret.occlusion import normalized_drops, occlusion_drops
 from dragoman.interpret.walkthrough import Labels, compact, walkthrough
 from dragoman.models.encoder_only import EncoderOnly
 from dragoman.models.model_folder import load_network
-from dragoman.models.seq2seq import Network
+from dragoman.models.seq2seq import Network, evaluating
 from dragoman.models.vision import Vision
-from dragoman.nn.modes import evaluating
 from dragoman.nn.record import Recording
 from dragoman.pages.packing import packed
 from dragoman.pages.page import render, write_page

@@ -25,7 +25,7 @@ from dragoman.interpret.walkthrough.build import compact
 from dragoman.interpret.walkthrough.entries import Text, read_data
 from dragoman.interpret.walkthrough.short_examples import short_examples
 from dragoman.interpret.walkthrough.tiny_preset import WORKED_MATRICES, tiny_walkthrough
-from dragoman.nn.attention import AttentionTaps, CrossAttention, SelfAttention, attend_explicit, causal_bias
+from dragoman.nn.attention import AttentionTaps, CrossAttention, SelfAttention, Span, attend_explicit, causal_bias
 from dragoman.nn.layers import EncoderLayer, FeedForward, LayerNorm, SubLayer
 from dragoman.nn.positions import Positions
 from dragoman.nn.record import record
@@ -226,7 +226,7 @@ def _encoder(given: Mapping[str, Any]) -> dict[str, Tensor]:
     ffn = _load(FeedForward(4, 8, "relu"), *given["ffn"])
     layer = EncoderLayer(first, ffn, lambda: _sub_layer(next(norms)))
     with torch.no_grad(), record(layer, "*") as seen, record(second, "weights") as seen_second:
-        layer(given["tokens"][None], Positions(), pos, None)
+        layer(given["tokens"][None], Span(Positions(), pos))
         second(given["layer_1_output"][None], Positions(), pos)
     found = _recorded("encoder 1", seen) | _recorded("encoder 2", seen_second)
     mean, std = found["encoder 1: around_ffn.norm.mean"], found["encoder 1: around_ffn.norm.std"]

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from dragoman.data.tokenizer import PAD
 from dragoman.errors import nearest
-from dragoman.models.seq2seq import Network
-from dragoman.nn.modes import evaluating
+from dragoman.models.seq2seq import Network, evaluating
 from dragoman.nn.record import Recording, record, tap_names
 from dragoman.training.loss import cross_entropy
 

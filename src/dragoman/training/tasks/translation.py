@@ -20,8 +20,7 @@ from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
 from dragoman.io.run_log import Reporter, Sample
-from dragoman.models.seq2seq import Model, Network
-from dragoman.nn.modes import evaluating
+from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.pipelines.translation import Translator
 from dragoman.training.tasks.task import Score, Task
 from dragoman.training.validation import loss_scores

@@ -22,8 +22,8 @@ def address() -> Iterator[str]:
     """A server with two models; the second says what it reads."""
     pytest.importorskip("fastapi", reason="no fastapi to serve with: pip install 'dragoman[serve]'")
     uvicorn = pytest.importorskip("uvicorn", reason="no uvicorn to serve with: pip install 'dragoman[serve]'")
-    from dragoman.serve.app import ServedModel, create_app
-    from dragoman.serve.listen import listen
+    from dragoman.serve.uvicorn_server import listen
+    from dragoman.serve.viewer import ServedModel, create_app
 
     models = {
         "tiny": ServedModel(tiny_translator(), "transformer", ("en", "de")),

@@ -23,9 +23,9 @@ def page_server(**limits: Any) -> Iterator[str]:
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route
 
+    from dragoman.serve.app import create_server
     from dragoman.serve.directions import Directions
-    from dragoman.serve.requests import Limits
-    from dragoman.serve.server import create_server
+    from dragoman.serve.http import Limits
     from running_server import copying_direction, direction_of, serving
 
     copying = [copying_direction(*pair) for pair in [("en", "de"), ("de", "en"), ("en", "ar")]]

@@ -38,10 +38,10 @@ from dragoman.nn.record import record
 from dragoman.nn.taps import Tap
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
-from dragoman.serve import viewer
-from dragoman.serve.app import HEADERS, MAX_BYTES, MAX_CHARACTERS, ServedModel, create_app, load_models
-from dragoman.serve.listen import listen
-from dragoman.serve.viewer import Event, stream_continuation, stream_translation
+from dragoman.serve import viewer_events
+from dragoman.serve.uvicorn_server import listen
+from dragoman.serve.viewer import HEADERS, MAX_BYTES, MAX_CHARACTERS, ServedModel, create_app, load_models
+from dragoman.serve.viewer_events import Event, stream_continuation, stream_translation
 from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config
 from small_run import Cli
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
@@ -220,7 +220,7 @@ def test_each_part_and_a_continuation_have_a_figure_unless_they_are_long() -> No
     parts = list(stream_translation(tiny_translator(), "One two. Four six."))
     assert [part for part, _ in figures(parts)] == list(range(parts[0]["parts"]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(viewer, "_MAX_FIGURE", len(replayed(events)) - 1)
+        patch.setattr(viewer_events, "_MAX_FIGURE", len(replayed(events)) - 1)
         assert figures(list(stream_continuation(generator, "one two", max_tokens=6))) == []
     assert figures(list(stream_translation(translator_of("rnn"), "one two"))) == []
 
@@ -657,7 +657,7 @@ def test_models_go_by_the_shortest_names_that_differ(tmp_path: Path) -> None:
 
 def test_a_model_that_writes_no_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SimpleNamespace(data=SimpleNamespace(kind="tagged"), model=SimpleNamespace(architecture="encoder_only"))
-    monkeypatch.setattr("dragoman.serve.app.read_config", lambda path: config)
+    monkeypatch.setattr("dragoman.serve.viewer.read_config", lambda path: config)
 
     with pytest.raises(UsageError, match=r"generates no text.*dragoman label"):
         ServedModel.load("runs/tags")

@@ -16,11 +16,11 @@ from starlette.testclient import TestClient
 from dragoman.errors import DragomanError, UsageError
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.admission import Admission, Overloaded
-from dragoman.serve.direction import Direction
+from dragoman.serve.admission import Admission
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from dragoman.serve.requests import Limits
-from dragoman.serve.server import create_server
+from dragoman.serve.http import Limits, Overloaded
+from dragoman.serve.models import Direction
 from running_server import copying_direction, direction_of, serving, until
 from tiny_translator import copying_translator, round_trip, tiny_translator
 

@@ -10,10 +10,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
+from dragoman.serve.http import Limits
 from dragoman.serve.page import SCRIPTS, STYLES
-from dragoman.serve.requests import Limits
-from dragoman.serve.server import create_server
 from running_server import copying_direction
 
 VIEWER = Starlette(routes=[Route("/", lambda request: PlainTextResponse("the viewer"))])

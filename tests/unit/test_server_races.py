@@ -12,10 +12,10 @@ import pytest
 
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve import run
+from dragoman.serve import uvicorn_server
+from dragoman.serve.app import LazyApp, create_server
 from dragoman.serve.directions import Directions
-from dragoman.serve.model_memory import ModelMemory, Slot
-from dragoman.serve.server import LazyApp, create_server
+from dragoman.serve.models import ModelMemory, Slot
 from running_server import copying_direction, serving, until
 
 
@@ -102,7 +102,7 @@ def connected(address: str, content: int) -> socket.socket:
 
 
 def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_READER_SECONDS", 0.3)
+    monkeypatch.setattr(uvicorn_server, "_READER_SECONDS", 0.3)
     app = create_server(Directions([copying_direction("en", "de")]))
     with serving(app) as address, connected(address, 4_000_000):
         until(lambda: app.state.monitor.active == 1)
@@ -110,7 +110,7 @@ def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
 
 
 def test_a_client_that_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_READER_SECONDS", 0.3)
+    monkeypatch.setattr(uvicorn_server, "_READER_SECONDS", 0.3)
     app = create_server(Directions([copying_direction("en", "de")]))
     with serving(app) as address, connected(address, 3_000_000) as connection:
         read, pause = 0, 0

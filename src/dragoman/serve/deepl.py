@@ -15,17 +15,12 @@ from starlette.routing import Route
 
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.answers import answered
-from dragoman.serve.clients import Client, Clients
-from dragoman.serve.deepl_glossaries import DeepLGlossaries
-from dragoman.serve.deepl_values import DEEPL_ERRORS, source_language, target_language
-from dragoman.serve.directions import Directions
-from dragoman.serve.files import Document, DocumentJobs, Job, Upload, read_upload, translate_upload, upload_text
+from dragoman.serve.admission import Client, Clients
+from dragoman.serve.deepl_glossaries import DEEPL_ERRORS, DeepLGlossaries, source_language, target_language
+from dragoman.serve.directions import Directions, Options, english_name, identify, route_of, translate_texts
 from dragoman.serve.glossaries import GlossaryStore
-from dragoman.serve.languages import Options, english_name, identify, route_of, translate_texts
-from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
-
-__all__ = ["deepl_routes"]
+from dragoman.serve.http import BadRequest, Limits, answered, parameters, read_body, unless_disconnected
+from dragoman.serve.uploads import Document, DocumentJobs, Job, Upload, read_upload, translate_upload, upload_text
 
 _MAX_TEXTS = 50
 _UNLIMITED = 1_000_000_000_000

@@ -14,14 +14,43 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.answers import answered
-from dragoman.serve.clients import Client, Clients
-from dragoman.serve.deepl_values import DEEPL_ERRORS, language_pair, required
-from dragoman.serve.directions import Directions
+from dragoman.serve.admission import Client, Clients
+from dragoman.serve.directions import Directions, model_code
 from dragoman.serve.glossaries import Dictionaries, GlossaryStore, StoredGlossary
-from dragoman.serve.requests import BadRequest, Limits, parameters, read_body
+from dragoman.serve.http import BadRequest, ErrorFormat, Limits, answered, parameters, read_body
 
-__all__ = ["DeepLGlossaries"]
+DEEPL_ERRORS = ErrorFormat("message", 456, failure="translation failed: ")
+
+
+def required(values: Mapping[str, Any], name: str) -> str:
+    """Return a parameter that is a text.  Raises BadRequest if it is missing."""
+    value = values.get(name)
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"Parameter '{name}' not specified")
+    return value
+
+
+def source_language(directions: Directions, code: Any) -> str:
+    """Return the code that the models use for a source language.  Raises BadRequest for an unknown one."""
+    known = model_code(directions, code)
+    if known not in directions.sources:
+        raise BadRequest(f"Value for 'source_lang' not supported: {str(code)[:40]}")
+    return known
+
+
+def target_language(directions: Directions, values: Mapping[str, Any]) -> str:
+    """Return `target_lang` as the client has written it.  Raises BadRequest for an unknown language."""
+    target = required(values, "target_lang")
+    if model_code(directions, target) not in directions.languages:
+        raise BadRequest(f"Value for 'target_lang' not supported: {target[:40]}")
+    return target
+
+
+def language_pair(directions: Directions, values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the codes that the models use for `source_lang` and `target_lang`.  Raises BadRequest."""
+    source = source_language(directions, required(values, "source_lang"))
+    return source, model_code(directions, target_language(directions, values))
+
 
 _NOT_FOUND = "Glossary not found"
 

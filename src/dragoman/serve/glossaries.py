@@ -16,8 +16,6 @@ from dragoman.serve.database import Database
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["Dictionaries", "GlossaryStore", "StoredGlossary"]
-
 Dictionaries = Mapping[tuple[str, str], dict[str, str]]
 """Target terms by source terms, by source and target language."""
 

@@ -17,17 +17,31 @@ from starlette.routing import Route
 from dragoman.errors import DragomanError
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
-from dragoman.serve.answers import ErrorFormat, answered
-from dragoman.serve.clients import Client, Clients
-from dragoman.serve.directions import Directions
-from dragoman.serve.events import event_stream, wants_events
-from dragoman.serve.files import Document, DocumentJobs, Upload, read_upload, translate_upload, upload_text
-from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, route_of, translate_texts
-from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, read_json, unless_disconnected
-from dragoman.serve.sentences import Report
+from dragoman.serve.admission import Client, Clients
+from dragoman.serve.directions import (
+    Directions,
+    Options,
+    english_name,
+    identify,
+    model_code,
+    public_code,
+    route_of,
+    translate_texts,
+)
+from dragoman.serve.http import (
+    BadRequest,
+    ErrorFormat,
+    Limits,
+    answered,
+    header,
+    parameters,
+    read_body,
+    read_json,
+    unless_disconnected,
+)
+from dragoman.serve.streaming import Report, event_stream
 from dragoman.serve.suggestions import SuggestionFile
-
-__all__ = ["routes"]
+from dragoman.serve.uploads import Document, DocumentJobs, Upload, read_upload, translate_upload, upload_text
 
 _LOG = logging.getLogger(__name__)
 _ERRORS = ErrorFormat("error", 403, "Slowdown: ", "Invalid request: ", "Cannot translate text: ")
@@ -76,7 +90,7 @@ class _LibreTranslate:
                 if name == "q" and values.get(name) == "":
                     continue
                 raise BadRequest(f"Invalid request: missing {name} parameter")
-        in_events = wants_events(request, values.get("stream"))
+        in_events = _wants_events(request, values.get("stream"))
         translation = self._translation(values, client)
         self.clients.accept(client, translation.characters)
         if in_events:
@@ -294,6 +308,21 @@ class _Translation:
         if self.with_terms:
             answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
         return answer if self.is_list else {name: value[0] for name, value in answer.items()}
+
+
+def _wants_events(request: Request, stream: Any) -> bool:
+    """Return whether a request asks for events: by the parameter `stream`, or by its header `Accept`.
+
+    Raises BadRequest.
+    """
+    if stream is None:
+        accepted = header(request, b"accept").split(",")
+        return any(kind.partition(";")[0].strip().lower() == "text/event-stream" for kind in accepted)
+    if str(stream).lower() in ("true", "1"):
+        return True
+    if str(stream).lower() in ("false", "0", ""):
+        return False
+    raise BadRequest("Invalid request: 'stream' parameter must be true or false")
 
 
 def glossary_of(values: dict[str, Any]) -> Glossary | None:

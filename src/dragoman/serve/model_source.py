@@ -22,8 +22,6 @@ from dragoman.errors import ModelFolderError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, read_config, read_meta, wrong_model
 from dragoman.pipelines.translation import Translator
 
-__all__ = ["ModelSource", "model_sources"]
-
 _WEIGHTS = "model.safetensors"
 _LANGUAGES = (FRAMES_FILE, PIECES_FILE)
 """Files of models that may have several languages."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from dragoman._version import __version__
 
-__all__ = ["description"]
-
 _Schema = dict[str, Any]
 _TEXT: _Schema = {"type": "string"}
 _NOT_EMPTY: _Schema = {**_TEXT, "minLength": 1}

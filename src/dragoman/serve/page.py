@@ -10,9 +10,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from dragoman.pages.page import read_assets, render
-from dragoman.serve.requests import Limits
-
-__all__ = ["HEADERS", "TYPES", "page_routes"]
+from dragoman.serve.http import Limits
 
 STYLES = ("colors.css", "page.css", "language.css", "translate.css", "translate_tools.css")
 SCRIPTS = (

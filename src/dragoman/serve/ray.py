@@ -15,11 +15,9 @@ from starlette.types import ASGIApp
 from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError, clip
 from dragoman.extras import extra_package
-from dragoman.serve.listen import listen
 from dragoman.serve.reloader import Reloader
 from dragoman.serve.start import check, create_application
-
-__all__ = ["serve_on_ray"]
+from dragoman.serve.uvicorn_server import listen
 
 _FEATURE = "serving on Ray"
 _NAME = "dragoman"

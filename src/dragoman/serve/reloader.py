@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.model_folder import verify
-from dragoman.serve.direction import Direction
 from dragoman.serve.directions import Directions
-from dragoman.serve.model_memory import in_thread
 from dragoman.serve.model_source import ModelSource, model_sources
-
-__all__ = ["Reloader"]
+from dragoman.serve.models import Direction, in_thread
 
 _LOG = logging.getLogger(__name__)
 _RELOADED = {"models"}

@@ -16,18 +16,15 @@ from dragoman.decoding.loader import find_device
 from dragoman.errors import UsageError
 from dragoman.extras import has_torch, needs_torch
 from dragoman.models.model_folder import read_config
-from dragoman.serve.direction import Direction
+from dragoman.serve.app import LazyApp, create_server, to_viewer
 from dragoman.serve.directions import Directions
+from dragoman.serve.gateway import LOG
+from dragoman.serve.http import Limits
 from dragoman.serve.keys import KeyStore
-from dragoman.serve.listen import listen
 from dragoman.serve.model_source import ModelSource, model_sources
-from dragoman.serve.monitor import LOG
+from dragoman.serve.models import Direction
 from dragoman.serve.reloader import Reloader
-from dragoman.serve.requests import Limits
-from dragoman.serve.run import run_server
-from dragoman.serve.server import LazyApp, create_server, to_viewer
-
-__all__ = ["check", "create_application", "start"]
+from dragoman.serve.uvicorn_server import listen, run_server
 
 _LOCAL = {"127.0.0.1", "localhost", "::1"}
 
@@ -133,7 +130,7 @@ class _Viewer:
 
 def _viewer(config: ServerConfig) -> ASGIApp:
     from dragoman.device import resolve_device  # these import torch, which the server does not need
-    from dragoman.serve.app import create_app, load_models
+    from dragoman.serve.viewer import create_app, load_models
 
     # An entry per direction of a model with several languages is one model of the viewer.
     paths = list({Path(entry.path).resolve(): Path(entry.path) for entry in config.models}.values())

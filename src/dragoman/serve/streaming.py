@@ -1,10 +1,15 @@
-"""Translations that are reported sentence by sentence, while the rest of their texts is still searched."""
+"""Answers as server-sent events: each sentence as soon as it is translated, and then the whole answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 from dragoman.data.segment import JoinedParts
 from dragoman.decoding.settings import SearchSettings
@@ -12,8 +17,7 @@ from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.parts import Part, SplitLine
 from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
-
-__all__ = ["Report", "Run", "translate_sentences"]
+from dragoman.serve.http import Disconnected, ErrorFormat, unless_disconnected
 
 Report = Callable[[int, str], None]
 """Called with the index of a text and the next piece of its translation; the pieces joined are the translation."""
@@ -106,3 +110,76 @@ class _Writer:
         if len(text) > self.reported:
             self.report(self.index, text[self.reported :])
             self.reported = len(text)
+
+
+_QUIET_SECONDS = 15.0
+"""Seconds after which a comment keeps a connection open on which nothing else is sent."""
+
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+"""Neither caches nor nginx hold events back."""
+
+_KEEP_ALIVE = b": translating\n\n"
+
+
+async def event_stream(
+    request: Request, work: Callable[[Report], Awaitable[dict[str, Any]]], seconds: float, errors: ErrorFormat
+) -> Response:
+    """Return an answer whose events are what `work` reports (`part`) and its result (`done`).
+
+    work: cancelled if the client disconnects, and after `seconds`.  Waits for the first event, 15 s at most, and raises
+    the exceptions of `work` until then; later ones are an event `error`.
+    """
+    events = _events(request, work, seconds)
+    first = await anext(events)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield first
+        try:
+            async for event in events:
+                yield event
+        except Disconnected:
+            return  # nobody reads on
+        except Exception as error:
+            answer = errors.answer_to(error, request)
+            yield _event("error", json.loads(bytes(answer.body)) | {"status": answer.status_code})
+        finally:
+            await events.aclose()
+
+    return StreamingResponse(body(), media_type="text/event-stream", headers=_HEADERS)
+
+
+async def _events(
+    request: Request, work: Callable[[Report], Awaitable[dict[str, Any]]], seconds: float
+) -> AsyncGenerator[bytes]:
+    """Yield events and comments.  Raises what `unless_disconnected` raises."""
+    queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def report(index: int, text: str) -> None:
+        queue.put_nowait(_event("part", {"index": index, "text": text}))
+
+    async def run() -> None:
+        try:
+            answer = await unless_disconnected(request, work(report), seconds)
+            queue.put_nowait(_event("done", answer))
+        finally:
+            queue.put_nowait(None)
+
+    task = asyncio.create_task(run())
+    try:
+        while True:
+            try:
+                event = await asyncio.wait_for(queue.get(), _QUIET_SECONDS)
+            except TimeoutError:
+                event = _KEEP_ALIVE
+            if event is None:
+                break
+            yield event
+        await task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+def _event(name: str, data: dict[str, Any]) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode("utf-8", "replace")

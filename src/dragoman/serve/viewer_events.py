@@ -1,0 +1,212 @@
+"""A search as a stream of events: per step the new tokens, their alternatives and their attention weights.
+
+Events are plain dictionaries, in this order:
+
+    {"event": "start", "parts": n, "sentences": m}     n = 0: nothing to translate
+    {"event": "part", "part": i, "source": pieces}     the source of the part; empty for a language model
+    {"event": "tokens", "part": i, "from": k, "tokens": [...], "settled": true or false, "text": text of the part}
+    {"event": "again", "part": i, "fault": name}       the output was empty or repeated itself; it is searched again
+    {"event": "figure", "part": i, "figure": {...}}    the whole model on the part, see `figure_data`; only with
+                                                       attention weights and at most 128 tokens
+    {"event": "done", "text", "score", "log_prob", "flags", "seconds"}
+
+A "tokens" event keeps the first k tokens of its part and replaces the others: greedy search and sampling append one
+token per event, beam search sends what changed in the best unfinished hypothesis, which is settled at the end only.
+
+Letters: K rows of the search, L layers, H heads, S attended positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dragoman.data.tokenizer import BOS, Tokenizer
+from dragoman.decoding.hypothesis import PartialHypothesis, common_prefix
+from dragoman.decoding.pytorch.generate import stream_tokens
+from dragoman.decoding.pytorch.stepper import ModelStepper
+from dragoman.decoding.retry import StreamWithRetry
+from dragoman.decoding.settings import SearchSettings
+from dragoman.errors import UsageError
+from dragoman.interpret.walkthrough.figure import RecordedPass, figure_data
+from dragoman.interpret.walkthrough.quantities import Labels
+from dragoman.interpret.walkthrough.training_step import TrainingPair
+from dragoman.models.seq2seq import LanguageModel, Model
+from dragoman.nn.record import Recording, record, tap_names
+from dragoman.nn.state import DecodeState
+from dragoman.pages.packing import as_bytes, packed
+from dragoman.pipelines.generation import TextGenerator
+from dragoman.pipelines.translation import Translator
+
+Event = dict[str, Any]
+Lock = AbstractContextManager[Any] | None
+
+_ALTERNATIVES = 5
+
+_MAX_FIGURE = 128
+"""Tokens of source and output together up to which the page draws the model: its attention grows with their square."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step: ids and log-probabilities (K, 5) of the most probable tokens; attention (K, L, H, S) as bytes."""
+
+    tokens: Tensor
+    log_probs: Tensor
+    weights: Tensor | None
+
+
+class RecordingStepper:
+    """A stepper that keeps a `StepRecord` of each step of its last search.
+
+    It records the weights of cross-attention, or of self-attention in a language model.  lock: held while the model
+    computes, because recordings from two threads would mix; free between steps, so that several searches can alternate.
+    """
+
+    def __init__(self, model: Model, lock: Lock = None) -> None:
+        attention = "self_attn" if isinstance(model, LanguageModel) else "cross_attn"
+        self.model = model.eval()
+        self.inner = ModelStepper(model)
+        self.lock = lock or nullcontext()
+        self.pattern = f"*{attention}.weights" if any(attention in name for name in tap_names(model)) else None
+        self.records: list[StepRecord] = []
+
+    def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> DecodeState:
+        self.records = []
+        with self.lock:
+            return self.inner.start(src, src_mask, beams, max_len)
+
+    def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        recorded = record(self.model, self.pattern) if self.pattern else nullcontext(Recording())
+        with self.lock, recorded as recording:
+            log_probs = self.inner.step(tokens, state)
+        top = log_probs.topk(min(_ALTERNATIVES, log_probs.size(1)), dim=1)
+        self.records.append(StepRecord(top.indices, top.values, _weights(recording)))
+        return log_probs
+
+
+def _weights(recording: Recording) -> Tensor | None:
+    """Return the weights of one step (K, L, H, S), or None: linear attention with a cache computes none."""
+    # Calls are (K, H, 1, S), or with the beams as queries (1, H, K, S).
+    calls = [weights for calls in recording.values() for weights in calls]
+    layers = [weights[0].transpose(0, 1) if weights.size(0) == 1 else weights[:, :, -1] for weights in calls]
+    return as_bytes(torch.stack(layers, dim=1)) if layers else None  # bytes: every step is kept until the end
+
+
+def stream_translation(translator: Translator, text: str, lock: Lock = None, **overrides: Any) -> Iterator[Event]:
+    """Yield the events of one translation; text, score and flags equal `translator.translate([text], **overrides)`.
+
+    The sentences and parts of a text are searched one by one (as with `batch_tokens=1`).  Raises UsageError.
+    """
+    settings = SearchSettings.of(translator.settings, **{"nbest": 1, **overrides})
+    started = time.perf_counter()
+    stepper = RecordingStepper(translator.model, lock)
+    line = translator.split(text)
+    sentences = len({part.sentence for part in line.searched})
+    yield {"event": "start", "parts": len(line.searched), "sentences": sentences}
+    for index, part in enumerate(line.searched):
+        yield {"event": "part", "part": index, "source": [translator.tokenizer.source_piece(i) for i in part.ids]}
+        src = torch.tensor([part.ids], device=translator.device)
+        stream = functools.partial(stream_tokens, stepper, src)
+        search = StreamWithRetry(stream, part.ids, settings, translator.has_no_text)
+        tokens = yield from _search_events(search, stepper, translator.tokenizer, index)
+        yield from _figure(stepper, src, tokens, translator.tokenizer, index)
+        part.found, part.fault = [search.result], search.fault
+    joined = translator.join(line)
+    yield _done(joined.text, joined.score, joined.log_prob, joined.flags, started)
+
+
+def stream_continuation(
+    generator: TextGenerator, prompt: str, lock: Lock = None, *, max_tokens: int = 200, **settings: Any
+) -> Iterator[Event]:
+    """Yield the events of one continuation; text and log-probability equal `generator.generate([prompt], ...)`.
+
+    The tokens of the prompt come first and are `given`; the flag `truncated` means that the text did not end within
+    max_tokens.  Raises UsageError, also for a prompt longer than the training sequences.
+    """
+    resolved = generator.search_settings(max_tokens, **settings)
+    started = time.perf_counter()
+    stepper = RecordingStepper(generator.model, lock)
+    prefix = generator.tokenizer.encode_target(prompt)[:-1]
+    if len(prefix) > generator.max_tokens:
+        raise UsageError(
+            f"the prompt has {len(prefix):,} tokens; accepted: at most {generator.max_tokens:,}, the longest sequence "
+            "seen in training; give a shorter prompt"
+        )
+    yield {"event": "start", "parts": 1, "sentences": 1}
+    yield {"event": "part", "part": 0, "source": []}
+    src = torch.zeros(1, 0, dtype=torch.long, device=generator.device)
+    search = StreamWithRetry(lambda used: stream_tokens(stepper, src, used, prefix), None, resolved)
+    tokens = yield from _search_events(search, stepper, generator.tokenizer, 0, len(prefix))
+    yield from _figure(stepper, src, tokens, generator.tokenizer, 0)
+    continuation = generator.continuation(prompt, prefix, search.result)
+    yield _done(continuation.text, None, continuation.log_prob, () if continuation.ended else ("truncated",), started)
+
+
+def _done(text: str, score: float | None, log_prob: float, flags: Sequence[str], started: float) -> Event:
+    seconds = round(time.perf_counter() - started, 3)
+    return {
+        "event": "done", "text": text, "score": score, "log_prob": log_prob, "flags": list(flags), "seconds": seconds,
+    }  # fmt: skip
+
+
+def _search_events(
+    search: StreamWithRetry, stepper: RecordingStepper, tokenizer: Tokenizer, part: int, given: int = 0
+) -> Generator[Event, None, list[int]]:
+    """Yield the events of the search of one part and return its tokens; given: how many of them are the prompt."""
+
+    def event(hypothesis: PartialHypothesis, records: list[StepRecord], first: int, settled: bool) -> Event:
+        indices = range(first, len(hypothesis.tokens))
+        tokens = [_token(tokenizer, hypothesis, i, records[i]) | {"given": i < given} for i in indices]
+        text = tokenizer.decode_target(hypothesis.tokens)
+        return {"event": "tokens", "part": part, "from": first, "tokens": tokens, "settled": settled, "text": text}
+
+    results: list[tuple[PartialHypothesis, list[StepRecord]]] = []
+    shown: list[int] = []
+    for hypothesis, last in search:
+        if results and not shown:
+            yield {"event": "again", "part": part, "fault": search.fault}
+        settled = last or search.settings.sample or search.settings.beam == 1
+        yield event(hypothesis, stepper.records, common_prefix([shown, hypothesis.tokens]), settled)
+        shown = hypothesis.tokens
+        if last:
+            results.append((hypothesis, stepper.records))
+            shown = []
+    if len(results) > 1 and not search.replaced:
+        yield event(*results[0], 0, True)
+        return results[0][0].tokens
+    return results[-1][0].tokens
+
+
+def _figure(
+    stepper: RecordingStepper, src: Tensor, tokens: list[int], tokenizer: Tokenizer, part: int
+) -> Iterator[Event]:
+    """Yield the event of the whole model, from one pass over the tokens that the search found."""
+    if stepper.pattern is None or not tokens or src.size(1) + len(tokens) > _MAX_FIGURE:
+        return
+    tgt_in, targets = (torch.tensor([ids], device=src.device) for ids in ([BOS, *tokens[:-1]], tokens))
+    with stepper.lock:
+        recorded = RecordedPass.of(stepper.model, TrainingPair(src, None, tgt_in, targets))
+    source = [tokenizer.source_piece(i) for i in src[0].tolist()]
+    read, written = ([tokenizer.target_piece(i) for i in ids[0].tolist()] for ids in (tgt_in, targets))
+    labels = Labels(source, read, written, tokenizer.target_piece)
+    yield {"event": "figure", "part": part, "figure": figure_data(recorded, labels)}
+
+
+def _token(tokenizer: Tokenizer, hypothesis: PartialHypothesis, index: int, step: StepRecord) -> Event:
+    token, row, piece = hypothesis.tokens[index], hypothesis.rows[index], tokenizer.target_piece
+    top = step.tokens[row].tolist()
+    return {
+        "piece": piece(token),
+        "log_prob": hypothesis.token_log_probs[index],
+        "rank": top.index(token) + 1 if token in top else None,
+        "alternatives": [[piece(i), p] for i, p in zip(top, step.log_probs[row].tolist(), strict=True)],
+        "attention": None if step.weights is None else packed(step.weights[row]),
+    }

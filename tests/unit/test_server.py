@@ -193,7 +193,7 @@ def test_health_settings_metrics_and_other_origins(client: TestClient) -> None:
 
 def test_no_models() -> None:
     with pytest.raises(UsageError, match="no models to serve"):
-        Directions([])
+        create_server(Directions([]))
 
 
 def test_the_second_model_of_a_direction_is_not_used() -> None:

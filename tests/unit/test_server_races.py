@@ -1,11 +1,10 @@
-"""Races of the server: a model that is being loaded, a viewer that is being created, and clients that do not read."""
+"""Races of the server: a model that is being loaded, and clients that do not read."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import threading
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve import uvicorn_server
-from dragoman.serve.app import LazyApp, create_server
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import ModelMemory, Slot
 from running_server import copying_direction, serving, until
@@ -58,34 +57,6 @@ def test_a_request_waits_until_the_size_of_its_model_is_checked() -> None:
         assert not memory.loaded and not slot.users
 
     asyncio.run(check())
-
-
-def test_a_viewer_that_is_replaced_while_it_is_created() -> None:
-    models, proceed, shown = ["old"], threading.Event(), []
-
-    def create() -> Any:
-        model = models[-1]
-        proceed.wait(10)
-
-        async def app(*_: object) -> None:
-            shown.append(model)
-
-        return app
-
-    async def check() -> None:
-        viewer = LazyApp(create)
-        request: Any = {"type": "http"}, None, None
-        first = asyncio.create_task(viewer(*request))
-        await asyncio.sleep(0.05)
-        models.append("new")
-        viewer.reset()
-        proceed.set()
-        await first
-        await viewer(*request)
-        await viewer(*request)
-
-    asyncio.run(check())
-    assert shown == ["old", "new", "new"]
 
 
 def connected(address: str, content: int) -> socket.socket:

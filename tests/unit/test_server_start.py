@@ -39,6 +39,11 @@ def test_a_server_of_language_models_has_the_viewer() -> None:
     config = ServerConfig.parse({"models": [{"path": str(GOLDEN / "language_v1")}]}, "test")
     check(config)
     app, reloader = create_application(config, print)
-    assert reloader is None
-    page = TestClient(app).get("/")
+    with TestClient(app, base_url="http://localhost") as client:
+        assert client.portal is not None
+        client.portal.call(reloader.start)
+        page = client.get("/")
+        (model,) = client.get("/viewer/models").json()["models"]
+        assert client.post("/translate", json={}).status_code == 404
+    assert model["writes"] == "continuation"
     assert page.status_code == 200 and page.url.path == "/viewer/" and "language_v1" in page.text

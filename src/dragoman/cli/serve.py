@@ -11,7 +11,7 @@ from dragoman.cli.options import BeamThreshold, Recombine, ShrinkBeam
 from dragoman.cli.streams import log
 from dragoman.errors import UsageError
 
-_PACKAGES = {"babel", "fastapi", "httptools", "prometheus_client", "starlette", "uvicorn"}
+_PACKAGES = {"babel", "httptools", "prometheus_client", "starlette", "uvicorn"}
 
 
 def serve(

@@ -1,10 +1,10 @@
-"""The application of the server: routes, cross-origin requests, host names, health and metrics."""
+"""The applications: the server with its routes, health and metrics, and the viewer alone."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,11 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Match, Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Match, Route
 
-from dragoman.errors import DragomanError
+from dragoman.errors import UsageError
+from dragoman.models.model_folder import distinct_names
 from dragoman.serve.admission import Clients
 from dragoman.serve.database import DatabaseError
 from dragoman.serve.deepl import deepl_routes
@@ -26,10 +26,12 @@ from dragoman.serve.gateway import Gateway, Monitor
 from dragoman.serve.glossaries import GlossaryStore
 from dragoman.serve.http import INTERNAL_ERROR, Limits, error_key
 from dragoman.serve.keys import KeyStore
-from dragoman.serve.libretranslate import routes
-from dragoman.serve.page import page_routes
+from dragoman.serve.libretranslate import libretranslate_routes
+from dragoman.serve.models import Slot
+from dragoman.serve.page import translation_page
 from dragoman.serve.suggestions import SuggestionFile
 from dragoman.serve.uploads import DocumentJobs
+from dragoman.serve.viewer_routes import Viewer, ViewerModel
 
 _LOG = logging.getLogger(__name__)
 _LOCAL = ["localhost", "127.0.0.1", "[::1]"]
@@ -39,50 +41,51 @@ _DROP_SECONDS = 10.0
 """Seconds between two deletions of documents whose time is over."""
 
 
-class LazyApp:
-    """An application that is created in a thread by its first request, because it loads a second copy of the models."""
+def load_models(paths: Sequence[str | Path], device: str = "cpu") -> dict[str, ViewerModel]:
+    """Load models for `create_app`; their names are the last components of their paths, as few as make them distinct.
 
-    def __init__(self, create: Callable[[], ASGIApp]) -> None:
-        self._create, self._lock = create, asyncio.Lock()
-        self._app: ASGIApp | None = None
-        self._version = 0
+    Raises UsageError for no path, a repeated one and a model that generates no text, and ModelFolderError.
+    """
+    if not paths:
+        raise UsageError("no models to serve; specify at least one")
+    resolved = [Path(path).resolve() for path in paths]
+    repeated = sorted({str(path) for path in resolved if resolved.count(path) > 1})
+    if repeated:
+        raise UsageError(f"models specified twice: {', '.join(repeated)}; specify each model once")
+    names = distinct_names(resolved)
+    models = {name: ViewerModel(name, path, device) for name, path in zip(names, paths, strict=True)}
+    for model in models.values():
+        model.open()
+    return models
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._lock:
-            app, version = self._app, self._version
-            if app is None:
-                try:
-                    app = await asyncio.to_thread(self._create)
-                except DragomanError as error:
-                    await PlainTextResponse(str(error), 500)(scope, receive, send)
-                    return
-                if version == self._version:  # not reset meanwhile
-                    self._app = app
-        await app(scope, receive, send)
 
-    def reset(self) -> None:
-        """Create the application again for the next request."""
-        self._app, self._version = None, self._version + 1
+def create_app(models: Mapping[str, Slot]) -> Starlette:
+    """Return the application of the viewer alone, for models by name.  Raises UsageError if there are none."""
+    if not models:
+        raise UsageError("no models to serve; specify at least one")
+    return Starlette(routes=Viewer(Directions([]), models).routes(""), exception_handlers=_HANDLERS)
 
 
 def create_server(
     directions: Directions,
     limits: Limits | None = None,
     hosts: Sequence[str] = ("*",),
-    viewer: ASGIApp | None = None,
+    viewer: Viewer | None = None,
     database: Path | None = None,
     require_key: bool = False,
     suggestions: Path | None = None,
 ) -> Starlette:
     """Return the application; its `state.monitor` is the `Monitor` of its requests.
 
-    hosts: accepted host names of requests, "*" for any; local names are always accepted.  viewer: application of the
-    page that shows a translation while it is generated, at /viewer/; the page at / links to it.  database: file of the
-    API keys, glossaries and documents, which several servers may share; without one, keys are not checked, and
-    glossaries are kept until the server ends.  require_key: refuse requests without a key.  suggestions: file to which
-    suggested translations are appended; None = they are refused.  Raises UsageError for an invalid database, and for
-    suggestions that cannot be written.
+    hosts: accepted host names of requests, "*" for any; local names are always accepted.  viewer: the page that shows
+    translations while they are generated, at /viewer/; the page at / links to it.  Without directions, the viewer is
+    served alone.  database: file of the API keys, glossaries and documents, which several servers may share; without
+    one, keys are not checked, and glossaries are kept until the server ends.  require_key: refuse requests without a
+    key.  suggestions: file to which suggested translations are appended; None = they are refused.  Raises UsageError
+    without directions and viewer, for an invalid database, and for suggestions that cannot be written.
     """
+    if not directions.by_pair and viewer is None:
+        raise UsageError("no models to serve; specify at least one translation model")
     limits, monitor = limits or Limits(), Monitor(directions)
     clients = Clients(KeyStore(database, create=False) if database else None, require_key)
     glossaries, jobs = GlossaryStore(database), DocumentJobs(database)
@@ -104,15 +107,17 @@ def create_server(
         clients.close()
         glossaries.close()
 
-    all_routes = [
-        *routes(directions, limits, clients, jobs, suggested),
-        *deepl_routes(directions, limits, clients, glossaries, jobs),
-        *_status_routes(monitor),
-    ]
-    pages = [*page_routes(limits, viewer is not None), *([] if viewer is None else [Mount("/viewer", viewer)])]
-    middleware = [Middleware(Gateway, monitor=monitor, hosts=[*hosts, *_LOCAL], routes=all_routes)]
-    handlers: dict[Any, Any] = dict.fromkeys((404, 405, 500), _error)
-    app = Starlette(routes=[*all_routes, *pages], middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    api_routes = _status_routes(monitor)
+    if directions.by_pair:
+        api_routes += libretranslate_routes(directions, limits, clients, jobs, suggested)
+        api_routes += deepl_routes(directions, limits, clients, glossaries, jobs)
+        pages = translation_page(limits, viewer is not None)
+    else:
+        pages = [Route("/", _to_viewer)]
+    viewer_routes = [] if viewer is None else viewer.routes("/viewer")
+    middleware = [Middleware(Gateway, monitor=monitor, hosts=[*hosts, *_LOCAL], routes=api_routes)]
+    routes = [*api_routes, *pages, *viewer_routes]
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=_HANDLERS, lifespan=lifespan)
     app.state.monitor = monitor
     return app
 
@@ -160,6 +165,8 @@ async def _regularly(seconds: float, work: Callable[[], Awaitable[None]]) -> Non
             _LOG.error("the database cannot be written: %s", error)
 
 
-async def to_viewer(request: Request) -> Response:
-    """Redirect to the page of the viewer."""
+async def _to_viewer(request: Request) -> Response:
     return RedirectResponse("viewer/")
+
+
+_HANDLERS: dict[Any, Any] = dict.fromkeys((404, 405, 500), _error)

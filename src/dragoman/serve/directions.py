@@ -55,18 +55,13 @@ class Directions:
             direction.close()
 
     def replace(self, directions: Iterable[Direction]) -> None:
-        """Use these models for new requests; others are unloaded as soon as no request uses them.
-
-        Raises UsageError if there are none.
-        """
+        """Use these models for new requests; others are unloaded as soon as no request uses them."""
         by_pair: dict[tuple[str, str], Direction] = {}
         unused = []
         for direction in directions:
             used = by_pair.setdefault((direction.source, direction.target), direction)
             if used is not direction:
                 unused.append((direction, used))
-        if not by_pair:
-            raise UsageError("no models to serve; specify at least one translation model")
         gone = set(self.by_pair.values()) - set(by_pair.values())
         self.by_pair, self.unused = by_pair, unused
         self.sources = sorted({source for source, _ in by_pair})
@@ -105,7 +100,7 @@ class Directions:
         (see `Direction.translate`).  settings: as for `Translator.translate`; the search of the first of two models
         returns one hypothesis and uses no glossary.  Raises Overloaded.
         """
-        ticket = self.admission.accept(client, len(route) * _estimate(texts))
+        ticket = self.admission.accept(client, len(route) * estimated_tokens(texts))
         try:
             found: list[list[Translation]] = []
             with _Pinned(self, route) as pinned:
@@ -245,7 +240,7 @@ def _tokens_of(characters: int) -> int:
     return max(1, characters // 4)
 
 
-def _estimate(texts: Sequence[str]) -> int:
+def estimated_tokens(texts: Sequence[str]) -> int:
     """Return about the number of tokens of texts, without encoding them."""
     return sum(max(1, len(text.encode("utf-8", "replace")) // 4) for text in texts)
 

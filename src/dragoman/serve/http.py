@@ -147,6 +147,11 @@ def _form(body: bytes) -> list[tuple[str, str]]:
         raise BadRequest("Invalid request: the form is not valid UTF-8 or has more than 100 fields") from None
 
 
+def too_slow(seconds: float) -> BadRequest:
+    """Return the refusal of a translation that took longer than accepted."""
+    return BadRequest(f"the translation took longer than {seconds:g} s; send shorter texts", 503, {"Retry-After": "5"})
+
+
 async def unless_disconnected(request: Request, work: Awaitable[T], seconds: float) -> T:
     """Return the result of `work`.  If the client disconnects, or after `seconds`, `work` is cancelled.
 
@@ -166,8 +171,7 @@ async def unless_disconnected(request: Request, work: Awaitable[T], seconds: flo
                     continue
             reason = Disconnected()
         except TimeoutError:
-            message = f"the translation took longer than {seconds:g} s; send shorter texts"
-            reason = BadRequest(message, 503, {"Retry-After": "5"})
+            reason = too_slow(seconds)
         task.cancel()
 
     def begin() -> None:

@@ -49,7 +49,7 @@ _MAX_ALTERNATIVES = 16
 _MAX_ENTRIES = 10_000
 
 
-def routes(
+def libretranslate_routes(
     directions: Directions,
     limits: Limits,
     clients: Clients,

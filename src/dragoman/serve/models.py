@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dragoman.decoding.loader import open_service
 from dragoman.decoding.service import Search, SearchService
@@ -22,6 +22,9 @@ from dragoman.serve.model_source import ModelSource
 from dragoman.serve.streaming import Report, translate_sentences
 
 _LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from dragoman.serve.viewer import ViewedModel
+
 Result = TypeVar("Result")
 
 
@@ -35,6 +38,8 @@ class Slot(ABC):
     name: str
     size_known: bool
     """Whether `bytes` is the size, and not an upper limit."""
+    view: ViewedModel | None = None
+    """What the viewer shows of the loaded model, created when it is first shown."""
 
     def __init__(self) -> None:
         self.users, self.pins, self.retired = 0, 0, False
@@ -180,7 +185,7 @@ class ModelMemory:
             raise
         finally:
             slot.opening = None
-        if slot.retired:  # and nobody waits for it any more
+        if slot.retired:  # while it was being loaded
             self.retire(slot)
 
     async def _make_room(self, needed: int) -> None:
@@ -208,7 +213,7 @@ class ModelMemory:
     def _finish(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # those who wait for the task receive it; there may be none
+            task.exception()  # marks it as retrieved; callers that wait for the task receive it as well
 
 
 def _mib(size: int) -> str:
@@ -283,7 +288,7 @@ class Direction(Slot):
 
     def close(self) -> None:
         """Stop the service, and drop the model."""
-        opened, self._opened = self._opened, None
+        opened, self._opened, self.view = self._opened, None, None
         if opened is not None:
             opened[1].close()
 

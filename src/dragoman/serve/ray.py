@@ -152,8 +152,7 @@ def _application(serve: Any, config: ServerConfig, plan: Plan) -> Any:
 
     def create() -> ASGIApp:  # called by each replica
         app, reloader = create_application(config, logging.getLogger(_NAME).warning)
-        if reloader is not None:
-            _load_first(app, reloader)
+        _load_first(app, reloader)
         return app
 
     deployment = serve.deployment(

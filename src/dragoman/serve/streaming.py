@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -126,26 +127,41 @@ async def event_stream(
 ) -> Response:
     """Return an answer whose events are what `work` reports (`part`) and its result (`done`).
 
-    work: cancelled if the client disconnects, and after `seconds`.  Waits for the first event, 15 s at most, and raises
-    the exceptions of `work` until then; later ones are an event `error`.
+    work: cancelled if the client disconnects, and after `seconds`.  Waits for the first event, 15 s at most.
     """
     events = _events(request, work, seconds)
-    first = await anext(events)
+    return await answer_in_pieces(request, events, errors, partial(_event, "error"), "text/event-stream", _HEADERS)
+
+
+async def answer_in_pieces(
+    request: Request,
+    pieces: AsyncGenerator[bytes],
+    errors: ErrorFormat,
+    failed: Callable[[dict[str, Any]], bytes],
+    media_type: str,
+    headers: Mapping[str, str],
+) -> Response:
+    """Return an answer that is sent piece by piece.
+
+    Waits for the first piece, and raises the exceptions of `pieces` until then; for a later one, `failed` returns the
+    last piece from the JSON of its answer and `status`.
+    """
+    first = await anext(pieces)
 
     async def body() -> AsyncIterator[bytes]:
         yield first
         try:
-            async for event in events:
-                yield event
+            async for piece in pieces:
+                yield piece
         except Disconnected:
-            return  # nobody reads on
+            return
         except Exception as error:
             answer = errors.answer_to(error, request)
-            yield _event("error", json.loads(bytes(answer.body)) | {"status": answer.status_code})
+            yield failed(json.loads(bytes(answer.body)) | {"status": answer.status_code})
         finally:
-            await events.aclose()
+            await pieces.aclose()
 
-    return StreamingResponse(body(), media_type="text/event-stream", headers=_HEADERS)
+    return StreamingResponse(body(), media_type=media_type, headers=headers)
 
 
 async def _events(

@@ -227,7 +227,7 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
 
 def run_server(
     app: ASGIApp,
-    monitor: Monitor | None,
+    monitor: Monitor,
     listener: socket.socket,
     drain_seconds: float = 30.0,
     reloader: Reloader | None = None,
@@ -235,16 +235,13 @@ def run_server(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, and then finish the requests in progress within `drain_seconds`.
 
-    monitor: that of the application; None = stop at once.  reloader, ready: see `DrainingServer`.  Raises the exception
-    of `reloader` if it cannot load the models.
+    monitor: that of the application.  reloader, ready: see `DrainingServer`.  Raises the exception of `reloader` if it
+    cannot load the models.
     """
-    config = server_config(app)
-    server = (
-        uvicorn.Server(config) if monitor is None else DrainingServer(config, monitor, drain_seconds, reloader, ready)
-    )
+    server = DrainingServer(server_config(app), monitor, drain_seconds, reloader, ready)
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     with suppress(KeyboardInterrupt), listener:
         server.run(sockets=[listener])
-    if isinstance(server, DrainingServer) and server.failure is not None:
+    if server.failure is not None:
         raise server.failure

@@ -1,46 +1,108 @@
-"""The web application: the page and its files, the served models, and searches as streams of events."""
+"""A search as a stream of events: per step the new tokens, their alternatives and their attention weights.
+
+Events are plain dictionaries, in this order:
+
+    {"event": "start", "parts": n, "sentences": m}     n = 0: nothing to translate
+    {"event": "part", "part": i, "source": pieces}     the source of the part; empty for a language model
+    {"event": "tokens", "part": i, "from": k, "tokens": [...], "settled": true or false, "text": text of the part}
+    {"event": "again", "part": i, "fault": name}       the output was empty or repeated itself; it is searched again
+    {"event": "figure", "part": i, "figure": {...}}    the whole model on the part, see `figure_data`; only with
+                                                       attention weights and at most 128 tokens
+    {"event": "done", "text", "score", "log_prob", "flags", "seconds"}
+
+A "tokens" event keeps the first k tokens of its part and replaces the others: greedy search and sampling append one
+token per event, beam search sends what changed in the best unfinished hypothesis, which is settled at the end only.
+
+Letters: K rows of the search, L layers, H heads, S attended positions, V vocabulary.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
+import copy
+import functools
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, EOS
-from dragoman.errors import DragomanError, UsageError, nearest
-from dragoman.models.model_folder import distinct_names, read_config, wrong_model
-from dragoman.pages.page import plain, read_assets, render
+from dragoman.data.tokenizer import BOS, EOS, Tokenizer
+from dragoman.decoding.hypothesis import PartialHypothesis, common_prefix
+from dragoman.decoding.native.backend import NativeBackend
+from dragoman.decoding.pytorch.generate import stream_tokens
+from dragoman.decoding.pytorch.stepper import ModelStepper
+from dragoman.decoding.retry import StreamWithRetry
+from dragoman.decoding.settings import SearchSettings
+from dragoman.device import resolve_device
+from dragoman.errors import UsageError
+from dragoman.interpret.walkthrough.figure import RecordedPass, figure_data
+from dragoman.interpret.walkthrough.quantities import Labels
+from dragoman.interpret.walkthrough.training_step import TrainingPair
+from dragoman.models.model_folder import read_config, wrong_model
+from dragoman.models.seq2seq import LanguageModel, Model
+from dragoman.nn.record import Recording, record, tap_names
+from dragoman.nn.state import DecodeState
+from dragoman.pages.packing import as_bytes, packed
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.page import HEADERS, TYPES
-from dragoman.serve.viewer_events import Event, RecordingStepper, stream_continuation, stream_translation
 
-STYLES = ("colors.css", "page.css", "language.css", "maps.css", "figure.css", "serve.css")
-SCRIPTS = (
-    "page.js", "language.js", "packing.js", "maps.js", "figure.js", "serve_stage.js", "serve_pane.js", "serve.js",
-)  # fmt: skip
-MAX_CHARACTERS = 5000
-MAX_BYTES = 1 << 16  # 5,000 characters are at most 60,000 bytes of JSON
-MAX_BEAM = 16
-MAX_TEMPERATURE = 2.0
+Event = dict[str, Any]
+Lock = AbstractContextManager[Any] | None
+
+_ALTERNATIVES = 5
+
+_MAX_FIGURE = 128
+"""Tokens of source and output together up to which the page draws the model: its attention grows with their square."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step: ids and log-probabilities (K, 5) of the most probable tokens; attention (K, L, H, S) as bytes."""
+
+    tokens: Tensor
+    log_probs: Tensor
+    weights: Tensor | None
+
+
+class RecordingStepper:
+    """A stepper that keeps a `StepRecord` of each step of its last search.
+
+    It records the weights of cross-attention, or of self-attention in a language model.  lock: held while the model
+    computes; free between steps, so that several searches can alternate.
+    """
+
+    def __init__(self, model: Model, lock: Lock = None) -> None:
+        attention = "self_attn" if isinstance(model, LanguageModel) else "cross_attn"
+        self.model = model.eval()
+        self.inner = ModelStepper(model)
+        self.lock = lock or nullcontext()
+        self.pattern = f"*{attention}.weights" if any(attention in name for name in tap_names(model)) else None
+        self.records: list[StepRecord] = []
+
+    def start(self, src: Tensor, src_mask: Tensor | None, beams: int, max_len: int) -> DecodeState:
+        self.records = []
+        with self.lock:
+            return self.inner.start(src, src_mask, beams, max_len)
+
+    def step(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        recorded = record(self.model, self.pattern) if self.pattern else nullcontext(Recording())
+        with self.lock, recorded as recording:
+            log_probs = self.inner.step(tokens, state)
+        top = log_probs.topk(min(_ALTERNATIVES, log_probs.size(1)), dim=1)
+        self.records.append(StepRecord(top.indices, top.values, _weights(recording)))
+        return log_probs
 
 
 @dataclass
-class ServedModel:
-    """A translator with its source and target language, or a language model.
+class ViewedModel:
+    """A translator with its source and target language, or a language model, on the PyTorch backend.
 
     lock: held while the model computes.  queue: requests wait here in order of arrival, and not in worker threads, of
     which there are few.
@@ -53,9 +115,9 @@ class ServedModel:
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @classmethod
-    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> ServedModel:
+    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> Self:
         """Load a model folder.  Raises ModelFolderError, and UsageError for a model that generates no text."""
-        config = read_config(path)
+        config, device = read_config(path), resolve_device(device)
         if config.data.kind == "parallel":
             languages = (config.data.source_language, config.data.target_language)
             return cls(Translator.load(path, device, engine="pytorch"), config.model.architecture, languages)
@@ -63,17 +125,30 @@ class ServedModel:
             return cls(TextGenerator.load(path, device, engine="pytorch"), config.model.architecture)
         raise wrong_model(path, config, "generates no text from the plain text of a page")
 
-    def stream(self, request: TranslateRequest) -> Iterator[Event]:
-        """Yield the events of a request; a temperature above 0 means sampling."""
-        sample = request.temperature > 0
-        settings: dict[str, Any] = {"sample": sample, "beam": 1 if sample else request.beam, "seed": request.seed}
-        settings["temperature"] = request.temperature or 1.0
-        if isinstance(self.pipeline, Translator):
-            return stream_translation(self.pipeline, request.text, self.lock, **settings)
-        return stream_continuation(self.pipeline, request.text, self.lock, **settings)
+    @classmethod
+    def of(cls, translator: Translator, folder: Path | None, languages: tuple[str, str]) -> Self:
+        """Return the view of a translator that the server has loaded, and that other threads use meanwhile.
 
-    def describe(self) -> dict[str, Any]:
-        """Return what the page shows of the model; `attention` is None if there are no weights to show."""
+        Its weights in PyTorch are those with which the backend decodes what the native engine or CUDA graphs in
+        bfloat16 cannot; they are loaded now if that has not happened yet.  folder: of the model, if it has one.
+        """
+        viewed = copy.copy(translator)
+        backend = translator.backend
+        viewed.backend = (backend if isinstance(backend, NativeBackend) else backend.scorer).to_torch()
+        return cls(viewed, read_config(folder).model.architecture if folder else "", languages)
+
+    def stream(self, text: str, beam: int, temperature: float, seed: int) -> Iterator[Event]:
+        """Yield the events of a text; a temperature above 0 means sampling."""
+        sample = temperature > 0
+        settings: dict[str, Any] = {"sample": sample, "beam": 1 if sample else beam, "seed": seed}
+        settings["temperature"] = temperature or 1.0
+        if isinstance(self.pipeline, Translator):
+            return stream_translation(self.pipeline, text, self.lock, **settings)
+        return stream_continuation(self.pipeline, text, self.lock, **settings)
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What the page shows of the model; `attention` is None if there are no weights to show."""
         if isinstance(self.pipeline, Translator):
             writes, longest, over, source = "translation", self.pipeline.max_source, "source", [EOS]
         else:
@@ -95,152 +170,121 @@ class ServedModel:
         }
 
 
-def load_models(paths: Sequence[str | Path], device: str | torch.device = "cpu") -> dict[str, ServedModel]:
-    """Load models; their names are the last components of their paths, as few as make the names distinct.
+def _weights(recording: Recording) -> Tensor | None:
+    """Return the weights of one step (K, L, H, S), or None: linear attention with a cache computes none."""
+    # Calls are (K, H, 1, S), or with the beams as queries (1, H, K, S).
+    calls = [weights for calls in recording.values() for weights in calls]
+    layers = [weights[0].transpose(0, 1) if weights.size(0) == 1 else weights[:, :, -1] for weights in calls]
+    return as_bytes(torch.stack(layers, dim=1)) if layers else None  # bytes: every step is kept until the end
 
-    Raises UsageError for no path or a repeated one, and as `ServedModel.load` does.
+
+def stream_translation(translator: Translator, text: str, lock: Lock = None, **overrides: Any) -> Iterator[Event]:
+    """Yield the events of one translation; text, score and flags equal `translator.translate([text], **overrides)`.
+
+    The sentences and parts of a text are searched one by one (as with `batch_tokens=1`).  Raises UsageError.
     """
-    if not paths:
-        raise UsageError("no models to serve; specify at least one")
-    resolved = [Path(path).resolve() for path in paths]
-    repeated = sorted({str(path) for path in resolved if resolved.count(path) > 1})
-    if repeated:
-        raise UsageError(f"models specified twice: {', '.join(repeated)}; specify each model once")
-    return {name: ServedModel.load(path, device) for name, path in zip(distinct_names(resolved), paths, strict=True)}
+    settings = SearchSettings.of(translator.settings, **{"nbest": 1, **overrides})
+    started = time.perf_counter()
+    stepper = RecordingStepper(translator.model, lock)
+    line = translator.split(text)
+    sentences = len({part.sentence for part in line.searched})
+    yield {"event": "start", "parts": len(line.searched), "sentences": sentences}
+    for index, part in enumerate(line.searched):
+        yield {"event": "part", "part": index, "source": [translator.tokenizer.source_piece(i) for i in part.ids]}
+        src = torch.tensor([part.ids], device=translator.device)
+        stream = functools.partial(stream_tokens, stepper, src)
+        search = StreamWithRetry(stream, part.ids, settings, translator.has_no_text)
+        tokens = yield from _search_events(search, stepper, translator.tokenizer, index)
+        yield from _figure(stepper, src, tokens, translator.tokenizer, index)
+        part.found, part.fault = [search.result], search.fault
+    joined = translator.join(line)
+    yield _done(joined.text, joined.score, joined.log_prob, joined.flags, started)
 
 
-class TranslateRequest(BaseModel):
-    """One text for one model.  temperature 0: beam search, beam 1 = greedy; above 0: sampling with `seed`."""
+def stream_continuation(
+    generator: TextGenerator, prompt: str, lock: Lock = None, *, max_tokens: int = 200, **settings: Any
+) -> Iterator[Event]:
+    """Yield the events of one continuation; text and log-probability equal `generator.generate([prompt], ...)`.
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    text: str = Field(max_length=MAX_CHARACTERS, description=f"a text of at most {MAX_CHARACTERS:,} characters")
-    model: str
-    beam: int = Field(4, ge=1, le=MAX_BEAM, description=f"an integer from 1 (greedy) to {MAX_BEAM}")
-    temperature: float = Field(
-        0.0, ge=0, le=MAX_TEMPERATURE, allow_inf_nan=False,
-        description=f"a number from 0 (no sampling) to {MAX_TEMPERATURE:g}",
-    )  # fmt: skip
-    seed: int = Field(0, ge=0, lt=1 << 32, description=f"an integer from 0 to {(1 << 32) - 1:,}")
-
-
-class RequestError(Exception):
-    """An invalid request; problems: {"what", "where", "accepted"} each."""
-
-    def __init__(self, *problems: dict[str, str], status: int = 422) -> None:
-        super().__init__(*problems)
-        self.problems = problems
-        self.status = status
-
-
-def _problem(what: str, where: str, accepted: str) -> dict[str, str]:
-    return {"what": what, "where": where, "accepted": accepted}
-
-
-async def _read_body(request: Request) -> bytes:
-    content_type = request.headers.get("content-type", "none").split(";")[0].strip().lower()
-    if content_type != "application/json":  # this also rejects forms from other sites
-        problem = _problem(f"content of type {content_type}", "header content-type", "application/json")
-        raise RequestError(problem, status=415)
-    body = b""
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BYTES:
-                accepted = f"at most {MAX_BYTES:,} bytes, with at most {MAX_CHARACTERS:,} characters of text"
-                raise RequestError(_problem("the request is too large", "body", accepted), status=413)
-    except ClientDisconnect:
-        raise RequestError(_problem("the connection was closed early", "body", "a complete request")) from None
-    return body
+    The tokens of the prompt come first and are `given`; the flag `truncated` means that the text did not end within
+    max_tokens.  Raises UsageError, also for a prompt longer than the training sequences.
+    """
+    resolved = generator.search_settings(max_tokens, **settings)
+    started = time.perf_counter()
+    stepper = RecordingStepper(generator.model, lock)
+    prefix = generator.tokenizer.encode_target(prompt)[:-1]
+    if len(prefix) > generator.max_tokens:
+        raise UsageError(
+            f"the prompt has {len(prefix):,} tokens; accepted: at most {generator.max_tokens:,}, the longest sequence "
+            "seen in training; give a shorter prompt"
+        )
+    yield {"event": "start", "parts": 1, "sentences": 1}
+    yield {"event": "part", "part": 0, "source": []}
+    src = torch.zeros(1, 0, dtype=torch.long, device=generator.device)
+    search = StreamWithRetry(lambda used: stream_tokens(stepper, src, used, prefix), None, resolved)
+    tokens = yield from _search_events(search, stepper, generator.tokenizer, 0, len(prefix))
+    yield from _figure(stepper, src, tokens, generator.tokenizer, 0)
+    continuation = generator.continuation(prompt, prefix, search.result)
+    yield _done(continuation.text, None, continuation.log_prob, () if continuation.ended else ("truncated",), started)
 
 
-def _parse_request(body: bytes, names: Sequence[str]) -> TranslateRequest:
-    """Return the request.  Raises RequestError with all problems."""
-    accepted = {name: setting.description or "" for name, setting in TranslateRequest.model_fields.items()}
-    accepted["model"] = f"one of: {', '.join(names)}"
-    try:
-        request = TranslateRequest.model_validate_json(body)
-    except ValidationError as error:
-        raise RequestError(*(_explain(one, accepted) for one in error.errors(include_url=False))) from None
-    if request.model not in names:
-        what = f"model = {request.model[:80]!r}: no such model{nearest(request.model, names)}"
-        raise RequestError(_problem(what, "body.model", accepted["model"]))
-    return request
+def _done(text: str, score: float | None, log_prob: float, flags: Sequence[str], started: float) -> Event:
+    seconds = round(time.perf_counter() - started, 3)
+    return {
+        "event": "done", "text": text, "score": score, "log_prob": log_prob, "flags": list(flags), "seconds": seconds,
+    }  # fmt: skip
 
 
-def _explain(error: Any, accepted: Mapping[str, str]) -> dict[str, str]:
-    """Return one of pydantic's errors as a problem."""
-    if not error["loc"]:
-        what = "the body is not valid JSON" if error["type"] == "json_invalid" else "the body is not a JSON object"
-        return _problem(what, "body", f"a JSON object with {', '.join(accepted)}")
-    name = str(error["loc"][0])
-    if error["type"] == "extra_forbidden":
-        return _problem(f"unknown setting {name[:80]!r}{nearest(name, accepted)}", f"body.{name}", ", ".join(accepted))
-    what = {
-        "missing": f"{name} is missing",
-        "string_too_long": f"the text has {len(str(error['input'])):,} characters",
-    }.get(error["type"], f"{name} = {str(error['input'])[:80]}")
-    return _problem(what, f"body.{name}", accepted[name])
+def _search_events(
+    search: StreamWithRetry, stepper: RecordingStepper, tokenizer: Tokenizer, part: int, given: int = 0
+) -> Generator[Event, None, list[int]]:
+    """Yield the events of the search of one part and return its tokens; given: how many of them are the prompt."""
+
+    def event(hypothesis: PartialHypothesis, records: list[StepRecord], first: int, settled: bool) -> Event:
+        indices = range(first, len(hypothesis.tokens))
+        tokens = [_token(tokenizer, hypothesis, i, records[i]) | {"given": i < given} for i in indices]
+        text = tokenizer.decode_target(hypothesis.tokens)
+        return {"event": "tokens", "part": part, "from": first, "tokens": tokens, "settled": settled, "text": text}
+
+    results: list[tuple[PartialHypothesis, list[StepRecord]]] = []
+    shown: list[int] = []
+    for hypothesis, last in search:
+        if results and not shown:
+            yield {"event": "again", "part": part, "fault": search.fault}
+        settled = last or search.settings.sample or search.settings.beam == 1
+        yield event(hypothesis, stepper.records, common_prefix([shown, hypothesis.tokens]), settled)
+        shown = hypothesis.tokens
+        if last:
+            results.append((hypothesis, stepper.records))
+            shown = []
+    if len(results) > 1 and not search.replaced:
+        yield event(*results[0], 0, True)
+        return results[0][0].tokens
+    return results[-1][0].tokens
 
 
-def create_app(models: Mapping[str, ServedModel]) -> FastAPI:
-    """Return the application for models by name.  Raises UsageError if there are none."""
-    if not models:
-        raise UsageError("no models to serve; specify at least one")
-    app = FastAPI(title="Dragoman", docs_url=None, redoc_url=None, openapi_url=None)
-    names = list(models)
-    page = render("serve.html", models=names, styles=STYLES, scripts=SCRIPTS)
-    description = {
-        "models": [{"name": name, **model.describe()} for name, model in models.items()],
-        "limits": {"characters": MAX_CHARACTERS, "beam": MAX_BEAM, "temperature": MAX_TEMPERATURE},
+def _figure(
+    stepper: RecordingStepper, src: Tensor, tokens: list[int], tokenizer: Tokenizer, part: int
+) -> Iterator[Event]:
+    """Yield the event of the whole model, from one pass over the tokens that the search found."""
+    if stepper.pattern is None or not tokens or src.size(1) + len(tokens) > _MAX_FIGURE:
+        return
+    tgt_in, targets = (torch.tensor([ids], device=src.device) for ids in ([BOS, *tokens[:-1]], tokens))
+    with stepper.lock:
+        recorded = RecordedPass.of(stepper.model, TrainingPair(src, None, tgt_in, targets))
+    source = [tokenizer.source_piece(i) for i in src[0].tolist()]
+    read, written = ([tokenizer.target_piece(i) for i in ids[0].tolist()] for ids in (tgt_in, targets))
+    labels = Labels(source, read, written, tokenizer.target_piece)
+    yield {"event": "figure", "part": part, "figure": figure_data(recorded, labels)}
+
+
+def _token(tokenizer: Tokenizer, hypothesis: PartialHypothesis, index: int, step: StepRecord) -> Event:
+    token, row, piece = hypothesis.tokens[index], hypothesis.rows[index], tokenizer.target_piece
+    top = step.tokens[row].tolist()
+    return {
+        "piece": piece(token),
+        "log_prob": hypothesis.token_log_probs[index],
+        "rank": top.index(token) + 1 if token in top else None,
+        "alternatives": [[piece(i), p] for i, p in zip(top, step.log_probs[row].tolist(), strict=True)],
+        "attention": None if step.weights is None else packed(step.weights[row]),
     }
-    responses = {"": HTMLResponse(page, headers=HEADERS), "models": JSONResponse(description, headers=HEADERS)}
-    for name in (*STYLES, *SCRIPTS):
-        responses[f"web/{name}"] = Response(read_assets(name), headers=HEADERS, media_type=TYPES[Path(name).suffix])
-
-    @app.post("/translate/stream")
-    async def translate(request: Request) -> Response:
-        parsed = _parse_request(await _read_body(request), names)
-        model = models[parsed.model]
-        lines = _json_lines(_with_error_event(model.stream(parsed)), request, model.queue)
-        return StreamingResponse(lines, headers=HEADERS, media_type="application/x-ndjson")
-
-    @app.get("/{path:path}")
-    async def page_or_file(path: str) -> Response:
-        if path not in responses:
-            raise HTTPException(404)
-        return responses[path]
-
-    @app.exception_handler(RequestError)
-    async def refuse(request: Request, error: RequestError) -> Response:
-        return JSONResponse({"error": error.problems}, error.status, HEADERS)
-
-    @app.exception_handler(HTTPException)
-    async def not_found(request: Request, error: HTTPException) -> Response:
-        what = f"{request.method} {request.url.path[:80]}: {error.detail}"
-        problem = _problem(what, "address", "GET /, GET /models, POST /translate/stream")
-        return JSONResponse({"error": [problem]}, error.status_code, {**HEADERS, **(error.headers or {})})
-
-    return app
-
-
-async def _json_lines(events: Iterator[Event], request: Request, queue: asyncio.Lock) -> AsyncIterator[bytes]:
-    """Yield one line of JSON per event, computed in a thread; stop if the client has disconnected."""
-    while not await request.is_disconnected():
-        async with queue:
-            event = await run_in_threadpool(next, events, None)
-        if event is None:
-            return
-        yield json.dumps(plain(event, digits=17), separators=(",", ":"), allow_nan=False).encode() + b"\n"
-
-
-def _with_error_event(events: Iterator[Event]) -> Iterator[Event]:
-    """Yield the events, and an "error" event for an exception, because the status line has already been sent."""
-    try:
-        yield from events
-    except DragomanError as error:
-        yield {"event": "error", "error": [_problem(str(error), "model", "")]}
-    except Exception as error:  # a bug must not look like the end of the text
-        print(f"dragoman serve: {type(error).__name__}: {error}", file=sys.stderr)
-        what = f"{type(error).__name__}: {error}. This is a bug in Dragoman; please report it."
-        yield {"event": "error", "error": [_problem(what, "server", "")]}

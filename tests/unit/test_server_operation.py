@@ -337,6 +337,33 @@ def test_the_description_has_all_routes_and_methods() -> None:
     assert spec["openapi"].startswith("3.1")
 
 
+def test_values_that_the_description_excludes_are_refused() -> None:
+    requests = {
+        "/translate": {"q": "one", "source": "en", "target": "de", "glossary": {}},
+        "/v2/translate": {"text": ["one"], "source_lang": "en", "target_lang": "de"},
+        "/v2/glossaries": {"name": "terms", "source_lang": "en", "target_lang": "de", "entries": "one\ttwo"},
+    }
+    checked = 0
+    with TestClient(create_server(Directions([copying_direction("en", "de")]))) as client:
+        paths = client.get("/spec").json()["paths"]
+        for path, valid in requests.items():
+            assert client.post(path, json=valid).is_success
+            schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            for name in schema["required"]:
+                assert client.post(path, json={**valid, name: None}).status_code == 400, name
+            for name, limits in schema["properties"].items():
+                values = [("nonsense", False), *((value, True) for value in limits.get("enum", ()))]
+                if "maximum" in limits:
+                    values = [(limits["maximum"], True), (limits["maximum"] + 1, False), (limits["minimum"] - 1, False)]
+                elif "enum" not in limits:
+                    continue
+                for value, accepted in values:
+                    answer = client.post(path, json={**valid, name: value})
+                    assert answer.is_success == accepted, (name, value, answer.text)
+                    checked += 1
+    assert checked > 20
+
+
 def test_other_methods_are_refused_with_those_that_are_allowed() -> None:
     """RFC 9110, section 15.5.6."""
     server = create_server(Directions([copying_direction("en", "de")]))

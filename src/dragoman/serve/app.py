@@ -20,14 +20,16 @@ from dragoman.errors import UsageError
 from dragoman.models.model_folder import distinct_names
 from dragoman.serve.admission import Clients
 from dragoman.serve.database import DatabaseError
-from dragoman.serve.deepl import deepl_routes
+from dragoman.serve.deepl import DeepL
+from dragoman.serve.deepl_glossaries import DEEPL_ERRORS
 from dragoman.serve.directions import Directions
 from dragoman.serve.gateway import Gateway, Monitor
 from dragoman.serve.glossaries import GlossaryStore
 from dragoman.serve.http import INTERNAL_ERROR, Limits, error_key
 from dragoman.serve.keys import KeyStore
-from dragoman.serve.libretranslate import libretranslate_routes
+from dragoman.serve.libretranslate import LIBRETRANSLATE_ERRORS, LibreTranslate
 from dragoman.serve.models import Slot
+from dragoman.serve.operations import TEXT, Operation, description, fields
 from dragoman.serve.page import translation_page
 from dragoman.serve.suggestions import SuggestionFile
 from dragoman.serve.uploads import DocumentJobs
@@ -107,13 +109,18 @@ def create_server(
         clients.close()
         glossaries.close()
 
-    api_routes = _status_routes(monitor)
+    operations, pages = _status_operations(monitor), [Route("/", _to_viewer)]
     if directions.by_pair:
-        api_routes += libretranslate_routes(directions, limits, clients, jobs, suggested)
-        api_routes += deepl_routes(directions, limits, clients, glossaries, jobs)
+        operations += LibreTranslate(directions, limits, clients, jobs, suggested).operations()
+        operations += DeepL(directions, limits, clients, glossaries, jobs).operations()
         pages = translation_page(limits, viewer is not None)
-    else:
-        pages = [Route("/", _to_viewer)]
+
+    async def spec(request: Request) -> Response:
+        return JSONResponse(description(operations))
+
+    formats = {"error": LIBRETRANSLATE_ERRORS, "message": DEEPL_ERRORS}
+    api_routes = [operation.route(formats[error_key(operation.path)]) for operation in operations]
+    api_routes.append(Route("/spec", spec))
     viewer_routes = [] if viewer is None else viewer.routes("/viewer")
     middleware = [Middleware(Gateway, monitor=monitor, hosts=[*hosts, *_LOCAL], routes=api_routes)]
     routes = [*api_routes, *pages, *viewer_routes]
@@ -122,7 +129,7 @@ def create_server(
     return app
 
 
-def _status_routes(monitor: Monitor) -> list[Route]:
+def _status_operations(monitor: Monitor) -> list[Operation]:
     async def live(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
@@ -134,12 +141,12 @@ def _status_routes(monitor: Monitor) -> list[Route]:
         text = await asyncio.to_thread(monitor.exposition)
         return Response(text, media_type="text/plain; version=0.0.4")
 
-    async def spec(request: Request) -> Response:
-        from dragoman.serve.openapi import description  # an idle server does without its 0.4 MB
-
-        return JSONResponse(description())
-
-    return [Route("/livez", live), Route("/readyz", ready), Route("/metrics", metrics), Route("/spec", spec)]
+    status = fields(status=TEXT)
+    return [
+        Operation("GET", "/livez", live, "Whether the process runs", status),
+        Operation("GET", "/readyz", ready, "Whether requests are accepted", status),
+        Operation("GET", "/metrics", metrics, "Metrics in Prometheus' text format"),
+    ]
 
 
 async def _error(request: Request, exception: Exception) -> Response:

@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from dragoman.errors import DragomanError
 from dragoman.pipelines.glossary import Glossary
@@ -32,80 +31,149 @@ from dragoman.serve.http import (
     BadRequest,
     ErrorFormat,
     Limits,
-    answered,
     header,
     parameters,
     read_body,
     read_json,
     unless_disconnected,
 )
+from dragoman.serve.operations import (
+    CODE,
+    FILE,
+    FLAG,
+    MULTIPART,
+    NOT_EMPTY,
+    NUMBER,
+    TEXT,
+    TEXTS,
+    Operation,
+    Parameter,
+    array,
+    check_required,
+    fields,
+)
 from dragoman.serve.streaming import Report, event_stream
 from dragoman.serve.suggestions import SuggestionFile
 from dragoman.serve.uploads import Document, DocumentJobs, Upload, read_upload, translate_upload, upload_text
 
 _LOG = logging.getLogger(__name__)
-_ERRORS = ErrorFormat("error", 403, "Slowdown: ", "Invalid request: ", "Cannot translate text: ")
-_MAX_ALTERNATIVES = 16
+LIBRETRANSLATE_ERRORS = ErrorFormat("error", 403, "Slowdown: ", "Invalid request: ", "Cannot translate text: ")
 _MAX_ENTRIES = 10_000
+_MISSING = "Invalid request: missing {name} parameter"
+
+_KEY = Parameter("api_key", TEXT)
+_SOURCE = Parameter("source", {**CODE, "description": "source language, or auto"}, required=True)
+_TARGET = Parameter("target", CODE, required=True)
+_GLOSSARY_MODE = Parameter(
+    "glossary_mode", {"enum": ["soft", "strict"], "default": "soft"},
+    refusal="Invalid request: glossary_mode {value!r}; accepted: {accepted}",
+)  # fmt: skip
+_FORMAT = Parameter(
+    "format", {"enum": ["text", "html"], "default": "text"},
+    refusal="{value} format is not supported; accepted: {accepted}", empty=True,
+)  # fmt: skip
+_ALTERNATIVES = Parameter(
+    "alternatives", {**NUMBER, "minimum": 0, "maximum": 16, "default": 0},
+    refusal="Invalid request: 'alternatives' parameter must be a number from 0 to 16", empty=True,
+)  # fmt: skip
+_TRANSLATE = (
+    Parameter("q", {**TEXTS, "description": "a text or a list of texts"}, required=True),
+    _SOURCE,
+    _TARGET,
+    _FORMAT,
+    _ALTERNATIVES,
+    Parameter(
+        "glossary", {"type": "object", "additionalProperties": TEXT, "description": "target terms by source terms"}
+    ),
+    _GLOSSARY_MODE,
+    Parameter("stream", {**FLAG, "default": False, "description": "answer with server-sent events, as with Accept"}),
+    _KEY,
+)
+_EVENTS = {
+    "type": "string",
+    "description": 'with stream or Accept: text/event-stream. Events "part" with {index, text}: the next piece of the '
+    'translation of the text with that index; then "done" with the JSON answer, or "error" with {error, status}',
+}
+_TRANSLATED = fields(
+    "translatedText",
+    translatedText={**TEXTS, "description": "a list if q is a list, like all values of the answer"},
+    detectedLanguage={"description": "with source = auto"},
+    alternatives={"description": "if requested"},
+    glossary={"description": "with a glossary: its terms in the text, and whether they were applied"},
+)
+_UPLOAD = (
+    Parameter("file", FILE, required=True),
+    _SOURCE,
+    _TARGET,
+    Parameter("glossary", {**TEXT, "description": "a JSON object of target terms by source terms"}),
+    _GLOSSARY_MODE,
+    _KEY,
+)
+_UPLOADED = fields(
+    "translatedFileUrl",
+    translatedFileUrl=TEXT,
+    detectedLanguage={"description": "with source = auto"},
+    glossary={"description": "with a glossary: its terms in the document, their occurrences, and whether applied"},
+)
+_SUGGESTION = (
+    Parameter("q", {**NOT_EMPTY, "description": "the text"}, required=True),
+    Parameter("s", {**NOT_EMPTY, "description": "its translation"}, required=True),
+    _SOURCE,
+    _TARGET,
+    _KEY,
+)
 
 
-def libretranslate_routes(
-    directions: Directions,
-    limits: Limits,
-    clients: Clients,
-    jobs: DocumentJobs,
-    suggestions: SuggestionFile | None = None,
-) -> list[Route]:
-    """Return the routes for a server.  suggestions: None = they are refused."""
-    api = _LibreTranslate(directions, limits, clients, jobs, suggestions)
-    return [
-        Route("/translate", answered(api.translate, _ERRORS), methods=["POST"]),
-        Route("/detect", answered(api.detect, _ERRORS), methods=["POST"]),
-        Route("/languages", answered(api.languages, _ERRORS), methods=["GET", "POST"]),
-        Route("/frontend/settings", answered(api.settings, _ERRORS), methods=["GET"]),
-        Route("/translate_file", answered(api.translate_file, _ERRORS), methods=["POST"]),
-        Route("/download_file/{name}", answered(api.download_file, _ERRORS), methods=["GET"], name="download_file"),
-        Route("/suggest", answered(api.suggest, _ERRORS), methods=["POST"]),
-        Route("/health", answered(api.health, _ERRORS), methods=["GET"]),
-    ]
+class LibreTranslate:
+    """The operations of a server.  suggestions: None = they are refused."""
 
-
-class _LibreTranslate:
     def __init__(
         self,
         directions: Directions,
         limits: Limits,
         clients: Clients,
         jobs: DocumentJobs,
-        suggestions: SuggestionFile | None,
+        suggestions: SuggestionFile | None = None,
     ) -> None:
         self.directions, self.limits, self.clients, self.jobs = directions, limits, clients, jobs
         self.suggestions = suggestions
 
+    def operations(self) -> list[Operation]:
+        """Return the operations of the interface."""
+        confidence = {"type": "number", "minimum": 0, "maximum": 100}
+        detected = array(fields(confidence=confidence, language=CODE))
+        languages = array(fields(code=CODE, name=TEXT, targets=array(CODE)))
+        detect, upload = (Parameter("q", NOT_EMPTY, required=True), _KEY), "Translate a document"
+        return [
+            Operation("POST", "/translate", self.translate, "Translate texts", _TRANSLATED, _TRANSLATE, events=_EVENTS),
+            Operation("POST", "/detect", self.detect, "Identify the language of a text", detected, detect),
+            Operation("GET POST", "/languages", self.languages, "List the languages", languages),
+            Operation("POST", "/translate_file", self.translate_file, upload, _UPLOADED, _UPLOAD, forms=MULTIPART),
+            Operation(
+                "POST", "/suggest", self.suggest, "Suggest a better translation", fields(success=FLAG), _SUGGESTION
+            ),
+            Operation("GET", "/download_file/{name}", self.download_file, "Fetch a translated document"),
+            Operation("GET", "/frontend/settings", self.settings, "Limits and features of the server", fields()),
+            Operation("GET", "/health", self.health, "LibreTranslate's health check", fields(status=TEXT)),
+        ]
+
     async def translate(self, request: Request) -> dict[str, Any] | Response:
         values = parameters(request, await read_body(request, self.limits))
         client = self.clients.identify(request, values.get("api_key"))
-        for name in ("q", "source", "target"):
-            if values.get(name) in (None, ""):
-                if name == "q" and values.get(name) == "":
-                    continue
-                raise BadRequest(f"Invalid request: missing {name} parameter")
+        check_required(values, _TRANSLATE, _MISSING)
         in_events = _wants_events(request, values.get("stream"))
         translation = self._translation(values, client)
         self.clients.accept(client, translation.characters)
         if in_events:
-            return await event_stream(request, translation.run, self.limits.seconds, _ERRORS)
+            return await event_stream(request, translation.run, self.limits.seconds, LIBRETRANSLATE_ERRORS)
         return await unless_disconnected(request, translation.run(), self.limits.seconds)
 
     def _translation(self, values: dict[str, Any], client: Client) -> _Translation:
         """Return what a request asks for.  Raises BadRequest and UsageError."""
         texts, is_list = self._texts(values["q"])
-        alternatives = self._alternatives(values.get("alternatives", 0))
-        form = values.get("format") or "text"
-        if form not in ("text", "html"):
-            raise BadRequest(f"{str(form)[:40]} format is not supported; accepted: text, html")
+        alternatives = _ALTERNATIVES.read(values)
         markup = None
-        if form == "html":
+        if _FORMAT.read(values) == "html":
             from dragoman.markup.html import translate_html  # like `dragoman.documents`, see files.py
 
             markup = translate_html
@@ -131,17 +199,6 @@ class _LibreTranslate:
             raise BadRequest(f"Invalid request: request ({characters}) exceeds text limit ({self.limits.characters})")
         return texts, is_list
 
-    def _alternatives(self, value: Any) -> int:
-        try:
-            number = int(value or 0)
-        except (TypeError, ValueError, OverflowError):  # the last one for 1e999
-            number = -1
-        if not 0 <= number <= _MAX_ALTERNATIVES:
-            raise BadRequest(
-                f"Invalid request: 'alternatives' parameter must be a number from 0 to {_MAX_ALTERNATIVES}"
-            )
-        return number
-
     def _source(self, code: Any) -> str:
         known = model_code(self.directions, code)
         if known not in self.directions.sources:
@@ -155,9 +212,7 @@ class _LibreTranslate:
     async def translate_file(self, request: Request) -> dict[str, Any]:
         upload = await read_upload(request, await read_body(request, self.limits))
         client = self.clients.identify(request, upload.fields.get("api_key"))
-        for name in ("source", "target"):
-            if not upload.fields.get(name):
-                raise BadRequest(f"Invalid request: missing {name} parameter")
+        check_required(upload.fields, (_SOURCE, _TARGET), _MISSING)
         glossary = _form_glossary(upload.fields)
         self.clients.accept(client, 1)  # its characters are not known yet
         source, answer = await self._file_source(request, upload)
@@ -191,7 +246,7 @@ class _LibreTranslate:
     async def detect(self, request: Request) -> list[dict[str, Any]]:
         values = parameters(request, await read_body(request, self.limits))
         if not isinstance(values.get("q"), str) or not values["q"]:
-            raise BadRequest("Invalid request: missing q parameter")
+            raise BadRequest(_MISSING.format(name="q"))
         client = self.clients.identify(request, values.get("api_key"))
         self._texts(values["q"])
         self.clients.accept(client, 0)
@@ -249,7 +304,7 @@ class _LibreTranslate:
     def _suggested(self, values: dict[str, Any], name: str) -> str:
         value = values.get(name)
         if not isinstance(value, str) or not value.strip():
-            raise BadRequest(f"Invalid request: missing {name} parameter")
+            raise BadRequest(_MISSING.format(name=name))
         if len(value) > self.limits.characters:
             raise BadRequest(f"Invalid request: request ({len(value)}) exceeds text limit ({self.limits.characters})")
         return value
@@ -266,7 +321,7 @@ class _Translation:
     they were to be detected.  with_terms: whether the answer reports the terms of the glossary.
     """
 
-    server: _LibreTranslate
+    server: LibreTranslate
     client: Client
     texts: list[str]
     languages: list[str]
@@ -330,9 +385,7 @@ def glossary_of(values: dict[str, Any]) -> Glossary | None:
 
     Raises UsageError and BadRequest.
     """
-    mode = values.get("glossary_mode", "soft")
-    if mode not in ("soft", "strict"):
-        raise BadRequest(f"Invalid request: glossary_mode {str(mode)[:40]!r}; accepted: soft, strict")
+    mode = _GLOSSARY_MODE.read(values)
     glossary = values.get("glossary")
     if isinstance(glossary, dict) and len(glossary) > _MAX_ENTRIES:
         raise BadRequest(f"Invalid request: the glossary has more than {_MAX_ENTRIES:,} entries")

@@ -40,7 +40,7 @@ _LOCAL = ["localhost", "127.0.0.1", "[::1]"]
 _SAVE_SECONDS = 1.0
 """Seconds between two writes of the use of keys."""
 _DROP_SECONDS = 10.0
-"""Seconds between two deletions of documents whose time is over."""
+"""Seconds between two deletions of expired documents."""
 
 
 def load_models(paths: Sequence[str | Path], device: str = "cpu") -> dict[str, ViewerModel]:
@@ -159,8 +159,8 @@ async def _error(request: Request, exception: Exception) -> Response:
 def _allowed_methods(request: Request) -> str:
     """Return the methods of all routes with the path of a request, for RFC 9110, section 15.5.6."""
     routes = [route for route in request.app.routes if isinstance(route, Route)]
-    found = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return ", ".join(sorted(set().union(*found)))
+    methods = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    return ", ".join(sorted(set().union(*methods)))
 
 
 async def _regularly(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

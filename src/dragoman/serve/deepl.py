@@ -115,9 +115,9 @@ class DeepL:
         target = target_language(self.directions, values)
         self._check_options(values)
         used = self._model_type(values)
-        given = values.get("source_lang")
-        if given:
-            languages = [source_language(self.directions, given)] * len(texts)
+        source_lang = values.get("source_lang")
+        if source_lang:
+            languages = [source_language(self.directions, source_lang)] * len(texts)
         else:
             languages = [self._detected(text) for text in texts]
         options = Options(
@@ -130,7 +130,7 @@ class DeepL:
         characters = sum(map(len, texts))
         self.clients.accept(client, characters)
         work = translate_texts(self.directions, texts, languages, options)
-        found = await unless_disconnected(request, work, self.limits.seconds)
+        translations = await unless_disconnected(request, work, self.limits.seconds)
         self.clients.charge(client, characters)
         return {
             "translations": [
@@ -140,7 +140,7 @@ class DeepL:
                     "billed_characters": len(text),
                 }
                 | used
-                for text, language, translation in zip(texts, languages, found, strict=True)
+                for text, language, translation in zip(texts, languages, translations, strict=True)
             ]
         }
 

@@ -163,10 +163,10 @@ class DeepLGlossaries:
         return {pair: _entries(values)}
 
     def _dictionaries(self, values: Mapping[str, Any]) -> Dictionaries:
-        given = values.get("dictionaries")
-        if not isinstance(given, list) or not given:
+        dictionaries = values.get("dictionaries")
+        if not isinstance(dictionaries, list) or not dictionaries:
             raise BadRequest("Parameter 'dictionaries' not specified; accepted: a list of at least one")
-        listed = [row for dictionary in given for row in self._terms(dictionary).items()]
+        listed = [row for dictionary in dictionaries for row in self._terms(dictionary).items()]
         if len(dict(listed)) < len(listed):
             raise BadRequest("Parameter 'dictionaries' not supported: two dictionaries have the same languages")
         return dict(listed)
@@ -237,7 +237,7 @@ class DeepLGlossaries:
         def change(stored: StoredGlossary) -> StoredGlossary:
             pair = language_pair(self.directions, values)
             _dictionary(stored, pair, 404)
-            return replace(stored, dictionaries={own: e for own, e in stored.dictionaries.items() if own != pair})
+            return replace(stored, dictionaries={other: e for other, e in stored.dictionaries.items() if other != pair})
 
         await self._changed(owner, request, change)
         return Response(status_code=204)
@@ -259,7 +259,7 @@ class DeepLGlossaries:
 def _dictionary(stored: StoredGlossary, pair: tuple[str, str], status: int) -> dict[str, str]:
     """Return the terms of a glossary for a pair of languages.  Raises BadRequest with `status`."""
     if pair not in stored.dictionaries:
-        has = ", ".join(" to ".join(own) for own in stored.dictionaries) or "none"
+        has = ", ".join(" to ".join(languages) for languages in stored.dictionaries) or "none"
         raise BadRequest(f"The glossary has no dictionary from {pair[0]} to {pair[1]}; it has: {has}", status)
     return stored.dictionaries[pair]
 

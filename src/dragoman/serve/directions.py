@@ -55,7 +55,7 @@ class Directions:
             direction.close()
 
     def replace(self, directions: Iterable[Direction]) -> None:
-        """Use these models for new requests; others are unloaded as soon as no request uses them."""
+        """Use these models for new requests; unload the previous ones once no request uses them."""
         by_pair: dict[tuple[str, str], Direction] = {}
         unused = []
         for direction in directions:
@@ -102,15 +102,15 @@ class Directions:
         """
         ticket = self.admission.accept(client, len(route) * estimated_tokens(texts))
         try:
-            found: list[list[Translation]] = []
+            results: list[list[Translation]] = []
             with _Pinned(self, route) as pinned:
                 for position, direction in enumerate(pinned, start=1):
                     last = position == len(pinned)
-                    own = settings if last else {**settings, "nbest": 1, "glossary": None}
+                    used = settings if last else {**settings, "nbest": 1, "glossary": None}
                     async with self.memory.using(direction):
-                        found.append(await self._translate(direction, texts, ticket, own, report if last else None))
-                    texts = [translation.text for translation in found[-1]]
-            return found
+                        results.append(await self._translate(direction, texts, ticket, used, report if last else None))
+                    texts = [translation.text for translation in results[-1]]
+            return results
         finally:
             self.admission.finish(ticket)
 
@@ -127,18 +127,18 @@ class Directions:
         if key is None:
             return await direction.translate(texts, ticket, report, **settings)
         model = _cached_as(direction)
-        found = [self.cache.get(model, key, text) for text in texts]
-        missing = [i for i, translation in enumerate(found) if translation is None]
+        translations = [self.cache.get(model, key, text) for text in texts]
+        missing = [i for i, translation in enumerate(translations) if translation is None]
         if report is not None:
-            for i, translation in enumerate(found):
+            for i, translation in enumerate(translations):
                 if translation is not None:
                     report(i, translation.text)
         of_missing = None if report is None else partial(_report_missing, report, missing)
         new = await direction.translate([texts[i] for i in missing], ticket, of_missing, **settings) if missing else []
         for i, translation in zip(missing, new, strict=True):
             self.cache.put(model, key, texts[i], translation)
-            found[i] = translation
-        return cast(list[Translation], found)
+            translations[i] = translation
+        return cast(list[Translation], translations)
 
     def current(self, direction: Direction) -> Direction:
         """Return a model, or its successor if it was replaced.  Raises UsageError if there is none."""
@@ -161,7 +161,7 @@ class Directions:
         characters: int,
         client: str,
     ) -> Result:
-        """Return the result of `work`, which translates documents or texts with markup, of the last model of a route.
+        """Translate documents or texts with markup by the models of a route; return the result of the last one.
 
         work: called in a thread with a translator and the result of the model before it, at first `source`.
         characters: of the source, for admission.  Raises Overloaded, and what `work` raises.
@@ -211,9 +211,9 @@ class Directions:
 
 
 class _Pinned:
-    """Keeps the models of a route while a request uses them, though others may replace them.
+    """Keeps the models of a route loaded while a request uses them, even if a reload replaces them.
 
-    Those that were replaced since the route was found give way to their successors.
+    A model that was replaced after the route was determined is substituted by its successor.
     """
 
     __slots__ = ("_memory", "_pinned")
@@ -261,7 +261,7 @@ _TAG = re.compile(r"<[^<>]*>")
 
 @dataclass(frozen=True)
 class Options:
-    """What a request asks for, except its texts."""
+    """The settings of a request."""
 
     target: Any
     client: str
@@ -300,7 +300,7 @@ def model_code(directions: Directions, code: Any) -> str:
     known = directions.languages
     if text in known:
         return text
-    same = {public_code(language).lower(): language for language in known} | {own.lower(): own for own in known}
+    same = {spelled.lower(): language for language in known for spelled in (public_code(language), language)}
     wanted = _ALIASES.get(text.lower(), text).lower()
     return same.get(wanted) or same.get(wanted.partition("-")[0]) or text
 
@@ -335,7 +335,7 @@ async def translate_texts(
     options: Options,
     report: Report | None = None,
 ) -> list[Translation]:
-    """Translate texts, one language after the other; a text in the target language is returned as it is.
+    """Translate texts, one language after the other; a text in the target language is returned unchanged.
 
     languages: of each text, as the models call them.  report: receives each sentence, and each text with markup, as
     soon as it is translated.
@@ -345,10 +345,10 @@ async def translate_texts(
         return await _translate(directions, texts, routes[languages[0]], options, report)
     results: dict[int, Translation] = {}
     for language, route in routes.items():
-        indices = [i for i, own in enumerate(languages) if own == language]
+        indices = [i for i, code in enumerate(languages) if code == language]
         reported = None if report is None else _renumbered(report, indices)
-        found = await _translate(directions, [texts[i] for i in indices], route, options, reported)
-        results.update(zip(indices, found, strict=True))
+        translations = await _translate(directions, [texts[i] for i in indices], route, options, reported)
+        results.update(zip(indices, translations, strict=True))
     return [results[i] for i in range(len(texts))]
 
 
@@ -393,15 +393,15 @@ class _Marked:
         settings = {"glossary": self._options.glossary if is_last else None, "split": self._options.split}
         if self._report is None or not is_last:
             return self._markup(translator, texts, **settings)
-        found: list[str] = []
+        written: list[str] = []
         for start in range(0, len(texts), _REPORTED):
-            found += self._markup(translator, texts[start : start + _REPORTED], **settings)
-            for i in range(start, len(found)):
-                if found[i]:
-                    self._loop.call_soon_threadsafe(self._report, i, found[i])
-        return found
+            written += self._markup(translator, texts[start : start + _REPORTED], **settings)
+            for i in range(start, len(written)):
+                if written[i]:
+                    self._loop.call_soon_threadsafe(self._report, i, written[i])
+        return written
 
 
 def _copy(source: str, text: str) -> Translation:
-    """Return a translation of which only the text is known."""
+    """Return a translation that has only a text."""
     return Translation(source, text, 0.0, 0.0, [], [], (), [])

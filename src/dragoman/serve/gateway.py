@@ -120,8 +120,8 @@ def _add_model_metrics(directions: Directions, named: dict[str, Any]) -> None:
     ):
         Gauge(name, description, **named).set_function(value)
     texts = Counter("cache_texts", "Texts that were looked up in the cache", ["result"], **named)
-    found, missing = texts.labels("hit"), texts.labels("miss")
-    cache.observe = lambda hit: (found if hit else missing).inc()
+    hits, misses = texts.labels("hit"), texts.labels("miss")
+    cache.observe = lambda hit: (hits if hit else misses).inc()
     loads = Counter("model_loads", "Models that were loaded, again or for the first time", **named)
     memory.observe = loads.inc
 

@@ -47,7 +47,7 @@ class QuotaExceeded(Exception):
 
 
 class Disconnected(Exception):
-    """The client has closed the connection; nobody reads the answer."""
+    """The client has closed the connection."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,15 @@ def parameters(request: Request, body: bytes) -> dict[str, Any]:
 
     A parameter of the body replaces one of the query string; one that a form repeats is a list.  Raises BadRequest.
     """
-    found: dict[str, Any] = dict(request.query_params) if request.scope.get("query_string") else {}
+    query: dict[str, Any] = dict(request.query_params) if request.scope.get("query_string") else {}
     if not body.strip():
-        return found
+        return query
     content_type = header(request, b"content-type").partition(";")[0].strip().lower()
     if content_type == "application/x-www-form-urlencoded":
         pairs = _form(body)
         values: dict[str, Any] = dict(pairs)
         repeated = {name: [text for other, text in pairs if other == name] for name in values}
-        return found | values | {name: texts for name, texts in repeated.items() if len(texts) > 1}
+        return query | values | {name: texts for name, texts in repeated.items() if len(texts) > 1}
     try:
         values = read_json(body.decode("utf-8-sig"))
     except RecursionError:
@@ -126,11 +126,11 @@ def parameters(request: Request, body: bytes) -> dict[str, Any]:
         ) from None
     if not isinstance(values, dict):
         raise BadRequest("Invalid request: the body is not a JSON object")
-    return found | values
+    return query | values
 
 
 def read_json(text: str) -> Any:
-    """Return a JSON value, in which "?" replaces lone surrogates, which neither answers nor databases can hold.
+    """Parse JSON; "?" replaces lone surrogates, which cannot be encoded in answers and databases.
 
     Raises ValueError and RecursionError.
     """
@@ -233,7 +233,7 @@ class ErrorFormat:
                 _LOG.error("the database cannot be used: %s", error)
                 return self.answer("the database is busy; try again", 503, {"Retry-After": "1"})
             case Disconnected():
-                return Response(status_code=499)  # nobody reads it
+                return Response(status_code=499)  # as nginx logs it; there is no client left to read it
             case UsageError() | DataError():
                 return self.answer(str(error), 400, prefix=self.invalid)
             case DragomanError():

@@ -169,7 +169,7 @@ class LibreTranslate:
         return await unless_disconnected(request, translation.run(), self.limits.seconds)
 
     def _translation(self, values: dict[str, Any], client: Client) -> _Translation:
-        """Return what a request asks for.  Raises BadRequest and UsageError."""
+        """Return a parsed request.  Raises BadRequest and UsageError."""
         texts, is_list = self._texts(values["q"])
         alternatives = _ALTERNATIVES.read(values)
         markup = None
@@ -181,7 +181,7 @@ class LibreTranslate:
         source = values["source"]
         if source == "auto":
             detected = [self._detect(text)[0] for text in texts]
-            languages = [model_code(self.directions, found["language"]) for found in detected]
+            languages = [model_code(self.directions, best["language"]) for best in detected]
         else:
             languages = [self._source(source)] * len(texts)
         options = Options(values["target"], client.name, alternatives, glossary_of(values), markup=markup)
@@ -206,8 +206,8 @@ class LibreTranslate:
         return known
 
     def _detect(self, text: str) -> list[dict[str, Any]]:
-        found = identify(self.directions, text)
-        return [{"confidence": round(100 * probability), "language": public_code(code)} for code, probability in found]
+        ranked = identify(self.directions, text)
+        return [{"confidence": round(100 * probability), "language": public_code(code)} for code, probability in ranked]
 
     async def translate_file(self, request: Request) -> dict[str, Any]:
         upload = await read_upload(request, await read_body(request, self.limits))
@@ -287,15 +287,15 @@ class LibreTranslate:
             raise BadRequest("Suggestions are disabled on this server.", 403)
         values = parameters(request, await read_body(request, self.limits))
         client = self.clients.identify(request, values.get("api_key"))
-        given = {name: self._suggested(values, name) for name in ("q", "s", "source", "target")}
-        detected = given["source"] == "auto"
-        source = identify(self.directions, given["q"])[0][0] if detected else self._source(given["source"])
-        target = model_code(self.directions, given["target"])
+        suggestion = {name: self._suggested(values, name) for name in ("q", "s", "source", "target")}
+        detected = suggestion["source"] == "auto"
+        source = identify(self.directions, suggestion["q"])[0][0] if detected else self._source(suggestion["source"])
+        target = model_code(self.directions, suggestion["target"])
         if target not in self.directions.languages or target == source:
-            raise BadRequest(f"{given['target'][:40]} is not supported as a target language from {source}")
+            raise BadRequest(f"{suggestion['target'][:40]} is not supported as a target language from {source}")
         self.clients.accept(client, 0)
         try:
-            await asyncio.to_thread(self.suggestions.append, source, target, given["q"], given["s"])
+            await asyncio.to_thread(self.suggestions.append, source, target, suggestion["q"], suggestion["s"])
         except DragomanError as error:
             _LOG.error("%s: %s", self.suggestions.path, error)
             raise BadRequest(str(error), 500) from None
@@ -346,8 +346,10 @@ class _Translation:
 
         finished = False
         try:
-            own = None if report is None else noted
-            results = await translate_texts(self.server.directions, self.texts, self.languages, self.options, own)
+            reported_to = None if report is None else noted
+            results = await translate_texts(
+                self.server.directions, self.texts, self.languages, self.options, reported_to
+            )
             finished = True
         finally:
             if finished or reported:

@@ -106,7 +106,7 @@ class Use:
 
 
 class ModelMemory:
-    """Loads models when they are used, and unloads others so that their weights have at most `limit` bytes.
+    """Loads models when they are used, and unloads others to keep all weights within `limit` bytes.
 
     The model that was unused longest is unloaded first, models in use only if there is no other: new requests for such
     a model then wait, so that those for other models have their turn.  limit: 0 = none.  One event loop uses it.
@@ -315,10 +315,10 @@ class Direction(Slot):
 
     def is_same(self, model: ModelSource) -> bool:
         """Return whether a model of a configuration is this one, with the same files."""
-        own = self.model
+        current = self.model
         return (
-            own is not None
-            and (own.folder, own.languages, own.between, own.search)
+            current is not None
+            and (current.folder, current.languages, current.between, current.search)
             == (model.folder, model.languages, model.between, model.search)
             and self.fingerprint == model.fingerprint
         )
@@ -338,8 +338,8 @@ class Direction(Slot):
             await asyncio.to_thread(glossary.entries_in, "")  # compiles its expression, once
         if report is None:
             searches = self.translator.searches(texts, details=False, **settings)
-            found: list[Translation] = await self._run(searches, ticket, long)
-            return found
+            translations: list[Translation] = await self._run(searches, ticket, long)
+            return translations
 
         def run(searches: Any, before: int) -> Any:
             return self._run(searches, replace(ticket, before=before), many)
@@ -348,9 +348,9 @@ class Direction(Slot):
 
     async def _run(self, searches: Any, ticket: Ticket, in_thread: bool = False) -> Any:
         """Return the result of a generator of searches.  in_thread: run the code between them in a thread."""
-        found = None
+        hypotheses = None
         while True:
-            call = await asyncio.to_thread(_send, searches, found) if in_thread else _send(searches, found)
+            call = await asyncio.to_thread(_send, searches, hypotheses) if in_thread else _send(searches, hypotheses)
             if not isinstance(call, SearchCall):
                 return call
             search = self.submit(call, ticket)
@@ -359,7 +359,7 @@ class Direction(Slot):
             except asyncio.CancelledError:
                 self.service.cancel(search)
                 raise
-            found = search.future.result()
+            hypotheses = search.future.result()
             self.observe(search)
 
     def submit(self, call: SearchCall, ticket: Ticket) -> Search:
@@ -388,9 +388,9 @@ async def _done(search: Search) -> None:
     await waiter
 
 
-def _send(searches: Any, found: Any) -> Any:
+def _send(searches: Any, hypotheses: Any) -> Any:
     try:
-        return searches.send(found)
+        return searches.send(hypotheses)
     except StopIteration as stop:
         return stop.value
 
@@ -419,13 +419,13 @@ class BlockingTranslator:
                 if self._cancelled:
                     raise CancelledError
                 self._search = self._direction.submit(call, self._ticket)
-            found = self._search.future.result()
+            hypotheses = self._search.future.result()
             self._direction.observe(self._search)
-            call = _send(searches, found)
+            call = _send(searches, hypotheses)
         return call
 
     def cancel(self) -> None:
-        """End the running search, and refuse others."""
+        """Cancel the running search, and refuse further ones."""
         with self._lock:
             self._cancelled = True
             if self._search is not None:

@@ -1,4 +1,4 @@
-"""The operations of the server as tables, which requests are read with and which /spec describes (OpenAPI 3.1)."""
+"""Tables of operations and parameters: they validate requests, and /spec describes them (OpenAPI 3.1)."""
 
 from __future__ import annotations
 

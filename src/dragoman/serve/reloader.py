@@ -127,7 +127,7 @@ async def _close(directions: Iterable[Direction]) -> None:
 
 
 def viewer_models(config: ServerConfig, directions: Directions) -> dict[str, Slot]:
-    """Return the models of the viewer by name: those of `directions`, and others that only the viewer shows.
+    """Return the models of the viewer by name: those of `directions`, and models that only the viewer shows.
 
     Of the directions of a model with several languages, the first one is shown.
     """

@@ -93,8 +93,8 @@ def create_application(
 
 
 def _directions(config: ServerConfig, sources: Sequence[ModelSource], log: Callable[[str], None]) -> Directions:
-    found = [Direction(source, source.name) for source in sources]
-    directions = Directions(found, config.limits.waiting_tokens, config.memory << 20, config.cache << 20)
+    models = [Direction(source, source.name) for source in sources]
+    directions = Directions(models, config.limits.waiting_tokens, config.memory << 20, config.cache << 20)
     for unused, used in directions.unused:
         log(f"{unused.name}: only in the viewer, because {used.name} translates the same languages")
     return directions

@@ -107,7 +107,7 @@ class _Writer:
             await self.searches[id(part)]
 
     def _report(self, text: str) -> None:
-        """Report what a longer beginning of the translation adds."""
+        """Report the text after the part that was reported before."""
         if len(text) > self.reported:
             self.report(self.index, text[self.reported :])
             self.reported = len(text)

@@ -65,9 +65,9 @@ class DocumentStore:
             "(SELECT count(*) < ? AND coalesce(sum(size), 0) + ? <= ? FROM uploads WHERE begun >= ? "
             "AND client = ?)"
         )
-        of_all, of_client = self._limits
+        of_all, own_sizes = self._limits
         values = identifier, time.time(), client, name, key, size
-        counted = of_all.number, size, of_all.bytes, self._oldest, of_client.number, size, of_client.bytes, self._oldest
+        counted = of_all.number, size, of_all.bytes, self._oldest, own_sizes.number, size, own_sizes.bytes, self._oldest
         return self._database.write(statement, *values, *counted, client) > 0
 
     def finish(self, identifier: str, data: bytes | None, characters: int, error: str | None) -> None:
@@ -89,7 +89,7 @@ class DocumentStore:
             self._database.clear_log()
 
     def drop_old(self) -> None:
-        """Delete the documents whose time is over."""
+        """Delete expired documents."""
         if self._database.read("SELECT 1 FROM uploads WHERE begun < ? LIMIT 1", self._oldest):
             self._database.write("DELETE FROM uploads WHERE begun < ?", self._oldest)
             self._database.clear_log()
@@ -195,9 +195,9 @@ class _TermRecorder:
         return getattr(self._translator, name)
 
     def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
-        found = self._translator.translate(texts, **settings)
-        self.terms.update(term for translation in found for term in translation.terms)
-        return found
+        translations = self._translator.translate(texts, **settings)
+        self.terms.update(term for translation in translations for term in translation.terms)
+        return translations
 
 
 @dataclass
@@ -233,7 +233,7 @@ class DocumentJobs:
 
     def __init__(self, database: Path | None = None) -> None:
         self._jobs: dict[str, Job] = {}
-        """With a database, those that are not finished."""
+        """All jobs; with a database, only the unfinished ones."""
         self._store = DocumentStore(database, _KEPT_SECONDS, (_OF_ALL, _OF_CLIENT)) if database else None
 
     async def start(self, client: str, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Job]:
@@ -253,8 +253,10 @@ class DocumentJobs:
         if self._store is None:
             await self.drop_old()
             jobs = self._jobs.values()
-            own = [other.held for other in jobs if other.client == job.client]
-            is_free = _OF_ALL.allows([other.held for other in jobs], job.size) and _OF_CLIENT.allows(own, job.size)
+            own_sizes = [other.held for other in jobs if other.client == job.client]
+            is_free = _OF_ALL.allows([other.held for other in jobs], job.size) and _OF_CLIENT.allows(
+                own_sizes, job.size
+            )
         else:
             is_free = await asyncio.to_thread(self._store.add, identifier, job.client, job.name, job.key, job.size)
         if not is_free:
@@ -301,14 +303,14 @@ class DocumentJobs:
             return None
         if job is not None or self._store is None:
             return job
-        found = await asyncio.to_thread(self._store.find, identifier)
-        if found is None:
+        row = await asyncio.to_thread(self._store.find, identifier)
+        if row is None:
             return None
-        name, key, size, data, characters, error = found
+        name, key, size, data, characters, error = row
         return Job("", name, key, size, None, result=None if data is None else Document(data, characters), error=error)
 
     async def forget(self, *identifiers: str) -> None:
-        """Drop jobs, and cancel those that are not finished."""
+        """Drop jobs, and cancel the unfinished ones."""
         for identifier in identifiers:
             job = self._jobs.pop(identifier, None)
             if job is not None and job.task is not None:
@@ -317,15 +319,15 @@ class DocumentJobs:
             await asyncio.to_thread(self._store.delete, *identifiers)
 
     async def drop_old(self) -> None:
-        """Drop the documents whose time is over; called regularly."""
+        """Drop expired documents; called regularly."""
         limit = time.monotonic() - _KEPT_SECONDS
         await self.forget(*[identifier for identifier, job in self._jobs.items() if job.begun < limit])
         if self._store is not None:
             await asyncio.to_thread(self._store.drop_old)
 
     async def close(self) -> None:
-        """Cancel what is not finished."""
-        with suppress(DatabaseError):  # others drop its documents when their time is over
+        """Cancel unfinished jobs."""
+        with suppress(DatabaseError):  # other servers delete its documents once they expire
             await self.forget(*self._jobs)
         if self._store is not None:
             self._store.close()

@@ -61,7 +61,7 @@ _CANCEL_SECONDS = 2
 
 
 class _Protocol(HttpToolsProtocol):
-    """HTTP with time limits for headers and for answers that are not read, which would occupy a connection forever."""
+    """HTTP with time limits for headers and for clients that do not read answers, which would block connections."""
 
     _limit: asyncio.TimerHandle | None = None
     _reader: asyncio.TimerHandle | None = None
@@ -118,7 +118,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Joined:
-    """A transport that joins what is written in one iteration of the event loop, such as headers and body.
+    """A transport that joins all writes of one iteration of the event loop, such as headers and body.
 
     Each write is a system call and wakes the client, which took a tenth of the time of a short request.
     """

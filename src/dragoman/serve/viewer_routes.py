@@ -132,7 +132,7 @@ class Viewer:
         self.models = dict(models)
 
     def routes(self, prefix: str) -> list[Route]:
-        """Return the routes of the page, which is at `prefix` and a slash."""
+        """Return the routes; the page is at `prefix` + "/"."""
 
         def page() -> str:
             return render("serve.html", models=list(self.models), styles=STYLES, scripts=SCRIPTS)
@@ -145,7 +145,7 @@ class Viewer:
 
     @asynccontextmanager
     async def _using(self, name: str) -> AsyncIterator[ViewedModel]:
-        """Return a model, which stays loaded meanwhile.  Raises DragomanError if it cannot be loaded."""
+        """Keep a model loaded.  Raises DragomanError if it cannot be loaded."""
         slot, memory = self.models[name], self.directions.memory
         slot.pins += 1
         try:

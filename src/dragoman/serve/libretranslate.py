@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -162,34 +162,59 @@ class LibreTranslate:
         client = self.clients.identify(request, values.get("api_key"))
         check_required(values, _TRANSLATE, _MISSING)
         in_events = _wants_events(request, values.get("stream"))
-        translation = self._translation(values, client)
-        self.clients.accept(client, translation.characters)
-        if in_events:
-            return await event_stream(request, translation.run, self.limits.seconds, LIBRETRANSLATE_ERRORS)
-        return await unless_disconnected(request, translation.run(), self.limits.seconds)
-
-    def _translation(self, values: dict[str, Any], client: Client) -> _Translation:
-        """Return a parsed request.  Raises BadRequest and UsageError."""
-        texts, is_list = self._texts(values["q"])
-        alternatives = _ALTERNATIVES.read(values)
+        texts, alternatives = self._texts(values["q"]), _ALTERNATIVES.read(values)
         markup = None
         if _FORMAT.read(values) == "html":
-            from dragoman.markup.html import translate_html  # like `dragoman.documents`, see files.py
+            from dragoman.markup.html import translate_html  # like `dragoman.documents`, see uploads.py
 
             markup = translate_html
-        detected = None
-        source = values["source"]
-        if source == "auto":
-            detected = [self._detect(text)[0] for text in texts]
-            languages = [model_code(self.directions, best["language"]) for best in detected]
+        detected = [self._detect(text)[0] for text in texts] if values["source"] == "auto" else None
+        if detected is None:
+            languages = [self._source(values["source"])] * len(texts)
         else:
-            languages = [self._source(source)] * len(texts)
+            languages = [model_code(self.directions, best["language"]) for best in detected]
         options = Options(values["target"], client.name, alternatives, glossary_of(values), markup=markup)
-        return _Translation(self, client, texts, languages, options, is_list, detected, "glossary" in values)
+        self.clients.accept(client, sum(map(len, texts)))
 
-    def _texts(self, q: Any) -> tuple[list[str], bool]:
-        is_list = isinstance(q, list)
-        texts = q if is_list else [q]
+        async def run(report: Report | None = None) -> dict[str, Any]:
+            results = await self._translated(client, texts, languages, options, report)
+            answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
+            if detected is not None:
+                answer["detectedLanguage"] = detected
+            if alternatives:
+                answer["alternatives"] = [_alternatives(result, alternatives) for result in results]
+            if "glossary" in values:
+                answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
+            return answer if isinstance(values["q"], list) else {name: value[0] for name, value in answer.items()}
+
+        if in_events:
+            return await event_stream(request, run, self.limits.seconds, LIBRETRANSLATE_ERRORS)
+        return await unless_disconnected(request, run(), self.limits.seconds)
+
+    async def _translated(
+        self, client: Client, texts: list[str], languages: list[str], options: Options, report: Report | None
+    ) -> list[Translation]:
+        """Translate, and charge the characters when the first sentence is reported, or at the end."""
+        charged = False
+
+        def charge() -> None:
+            nonlocal charged
+            if not charged:
+                charged = True
+                self.clients.charge(client, sum(map(len, texts)))
+
+        def charge_and_report(index: int, text: str) -> None:
+            charge()
+            assert report is not None
+            report(index, text)
+
+        reported = None if report is None else charge_and_report
+        results = await translate_texts(self.directions, texts, languages, options, reported)
+        charge()
+        return results
+
+    def _texts(self, q: Any) -> list[str]:
+        texts = q if isinstance(q, list) else [q]
         if not all(isinstance(text, str) for text in texts):
             raise BadRequest("Invalid request: q parameter must be a text or a list of texts")
         if len(texts) > self.limits.texts:
@@ -197,7 +222,7 @@ class LibreTranslate:
         characters = sum(map(len, texts))
         if characters > self.limits.characters:
             raise BadRequest(f"Invalid request: request ({characters}) exceeds text limit ({self.limits.characters})")
-        return texts, is_list
+        return texts
 
     def _source(self, code: Any) -> str:
         known = model_code(self.directions, code)
@@ -311,60 +336,6 @@ class LibreTranslate:
 
     async def health(self, request: Request) -> dict[str, str]:
         return {"status": "ok"}
-
-
-@dataclass(frozen=True)
-class _Translation:
-    """A request for translations that has been read and checked.
-
-    is_list: whether its texts, and therefore all values of the answer, are lists.  detected: languages of the texts, if
-    they were to be detected.  with_terms: whether the answer reports the terms of the glossary.
-    """
-
-    server: LibreTranslate
-    client: Client
-    texts: list[str]
-    languages: list[str]
-    options: Options
-    is_list: bool
-    detected: list[dict[str, Any]] | None
-    with_terms: bool
-
-    @property
-    def characters(self) -> int:
-        return sum(map(len, self.texts))
-
-    async def run(self, report: Report | None = None) -> dict[str, Any]:
-        """Return the answer.  The characters are charged when the first sentence is reported, or at the end."""
-        reported = False
-
-        def noted(index: int, text: str) -> None:
-            nonlocal reported
-            reported = True
-            assert report is not None
-            report(index, text)
-
-        finished = False
-        try:
-            reported_to = None if report is None else noted
-            results = await translate_texts(
-                self.server.directions, self.texts, self.languages, self.options, reported_to
-            )
-            finished = True
-        finally:
-            if finished or reported:
-                self.server.clients.charge(self.client, self.characters)
-        return self._answer(results)
-
-    def _answer(self, results: list[Translation]) -> dict[str, Any]:
-        answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
-        if self.detected is not None:
-            answer["detectedLanguage"] = self.detected
-        if self.options.alternatives:
-            answer["alternatives"] = [_alternatives(result, self.options.alternatives) for result in results]
-        if self.with_terms:
-            answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
-        return answer if self.is_list else {name: value[0] for name, value in answer.items()}
 
 
 def _wants_events(request: Request, stream: Any) -> bool:

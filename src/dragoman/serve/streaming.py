@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from dragoman.data.segment import JoinedParts
 from dragoman.decoding.settings import SearchSettings
 from dragoman.pipelines.glossary import Glossary
-from dragoman.pipelines.parts import Part, SplitLine
+from dragoman.pipelines.parts import SplitLine
 from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.http import Disconnected, ErrorFormat, unless_disconnected
@@ -51,6 +51,23 @@ async def translate_sentences(
     def split_all() -> list[SplitLine]:
         return [translator.split(text, sentences=split) for text in texts]
 
+    async def write(index: int, line: SplitLine) -> Translation:
+        """Join the translations of the parts of a text, in order, and report what each of them adds."""
+        reported, joined = 0, JoinedParts(line.keep_space)
+        start = line.text[: len(line.text) - len(line.text.lstrip())] if line.keep_space else ""
+        for part in line.parts:
+            if part.ids:
+                await searches[id(part)]
+            joined.append(part.text, translator.text_of(part))
+            text = start + joined.text
+            if joined.text and len(text) > reported:
+                report(index, text[reported:])
+                reported = len(text)
+        translation = translator.join(line, settings.nbest)
+        if len(translation.text) > reported:
+            report(index, translation.text[reported:])
+        return translation
+
     lines = await asyncio.to_thread(split_all) if in_thread else split_all()
     searches: dict[int, asyncio.Task[None]] = {}
     writers: list[asyncio.Task[Translation]] = []
@@ -63,54 +80,13 @@ async def translate_sentences(
                 before += len(part.ids)
                 if len(searches) % _BURST == 0:
                     await asyncio.sleep(0)
-            writer = _Writer(translator, line, searches, settings.nbest, index, report)
-            writers.append(asyncio.create_task(writer.run()))
+            writers.append(asyncio.create_task(write(index, line)))
         return await asyncio.gather(*writers)
     finally:
         unfinished = [task for task in (*searches.values(), *writers) if not task.done()]
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, *searches.values(), return_exceptions=True)
-
-
-class _Writer:
-    """Joins the translations of the parts of a text, in order, and reports each of them."""
-
-    def __init__(
-        self,
-        translator: Translator,
-        line: SplitLine,
-        searches: dict[int, asyncio.Task[None]],
-        nbest: int,
-        index: int,
-        report: Report,
-    ) -> None:
-        self.translator, self.line, self.searches, self.nbest = translator, line, searches, nbest
-        self.index, self.report = index, report
-        self.reported = 0
-
-    async def run(self) -> Translation:
-        line = self.line
-        joined = JoinedParts(line.keep_space)
-        start = line.text[: len(line.text) - len(line.text.lstrip())] if line.keep_space else ""
-        for part in line.parts:
-            await self._searched(part)
-            joined.append(part.text, self.translator.text_of(part))
-            if joined.text:
-                self._report(start + joined.text)
-        translation = self.translator.join(line, self.nbest)
-        self._report(translation.text)
-        return translation
-
-    async def _searched(self, part: Part) -> None:
-        if part.ids:
-            await self.searches[id(part)]
-
-    def _report(self, text: str) -> None:
-        """Report the text after the part that was reported before."""
-        if len(text) > self.reported:
-            self.report(self.index, text[self.reported :])
-            self.reported = len(text)
 
 
 _QUIET_SECONDS = 15.0

@@ -18,8 +18,8 @@ from dragoman.serve.admission import Client, Clients
 from dragoman.serve.deepl_glossaries import DeepLGlossaries, source_language, target_language
 from dragoman.serve.directions import Directions, Options, english_name, identify, route_of, translate_texts
 from dragoman.serve.glossaries import GlossaryStore
-from dragoman.serve.http import BadRequest, Limits, parameters, read_body, unless_disconnected
-from dragoman.serve.operations import CODE, FILE, FLAG, MULTIPART, NUMBER, TEXT, Operation, Parameter, array, fields
+from dragoman.serve.http import BadRequest, Limits, Parameter, parameters, read_body, unless_disconnected
+from dragoman.serve.operations import CODE, FILE, FLAG, MULTIPART, NUMBER, TEXT, Operation, array, fields
 from dragoman.serve.uploads import Document, DocumentJobs, Job, Upload, read_upload, translate_upload, upload_text
 
 _MAX_TEXTS = 50

@@ -16,19 +16,8 @@ from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.admission import Client, Clients
 from dragoman.serve.directions import Directions, model_code
 from dragoman.serve.glossaries import Dictionaries, GlossaryStore, StoredGlossary
-from dragoman.serve.http import BadRequest, ErrorFormat, Limits, parameters, read_body
-from dragoman.serve.operations import (
-    CODE,
-    FLAG,
-    NOT_EMPTY,
-    NUMBER,
-    TEXT,
-    Operation,
-    Parameter,
-    array,
-    fields,
-    object_of,
-)
+from dragoman.serve.http import BadRequest, ErrorFormat, Limits, Parameter, parameters, read_body
+from dragoman.serve.operations import CODE, FLAG, NOT_EMPTY, NUMBER, TEXT, Operation, array, fields, object_of
 
 DEEPL_ERRORS = ErrorFormat("message", 456, failure="translation failed: ")
 

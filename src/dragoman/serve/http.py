@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -18,6 +18,7 @@ from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.serve.database import DatabaseBusy
 
 T = TypeVar("T")
+Schema = dict[str, Any]
 
 _WATCHED_AFTER = 0.1
 """Seconds of a translation after which the connection of its client is watched."""
@@ -145,6 +146,47 @@ def _form(body: bytes) -> list[tuple[str, str]]:
         return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=100, errors="strict")
     except ValueError:  # invalid UTF-8, or too many fields
         raise BadRequest("Invalid request: the form is not valid UTF-8 or has more than 100 fields") from None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of requests.
+
+    schema: its description; `read` accepts what its `enum`, or `minimum` and `maximum`, contain.  refusal: message for
+    other values, with {value} and {accepted}.  empty: whether null, "", 0 and false stand for the default.
+    """
+
+    name: str
+    schema: Schema
+    required: bool = False
+    refusal: str = ""
+    empty: bool = False
+
+    def read(self, values: Mapping[str, Any]) -> Any:
+        """Return the value in a request, or the default.  Raises BadRequest."""
+        value, schema = values.get(self.name), self.schema
+        if self.name not in values or (self.empty and not value):
+            return schema.get("default")
+        if "enum" in schema:
+            if str(value) in schema["enum"]:
+                return str(value)
+        else:
+            try:
+                number = int(value)  # type: ignore[arg-type]
+                if schema["minimum"] <= number <= schema["maximum"]:
+                    return number
+            except (TypeError, ValueError, OverflowError):  # the last one for 1e999
+                pass
+        accepted = ", ".join(schema.get("enum", ()))
+        raise BadRequest(self.refusal.format(value=str(value)[:40], accepted=accepted))
+
+
+def check_required(values: Mapping[str, Any], table: Sequence[Parameter], message: str) -> None:
+    """Raise BadRequest for a parameter that is missing.  message: with {name}."""
+    for parameter in table:
+        value = values.get(parameter.name)
+        if parameter.required and (value is None or (value == "" and "minLength" in parameter.schema)):
+            raise BadRequest(message.format(name=parameter.name))
 
 
 def too_slow(seconds: float) -> BadRequest:

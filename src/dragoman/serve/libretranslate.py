@@ -31,6 +31,8 @@ from dragoman.serve.http import (
     BadRequest,
     ErrorFormat,
     Limits,
+    Parameter,
+    check_required,
     header,
     parameters,
     read_body,
@@ -47,9 +49,7 @@ from dragoman.serve.operations import (
     TEXT,
     TEXTS,
     Operation,
-    Parameter,
     array,
-    check_required,
     fields,
 )
 from dragoman.serve.streaming import Report, event_stream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from dragoman._version import __version__
-from dragoman.serve.http import BadRequest, ErrorFormat, answered, error_key
-
-Schema = dict[str, Any]
+from dragoman.serve.http import ErrorFormat, Parameter, Schema, answered, error_key
 
 TEXT: Schema = {"type": "string"}
 NOT_EMPTY: Schema = {**TEXT, "minLength": 1}
@@ -34,47 +32,6 @@ def fields(required: str = "", **properties: Schema) -> Schema:
     """Return the schema of an object."""
     named: Schema = {"type": "object", "properties": properties}
     return {**named, "required": required.split()} if required else named
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of requests.
-
-    schema: its description; `read` accepts what its `enum`, or `minimum` and `maximum`, contain.  refusal: message for
-    other values, with {value} and {accepted}.  empty: whether null, "", 0 and false stand for the default.
-    """
-
-    name: str
-    schema: Schema
-    required: bool = False
-    refusal: str = ""
-    empty: bool = False
-
-    def read(self, values: Mapping[str, Any]) -> Any:
-        """Return the value in a request, or the default.  Raises BadRequest."""
-        value, schema = values.get(self.name), self.schema
-        if self.name not in values or (self.empty and not value):
-            return schema.get("default")
-        if "enum" in schema:
-            if str(value) in schema["enum"]:
-                return str(value)
-        else:
-            try:
-                number = int(value)  # type: ignore[arg-type]
-                if schema["minimum"] <= number <= schema["maximum"]:
-                    return number
-            except (TypeError, ValueError, OverflowError):  # the last one for 1e999
-                pass
-        accepted = ", ".join(schema.get("enum", ()))
-        raise BadRequest(self.refusal.format(value=str(value)[:40], accepted=accepted))
-
-
-def check_required(values: Mapping[str, Any], table: Sequence[Parameter], message: str) -> None:
-    """Raise BadRequest for a parameter that is missing.  message: with {name}."""
-    for parameter in table:
-        value = values.get(parameter.name)
-        if parameter.required and (value is None or (value == "" and "minLength" in parameter.schema)):
-            raise BadRequest(message.format(name=parameter.name))
 
 
 def object_of(table: Sequence[Parameter]) -> Schema:

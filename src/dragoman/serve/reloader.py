@@ -83,8 +83,10 @@ class Reloader:
         for source in sources:
             same = [direction for direction in before.values() if direction.is_same(source)]
             chosen.append(same[0] if same else Direction(source, source.name))
-        if not chosen and self._directions.by_pair:
+        if not chosen and before:
             raise UsageError("no models to serve; specify at least one translation model")
+        if chosen and not before:
+            raise UsageError("a server of language models cannot add translation models; start it again")
         used: dict[tuple[str, str], Direction] = {}
         for direction in chosen:
             used.setdefault((direction.source, direction.target), direction)

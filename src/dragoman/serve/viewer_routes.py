@@ -40,18 +40,14 @@ MAX_TEMPERATURE = 2.0
 class ViewerModel(Slot):
     """A model that only the viewer shows: a language model, or another model of a direction.
 
-    view: of a model that is loaded already.
+    view: of a model that is loaded already.  The limit of memory does not apply to it.
     """
 
-    size_known = False
+    bytes, size_known = 0, True
 
     def __init__(self, name: str, path: str | Path, device: str = "cpu", view: ViewedModel | None = None) -> None:
         super().__init__()
         self.name, self.path, self.device, self.view = name, path, device, view
-
-    @property
-    def bytes(self) -> int:
-        return sum(weights.nbytes for weights in self.view.pipeline.model.parameters()) if self.view else 0
 
     @property
     def is_open(self) -> bool:

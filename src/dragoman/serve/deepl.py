@@ -134,11 +134,7 @@ class DeepL:
         self.clients.charge(client, characters)
         return {
             "translations": [
-                {
-                    "detected_source_language": language.upper(),
-                    "text": translation.text,
-                    "billed_characters": len(text),
-                }
+                {"detected_source_language": language.upper(), "text": translation.text, "billed_characters": len(text)}
                 | used
                 for text, language, translation in zip(texts, languages, translations, strict=True)
             ]

@@ -353,11 +353,7 @@ async def translate_texts(
 
 
 async def _translate(
-    directions: Directions,
-    texts: Sequence[str],
-    route: Sequence[Direction],
-    options: Options,
-    report: Report | None,
+    directions: Directions, texts: Sequence[str], route: Sequence[Direction], options: Options, report: Report | None
 ) -> list[Translation]:
     """Translate texts of one language; route: the models, none for the target language itself."""
     if not route:

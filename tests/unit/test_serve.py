@@ -43,6 +43,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.serve import viewer
 from dragoman.serve.app import create_app, create_server, load_models
 from dragoman.serve.directions import Directions
+from dragoman.serve.http import Limits
 from dragoman.serve.models import Direction
 from dragoman.serve.page import HEADERS
 from dragoman.serve.uvicorn_server import listen
@@ -668,6 +669,17 @@ def test_the_viewer_shares_the_models_of_the_server_and_what_may_wait() -> None:
     assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
     assert refused.json()["error"][0]["what"].startswith("the server is busy")
     assert direction.view is None, "the server is closed"
+
+
+def test_a_search_that_takes_longer_than_the_limit_is_ended() -> None:
+    models = {"tiny": shown(ViewedModel(tiny_translator(), "transformer"))}
+    viewer = Viewer(Directions([]), models, Limits(seconds=0.0))
+    answer = TestClient(Starlette(routes=viewer.routes(""))).post(
+        "/translate/stream", json={"text": "one", "model": "tiny"}
+    )
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    assert "took longer than 0 s; send shorter texts" in answer.json()["error"][0]["what"]
+    assert viewer.directions.admission.tokens == 0 and models["tiny"].users == 0
 
 
 def test_searches_of_other_threads_are_not_recorded() -> None:

@@ -49,6 +49,8 @@ def test_a_server_of_language_models_has_the_viewer() -> None:
         page = client.get("/")
         (model,) = client.get("/viewer/models").json()["models"]
         assert client.post("/translate", json={}).status_code == 404
+        assert client.get("/viewer/", headers={"host": "other.example"}).status_code == 400
+        assert client.get("/readyz").json() == {"status": "ok"}
         said.clear()
         models.append({"path": str(GOLDEN / "model_v1")})
         client.portal.call(reloader.reload)

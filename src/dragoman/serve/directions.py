@@ -133,7 +133,7 @@ class Directions:
             for i, translation in enumerate(translations):
                 if translation is not None:
                     report(i, translation.text)
-        of_missing = None if report is None else partial(_report_missing, report, missing)
+        of_missing = None if report is None else partial(_report_at, report, missing)
         new = await direction.translate([texts[i] for i in missing], ticket, of_missing, **settings) if missing else []
         for i, translation in zip(missing, new, strict=True):
             self.cache.put(model, key, texts[i], translation)
@@ -245,9 +245,9 @@ def estimated_tokens(texts: Sequence[str]) -> int:
     return sum(max(1, len(text.encode("utf-8", "replace")) // 4) for text in texts)
 
 
-def _report_missing(report: Report, missing: Sequence[int], index: int, text: str) -> None:
-    """Report a sentence of a text that was not in the cache.  index: of the text among those."""
-    report(missing[index], text)
+def _report_at(report: Report, indices: Sequence[int], index: int, text: str) -> None:
+    """Report a sentence of one of several texts of a request.  indices: of these texts in the request."""
+    report(indices[index], text)
 
 
 _ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
@@ -346,7 +346,7 @@ async def translate_texts(
     results: dict[int, Translation] = {}
     for language, route in routes.items():
         indices = [i for i, code in enumerate(languages) if code == language]
-        reported = None if report is None else _renumbered(report, indices)
+        reported = None if report is None else partial(_report_at, report, indices)
         translations = await _translate(directions, [texts[i] for i in indices], route, options, reported)
         results.update(zip(indices, translations, strict=True))
     return [results[i] for i in range(len(texts))]
@@ -362,40 +362,35 @@ async def _translate(
                 report(i, text)
         return [_copy(text, text) for text in texts]
     if options.markup is not None:
-        marked = _Marked(options, route[-1].target, report)
-        written = await directions.run(route, marked.translate, list(texts), sum(map(len, texts)), options.client)
+        work = _with_markup(options, route[-1].target, report)
+        written = await directions.run(route, work, list(texts), sum(map(len, texts)), options.client)
         return [*map(_copy, texts, written)]
     settings = options.settings(route[-1])
     return (await directions.translate(route, texts, options.client, report, **settings))[-1]
 
 
-def _renumbered(report: Report, indices: Sequence[int]) -> Report:
-    return lambda i, text: report(indices[i], text)
+def _with_markup(options: Options, target: str, report: Report | None) -> Callable[[Translator, list[str]], list[str]]:
+    """Return the work of `Directions.run` for texts with markup.
 
-
-class _Marked:
-    """Translates texts with markup in a thread of `Directions.run`.  target: the language of the results.
-
-    report: called on the event loop that creates the object.
+    target: language of the results.  report: called on the running event loop.
     """
+    loop, markup = asyncio.get_running_loop(), options.markup
+    assert markup is not None
 
-    def __init__(self, options: Options, target: str, report: Report | None) -> None:
-        assert options.markup is not None
-        self._markup, self._options, self._target, self._report = options.markup, options, target, report
-        self._loop = asyncio.get_running_loop()
-
-    def translate(self, translator: Translator, texts: list[str]) -> list[str]:
-        is_last = translator.languages[1] == self._target
-        settings = {"glossary": self._options.glossary if is_last else None, "split": self._options.split}
-        if self._report is None or not is_last:
-            return self._markup(translator, texts, **settings)
+    def translate(translator: Translator, texts: list[str]) -> list[str]:
+        is_last = translator.languages[1] == target
+        settings = {"glossary": options.glossary if is_last else None, "split": options.split}
+        if report is None or not is_last:
+            return markup(translator, texts, **settings)
         written: list[str] = []
         for start in range(0, len(texts), _REPORTED):
-            written += self._markup(translator, texts[start : start + _REPORTED], **settings)
+            written += markup(translator, texts[start : start + _REPORTED], **settings)
             for i in range(start, len(written)):
                 if written[i]:
-                    self._loop.call_soon_threadsafe(self._report, i, written[i])
+                    loop.call_soon_threadsafe(report, i, written[i])
         return written
+
+    return translate
 
 
 def _copy(source: str, text: str) -> Translation:

@@ -14,9 +14,8 @@ from starlette.applications import Starlette
 
 from dragoman.decoding.loader import open_service
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.direction import Direction
-from dragoman.serve.listen import listen
-from dragoman.serve.run import server_config
+from dragoman.serve.models import Direction
+from dragoman.serve.uvicorn_server import listen, server_config
 from tiny_translator import copying_translator
 
 

@@ -16,9 +16,9 @@ from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import build_for, save_model, unique_tensors
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.direction import Direction
 from dragoman.serve.directions import Directions
 from dragoman.serve.model_source import model_sources
+from dragoman.serve.models import Direction
 from served_models import copied_model
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer

@@ -230,10 +230,10 @@ def test_an_idle_server_does_without_large_modules(run: Path) -> None:
 import sys
 import dragoman.serve.start
 from dragoman import Translator
-from dragoman.serve.direction import Direction
+from dragoman.serve.models import Direction
 from dragoman.serve.directions import Directions
-from dragoman.serve.run import server_config
-from dragoman.serve.server import create_server
+from dragoman.serve.uvicorn_server import server_config
+from dragoman.serve.app import create_server
 server_config(create_server(Directions([Direction(Translator.load({str(run)!r}), "model")]))).load()
 unused = {{"numpy", "torch", "sqlite3", "zstandard", "websockets", "dragoman.documents", "dragoman.markup"}}
 assert not unused & set(sys.modules), unused & set(sys.modules)

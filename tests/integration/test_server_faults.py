@@ -19,9 +19,9 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from dragoman.serve.keys import KeyStore
-from dragoman.serve.server import create_server
 from running_server import copying_direction, serving, until
 from tiny_translator import round_trip
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from dragoman.serve.server import create_server
 from running_server import copying_direction, serving
 from tiny_translator import round_trip
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from starlette.applications import Starlette
 from typer.testing import CliRunner
 
 from dragoman.cli import app
@@ -268,7 +269,7 @@ def test_replicas_with_gpus(
     serve = SimpleNamespace(deployment=deployment, ingress=lambda create: lambda: create)
     config = ServerConfig.parse({"models": [{"path": str(model)}], "viewer": False, "device": device}, "test")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray_serve, "create_application", lambda config, log: (used.append(config), None))
+        patch.setattr(ray_serve, "create_application", lambda config, log: (used.append(config), Starlette(), None)[1:])
         ray_serve._application(serve, config, plan)()
     assert [found.device for found in used] == ["cuda" if plan.gpus else "cpu"]
 

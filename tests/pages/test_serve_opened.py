@@ -20,14 +20,17 @@ TEXT = "one two seven"
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """A server with two models; the second says what it reads."""
-    pytest.importorskip("fastapi", reason="no fastapi to serve with: pip install 'dragoman[serve]'")
     uvicorn = pytest.importorskip("uvicorn", reason="no uvicorn to serve with: pip install 'dragoman[serve]'")
-    from dragoman.serve.app import ServedModel, create_app
-    from dragoman.serve.listen import listen
 
+    from dragoman.serve.app import create_app
+    from dragoman.serve.uvicorn_server import listen
+    from dragoman.serve.viewer import ViewedModel
+    from dragoman.serve.viewer_routes import ViewerModel
+
+    translators = {"tiny": (tiny_translator(), ("en", "de")), "copying": (copying_translator(), ("en", "en"))}
     models = {
-        "tiny": ServedModel(tiny_translator(), "transformer", ("en", "de")),
-        "copying": ServedModel(copying_translator(), "transformer", ("en", "en")),
+        name: ViewerModel(name, "", view=ViewedModel(translator, "transformer", languages))
+        for name, (translator, languages) in translators.items()
     }
     door = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(create_app(models), log_level="error", lifespan="off"))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from translate_page import open_page, page_server, translated, write
 
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from dragoman.serve.server import create_server
 from running_server import copying_direction, serving
 from tiny_translator import round_trip
 

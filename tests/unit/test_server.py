@@ -16,11 +16,11 @@ from starlette.testclient import TestClient
 from dragoman.errors import DragomanError, UsageError
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.admission import Admission, Overloaded
-from dragoman.serve.direction import Direction
+from dragoman.serve.admission import Admission
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from dragoman.serve.requests import Limits
-from dragoman.serve.server import create_server
+from dragoman.serve.http import Limits, Overloaded
+from dragoman.serve.models import Direction
 from running_server import copying_direction, direction_of, serving, until
 from tiny_translator import copying_translator, round_trip, tiny_translator
 
@@ -193,7 +193,7 @@ def test_health_settings_metrics_and_other_origins(client: TestClient) -> None:
 
 def test_no_models() -> None:
     with pytest.raises(UsageError, match="no models to serve"):
-        Directions([])
+        create_server(Directions([]))
 
 
 def test_the_second_model_of_a_direction_is_not_used() -> None:

@@ -17,15 +17,16 @@ import httpx2 as httpx
 import pytest
 
 from dragoman.errors import DragomanError, UsageError
+from dragoman.serve import app as server_app
 from dragoman.serve import database as databases
-from dragoman.serve import documents, files, glossaries, server
-from dragoman.serve.admission import Overloaded
+from dragoman.serve import glossaries, uploads
+from dragoman.serve.app import create_server
 from dragoman.serve.database import DatabaseError
 from dragoman.serve.directions import Directions
-from dragoman.serve.files import Document, DocumentJobs
 from dragoman.serve.glossaries import GlossaryStore
+from dragoman.serve.http import Overloaded
 from dragoman.serve.keys import KeyStore
-from dragoman.serve.server import create_server
+from dragoman.serve.uploads import Document, DocumentJobs
 from running_server import copying_direction, serving, until
 
 PAIR = {"source": "en", "target": "de"}
@@ -149,10 +150,10 @@ def test_a_server_writes_the_use_of_keys_only_if_there_is_any(database: Path) ->
 def test_documents_are_dropped_without_further_requests(
     tmp_path: Path, database: Path, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_KEPT_SECONDS", 1.0)
-    monkeypatch.setattr(server, "_DROP_SECONDS", 0.1)
+    monkeypatch.setattr(uploads, "_KEPT_SECONDS", 1.0)
+    monkeypatch.setattr(server_app, "_DROP_SECONDS", 0.1)
     jobs: list[DocumentJobs] = []
-    monkeypatch.setattr(server, "DocumentJobs", lambda path: jobs.append(DocumentJobs(path)) or jobs[0])
+    monkeypatch.setattr(server_app, "DocumentJobs", lambda path: jobs.append(DocumentJobs(path)) or jobs[0])
     app = create_server(Directions([copying_direction("en", "de")]), database=database if shared else None)
     with serving(app) as address:
         upload = {"data": PAIR, "files": {"file": ("a.txt", b"the text of somebody")}}
@@ -169,8 +170,8 @@ def test_documents_are_dropped_without_further_requests(
 
 
 def test_deleted_documents_are_overwritten_at_once(database: Path) -> None:
-    limit = documents.DocumentLimit(1, 10)
-    store = documents.DocumentStore(database, 600, (limit, limit))
+    limit = uploads.DocumentLimit(1, 10)
+    store = uploads.DocumentStore(database, 600, (limit, limit))
     assert store.add("a", "me", "a.txt", "key", 5) and not store.add("b", "me", "b.txt", "key", 5)
     store.finish("a", b"the text of somebody", 20, None)
     assert b"the text" in b"".join(path.read_bytes() for path in database.parent.iterdir())
@@ -182,8 +183,8 @@ def test_deleted_documents_are_overwritten_at_once(database: Path) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_too_many_documents(database: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_OF_ALL", documents.DocumentLimit(2, 100))
-    monkeypatch.setattr(files, "_OF_CLIENT", documents.DocumentLimit(1, 10))
+    monkeypatch.setattr(uploads, "_OF_ALL", uploads.DocumentLimit(2, 100))
+    monkeypatch.setattr(uploads, "_OF_CLIENT", uploads.DocumentLimit(1, 10))
 
     async def refused(jobs: DocumentJobs, client: str, size: int = 1) -> None:
         work = content(b"y")

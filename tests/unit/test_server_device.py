@@ -18,9 +18,9 @@ from dragoman.decoding.service import BatchedSearchService
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.direction import Direction
 from dragoman.serve.directions import Directions
 from dragoman.serve.model_source import model_sources
+from dragoman.serve.models import Direction
 from dragoman.serve.reloader import Reloader
 from dragoman.serve.start import create_application
 from served_models import TEXTS, copied_model, translated

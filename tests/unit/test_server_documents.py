@@ -17,8 +17,8 @@ from dragoman.documents import SUFFIXES, document_text, translate_bytes
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translation import Translator
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from dragoman.serve.server import create_server
 from running_server import copying_direction, direction_of, until
 from tiny_translator import tiny_translator
 

@@ -20,12 +20,12 @@ from starlette.testclient import TestClient
 from dragoman.data.segment import JoinedParts, join_parts
 from dragoman.decoding.service import Search, SearchService
 from dragoman.errors import DragomanError
-from dragoman.serve import events as events_module
-from dragoman.serve.direction import Direction
+from dragoman.serve import streaming
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
+from dragoman.serve.http import Limits
 from dragoman.serve.keys import KeyStore
-from dragoman.serve.requests import Limits
-from dragoman.serve.server import create_server
+from dragoman.serve.models import Direction
 from running_server import copying_direction, direction_of, of_sentences, serving, until
 from tiny_translator import copying_translator, round_trip, tiny_translator
 
@@ -270,8 +270,8 @@ def test_the_time_limit_ends_a_stream() -> None:
 
 
 def test_comments_keep_a_quiet_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert events_module._QUIET_SECONDS == 15
-    monkeypatch.setattr(events_module, "_QUIET_SECONDS", 0.05)
+    assert streaming._QUIET_SECONDS == 15
+    monkeypatch.setattr(streaming, "_QUIET_SECONDS", 0.05)
     service = ByHand(of_sentences(copying_direction()))
     with (
         serving(create_server(Directions([service.direction]))) as address,

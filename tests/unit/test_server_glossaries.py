@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 
 from dragoman.errors import UsageError
 from dragoman.serve import glossaries
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from dragoman.serve.glossaries import GlossaryStore, StoredGlossary
-from dragoman.serve.server import create_server
 from running_server import copying_direction
 
 PAIR = {"source_lang": "en", "target_lang": "de"}

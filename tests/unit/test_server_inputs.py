@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from dragoman.serve.server import create_server
 from running_server import copying_direction
 
 

@@ -13,11 +13,11 @@ from starlette.testclient import TestClient
 
 from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
-from dragoman.serve.direction import Direction
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
+from dragoman.serve.models import Direction
 from dragoman.serve.reloader import Reloader
-from dragoman.serve.run import DrainingServer, server_config
-from dragoman.serve.server import create_server
+from dragoman.serve.uvicorn_server import DrainingServer, server_config
 from running_server import serving, until
 from served_models import (
     TARGETS,

@@ -19,13 +19,13 @@ from dragoman.cli import app
 from dragoman.config.server import LimitsConfig, ModelEntry, SearchOverrides, ServerConfig, read_server_config
 from dragoman.config.toml import toml_value
 from dragoman.errors import ConfigError, UsageError
-from dragoman.serve import clients, run
+from dragoman.serve import admission, uvicorn_server
+from dragoman.serve.app import create_server
 from dragoman.serve.database import DatabaseBusy
 from dragoman.serve.directions import Directions
+from dragoman.serve.gateway import LOG
 from dragoman.serve.keys import KeyStore
-from dragoman.serve.monitor import LOG
-from dragoman.serve.run import DrainingServer, server_config
-from dragoman.serve.server import create_server
+from dragoman.serve.uvicorn_server import DrainingServer, server_config
 from running_server import copying_direction, serving, until
 
 QUERY = {"q": "one two", "source": "en", "target": "de"}
@@ -113,7 +113,7 @@ def test_new_and_revoked_keys_take_effect_at_once(database: Path) -> None:
 
 def test_requests_per_minute(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(clients.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(admission.time, "monotonic", lambda: now[0])
     limited, free = add_key(database, per_minute=2), add_key(database)
     with opened(database) as client:
         found = [client.post("/translate", json={**QUERY, "api_key": limited}) for _ in range(3)]
@@ -292,7 +292,7 @@ def test_the_second_signal_and_the_deadline_stop_a_server() -> None:
 
 
 def test_slow_headers_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_HEADER_SECONDS", 0.3)
+    monkeypatch.setattr(uvicorn_server, "_HEADER_SECONDS", 0.3)
     app = create_server(Directions([copying_direction("en", "de")]))
     with serving(app) as address:
         port = int(address.rpartition(":")[2])
@@ -335,6 +335,34 @@ def test_the_description_has_all_routes_and_methods() -> None:
         served |= {(route.path, method) for method in methods}  # type: ignore[attr-defined]
     assert described == served - {("/spec", "GET"), ("/", "GET"), ("/web/{name}", "GET")}
     assert spec["openapi"].startswith("3.1")
+
+
+def test_values_that_the_description_excludes_are_refused() -> None:
+    requests = {
+        "/translate": {"q": "one", "source": "en", "target": "de", "glossary": {}},
+        "/v2/translate": {"text": ["one"], "source_lang": "en", "target_lang": "de"},
+        "/v2/glossaries": {"name": "terms", "source_lang": "en", "target_lang": "de", "entries": "one\ttwo"},
+    }
+    checked = 0
+    with TestClient(create_server(Directions([copying_direction("en", "de")]))) as client:
+        paths = client.get("/spec").json()["paths"]
+        for path, valid in requests.items():
+            assert client.post(path, json=valid).is_success
+            schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            for name in schema["required"]:
+                assert client.post(path, json={**valid, name: None}).status_code == 400, name
+            for name, limits in schema["properties"].items():
+                values = [("nonsense", False), *((value, True) for value in limits.get("enum", ()))]
+                if "maximum" in limits:
+                    values = [(limits["maximum"], True), (limits["maximum"] + 1, False), (limits["minimum"] - 1, False)]
+                elif "enum" not in limits:
+                    continue
+                for value, accepted in values:
+                    terms = {"entries": "one,two"} if value == "csv" else {}
+                    answer = client.post(path, json={**valid, **terms, name: value})
+                    assert answer.is_success == accepted, (name, value, answer.text)
+                    checked += 1
+    assert checked > 20
 
 
 def test_other_methods_are_refused_with_those_that_are_allowed() -> None:

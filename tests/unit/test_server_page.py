@@ -5,22 +5,20 @@ from __future__ import annotations
 import re
 
 import pytest
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
+from dragoman.serve.http import Limits
 from dragoman.serve.page import SCRIPTS, STYLES
-from dragoman.serve.requests import Limits
-from dragoman.serve.server import create_server
+from dragoman.serve.viewer_routes import Viewer
 from running_server import copying_direction
 
-VIEWER = Starlette(routes=[Route("/", lambda request: PlainTextResponse("the viewer"))])
 
-
-def client(viewer: Starlette | None = VIEWER) -> TestClient:
-    return TestClient(create_server(Directions([copying_direction()]), Limits(body=9000), ["testserver"], viewer))
+def client(with_viewer: bool = True) -> TestClient:
+    directions = Directions([copying_direction()])
+    viewer = Viewer(directions, {"model": next(iter(directions.by_pair.values()))}) if with_viewer else None
+    return TestClient(create_server(directions, Limits(body=9000), ["testserver"], viewer))
 
 
 def test_the_page_and_its_files_may_load_nothing_from_elsewhere() -> None:
@@ -53,8 +51,8 @@ def test_every_address_is_relative_so_that_a_proxy_may_add_a_prefix() -> None:
 def test_the_page_links_to_the_viewer_if_there_is_one() -> None:
     with client() as opened:
         assert 'href="viewer/"' in opened.get("/").text
-        assert opened.get("/viewer/").text == "the viewer"
-    with client(None) as opened:
+        assert "<option>model</option>" in opened.get("/viewer/").text
+    with client(with_viewer=False) as opened:
         page = opened.get("/")
         assert page.status_code == 200 and "viewer/" not in page.text
         assert opened.get("/viewer/").status_code == 404

@@ -1,21 +1,20 @@
-"""Races of the server: a model that is being loaded, a viewer that is being created, and clients that do not read."""
+"""Races of the server: a model that is being loaded, and clients that do not read."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import threading
-from typing import Any
 
 import httpx2 as httpx
 import pytest
 
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve import run
+from dragoman.serve import uvicorn_server
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from dragoman.serve.model_memory import ModelMemory, Slot
-from dragoman.serve.server import LazyApp, create_server
+from dragoman.serve.models import ModelMemory, Slot
 from running_server import copying_direction, serving, until
 
 
@@ -60,34 +59,6 @@ def test_a_request_waits_until_the_size_of_its_model_is_checked() -> None:
     asyncio.run(check())
 
 
-def test_a_viewer_that_is_replaced_while_it_is_created() -> None:
-    models, proceed, shown = ["old"], threading.Event(), []
-
-    def create() -> Any:
-        model = models[-1]
-        proceed.wait(300)
-
-        async def app(*_: object) -> None:
-            shown.append(model)
-
-        return app
-
-    async def check() -> None:
-        viewer = LazyApp(create)
-        request: Any = {"type": "http"}, None, None
-        first = asyncio.create_task(viewer(*request))
-        await asyncio.sleep(0.05)
-        models.append("new")
-        viewer.reset()
-        proceed.set()
-        await first
-        await viewer(*request)
-        await viewer(*request)
-
-    asyncio.run(check())
-    assert shown == ["old", "new", "new"]
-
-
 def connected(address: str, content: int) -> socket.socket:
     """Ask for a document, and read nothing of it."""
     form = {"data": {"source": "en", "target": "en"}, "files": {"file": ("a.txt", b"a" * content)}}
@@ -102,7 +73,7 @@ def connected(address: str, content: int) -> socket.socket:
 
 
 def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_READER_SECONDS", 0.3)
+    monkeypatch.setattr(uvicorn_server, "_READER_SECONDS", 2)
     app = create_server(Directions([copying_direction("en", "de")]))
     with serving(app) as address, connected(address, 4_000_000):
         until(lambda: app.state.monitor.active == 1)
@@ -110,7 +81,7 @@ def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
 
 
 def test_a_client_that_reads_slowly_gets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_READER_SECONDS", 2)
+    monkeypatch.setattr(uvicorn_server, "_READER_SECONDS", 2)
     app = create_server(Directions([copying_direction("en", "de")]))
     with serving(app) as address, connected(address, 3_000_000) as connection:
         read, pause = 0, 0

@@ -12,9 +12,9 @@ import pytest
 from dragoman.config.server import ModelEntry, SearchOverrides, ServerConfig, with_options
 from dragoman.errors import UsageError
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.direction import Direction
 from dragoman.serve.directions import Directions
 from dragoman.serve.model_source import model_sources
+from dragoman.serve.models import Direction
 from dragoman.serve.reloader import Reloader
 from served_models import (
     TEXTS,

@@ -14,9 +14,9 @@ from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import find_model, read_meta
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.direction import Direction
 from dragoman.serve.directions import Directions
 from dragoman.serve.model_source import model_sources
+from dragoman.serve.models import Direction
 from dragoman.serve.reloader import Reloader
 from served_models import TEXTS, copied_model, offline, translated
 from small_run import Cli

@@ -36,9 +36,24 @@ def test_a_server_of_language_models_has_the_viewer() -> None:
 
     from dragoman.serve.start import check, create_application
 
-    config = ServerConfig.parse({"models": [{"path": str(GOLDEN / "language_v1")}]}, "test")
-    check(config)
-    app, reloader = create_application(config, print)
-    assert reloader is None
-    page = TestClient(app).get("/")
+    models, said = [{"path": str(GOLDEN / "language_v1")}], list[str]()
+
+    def read() -> ServerConfig:
+        return ServerConfig.parse({"models": models}, "test")
+
+    check(read())
+    app, reloader = create_application(read(), said.append, read)
+    with TestClient(app, base_url="http://localhost") as client:
+        assert client.portal is not None
+        client.portal.call(reloader.start)
+        page = client.get("/")
+        (model,) = client.get("/viewer/models").json()["models"]
+        assert client.post("/translate", json={}).status_code == 404
+        assert client.get("/viewer/", headers={"host": "other.example"}).status_code == 400
+        assert client.get("/readyz").json() == {"status": "ok"}
+        said.clear()
+        models.append({"path": str(GOLDEN / "model_v1")})
+        client.portal.call(reloader.reload)
+    assert model["writes"] == "continuation"
+    assert "cannot add translation models; start it again" in said[0]
     assert page.status_code == 200 and page.url.path == "/viewer/" and "language_v1" in page.text

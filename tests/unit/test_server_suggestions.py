@@ -21,10 +21,10 @@ from dragoman.config.server import read_server_config
 from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
 from dragoman.errors import DragomanError, UsageError
 from dragoman.serve import suggestions
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
+from dragoman.serve.http import Limits
 from dragoman.serve.keys import KeyStore
-from dragoman.serve.requests import Limits
-from dragoman.serve.server import create_server
 from dragoman.serve.suggestions import SuggestionFile
 from running_server import copying_direction
 

@@ -11,7 +11,7 @@ from dragoman.cli.options import BeamThreshold, Recombine, ShrinkBeam
 from dragoman.cli.streams import log
 from dragoman.errors import UsageError
 
-_PACKAGES = {"babel", "fastapi", "httptools", "prometheus_client", "starlette", "uvicorn"}
+_PACKAGES = {"babel", "httptools", "prometheus_client", "starlette", "uvicorn"}
 
 
 def serve(
@@ -103,14 +103,17 @@ def serve(
         "suggestions": None if suggestions is None else str(suggestions),
         "load": load, "memory": memory, "cache": cache, "log_requests": log_requests,
     }  # fmt: skip
-    given = {key: value for key, value in options.items() if value is not None}
+    specified = {key: value for key, value in options.items() if value is not None}
     if config is None and not models:
         raise UsageError("no models to serve; specify run folders or model folders, or --config with [[models]]")
 
     def read() -> ServerConfig:
-        found = ServerConfig.parse(given, "dragoman serve") if config is None else read_server_config(config, **given)
+        if config is None:
+            document = ServerConfig.parse(specified, "dragoman serve")
+        else:
+            document = read_server_config(config, **specified)
         settings = {"beam": beam, "shrink_beam": shrink_beam, "beam_threshold": beam_threshold, "recombine": recombine}
-        return with_options(found, shortlist, **settings)
+        return with_options(document, shortlist, **settings)
 
     if use_ray:
         from dragoman.serve.ray import serve_on_ray

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -131,9 +132,12 @@ def _hooked(tap: Tap, hook: Callable[[Tensor], Tensor | None], observes: bool) -
 
 
 def _recorder(into: list[Tensor], gradients: bool) -> Callable[[Tensor], Tensor | None]:
+    thread = threading.get_ident()
+
     def keep(x: Tensor) -> Tensor | None:
         if not gradients:
-            into.append(x.detach())
+            if threading.get_ident() == thread:  # a server may use the model in other threads meanwhile
+                into.append(x.detach())
             return None
         # A separate node: other uses of the same tensor must not add to the gradient, nor later in-place operations
         # change the value.

@@ -165,7 +165,9 @@ async function start() {
   byId("language").append(languageSwitch());
   bothIn(byId("nothing"), "label", "no other model", "无");
   try {
-    Object.assign(here, await (await fetch("models")).json());
+    const answer = await fetch("models");
+    if (!answer.ok) throw new Error(answer.statusText);
+    Object.assign(here, await answer.json());
   } catch {
     byId("problem").hidden = false;
     byId("problem").replaceChildren(gone());

@@ -1,1 +1,1 @@
-"""A web page that shows translations token by token, each with its attention to the source."""
+"""The translation server: LibreTranslate's and DeepL's interfaces, the page that translates, and the viewer."""

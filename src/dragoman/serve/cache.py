@@ -13,8 +13,6 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
 
-__all__ = ["TranslationCache", "settings_key"]
-
 _ENTRY_BYTES = 300
 """About what an entry needs in addition to its text and its translation."""
 

@@ -14,8 +14,6 @@ from dragoman.errors import UsageError
 if TYPE_CHECKING:
     import sqlite3  # imported by the first database, because most servers do without one
 
-__all__ = ["Database", "DatabaseBusy", "DatabaseError"]
-
 _WAIT_SECONDS = 5.0
 """Time to wait for another process that writes the database."""
 

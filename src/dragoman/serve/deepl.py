@@ -11,65 +11,99 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.answers import answered
-from dragoman.serve.clients import Client, Clients
-from dragoman.serve.deepl_glossaries import DeepLGlossaries
-from dragoman.serve.deepl_values import DEEPL_ERRORS, source_language, target_language
-from dragoman.serve.directions import Directions
-from dragoman.serve.files import Document, DocumentJobs, Job, Upload, read_upload, translate_upload, upload_text
+from dragoman.serve.admission import Client, Clients
+from dragoman.serve.deepl_glossaries import DeepLGlossaries, source_language, target_language
+from dragoman.serve.directions import Directions, Options, english_name, identify, route_of, translate_texts
 from dragoman.serve.glossaries import GlossaryStore
-from dragoman.serve.languages import Options, english_name, identify, route_of, translate_texts
-from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, unless_disconnected
-
-__all__ = ["deepl_routes"]
+from dragoman.serve.http import BadRequest, Limits, Parameter, parameters, read_body, unless_disconnected
+from dragoman.serve.operations import CODE, FILE, FLAG, MULTIPART, NUMBER, TEXT, Operation, array, fields
+from dragoman.serve.uploads import Document, DocumentJobs, Job, Upload, read_upload, translate_upload, upload_text
 
 _MAX_TEXTS = 50
 _UNLIMITED = 1_000_000_000_000
 _REGIONS = {"en": ["EN-GB", "EN-US"], "pt": ["PT-PT", "PT-BR"]}
 """Target codes that DeepL's client requires for languages with variants."""
-_MODEL_TYPES = {
-    "quality_optimized": "quality_optimized",
-    "prefer_quality_optimized": "quality_optimized",
-    "latency_optimized": "latency_optimized",
-}
-"""Requested types, and those that are reported as used: the server has one model per direction."""
 _REFUSED = ("custom_instructions", "style_id", "translation_memory_id")
 """Parameters whose effect a client relies on, which these models cannot have."""
 
+_TARGET = Parameter("target_lang", CODE, required=True)
+_SPLIT = Parameter(
+    "split_sentences", {"enum": ["0", "1", "nonewlines"], "default": "1"},
+    refusal="'split_sentences' not supported; accepted: {accepted}",
+)  # fmt: skip
+_TAGS = Parameter(
+    "tag_handling", {"enum": ["html", "xml"]},
+    refusal="'tag_handling' = {value} not supported; accepted: {accepted}", empty=True,
+)  # fmt: skip
+_FORMALITY = Parameter(
+    "formality", {"enum": ["default", "prefer_more", "prefer_less"], "default": "default", "description": "no effect"},
+    refusal="'formality' = {value} is not supported by these models; accepted: {accepted} (no effect)",
+)  # fmt: skip
+_MODEL_TYPE = Parameter(
+    "model_type", {"enum": ["quality_optimized", "prefer_quality_optimized", "latency_optimized"]},
+    refusal="Value for 'model_type' not supported: {value}; accepted: {accepted}",
+)  # fmt: skip
+_TAG_LISTS = tuple(Parameter(name, array(TEXT)) for name in ("ignore_tags", "splitting_tags", "non_splitting_tags"))
+_TRANSLATE = (
+    Parameter("text", array(TEXT, minItems=1, maxItems=_MAX_TEXTS), required=True),
+    Parameter("source_lang", CODE),
+    _TARGET,
+    _SPLIT,
+    Parameter("glossary_id", TEXT),
+    _TAGS,
+    Parameter("outline_detection", FLAG),
+    *_TAG_LISTS,
+    _FORMALITY,
+    _MODEL_TYPE,
+)
+_TRANSLATION = fields(
+    detected_source_language=CODE,
+    text=TEXT,
+    billed_characters=NUMBER,
+    model_type_used={**TEXT, "description": "with model_type"},
+)
+_UPLOAD = (
+    Parameter("file", FILE, required=True),
+    Parameter("source_lang", {**CODE, "description": "source language; without it, it is identified"}),
+    _TARGET,
+    _FORMALITY,
+    Parameter("output_format", {**TEXT, "description": "that of the document; others are refused"}),
+    Parameter("glossary_id", TEXT),
+)
+_STATUS = fields(
+    document_id=TEXT, status={"enum": ["translating", "done", "error"]}, billed_characters=NUMBER, error_message=TEXT
+)
 
-def deepl_routes(
-    directions: Directions, limits: Limits, clients: Clients, glossaries: GlossaryStore, jobs: DocumentJobs
-) -> list[Route]:
-    """Return the routes for a server."""
-    stored = DeepLGlossaries(directions, limits, clients, glossaries)
-    api = _DeepL(directions, limits, clients, stored, jobs)
-    both = ["GET", "POST"]
-    return [
-        Route("/v2/translate", answered(api.translate, DEEPL_ERRORS), methods=["POST"]),
-        Route("/v2/document", answered(api.upload, DEEPL_ERRORS), methods=["POST"]),
-        Route("/v2/document/{id}", answered(api.document_status, DEEPL_ERRORS), methods=["POST"]),
-        Route("/v2/document/{id}/result", answered(api.document_result, DEEPL_ERRORS), methods=["POST"]),
-        Route("/v2/languages", answered(api.languages, DEEPL_ERRORS), methods=both),
-        Route("/v2/usage", answered(api.usage, DEEPL_ERRORS), methods=both),
-        *stored.routes(),
-    ]
 
+class DeepL:
+    """The operations of a server."""
 
-class _DeepL:
     def __init__(
-        self,
-        directions: Directions,
-        limits: Limits,
-        clients: Clients,
-        glossaries: DeepLGlossaries,
-        jobs: DocumentJobs,
+        self, directions: Directions, limits: Limits, clients: Clients, store: GlossaryStore, jobs: DocumentJobs
     ) -> None:
-        self.directions, self.limits, self.clients = directions, limits, clients
-        self.glossaries, self.jobs = glossaries, jobs
+        self.directions, self.limits, self.clients, self.jobs = directions, limits, clients, jobs
+        self.glossaries = DeepLGlossaries(directions, limits, clients, store)
+
+    def operations(self) -> list[Operation]:
+        """Return the operations of the interface."""
+        key = [Parameter("document_key", TEXT, required=True)]
+        translations = fields(translations=array(_TRANSLATION))
+        identified = fields(document_id=TEXT, document_key=TEXT)
+        languages, upload = array(fields(language=CODE, name=TEXT)), "Translate a document"
+        usage = fields(character_count=NUMBER, character_limit=NUMBER)
+        state, fetch = "State of a document", "Fetch a translated document"
+        return [
+            Operation("POST", "/v2/translate", self.translate, "Translate texts", translations, _TRANSLATE),
+            Operation("GET POST", "/v2/languages", self.languages, "List the languages", languages),
+            Operation("GET POST", "/v2/usage", self.usage, "Characters of the key", usage),
+            *self.glossaries.operations(),
+            Operation("POST", "/v2/document", self.upload, upload, identified, _UPLOAD, forms=MULTIPART),
+            Operation("POST", "/v2/document/{id}", self.document_status, state, _STATUS, key),
+            Operation("POST", "/v2/document/{id}/result", self.document_result, fetch, None, key),
+        ]
 
     def _client(self, request: Request) -> Client:
         return self.clients.identify(request, missing=403)
@@ -81,32 +115,28 @@ class _DeepL:
         target = target_language(self.directions, values)
         self._check_options(values)
         used = self._model_type(values)
-        given = values.get("source_lang")
-        if given:
-            languages = [source_language(self.directions, given)] * len(texts)
+        source_lang = values.get("source_lang")
+        if source_lang:
+            languages = [source_language(self.directions, source_lang)] * len(texts)
         else:
             languages = [self._detected(text) for text in texts]
         options = Options(
             target,
             client.name,
             glossary=self.glossaries.of_request(client, values),
-            split=False if str(values.get("split_sentences", "1")) == "0" else None,
+            split=False if _SPLIT.read(values) == "0" else None,
             markup=_markup(values),
         )
         characters = sum(map(len, texts))
         self.clients.accept(client, characters)
         work = translate_texts(self.directions, texts, languages, options)
-        found = await unless_disconnected(request, work, self.limits.seconds)
+        translations = await unless_disconnected(request, work, self.limits.seconds)
         self.clients.charge(client, characters)
         return {
             "translations": [
-                {
-                    "detected_source_language": language.upper(),
-                    "text": translation.text,
-                    "billed_characters": len(text),
-                }
+                {"detected_source_language": language.upper(), "text": translation.text, "billed_characters": len(text)}
                 | used
-                for text, language, translation in zip(texts, languages, found, strict=True)
+                for text, language, translation in zip(texts, languages, translations, strict=True)
             ]
         }
 
@@ -125,28 +155,18 @@ class _DeepL:
         for name in _REFUSED:
             if values.get(name):
                 raise BadRequest(f"'{name}' is not supported by these models; send the request without it")
-        if values.get("formality", "default") not in ("default", "prefer_more", "prefer_less"):
-            raise BadRequest(
-                f"'formality' = {str(values['formality'])[:40]} is not supported by these models; accepted: default, "
-                "prefer_more, prefer_less (no effect)"
-            )
-        if values.get("tag_handling") not in (None, "", "html", "xml"):
-            raise BadRequest(f"'tag_handling' = {str(values['tag_handling'])[:40]} not supported; accepted: html, xml")
-        if str(values.get("split_sentences", "1")) not in ("0", "1", "nonewlines"):
-            raise BadRequest("'split_sentences' not supported; accepted: 0, 1, nonewlines")
+        for parameter in (_FORMALITY, _TAGS, _SPLIT):
+            parameter.read(values)
 
     def _detected(self, text: str) -> str:
         return identify(self.directions, text)[0][0] if text else self.directions.sources[0]
 
     def _model_type(self, values: dict[str, Any]) -> dict[str, str]:
         """Return the field `model_type_used` of the answer; {} if the request has no `model_type`."""
-        given = values.get("model_type")
-        if given is None:
+        if values.get("model_type") is None:
             return {}
-        if given not in _MODEL_TYPES:
-            accepted = ", ".join(_MODEL_TYPES)
-            raise BadRequest(f"Value for 'model_type' not supported: {str(given)[:40]}; accepted: {accepted}")
-        return {"model_type_used": _MODEL_TYPES[given]}
+        # There is one model per direction; the type that is reported has no "prefer".
+        return {"model_type_used": _MODEL_TYPE.read(values).removeprefix("prefer_")}
 
     async def upload(self, request: Request) -> dict[str, str]:
         body = await read_body(request, self.limits)
@@ -224,15 +244,15 @@ class _DeepL:
 
 def _markup(values: dict[str, Any]) -> Callable[..., list[str]] | None:
     """Return the function that translates texts with tags, with the options of a request."""
-    if values.get("tag_handling") == "html":
+    if _TAGS.read(values) == "html":
         from dragoman.markup.html import translate_html  # like `dragoman.documents`, see files.py
 
         return translate_html
-    if values.get("tag_handling") != "xml":
+    if _TAGS.read(values) != "xml":
         return None
-    options: dict[str, Any] = {"split_sentences": str(values.get("split_sentences", "1"))}
+    options: dict[str, Any] = {"split_sentences": _SPLIT.read(values)}
     options["outline_detection"] = str(values.get("outline_detection", "1")).lower() not in ("0", "false")
-    for name in ("ignore_tags", "splitting_tags", "non_splitting_tags"):
+    for name in [parameter.name for parameter in _TAG_LISTS]:
         tags = values.get(name) or []
         listed = tags.split(",") if isinstance(tags, str) else tags
         if not isinstance(listed, list) or not all(isinstance(tag, str) for tag in listed):

@@ -11,48 +11,111 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.answers import answered
-from dragoman.serve.clients import Client, Clients
-from dragoman.serve.deepl_values import DEEPL_ERRORS, language_pair, required
-from dragoman.serve.directions import Directions
+from dragoman.serve.admission import Client, Clients
+from dragoman.serve.directions import Directions, model_code
 from dragoman.serve.glossaries import Dictionaries, GlossaryStore, StoredGlossary
-from dragoman.serve.requests import BadRequest, Limits, parameters, read_body
+from dragoman.serve.http import BadRequest, ErrorFormat, Limits, Parameter, parameters, read_body
+from dragoman.serve.operations import CODE, FLAG, NOT_EMPTY, NUMBER, TEXT, Operation, array, fields, object_of
 
-__all__ = ["DeepLGlossaries"]
+DEEPL_ERRORS = ErrorFormat("message", 456, failure="translation failed: ")
+
+
+def required(values: Mapping[str, Any], name: str) -> str:
+    """Return a parameter that is a text.  Raises BadRequest if it is missing."""
+    value = values.get(name)
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"Parameter '{name}' not specified")
+    return value
+
+
+def source_language(directions: Directions, code: Any) -> str:
+    """Return the code that the models use for a source language.  Raises BadRequest for an unknown one."""
+    known = model_code(directions, code)
+    if known not in directions.sources:
+        raise BadRequest(f"Value for 'source_lang' not supported: {str(code)[:40]}")
+    return known
+
+
+def target_language(directions: Directions, values: Mapping[str, Any]) -> str:
+    """Return `target_lang` as the client has written it.  Raises BadRequest for an unknown language."""
+    target = required(values, "target_lang")
+    if model_code(directions, target) not in directions.languages:
+        raise BadRequest(f"Value for 'target_lang' not supported: {target[:40]}")
+    return target
+
+
+def language_pair(directions: Directions, values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the codes that the models use for `source_lang` and `target_lang`.  Raises BadRequest."""
+    source = source_language(directions, required(values, "source_lang"))
+    return source, model_code(directions, target_language(directions, values))
+
 
 _NOT_FOUND = "Glossary not found"
+_NAME = Parameter("name", NOT_EMPTY, required=True)
+_FORMAT = Parameter(
+    "entries_format", {"enum": ["tsv", "csv"], "default": "tsv"},
+    refusal="Unsupported value for 'entries_format'; accepted: {accepted}",
+)  # fmt: skip
+_DICTIONARY = (
+    Parameter("source_lang", CODE, required=True),
+    Parameter("target_lang", CODE, required=True),
+    Parameter("entries", {**NOT_EMPTY, "description": "a source and a target term per line"}, required=True),
+    _FORMAT,
+)
+_DICTIONARIES = Parameter("dictionaries", array(object_of(_DICTIONARY), minItems=1), required=True)
+_INFO = fields(source_lang=CODE, target_lang=CODE, entry_count=NUMBER)
+_GLOSSARY = fields(
+    glossary_id=TEXT, name=TEXT, ready=FLAG, source_lang=CODE, target_lang=CODE, creation_time=TEXT, entry_count=NUMBER
+)
+_MULTILINGUAL = fields(glossary_id=TEXT, name=TEXT, creation_time=TEXT, dictionaries=array(_INFO))
 
 
 class DeepLGlossaries:
-    """The routes, and the glossaries of requests for translations."""
+    """The operations, and the glossaries of requests for translations."""
 
     def __init__(self, directions: Directions, limits: Limits, clients: Clients, store: GlossaryStore) -> None:
         self.directions, self.limits, self.clients, self.store = directions, limits, clients, store
 
-    def routes(self) -> list[Route]:
-        """Return the routes for a server."""
-        table: list[tuple[str, str, Any, int]] = [
-            ("GET", "/v2/glossary-language-pairs", self.pairs, 200),
-            ("POST", "/v2/glossaries", self.create, 201),
-            ("GET", "/v2/glossaries", self.all, 200),
-            ("GET", "/v2/glossaries/{id}", self.show, 200),
-            ("DELETE", "/v2/glossaries/{id}", self.delete, 200),
-            ("GET", "/v2/glossaries/{id}/entries", self.entries, 200),
-            ("POST", "/v3/glossaries", self.create_multilingual, 201),
-            ("GET", "/v3/glossaries", self.all_multilingual, 200),
-            ("GET", "/v3/glossaries/{id}", self.show_multilingual, 200),
-            ("PATCH", "/v3/glossaries/{id}", self.update, 200),
-            ("DELETE", "/v3/glossaries/{id}", self.delete, 200),
-            ("GET", "/v3/glossaries/{id}/entries", self.dictionary_entries, 200),
-            ("PUT", "/v3/glossaries/{id}/dictionaries", self.replace_dictionary, 200),
-            ("DELETE", "/v3/glossaries/{id}/dictionaries", self.delete_dictionary, 200),
-        ]
+    def operations(self) -> list[Operation]:
+        """Return the operations for a server."""
+        create, all, show = "Store a glossary", "List the glossaries of the key", "Describe a glossary"
+        delete, entries, rename = "Delete a glossary", "Entries of a glossary", "Rename a glossary, or add terms"
+        pair, v2, v3, json = _DICTIONARY[:2], "/v2/glossaries", "/v3/glossaries", "application/json"
+        new = _NAME, _DICTIONARIES
+        terms = fields(
+            dictionaries=array(fields("", **{parameter.name: parameter.schema for parameter in _DICTIONARY}))
+        )
+        changes = [replace(parameter, required=False) for parameter in new]
+        put, remove = "Store a dictionary", "Delete a dictionary"
+        one, several = fields(glossaries=array(_GLOSSARY)), fields(glossaries=array(_MULTILINGUAL))
         return [
-            Route(path, answered(handler, DEEPL_ERRORS, status), methods=[method])
-            for method, path, handler, status in table
+            Operation("GET", "/v2/glossary-language-pairs", self.pairs, "List the directions", fields()),
+            Operation("GET", v2, self.all, all, one),
+            Operation("POST", v2, self.create, create, _GLOSSARY, (_NAME, *_DICTIONARY), status=201),
+            Operation("GET", f"{v2}/{{id}}", self.show, show, _GLOSSARY),
+            Operation("DELETE", f"{v2}/{{id}}", self.delete, delete, status=204),
+            Operation("GET", f"{v2}/{{id}}/entries", self.entries, entries),
+            Operation("GET", v3, self.all_multilingual, all, several),
+            Operation(
+                "POST",
+                v3,
+                self.create_multilingual,
+                create,
+                _MULTILINGUAL,
+                (_NAME, _DICTIONARIES),
+                forms=json,
+                status=201,
+            ),
+            Operation("GET", f"{v3}/{{id}}", self.show_multilingual, show, _MULTILINGUAL),
+            Operation("PATCH", f"{v3}/{{id}}", self.update, rename, _MULTILINGUAL, changes, forms=json),
+            Operation("DELETE", f"{v3}/{{id}}", self.delete, delete, status=204),
+            Operation(
+                "GET", f"{v3}/{{id}}/entries", self.dictionary_entries, "Entries of a dictionary", terms, query=pair
+            ),
+            Operation("PUT", f"{v3}/{{id}}/dictionaries", self.replace_dictionary, put, _INFO, _DICTIONARY, forms=json),
+            Operation("DELETE", f"{v3}/{{id}}/dictionaries", self.delete_dictionary, remove, query=pair, status=204),
         ]
 
     def of_request(self, client: Client, values: Mapping[str, Any]) -> Glossary | None:
@@ -89,10 +152,10 @@ class DeepLGlossaries:
         return {pair: _entries(values)}
 
     def _dictionaries(self, values: Mapping[str, Any]) -> Dictionaries:
-        given = values.get("dictionaries")
-        if not isinstance(given, list) or not given:
+        dictionaries = values.get("dictionaries")
+        if not isinstance(dictionaries, list) or not dictionaries:
             raise BadRequest("Parameter 'dictionaries' not specified; accepted: a list of at least one")
-        listed = [row for dictionary in given for row in self._terms(dictionary).items()]
+        listed = [row for dictionary in dictionaries for row in self._terms(dictionary).items()]
         if len(dict(listed)) < len(listed):
             raise BadRequest("Parameter 'dictionaries' not supported: two dictionaries have the same languages")
         return dict(listed)
@@ -163,7 +226,7 @@ class DeepLGlossaries:
         def change(stored: StoredGlossary) -> StoredGlossary:
             pair = language_pair(self.directions, values)
             _dictionary(stored, pair, 404)
-            return replace(stored, dictionaries={own: e for own, e in stored.dictionaries.items() if own != pair})
+            return replace(stored, dictionaries={other: e for other, e in stored.dictionaries.items() if other != pair})
 
         await self._changed(owner, request, change)
         return Response(status_code=204)
@@ -185,7 +248,7 @@ class DeepLGlossaries:
 def _dictionary(stored: StoredGlossary, pair: tuple[str, str], status: int) -> dict[str, str]:
     """Return the terms of a glossary for a pair of languages.  Raises BadRequest with `status`."""
     if pair not in stored.dictionaries:
-        has = ", ".join(" to ".join(own) for own in stored.dictionaries) or "none"
+        has = ", ".join(" to ".join(languages) for languages in stored.dictionaries) or "none"
         raise BadRequest(f"The glossary has no dictionary from {pair[0]} to {pair[1]}; it has: {has}", status)
     return stored.dictionaries[pair]
 
@@ -227,9 +290,7 @@ def _tsv(entries: Mapping[str, str]) -> str:
 def _entries(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the terms of a request, `entries` in the format `entries_format`.  Raises BadRequest and UsageError."""
     text = required(values, "entries")
-    delimiter = {"tsv": "\t", "csv": ","}.get(str(values.get("entries_format", "tsv")))
-    if delimiter is None:
-        raise BadRequest("Unsupported value for 'entries_format'; accepted: tsv, csv")
+    delimiter = {"tsv": "\t", "csv": ","}[_FORMAT.read(values)]
     entries: dict[str, str] = {}
     for number, row in enumerate(_rows(text, delimiter), start=1):
         if len(row) < 2:

@@ -1,24 +1,28 @@
-"""The translation directions of a server: models by language pair, and pivoting through a third language."""
+"""The translation directions of a server: models by language pair, pivoting, and texts of several languages."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from babel import Locale
+
+from dragoman.data.language_identifier import identified
 from dragoman.decoding.service import Search
 from dragoman.errors import UsageError
+from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Admission, Ticket
 from dragoman.serve.cache import TranslationCache, settings_key
-from dragoman.serve.direction import BlockingTranslator, Direction
-from dragoman.serve.model_memory import ModelMemory
-from dragoman.serve.sentences import Report
-
-__all__ = ["Directions"]
+from dragoman.serve.http import BadRequest
+from dragoman.serve.models import BlockingTranslator, Direction, ModelMemory
+from dragoman.serve.streaming import Report
 
 _THREADS = 32
 """Texts with markup and documents that are translated at the same time."""
@@ -51,18 +55,13 @@ class Directions:
             direction.close()
 
     def replace(self, directions: Iterable[Direction]) -> None:
-        """Use these models for new requests; others are unloaded as soon as no request uses them.
-
-        Raises UsageError if there are none.
-        """
+        """Use these models for new requests; unload the previous ones once no request uses them."""
         by_pair: dict[tuple[str, str], Direction] = {}
         unused = []
         for direction in directions:
             used = by_pair.setdefault((direction.source, direction.target), direction)
             if used is not direction:
                 unused.append((direction, used))
-        if not by_pair:
-            raise UsageError("no models to serve; specify at least one translation model")
         gone = set(self.by_pair.values()) - set(by_pair.values())
         self.by_pair, self.unused = by_pair, unused
         self.sources = sorted({source for source, _ in by_pair})
@@ -101,17 +100,17 @@ class Directions:
         (see `Direction.translate`).  settings: as for `Translator.translate`; the search of the first of two models
         returns one hypothesis and uses no glossary.  Raises Overloaded.
         """
-        ticket = self.admission.accept(client, len(route) * _estimate(texts))
+        ticket = self.admission.accept(client, len(route) * estimated_tokens(texts))
         try:
-            found: list[list[Translation]] = []
+            results: list[list[Translation]] = []
             with _Pinned(self, route) as pinned:
                 for position, direction in enumerate(pinned, start=1):
                     last = position == len(pinned)
-                    own = settings if last else {**settings, "nbest": 1, "glossary": None}
+                    used = settings if last else {**settings, "nbest": 1, "glossary": None}
                     async with self.memory.using(direction):
-                        found.append(await self._translate(direction, texts, ticket, own, report if last else None))
-                    texts = [translation.text for translation in found[-1]]
-            return found
+                        results.append(await self._translate(direction, texts, ticket, used, report if last else None))
+                    texts = [translation.text for translation in results[-1]]
+            return results
         finally:
             self.admission.finish(ticket)
 
@@ -128,18 +127,18 @@ class Directions:
         if key is None:
             return await direction.translate(texts, ticket, report, **settings)
         model = _cached_as(direction)
-        found = [self.cache.get(model, key, text) for text in texts]
-        missing = [i for i, translation in enumerate(found) if translation is None]
+        translations = [self.cache.get(model, key, text) for text in texts]
+        missing = [i for i, translation in enumerate(translations) if translation is None]
         if report is not None:
-            for i, translation in enumerate(found):
+            for i, translation in enumerate(translations):
                 if translation is not None:
                     report(i, translation.text)
-        of_missing = None if report is None else partial(_report_missing, report, missing)
+        of_missing = None if report is None else partial(_report_at, report, missing)
         new = await direction.translate([texts[i] for i in missing], ticket, of_missing, **settings) if missing else []
         for i, translation in zip(missing, new, strict=True):
             self.cache.put(model, key, texts[i], translation)
-            found[i] = translation
-        return cast(list[Translation], found)
+            translations[i] = translation
+        return cast(list[Translation], translations)
 
     def current(self, direction: Direction) -> Direction:
         """Return a model, or its successor if it was replaced.  Raises UsageError if there is none."""
@@ -162,7 +161,7 @@ class Directions:
         characters: int,
         client: str,
     ) -> Result:
-        """Return the result of `work`, which translates documents or texts with markup, of the last model of a route.
+        """Translate documents or texts with markup by the models of a route; return the result of the last one.
 
         work: called in a thread with a translator and the result of the model before it, at first `source`.
         characters: of the source, for admission.  Raises Overloaded, and what `work` raises.
@@ -212,9 +211,9 @@ class Directions:
 
 
 class _Pinned:
-    """Keeps the models of a route while a request uses them, though others may replace them.
+    """Keeps the models of a route loaded while a request uses them, even if a reload replaces them.
 
-    Those that were replaced since the route was found give way to their successors.
+    A model that was replaced after the route was determined is substituted by its successor.
     """
 
     __slots__ = ("_memory", "_pinned")
@@ -241,11 +240,159 @@ def _tokens_of(characters: int) -> int:
     return max(1, characters // 4)
 
 
-def _estimate(texts: Sequence[str]) -> int:
+def estimated_tokens(texts: Sequence[str]) -> int:
     """Return about the number of tokens of texts, without encoding them."""
     return sum(max(1, len(text.encode("utf-8", "replace")) // 4) for text in texts)
 
 
-def _report_missing(report: Report, missing: Sequence[int], index: int, text: str) -> None:
-    """Report a sentence of a text that was not in the cache.  index: of the text among those."""
-    report(missing[index], text)
+def _report_at(report: Report, indices: Sequence[int], index: int, text: str) -> None:
+    """Report a sentence of one of several texts of a request.  indices: of these texts in the request."""
+    report(indices[index], text)
+
+
+_ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
+"""Codes of languages that are written in two ways."""
+
+_REPORTED = 8
+"""Texts with markup that are translated together, and then reported."""
+
+_TAG = re.compile(r"<[^<>]*>")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of a request."""
+
+    target: Any
+    client: str
+    alternatives: int = 0
+    glossary: Glossary | None = None
+    split: bool | None = None
+    markup: Callable[..., list[str]] | None = None
+    """`translate_html` or `translate_xml`, with its options."""
+
+    def settings(self, last: Direction) -> dict[str, Any]:
+        """Return the arguments of a translation; last: the model that writes the result."""
+        settings: dict[str, Any] = {"glossary": self.glossary, "split": self.split}
+        if self.alternatives:
+            count = self.alternatives + 1
+            settings |= {"nbest": count, "beam": max(last.beam, count)}
+        return settings
+
+
+def public_code(code: str) -> str:
+    """Return the code of a language in answers."""
+    return _ALIASES.get(code, code)
+
+
+def english_name(code: str) -> str:
+    """Return the English name of a language, or the code if it has none."""
+    names = Locale("en").languages
+    return str(names.get(public_code(code).replace("-", "_"), names.get(code, code)))
+
+
+def model_code(directions: Directions, code: Any) -> str:
+    """Return the code that the models use for a code of a client; the code itself if it is unknown.
+
+    Case is ignored, and a variant such as en-GB is found as its language.
+    """
+    text = str(code)
+    known = directions.languages
+    if text in known:
+        return text
+    same = {spelled.lower(): language for language in known for spelled in (public_code(language), language)}
+    wanted = _ALIASES.get(text.lower(), text).lower()
+    return same.get(wanted) or same.get(wanted.partition("-")[0]) or text
+
+
+def identify(directions: Directions, text: str) -> list[tuple[str, float]]:
+    """Return the source languages of the server with their probabilities, most probable first; tags are ignored."""
+    return identified(_TAG.sub(" ", text), directions.sources)
+
+
+def route_of(directions: Directions, source: str, target: Any) -> list[Direction]:
+    """Return the models from a source language to the target of a request; [] if they are the same language.
+
+    Raises BadRequest.
+    """
+    known = model_code(directions, target)
+    if known not in directions.languages:
+        raise BadRequest(f"{str(target)[:40]} is not supported")
+    if known == source:
+        return []
+    route = directions.route(source, known)
+    if not route:
+        reached = ", ".join(map(public_code, directions.targets(source))) or "none"
+        what = f"{str(target)[:40]} is not available as a target language from {source}"
+        raise BadRequest(f"{what}; accepted: {reached}")
+    return route
+
+
+async def translate_texts(
+    directions: Directions,
+    texts: Sequence[str],
+    languages: Sequence[str],
+    options: Options,
+    report: Report | None = None,
+) -> list[Translation]:
+    """Translate texts, one language after the other; a text in the target language is returned unchanged.
+
+    languages: of each text, as the models call them.  report: receives each sentence, and each text with markup, as
+    soon as it is translated.
+    """
+    routes = {language: route_of(directions, language, options.target) for language in dict.fromkeys(languages)}
+    if len(routes) == 1:
+        return await _translate(directions, texts, routes[languages[0]], options, report)
+    results: dict[int, Translation] = {}
+    for language, route in routes.items():
+        indices = [i for i, code in enumerate(languages) if code == language]
+        reported = None if report is None else partial(_report_at, report, indices)
+        translations = await _translate(directions, [texts[i] for i in indices], route, options, reported)
+        results.update(zip(indices, translations, strict=True))
+    return [results[i] for i in range(len(texts))]
+
+
+async def _translate(
+    directions: Directions, texts: Sequence[str], route: Sequence[Direction], options: Options, report: Report | None
+) -> list[Translation]:
+    """Translate texts of one language; route: the models, none for the target language itself."""
+    if not route:
+        for i, text in enumerate(texts):
+            if report is not None and text:
+                report(i, text)
+        return [_copy(text, text) for text in texts]
+    if options.markup is not None:
+        work = _with_markup(options, route[-1].target, report)
+        written = await directions.run(route, work, list(texts), sum(map(len, texts)), options.client)
+        return [*map(_copy, texts, written)]
+    settings = options.settings(route[-1])
+    return (await directions.translate(route, texts, options.client, report, **settings))[-1]
+
+
+def _with_markup(options: Options, target: str, report: Report | None) -> Callable[[Translator, list[str]], list[str]]:
+    """Return the work of `Directions.run` for texts with markup.
+
+    target: language of the results.  report: called on the running event loop.
+    """
+    loop, markup = asyncio.get_running_loop(), options.markup
+    assert markup is not None
+
+    def translate(translator: Translator, texts: list[str]) -> list[str]:
+        is_last = translator.languages[1] == target
+        settings = {"glossary": options.glossary if is_last else None, "split": options.split}
+        if report is None or not is_last:
+            return markup(translator, texts, **settings)
+        written: list[str] = []
+        for start in range(0, len(texts), _REPORTED):
+            written += markup(translator, texts[start : start + _REPORTED], **settings)
+            for i in range(start, len(written)):
+                if written[i]:
+                    loop.call_soon_threadsafe(report, i, written[i])
+        return written
+
+    return translate
+
+
+def _copy(source: str, text: str) -> Translation:
+    """Return a translation that has only a text."""
+    return Translation(source, text, 0.0, 0.0, [], [], (), [])

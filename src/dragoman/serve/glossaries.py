@@ -16,8 +16,6 @@ from dragoman.serve.database import Database
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ["Dictionaries", "GlossaryStore", "StoredGlossary"]
-
 Dictionaries = Mapping[tuple[str, str], dict[str, str]]
 """Target terms by source terms, by source and target language."""
 
@@ -103,7 +101,7 @@ class GlossaryStore:
 
 
 def _check_room(connection: sqlite3.Connection, owner: str, identifier: str, text: str) -> None:
-    """Raise UsageError if there is no room for a glossary, besides those with other identifiers."""
+    """Raise UsageError if a glossary exceeds the limits, together with all glossaries of other identifiers."""
     query = (
         "SELECT count(*), coalesce(sum(length(CAST(dictionaries AS BLOB))), 0) FROM multilingual_glossaries "
         "WHERE id != ?"

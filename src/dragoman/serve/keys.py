@@ -13,8 +13,6 @@ from pathlib import Path
 from dragoman.errors import UsageError
 from dragoman.serve.database import Database, DatabaseError
 
-__all__ = ["ApiKey", "KeyStore"]
-
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, hash TEXT UNIQUE NOT NULL, name TEXT NOT NULL, "
     "per_minute INTEGER, characters INTEGER, created TEXT NOT NULL)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -12,102 +12,209 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from dragoman.errors import DragomanError
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
-from dragoman.serve.answers import ErrorFormat, answered
-from dragoman.serve.clients import Client, Clients
-from dragoman.serve.directions import Directions
-from dragoman.serve.events import event_stream, wants_events
-from dragoman.serve.files import Document, DocumentJobs, Upload, read_upload, translate_upload, upload_text
-from dragoman.serve.languages import Options, english_name, identify, model_code, public_code, route_of, translate_texts
-from dragoman.serve.requests import BadRequest, Limits, parameters, read_body, read_json, unless_disconnected
-from dragoman.serve.sentences import Report
+from dragoman.serve.admission import Client, Clients
+from dragoman.serve.directions import (
+    Directions,
+    Options,
+    english_name,
+    identify,
+    model_code,
+    public_code,
+    route_of,
+    translate_texts,
+)
+from dragoman.serve.http import (
+    BadRequest,
+    ErrorFormat,
+    Limits,
+    Parameter,
+    check_required,
+    header,
+    parameters,
+    read_body,
+    read_json,
+    unless_disconnected,
+)
+from dragoman.serve.operations import (
+    CODE,
+    FILE,
+    FLAG,
+    MULTIPART,
+    NOT_EMPTY,
+    NUMBER,
+    TEXT,
+    TEXTS,
+    Operation,
+    array,
+    fields,
+)
+from dragoman.serve.streaming import Report, event_stream
 from dragoman.serve.suggestions import SuggestionFile
-
-__all__ = ["routes"]
+from dragoman.serve.uploads import Document, DocumentJobs, Upload, read_upload, translate_upload, upload_text
 
 _LOG = logging.getLogger(__name__)
-_ERRORS = ErrorFormat("error", 403, "Slowdown: ", "Invalid request: ", "Cannot translate text: ")
-_MAX_ALTERNATIVES = 16
+LIBRETRANSLATE_ERRORS = ErrorFormat("error", 403, "Slowdown: ", "Invalid request: ", "Cannot translate text: ")
 _MAX_ENTRIES = 10_000
+_MISSING = "Invalid request: missing {name} parameter"
+
+_KEY = Parameter("api_key", TEXT)
+_SOURCE = Parameter("source", {**CODE, "description": "source language, or auto"}, required=True)
+_TARGET = Parameter("target", CODE, required=True)
+_GLOSSARY_MODE = Parameter(
+    "glossary_mode", {"enum": ["soft", "strict"], "default": "soft"},
+    refusal="Invalid request: glossary_mode {value!r}; accepted: {accepted}",
+)  # fmt: skip
+_FORMAT = Parameter(
+    "format", {"enum": ["text", "html"], "default": "text"},
+    refusal="{value} format is not supported; accepted: {accepted}", empty=True,
+)  # fmt: skip
+_ALTERNATIVES = Parameter(
+    "alternatives", {**NUMBER, "minimum": 0, "maximum": 16, "default": 0},
+    refusal="Invalid request: 'alternatives' parameter must be a number from 0 to 16", empty=True,
+)  # fmt: skip
+_TRANSLATE = (
+    Parameter("q", {**TEXTS, "description": "a text or a list of texts"}, required=True),
+    _SOURCE,
+    _TARGET,
+    _FORMAT,
+    _ALTERNATIVES,
+    Parameter(
+        "glossary", {"type": "object", "additionalProperties": TEXT, "description": "target terms by source terms"}
+    ),
+    _GLOSSARY_MODE,
+    Parameter("stream", {**FLAG, "default": False, "description": "answer with server-sent events, as with Accept"}),
+    _KEY,
+)
+_EVENTS = {
+    "type": "string",
+    "description": 'with stream or Accept: text/event-stream. Events "part" with {index, text}: the next piece of the '
+    'translation of the text with that index; then "done" with the JSON answer, or "error" with {error, status}',
+}
+_TRANSLATED = fields(
+    "translatedText",
+    translatedText={**TEXTS, "description": "a list if q is a list, like all values of the answer"},
+    detectedLanguage={"description": "with source = auto"},
+    alternatives={"description": "if requested"},
+    glossary={"description": "with a glossary: its terms in the text, and whether they were applied"},
+)
+_UPLOAD = (
+    Parameter("file", FILE, required=True),
+    _SOURCE,
+    _TARGET,
+    Parameter("glossary", {**TEXT, "description": "a JSON object of target terms by source terms"}),
+    _GLOSSARY_MODE,
+    _KEY,
+)
+_UPLOADED = fields(
+    "translatedFileUrl",
+    translatedFileUrl=TEXT,
+    detectedLanguage={"description": "with source = auto"},
+    glossary={"description": "with a glossary: its terms in the document, their occurrences, and whether applied"},
+)
+_SUGGESTION = (
+    Parameter("q", {**NOT_EMPTY, "description": "the text"}, required=True),
+    Parameter("s", {**NOT_EMPTY, "description": "its translation"}, required=True),
+    _SOURCE,
+    _TARGET,
+    _KEY,
+)
 
 
-def routes(
-    directions: Directions,
-    limits: Limits,
-    clients: Clients,
-    jobs: DocumentJobs,
-    suggestions: SuggestionFile | None = None,
-) -> list[Route]:
-    """Return the routes for a server.  suggestions: None = they are refused."""
-    api = _LibreTranslate(directions, limits, clients, jobs, suggestions)
-    return [
-        Route("/translate", answered(api.translate, _ERRORS), methods=["POST"]),
-        Route("/detect", answered(api.detect, _ERRORS), methods=["POST"]),
-        Route("/languages", answered(api.languages, _ERRORS), methods=["GET", "POST"]),
-        Route("/frontend/settings", answered(api.settings, _ERRORS), methods=["GET"]),
-        Route("/translate_file", answered(api.translate_file, _ERRORS), methods=["POST"]),
-        Route("/download_file/{name}", answered(api.download_file, _ERRORS), methods=["GET"], name="download_file"),
-        Route("/suggest", answered(api.suggest, _ERRORS), methods=["POST"]),
-        Route("/health", answered(api.health, _ERRORS), methods=["GET"]),
-    ]
+class LibreTranslate:
+    """The operations of a server.  suggestions: None = they are refused."""
 
-
-class _LibreTranslate:
     def __init__(
         self,
         directions: Directions,
         limits: Limits,
         clients: Clients,
         jobs: DocumentJobs,
-        suggestions: SuggestionFile | None,
+        suggestions: SuggestionFile | None = None,
     ) -> None:
         self.directions, self.limits, self.clients, self.jobs = directions, limits, clients, jobs
         self.suggestions = suggestions
 
+    def operations(self) -> list[Operation]:
+        """Return the operations of the interface."""
+        confidence = {"type": "number", "minimum": 0, "maximum": 100}
+        detected = array(fields(confidence=confidence, language=CODE))
+        languages = array(fields(code=CODE, name=TEXT, targets=array(CODE)))
+        detect, upload = (Parameter("q", NOT_EMPTY, required=True), _KEY), "Translate a document"
+        return [
+            Operation("POST", "/translate", self.translate, "Translate texts", _TRANSLATED, _TRANSLATE, events=_EVENTS),
+            Operation("POST", "/detect", self.detect, "Identify the language of a text", detected, detect),
+            Operation("GET POST", "/languages", self.languages, "List the languages", languages),
+            Operation("POST", "/translate_file", self.translate_file, upload, _UPLOADED, _UPLOAD, forms=MULTIPART),
+            Operation(
+                "POST", "/suggest", self.suggest, "Suggest a better translation", fields(success=FLAG), _SUGGESTION
+            ),
+            Operation("GET", "/download_file/{name}", self.download_file, "Fetch a translated document"),
+            Operation("GET", "/frontend/settings", self.settings, "Limits and features of the server", fields()),
+            Operation("GET", "/health", self.health, "LibreTranslate's health check", fields(status=TEXT)),
+        ]
+
     async def translate(self, request: Request) -> dict[str, Any] | Response:
         values = parameters(request, await read_body(request, self.limits))
         client = self.clients.identify(request, values.get("api_key"))
-        for name in ("q", "source", "target"):
-            if values.get(name) in (None, ""):
-                if name == "q" and values.get(name) == "":
-                    continue
-                raise BadRequest(f"Invalid request: missing {name} parameter")
-        in_events = wants_events(request, values.get("stream"))
-        translation = self._translation(values, client)
-        self.clients.accept(client, translation.characters)
-        if in_events:
-            return await event_stream(request, translation.run, self.limits.seconds, _ERRORS)
-        return await unless_disconnected(request, translation.run(), self.limits.seconds)
-
-    def _translation(self, values: dict[str, Any], client: Client) -> _Translation:
-        """Return what a request asks for.  Raises BadRequest and UsageError."""
-        texts, is_list = self._texts(values["q"])
-        alternatives = self._alternatives(values.get("alternatives", 0))
-        form = values.get("format") or "text"
-        if form not in ("text", "html"):
-            raise BadRequest(f"{str(form)[:40]} format is not supported; accepted: text, html")
+        check_required(values, _TRANSLATE, _MISSING)
+        in_events = _wants_events(request, values.get("stream"))
+        texts, alternatives = self._texts(values["q"]), _ALTERNATIVES.read(values)
         markup = None
-        if form == "html":
-            from dragoman.markup.html import translate_html  # like `dragoman.documents`, see files.py
+        if _FORMAT.read(values) == "html":
+            from dragoman.markup.html import translate_html  # like `dragoman.documents`, see uploads.py
 
             markup = translate_html
-        detected = None
-        source = values["source"]
-        if source == "auto":
-            detected = [self._detect(text)[0] for text in texts]
-            languages = [model_code(self.directions, found["language"]) for found in detected]
+        detected = [self._detect(text)[0] for text in texts] if values["source"] == "auto" else None
+        if detected is None:
+            languages = [self._source(values["source"])] * len(texts)
         else:
-            languages = [self._source(source)] * len(texts)
+            languages = [model_code(self.directions, best["language"]) for best in detected]
         options = Options(values["target"], client.name, alternatives, glossary_of(values), markup=markup)
-        return _Translation(self, client, texts, languages, options, is_list, detected, "glossary" in values)
+        self.clients.accept(client, sum(map(len, texts)))
 
-    def _texts(self, q: Any) -> tuple[list[str], bool]:
-        is_list = isinstance(q, list)
-        texts = q if is_list else [q]
+        async def run(report: Report | None = None) -> dict[str, Any]:
+            results = await self._translated(client, texts, languages, options, report)
+            answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
+            if detected is not None:
+                answer["detectedLanguage"] = detected
+            if alternatives:
+                answer["alternatives"] = [_alternatives(result, alternatives) for result in results]
+            if "glossary" in values:
+                answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
+            return answer if isinstance(values["q"], list) else {name: value[0] for name, value in answer.items()}
+
+        if in_events:
+            return await event_stream(request, run, self.limits.seconds, LIBRETRANSLATE_ERRORS)
+        return await unless_disconnected(request, run(), self.limits.seconds)
+
+    async def _translated(
+        self, client: Client, texts: list[str], languages: list[str], options: Options, report: Report | None
+    ) -> list[Translation]:
+        """Translate, and charge the characters when the first sentence is reported, or at the end."""
+        charged = False
+
+        def charge() -> None:
+            nonlocal charged
+            if not charged:
+                charged = True
+                self.clients.charge(client, sum(map(len, texts)))
+
+        def charge_and_report(index: int, text: str) -> None:
+            charge()
+            assert report is not None
+            report(index, text)
+
+        reported = None if report is None else charge_and_report
+        results = await translate_texts(self.directions, texts, languages, options, reported)
+        charge()
+        return results
+
+    def _texts(self, q: Any) -> list[str]:
+        texts = q if isinstance(q, list) else [q]
         if not all(isinstance(text, str) for text in texts):
             raise BadRequest("Invalid request: q parameter must be a text or a list of texts")
         if len(texts) > self.limits.texts:
@@ -115,18 +222,7 @@ class _LibreTranslate:
         characters = sum(map(len, texts))
         if characters > self.limits.characters:
             raise BadRequest(f"Invalid request: request ({characters}) exceeds text limit ({self.limits.characters})")
-        return texts, is_list
-
-    def _alternatives(self, value: Any) -> int:
-        try:
-            number = int(value or 0)
-        except (TypeError, ValueError, OverflowError):  # the last one for 1e999
-            number = -1
-        if not 0 <= number <= _MAX_ALTERNATIVES:
-            raise BadRequest(
-                f"Invalid request: 'alternatives' parameter must be a number from 0 to {_MAX_ALTERNATIVES}"
-            )
-        return number
+        return texts
 
     def _source(self, code: Any) -> str:
         known = model_code(self.directions, code)
@@ -135,15 +231,13 @@ class _LibreTranslate:
         return known
 
     def _detect(self, text: str) -> list[dict[str, Any]]:
-        found = identify(self.directions, text)
-        return [{"confidence": round(100 * probability), "language": public_code(code)} for code, probability in found]
+        ranked = identify(self.directions, text)
+        return [{"confidence": round(100 * probability), "language": public_code(code)} for code, probability in ranked]
 
     async def translate_file(self, request: Request) -> dict[str, Any]:
         upload = await read_upload(request, await read_body(request, self.limits))
         client = self.clients.identify(request, upload.fields.get("api_key"))
-        for name in ("source", "target"):
-            if not upload.fields.get(name):
-                raise BadRequest(f"Invalid request: missing {name} parameter")
+        check_required(upload.fields, (_SOURCE, _TARGET), _MISSING)
         glossary = _form_glossary(upload.fields)
         self.clients.accept(client, 1)  # its characters are not known yet
         source, answer = await self._file_source(request, upload)
@@ -177,7 +271,7 @@ class _LibreTranslate:
     async def detect(self, request: Request) -> list[dict[str, Any]]:
         values = parameters(request, await read_body(request, self.limits))
         if not isinstance(values.get("q"), str) or not values["q"]:
-            raise BadRequest("Invalid request: missing q parameter")
+            raise BadRequest(_MISSING.format(name="q"))
         client = self.clients.identify(request, values.get("api_key"))
         self._texts(values["q"])
         self.clients.accept(client, 0)
@@ -218,15 +312,15 @@ class _LibreTranslate:
             raise BadRequest("Suggestions are disabled on this server.", 403)
         values = parameters(request, await read_body(request, self.limits))
         client = self.clients.identify(request, values.get("api_key"))
-        given = {name: self._suggested(values, name) for name in ("q", "s", "source", "target")}
-        detected = given["source"] == "auto"
-        source = identify(self.directions, given["q"])[0][0] if detected else self._source(given["source"])
-        target = model_code(self.directions, given["target"])
+        suggestion = {name: self._suggested(values, name) for name in ("q", "s", "source", "target")}
+        detected = suggestion["source"] == "auto"
+        source = identify(self.directions, suggestion["q"])[0][0] if detected else self._source(suggestion["source"])
+        target = model_code(self.directions, suggestion["target"])
         if target not in self.directions.languages or target == source:
-            raise BadRequest(f"{given['target'][:40]} is not supported as a target language from {source}")
+            raise BadRequest(f"{suggestion['target'][:40]} is not supported as a target language from {source}")
         self.clients.accept(client, 0)
         try:
-            await asyncio.to_thread(self.suggestions.append, source, target, given["q"], given["s"])
+            await asyncio.to_thread(self.suggestions.append, source, target, suggestion["q"], suggestion["s"])
         except DragomanError as error:
             _LOG.error("%s: %s", self.suggestions.path, error)
             raise BadRequest(str(error), 500) from None
@@ -235,7 +329,7 @@ class _LibreTranslate:
     def _suggested(self, values: dict[str, Any], name: str) -> str:
         value = values.get(name)
         if not isinstance(value, str) or not value.strip():
-            raise BadRequest(f"Invalid request: missing {name} parameter")
+            raise BadRequest(_MISSING.format(name=name))
         if len(value) > self.limits.characters:
             raise BadRequest(f"Invalid request: request ({len(value)}) exceeds text limit ({self.limits.characters})")
         return value
@@ -244,56 +338,19 @@ class _LibreTranslate:
         return {"status": "ok"}
 
 
-@dataclass(frozen=True)
-class _Translation:
-    """A request for translations that has been read and checked.
+def _wants_events(request: Request, stream: Any) -> bool:
+    """Return whether a request asks for events: by the parameter `stream`, or by its header `Accept`.
 
-    is_list: whether its texts, and therefore all values of the answer, are lists.  detected: languages of the texts, if
-    they were to be detected.  with_terms: whether the answer reports the terms of the glossary.
+    Raises BadRequest.
     """
-
-    server: _LibreTranslate
-    client: Client
-    texts: list[str]
-    languages: list[str]
-    options: Options
-    is_list: bool
-    detected: list[dict[str, Any]] | None
-    with_terms: bool
-
-    @property
-    def characters(self) -> int:
-        return sum(map(len, self.texts))
-
-    async def run(self, report: Report | None = None) -> dict[str, Any]:
-        """Return the answer.  The characters are charged when the first sentence is reported, or at the end."""
-        reported = False
-
-        def noted(index: int, text: str) -> None:
-            nonlocal reported
-            reported = True
-            assert report is not None
-            report(index, text)
-
-        finished = False
-        try:
-            own = None if report is None else noted
-            results = await translate_texts(self.server.directions, self.texts, self.languages, self.options, own)
-            finished = True
-        finally:
-            if finished or reported:
-                self.server.clients.charge(self.client, self.characters)
-        return self._answer(results)
-
-    def _answer(self, results: list[Translation]) -> dict[str, Any]:
-        answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
-        if self.detected is not None:
-            answer["detectedLanguage"] = self.detected
-        if self.options.alternatives:
-            answer["alternatives"] = [_alternatives(result, self.options.alternatives) for result in results]
-        if self.with_terms:
-            answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
-        return answer if self.is_list else {name: value[0] for name, value in answer.items()}
+    if stream is None:
+        accepted = header(request, b"accept").split(",")
+        return any(kind.partition(";")[0].strip().lower() == "text/event-stream" for kind in accepted)
+    if str(stream).lower() in ("true", "1"):
+        return True
+    if str(stream).lower() in ("false", "0", ""):
+        return False
+    raise BadRequest("Invalid request: 'stream' parameter must be true or false")
 
 
 def glossary_of(values: dict[str, Any]) -> Glossary | None:
@@ -301,9 +358,7 @@ def glossary_of(values: dict[str, Any]) -> Glossary | None:
 
     Raises UsageError and BadRequest.
     """
-    mode = values.get("glossary_mode", "soft")
-    if mode not in ("soft", "strict"):
-        raise BadRequest(f"Invalid request: glossary_mode {str(mode)[:40]!r}; accepted: soft, strict")
+    mode = _GLOSSARY_MODE.read(values)
     glossary = values.get("glossary")
     if isinstance(glossary, dict) and len(glossary) > _MAX_ENTRIES:
         raise BadRequest(f"Invalid request: the glossary has more than {_MAX_ENTRIES:,} entries")

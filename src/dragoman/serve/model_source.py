@@ -1,4 +1,4 @@
-"""The models of a server's configuration: their folders, and what is known of them before they are loaded."""
+"""The model folders of a server's configuration, and their properties before they are loaded."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, read_config, read_meta, wrong_model
 from dragoman.pipelines.translation import Translator
-
-__all__ = ["ModelSource", "model_sources"]
 
 _WEIGHTS = "model.safetensors"
 _LANGUAGES = (FRAMES_FILE, PIECES_FILE)
@@ -52,16 +50,16 @@ class ModelSource:
     device: str = "cpu"
 
     def load(self) -> tuple[Translator, str]:
-        """Return the translator, and the fingerprint of the files in the folder, which may be others than before.
+        """Return the translator, and the fingerprint of the files in the folder, which may have changed.
 
         Raises ModelFolderError, and UsageError if the shortlist is missing.
         """
         meta = read_meta(self.folder)
         translator = Translator.load(self.folder, self.device, shortlist=self.shortlist)
         if translator.languages != self.trained:
-            found = " to ".join(map(str, translator.languages))
+            languages = " to ".join(map(str, translator.languages))
             raise ModelFolderError(
-                f"{self.folder}: replaced by a model from {found}; reload the configuration of the server (SIGHUP)"
+                f"{self.folder}: replaced by a model from {languages}; reload the configuration of the server (SIGHUP)"
             )
         if self.between is not None:
             translator.tokenizer = translator.tokenizer.between(*self.between)
@@ -94,7 +92,7 @@ class ModelSource:
 
 
 def model_sources(entries: Sequence[ModelEntry], device: str = "cpu") -> list[ModelSource]:
-    """Return the models that translate, to be loaded on a device; others are only for the viewer.
+    """Return the translation models, to be loaded on a device; language models are for the viewer only.
 
     Raises UsageError and ModelFolderError.
     """
@@ -107,7 +105,7 @@ def model_sources(entries: Sequence[ModelEntry], device: str = "cpu") -> list[Mo
             "once per pair of `source` and `target`"
         )
     names = dict(zip(dict.fromkeys(paths), distinct_names(list(dict.fromkeys(paths))), strict=True))
-    found = []
+    sources = []
     for path, entry in zip(paths, entries, strict=True):
         folder = find_model(Path(entry.path)).resolve()
         config = read_config(folder)
@@ -116,19 +114,19 @@ def model_sources(entries: Sequence[ModelEntry], device: str = "cpu") -> list[Mo
             between = _between(folder, entry)
             if between is None and paths.count(path) > 1:
                 raise UsageError(f"models specified twice: {path}, which has one direction; specify it once")
-            own = between or (None, None)
-            languages = entry.source or own[0] or trained[0], entry.target or own[1] or trained[1]
+            codes = between or (None, None)
+            languages = entry.source or codes[0] or trained[0], entry.target or codes[1] or trained[1]
             name = names[path] if paths.count(path) == 1 else f"{names[path]} {languages[0]}-{languages[1]}"
             fingerprint = _fingerprint(read_meta(folder), load_shortlist(folder) if entry.shortlist else None)
             beam = entry.search.beam or config.search.beam
-            found.append(
+            sources.append(
                 ModelSource(
                     folder, name, languages, trained, beam, fingerprint, between, entry.search, entry.shortlist, device
                 )
             )
         elif config.data.kind != "text":
             raise wrong_model(Path(entry.path), config, "neither translates nor continues texts")
-    return found
+    return sources
 
 
 def _between(folder: Path, entry: ModelEntry) -> tuple[str | None, str | None] | None:
@@ -136,15 +134,15 @@ def _between(folder: Path, entry: ModelEntry) -> tuple[str | None, str | None] |
 
     Raises UsageError for languages that it lacks.
     """
-    given = entry.model_source, entry.model_target
+    wanted = entry.model_source, entry.model_target
     tokenizer = load_vocabulary(folder) if any((folder / name).is_file() for name in _LANGUAGES) else None
     if not isinstance(tokenizer, Tokenizer) or not any(tokenizer.languages):
-        if any(given):
+        if any(wanted):
             raise UsageError(f"{folder}: the model has one direction; omit model_source and model_target")
         return None
-    pairs = zip(given, (entry.source, entry.target), tokenizer.languages, tokenizer.default_languages, strict=True)
+    pairs = zip(wanted, (entry.source, entry.target), tokenizer.languages, tokenizer.default_languages, strict=True)
     # A code of the server may be another one than that of the model: "en" and "eng_Latn".
-    codes = [own or (public if public in known else default) for own, public, known, default in pairs]
+    codes = [code or (public if public in known else default) for code, public, known, default in pairs]
     try:
         tokenizer.between(codes[0], codes[1])
     except UsageError as error:

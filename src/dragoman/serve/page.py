@@ -1,8 +1,9 @@
-"""The page at /: translate text and documents with the routes of LibreTranslate's interface; its files at /web/."""
+"""The pages of the server and their files; the page at / uses the routes of LibreTranslate's interface."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
 from starlette.requests import Request
@@ -10,9 +11,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from dragoman.pages.page import read_assets, render
-from dragoman.serve.requests import Limits
-
-__all__ = ["HEADERS", "TYPES", "page_routes"]
+from dragoman.serve.http import Limits
 
 STYLES = ("colors.css", "page.css", "language.css", "translate.css", "translate_tools.css")
 SCRIPTS = (
@@ -37,20 +36,26 @@ HEADERS = {
 """Headers of pages and their files: nothing is loaded from elsewhere, and no other page embeds them."""
 
 
-def page_routes(limits: Limits, with_viewer: bool) -> list[Route]:
-    """Return the routes of the page and its files.  with_viewer: link to the viewer at /viewer/."""
+def page_routes(prefix: str, page: Callable[[], str], styles: Sequence[str], scripts: Sequence[str]) -> list[Route]:
+    """Return the routes of a page, at `prefix` and a slash, and of its files.  page: returns its HTML."""
 
-    @functools.cache
-    def rendered() -> str:  # at the first request, because it imports jinja2
-        return render("translate.html", styles=STYLES, scripts=SCRIPTS, viewer=with_viewer, most_bytes=limits.body)
-
-    def page(request: Request) -> Response:
-        return HTMLResponse(rendered(), headers=HEADERS)
+    def html(request: Request) -> Response:
+        return HTMLResponse(page(), headers=HEADERS)
 
     def file(request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in STYLES and name not in SCRIPTS:
+        if name not in styles and name not in scripts:
             return PlainTextResponse("Not Found", 404, HEADERS)
         return Response(read_assets(name), headers=HEADERS, media_type=TYPES[PurePosixPath(name).suffix])
 
-    return [Route("/", page), Route("/web/{name}", file)]
+    return [Route(f"{prefix}/", html), Route(f"{prefix}/web/{{name}}", file)]
+
+
+def translation_page(limits: Limits, with_viewer: bool) -> list[Route]:
+    """Return the routes of the page that translates.  with_viewer: link to the viewer at /viewer/."""
+
+    @functools.cache
+    def page() -> str:  # rendered at the first request, because it imports jinja2
+        return render("translate.html", styles=STYLES, scripts=SCRIPTS, viewer=with_viewer, most_bytes=limits.body)
+
+    return page_routes("", page, STYLES, SCRIPTS)

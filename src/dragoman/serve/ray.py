@@ -15,16 +15,14 @@ from starlette.types import ASGIApp
 from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError, clip
 from dragoman.extras import extra_package
-from dragoman.serve.listen import listen
 from dragoman.serve.reloader import Reloader
 from dragoman.serve.start import check, create_application
-
-__all__ = ["serve_on_ray"]
+from dragoman.serve.uvicorn_server import listen
 
 _FEATURE = "serving on Ray"
 _NAME = "dragoman"
 _MOST_REQUESTS = 100_000
-"""Requests that Ray Serve passes to a replica at the same time; the replica itself refuses what is too much."""
+"""Requests that Ray Serve passes to a replica at the same time; the replica itself limits the work."""
 
 
 def serve_on_ray(config: ServerConfig, replicas: int | None, log: Callable[[str], None]) -> None:
@@ -44,7 +42,7 @@ def serve_on_ray(config: ServerConfig, replicas: int | None, log: Callable[[str]
         ray.init(include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     try:
         resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        machines = [Machine(int(own.get("CPU", 0)), int(own.get("GPU", 0))) for own in resources]
+        machines = [Machine(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in resources]
         plan = _plan(config.device, machines, replicas)
         if serve.status().proxies:
             raise UsageError("Ray Serve already runs on this cluster; stop it ('serve shutdown'), or use another one")
@@ -119,7 +117,7 @@ def _plan(device: str, machines: Sequence[Machine], replicas: int | None) -> Pla
 def _threads(machines: Sequence[Machine], replicas: int, gpus: int) -> int:
     """Return the largest number of threads with which the replicas fit, each with so many GPUs; 0 if they do not."""
     for threads in range(max((machine.cores for machine in machines), default=0), 0, -1):
-        room = [min(cores // threads, own if gpus else replicas) for cores, own in machines]
+        room = [min(cores // threads, own_gpus if gpus else replicas) for cores, own_gpus in machines]
         if sum(room) >= replicas:
             return threads
     return 0
@@ -154,8 +152,7 @@ def _application(serve: Any, config: ServerConfig, plan: Plan) -> Any:
 
     def create() -> ASGIApp:  # called by each replica
         app, reloader = create_application(config, logging.getLogger(_NAME).warning)
-        if reloader is not None:
-            _load_first(app, reloader)
+        _load_first(app, reloader)
         return app
 
     deployment = serve.deployment(

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError
-from dragoman.models.model_folder import verify
-from dragoman.serve.direction import Direction
+from dragoman.models.model_folder import distinct_names, find_model, verify
 from dragoman.serve.directions import Directions
-from dragoman.serve.model_memory import in_thread
 from dragoman.serve.model_source import ModelSource, model_sources
-
-__all__ = ["Reloader"]
+from dragoman.serve.models import Direction, Slot, in_thread
+from dragoman.serve.viewer_routes import Viewer, ViewerModel
 
 _LOG = logging.getLogger(__name__)
 _RELOADED = {"models"}
@@ -24,8 +23,7 @@ _RELOADED = {"models"}
 class Reloader:
     """Loads the models of `directions`, and replaces those whose files have changed.
 
-    read: returns the configuration, read again.  log: receives messages for the operator.  replaced: called after
-    models were replaced, with the new configuration.
+    read: returns the configuration, read again.  log: receives messages for the operator.  viewer: shows the models.
     """
 
     def __init__(
@@ -34,31 +32,34 @@ class Reloader:
         config: ServerConfig,
         read: Callable[[], ServerConfig],
         log: Callable[[str], None],
-        replaced: Callable[[ServerConfig], None] = lambda config: None,
+        viewer: Viewer | None = None,
     ) -> None:
         self._directions, self._config, self._read = directions, config, read
-        self._log, self._replaced = log, replaced
+        self._log, self._viewer = log, viewer
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
         """Load the models for the first time.  Raises DragomanError."""
         memory = self._directions.memory
         async with self._lock:
-            for direction in self._directions.by_pair.values():
-                memory.check(direction)
-            for direction in self._directions.by_pair.values():
-                if self._is_due(direction):
-                    await memory.load(direction)
+            slots: list[Slot] = list(self._directions.by_pair.values())
+            if not slots and self._viewer:
+                slots = list(self._viewer.models.values())
+            for slot in slots:
+                memory.check(slot)
+            for slot in slots:
+                if self._is_due(slot):
+                    await memory.load(slot)
 
-    def _is_due(self, direction: Direction) -> bool:
+    def _is_due(self, slot: Slot) -> bool:
         """Return whether a model is loaded before it is used.
 
         Even with `load = "first_use"`, models are loaded of which only this shows whether they fit.
         """
         memory = self._directions.memory
-        if memory.limit and direction.bytes > memory.limit:
+        if memory.limit and slot.bytes > memory.limit:
             return True
-        fits = not memory.limit or memory.bytes + direction.bytes <= memory.limit
+        fits = not memory.limit or memory.bytes + slot.bytes <= memory.limit
         return fits and self._config.load == "start"
 
     async def reload(self) -> None:
@@ -82,8 +83,10 @@ class Reloader:
         for source in sources:
             same = [direction for direction in before.values() if direction.is_same(source)]
             chosen.append(same[0] if same else Direction(source, source.name))
-        if not chosen:
+        if not chosen and before:
             raise UsageError("no models to serve; specify at least one translation model")
+        if chosen and not before:
+            raise UsageError("a server of language models cannot add translation models; start it again")
         used: dict[tuple[str, str], Direction] = {}
         for direction in chosen:
             used.setdefault((direction.source, direction.target), direction)
@@ -100,8 +103,8 @@ class Reloader:
         counts = len(new) - len(added), len(added), len(removed), len(kept)
         self._log("models: {} replaced, {} added, {} removed, {} unchanged".format(*counts))
         self._warn(config)
-        if config.models != self._config.models or new:
-            self._replaced(config)
+        if self._viewer and (config.models != self._config.models or new):
+            self._viewer.replace(viewer_models(config, directions))
         self._config = self._config.model_copy(update={"models": config.models})
         await directions.memory.trim()
 
@@ -123,3 +126,18 @@ class Reloader:
 async def _close(directions: Iterable[Direction]) -> None:
     for direction in directions:
         await in_thread(direction.close)
+
+
+def viewer_models(config: ServerConfig, directions: Directions) -> dict[str, Slot]:
+    """Return the models of the viewer by name: those of `directions`, and models that only the viewer shows.
+
+    Of the directions of a model with several languages, the first one is shown.
+    """
+    paths = list(dict.fromkeys(Path(entry.path).resolve() for entry in config.models))
+    served = {
+        direction.model.folder: direction for direction in reversed(directions.by_pair.values()) if direction.model
+    }
+    names = zip(distinct_names(paths), paths, strict=True)
+    return {
+        name: served.get(find_model(path).resolve()) or ViewerModel(name, path, config.device) for name, path in names
+    }

@@ -8,26 +8,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from starlette.applications import Starlette
-from starlette.routing import Mount, Route
-from starlette.types import ASGIApp
 
 from dragoman.config.server import ServerConfig
 from dragoman.decoding.loader import find_device
 from dragoman.errors import UsageError
 from dragoman.extras import has_torch, needs_torch
 from dragoman.models.model_folder import read_config
-from dragoman.serve.direction import Direction
+from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
+from dragoman.serve.gateway import LOG
+from dragoman.serve.http import Limits
 from dragoman.serve.keys import KeyStore
-from dragoman.serve.listen import listen
 from dragoman.serve.model_source import ModelSource, model_sources
-from dragoman.serve.monitor import LOG
-from dragoman.serve.reloader import Reloader
-from dragoman.serve.requests import Limits
-from dragoman.serve.run import run_server
-from dragoman.serve.server import LazyApp, create_server, to_viewer
-
-__all__ = ["check", "create_application", "start"]
+from dragoman.serve.models import Direction
+from dragoman.serve.reloader import Reloader, viewer_models
+from dragoman.serve.uvicorn_server import listen, run_server
+from dragoman.serve.viewer_routes import Viewer
 
 _LOCAL = {"127.0.0.1", "localhost", "::1"}
 
@@ -49,11 +45,7 @@ def start(config: ServerConfig, log: Callable[[str], None], read: Callable[[], S
             LOG.addHandler(logging.StreamHandler(sys.stdout))
             LOG.setLevel(logging.INFO)
         app, reloader = create_application(config, log, read)
-        if reloader is None:
-            log(started)
-            run_server(app, None, listener, config.drain)
-        else:
-            run_server(app, app.state.monitor, listener, config.drain, reloader, lambda: log(started))
+        run_server(app, app.state.monitor, listener, config.drain, reloader, lambda: log(started))
 
 
 def check(config: ServerConfig) -> None:
@@ -73,68 +65,41 @@ def check(config: ServerConfig) -> None:
 
 def create_application(
     config: ServerConfig, log: Callable[[str], None], read: Callable[[], ServerConfig] | None = None
-) -> tuple[Starlette, Reloader | None]:
-    """Return the application, and what loads its models; only the viewer has none.
+) -> tuple[Starlette, Reloader]:
+    """Return the application, and what loads its models.
 
     read: see `start`.  Raises UsageError and ModelFolderError.
     """
     sources = model_sources(config.models, config.device)
-    page = _Viewer(config) if _with_viewer(config, sources, log) else None
-    if not sources and page:
-        with needs_torch("serving a language model"):
-            viewer = _viewer(config)  # loads the models now, so that damaged ones are refused at the start
-        return Starlette(routes=[Mount("/viewer", viewer), Route("/", to_viewer)]), None
     directions = _directions(config, sources, log)
-    app = _server(config, directions, page.app if page else None)
-    replaced = page.replace if page else (lambda config: None)
-    return app, Reloader(directions, config, read or (lambda: config), log, replaced)
-
-
-def _with_viewer(config: ServerConfig, sources: Sequence[ModelSource], log: Callable[[str], None]) -> bool:
+    viewer = None
     if config.viewer and sources and not has_torch():
         log("without the viewer, which needs PyTorch: pip install 'dragoman[train]' (or --no-viewer)")
-        return False
-    return config.viewer
-
-
-def _directions(config: ServerConfig, sources: Sequence[ModelSource], log: Callable[[str], None]) -> Directions:
-    found = [Direction(source, source.name) for source in sources]
-    directions = Directions(found, config.limits.waiting_tokens, config.memory << 20, config.cache << 20)
-    for unused, used in directions.unused:
-        log(f"{unused.name}: only in the viewer, because {used.name} translates the same languages")
-    return directions
-
-
-def _server(config: ServerConfig, directions: Directions, viewer: ASGIApp | None) -> Starlette:
-    limits = config.limits
-    return create_server(
+    elif config.viewer:
+        if not sources:
+            with needs_torch("serving a language model"):
+                import torch  # noqa: F401
+        viewer = Viewer(directions, viewer_models(config, directions), _limits(config))
+    app = create_server(
         directions,
-        Limits(limits.characters, limits.texts, limits.body, limits.read_seconds, limits.seconds),
+        _limits(config),
         config.allowed_hosts or (() if config.host in _LOCAL else ("*",)),
         viewer,
         Path(config.database) if config.database else None,
         config.require_key,
         Path(config.suggestions) if config.suggestions else None,
     )
+    return app, Reloader(directions, config, read or (lambda: config), log, viewer)
 
 
-class _Viewer:
-    """The viewer of the models of a configuration, which another one may replace."""
-
-    def __init__(self, config: ServerConfig) -> None:
-        self._config = config
-        self.app = LazyApp(lambda: _viewer(self._config))
-
-    def replace(self, config: ServerConfig) -> None:
-        """Show the models of this configuration from the next request on."""
-        self._config = self._config.model_copy(update={"models": config.models})
-        self.app.reset()
+def _directions(config: ServerConfig, sources: Sequence[ModelSource], log: Callable[[str], None]) -> Directions:
+    models = [Direction(source, source.name) for source in sources]
+    directions = Directions(models, config.limits.waiting_tokens, config.memory << 20, config.cache << 20)
+    for unused, used in directions.unused:
+        log(f"{unused.name}: only in the viewer, because {used.name} translates the same languages")
+    return directions
 
 
-def _viewer(config: ServerConfig) -> ASGIApp:
-    from dragoman.device import resolve_device  # these import torch, which the server does not need
-    from dragoman.serve.app import create_app, load_models
-
-    # An entry per direction of a model with several languages is one model of the viewer.
-    paths = list({Path(entry.path).resolve(): Path(entry.path) for entry in config.models}.values())
-    return create_app(load_models(paths, resolve_device(config.device)))
+def _limits(config: ServerConfig) -> Limits:
+    limits = config.limits
+    return Limits(limits.characters, limits.texts, limits.body, limits.read_seconds, limits.seconds)

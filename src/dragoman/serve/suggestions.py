@@ -14,8 +14,6 @@ from pathlib import Path
 
 from dragoman.errors import DragomanError, UsageError
 
-__all__ = ["SuggestionFile"]
-
 _MAX_BYTES = 64 << 20
 """Size at which the file accepts no more, so that clients cannot fill the disk."""
 

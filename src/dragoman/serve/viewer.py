@@ -18,34 +18,40 @@ Letters: K rows of the search, L layers, H heads, S attended positions, V vocabu
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import functools
+import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, Tokenizer
+from dragoman.data.tokenizer import BOS, EOS, Tokenizer
 from dragoman.decoding.hypothesis import PartialHypothesis, common_prefix
+from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.pytorch.generate import stream_tokens
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.retry import StreamWithRetry
 from dragoman.decoding.settings import SearchSettings
+from dragoman.device import resolve_device
 from dragoman.errors import UsageError
 from dragoman.interpret.walkthrough.figure import RecordedPass, figure_data
 from dragoman.interpret.walkthrough.quantities import Labels
 from dragoman.interpret.walkthrough.training_step import TrainingPair
+from dragoman.models.model_folder import read_config, wrong_model
 from dragoman.models.seq2seq import LanguageModel, Model
 from dragoman.nn.record import Recording, record, tap_names
 from dragoman.nn.state import DecodeState
 from dragoman.pages.packing import as_bytes, packed
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
-
-__all__ = ["Event", "RecordingStepper", "stream_continuation", "stream_translation"]
 
 Event = dict[str, Any]
 Lock = AbstractContextManager[Any] | None
@@ -69,7 +75,7 @@ class RecordingStepper:
     """A stepper that keeps a `StepRecord` of each step of its last search.
 
     It records the weights of cross-attention, or of self-attention in a language model.  lock: held while the model
-    computes, because recordings from two threads would mix; free between steps, so that several searches can alternate.
+    computes; free between steps, so that several searches can alternate.
     """
 
     def __init__(self, model: Model, lock: Lock = None) -> None:
@@ -92,6 +98,76 @@ class RecordingStepper:
         top = log_probs.topk(min(_ALTERNATIVES, log_probs.size(1)), dim=1)
         self.records.append(StepRecord(top.indices, top.values, _weights(recording)))
         return log_probs
+
+
+@dataclass
+class ViewedModel:
+    """A translator with its source and target language, or a language model, on the PyTorch backend.
+
+    lock: held while the model computes.  queue: requests wait here in order of arrival, and not in worker threads, of
+    which there are few.
+    """
+
+    pipeline: Translator | TextGenerator
+    architecture: str
+    languages: tuple[str, str] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    queue: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> Self:
+        """Load a model folder.  Raises ModelFolderError, and UsageError for a model that generates no text."""
+        config, device = read_config(path), resolve_device(device)
+        if config.data.kind == "parallel":
+            languages = (config.data.source_language, config.data.target_language)
+            return cls(Translator.load(path, device, engine="pytorch"), config.model.architecture, languages)
+        if config.data.kind == "text":
+            return cls(TextGenerator.load(path, device, engine="pytorch"), config.model.architecture)
+        raise wrong_model(path, config, "generates no text from the plain text of a page")
+
+    @classmethod
+    def of(cls, translator: Translator, folder: Path | None, languages: tuple[str, str]) -> Self:
+        """Return the view of a translator that the server has loaded, and that other threads use meanwhile.
+
+        Its weights in PyTorch are those with which the backend decodes what the native engine or CUDA graphs in
+        bfloat16 cannot; they are loaded now if that has not happened yet.  folder: of the model, if it has one.
+        """
+        viewed = copy.copy(translator)
+        backend = translator.backend
+        viewed.backend = (backend if isinstance(backend, NativeBackend) else backend.scorer).to_torch()
+        return cls(viewed, read_config(folder).model.architecture if folder else "", languages)
+
+    def stream(self, text: str, beam: int, temperature: float, seed: int) -> Iterator[Event]:
+        """Yield the events of a text; a temperature above 0 means sampling."""
+        sample = temperature > 0
+        settings: dict[str, Any] = {"sample": sample, "beam": 1 if sample else beam, "seed": seed}
+        settings["temperature"] = temperature or 1.0
+        if isinstance(self.pipeline, Translator):
+            return stream_translation(self.pipeline, text, self.lock, **settings)
+        return stream_continuation(self.pipeline, text, self.lock, **settings)
+
+    @cached_property
+    def description(self) -> dict[str, Any]:
+        """What the page shows of the model; `attention` is None if there are no weights to show."""
+        if isinstance(self.pipeline, Translator):
+            writes, longest, over, source = "translation", self.pipeline.max_source, "source", [EOS]
+        else:
+            writes, longest, over, source = "continuation", self.pipeline.max_tokens, "before", []
+        stepper = RecordingStepper(self.pipeline.model, self.lock)
+        src = torch.tensor([source], dtype=torch.long, device=self.pipeline.device)
+        with torch.no_grad():
+            stepper.step(src.new_tensor([BOS]), stepper.start(src, None, beams=1, max_len=1))
+        weights = stepper.records[0].weights  # (1, layers, heads, S)
+        attention = None if weights is None else {"over": over, "layers": weights.size(1), "heads": weights.size(2)}
+        return {
+            "architecture": self.architecture,
+            "writes": writes,
+            "languages": self.languages,
+            "parameters": self.pipeline.model.parameter_count(),
+            "beam": self.pipeline.settings.beam,
+            "longest": longest,
+            "attention": attention,
+        }
 
 
 def _weights(recording: Recording) -> Tensor | None:

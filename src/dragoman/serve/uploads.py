@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -24,13 +24,84 @@ from dragoman.errors import DragomanError
 from dragoman.pipelines.glossary import Glossary, Term
 from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.admission import Overloaded
-from dragoman.serve.answers import INTERNAL_ERROR
-from dragoman.serve.database import DatabaseError
-from dragoman.serve.documents import DocumentLimit, DocumentStore
-from dragoman.serve.requests import BadRequest
+from dragoman.serve.database import Database, DatabaseError
+from dragoman.serve.http import INTERNAL_ERROR, BadRequest, Overloaded
 
-__all__ = ["Document", "DocumentJobs", "Job", "Upload", "read_upload", "translate_upload", "upload_text"]
+
+class DocumentLimit(NamedTuple):
+    """A number of documents and of their bytes."""
+
+    number: int
+    bytes: int
+
+    def allows(self, sizes: Sequence[int], size: int) -> bool:
+        """Return whether a document of `size` bytes is accepted beside those of `sizes`."""
+        return len(sizes) < self.number and sum(sizes) + size <= self.bytes
+
+
+class DocumentStore:
+    """The state of documents by identifier; several server processes may share the file.
+
+    kept_seconds: time after which a document is deleted.  limits: of all clients and of each.
+    Raises UsageError for a file that is not a database.
+    """
+
+    def __init__(self, path: Path, kept_seconds: float, limits: tuple[DocumentLimit, DocumentLimit]) -> None:
+        self._kept_seconds, self._limits = kept_seconds, limits
+        self._database = Database(
+            path,
+            "CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, begun REAL NOT NULL, client TEXT NOT NULL, "
+            "name TEXT NOT NULL, key TEXT NOT NULL, size INTEGER NOT NULL, data BLOB, characters INTEGER, error TEXT)",
+        )
+
+    def add(self, identifier: str, client: str, name: str, key: str, size: int) -> bool:
+        """Store a document that is being translated, unless there are too many; return whether it is stored.
+
+        size: of the upload in bytes.
+        """
+        statement = (
+            "INSERT INTO uploads (id, begun, client, name, key, size) SELECT ?, ?, ?, ?, ?, ? WHERE "
+            "(SELECT count(*) < ? AND coalesce(sum(size), 0) + ? <= ? FROM uploads WHERE begun >= ?) AND "
+            "(SELECT count(*) < ? AND coalesce(sum(size), 0) + ? <= ? FROM uploads WHERE begun >= ? "
+            "AND client = ?)"
+        )
+        of_all, own_sizes = self._limits
+        values = identifier, time.time(), client, name, key, size
+        counted = of_all.number, size, of_all.bytes, self._oldest, own_sizes.number, size, own_sizes.bytes, self._oldest
+        return self._database.write(statement, *values, *counted, client) > 0
+
+    def finish(self, identifier: str, data: bytes | None, characters: int, error: str | None) -> None:
+        """Store the translation of a document, or the error."""
+        self._database.write(
+            "UPDATE uploads SET data = ?, characters = ?, error = ?, size = ? WHERE id = ?",
+            data, characters, error, len(data or b""), identifier,
+        )  # fmt: skip
+
+    def find(self, identifier: str) -> tuple[str, str, int, bytes | None, int, str | None] | None:
+        """Return name, key, size, data, characters and error of a document; None if it is unknown."""
+        query = "SELECT name, key, size, data, coalesce(characters, 0), error FROM uploads WHERE id = ? AND begun >= ?"
+        return next(iter(self._database.read(query, identifier, self._oldest)), None)
+
+    def delete(self, *identifiers: str) -> None:
+        """Delete documents."""
+        marks = ", ".join("?" * len(identifiers))
+        if self._database.write(f"DELETE FROM uploads WHERE id IN ({marks})", *identifiers):
+            self._database.clear_log()
+
+    def drop_old(self) -> None:
+        """Delete expired documents."""
+        if self._database.read("SELECT 1 FROM uploads WHERE begun < ? LIMIT 1", self._oldest):
+            self._database.write("DELETE FROM uploads WHERE begun < ?", self._oldest)
+            self._database.clear_log()
+
+    @property
+    def _oldest(self) -> float:
+        return time.time() - self._kept_seconds
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
 
 _LOG = logging.getLogger(__name__)
 _KEPT_SECONDS = 600.0
@@ -124,9 +195,9 @@ class _TermRecorder:
         return getattr(self._translator, name)
 
     def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
-        found = self._translator.translate(texts, **settings)
-        self.terms.update(term for translation in found for term in translation.terms)
-        return found
+        translations = self._translator.translate(texts, **settings)
+        self.terms.update(term for translation in translations for term in translation.terms)
+        return translations
 
 
 @dataclass
@@ -162,7 +233,7 @@ class DocumentJobs:
 
     def __init__(self, database: Path | None = None) -> None:
         self._jobs: dict[str, Job] = {}
-        """With a database, those that are not finished."""
+        """All jobs; with a database, only the unfinished ones."""
         self._store = DocumentStore(database, _KEPT_SECONDS, (_OF_ALL, _OF_CLIENT)) if database else None
 
     async def start(self, client: str, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Job]:
@@ -182,8 +253,10 @@ class DocumentJobs:
         if self._store is None:
             await self.drop_old()
             jobs = self._jobs.values()
-            own = [other.held for other in jobs if other.client == job.client]
-            is_free = _OF_ALL.allows([other.held for other in jobs], job.size) and _OF_CLIENT.allows(own, job.size)
+            own_sizes = [other.held for other in jobs if other.client == job.client]
+            is_free = _OF_ALL.allows([other.held for other in jobs], job.size) and _OF_CLIENT.allows(
+                own_sizes, job.size
+            )
         else:
             is_free = await asyncio.to_thread(self._store.add, identifier, job.client, job.name, job.key, job.size)
         if not is_free:
@@ -230,14 +303,14 @@ class DocumentJobs:
             return None
         if job is not None or self._store is None:
             return job
-        found = await asyncio.to_thread(self._store.find, identifier)
-        if found is None:
+        row = await asyncio.to_thread(self._store.find, identifier)
+        if row is None:
             return None
-        name, key, size, data, characters, error = found
+        name, key, size, data, characters, error = row
         return Job("", name, key, size, None, result=None if data is None else Document(data, characters), error=error)
 
     async def forget(self, *identifiers: str) -> None:
-        """Drop jobs, and cancel those that are not finished."""
+        """Drop jobs, and cancel the unfinished ones."""
         for identifier in identifiers:
             job = self._jobs.pop(identifier, None)
             if job is not None and job.task is not None:
@@ -246,15 +319,15 @@ class DocumentJobs:
             await asyncio.to_thread(self._store.delete, *identifiers)
 
     async def drop_old(self) -> None:
-        """Drop the documents whose time is over; called regularly."""
+        """Drop expired documents; called regularly."""
         limit = time.monotonic() - _KEPT_SECONDS
         await self.forget(*[identifier for identifier, job in self._jobs.items() if job.begun < limit])
         if self._store is not None:
             await asyncio.to_thread(self._store.drop_old)
 
     async def close(self) -> None:
-        """Cancel what is not finished."""
-        with suppress(DatabaseError):  # others drop its documents when their time is over
+        """Cancel unfinished jobs."""
+        with suppress(DatabaseError):  # other servers delete its documents once they expire
             await self.forget(*self._jobs)
         if self._store is not None:
             self._store.close()

@@ -1,4 +1,4 @@
-"""The running server: connections, signals and the end of the process."""
+"""The running server: the listening socket, connections with time limits, signals and the end of the process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,37 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dragoman.serve.monitor import Monitor
+from dragoman.errors import DragomanError, UsageError
+from dragoman.serve.gateway import Monitor
 from dragoman.serve.reloader import Reloader
 
-__all__ = ["DrainingServer", "run_server", "server_config"]
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 = any free port.
+
+    Its connections send what is written at once (TCP_NODELAY).  Otherwise the second part of an answer, such as an
+    event, would wait up to 40 ms for the acknowledgement of the first.
+    Raises UsageError for an address that does not belong to this machine, DragomanError for a port that cannot be used.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"--host {host[:80]}: no such address ({reason}); accepted: 127.0.0.1 (reachable from this machine only), "
+            "0.0.0.0 (reachable from the network)"
+        ) from None
+    try:
+        listener = socket.create_server(address, family=family, dualstack_ipv6=family == socket.AF_INET6)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # inherited by its connections
+        return listener
+    except OSError as error:
+        other = port + 1 if 1024 <= port < 65535 else 8000
+        raise DragomanError(
+            f"cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); another program may use the port; "
+            f"choose another, such as --port {other}, or --port 0 for any free one"
+        ) from None
+
 
 _IDLE_SECONDS = 30
 """Seconds after which a connection without a request is closed."""
@@ -34,7 +61,7 @@ _CANCEL_SECONDS = 2
 
 
 class _Protocol(HttpToolsProtocol):
-    """HTTP with time limits for headers and for answers that are not read, which would occupy a connection forever."""
+    """HTTP with time limits for headers and for clients that do not read answers, which would block connections."""
 
     _limit: asyncio.TimerHandle | None = None
     _reader: asyncio.TimerHandle | None = None
@@ -91,7 +118,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Joined:
-    """A transport that joins what is written in one iteration of the event loop, such as headers and body.
+    """A transport that joins all writes of one iteration of the event loop, such as headers and body.
 
     Each write is a system call and wakes the client, which took a tenth of the time of a short request.
     """
@@ -200,7 +227,7 @@ def server_config(app: ASGIApp) -> uvicorn.Config:
 
 def run_server(
     app: ASGIApp,
-    monitor: Monitor | None,
+    monitor: Monitor,
     listener: socket.socket,
     drain_seconds: float = 30.0,
     reloader: Reloader | None = None,
@@ -208,16 +235,13 @@ def run_server(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, and then finish the requests in progress within `drain_seconds`.
 
-    monitor: that of the application; None = stop at once.  reloader, ready: see `DrainingServer`.  Raises the exception
-    of `reloader` if it cannot load the models.
+    monitor: that of the application.  reloader, ready: see `DrainingServer`.  Raises the exception of `reloader` if it
+    cannot load the models.
     """
-    config = server_config(app)
-    server = (
-        uvicorn.Server(config) if monitor is None else DrainingServer(config, monitor, drain_seconds, reloader, ready)
-    )
+    server = DrainingServer(server_config(app), monitor, drain_seconds, reloader, ready)
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     with suppress(KeyboardInterrupt), listener:
         server.run(sockets=[listener])
-    if isinstance(server, DrainingServer) and server.failure is not None:
+    if server.failure is not None:
         raise server.failure

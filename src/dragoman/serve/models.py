@@ -1,0 +1,432 @@
+"""The models of a server: translators with their search services, loaded when used and unloaded for others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dragoman.decoding.loader import open_service
+from dragoman.decoding.service import Search, SearchService
+from dragoman.errors import DragomanError, UsageError
+from dragoman.pipelines.glossary import Glossary
+from dragoman.pipelines.translated import SearchCall, Translation
+from dragoman.pipelines.translation import Translator
+from dragoman.serve.admission import Ticket
+from dragoman.serve.model_source import ModelSource
+from dragoman.serve.streaming import Report, translate_sentences
+
+_LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from dragoman.serve.viewer import ViewedModel
+
+Result = TypeVar("Result")
+
+
+class Slot(ABC):
+    """A model that is loaded or not.
+
+    users: requests that use it or wait until it is loaded.  pins: requests that will use it.  retired: whether new
+    requests no longer use it, because another model replaces it.
+    """
+
+    name: str
+    size_known: bool
+    """Whether `bytes` is the size, and not an upper limit."""
+    view: ViewedModel | None = None
+    """What the viewer shows of the loaded model, created when it is first shown."""
+
+    def __init__(self) -> None:
+        self.users, self.pins, self.retired = 0, 0, False
+        self.idle, self.available = asyncio.Event(), asyncio.Event()  # no users; not about to be unloaded
+        self.idle.set()
+        self.available.set()
+        self.opening: asyncio.Task[None] | None = None
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """Size of the weights in memory."""
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether the model is loaded."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Load the model; called in a thread.  Raises DragomanError."""
+
+    @abstractmethod
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Use a loaded model in an event loop; called in the loop."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Unload the model; called in a thread."""
+
+
+class Use:
+    """A context in which a model is loaded; entering it raises DragomanError if the model cannot be loaded."""
+
+    __slots__ = ("_memory", "_slot")
+
+    def __init__(self, memory: ModelMemory, slot: Slot) -> None:
+        self._memory, self._slot = memory, slot
+
+    async def __aenter__(self) -> None:
+        slot = self._slot
+        while not slot.available.is_set():
+            await slot.available.wait()
+        slot.users += 1
+        slot.idle.clear()
+        try:
+            await self._memory.load(slot)
+        except BaseException as error:
+            self._release()
+            if not isinstance(error, DragomanError):
+                raise
+            reason = "cannot be loaded; the server's log has the reason"
+            raise DragomanError(f"the model {slot.name} {reason}") from error
+        loaded = self._memory.loaded
+        loaded[slot] = loaded.pop(slot, None)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        self._slot.users -= 1
+        if not self._slot.users:
+            self._slot.idle.set()
+
+
+class ModelMemory:
+    """Loads models when they are used, and unloads others to keep all weights within `limit` bytes.
+
+    The model that was unused longest is unloaded first, models in use only if there is no other: new requests for such
+    a model then wait, so that those for other models have their turn.  limit: 0 = none.  One event loop uses it.
+    """
+
+    def __init__(self, limit: int = 0) -> None:
+        self.limit = limit
+        self.observe: Callable[[], None] = lambda: None
+        """Called for each model that is loaded."""
+        self.loaded: dict[Slot, None] = {}
+        """Unused longest first."""
+        self._lock = asyncio.Lock()  # models are loaded one after the other
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def bytes(self) -> int:
+        """Size of the weights of all loaded models."""
+        return sum(slot.bytes for slot in list(self.loaded))  # also called in the thread that reads metrics
+
+    def using(self, slot: Slot) -> Use:
+        """Load a model unless it is loaded, and keep it meanwhile."""
+        return Use(self, slot)
+
+    async def load(self, slot: Slot) -> None:
+        """Load a model unless it is loaded; several calls share the work.  Raises as `open` does."""
+        if slot.opening is None and not slot.is_open:
+            slot.opening = self._start(self._open(slot))
+        if slot.opening is not None:  # also at its end, when the model is open and its size is checked
+            await asyncio.shield(slot.opening)
+
+    def retire(self, slot: Slot) -> None:
+        """Unload a model as soon as no request has pinned it."""
+        slot.retired = True
+        if not slot.pins and slot in self.loaded and slot.available.is_set():
+            self._start(self._unload(slot))
+
+    def unpin(self, slot: Slot) -> None:
+        """Note that a request will no longer use a model."""
+        slot.pins -= 1
+        if slot.retired:
+            self.retire(slot)
+
+    async def open(self, slot: Slot) -> None:
+        """Load a model in addition to all others.  Raises what `Slot.open` raises, and UsageError beyond the limit."""
+        self.check(slot)
+        await in_thread(slot.open)
+        try:
+            self.check(slot)
+        except UsageError:
+            await in_thread(slot.close)
+            raise
+        slot.deliver_in(asyncio.get_running_loop())
+        self.observe()
+
+    def check(self, slot: Slot) -> None:
+        """Raise UsageError for a model that is known to be larger than the limit."""
+        if self.limit and slot.size_known and slot.bytes > self.limit:
+            raise UsageError(
+                f"model {slot.name}: its weights have {_mib(slot.bytes)} MiB; accepted: at most memory = "
+                f"{_mib(self.limit)}; raise the limit, or do not serve this model"
+            )
+
+    async def trim(self) -> None:
+        """Unload models beyond the limit."""
+        async with self._lock:
+            await self._make_room(0)
+
+    async def _open(self, slot: Slot) -> None:
+        try:
+            async with self._lock:
+                await self._make_room(min(slot.bytes, self.limit))
+                await self.open(slot)
+                self.loaded[slot] = None
+        except DragomanError as error:
+            _LOG.error("model %s: %s", slot.name, error)
+            raise
+        finally:
+            slot.opening = None
+        if slot.retired:  # while it was being loaded
+            self.retire(slot)
+
+    async def _make_room(self, needed: int) -> None:
+        while self.limit and self.bytes + needed > self.limit:
+            candidates = [slot for slot in self.loaded if slot.bytes and slot.available.is_set()]
+            if not candidates:
+                return
+            await self._unload(next((slot for slot in candidates if not slot.users), candidates[0]))
+
+    async def _unload(self, slot: Slot) -> None:
+        slot.available.clear()
+        try:
+            await slot.idle.wait()
+            await in_thread(slot.close)
+            self.loaded.pop(slot, None)
+        finally:
+            slot.available.set()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finish)
+        return task
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as retrieved; callers that wait for the task receive it as well
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.1f}"
+
+
+async def in_thread(work: Callable[[], Result]) -> Result:
+    """Return the result of `work`, called in a thread for whose end the process does not wait."""
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="dragoman-models", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+_SPLIT_HERE = 4000
+"""Characters up to which a text is split and encoded on the event loop; longer ones would delay other requests."""
+
+_SEARCHED_HERE = 100
+"""Terms of a glossary up to which they are looked for on the event loop."""
+
+
+class Direction(Slot):
+    """A translator from `source` to `target` (language codes) with the service that runs its searches.
+
+    model: a translator, or a model that is loaded by `open`; until then, `translator` and `service` raise
+    DragomanError.  observe: called with each finished search, for metrics.
+    """
+
+    def __init__(self, model: Translator | ModelSource, name: str, service: SearchService | None = None) -> None:
+        super().__init__()
+        source, target = model.languages
+        if source is None or target is None:
+            raise UsageError(f"model {name}: its configuration names no languages; a server needs them")
+        self.name, self.source, self.target = name, source, target
+        self.observe: Callable[[Search], None] = lambda search: None
+        self._opened: tuple[Translator, SearchService] | None = None
+        self.model = model if isinstance(model, ModelSource) else None
+        if isinstance(model, ModelSource):
+            self.beam, self.fingerprint = model.beam, model.fingerprint
+            self._bytes, self.size_known = model.size
+        else:
+            self._opened = model, service or open_service(model.backend, model.max_source)
+            self.beam, self.fingerprint = model.settings.beam, ""
+            self._bytes, self.size_known = 0, True
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened is not None
+
+    def open(self) -> None:
+        """Load the model; called in a thread.  Raises DragomanError."""
+        if self.model is None or self._opened is not None:
+            return
+        translator, self.fingerprint = self.model.load()
+        self._bytes, self.size_known = self.model.loaded_size(translator), True
+        self._opened = translator, open_service(translator.backend, translator.max_source)
+
+    def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Receive the results of searches in an event loop; see `SearchService`."""
+        self.service.deliver_in(loop)
+
+    def close(self) -> None:
+        """Stop the service, and drop the model."""
+        opened, self._opened, self.view = self._opened, None, None
+        if opened is not None:
+            opened[1].close()
+
+    @property
+    def translator(self) -> Translator:
+        """The translator of a model that is loaded."""
+        return self._parts()[0]
+
+    @property
+    def service(self) -> SearchService:
+        """The service of a model that is loaded."""
+        return self._parts()[1]
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Sentences that wait and hypotheses that are decoded."""
+        opened = self._opened
+        return (0, 0) if opened is None else opened[1].load
+
+    def _parts(self) -> tuple[Translator, SearchService]:
+        if self._opened is None:
+            raise DragomanError(f"the model {self.name} is not loaded")
+        return self._opened
+
+    def is_same(self, model: ModelSource) -> bool:
+        """Return whether a model of a configuration is this one, with the same files."""
+        current = self.model
+        return (
+            current is not None
+            and (current.folder, current.languages, current.between, current.search)
+            == (model.folder, model.languages, model.between, model.search)
+            and self.fingerprint == model.fingerprint
+        )
+
+    async def translate(
+        self, texts: Sequence[str], ticket: Ticket, report: Report | None = None, **settings: Any
+    ) -> list[Translation]:
+        """Return one translation per text, equal to that of `Translator.translate` without tokens and flags.
+
+        report: receives each sentence as soon as those before it are translated (see `translate_sentences`).
+        Cancelling the call cancels its searches.  Raises UsageError, and DragomanError if a search fails.
+        """
+        glossary = Glossary.of(settings.get("glossary"))
+        many = glossary is not None and len(glossary.entries) > _SEARCHED_HERE
+        long = many or sum(map(len, texts)) > _SPLIT_HERE
+        if many and glossary is not None:
+            await asyncio.to_thread(glossary.entries_in, "")  # compiles its expression, once
+        if report is None:
+            searches = self.translator.searches(texts, details=False, **settings)
+            translations: list[Translation] = await self._run(searches, ticket, long)
+            return translations
+
+        def run(searches: Any, before: int) -> Any:
+            return self._run(searches, replace(ticket, before=before), many)
+
+        return await translate_sentences(self.translator, texts, run, report, in_thread=long, **settings)
+
+    async def _run(self, searches: Any, ticket: Ticket, in_thread: bool = False) -> Any:
+        """Return the result of a generator of searches.  in_thread: run the code between them in a thread."""
+        hypotheses = None
+        while True:
+            call = await asyncio.to_thread(_send, searches, hypotheses) if in_thread else _send(searches, hypotheses)
+            if not isinstance(call, SearchCall):
+                return call
+            search = self.submit(call, ticket)
+            try:
+                await _done(search)
+            except asyncio.CancelledError:
+                self.service.cancel(search)
+                raise
+            hypotheses = search.future.result()
+            self.observe(search)
+
+    def submit(self, call: SearchCall, ticket: Ticket) -> Search:
+        """Queue the sentences of a call, ranked by the ticket of their request."""
+        ranks = ticket.ranks(call.sources)
+        self.service.total_rate = ticket.admission.total_rate
+        return self.service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
+
+
+async def _done(search: Search) -> None:
+    """Wait for the end of a search."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+    waiter = loop.create_future()
+
+    def wake() -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    def finished(future: Any) -> None:
+        if threading.get_ident() == thread:
+            wake()
+        else:
+            loop.call_soon_threadsafe(wake)
+
+    search.future.add_done_callback(finished)
+    await waiter
+
+
+def _send(searches: Any, hypotheses: Any) -> Any:
+    try:
+        return searches.send(hypotheses)
+    except StopIteration as stop:
+        return stop.value
+
+
+class BlockingTranslator:
+    """A direction for code that runs in a thread: it has the attributes of its translator and searches in the service.
+
+    `translate` raises CancelledError once `cancel` was called.
+    """
+
+    def __init__(self, direction: Direction, ticket: Ticket) -> None:
+        self._direction, self._ticket = direction, ticket
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._search: Search | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._direction.translator, name)
+
+    def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
+        """Return what `Translator.translate` returns."""
+        searches = self._direction.translator.searches(texts, **settings)
+        call = _send(searches, None)
+        while not isinstance(call, list):
+            with self._lock:
+                if self._cancelled:
+                    raise CancelledError
+                self._search = self._direction.submit(call, self._ticket)
+            hypotheses = self._search.future.result()
+            self._direction.observe(self._search)
+            call = _send(searches, hypotheses)
+        return call
+
+    def cancel(self) -> None:
+        """Cancel the running search, and refuse further ones."""
+        with self._lock:
+            self._cancelled = True
+            if self._search is not None:
+                self._direction.service.cancel(self._search)

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.config import DecoderOnlyConfig, TransformerConfig
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.models.build import build_model
+from dragoman.tokenizers import BOS, EOS, PAD
 
 TASKS = ("copy", "reverse", "next")
 KINDS: dict[str, dict[str, Any]] = {

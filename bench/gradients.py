@@ -34,10 +34,10 @@ from torch.nn import functional as F
 
 from dragoman import build_model, record
 from dragoman.config import BahdanauAttention, DecoderOnlyConfig, LSTMConfig
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.nn.layers import Embedding, OutputProjection
 from dragoman.nn.recurrent import GRU, LSTM, Cell, VanillaRNN
 from dragoman.pages.charts import COLORS, MARKERS, drawing, series_color, standalone
+from dragoman.tokenizers import BOS, EOS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

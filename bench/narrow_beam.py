@@ -22,7 +22,6 @@ from decode import lines_of
 from sacrebleu.metrics import BLEU
 
 from dragoman.data.batching import collate_source
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.request import SearchRequest
@@ -31,6 +30,7 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import Tokenizer
 
 BATCH = 32
 """Sentences that the PyTorch backend decodes together."""

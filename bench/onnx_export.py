@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.models.transformer import Decoder, Transformer
 from dragoman.nn.attention import MultiHead, mask_to_bias
 from dragoman.nn.layers import DecoderLayer, RMSNorm
 from dragoman.nn.positions import Learned, Positions
 from dragoman.nn.state import CrossKeyValues
+from dragoman.tokenizers import BOS, EOS, PAD
 
 ROOM = 512  # positions of the tables
 BEST = 5  # continuations of a row: of four beams, and one more in case that one is an end that must not come yet

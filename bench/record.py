@@ -22,11 +22,11 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from dragoman.config import ModelConfig
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record, tap_names
 from dragoman.nn.taps import Tap
+from dragoman.tokenizers import BOS, EOS
 
 SENTENCES, LONGEST, VOCABULARY, ROUNDS, BAR = 16, 24, 8000, 9, 1.3
 SIZES = {"d_model": 192, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0.0}

@@ -21,10 +21,10 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from dragoman.data.vocabulary import load_vocabulary
 from dragoman.decoding.loader import load_shortlist
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.model_folder import find_model, read_config
+from dragoman.tokenizers import load_vocabulary
 
 MOST = 64  # sentences per batch
 

@@ -26,7 +26,6 @@ from typing import Any
 from decode import LENGTH, SHAPES, VOCABULARIES, lines_of, quartiles
 
 from dragoman.config import parse_config
-from dragoman.data.ids import EOS, UNK
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.pack import pack
@@ -34,6 +33,7 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.models.build import build_model
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import EOS, UNK
 from dragoman.training.shortlist import coverage, learn_shortlist
 
 Rows = list[list[int]]

@@ -18,12 +18,12 @@ from pathlib import Path
 from recipes import processor
 
 from dragoman.config.model import TransformerConfig
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.pack import Precision, pack
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS
 
 VOCAB = 8000
 SOURCE = [5 + i for i in range(24)] + [EOS]

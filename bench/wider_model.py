@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dragoman.data.vocabulary import load_vocabulary
 from dragoman.io.model_files import find_model
 from dragoman.models.model_folder import build_for, load_network, read_profile, save_model, unique_tensors
+from dragoman.tokenizers import load_vocabulary
 
 NEEDED = {"order": "pre", "norm": "rms", "position": "rotary", "gated": True, "bias": False, "tie": "all",
           "n_kv_heads": None, "d_key": None}  # fmt: skip

@@ -13,14 +13,13 @@ import torch
 from dragoman import Translator
 from dragoman.config import parse_config
 from dragoman.data.batching import Batch, read_batch
-from dragoman.data.frames import FRAMES_FILE, NO_SOURCE_END, Frames
-from dragoman.data.ids import BOS, EOS, before_end
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import UsageError
 from dragoman.formats.export import export
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, Tokenizer, before_end
+from dragoman.tokenizers.templates import LANGUAGES_FILE, NO_SOURCE_END, Templates
 from dragoman.training.tasks import translation
 from small_run import Cli, digit_pairs, small_document, write_corpus, write_lines
 from tiny_translator import tiny_tokenizer
@@ -50,7 +49,7 @@ def test_sources_are_the_text_alone(model: Path) -> None:
         assert tokenizer.source_spans(line) == plain.source_spans(line)
         assert tokenizer.decode_source(ids[:-1]) == plain.decode_source(ids)
     assert tokenizer.encode_source("") == [EOS]  # an encoder needs a token
-    assert json.loads((model / FRAMES_FILE).read_text())["source"] == ["text"]
+    assert json.loads((model / LANGUAGES_FILE).read_text())["source"] == ["text"]
 
 
 @pytest.mark.parametrize("engine", ["pytorch", "native"])
@@ -169,5 +168,5 @@ def test_fine_tuning(model: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.
 def test_damaged_frames(model: Path, source: list[object], target: list[object], reason: str) -> None:
     fields = json.loads(NO_SOURCE_END.file()) | {"source": source, "target": target}
     with pytest.raises(ValueError, match=reason):
-        Frames.parse(json.dumps(fields).encode(), (310, 310))
-    assert Frames.parse(NO_SOURCE_END.file(), (310, 310)) == NO_SOURCE_END
+        Templates.parse(json.dumps(fields).encode(), (310, 310))
+    assert Templates.parse(NO_SOURCE_END.file(), (310, 310)) == NO_SOURCE_END

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats import huggingface, huggingface_causal
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 from json_tokenizers import TEXTS
 from language_checkpoints import language_checkpoint
 from small_run import write_lines

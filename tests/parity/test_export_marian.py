@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.data.ids import BOS, EOS, PAD
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats import huggingface
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, unique_tensors
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 from marian_checkpoints import LINES, marian_checkpoint
 from random_models import random_model
 from small_run import digit_pairs, write_lines

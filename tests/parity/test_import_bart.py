@@ -12,8 +12,6 @@ import torch
 from bart_checkpoints import CONFIGURATIONS, LINES, bart_checkpoint
 from dragoman import Translator
 from dragoman.data.batching import collate_source
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -23,6 +21,7 @@ from dragoman.interpret.explain.explain import explain, write_explanation
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 from small_run import Cli
 
 pytest.importorskip("transformers")

@@ -17,8 +17,6 @@ from ctranslate2_folders import FOLDERS, LINES, foreign_folder
 from damaged_checkpoints import refusal, set_values
 from dragoman import Translator
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS, before_end
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import DragomanError
 from dragoman.formats.export import export
@@ -29,6 +27,7 @@ from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.parity import ParityCase
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, Tokenizer, before_end
 from every_kind import TRANSFORMERS
 from small_run import digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer

@@ -13,14 +13,13 @@ import torch
 
 from damaged_checkpoints import refusal
 from dragoman import Translator
-from dragoman.data.ids import BOS, EOS, PAD
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.importing.toolkits import fairseq
 from dragoman.formats.importing.toolkits.checkpoint import FairseqCheckpoint
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 from importing_attacks import ATTACKS
 from small_run import write_lines
 from toolkit_checkpoints import FAIRSEQ, LINES, fairseq_checkpoint, fairseq_options

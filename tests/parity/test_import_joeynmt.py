@@ -14,8 +14,6 @@ import torch
 
 from damaged_checkpoints import refusal
 from dragoman import Translator
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.importing.listed_vocabulary import restricted
@@ -23,6 +21,7 @@ from dragoman.formats.importing.toolkits import joeynmt
 from dragoman.formats.importing.toolkits.checkpoint import JoeyCheckpoint
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 from importing_attacks import ATTACKS
 from marian_files import vocabulary
 from small_run import write_lines

@@ -11,8 +11,6 @@ import torch
 
 from dragoman import Translator
 from dragoman.data.batching import collate_source
-from dragoman.data.ids import BOS, EOS, PAD
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -20,6 +18,7 @@ from dragoman.formats.importing.importer import Imported, _plan, import_model
 from dragoman.formats.importing.reference import TransformersRuntime
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 from marian_checkpoints import CONFIGURATIONS, LINES, marian_checkpoint
 
 pytest.importorskip("transformers")

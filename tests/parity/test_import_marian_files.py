@@ -13,14 +13,13 @@ import sentencepiece as spm
 import torch
 
 from dragoman import Translator
-from dragoman.data.ids import BOS, PAD, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
 from dragoman.formats.importing.marian_files.comparison import DefinitionRuntime
 from dragoman.models.model_folder import load_network, read_config
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, PAD, UNK, Tokenizer
 from marian_files import LINES, MODELS, lexical_shortlist, marian_model
 from small_run import write_lines
 

@@ -15,8 +15,6 @@ import torch
 
 from damaged_checkpoints import refusal
 from dragoman import Translator
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.definition import SearchedDefinition
@@ -25,6 +23,7 @@ from dragoman.formats.importing.toolkits import eole, opennmt
 from dragoman.formats.importing.toolkits.checkpoint import EoleCheckpoint, OpenNMTCheckpoint
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 from importing_attacks import ATTACKS
 from opennmt_checkpoints import LINES, MODELS, TOOLKITS, eole_settings, opennmt_options, written, written_lists
 from small_run import write_lines

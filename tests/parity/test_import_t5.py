@@ -12,8 +12,6 @@ from torch import Tensor
 
 from dragoman import Translator
 from dragoman.data.batching import collate_source
-from dragoman.data.ids import BOS, EOS, PAD
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -24,6 +22,7 @@ from dragoman.models.seq2seq import Model
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import SelfAttention
 from dragoman.nn.layers import DecoderLayer, EncoderLayer
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 from t5_checkpoints import CONFIGURATIONS, LINES, t5_checkpoint
 
 pytest.importorskip("transformers")

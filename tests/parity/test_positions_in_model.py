@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from dragoman.config import Position, TransformerConfig
 from dragoman.data.batching import collate_source
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.models.build import build_model
 from dragoman.nn.positions import Positions
+from dragoman.tokenizers import BOS, EOS, PAD
 
 B, K, T, D, H, V = 4, 3, 7, 12, 2, 19
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}

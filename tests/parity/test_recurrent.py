@@ -23,7 +23,6 @@ from dragoman.config import (
     RNNConfig,
 )
 from dragoman.data.batching import Batch, collate
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
@@ -48,6 +47,7 @@ from dragoman.nn.recurrent_attention import (
     LuongLayer,
     RecurrentAttention,
 )
+from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
 from recurrent_cells import CELLS, EXACT, assert_all_close, fresh_cell, gradients, new_cell, random, torch_module
 from toy_model import every_target, padded, teacher_forced

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import Batch, collate, collate_source
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config, readable
 from toy_model import every_target, padded, teacher_forced

@@ -13,11 +13,11 @@ import torch
 
 from dragoman.config import load_config
 from dragoman.data.batching import Batch, collate
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import ConfigError, UsageError
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import list_checkpoints, read_config
 from dragoman.models.transformer import Stack
+from dragoman.tokenizers import PAD
 from dragoman.training import batch_size
 from dragoman.training.batch_size import choose_size, filled, kept_bytes, sizes
 from dragoman.training.distributed import DistributedContext

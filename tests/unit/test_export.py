@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from dragoman.config import parse_config
-from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
 from dragoman.decoding.pytorch.sampling import sample
@@ -39,6 +38,7 @@ from dragoman.formats.parity import (
 )
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS, Tokenizer
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
 

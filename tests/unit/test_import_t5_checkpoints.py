@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from dragoman import Translator, record
-from dragoman.data.ids import BOS, PAD
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.export import export
@@ -23,6 +21,7 @@ from dragoman.formats.importing.importer import import_model
 from dragoman.formats.importing.names import Order, Rule, converted, expanded
 from dragoman.models.model_folder import load_network, read_config
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, PAD, Tokenizer
 from small_run import Cli, write_lines
 from t5_checkpoints import LINES, t5_checkpoint
 

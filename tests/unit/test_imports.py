@@ -27,6 +27,7 @@ LAYERS = [
     "config",
     "pages",
     "nn",
+    "tokenizers",
     "data",
     "models",
     "device",

@@ -24,7 +24,6 @@ import torch
 from starlette.testclient import TestClient
 
 import dragoman.cli.serve  # noqa: F401 (the command registers itself)
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.hypothesis import Hypothesis, TokenStream
 from dragoman.decoding.hypothesis import PartialHypothesis as Walk
@@ -42,6 +41,7 @@ from dragoman.serve import viewer
 from dragoman.serve.app import HEADERS, MAX_BYTES, MAX_CHARACTERS, ServedModel, create_app, load_models
 from dragoman.serve.listen import listen
 from dragoman.serve.viewer import Event, stream_continuation, stream_translation
+from dragoman.tokenizers import BOS, EOS
 from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config
 from small_run import Cli
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator

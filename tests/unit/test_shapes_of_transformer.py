@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import DecoderOnlyConfig, EncoderOnlyConfig
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
@@ -21,6 +20,7 @@ from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.encoder_only import EncoderOnly
 from dragoman.nn.attention import causal_bias
+from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import TokenLoss
 from small_networks import EXACT, SIZES, VARIANTS, D, learn, shaken
 from toy_model import every_target

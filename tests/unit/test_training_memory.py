@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import Batch, collate
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import TrainingError
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import unique_tensors
 from dragoman.nn.layers import BatchNorm
+from dragoman.tokenizers import PAD
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.gradient_sum import GradientSum
 from dragoman.training.memory import Part, accumulate, rows_of, split_parts

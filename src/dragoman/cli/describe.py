@@ -11,7 +11,6 @@ from rich.table import Table
 
 from dragoman.config import Config, TokenizerConfig
 from dragoman.config.section import Section
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary, load_vocabulary
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import native_unsupported_reasons
 from dragoman.decoding.native.weights import check_weights, float8_reasons
@@ -19,6 +18,7 @@ from dragoman.extras import has_torch
 from dragoman.io.run_log import read_log
 from dragoman.io.weights import read_header
 from dragoman.models.model_folder import find_model, load_network, read_config, verify
+from dragoman.tokenizers import LabelVocabulary, Vocabulary, load_vocabulary
 
 __all__ = ["describe", "print_description"]
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from dragoman.data.ids import BOS, EOS, PAD
-from dragoman.data.tokenizer import Tokenizer
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
 __all__ = [
     "MAX_ROLES",

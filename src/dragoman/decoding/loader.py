@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman._version import __version__
 from dragoman.config import Config
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.vocabulary import load_vocabulary
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
@@ -32,6 +30,7 @@ from dragoman.io.reading import read_json
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, verify, wrong_model
 from dragoman.processor import usable_cores
+from dragoman.tokenizers import Tokenizer, load_vocabulary
 
 if TYPE_CHECKING:
     import torch

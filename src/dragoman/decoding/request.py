@@ -11,10 +11,10 @@ from functools import cached_property
 
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Ids
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, UsageError
+from dragoman.tokenizers import BOS, EOS, PAD
 
 __all__ = ["SearchRequest", "check_prefixes", "disallow_repeated_ngrams", "nan_error"]
 

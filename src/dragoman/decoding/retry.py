@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, TypeVar
 
-from dragoman.data.ids import before_end
 from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, TokenStream
 from dragoman.decoding.settings import SearchSettings
+from dragoman.tokenizers import before_end
 
 __all__ = [
     "Fault",

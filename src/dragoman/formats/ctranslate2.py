@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, ModelConfig, RotaryPosition, TransformerConfig
-from dragoman.data.ids import before_end
-from dragoman.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.extras import extra_package
 from dragoman.formats.parity import ExternalRuntime, ParityCase
 from dragoman.formats.target import ExportSource, tokenizer_reasons
@@ -30,6 +28,7 @@ from dragoman.models.transformer import Decoder, Encoder, Transformer
 from dragoman.nn.attention import CrossAttention, SelfAttention
 from dragoman.nn.layers import DecoderLayer, EncoderLayer, FeedForward
 from dragoman.nn.positions import T5, Shaw
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer, before_end
 
 __all__ = [
     "PROGRAM",

@@ -20,8 +20,6 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, TransformerConfig
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats import huggingface_causal as causal
 from dragoman.formats import huggingface_custom as custom
@@ -39,6 +37,7 @@ from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import huggingface_page
 from dragoman.models.model_folder import unique_tensors
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 
 __all__ = [
     "PROGRAM",

@@ -15,9 +15,6 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, RotaryPosition
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.formats.importing import gpt2, llama
 from dragoman.formats.importing.comparison import TextCodec
@@ -27,6 +24,8 @@ from dragoman.formats.importing.reference import CausalRuntime, CausalTokenizer,
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings
 from dragoman.models.model_folder import unique_tensors
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
 __all__ = [
     "generation_settings",

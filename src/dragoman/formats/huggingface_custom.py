@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from dragoman.config import Config, TransformerConfig
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.family import ImportedVocabulary
 from dragoman.formats.importing.names import Order, Rule, reverted
 from dragoman.formats.importing.reference import calling
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.models.model_folder import unique_tensors
+from dragoman.tokenizers import Tokenizer
 
 __all__ = ["load", "model_settings", "unsupported", "write"]
 

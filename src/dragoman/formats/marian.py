@@ -27,8 +27,6 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, TransformerConfig
-from dragoman.data.ids import BOS, EOS, PAD, SPECIAL_NAMES, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.extras import extra_package
 from dragoman.formats.importing.comparison import TextCodec
@@ -52,6 +50,7 @@ from dragoman.formats.usage import marian_page
 from dragoman.io.protobuf import varint
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.transformer import Transformer
+from dragoman.tokenizers import BOS, EOS, PAD, SPECIAL_NAMES, UNK, Tokenizer
 
 __all__ = [
     "PROGRAM",

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.extras import extra_package
 from dragoman.formats.parity import ParityCase
+from dragoman.tokenizers import BOS, EOS, PAD
 
 __all__ = ["OnnxRuntime", "onnxruntime_package"]
 

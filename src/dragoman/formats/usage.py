@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dragoman.data.pieces import PieceLists
+from dragoman.tokenizers.listed_pieces import PieceLists
 
 __all__ = ["ctranslate2_page", "huggingface_page", "marian_page", "onnx_page"]
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model, Network
 from dragoman.nn.modes import evaluating
 from dragoman.nn.record import Recording, record, tap_names
+from dragoman.tokenizers import PAD
 
 __all__ = [
     "attentions", "key_mask", "layer_number", "query_mask", "record_pass", "sides", "stack_of", "sublayers",

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.ids import EOS
 from dragoman.errors import UsageError
 from dragoman.pipelines.parts import Part, SplitLine, one_line, valid
+from dragoman.tokenizers import EOS
 
 if TYPE_CHECKING:
-    from dragoman.data.tokenizer import Tokenizer
     from dragoman.pipelines.translation import Translation, Translator
+    from dragoman.tokenizers import Tokenizer
 
 __all__ = ["Block", "Region", "align_regions", "find_regions", "find_units"]
 

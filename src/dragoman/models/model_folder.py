@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from dragoman._version import __version__
 from dragoman.config import Config, parse_config
 from dragoman.data.profile import PROFILE, TrainingProfile
-from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.model_files import (
     FORMAT_VERSION,
@@ -35,6 +34,7 @@ from dragoman.io.model_files import (
 from dragoman.io.reading import COPY_AGAIN, read_json
 from dragoman.io.weights import load_file
 from dragoman.io.writing import atomic_folder, is_full, not_written, write_file
+from dragoman.tokenizers import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     import torch

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dragoman.data.ids import EOS
 from dragoman.data.literals import has_words
 from dragoman.data.segment import split_text
 from dragoman.data.sentences import list_prefix, split_sentences
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError, clip
 from dragoman.pipelines.parts import Part, SplitLine, clean, valid
 from dragoman.pipelines.pipeline import Pipeline
+from dragoman.tokenizers import EOS, Tokenizer
 
 if TYPE_CHECKING:
     from dragoman.data.profile import TrainingProfile

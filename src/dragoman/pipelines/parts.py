@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dragoman.data.segment import join_parts
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.retry import Fault, searches_with_retry
@@ -17,6 +16,7 @@ from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.pipeline import check_text
 from dragoman.pipelines.translated import SearchCall
+from dragoman.tokenizers import Tokenizer
 
 __all__ = ["Part", "Prefix", "SplitLine", "clean", "one_line", "search_parts", "valid", "with_prefixes"]
 

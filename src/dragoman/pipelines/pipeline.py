@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from dragoman.config import Config
     from dragoman.data.profile import TrainingProfile
-    from dragoman.data.tokenizer import Tokenizer
     from dragoman.decoding.loader import EngineChoice, ModelKind, Quantize
     from dragoman.models.seq2seq import Model
+    from dragoman.tokenizers import Tokenizer
 
 __all__ = ["Pipeline", "check_flag", "check_positive", "check_sequence", "check_text", "stream_windows", "words_of"]
 

@@ -7,9 +7,7 @@ import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from dragoman.data.ids import before_end
 from dragoman.data.segment import join_parts
-from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.retry import StreamWithRetry, has_unusual_length
 from dragoman.decoding.settings import SearchSettings
@@ -28,6 +26,7 @@ from dragoman.pipelines.translated import (
     TargetScore,
     Translation,
 )
+from dragoman.tokenizers import EOS, Tokenizer, before_end
 
 if TYPE_CHECKING:
     import torch

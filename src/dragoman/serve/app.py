@@ -19,7 +19,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.errors import DragomanError, UsageError, nearest
 from dragoman.models.model_folder import distinct_names, read_config, wrong_model
 from dragoman.pages.page import plain, read_assets, render
@@ -27,6 +26,7 @@ from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.page import HEADERS, TYPES
 from dragoman.serve.viewer import Event, RecordingStepper, stream_continuation, stream_translation
+from dragoman.tokenizers import BOS, EOS
 
 __all__ = ["ServedModel", "TranslateRequest", "create_app", "load_models"]
 

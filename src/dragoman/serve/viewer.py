@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, Tokenizer
 from dragoman.decoding.hypothesis import PartialHypothesis, common_prefix
 from dragoman.decoding.pytorch.generate import stream_tokens
 from dragoman.decoding.pytorch.stepper import ModelStepper
@@ -44,6 +43,7 @@ from dragoman.nn.state import DecodeState
 from dragoman.pages.packing import as_bytes, packed
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import BOS, Tokenizer
 
 __all__ = ["Event", "RecordingStepper", "stream_continuation", "stream_translation"]
 

@@ -21,9 +21,9 @@ from dragoman.data.doctor.precheck import replaced_characters
 from dragoman.data.readers.columns import key_languages, text_keys
 from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, table_format
 from dragoman.data.readers.tmx import tmx_languages
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.run_log import Messages, Reporter
+from dragoman.tokenizers import Tokenizer
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.plan import Forecast, forecast_problems, plan_warnings

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, resolve_path
-from dragoman.data.added_words import AddedWords, add_words
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary, load_vocabulary
 from dragoman.errors import ModelFolderError
 from dragoman.io.run_log import Reporter
 from dragoman.io.weights import load_file
 from dragoman.models.model_folder import find_model, list_checkpoints, load_tensors, read_meta, unique_tensors
 from dragoman.models.seq2seq import Network
+from dragoman.tokenizers import LabelVocabulary, Tokenizer, Vocabulary, load_vocabulary
+from dragoman.tokenizers.added_words import AddedWords, add_words
 
 __all__ = ["InitialModel", "open_initial"]
 

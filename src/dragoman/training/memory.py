@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import is_out_of_memory
+from dragoman.tokenizers import PAD
 
 __all__ = ["Gradients", "Part", "accumulate", "rows_of", "split_parts", "try_rows"]
 

@@ -12,9 +12,9 @@ from dragoman.data.profile import TrainingProfile
 from dragoman.data.store.build import build_store
 from dragoman.data.store.pool import Processes, RayTasks
 from dragoman.data.store.reader import Store
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.io.run_log import Reporter
+from dragoman.tokenizers import Tokenizer
 from dragoman.training.initial import open_initial
 from dragoman.training.run import check_files
 

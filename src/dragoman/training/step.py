@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from dragoman.config import TrainConfig
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import PAD
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Stack
@@ -20,6 +19,7 @@ from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.nn.layers import BatchNorm
 from dragoman.nn.lora import merged, without_adapters
 from dragoman.nn.positions import Positions
+from dragoman.tokenizers import PAD
 from dragoman.training.checkpoint import read_training
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss

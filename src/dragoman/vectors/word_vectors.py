@@ -156,10 +156,10 @@ class WordVectors:
 
         Raises ModelFolderError if there is no model, UsageError if its input is not text.
         """
-        from dragoman.data.tokenizer import EOS, Tokenizer  # here, because files of vectors are read without torch
-        from dragoman.data.vocabulary import LabelVocabulary
         from dragoman.models.model_folder import load_network
         from dragoman.nn.layers import Embedding
+        from dragoman.tokenizers import EOS, LabelVocabulary
+        from dragoman.tokenizers.tokenizer import Tokenizer  # here, because files of vectors are read without torch
 
         network, vocabulary, _ = load_network(path)
         tokenizer = vocabulary.tokenizer if isinstance(vocabulary, LabelVocabulary) else vocabulary

@@ -30,9 +30,9 @@ from dragoman.data.doctor.diagnosis import (
 from dragoman.data.doctor.findings import add_findings
 from dragoman.data.languages import LanguageCheck, file_language, language_code
 from dragoman.data.readers.tables import read_rows
-from dragoman.data.tokenizer import UNK
 from dragoman.errors import DataError
 from dragoman.io.lines import BOM, open_lines
+from dragoman.tokenizers import UNK
 
 __all__ = ["Diagnosis", "Finding", "examine", "print_diagnosis"]
 

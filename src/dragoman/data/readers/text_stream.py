@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.ids import EOS
 from dragoman.io.lines import read_lines
+from dragoman.tokenizers import EOS
 
 __all__ = ["Ids", "TextStream", "read_paragraphs", "read_stream", "texts_of"]
 

@@ -39,10 +39,10 @@ from dragoman.data.store.segments import (
     filter_segment,
     read_filtered,
 )
-from dragoman.data.tokenizer import Tokenizer, train_tokenizer
 from dragoman.errors import DataError
 from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
+from dragoman.tokenizers import Tokenizer, train_tokenizer
 
 __all__ = ["build_store"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, DragomanError
 from dragoman.io.reading import hash_file, read_json
 from dragoman.io.writing import write_file
+from dragoman.tokenizers import Tokenizer
 
 __all__ = ["LARGE", "VERSION", "Origin", "content_hash", "files_hash", "text_hash", "tokenizer_hash"]
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import FilterStats, PairFilter, SentencePair, pair_hash
 from dragoman.data.store.chunks import PAIRS, TABLE, Record, id_type, ids_record, record_hash, text_record
-from dragoman.data.tokenizer import Tokenizer, TokenizerFiles
+from dragoman.tokenizers import Tokenizer, TokenizerFiles
 
 __all__ = ["SEGMENT", "EncodeTask", "EncodedSegment", "FilterTask", "FilteredSegment", "drop_reason", "encode_segment",
            "filter_segment", "read_filtered", "sorted_hashes"]  # fmt: skip

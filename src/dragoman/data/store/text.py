@@ -29,11 +29,11 @@ from dragoman.data.store.folder import (
     write_about,
 )
 from dragoman.data.store.origin import files_hash, tokenizer_hash
-from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
 from dragoman.errors import DataError, ModelFolderError
 from dragoman.io.lines import read_lines
 from dragoman.io.reading import RandomAccessFile
 from dragoman.io.run_log import Reporter
+from dragoman.tokenizers import Tokenizer, learn_tokenizer
 
 __all__ = ["PreparedText", "prepare_text"]
 

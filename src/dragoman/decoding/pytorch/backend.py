@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from dragoman.data.batch_plans import batches_within
-from dragoman.data.tokenizer import BOS
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.pytorch.generate import padded
@@ -23,6 +22,7 @@ from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.nn.modes import evaluating
 from dragoman.nn.record import record, tap_names
+from dragoman.tokenizers import BOS
 
 __all__ = ["TorchBackend"]
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.hypothesis import Hypothesis, best, complete, length_penalty
 from dragoman.decoding.pytorch.stepper import SearchState, State, Stepper
 from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
+from dragoman.tokenizers import BOS, EOS
 
 __all__ = ["BeamStep", "beam_search", "narrowed"]
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.hypothesis import Hypothesis, complete, length_penalty
 from dragoman.decoding.phrases import PhraseProgress, Phrases
 from dragoman.decoding.pytorch.stepper import Stepper
 from dragoman.decoding.request import SearchRequest
 from dragoman.decoding.settings import SearchSettings
+from dragoman.tokenizers import BOS, EOS
 
 __all__ = ["constrained_search"]
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.family import ImportedVocabulary
 from dragoman.formats.importing.labels import label_names
+from dragoman.tokenizers import LabelVocabulary, Tokenizer
 
 __all__ = ["assumed_settings", "assumed_vocabulary"]
 

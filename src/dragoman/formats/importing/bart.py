@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.bart_vocabulary import read_vocabulary
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators as compare
@@ -35,6 +33,7 @@ from dragoman.formats.importing.encoder_decoder import (
 )
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
 from dragoman.formats.importing.names import Order, Rule
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 
 __all__ = ["compare", "fairseq_sinusoids", "plan", "read_vocabulary", "unsupported"]
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config import parse_config
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DragomanError
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -39,6 +38,7 @@ from dragoman.formats.importing.family import (
 from dragoman.formats.importing.labels import label_names
 from dragoman.formats.importing.names import Order, Rule, expanded
 from dragoman.formats.importing.wordpiece import wordpiece_vocabulary
+from dragoman.tokenizers import LabelVocabulary
 
 __all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
 

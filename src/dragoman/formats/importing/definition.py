@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.ids import BOS, PAD
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.parity import ParityCase
+from dragoman.tokenizers import BOS, PAD
 
 __all__ = ["Definition", "Floats", "Memory", "SearchedDefinition", "State"]
 

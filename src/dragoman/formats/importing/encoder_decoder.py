@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dragoman.data.ids import SPECIAL_NAMES
 from dragoman.formats.importing.family import ACTIVATIONS, NEVER
 from dragoman.formats.importing.names import Rule, expanded
+from dragoman.tokenizers import SPECIAL_NAMES
 
 __all__ = [
     "encoder_decoder_table",

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dragoman.config import Config
-from dragoman.data.vocabulary import Vocabulary
 from dragoman.errors import UsageError
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.names import Orders, Table
+from dragoman.tokenizers import Vocabulary
 
 __all__ = [
     "ACTIVATIONS",

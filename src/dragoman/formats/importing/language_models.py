@@ -14,13 +14,13 @@ from typing import Any
 
 import sentencepiece as spm
 
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary, ProblemList
 from dragoman.formats.importing.json_vocabulary import json_vocabulary
 from dragoman.formats.importing.names import Order, Rule
+from dragoman.tokenizers import BOS, EOS
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
 __all__ = ["OUTPUT_BIAS", "document", "number_problems", "read_vocabulary", "vocabulary_orders"]
 

@@ -21,9 +21,6 @@ import torch
 from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.pieces import PieceLists
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators as compare
@@ -37,6 +34,8 @@ from dragoman.formats.importing.encoder_decoder import (
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, ProblemList, accepted_values
 from dragoman.formats.importing.names import Order, Rule
 from dragoman.nn.position_tables import sinusoid_table
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
+from dragoman.tokenizers.listed_pieces import PieceLists
 
 __all__ = ["PADDING", "compare", "name_table", "plan", "read_vocabulary", "stream_order", "unsupported"]
 

@@ -13,12 +13,12 @@ import sentencepiece as spm
 import torch
 from torch import Tensor
 
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.json_pieces import TOKENIZER_JSON
 from dragoman.errors import DragomanError, is_out_of_memory
 from dragoman.extras import extra_package
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.parity import ParityCase
+from dragoman.tokenizers import BOS, EOS, PAD, UNK
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON
 
 __all__ = [
     "CausalRuntime",

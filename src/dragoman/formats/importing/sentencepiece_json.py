@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sentencepiece as spm
 
-from dragoman.data.json_pieces import TokenIds
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.extras import extra_package
+from dragoman.tokenizers import Tokenizer
+from dragoman.tokenizers.json_pieces import TokenIds
 
 __all__ = ["sentencepiece_json"]
 

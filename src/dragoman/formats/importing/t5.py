@@ -23,11 +23,6 @@ import sentencepiece as spm
 import torch
 
 from dragoman.config import parse_config
-from dragoman.data.byte_pieces import BYTES_FILE, BytePieces
-from dragoman.data.ids import BOS, EOS, SPECIAL_NAMES, UNK
-from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
-from dragoman.data.pieces import PieceLists
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators
@@ -42,6 +37,10 @@ from dragoman.formats.importing.family import (
 )
 from dragoman.formats.importing.json_vocabulary import json_vocabulary
 from dragoman.formats.importing.names import Order, Rule, expanded
+from dragoman.tokenizers import BOS, EOS, SPECIAL_NAMES, UNK, Tokenizer
+from dragoman.tokenizers.byte_pieces import BYTES_FILE, BytePieces
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
+from dragoman.tokenizers.listed_pieces import PieceLists
 
 __all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
 

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from dragoman.config import ImageData, VisionConfig, parse_config
 from dragoman.data.readers.images import as_images
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -45,6 +44,7 @@ from dragoman.formats.importing.names import Order, Rule, expanded
 from dragoman.formats.importing.reference import reference_model
 from dragoman.models.model_folder import load_network
 from dragoman.models.vision import patches
+from dragoman.tokenizers import LabelVocabulary
 
 __all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
 

@@ -6,12 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from dragoman.data.ids import EOS
-from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.extras import extra_package
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ImportedVocabulary, ProblemList
+from dragoman.tokenizers import EOS, Tokenizer
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
 __all__ = ["wordpiece_vocabulary"]
 

@@ -17,11 +17,8 @@ from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.data.batching import Batch, collate
-from dragoman.data.ids import before_end
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.sentences import split_sentences
-from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.retry import has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
@@ -32,6 +29,7 @@ from dragoman.io.lines import clip
 from dragoman.models.seq2seq import Model, Network
 from dragoman.pipelines.parts import one_line
 from dragoman.pipelines.pipeline import check_text
+from dragoman.tokenizers import BOS, EOS, PAD, LabelVocabulary, Tokenizer, Vocabulary, before_end
 
 __all__ = [
     "MASK",

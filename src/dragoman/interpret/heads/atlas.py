@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import EOS, PAD
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads, ablate_sublayers
 from dragoman.interpret.attentions import (
@@ -45,6 +44,7 @@ from dragoman.interpret.heads.alignment import Agreement
 from dragoman.interpret.heads.probes import ProbeBatch
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import replace
+from dragoman.tokenizers import EOS, PAD
 from dragoman.training.loss import TokenLoss
 from dragoman.training.validation import mean_loss
 

@@ -12,9 +12,7 @@ from dragoman.config import Config
 from dragoman.data.batch_plans import batches_within
 from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.trees import penn_word
-from dragoman.data.tokenizer import EOS, PAD, Tokenizer
 from dragoman.data.turns import encode_turns, split_turns, turns_of_text
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.errors import UsageError
 from dragoman.interpret.heads.alignment import GoldAlignment, word_count
 from dragoman.interpret.inputs import Ids, label_row, with_predictions
@@ -24,6 +22,7 @@ from dragoman.pipelines.dialogue import Chat
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.parsing import Parser
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import EOS, PAD, LabelVocabulary, Tokenizer, Vocabulary
 
 __all__ = ["ProbeBatch", "load_probe", "text_probe", "translation_probe"]
 

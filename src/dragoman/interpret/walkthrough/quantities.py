@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import PAD
 from dragoman.interpret.walkthrough.entries import Quantity
 from dragoman.interpret.walkthrough.training_step import RecordedStep
 from dragoman.models.vision import Vision
+from dragoman.tokenizers import PAD
 
 __all__ = ["Labels", "Quantities", "child"]
 

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import nearest
 from dragoman.models.seq2seq import Network
 from dragoman.nn.modes import evaluating
 from dragoman.nn.record import Recording, record, tap_names
+from dragoman.tokenizers import PAD
 from dragoman.training.loss import cross_entropy
 
 __all__ = ["ParameterElement", "RecordedStep", "TrainingPair", "check_element"]

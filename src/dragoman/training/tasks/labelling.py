@@ -13,11 +13,10 @@ import numpy as np
 
 from dragoman.config import Config, EncoderOnlyConfig, LabelledData, RecurrentEncoderConfig, TaggedData
 from dragoman.data.readers.labelled import read_labelled, read_tagged, tagged_row, text_source
-from dragoman.data.tokenizer import EOS, PAD, learn_tokenizer
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError
 from dragoman.io.reading import hash_files
 from dragoman.io.run_log import Reporter
+from dragoman.tokenizers import EOS, PAD, LabelVocabulary, learn_tokenizer
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import label_scores
 

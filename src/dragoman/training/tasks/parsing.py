@@ -11,13 +11,13 @@ from typing import Any
 from dragoman.config import Config, CorpusConfig, FilterConfig, ParallelData, TreeData
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.readers.trees import Tree, bracket_f1, delinearize, linearize, read_trees
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.io.reading import open_regular
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import atomic_file, writing
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.parsing import Parser
+from dragoman.tokenizers import Tokenizer
 from dragoman.training.tasks.task import Score, refuse_empty
 from dragoman.training.tasks.translation import TranslationTask, TranslationValidation
 

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint
@@ -31,6 +29,7 @@ from dragoman.formats.importing.family import ImportedVocabulary, Plan
 from dragoman.formats.importing.listed_vocabulary import listed_vocabulary
 from dragoman.formats.importing.names import Order
 from dragoman.nn.positions import sinusoids
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 
 __all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
 

@@ -10,10 +10,6 @@ from typing import Any
 import numpy as np
 import sentencepiece as spm
 
-from dragoman.data.ids import BOS
-from dragoman.data.ids import EOS as OUR_EOS
-from dragoman.data.ids import UNK as OUR_UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_tokenizers, lines_of
@@ -24,6 +20,9 @@ from dragoman.formats.importing.marian_files.definition import EOS, MarianDefini
 from dragoman.formats.parity import compare_models, parity_cases
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, Tokenizer
+from dragoman.tokenizers import EOS as OUR_EOS
+from dragoman.tokenizers import UNK as OUR_UNK
 
 __all__ = ["DefinitionRuntime", "MarianTokenizer", "allows_unknown", "compare_with_definition"]
 

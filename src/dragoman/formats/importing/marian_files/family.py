@@ -21,9 +21,6 @@ import numpy as np
 import sentencepiece as spm
 
 from dragoman.config import parse_config
-from dragoman.data.ids import EOS, SPECIAL_NAMES, UNK
-from dragoman.data.pieces import PieceLists
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ImportedVocabulary, Plan, ProblemList, accepted_values
@@ -33,6 +30,8 @@ from dragoman.formats.importing.marian_files.comparison import compare_with_defi
 from dragoman.formats.importing.marian_files.lexical import read_shortlist
 from dragoman.formats.importing.marian_files.table import table
 from dragoman.formats.importing.names import Order
+from dragoman.tokenizers import EOS, SPECIAL_NAMES, UNK, Tokenizer
+from dragoman.tokenizers.listed_pieces import PieceLists
 
 __all__ = [
     "ACTIVATIONS",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dragoman.data.ids import EOS, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.comparison import compare_tokenizers, lines_of
 from dragoman.formats.importing.definition import SearchedDefinition
@@ -15,6 +13,7 @@ from dragoman.formats.importing.listed_vocabulary import ListedReference
 from dragoman.formats.parity import compare_models, parity_cases
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS, UNK, Tokenizer
 
 __all__ = ["compare_with_definition"]
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS
 from dragoman.errors import UsageError
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.bart import fairseq_sinusoids
@@ -36,6 +35,7 @@ from dragoman.formats.importing.toolkits.checkpoint import FairseqCheckpoint
 from dragoman.formats.importing.toolkits.comparison import compare_with_definition
 from dragoman.formats.importing.toolkits.definition import Names, Sizes, ToolkitDefinition, halved_sinusoids
 from dragoman.formats.importing.toolkits.layers import attention, document, linear, norm
+from dragoman.tokenizers import BOS, EOS
 
 __all__ = ["compare", "definition", "plan", "read_vocabulary", "unsupported"]
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from dragoman.config import parse_config
-from dragoman.data.ids import EOS
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.definition import SearchedDefinition
@@ -33,6 +32,7 @@ from dragoman.formats.importing.toolkits.checkpoint import JoeyCheckpoint
 from dragoman.formats.importing.toolkits.comparison import compare_with_definition
 from dragoman.formats.importing.toolkits.definition import Names, Sizes, ToolkitDefinition, interleaved_sinusoids
 from dragoman.formats.importing.toolkits.layers import MAX_TOKENS, attention, document, linear, norm, search_document
+from dragoman.tokenizers import EOS
 
 __all__ = ["compare", "definition", "plan", "read_vocabulary", "unsupported"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.family import ImportedVocabulary
 from dragoman.formats.importing.names import Rule
+from dragoman.tokenizers import Tokenizer
 
 __all__ = ["MAX_TOKENS", "attention", "document", "linear", "norm", "search_document"]
 

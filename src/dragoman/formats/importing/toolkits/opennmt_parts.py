@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.data.ids import EOS
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.definition import SearchedDefinition
@@ -22,6 +21,7 @@ from dragoman.formats.importing.listed_vocabulary import (
 from dragoman.formats.importing.names import Order, Rule
 from dragoman.formats.importing.toolkits.comparison import compare_with_definition
 from dragoman.formats.importing.toolkits.definition import Sizes, ToolkitDefinition, interleaved_sinusoids
+from dragoman.tokenizers import EOS
 
 __all__ = [
     "OFF", "STACKS", "attention", "compare_lists", "embedding_rules", "imported_vocabulary", "linear", "orders",

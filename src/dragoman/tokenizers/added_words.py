@@ -15,16 +15,14 @@ from dataclasses import dataclass, replace
 
 import sentencepiece as spm
 
-from dragoman.data.byte_pieces import BYTES_FILE
-from dragoman.data.json_pieces import TOKENIZER_JSON
-from dragoman.data.pieces import PieceLists
-from dragoman.data.subword_sampling import ADDED_SCORE
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import check_problems, clip
+from dragoman.tokenizers.byte_pieces import BYTES_FILE
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON
+from dragoman.tokenizers.listed_pieces import PieceLists
+from dragoman.tokenizers.pieces import SPACE
+from dragoman.tokenizers.subword_sampling import ADDED_SCORE
+from dragoman.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["AddedWords", "add_words"]
-
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
 _USER_DEFINED = 4  # of the enumeration ModelProto.SentencePiece.Type
 _LONGEST = 200
@@ -46,7 +44,7 @@ class AddedWords:
 
 def add_words(tokenizer: Tokenizer, words: Sequence[str]) -> AddedWords:
     """Add words to both sides of a tokenizer.  Raises UsageError that lists all words that cannot be tokens."""
-    source, target, lists, frames = tokenizer.models
+    source, target, lists, templates = tokenizer.models
     others = sorted(name for name in tokenizer.files() if name in (BYTES_FILE, TOKENIZER_JSON))
     refused = [f"the tokenizer is {name}; accepted: sentencepiece models" for name in others]
     check_problems("tokenizer.add_words:", refused or [*_problems(words)])
@@ -54,7 +52,7 @@ def add_words(tokenizer: Tokenizer, words: Sequence[str]) -> AddedWords:
     added = [_new_pieces(model, words) for model in models]
     extended = [model + b"".join(map(_serialized, new)) for model, new in zip(models, added, strict=True)]
     pieces = None if lists is None else _extended_lists(PieceLists.parse(lists), added[0], added[-1]).file()
-    result = Tokenizer(extended[0], None if target is None else extended[1], pieces, frames)
+    result = Tokenizer(extended[0], None if target is None else extended[1], pieces, templates)
     old, new = Tokenizer(source, target, lists), result  # the old one without the languages around a text
     sides = (
         [
@@ -87,8 +85,8 @@ def _new_pieces(model: bytes, words: Sequence[str]) -> list[str]:
 
 def _piece(processor: spm.SentencePieceProcessor, word: str) -> str:
     """Return the piece of a word: normalized, as the text in which it is searched."""
-    piece = str(processor.normalize(word.strip())).replace(" ", _SPACE).strip(_SPACE)
-    return piece if unicodedata.name(piece[:1], "").startswith(_UNSPACED) else _SPACE + piece
+    piece = str(processor.normalize(word.strip())).replace(" ", SPACE).strip(SPACE)
+    return piece if unicodedata.name(piece[:1], "").startswith(_UNSPACED) else SPACE + piece
 
 
 def _serialized(piece: str) -> bytes:
@@ -117,6 +115,6 @@ def _extended_lists(lists: PieceLists, source: Sequence[str], target: Sequence[s
 
 def _before(piece: str, encode: Callable[[str], list[int]], name: Callable[[int], str]) -> list[int]:
     """Return the ids into which a tokenizer segments a new piece, without EOS."""
-    ids = encode(piece.replace(_SPACE, " "))[:-1]
-    has_space = len(ids) > 1 and name(ids[0]) == _SPACE and not piece.startswith(_SPACE)
+    ids = encode(piece.replace(SPACE, " "))[:-1]
+    has_space = len(ids) > 1 and name(ids[0]) == SPACE and not piece.startswith(SPACE)
     return ids[1:] if has_space else ids

@@ -12,18 +12,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
-from dragoman.data.ids import EOS, SPECIAL_NAMES, UNK, SpecialIds
 from dragoman.errors import UsageError
 from dragoman.extras import extra_package
-
-__all__ = ["TOKENIZER_JSON", "TOKEN_IDS_FILE", "JsonPieces", "TokenIds", "is_tokenizer_json"]
+from dragoman.tokenizers.ids import EOS, SPECIAL_NAMES, UNK
+from dragoman.tokenizers.pieces import SPACE, Pieces, Spans, parse_object
 
 TOKENIZER_JSON = "tokenizer.json"
 TOKEN_IDS_FILE = "token_ids.json"
 _SPECIAL = ("pad", "unk", "bos", "eos")  # in the order of our ids
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in the pieces that people see, as in sentencepiece
 _NEVER_TEXT = "\U0010ffff"  # not a character
 _MAX_SIZE = 1 << 24
 
@@ -49,12 +47,7 @@ class TokenIds:
     @classmethod
     def parse(cls, content: bytes) -> TokenIds:
         """Read the file.  Raises ValueError."""
-        try:
-            fields = json.loads(content)
-        except RecursionError:
-            raise ValueError("brackets nested too deeply") from None
-        if not isinstance(fields, dict):
-            raise ValueError("not a JSON object")
+        fields = parse_object(content)
         size, special, mask = fields.get("size"), fields.get("special"), fields.get("mask")
         if type(size) is not int or not 1 <= size <= _MAX_SIZE:
             raise ValueError(f"size is not a number from 1 to {_MAX_SIZE:,}")
@@ -79,8 +72,8 @@ class TokenIds:
         return special + [token for token in range(self.size) if token not in first]
 
 
-class JsonPieces(SpecialIds):
-    """A `tokenizer.json` with our ids; the methods are those of `SentencePieceProcessor` that `Tokenizer` uses.
+class JsonPieces(Pieces):
+    """A `tokenizer.json` with our ids.
 
     Special tokens, UNK included, are decoded to nothing, as `transformers` does with `skip_special_tokens`.
     """
@@ -101,48 +94,45 @@ class JsonPieces(SpecialIds):
             self._ours[theirs] = ours
         self._added = {token: str(added.content) for token, added in self._model.get_added_tokens_decoder().items()}
 
-    def get_piece_size(self) -> int:
+        self.mask = None if self.ids.mask is None else self._ours[self.ids.mask]
+
+    @property
+    def size(self) -> int:
         return len(self._theirs)
 
-    def mask_id(self) -> int | None:
-        """Return the id of a masked token, None if the vocabulary has none."""
-        return None if self.ids.mask is None else self._ours[self.ids.mask]
-
-    def id_to_piece(self, token: int) -> str:
+    def piece(self, token: int) -> str:
         """Return a piece as people read it: bytes as text where they are valid UTF-8, "▁" for a space."""
         return self._names[token]
 
-    def piece_to_id(self, pieces: Sequence[str]) -> list[int]:
+    def piece_ids(self, pieces: Sequence[str]) -> list[int]:
         return [self._ids.get(piece, UNK) for piece in pieces]
 
-    def encode(self, text: str | Sequence[str], return_type: Literal["offset_mapping"] | None = None) -> Any:
-        """Return the ids of a text, or of each of several; or, for "offset_mapping", ids and spans of a text."""
-        if not isinstance(text, str):
-            return [self.encode(each) for each in text]  # `encode_batch` has threads, which a fork would break
-        found = self._model.encode(text, add_special_tokens=False)
-        ids = [self._ours[token] for token in found.ids]
-        return ids if return_type is None else {"ids": ids, "offsets": _disjoint(found.offsets)}
+    def encode(self, text: str) -> list[int]:
+        return [self._ours[token] for token in self._model.encode(text, add_special_tokens=False).ids]
 
-    def draw(self, text: str, rate: float, rng: random.Random) -> list[int]:
+    def encode_with_spans(self, text: str) -> tuple[list[int], Spans]:
+        encoding = self._model.encode(text, add_special_tokens=False)
+        return [self._ours[token] for token in encoding.ids], _disjoint(encoding.offsets)
+
+    def sample(self, text: str, rate: float, rng: random.Random) -> list[int]:
         """Return the ids of a text.  Raises UsageError for a rate above 0."""
         if rate:
             raise UsageError(
                 f"tokenizer.sampling = {rate}: {TOKENIZER_JSON} does not draw segmentations that are the same in every "
                 "process; accepted: 0"
             )
-        ids: list[int] = self.encode(text)
-        return ids
+        return self.encode(text)
 
-    def decode(self, ids: Sequence[int], return_type: Literal["offset_mapping"] | None = None) -> Any:
-        """Return the text of ids; or, for "offset_mapping", text and spans."""
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._text([self._theirs[token] for token in ids])
+
+    def decode_with_spans(self, ids: Sequence[int]) -> tuple[str, Spans]:
         theirs = [self._theirs[token] for token in ids]
         text = self._text(theirs)
-        if return_type is None:
-            return text
         # A decoder joins tokens by rules of its own, so that a token has the text by which its prefix is longer.
         ends = [_common(self._text(theirs[: count + 1]), text) for count in range(len(theirs))]
         ends = [max([0, *ends[: index + 1]]) for index in range(len(ends))]
-        return {"text": text, "offsets": list(zip([0, *ends], ends, strict=False))}
+        return text, list(zip([0, *ends], ends, strict=False))
 
     def _text(self, theirs: Sequence[int]) -> str:
         return str(self._model.decode([token for token in theirs if token not in self._hidden]))
@@ -188,14 +178,14 @@ class _Shown:
     def name(self, token: str, is_added: bool) -> str:
         """is_added: whether the token is not one of the model, so that it is written as text."""
         if is_added:
-            return token.replace(" ", _SPACE)
+            return token.replace(" ", SPACE)
         if self._prefix:  # ##ing is inside of a word
-            return token.removeprefix(self._prefix) if token.startswith(self._prefix) else _SPACE + token
+            return token.removeprefix(self._prefix) if token.startswith(self._prefix) else SPACE + token
         if not self._is_byte_level or not set(token) <= _BYTES.keys():
             return token
         text = bytes(_BYTES[character] for character in token).decode("utf-8", "surrogateescape")
         return "".join(
-            f"<0x{ord(each) - 0xDC00:02X}>" if "\udc80" <= each <= "\udcff" else each.replace(" ", _SPACE)
+            f"<0x{ord(each) - 0xDC00:02X}>" if "\udc80" <= each <= "\udcff" else each.replace(" ", SPACE)
             for each in text
         )
 

@@ -1,8 +1,8 @@
 """What surrounds the tokens of a text: the language of multilingual models, and fixed tokens such as BART's begin.
 
-A frame lists the tokens of an encoded text: `[{source}, text, EOS]` is the frame of an mBART-50 source, which starts
-with the token of its language.  Sources of OpenNMT have no end: their frame is `[text]`.  A direction, source and
-target language, makes tokens of the names.
+A template lists the tokens of an encoded text: that of an mBART-50 source, which starts with the token of its language,
+is `[source, text, EOS]`; that of an OpenNMT source, which has no end, is `[text]`.  The names of languages become
+tokens once the direction, source and target language, is known.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.errors import UsageError, nearest
+from dragoman.tokenizers.ids import BOS, EOS, PAD
+from dragoman.tokenizers.pieces import parse_object
 
-__all__ = ["FRAMES_FILE", "NO_SOURCE_END", "TEXT", "UNKNOWN_TAG", "Direction", "Frames", "shown", "split_tag"]
-
-FRAMES_FILE = "languages.json"
+LANGUAGES_FILE = "languages.json"
 SOURCE, TARGET, TEXT = "source", "target", "text"
 _MAX_SHOWN = 300
 UNKNOWN_TAG = re.compile(r">>[\w.-]{2,20}<<")
@@ -26,7 +25,7 @@ _TAG = re.compile(r">>([\w.-]+)<<")
 
 
 @dataclass(frozen=True)
-class Direction:
+class SurroundingTokens:
     """Tokens before and after the text of a source, and before the text of a target, which ends with EOS."""
 
     source: tuple[list[int], list[int]]
@@ -34,12 +33,13 @@ class Direction:
 
 
 @dataclass(frozen=True)
-class Frames:
+class Templates:
     """The file `languages.json` of a model folder.
 
-    source, target: the frame of each side, of ids and the names "source" and "target" (the token of that language) and
-    "text".  languages: of each side, code -> id; {} if no frame names the side.  default: the direction of a call that
-    names none.  control: ids without a text.  optional: whether a frame without its language is used, as by OPUS-MT.
+    source, target: the template of each side, of ids and the names "source" and "target" (the token of that language)
+    and "text".  languages: of each side, code -> id; {} if no template names the side.  default: the direction of calls
+    that name none.  control: ids without a text.  optional: whether a template without its language is used, as by
+    OPUS-MT.
     """
 
     source: tuple[int | str, ...]
@@ -50,22 +50,19 @@ class Frames:
     optional: bool = False
 
     @classmethod
-    def of_tags(cls, tags: Mapping[str, int]) -> Frames:
-        """Return the frames of OPUS-MT, where a token at the start of the source names the target language."""
+    def of_tags(cls, tags: Mapping[str, int]) -> Templates:
+        """Return the templates of OPUS-MT, where a token at the start of the source names the target language."""
         return cls((TARGET, TEXT, EOS), (TEXT, EOS), ({}, dict(tags)), optional=True)
 
     @classmethod
-    def parse(cls, content: bytes, sizes: tuple[int, int]) -> Frames:
+    def parse(cls, content: bytes, sizes: tuple[int, int]) -> Templates:
         """Read the file of a tokenizer with `sizes` ids.  Raises ValueError with all problems."""
         try:
-            fields = json.loads(content)
-        except RecursionError:
-            raise ValueError(f"{FRAMES_FILE}: brackets nested too deeply") from None
+            fields = parse_object(content)
         except ValueError as error:
-            raise ValueError(f"{FRAMES_FILE}: {error}") from None
-        problems = list(_problems(fields, sizes)) if isinstance(fields, dict) else ["not a JSON object"]
-        if problems:
-            raise ValueError(f"{FRAMES_FILE}: {'; '.join(problems)}")
+            raise ValueError(f"{LANGUAGES_FILE}: {error}") from None
+        if problems := list(_problems(fields, sizes)):
+            raise ValueError(f"{LANGUAGES_FILE}: {'; '.join(problems)}")
         languages, default = fields["languages"], fields["default"]
         return cls(
             tuple(fields[SOURCE]), tuple(fields[TARGET]), (languages[SOURCE], languages[TARGET]),
@@ -80,7 +77,7 @@ class Frames:
         }  # fmt: skip
         return json.dumps(content, ensure_ascii=False, indent=0).encode()
 
-    def direction(self, source: str | None, target: str | None) -> Direction:
+    def direction(self, source: str | None, target: str | None) -> SurroundingTokens:
         """Return the tokens of a direction; None stands for the default.  Raises UsageError with all problems."""
         named = {*self.source, *self.target}
         problems, tokens = [], {}
@@ -98,19 +95,19 @@ class Frames:
         if problems:
             raise UsageError("this model translates between several languages: " + "; ".join(problems))
         before, after = self._around(self.source, tokens)
-        return Direction((before, after), self._around(self.target, tokens)[0])
+        return SurroundingTokens((before, after), self._around(self.target, tokens)[0])
 
-    def _around(self, frame: Sequence[int | str], tokens: Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
-        text = frame.index(TEXT)
+    def _around(self, template: Sequence[int | str], tokens: Mapping[str, list[int]]) -> tuple[list[int], list[int]]:
+        text = template.index(TEXT)
         before, after = (
             [token for entry in part for token in ([entry] if isinstance(entry, int) else tokens.get(entry, []))]
-            for part in (frame[:text], frame[text + 1 :])
+            for part in (template[:text], template[text + 1 :])
         )
         return before, after
 
 
-NO_SOURCE_END = Frames((TEXT,), (TEXT, EOS))
-"""Frames of models whose sources are the tokens of the text only."""
+NO_SOURCE_END = Templates((TEXT,), (TEXT, EOS))
+"""Templates of models whose sources are the tokens of the text only."""
 
 
 def split_tag(text: str, languages: Mapping[str, int]) -> tuple[str, str, str]:
@@ -137,14 +134,16 @@ def _problems(fields: dict[str, Any], sizes: tuple[int, int]) -> Iterator[str]:
 
     languages, default, control = fields.get("languages"), fields.get("default"), fields.get("control")
     for side in (SOURCE, TARGET):
-        frame, own = fields.get(side), languages.get(side) if isinstance(languages, dict) else None
-        if not isinstance(frame, list) or not all(is_id(entry) or entry in (SOURCE, TARGET, TEXT) for entry in frame):
+        template, own = fields.get(side), languages.get(side) if isinstance(languages, dict) else None
+        if not isinstance(template, list) or not all(
+            is_id(entry) or entry in (SOURCE, TARGET, TEXT) for entry in template
+        ):
             yield f"{side} is not a list of ids, {SOURCE!r}, {TARGET!r} and {TEXT!r}"
-        elif frame.count(TEXT) != 1 or {PAD, BOS} & set(frame):
+        elif template.count(TEXT) != 1 or {PAD, BOS} & set(template):
             yield f"{side} does not contain {TEXT!r} once, or special ids other than the end of sentence"
-        elif side == SOURCE and frame[-1] != TEXT and EOS not in frame[frame.index(TEXT) :]:
+        elif side == SOURCE and template[-1] != TEXT and EOS not in template[template.index(TEXT) :]:
             yield f"{side} has tokens after {TEXT!r}, but no end of sentence"
-        elif side == TARGET and (frame[-2:] != [TEXT, EOS] or EOS in frame[:-1]):
+        elif side == TARGET and (template[-2:] != [TEXT, EOS] or EOS in template[:-1]):
             yield f"{side} does not end with {TEXT!r} and the end of sentence"
         if not isinstance(own, dict) or not all(is_id(token) and token > EOS for token in own.values()):
             yield f"languages.{side} does not name ids from {EOS + 1} to {size - 1:,}"

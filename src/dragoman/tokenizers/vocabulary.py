@@ -7,11 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, ModelFolderError, nearest
 from dragoman.io.reading import COPY_AGAIN, read_json
-
-__all__ = ["LABELS_FILE", "LabelVocabulary", "Vocabulary", "load_vocabulary"]
+from dragoman.tokenizers.tokenizer import Tokenizer
 
 LABELS_FILE = "labels.json"
 _MAX_SHOWN = 20

@@ -14,12 +14,10 @@ from itertools import pairwise
 
 import sentencepiece as spm
 
-__all__ = ["ADDED_SCORE", "SubwordSampler"]
-
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece
 _NBEST = 32
 ADDED_SCORE = 1.0
-"""Score of the pieces of `data.added_words`, which are never divided; scores of learned pieces are at most 0."""
+"""Score of the pieces of `tokenizers.added_words`, which are never divided; scores of learned pieces are at most 0."""
 
 
 class SubwordSampler:

@@ -94,7 +94,7 @@ def _parameters(folder: Path) -> int:
 
 def _engine(config: Config, unsupported: list[str]) -> str:
     """Return the name of the backend that decodes on this machine, with the reasons for a fallback."""
-    if config.data.kind not in ("parallel", "text", "dialogue", "trees"):
+    if not config.data.about.writes:
         return "PyTorch backend (generates no text)"
     reasons = unsupported or ([unavailable_reason()] if load_native() is None else [])
     installed = "" if has_torch() else ", which is not installed"

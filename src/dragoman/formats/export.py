@@ -80,7 +80,7 @@ def export(
     text = check_text(check, reference)
     network, vocabulary, config = load_network(model)
     assert isinstance(network, Model) and isinstance(vocabulary, Tokenizer)
-    if reference is not None and config.data.kind != "parallel":
+    if reference is not None and not config.data.about.translates:
         raise UsageError(f"--reference {reference}: this model does not translate; omit --reference")
     target, source = FORMATS[format], ExportSource(network, vocabulary, config)
     cases = parity_cases(network, vocabulary, config, text)

@@ -68,7 +68,7 @@ class Chat(Pipeline):
     of all roles.  learned_roles: roles on whose turns the model was trained, `data.loss_roles` of the training.
     """
 
-    _kind, _lack = "dialogue", "was not trained on dialogues"
+    _data_kind = "dialogue"
 
     def __init__(
         self,

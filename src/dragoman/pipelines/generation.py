@@ -73,7 +73,7 @@ class TextGenerator(Pipeline):
     or were one stream.
     """
 
-    _kind, _lack = "text", "does not continue plain text"
+    _data_kind = "text"
 
     def __init__(
         self,

@@ -63,7 +63,7 @@ class Translator(LinePipeline):
     are translated separately.
     """
 
-    _kind, _lack = "parallel", "does not translate"
+    _data_kind = "parallel"
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ def _validation_scores(
     config: Config, vocabulary: Vocabulary, weights: Mapping[str, Tensor], profile: TrainingProfile | None
 ) -> dict[str, Any]:
     """Return the validation scores of a translation model; {} for other tasks, which need their training data."""
-    if config.data.kind != "parallel" or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
+    if not config.data.about.translates or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
         return {}
     try:
         validation = TranslationValidation(

@@ -87,7 +87,7 @@ def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
         run = open_run(config.model_copy(update={"data": without_validation}), scratch / "run", messages)
     except DragomanError as error:  # the findings of the examination are more precise
         problem = str(error)
-    if config.data.kind == "parallel":
+    if config.data.about.translates:
         diagnosis = _examined(config, run)
     else:
         diagnosis = Diagnosis(account=" ".join(text.removeprefix("data: ") for text in messages.texts))

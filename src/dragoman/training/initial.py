@@ -65,7 +65,7 @@ def open_initial(config: Config, run: Path, reporter: Reporter) -> InitialModel 
             return InitialModel(load_vocabulary(checkpoint), read_meta(checkpoint).get(_META, {}))
     folder = find_model(resolve_path(config.train.init_from))
     vocabulary, sha256 = load_vocabulary(folder), read_meta(folder)["sha256"]["model.safetensors"]
-    if config.data.kind == "parallel" and isinstance(vocabulary, Tokenizer):
+    if config.data.about.translates and isinstance(vocabulary, Tokenizer):
         data = config.parallel
         vocabulary = vocabulary.with_default(data.source_language, data.target_language)
     origin = {"folder": config.train.init_from, "sha256": sha256}

@@ -132,7 +132,7 @@ def forecast_problems(
     parameters_of: model configuration -> number of parameters.
     """
     yield from _warmup_problem(config.train, forecast)
-    if config.data.kind != "parallel":
+    if not config.data.about.translates:
         return
     if is_insufficient(forecast):
         what = (

@@ -36,7 +36,7 @@ def prepare(
     data than parallel text, which are prepared in memory when training starts.
     """
     check_files(config)
-    if config.data.kind != "parallel":
+    if not config.data.about.translates:
         raise UsageError(
             f'data.kind = {config.data.kind!r}: nothing to prepare; accepted: "parallel". Start training: its data '
             "are read into memory"

@@ -70,7 +70,7 @@ def open_run(config: Config, folder: Path, reporter: Reporter | None = None, wri
         if list_checkpoints(folder) and stored.is_file():
             _refuse_changes(load_config(stored, stored=True), config, folder)
     reporter = reporter or Reporter()
-    if config.data.kind != "parallel":  # the store of parallel data reports its phases
+    if not config.data.about.translates:  # the store of parallel data reports its phases
         reporter.phase("preparing the data")
     initial = open_initial(config, folder, reporter)
     task = _open_task(config, folder.parent / "prepared", reporter, initial)

@@ -91,7 +91,7 @@ def _open(
         check_files(config)
         if context.is_main:
             stack.enter_context(lock_run(folder))
-            if config.data.kind == "parallel" and not list_checkpoints(folder):
+            if config.data.about.translates and not list_checkpoints(folder):
                 reporter.phase("checking the data")
                 precheck(config, reporter.warn, folder.parent / "prepared")
         run = open_run(config, folder, reporter, writes=context.is_main)

@@ -99,7 +99,7 @@ def import_model(
     hub = source.as_posix() if is_hub_name(source) else None
     checkpoint = opened(source if hub is None else download(hub))
     name, plan = _plan(checkpoint)
-    if reference is not None and plan.config.data.kind != "parallel":
+    if reference is not None and not plan.config.data.about.translates:
         raise UsageError(f"--reference {reference}: this model does not translate; omit --reference")
     network = assemble(
         plan.config.model,

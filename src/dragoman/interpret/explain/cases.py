@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.config import Config
+from dragoman.config import Config, ParallelData
 from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.sentences import split_sentences
@@ -117,13 +117,13 @@ class Case:
 
 def read_text_case(loaded: LoadedModel, source: str, target: str | None, beam: int | None) -> Case:
     """Return the case of a text.  Raises UsageError for an input that the model does not accept."""
-    kind = loaded[2].data.kind
-    if kind in ("parallel", "trees"):
+    data = loaded[2].data
+    if data.about.two_sided:
         return _translation(loaded, source, target, beam)
-    if kind in ("text", "dialogue"):
+    if data.about.continues:
         return _continuation(loaded, source, target, beam)
     check_no_search(beam, "this model predicts labels, without a search")
-    return _masked(loaded, source, target) if kind == "masked" else _labels(loaded, source, target)
+    return (_labels if data.about.labels else _masked)(loaded, source, target)
 
 
 def check_no_search(beam: int | None, reason: str) -> None:
@@ -153,7 +153,7 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
     ((found, tree),), (fault,) = search_with_retry(
         lambda _, used: [search_tree(network, src, used, start)], [ids], settings, lambda result: result[0][0].tokens
     )
-    several = config.data.kind == "parallel" and len(split_sentences(text, config.data.source_language)) > 1
+    several = isinstance(config.data, ParallelData) and len(split_sentences(text, config.data.source_language)) > 1
     flags = {
         "sentences": several,
         "truncated": found[0].truncated,
@@ -241,7 +241,7 @@ def _labels(loaded: LoadedModel, source: str, target: str | None) -> Case:
     """Return the case of a sentence to tag or a text to classify."""
     _, vocabulary, config = loaded
     assert isinstance(vocabulary, LabelVocabulary) and vocabulary.tokenizer is not None
-    tagged, text = config.data.kind == "tagged", _single_line(source, "source").strip()
+    tagged, text = config.data.about.labels == "word", _single_line(source, "source").strip()
     ids, marks = label_row(vocabulary.tokenizer, config, text)
     words = text.split()
     given = None if target is None else target.split() if tagged else [target.strip()]

@@ -31,9 +31,7 @@ from typing import Any
 
 from recipes import ROOT, processor, read_results, test_scores
 
-from dragoman.config import Config, parse_config
-from dragoman.data.corpus import CorpusSpec, read_pairs
-from dragoman.planning.choice import (
+from dragoman.advice.choice import (
     SIZES,
     CorpusFacts,
     Setting,
@@ -43,8 +41,10 @@ from dragoman.planning.choice import (
     choose_training,
     choose_vocabulary,
 )
-from dragoman.planning.document import nested
-from dragoman.planning.measurement import corpus_facts, probe
+from dragoman.advice.document import nested
+from dragoman.advice.measurement import corpus_facts, probe
+from dragoman.config import Config, parse_config
+from dragoman.data.corpus import CorpusSpec, read_pairs
 
 DATA = Path(os.environ.get("DRAGOMAN_DATA", ROOT / "data"))
 CORPORA: dict[str, tuple[tuple[str, str], dict[str, tuple[str, str]], int]] = {

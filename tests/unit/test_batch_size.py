@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from dragoman.advice.measurement import time_steps
 from dragoman.config import load_config
 from dragoman.data.batching import Batch, collate
 from dragoman.errors import ConfigError, UsageError
@@ -21,7 +22,6 @@ from dragoman.tokenizers import PAD
 from dragoman.training import batch_size
 from dragoman.training.batch_size import choose_size, filled, kept_bytes, sizes
 from dragoman.training.distributed import DistributedContext
-from dragoman.training.forecast import time_steps
 from dragoman.training.run import open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.trainer import Trainer, train

@@ -38,7 +38,7 @@ LAYERS = [
     "evaluation",
     "vectors",
     "training",
-    "planning",
+    "advice",
     "formats",
     "bulk",
     "interpret",

@@ -17,9 +17,9 @@ import pytest
 
 from dragoman.config import Config, parse_config
 from dragoman.data import batch_plans
+from dragoman.data import precheck as precheck_module
 from dragoman.data.batch_plans import EpochPlan, sampling_weights
 from dragoman.data.corpus import SentencePair, corpus_spec, pair_hash
-from dragoman.data.doctor import precheck as precheck_module
 from dragoman.data.store import build as build_module
 from dragoman.data.store import chunks, duplicates, origin, segments
 from dragoman.data.store.build import build_store

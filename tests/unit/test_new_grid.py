@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.planning import choice
+from dragoman.advice import choice
 
 ROOT = Path(__file__).parents[2]
 

@@ -71,8 +71,8 @@ def doctor(
 
     The exit code is 1 if there is a problem.
     """
-    from dragoman.data.doctor.examine import print_diagnosis
-    from dragoman.training.forecast import diagnose
+    from dragoman.advice.doctor import diagnose
+    from dragoman.advice.examine import print_diagnosis
 
     rest = target_or_overrides or []
     if config_or_source.suffix == ".toml":
@@ -110,7 +110,7 @@ def new(
 
     The text is split into training, validation and test files; comments in the configuration explain each setting.
     """
-    from dragoman.planning.plan import plan_training
+    from dragoman.advice.new import plan_training
 
     plan = plan_training(source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, log=log)
     typer.echo(f"dragoman train {shlex.quote(str(plan.path))}")

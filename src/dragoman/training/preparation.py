@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dragoman.config import Config
 from dragoman.data.corpus import corpus_spec
-from dragoman.data.doctor.precheck import precheck
+from dragoman.data.precheck import precheck
 from dragoman.data.profile import TrainingProfile
 from dragoman.data.store.build import build_store
 from dragoman.data.store.pool import Processes, RayTasks

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dragoman.training.plan import PARAMETERS_PER_TOKEN, overfits
+from dragoman.training.forecast import PARAMETERS_PER_TOKEN, overfits
 
 __all__ = ["SIZES", "CorpusFacts", "Setting", "Size", "Speed", "Training", "choose_size", "choose_training",
            "choose_vocabulary", "enough_tokens", "expect", "model_settings", "optimizer_settings"]  # fmt: skip

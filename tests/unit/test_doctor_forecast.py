@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dragoman.advice import doctor, measurement
 from dragoman.errors import UsageError
-from dragoman.training import forecast
 from dragoman.training.allocator import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from small_run import write_corpus, write_toml
@@ -37,8 +37,8 @@ class Steps:
 
 
 def measured(trainer: Any, batches: int, monkeypatch: pytest.MonkeyPatch) -> tuple[float, int]:
-    monkeypatch.setattr(forecast.time, "monotonic", lambda: trainer.now)
-    return forecast._tokens_per_second(trainer, [np.array([number]) for number in range(batches)])
+    monkeypatch.setattr(measurement.time, "monotonic", lambda: trainer.now)
+    return measurement._tokens_per_second(trainer, [np.array([number]) for number in range(batches)])
 
 
 def test_the_rate_leaves_out_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def told(budget: str, tmp_path: Path) -> tuple[int, float]:
     data = write_corpus(tmp_path / "data", train=60)
     schedule = ("train.schedule.kind=inverse_sqrt", "train.schedule.warmup=1")
 
-    found = forecast.diagnose(write_toml(tmp_path / "c.toml", data, f"train.budget={budget}", *schedule))
+    found = doctor.diagnose(write_toml(tmp_path / "c.toml", data, f"train.budget={budget}", *schedule))
 
     (finding,) = [one for one in found.findings if one.what.startswith("training for")]
     assert finding.severity == "info" and "measured over 6 steps" in finding.advice
@@ -88,14 +88,14 @@ def test_a_problem_found_by_the_examination_is_reported_once(tmp_path: Path) -> 
     target = (data / "train.tgt").read_text().splitlines()
     (data / "train.tgt").write_text("\n".join(target[:-1]) + "\n")
 
-    found = forecast.diagnose(write_toml(tmp_path / "c.toml", data))
+    found = doctor.diagnose(write_toml(tmp_path / "c.toml", data))
 
     errors = [finding for finding in found.findings if finding.severity == "error"]
     assert not found.healthy and len(errors) == 1 and "60" in errors[0].what and "59" in errors[0].what, errors
 
 
 def test_seconds_and_minutes() -> None:
-    assert [forecast._duration(seconds) for seconds in (0.4, 89.4, 90.0, 6000.0)] == ["0 s", "89 s", "2 min", "100 min"]
+    assert [doctor._duration(seconds) for seconds in (0.4, 89.4, 90.0, 6000.0)] == ["0 s", "89 s", "2 min", "100 min"]
 
 
 def test_the_memory_of_this_process_is_in_bytes() -> None:
@@ -114,7 +114,7 @@ def test_another_c_library_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch)
 def test_an_insufficient_plan_is_a_warning_and_overrides_correct_it(tmp_path: Path) -> None:
     toml = write_toml(tmp_path / "c.toml", write_corpus(tmp_path / "data", train=60))
 
-    few, enough = (forecast.diagnose(toml, overrides=[f"train.budget={budget}"]) for budget in ("1 epoch", "9 epochs"))
+    few, enough = (doctor.diagnose(toml, overrides=[f"train.budget={budget}"]) for budget in ("1 epoch", "9 epochs"))
 
     (warning,) = [
         finding for finding in few.findings if finding.severity == "warning" and "insufficient training" in finding.what
@@ -126,7 +126,7 @@ def test_an_insufficient_plan_is_a_warning_and_overrides_correct_it(tmp_path: Pa
 def test_overrides_of_text_files_are_refused(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data", train=60)
     with pytest.raises(UsageError, match=r"train.seed=1: overrides need a configuration: dragoman doctor CONFIG.toml"):
-        forecast.diagnose(data / "train.src", data / "train.tgt", ["train.seed=1"])
+        doctor.diagnose(data / "train.src", data / "train.tgt", ["train.seed=1"])
 
 
 @pytest.mark.parametrize(("cores", "busy"), [(0.4, True), (0.9, False)])
@@ -134,6 +134,6 @@ def test_doctor_reports_that_the_machine_was_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: float, busy: bool
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(forecast, "time_steps", lambda run: forecast.StepTiming(1000.0, 10, 1e8, 5000, cores, 7))
-    findings = forecast.diagnose(write_toml(tmp_path / "c.toml", write_corpus(tmp_path))).findings
+    monkeypatch.setattr(doctor, "time_steps", lambda run: measurement.StepTiming(1000.0, 10, 1e8, 5000, cores, 7))
+    findings = doctor.diagnose(write_toml(tmp_path / "c.toml", write_corpus(tmp_path))).findings
     assert busy is any("busy: training got 40% of a core" in finding.what for finding in findings)

@@ -13,10 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dragoman.config import FilterConfig
-from dragoman.data.alignment import line_features, misalignment, shifted_range
-from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash
-from dragoman.data.doctor.diagnosis import (
+from dragoman.advice.diagnosis import (
     CorpusReport,
     Diagnosis,
     Finding,
@@ -27,7 +24,10 @@ from dragoman.data.doctor.diagnosis import (
     SplitOverlap,
     print_diagnosis,
 )
-from dragoman.data.doctor.findings import add_findings
+from dragoman.advice.findings import add_findings
+from dragoman.config import FilterConfig
+from dragoman.data.alignment import line_features, misalignment, shifted_range
+from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash
 from dragoman.data.languages import LanguageCheck, file_language, language_code
 from dragoman.data.readers.tables import read_rows
 from dragoman.errors import DataError

@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from dragoman.planning.choice import Setting
+from dragoman.advice.choice import Setting
 
 __all__ = ["nested", "render"]
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dragoman.config import Config, parse_config
-from dragoman.errors import DataError, UsageError
-from dragoman.planning.choice import (
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dragoman.advice.choice import (
     SIZES,
     CorpusFacts,
     Setting,
@@ -21,15 +24,22 @@ from dragoman.planning.choice import (
     model_settings,
     optimizer_settings,
 )
-from dragoman.planning.document import nested
-from dragoman.training.forecast import busy_machine, time_steps
-from dragoman.training.run import open_run
+from dragoman.advice.document import nested
+from dragoman.config import Config, parse_config
+from dragoman.errors import DataError, UsageError
+from dragoman.io.run_log import Reporter
+from dragoman.training.allocator import keep_freed_memory
+from dragoman.training.distributed import DistributedContext
+from dragoman.training.run import TrainingRun, open_run
 from dragoman.training.tasks.translation import TranslationTask
+from dragoman.training.trainer import Trainer
 
-__all__ = ["corpus_facts", "measure_speeds", "probe"]
+__all__ = ["StepTiming", "busy_machine", "corpus_facts", "measure_speeds", "probe", "time_steps"]
 
 _COMMON = 0.8  # share of the target's letters that occur in the source
-_SECONDS = 2.0
+_SECONDS, _SECONDS_PER_SIZE = 4.0, 2.0
+_WARM_UP_STEPS = 3
+_BUSY = 0.7  # cores
 _BATCH_TOKENS = 2048
 
 
@@ -76,7 +86,7 @@ def measure_speeds(
         config = probe(facts, vocabulary, size, scratch)
         try:
             run = open_run(config, scratch / f"probe-{size.d_model}-{size.layers}")
-            timing = time_steps(run, _SECONDS)
+            timing = time_steps(run, _SECONDS_PER_SIZE)
         except UsageError:
             if not speeds:
                 raise
@@ -112,3 +122,64 @@ def probe(
     }
     document["train"] |= {"batch_tokens": _BATCH_TOKENS, "clip_norm": 1.0}
     return parse_config(document)
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """Measured training steps: source + target tokens per second, number of steps, bytes of memory, parameters.
+
+    cores: processor time per second, on average.  batches: per epoch.
+    """
+
+    tokens_per_second: float
+    steps: int
+    memory: float
+    parameters: int
+    cores: float
+    batches: int
+
+
+def time_steps(run: TrainingRun, seconds: float = _SECONDS) -> StepTiming:
+    """Train for a few steps, without validation and saving, and return the speed.
+
+    Raises UsageError if the memory does not suffice for training.
+    """
+    keep_freed_memory()
+    context = DistributedContext(run.config.train.device)
+    run.check_memory(context.device)
+    trainer = Trainer(run, context, Reporter())
+    try:
+        trainer.threads.start(trainer.trial, resumed=False)
+        clock, processor = time.monotonic(), time.process_time()
+        rate, steps = _tokens_per_second(trainer, run.task.block(0, 0), seconds)
+        cores = (time.process_time() - processor) / (time.monotonic() - clock)
+    finally:
+        trainer.close()
+    batches = trainer.batches.batches_per_epoch(trainer.progress)
+    return StepTiming(rate, steps, context.peak_memory(), trainer.model.parameter_count(), cores, batches)
+
+
+def busy_machine(cores: float) -> str | None:
+    """Return a warning if other programs slowed down a measurement on the CPU; otherwise None."""
+    if torch.cuda.is_available() or cores >= _BUSY:
+        return None
+    return f"the machine is busy: training got {cores:.0%} of a core while its speed was measured"
+
+
+def _tokens_per_second(trainer: Trainer, plan: list[NDArray[np.int64]], limit: float = _SECONDS) -> tuple[float, int]:
+    """Return source + target tokens per second of training steps, and the number of steps."""
+    group = trainer.config.accumulate
+    count = max(1, len(plan) // group)
+    tokens, seconds = 0, 0.0
+    trainer.model.train()
+    warm_up = min(_WARM_UP_STEPS, count - 1)  # the first steps are slower: they allocate memory and fill caches
+    for i in range(count):
+        batches = [trainer.read(indices, j) for j, indices in enumerate(plan[i * group : (i + 1) * group])]
+        start = time.monotonic()
+        trainer.step(batches)
+        if i >= warm_up:
+            seconds += time.monotonic() - start
+            tokens += sum(b.src_tokens + b.tgt_tokens for b in batches)
+        if seconds > limit:
+            break
+    return tokens / seconds, i + 1

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
+from dragoman.advice import measurement
+from dragoman.advice.choice import CorpusFacts, Size, Speed, choose_training, enough_tokens
+from dragoman.advice.document import nested
+from dragoman.advice.measurement import StepTiming, corpus_facts, measure_speeds
 from dragoman.config import Config
 from dragoman.errors import UsageError
-from dragoman.planning import measurement
-from dragoman.planning.choice import CorpusFacts, Size, Speed, choose_training, enough_tokens
-from dragoman.planning.document import nested
-from dragoman.planning.measurement import corpus_facts, measure_speeds
-from dragoman.training.forecast import StepTiming
 from small_run import digit_pairs
 
 SAMPLE = digit_pairs(150, longest=9)

@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from dragoman.config import Config, ModelConfig, TrainConfig, parse_config
-from dragoman.training.optim import Progress
-from dragoman.training.plan import (
+from dragoman.training.forecast import (
     Forecast,
     forecast_of,
     forecast_problems,
@@ -17,6 +16,7 @@ from dragoman.training.plan import (
     plan_warnings,
     warmup_warning,
 )
+from dragoman.training.optim import Progress
 from dragoman.training.tasks.task import Task
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.config import parse_config
-from dragoman.models.size import count_parameters
-from dragoman.planning.choice import (
+from dragoman.advice.choice import (
     SHORT_PAIR,
     SIZES,
     CorpusFacts,
@@ -25,10 +23,12 @@ from dragoman.planning.choice import (
     expect,
     model_settings,
 )
-from dragoman.planning.document import nested, render
-from dragoman.planning.measurement import corpus_facts
-from dragoman.training import plan
-from dragoman.training.plan import Forecast, forecast_problems, is_insufficient
+from dragoman.advice.document import nested, render
+from dragoman.advice.measurement import corpus_facts
+from dragoman.config import parse_config
+from dragoman.models.size import count_parameters
+from dragoman.training import forecast
+from dragoman.training.forecast import Forecast, forecast_problems, is_insufficient
 
 FACTS = CorpusFacts(100_000, ("en", "fr"), (20_000, 30_000), (90, 120), True, 80.0, tokens_per_pair=20.0)
 SPEEDS = [Speed(size, 8e9 / (size.weights + 5e5), size.weights + 8000 * size.d_model) for size in SIZES]
@@ -108,10 +108,8 @@ def test_no_document_is_warned_about(pairs: int) -> None:
 
 
 def test_the_sizes_are_those_that_doctor_advises() -> None:
-    assert tuple(sorted({size.d_model for size in SIZES})) == plan._WIDTHS and (SIZES[0].d_model, SIZES[0].layers) == (
-        128,
-        1,
-    )
+    assert tuple(sorted({size.d_model for size in SIZES})) == forecast._WIDTHS
+    assert (SIZES[0].d_model, SIZES[0].layers) == (128, 1)
 
 
 def test_without_a_validation_set_there_are_no_settings_of_it() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dragoman.data.doctor.diagnosis import CorpusReport, Diagnosis, LineNumbers, Severity, SideReport
+from dragoman.advice.diagnosis import CorpusReport, Diagnosis, LineNumbers, Severity, SideReport
 
 __all__ = ["add_findings"]
 

@@ -12,14 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from dragoman.config import Config, load_config, parse_config
-from dragoman.config.section import Duration, DurationField
-from dragoman.data.doctor.examine import examine
-from dragoman.data.doctor.precheck import replaced_characters
-from dragoman.data.held_out import TEST, TRAIN, VALID
-from dragoman.errors import DataError, UsageError
-from dragoman.io.writing import atomic_folder, write_file, writing
-from dragoman.planning.choice import (
+from dragoman.advice.choice import (
     CorpusFacts,
     Setting,
     Speed,
@@ -29,11 +22,18 @@ from dragoman.planning.choice import (
     choose_vocabulary,
     expect,
 )
-from dragoman.planning.document import nested, render
-from dragoman.planning.measurement import corpus_facts, measure_speeds
-from dragoman.planning.source_text import ParallelText, check_text_files, open_text
-from dragoman.planning.split import NAMES, Split, split_text
-from dragoman.training.plan import Forecast, is_insufficient, overfits
+from dragoman.advice.document import nested, render
+from dragoman.advice.examine import examine
+from dragoman.advice.measurement import corpus_facts, measure_speeds
+from dragoman.advice.source_text import ParallelText, check_text_files, open_text
+from dragoman.advice.split import NAMES, Split, split_text
+from dragoman.config import Config, load_config, parse_config
+from dragoman.config.section import Duration, DurationField
+from dragoman.data.held_out import TEST, TRAIN, VALID
+from dragoman.data.precheck import replaced_characters
+from dragoman.errors import DataError, UsageError
+from dragoman.io.writing import atomic_folder, write_file, writing
+from dragoman.training.forecast import Forecast, is_insufficient, overfits
 
 __all__ = ["TrainingPlan", "plan_training"]
 

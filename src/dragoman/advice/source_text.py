@@ -9,8 +9,8 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
-from dragoman.data.doctor.precheck import likely_language
 from dragoman.data.languages import SCRIPTS, file_language
+from dragoman.data.precheck import likely_language
 from dragoman.data.readers.columns import key_languages, text_keys
 from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, table_format
 from dragoman.data.readers.tmx import tmx_languages

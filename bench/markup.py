@@ -31,8 +31,8 @@ from pathlib import Path
 import numpy as np
 
 from dragoman import Translator
-from dragoman.markup import Segment, Tag, alignment, plain_text, translate_html, translate_segments
-from dragoman.markup.alignment import Block, Floats, align_regions, find_regions, find_units
+from dragoman.markup import Segment, Tag, plain_text, translate_html, translate_segments, word_alignment
+from dragoman.markup.word_alignment import Block, Floats, align_regions, find_regions, find_units
 from dragoman.pipelines.translation import Translation
 
 Links = set[tuple[int, int]]
@@ -236,7 +236,7 @@ def measure_links(translator: Translator, translations: Sequence[Translation], l
     lines = [translator.split(translation.source) for translation in translations]
     regions = [find_regions(translator.tokenizer, line, t) for line, t in zip(lines, translations, strict=True)]
     cuts = [[start for start, _ in find_units(translation.source)] for translation in translations]
-    original = alignment._unit_weights
+    original = word_alignment._unit_weights
 
     def position(attention: Floats, equal: Floats, attends: bool) -> Floats:
         return original(np.ones_like(attention), 0 * equal, False)
@@ -248,7 +248,7 @@ def measure_links(translator: Translator, translations: Sequence[Translation], l
         "relative position": position,
     }
     for name, variant in variants.items():
-        alignment._unit_weights = variant
+        word_alignment._unit_weights = variant
         blocks = align_regions(translator, regions, cuts, 4000)
         right = total = 0
         for found, line in zip(links, blocks, strict=True):
@@ -256,7 +256,7 @@ def measure_links(translator: Translator, translations: Sequence[Translation], l
             right += sum(nearest[j] == i for i, j in found)
             total += len(found)
         print(f"links, {name}: {right / total:.3f} of {total:,}")
-    alignment._unit_weights = original
+    word_alignment._unit_weights = original
 
 
 def _nearest(block: Block, line: Sequence[Block]) -> list[int]:

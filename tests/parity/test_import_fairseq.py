@@ -13,8 +13,8 @@ import torch
 
 from damaged_checkpoints import refusal
 from dragoman import Translator
-from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.importer import _plan, import_model, opened
+from dragoman.formats.importing.numpy_reference import SearchedReference
 from dragoman.formats.importing.toolkits import fairseq
 from dragoman.formats.importing.toolkits.checkpoint import FairseqCheckpoint
 from dragoman.models.model_folder import load_network
@@ -58,7 +58,7 @@ def test_logits_are_those_of_the_definition(imported: tuple[str, Path, Path], dt
     assert isinstance(checkpoint, FairseqCheckpoint)
     vocabulary = _plan(checkpoint)[1].vocabulary
     own = fairseq.definition(checkpoint, np.dtype(dtype).type)
-    runtime = SearchedDefinition(own, "", vocabulary, vocabulary.target[EOS])
+    runtime = SearchedReference(own, "", vocabulary, vocabulary.target[EOS])
     tokenizer = vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     kept = [token for token in range(tokenizer.target_size) if token not in (PAD, BOS)]

@@ -14,9 +14,9 @@ import torch
 
 from damaged_checkpoints import refusal
 from dragoman import Translator
-from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.importing.listed_vocabulary import restricted
+from dragoman.formats.importing.numpy_reference import SearchedReference
 from dragoman.formats.importing.toolkits import joeynmt
 from dragoman.formats.importing.toolkits.checkpoint import JoeyCheckpoint
 from dragoman.models.model_folder import load_network
@@ -60,7 +60,7 @@ def test_logits_are_those_of_the_definition(imported: tuple[str, Path, Path], dt
     assert isinstance(checkpoint, JoeyCheckpoint)
     plan = _plan(checkpoint)[1]
     own = joeynmt.definition(checkpoint, np.dtype(dtype).type)
-    runtime = SearchedDefinition(own, "", plan.vocabulary, plan.vocabulary.target[EOS])
+    runtime = SearchedReference(own, "", plan.vocabulary, plan.vocabulary.target[EOS])
     tokenizer = plan.vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     for source, target in _cases(tokenizer):

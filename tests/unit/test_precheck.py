@@ -16,7 +16,7 @@ from dragoman.advice.doctor import diagnose
 from dragoman.advice.examine import examine
 from dragoman.config import Config, dump_toml, parse_config
 from dragoman.data import precheck as module
-from dragoman.data.alignment import line_features
+from dragoman.data.misalignment import line_features
 from dragoman.data.precheck import find_shift, precheck
 from dragoman.errors import DataError
 from small_run import digit_pairs, write_lines

@@ -26,9 +26,9 @@ from dragoman.advice.diagnosis import (
 )
 from dragoman.advice.findings import add_findings
 from dragoman.config import FilterConfig
-from dragoman.data.alignment import line_features, misalignment, shifted_range
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash
 from dragoman.data.languages import LanguageCheck, file_language, language_code
+from dragoman.data.misalignment import line_features, misalignment, shifted_range
 from dragoman.data.readers.tables import read_rows
 from dragoman.errors import DataError
 from dragoman.io.lines import BOM, open_lines

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dragoman.config import Config, CorpusConfig, FilterConfig, resolve_path
-from dragoman.data.alignment import misalignment
+from dragoman.data.misalignment import misalignment
 from dragoman.data.readers.arrow_tables import table_files
 from dragoman.data.readers.moses_zip import moses_files
 from dragoman.data.readers.row import Key

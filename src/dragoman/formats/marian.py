@@ -43,7 +43,7 @@ from dragoman.formats.importing.marian_files.family import (
 )
 from dragoman.formats.importing.marian_files.items import SETTINGS
 from dragoman.formats.importing.marian_files.table import table
-from dragoman.formats.importing.names import Order, reverted
+from dragoman.formats.importing.names import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import marian_page
@@ -292,10 +292,10 @@ def _tensors(model: ExportSource, settings: Mapping[str, Any]) -> dict[str, Tens
     logits = [theirs if theirs >= 0 else -1 for theirs in vocabulary.target]
     order = stream_order(config.d_model)
     orders = {
-        "stream": Order(order, config.d_model),
-        "source": Order(vocabulary.source, source),
-        "target": Order(vocabulary.target, target),
-        "logits": Order(logits, target),
+        "stream": AxisOrder(order, config.d_model),
+        "source": AxisOrder(vocabulary.source, source),
+        "target": AxisOrder(vocabulary.target, target),
+        "logits": AxisOrder(logits, target),
     }
     ours = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
     ours["output.bias"] = _finite_bias(model)

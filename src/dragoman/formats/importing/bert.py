@@ -36,7 +36,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
 )
 from dragoman.formats.importing.labels import label_names
-from dragoman.formats.importing.names import Order, Rule, expanded
+from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 from dragoman.formats.importing.wordpiece import wordpiece_vocabulary
 from dragoman.tokenizers import LabelVocabulary
 
@@ -118,9 +118,9 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         vocabulary=vocabulary,
         table=_table(settings),
         orders={
-            "words": Order(vocabulary.source, settings["vocab_size"]),
-            "labels": Order(labels, max(labels) + 1),
-            "qkv": Order(range(3 * settings["hidden_size"]), 3 * settings["hidden_size"]),
+            "words": AxisOrder(vocabulary.source, settings["vocab_size"]),
+            "labels": AxisOrder(labels, max(labels) + 1),
+            "qkv": AxisOrder(range(3 * settings["hidden_size"]), 3 * settings["hidden_size"]),
         },
         constants={},
         unused=unused,

@@ -13,7 +13,7 @@ from dragoman.config import Config
 from dragoman.errors import UsageError
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.names import Orders, Table
+from dragoman.formats.importing.names import AxisOrders, Table
 from dragoman.tokenizers import Vocabulary
 
 __all__ = [
@@ -73,7 +73,7 @@ class Plan:
     config: Config
     vocabulary: ImportedVocabulary
     table: Table
-    orders: Orders
+    orders: AxisOrders
     constants: Mapping[str, Callable[[tuple[int, ...]], Tensor | None]]
     unused: str
     positions: int

@@ -36,7 +36,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
 )
 from dragoman.formats.importing.json_vocabulary import json_vocabulary
-from dragoman.formats.importing.names import Order, Rule, expanded
+from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 from dragoman.tokenizers import BOS, EOS, SPECIAL_NAMES, UNK, Tokenizer
 from dragoman.tokenizers.byte_pieces import BYTES_FILE, BytePieces
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
@@ -212,7 +212,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         positions = 512 if values["model_type"] == "t5" and not _has_bytes(vocabulary) else 1024
     document = _document(checkpoint, values, vocabulary, tied, positions)
     config = parse_config(document, where=str(checkpoint.folder), stored=True)  # checks limits
-    order = Order(vocabulary.source, values["vocab_size"])
+    order = AxisOrder(vocabulary.source, values["vocab_size"])
     return Plan(
         config=config,
         vocabulary=vocabulary,

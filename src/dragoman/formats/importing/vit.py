@@ -40,7 +40,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
 )
 from dragoman.formats.importing.labels import compare_labels, label_names
-from dragoman.formats.importing.names import Order, Rule, expanded
+from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 from dragoman.formats.importing.reference import reference_model
 from dragoman.models.model_folder import load_network
 from dragoman.models.vision import patches
@@ -109,7 +109,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         config=config,
         vocabulary=vocabulary,
         table=_table(settings),
-        orders={"labels": Order(labels, len(labels) - 1), "qkv": Order(range(3 * d_model), 3 * d_model)},
+        orders={"labels": AxisOrder(labels, len(labels) - 1), "qkv": AxisOrder(range(3 * d_model), 3 * d_model)},
         constants={},
         unused="",
         positions=1 + (settings["image_size"] // settings["patch_size"]) ** 2,

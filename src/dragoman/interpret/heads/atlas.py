@@ -8,7 +8,7 @@ not count.
     profile      weight at offset o = key position - query position, over the queries that see this key
     same         weight on other positions with the same piece, over the queries that see one
     end, first   weight on the source's end of sentence, and on the first key
-    aer          alignment error rate of the strongest links (`heads.alignment`)
+    aer          alignment error rate of the strongest links (`heads.gold_alignment`)
     cost         increase of the loss in nats per token when the output of the head is 0 (Michel et al. 2019)
 
 A label states where at least half of the weight goes; see `Head.label`.
@@ -40,7 +40,7 @@ from dragoman.interpret.attentions import (
     sublayers,
     weight_taps,
 )
-from dragoman.interpret.heads.alignment import Agreement
+from dragoman.interpret.heads.gold_alignment import Agreement
 from dragoman.interpret.heads.probes import ProbeBatch
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import replace

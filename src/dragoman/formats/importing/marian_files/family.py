@@ -29,7 +29,7 @@ from dragoman.formats.importing.marian_files.comparison import allows_unknown
 from dragoman.formats.importing.marian_files.comparison import compare_with_definition as compare
 from dragoman.formats.importing.marian_files.lexical import read_shortlist
 from dragoman.formats.importing.marian_files.table import table
-from dragoman.formats.importing.names import Order
+from dragoman.formats.importing.names import AxisOrder
 from dragoman.tokenizers import EOS, SPECIAL_NAMES, UNK, Tokenizer
 from dragoman.tokenizers.listed_pieces import PieceLists
 
@@ -231,10 +231,10 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         vocabulary=vocabulary,
         table=table(settings, checkpoint.tensors, _ORDERS[_operations(settings)]),  # type: ignore[index]
         orders={
-            "stream": Order(stream_order(d_model), d_model),
-            "source": Order(vocabulary.source, source),
-            "target": Order(vocabulary.target, target),
-            "logits": Order(logits, target),
+            "stream": AxisOrder(stream_order(d_model), d_model),
+            "source": AxisOrder(vocabulary.source, source),
+            "target": AxisOrder(vocabulary.target, target),
+            "logits": AxisOrder(logits, target),
         },
         constants={},
         unused="",

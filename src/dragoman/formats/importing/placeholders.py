@@ -1,6 +1,7 @@
-"""What a checkpoint would be without its unsupported settings and with its vocabulary.
+"""Placeholders for the unsupported settings and the vocabulary of a checkpoint.
 
-Its tensors can then be compared with the settings although it cannot be imported, so that one message has all reasons.
+With them, the tensors of a checkpoint that cannot be imported can be compared with its settings, so that one message
+contains all reasons.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dragoman.formats.importing.family import ImportedVocabulary
 from dragoman.formats.importing.labels import label_names
 from dragoman.tokenizers import LabelVocabulary, Tokenizer
 
-__all__ = ["assumed_settings", "assumed_vocabulary"]
+__all__ = ["importable_settings", "placeholder_vocabulary"]
 
 _ACCEPTED: dict[str, Any] = {
     "activation_function": "relu", "hidden_act": "relu", "scale_attn_by_inverse_layer_idx": False,
@@ -24,7 +25,7 @@ _ACCEPTED: dict[str, Any] = {
 _MAX_SIZE = 1 << 24
 
 
-def assumed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def importable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with accepted values of those that do not change the tensors."""
     found = dict(settings) | {key: value for key, value in _ACCEPTED.items() if key in settings}
     if "feed_forward_proj" in found:  # T5: the activation and whether it is gated, which changes the tensors
@@ -34,7 +35,7 @@ def assumed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def assumed_vocabulary(settings: Mapping[str, Any]) -> ImportedVocabulary | None:
+def placeholder_vocabulary(settings: Mapping[str, Any]) -> ImportedVocabulary | None:
     """Return a vocabulary of the size that the settings name, None if they name none."""
     source = settings.get("vocab_size")
     target = source if settings.get("decoder_vocab_size") is None else settings["decoder_vocab_size"]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.formats.importing.definition import Floats, Memory, State
+from dragoman.formats.importing.numpy_reference import Floats, Memory, State
 
 __all__ = ["Names", "Sizes", "ToolkitDefinition", "halved_sinusoids", "interleaved_sinusoids"]
 

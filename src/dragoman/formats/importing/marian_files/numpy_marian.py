@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.formats.importing.definition import Floats, Memory, State
+from dragoman.formats.importing.numpy_reference import Floats, Memory, State
 
-__all__ = ["EOS", "MarianDefinition"]
+__all__ = ["EOS", "NumpyMarian"]
 
 Ids = NDArray[np.int64]
 
@@ -26,7 +26,7 @@ EOS = 0
 _EPS = 1e-6
 
 
-class MarianDefinition:
+class NumpyMarian:
     """A model; its state has the cells of an SSRU (N, D), or the inputs of self-attention so far (N, T, D).
 
     settings: of `special:model.yml`; tensors: by Marian's names."""

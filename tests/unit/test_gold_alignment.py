@@ -10,7 +10,7 @@ import torch
 
 from dragoman.data.spelled_numbers import build
 from dragoman.errors import DataError, UsageError
-from dragoman.interpret.heads.alignment import (
+from dragoman.interpret.heads.gold_alignment import (
     Agreement,
     GoldAlignment,
     Link,

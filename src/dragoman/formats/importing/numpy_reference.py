@@ -18,7 +18,7 @@ from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.parity import ParityCase
 from dragoman.tokenizers import BOS, PAD
 
-__all__ = ["Definition", "Floats", "Memory", "SearchedDefinition", "State"]
+__all__ = ["Floats", "Memory", "NumpyReference", "SearchedReference", "State"]
 
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
@@ -37,7 +37,7 @@ class Memory:
         return Memory(self.states[rows], self.mask[rows])
 
 
-class Definition(Protocol):
+class NumpyReference(Protocol):
     """An encoder-decoder, on the ids of its checkpoint."""
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Memory:
@@ -56,11 +56,11 @@ class Definition(Protocol):
 _quiet = np.errstate(invalid="ignore")
 
 
-class SearchedDefinition:
+class SearchedReference:
     """A definition on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
 
     def __init__(
-        self, model: Definition, name: str, vocabulary: ImportedVocabulary, end: int, never: Sequence[int] = ()
+        self, model: NumpyReference, name: str, vocabulary: ImportedVocabulary, end: int, never: Sequence[int] = ()
     ) -> None:
         """end: the end of sentence in the checkpoint.  never: ids whose logits become NEVER."""
         self.model, self.name, self.end, self.never = model, name, end, list(never)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from dragoman.config import parse_config
 from dragoman.decoding.pytorch.beam import beam_search
@@ -220,13 +221,12 @@ def test_a_missing_package_is_named_with_what_to_install(
 def test_without_parity_there_is_no_folder(
     cli: Cli, tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = converter._fill_feed_forward
+    original = converter._set_variable
 
-    def wrong(spec: Any, ffn: Any, norm: Any) -> None:
-        original(spec, ffn, norm)
-        spec.linear_1.weight = spec.linear_1.weight * 1.02
+    def wrong(spec: Any, name: str, tensor: Tensor) -> None:
+        original(spec, name, tensor * 1.02 if name.endswith("/ffn/linear_1/weight") else tensor)
 
-    monkeypatch.setattr(converter, "_fill_feed_forward", wrong)
+    monkeypatch.setattr(converter, "_set_variable", wrong)
     code, out, err = cli("export", GOLDEN, tmp_path / "out", "--check", lines)
     assert code == 1 and out == b""
     assert "parity not met, nothing was written" in err and "token log-probabilities" in err

@@ -12,8 +12,9 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
+from dragoman.advice.diagnosis import Diagnosis
 from dragoman.advice.doctor import diagnose
-from dragoman.advice.examine import Diagnosis, examine
+from dragoman.advice.examine import examine
 from dragoman.config import parse_config
 from dragoman.data.corpus import CorpusSpec, SentencePair, corpus_spec, read_pairs
 from dragoman.data.store.build import build_store

@@ -12,9 +12,6 @@ from typing import Any
 
 from dragoman.training.forecast import PARAMETERS_PER_TOKEN, overfits
 
-__all__ = ["SIZES", "CorpusFacts", "Setting", "Size", "Speed", "Training", "choose_size", "choose_training",
-           "choose_vocabulary", "enough_tokens", "expect", "model_settings", "optimizer_settings"]  # fmt: skip
-
 TOKENS_PER_WEIGHT = 4.1
 """Training tokens per weight of the layers that a size needs to be better than the next smaller one, with Muon."""
 SHORT_PAIR = 30

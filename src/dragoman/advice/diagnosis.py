@@ -12,18 +12,6 @@ from rich.text import Text
 
 from dragoman.pages.tables import plain_table, print_table
 
-__all__ = [
-    "CorpusReport",
-    "Diagnosis",
-    "Finding",
-    "LengthSummary",
-    "LineNumbers",
-    "Role",
-    "SideReport",
-    "SplitOverlap",
-    "print_diagnosis",
-]
-
 Severity = Literal["error", "warning", "info"]
 Role = Literal["train", "valid", "test"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")

@@ -22,8 +22,6 @@ from dragoman.tokenizers import Tokenizer
 from dragoman.training.forecast import Forecast, forecast_problems, plan_warnings
 from dragoman.training.run import TrainingRun, check_files, open_run
 
-__all__ = ["diagnose", "forecast"]
-
 
 def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequence[str] = ()) -> Diagnosis:
     """Examine two text files, one file or folder, or the corpora of a configuration; without errors, time a few steps.

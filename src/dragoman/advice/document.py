@@ -10,8 +10,6 @@ import tomli_w
 
 from dragoman.advice.choice import Setting
 
-__all__ = ["nested", "render"]
-
 _WIDTH = 100
 _TABLES = ("data", "data.valid", "data.test", "tokenizer", "tokenizer.target", "model", "train", "train.optimizer",
            "train.schedule", "search")  # fmt: skip

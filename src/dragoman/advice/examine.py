@@ -16,13 +16,11 @@ import numpy as np
 from dragoman.advice.diagnosis import (
     CorpusReport,
     Diagnosis,
-    Finding,
     LengthSummary,
     LineNumbers,
     Role,
     SideReport,
     SplitOverlap,
-    print_diagnosis,
 )
 from dragoman.advice.findings import add_findings
 from dragoman.config import FilterConfig
@@ -33,8 +31,6 @@ from dragoman.data.readers.tables import read_rows
 from dragoman.errors import DataError
 from dragoman.io.lines import BOM, open_lines
 from dragoman.tokenizers import UNK
-
-__all__ = ["Diagnosis", "Finding", "examine", "print_diagnosis"]
 
 Encode = tuple[Callable[[str], list[int]], Callable[[str], list[int]]]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dragoman.advice.diagnosis import CorpusReport, Diagnosis, LineNumbers, Severity, SideReport
 
-__all__ = ["add_findings"]
-
 _MANY = 0.1
 _SWAPPED = 0.5
 _SUSPICIOUS = 0.001

@@ -34,8 +34,6 @@ from dragoman.training.run import TrainingRun, open_run
 from dragoman.training.tasks.translation import TranslationTask
 from dragoman.training.trainer import Trainer
 
-__all__ = ["StepTiming", "busy_machine", "corpus_facts", "measure_speeds", "probe", "time_steps"]
-
 _COMMON = 0.8  # share of the target's letters that occur in the source
 _SECONDS, _SECONDS_PER_SIZE = 4.0, 2.0
 _WARM_UP_STEPS = 3

@@ -35,8 +35,6 @@ from dragoman.errors import DataError, UsageError
 from dragoman.io.writing import atomic_folder, write_file, writing
 from dragoman.training.forecast import Forecast, is_insufficient, overfits
 
-__all__ = ["TrainingPlan", "plan_training"]
-
 _LEAST_SECONDS = 30
 
 Files = tuple[Path, Path]

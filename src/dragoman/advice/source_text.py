@@ -18,8 +18,6 @@ from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import count_lines, read_chunks, read_lines
 from dragoman.io.suffixes import plain_suffix
 
-__all__ = ["ParallelText", "check_text_files", "open_text"]
-
 _SAMPLE = 1000
 _PART = re.compile(r"[-_.]")
 

@@ -24,8 +24,6 @@ from dragoman.data.held_out import (
 )
 from dragoman.errors import DataError
 
-__all__ = ["NAMES", "Split", "split_text"]
-
 NAMES = {TRAIN: "train", VALID: "valid", TEST: "test"}
 
 _LEAST_PAIRS = 100

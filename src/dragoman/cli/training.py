@@ -71,8 +71,8 @@ def doctor(
 
     The exit code is 1 if there is a problem.
     """
+    from dragoman.advice.diagnosis import print_diagnosis
     from dragoman.advice.doctor import diagnose
-    from dragoman.advice.examine import print_diagnosis
 
     rest = target_or_overrides or []
     if config_or_source.suffix == ".toml":

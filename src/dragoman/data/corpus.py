@@ -18,16 +18,6 @@ from dragoman.data.readers.tables import ACCEPTED, ZIP, by_language, read_rows, 
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import check_text_file, read_lines
 
-__all__ = [
-    "CorpusSpec",
-    "FilterStats",
-    "PairFilter",
-    "SentencePair",
-    "corpus_spec",
-    "pair_hash",
-    "read_pairs",
-]
-
 REASONS = ("empty", "too_short", "too_long", "ratio", "identical", "duplicate", "too_many_tokens")
 
 _MAX_PROBLEMS = 5

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
 
-__all__ = ["MIN_BYTES", "identified", "language_probability", "languages_of"]
-
 MIN_BYTES = 12
 """Minimum length of identified lines, in UTF-8 bytes of letters: 12 Latin, 6 Cyrillic or 4 Chinese letters."""
 _NO_LANGUAGE = "zxx"

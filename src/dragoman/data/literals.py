@@ -11,8 +11,6 @@ from typing import Any
 
 from dragoman.data.languages import language_code
 
-__all__ = ["has_changed_numbers", "has_changed_placeholders", "has_literals", "has_words"]
-
 _DIGIT = re.compile(r"\d")
 _DIGITS = re.compile(r"\d+")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}([.,'’\u00a0\u2009\u202f ])\d{3}(?:\1\d{3})*(?!\d)")

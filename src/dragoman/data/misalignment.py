@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from dragoman.errors import clip
 from dragoman.io.lines import count_lines, open_lines
 
-__all__ = ["Drift", "LineFeatures", "Shift", "line_features", "locate_drift", "misalignment", "shifted_range"]
-
 Floats = NDArray[np.float32]
 Ints = NDArray[np.intp]
 

@@ -28,8 +28,6 @@ from dragoman.errors import DataError, DragomanError
 from dragoman.io.lines import count_lines, open_lines
 from dragoman.io.writing import write_file
 
-__all__ = ["find_shift", "likely_language", "precheck", "replaced_characters"]
-
 _SAMPLE, _BLOCK = 50_000, 2_000  # lines examined for shifts, and how many of them are consecutive
 _LANGUAGE_LINES = 2_000
 _MIN_LINES = 20

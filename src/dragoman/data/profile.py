@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from dragoman.data.store.reader import Store
 
-__all__ = ["PROFILE", "Quantiles", "SideProfile", "TrainingProfile", "coverage", "words_of_line"]
-
 PROFILE = "profile.json"
 """Name of the profile in a model folder."""
 _VERSION = 1

@@ -11,8 +11,6 @@ from itertools import pairwise
 
 from dragoman.data.languages import language_code
 
-__all__ = ["list_prefix", "split_sentences"]
-
 _LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _FINAL = ".!?…؟"
 _CLOSING = "\"'`”’“«»)]}"

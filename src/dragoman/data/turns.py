@@ -17,21 +17,6 @@ from typing import NamedTuple
 
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
-__all__ = [
-    "MAX_ROLES",
-    "Prompt",
-    "Turn",
-    "TurnIds",
-    "Window",
-    "default_speaker",
-    "encode_turns",
-    "prompt_ids",
-    "role_problem",
-    "split_turns",
-    "turns_of_text",
-    "windows",
-]
-
 MAX_ROLES = 64
 """Each role takes one entry of the vocabulary; more roles than this are usually texts that were taken for roles."""
 _MAX_ROLE = 40

@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping
 from dragoman.documents.xml_spans import Edits, Node, parse_xml
 from dragoman.errors import DataError, clip
 
-__all__ = ["Archive"]
-
 _MAX_MEMBERS = 10_000
 _MAX_PART, _MAX_TOTAL = 128 << 20, 2 << 30
 _MAX_RATIO, _SMALL = 200, 16 << 20

@@ -16,8 +16,6 @@ from dragoman.documents.marks import translate_messages
 from dragoman.documents.segments import DocumentTranslator
 from dragoman.errors import DataError, clip
 
-__all__ = ["translate_po"]
-
 _LINE = re.compile(
     r"(?P<indent>[ \t]*)(?P<key>msgctxt|msgid_plural|msgid|msgstr(?:\[(?P<number>\d+)\])?)?[ \t]*(?P<text>\".*\")[ \t]*"
 )

@@ -11,8 +11,6 @@ from typing import Any, Literal
 from dragoman.documents.segments import Break, DocumentTranslator, source_text
 from dragoman.markup.segment import Segment, Tag
 
-__all__ = ["Mark", "MarkedText", "find_marks", "pair_marks", "translate_messages"]
-
 _BREAK = r"(?P<break>\r\n|\n|\r)"
 _ELEMENT = r"(?P<element></?[A-Za-z][^\s<>/]*(?:\s[^<>]*)?/?>)"
 _PLACEHOLDER = (

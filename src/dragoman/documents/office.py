@@ -13,8 +13,6 @@ from dragoman.documents.runs import PREFIXES, Paragraph, paragraphs
 from dragoman.documents.segments import DocumentTranslator, is_identifier, plain_text
 from dragoman.errors import DataError
 
-__all__ = ["translate_docx", "translate_pptx", "translate_xlsx"]
-
 _CONTENT_TYPES = "[Content_Types].xml"
 _APPLICATIONS = {"docx": "word", "pptx": "presentation|powerpoint", "xlsx": "spreadsheet|excel"}
 """Words of the content type of the main member."""

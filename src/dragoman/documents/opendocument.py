@@ -8,8 +8,6 @@ from dragoman.documents.segments import DocumentTranslator
 from dragoman.documents.xml_spans import Node
 from dragoman.errors import DataError
 
-__all__ = ["translate_odt"]
-
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns"
 _PREFIXES = {
     f"{_OASIS}:text:1.0": "text",

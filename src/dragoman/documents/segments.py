@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from dragoman.pipelines.translated import Translation
     from dragoman.pipelines.translation import Translator
 
-__all__ = ["Block", "Break", "DocumentTranslator", "Track", "is_identifier", "plain_text", "source_text"]
-
 _WINDOW = 500
 """Segments per call of the translator, which sorts them by length and reports progress after each call."""
 

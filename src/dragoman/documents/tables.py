@@ -12,8 +12,6 @@ from dragoman.documents.marks import translate_messages
 from dragoman.documents.segments import DocumentTranslator, is_identifier
 from dragoman.errors import DataError, UsageError, nearest
 
-__all__ = ["translate_csv", "translate_tsv"]
-
 _DELIMITERS = ",;\t|"
 
 

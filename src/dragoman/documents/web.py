@@ -14,8 +14,6 @@ from dragoman.documents.inline import Inline, Role
 from dragoman.documents.segments import DocumentTranslator
 from dragoman.errors import DataError, clip
 
-__all__ = ["translate_epub", "translate_html_file"]
-
 _CHARSET = re.compile(
     rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w.:-]+)|<\?xml[^>]*?encoding=[\"']([\w.:-]+)", re.IGNORECASE
 )

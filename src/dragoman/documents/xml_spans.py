@@ -13,8 +13,6 @@ from xml.parsers import expat
 
 from dragoman.errors import DataError, clip
 
-__all__ = ["Edits", "Node", "Span", "escape", "parse_xml"]
-
 _MAX_DEPTH = 200
 _TAG = re.compile(rb"<(?:[^>\"']|\"[^\"]*\"|'[^']*')*>")
 _DECLARED = re.compile(rb"\s*<\?xml[^>]*?\sencoding\s*=\s*[\"']([^\"']*)")

@@ -30,24 +30,6 @@ from dragoman.models.transformer import Decoder, Encoder, Transformer
 from dragoman.nn.positions import T5
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer, before_end
 
-__all__ = [
-    "PROGRAM",
-    "QUANTIZATIONS",
-    "CTranslate2Runtime",
-    "Quantization",
-    "other_tokenizer",
-    "package",
-    "page",
-    "positions",
-    "runtime",
-    "specification",
-    "unsupported",
-    "unsupported_model",
-    "versions",
-    "write",
-    "write_specification",
-]
-
 PROGRAM = "CTranslate2"
 QUANTIZATIONS: tuple[str, ...] = ("float32", "int8")
 Quantization = Literal["float32", "int8"]

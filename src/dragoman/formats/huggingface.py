@@ -39,18 +39,6 @@ from dragoman.formats.usage import huggingface_page
 from dragoman.models.model_folder import unique_tensors
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 
-__all__ = [
-    "PROGRAM",
-    "QUANTIZATIONS",
-    "other_tokenizer",
-    "page",
-    "positions",
-    "runtime",
-    "unsupported",
-    "versions",
-    "write",
-]
-
 PROGRAM = "transformers"
 _MARIAN = "MarianMT of transformers"
 QUANTIZATIONS: tuple[str, ...] = ("float32",)

@@ -27,16 +27,6 @@ from dragoman.models.model_folder import unique_tensors
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
-__all__ = [
-    "generation_settings",
-    "model_settings",
-    "other_tokenizer",
-    "runtime",
-    "tensors",
-    "tokenizer_files",
-    "unsupported",
-]
-
 _NEVER = -50.0
 """Logit offset below which a token is never generated; imports lower tokens that a checkpoint lacks by 100."""
 _BIAS = 1e-6

@@ -20,8 +20,6 @@ from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_r
 from dragoman.models.model_folder import unique_tensors
 from dragoman.tokenizers import Tokenizer
 
-__all__ = ["load", "model_settings", "unsupported", "write"]
-
 _PROGRAM = "modeling_dragoman.py of transformers"
 _CODE = "modeling_dragoman"
 _CLASSES = {"AutoConfig": "DragomanConfig", "AutoModelForSeq2SeqLM": "DragomanForSeq2SeqLM"}

@@ -52,18 +52,6 @@ from dragoman.models.model_folder import unique_tensors
 from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import BOS, EOS, PAD, SPECIAL_NAMES, UNK, Tokenizer
 
-__all__ = [
-    "PROGRAM",
-    "QUANTIZATIONS",
-    "other_tokenizer",
-    "page",
-    "positions",
-    "runtime",
-    "unsupported",
-    "versions",
-    "write",
-]
-
 PROGRAM = "Marian"
 QUANTIZATIONS: tuple[str, ...] = ("float32",)
 _MODEL, _DECODER = "model.npz", "decoder.yml"

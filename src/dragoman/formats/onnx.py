@@ -24,18 +24,6 @@ from dragoman.formats.usage import onnx_page
 from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import EOS, Tokenizer
 
-__all__ = [
-    "PROGRAM",
-    "QUANTIZATIONS",
-    "other_tokenizer",
-    "page",
-    "positions",
-    "runtime",
-    "unsupported",
-    "versions",
-    "write",
-]
-
 PROGRAM = "the ONNX export"
 QUANTIZATIONS: tuple[str, ...] = ("float32", "int8")
 Axes = tuple[str | int, ...]

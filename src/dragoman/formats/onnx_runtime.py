@@ -16,8 +16,6 @@ from dragoman.extras import extra_package
 from dragoman.formats.parity import ParityCase
 from dragoman.tokenizers import BOS, EOS, PAD
 
-__all__ = ["OnnxRuntime", "onnxruntime_package"]
-
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 _ROWS = 64

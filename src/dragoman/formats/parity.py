@@ -43,17 +43,6 @@ from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
-__all__ = [
-    "TOLERANCE",
-    "Counts",
-    "ExternalRuntime",
-    "Parity",
-    "ParityCase",
-    "ParityCases",
-    "compare_models",
-    "parity_cases",
-]
-
 TOLERANCE = 1e-3
 """Natural log-probabilities that differ by less than this count as equal."""
 _LINES = 200

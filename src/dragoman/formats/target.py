@@ -14,8 +14,6 @@ from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import Tokenizer
 from dragoman.tokenizers.templates import LANGUAGES_FILE, NO_SOURCE_END
 
-__all__ = ["ExportSource", "Format", "accepted_settings", "tokenizer_reasons"]
-
 _SENTENCEPIECE = {"tokenizer.model", "source.model", "target.model", "pieces.json"}
 
 

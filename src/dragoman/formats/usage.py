@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dragoman.tokenizers.listed_pieces import PieceLists
 
-__all__ = ["ctranslate2_page", "huggingface_page", "marian_page", "onnx_page"]
-
 _CTRANSLATE2 = """# A translation model for CTranslate2
 
 Exported by Dragoman. Requirements: `pip install ctranslate2 sentencepiece`.

@@ -19,11 +19,6 @@ from dragoman.nn.modes import evaluating
 from dragoman.nn.record import Recording, record, tap_names
 from dragoman.tokenizers import PAD
 
-__all__ = [
-    "attentions", "key_mask", "layer_number", "query_mask", "record_pass", "sides", "stack_of", "sublayers",
-    "weight_taps",
-]  # fmt: skip
-
 _WEIGHTS = ".weights"
 _SUBLAYER = re.compile(r"(.*layers\.\d+\.)(?:around_(\w+)\.update|(conv)\.hidden|(cross_attn)\.context)")
 

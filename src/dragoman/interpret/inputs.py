@@ -17,8 +17,6 @@ from dragoman.models.seq2seq import Network
 from dragoman.nn.modes import evaluating
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
-__all__ = ["Ids", "dialogue_ids", "label_row", "with_predictions"]
-
 _ROLE = re.compile(r"\s*(\w{1,20})\s*:(?:\s|$)")
 """The beginning of a turn."""
 

@@ -23,8 +23,6 @@ from dragoman.pages.page import render, write_page
 from dragoman.tokenizers import Tokenizer
 from dragoman.tokenizers.pieces import SentencePieces
 
-__all__ = ["model_spec", "playground_data", "quantized", "unsupported", "write_playground"]
-
 _MAX_BYTES = 10_000_000
 _EXAMPLES = 6
 

@@ -10,8 +10,6 @@ from dragoman.io.protobuf import fields
 from dragoman.tokenizers import EOS, Tokenizer
 from dragoman.tokenizers.pieces import SentencePieces
 
-__all__ = ["text_settings", "unsupported_vocabulary"]
-
 _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}  # TrainerSpec.ModelType
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "kind": ("bpe", "unigram", "char"),

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from dragoman.markup.word_alignment import Block, Floats, Span
 
-__all__ = ["Node", "project_nodes"]
-
 _HARD, _COST = 0.5, 0.6
 """A target unit in the range of a pair of tags gains its share of the source units of the pair, and `_HARD` if the
 largest share is among them, and costs `_COST`; so a range contains single units that are aligned elsewhere."""

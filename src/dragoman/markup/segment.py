@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from dragoman.markup.projection import Node
     from dragoman.pipelines.translation import Translator
 
-__all__ = ["Segment", "Tag", "plain_text", "translate_segments"]
-
 
 @dataclass(frozen=True)
 class Tag:

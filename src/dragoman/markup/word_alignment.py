@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translation, Translator
     from dragoman.tokenizers import Tokenizer
 
-__all__ = ["Block", "Region", "align_regions", "find_regions", "find_units"]
-
 Floats = NDArray[np.floating[Any]]
 Span = tuple[int, int]
 

@@ -24,17 +24,6 @@ from dragoman.nn.lora import adapters
 from dragoman.training.optim import Progress
 from dragoman.training.optimizers import Optimizer
 
-__all__ = [
-    "adapter_file",
-    "moments",
-    "read_progress",
-    "read_training",
-    "training_files",
-    "training_json",
-    "training_parts",
-]
-
-
 _AGAIN = "Copy the folder again, or use an earlier checkpoint."
 
 

@@ -14,9 +14,6 @@ from dragoman.config.model import ModelConfig, TransformerConfig
 from dragoman.training.optim import Progress, learning_rate
 from dragoman.training.tasks.task import Task
 
-__all__ = ["PARAMETERS_PER_TOKEN", "Forecast", "forecast_of", "forecast_problems", "is_insufficient", "overfits",
-           "plan_warnings", "warmup_warning"]  # fmt: skip
-
 _LOW_FOR_SGD = 0.01
 """Usual learning rates of SGD without momentum are 0.1 to 30 for models of text (Merity et al. 2018)."""
 _FEW_EPOCHS, _MANY_EPOCHS = 3, 60

@@ -19,8 +19,6 @@ from dragoman.models.seq2seq import Network
 from dragoman.tokenizers import LabelVocabulary, Tokenizer, Vocabulary, load_vocabulary
 from dragoman.tokenizers.added_words import AddedWords, add_words
 
-__all__ = ["InitialModel", "open_initial"]
-
 _META = "init_from"
 
 

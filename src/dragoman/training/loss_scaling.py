@@ -14,8 +14,6 @@ from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Network
 from dragoman.nn.recurrent import LSTM
 
-__all__ = ["LossScale", "check_float16"]
-
 INITIAL, LARGEST = 2.0**16, 2.0**24
 INTERVAL = 2000
 

@@ -20,8 +20,6 @@ from dragoman.data.batching import Batch
 from dragoman.errors import is_out_of_memory
 from dragoman.tokenizers import PAD
 
-__all__ = ["BatchPart", "Gradients", "accumulate", "rows_of", "split_parts", "try_rows"]
-
 
 @dataclass(frozen=True)
 class BatchPart:

@@ -18,8 +18,6 @@ from dragoman.tokenizers import Tokenizer
 from dragoman.training.initial import open_initial
 from dragoman.training.run import check_files
 
-__all__ = ["prepare"]
-
 
 def prepare(
     config: Config,

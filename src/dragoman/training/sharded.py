@@ -35,8 +35,6 @@ from dragoman.training.optim import Progress
 from dragoman.training.run import TrainingRun
 from dragoman.training.step import TrainingStep
 
-__all__ = ["ShardedStep", "build_step", "check_sharding"]
-
 
 def check_sharding(config: TrainConfig, context: DistributedContext) -> None:
     """Raise UsageError if weights are to be split over a single process."""

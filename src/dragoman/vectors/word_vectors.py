@@ -18,8 +18,6 @@ from dragoman.vectors.files import read_vectors, write_vectors
 from dragoman.vectors.picture import write_picture
 from dragoman.vectors.questions import Accuracy, Correlation, Question, score_questions, spearman
 
-__all__ = ["DISTANCES", "MEASURES", "Measure", "Neighbour", "WordVectors"]
-
 Measure = Literal["cosine", "dot", "euclidean", "mahalanobis"]
 MEASURES: tuple[str, ...] = get_args(Measure)
 DISTANCES = ("euclidean", "mahalanobis")

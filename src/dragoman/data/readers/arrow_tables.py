@@ -13,8 +13,6 @@ from dragoman.errors import DataError, clip, nearest
 from dragoman.io.arrow import arrow, is_text, read_errors
 from dragoman.io.reading import read_json
 
-__all__ = ["arrow_columns", "arrow_rows", "table_files"]
-
 _ROWS, _BUFFER = 1024, 1 << 20
 _STATE, _PARTS = "state.json", "dataset_dict.json"
 _AGAIN = "Copy or save the data again."

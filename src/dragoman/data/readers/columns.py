@@ -10,8 +10,6 @@ from dragoman.data.readers.row import Key, Row
 from dragoman.data.readers.tables import columns, read_rows
 from dragoman.errors import DataError, clip
 
-__all__ = ["key_languages", "text_keys"]
-
 _SAMPLE = 1000
 
 

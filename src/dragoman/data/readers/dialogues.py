@@ -15,8 +15,6 @@ from dragoman.data.turns import Turn, role_problem
 from dragoman.errors import DataError, clip
 from dragoman.io.lines import has_lone_surrogate, read_lines
 
-__all__ = ["Dialogue", "DialogueSet", "parse_dialogues", "parse_plain_turn", "read_dialogues", "spoken_text"]
-
 _MAX_SHOWN = 10
 _UTTERANCE = re.compile(r"\s*\S+\s+(?P<speaker>[^\W\d_]+)\.(?P<turn>\d+)\s+utt\d+:(?P<text>.*)")
 _ACCEPTED = {

@@ -13,8 +13,6 @@ from dragoman.io.lines import has_lone_surrogate, read_lines
 from dragoman.io.suffixes import plain_suffix
 from dragoman.tokenizers import BOS, EOS, PAD
 
-__all__ = ["Example", "TaggedSentence", "read_labelled", "read_tagged", "tagged_row", "text_source"]
-
 _COLUMNS = {"upos": 3, "xpos": 4}
 
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from dragoman.io.lines import read_lines
 from dragoman.tokenizers import EOS
 
-__all__ = ["Ids", "TextStream", "read_paragraphs", "read_stream", "texts_of"]
-
 
 def read_paragraphs(path: Path) -> Iterator[str]:
     """Yield the paragraphs of a file, which are separated by blank lines, with "\\n" between lines."""

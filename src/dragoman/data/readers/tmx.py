@@ -19,8 +19,6 @@ from dragoman.data.languages import language_code
 from dragoman.data.readers.xml_text import read_xml
 from dragoman.errors import DataError, UsageError, clip
 
-__all__ = ["TmxCount", "TmxUnit", "check_languages", "read_tmx", "tmx_languages", "tmx_pairs"]
-
 _CODES = {"bpt", "ept", "ph", "it", "ut"}
 _STANDALONE = {"ph", "ut"}
 """Codes that may replace a line break, unlike the ends of a pair, such as those of bold letters."""

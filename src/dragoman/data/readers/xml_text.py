@@ -11,8 +11,6 @@ from pathlib import Path
 from dragoman.errors import DataError, clip
 from dragoman.io.lines import read_chunks
 
-__all__ = ["read_xml"]
-
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
          (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
          (b"<\0", "utf-16-le"), (b"\0<", "utf-16-be"))  # fmt: skip

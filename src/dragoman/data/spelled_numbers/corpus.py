@@ -32,11 +32,6 @@ from dragoman.data.spelled_numbers.target import TargetLanguage
 from dragoman.errors import DragomanError, UsageError
 from dragoman.io.writing import atomic_file
 
-__all__ = [
-    "DATE_FORMS", "TARGETS", "SpelledNumbers", "build", "cardinal_pair", "date_pair", "ordinal_pair", "target_language",
-    "write", "year_pair",
-]  # fmt: skip
-
 TARGETS: dict[str, TargetLanguage] = {language.code: language for language in (German(), Chinese())}
 
 TextPair = tuple[str, str]

@@ -44,8 +44,6 @@ from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
 from dragoman.tokenizers import Tokenizer, train_tokenizer
 
-__all__ = ["build_store"]
-
 _PROGRESS_EVERY = 10_000  # pairs read between two progress messages
 _READING, _ENCODING = "reading the training data", "encoding the training data"
 _LARGE = 16 << 20  # bytes

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from dragoman.data.store.segments import sorted_hashes
 
-__all__ = ["find_duplicates"]
-
 _AT_ONCE = 1 << 24
 """Hashes that are sorted at once, which takes about 500 MB."""
 _RANGES = 256

@@ -18,8 +18,6 @@ from dragoman.io.reading import hash_file, read_json
 from dragoman.io.writing import write_file
 from dragoman.tokenizers import Tokenizer
 
-__all__ = ["LARGE", "VERSION", "Origin", "content_hash", "files_hash", "text_hash", "tokenizer_hash"]
-
 VERSION = 3
 """Of the format; stores of other versions are built again, under another name."""
 _HASHES = "hashes.json"

@@ -12,8 +12,6 @@ from dragoman.errors import DragomanError
 from dragoman.extras import extra_package
 from dragoman.processor import usable_cores
 
-__all__ = ["Processes", "RayTasks", "ThisProcess", "WorkerPool"]
-
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 

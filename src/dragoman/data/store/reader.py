@@ -20,8 +20,6 @@ from dragoman.errors import DataError, ModelFolderError
 from dragoman.io.reading import RandomAccessFile, read_json
 from dragoman.tokenizers import EOS, Tokenizer
 
-__all__ = ["Store", "part_name"]
-
 _OPEN_FILES = 256
 _CACHED = 600
 """Chunks in memory: more than two blocks of an epoch (see `dragoman.data.batch_plans`)."""

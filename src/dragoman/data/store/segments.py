@@ -21,9 +21,6 @@ from dragoman.data.corpus import FilterStats, PairFilter, SentencePair, pair_has
 from dragoman.data.store.chunks import PAIRS, TABLE, Record, id_type, ids_record, record_hash, text_record
 from dragoman.tokenizers import Tokenizer, TokenizerFiles
 
-__all__ = ["SEGMENT", "EncodeTask", "EncodedSegment", "FilterTask", "FilteredSegment", "drop_reason", "encode_segment",
-           "filter_segment", "read_filtered", "sorted_hashes"]  # fmt: skip
-
 SEGMENT = PAIRS * 128
 """Pairs read per segment."""
 

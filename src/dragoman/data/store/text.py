@@ -35,8 +35,6 @@ from dragoman.io.reading import RandomAccessFile
 from dragoman.io.run_log import Reporter
 from dragoman.tokenizers import Tokenizer, learn_tokenizer
 
-__all__ = ["PreparedText", "prepare_text"]
-
 _VERSION = "text 1"
 _BLOCK = 1 << 16
 """Ids per block, each with a hash that is verified when the block is read."""

@@ -35,8 +35,6 @@ from dragoman.pages.charts import is_number
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ComparedRun", "Curve", "Group", "RunComparison", "Statistic", "compare_runs", "short_names"]
-
 Curve = tuple[tuple[int, float, float], ...]
 """Points (step, seconds, value) of a quantity during training."""
 

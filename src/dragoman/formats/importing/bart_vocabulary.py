@@ -24,8 +24,6 @@ from dragoman.tokenizers.json_pieces import TokenIds
 from dragoman.tokenizers.listed_pieces import PieceLists
 from dragoman.tokenizers.templates import Templates
 
-__all__ = ["read_vocabulary"]
-
 _FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]
 _PAD, _END, _UNKNOWN = 1, 2, 3
 _CODE = re.compile(r"__([\w-]+)__|([a-z]{2,3}_[A-Z]{2})|([a-z]{3}_[A-Z][a-z]{3})")

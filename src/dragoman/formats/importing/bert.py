@@ -40,8 +40,6 @@ from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 from dragoman.formats.importing.wordpiece import wordpiece_vocabulary
 from dragoman.tokenizers import LabelVocabulary
 
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
-
 _KINDS = {
     "BertForMaskedLM": "masked",
     "BertForPreTraining": "masked",

@@ -24,8 +24,6 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS, Tokenizer
 
-__all__ = ["SAMPLES", "TextCodec", "compare_language_models", "compare_tokenizers", "compare_translators", "lines_of"]
-
 _LINES = 200
 SAMPLES = (
     "", " ", "a", "A line of text.", "  two  spaces and\ta tab ",

@@ -19,8 +19,6 @@ from dragoman.formats.importing.reference import ReferenceTokenizer, reference_m
 from dragoman.models.model_folder import load_network
 from dragoman.tokenizers import BOS, EOS, LabelVocabulary, Tokenizer, Vocabulary
 
-__all__ = ["EncoderRuntime", "compare_encoders", "words_of"]
-
 _LINES = 200
 _LONGEST = 64
 """Tokens of the longest random row, if the model accepts as many."""

@@ -9,15 +9,6 @@ from dragoman.formats.importing.family import ACTIVATIONS, NEVER
 from dragoman.formats.importing.names import Rule, expanded
 from dragoman.tokenizers import SPECIAL_NAMES
 
-__all__ = [
-    "encoder_decoder_table",
-    "model_document",
-    "norm_rules",
-    "renamed",
-    "search_document",
-    "size_problems",
-]
-
 _SIZES = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
     "encoder_ffn_dim", "decoder_ffn_dim", "vocab_size", "max_position_embeddings",

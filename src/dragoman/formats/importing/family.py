@@ -16,19 +16,6 @@ from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.names import AxisOrders, Table
 from dragoman.tokenizers import Vocabulary
 
-__all__ = [
-    "ACTIVATIONS",
-    "NEVER",
-    "Comparison",
-    "Family",
-    "ImportedVocabulary",
-    "ModelParity",
-    "Plan",
-    "ProblemList",
-    "TokenizerParity",
-    "accepted_values",
-]
-
 ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
     "silu": "silu", "sigmoid": "sigmoid",

@@ -13,8 +13,6 @@ from dragoman.formats.importing.sentencepiece_json import sentencepiece_json
 from dragoman.tokenizers import Tokenizer
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
-__all__ = ["json_vocabulary"]
-
 
 def json_vocabulary(checkpoint: Checkpoint, ids: TokenIds) -> ImportedVocabulary:
     """Return the vocabulary with our ids.  Raises ProblemList.

@@ -22,8 +22,6 @@ from dragoman.formats.importing.names import AxisOrder, Rule
 from dragoman.tokenizers import BOS, EOS
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
-__all__ = ["OUTPUT_BIAS", "document", "number_problems", "read_vocabulary", "vocabulary_orders"]
-
 OUTPUT_BIAS = {"output.bias": Rule(("lm_head.bias",), ("logits",), added=NEVER, optional=True)}
 _MAX_TOKENS = 65_536
 

@@ -16,8 +16,6 @@ from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.tokenizers.listed_pieces import PieceLists
 from dragoman.tokenizers.templates import NO_SOURCE_END
 
-__all__ = ["ListedReference", "TokenList", "listed_vocabulary", "restricted", "sentencepiece_models"]
-
 _SUFFIXES = (".model", ".spm")
 _SIDES = (("source", "src"), ("target", "tgt", "trg"))
 """Names of files of one side begin or end with one of these."""

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["AxisOrder", "AxisOrders", "Rule", "Table", "converted", "expanded", "listed", "reverted", "table_problems"]
-
 
 @dataclass(frozen=True)
 class AxisOrder:

@@ -18,8 +18,6 @@ from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.parity import ParityCase
 from dragoman.tokenizers import BOS, PAD
 
-__all__ = ["Floats", "Memory", "NumpyReference", "SearchedReference", "State"]
-
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
 State = list[Floats]

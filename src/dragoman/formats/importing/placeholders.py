@@ -14,8 +14,6 @@ from dragoman.formats.importing.family import ImportedVocabulary
 from dragoman.formats.importing.labels import label_names
 from dragoman.tokenizers import LabelVocabulary, Tokenizer
 
-__all__ = ["importable_settings", "placeholder_vocabulary"]
-
 _ACCEPTED: dict[str, Any] = {
     "activation_function": "relu", "hidden_act": "relu", "scale_attn_by_inverse_layer_idx": False,
     "scale_attn_weights": True, "use_sliding_window": False, "sliding_window": None, "layer_types": None,

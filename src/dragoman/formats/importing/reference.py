@@ -20,17 +20,6 @@ from dragoman.formats.parity import ParityCase
 from dragoman.tokenizers import BOS, EOS, PAD, UNK
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON
 
-__all__ = [
-    "CausalRuntime",
-    "CausalTokenizer",
-    "ReferenceTokenizer",
-    "SentencepieceReference",
-    "TransformersRuntime",
-    "calling",
-    "reference_model",
-    "transformers_package",
-]
-
 _BATCH = 32
 _OTHER_SPACES = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
 """Tokenizers that keep spaces, and characters for mBART-25, that sentencepiece, used in training, changes."""

@@ -12,8 +12,6 @@ from dragoman.extras import extra_package
 from dragoman.tokenizers import Tokenizer
 from dragoman.tokenizers.json_pieces import TokenIds
 
-__all__ = ["sentencepiece_json"]
-
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _SAMPLES = (
     "", "a", "A line of text.", "  two  spaces and\ta tab ", "one\n\ntwo\n", "1,234.56 % € $ # @",

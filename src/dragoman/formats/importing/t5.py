@@ -42,8 +42,6 @@ from dragoman.tokenizers.byte_pieces import BYTES_FILE, BytePieces
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.tokenizers.listed_pieces import PieceLists
 
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
-
 _SIZES = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size")
 _DEFAULTS: dict[str, Any] = {
     "feed_forward_proj": "relu", "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,

@@ -46,8 +46,6 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.vision import patches
 from dragoman.tokenizers import LabelVocabulary
 
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
-
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "architectures": (["ViTForImageClassification"],),
     "hidden_act": tuple(ACTIVATIONS),

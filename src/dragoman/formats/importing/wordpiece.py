@@ -12,8 +12,6 @@ from dragoman.formats.importing.family import ImportedVocabulary, ProblemList
 from dragoman.tokenizers import EOS, Tokenizer
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
-__all__ = ["wordpiece_vocabulary"]
-
 _LIST, _SETTINGS = "vocab.txt", "tokenizer_config.json"
 _NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 """The special tokens, the first four in the order of our ids, with the names that BERT gives them."""

@@ -31,18 +31,6 @@ from dragoman.pipelines.parts import one_line
 from dragoman.pipelines.pipeline import check_text
 from dragoman.tokenizers import BOS, EOS, PAD, LabelVocabulary, Tokenizer, Vocabulary, before_end
 
-__all__ = [
-    "MASK",
-    "_MAX_POSITIONS",
-    "Case",
-    "LoadedModel",
-    "Side",
-    "check_no_search",
-    "label_batch",
-    "label_case",
-    "read_text_case",
-]
-
 LoadedModel = tuple[Network, Vocabulary, Config]
 """The result of `model_folder.load_network`."""
 

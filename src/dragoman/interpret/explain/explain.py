@@ -31,8 +31,6 @@ from dragoman.pages.packing import packed
 from dragoman.pages.page import render, write_page
 from dragoman.tokenizers import PAD
 
-__all__ = ["Explanation", "Prediction", "explain", "write_explanation"]
-
 _ALTERNATIVES = 6
 _LENS_ALTERNATIVES = 3
 

@@ -48,8 +48,6 @@ from dragoman.tokenizers import EOS, PAD
 from dragoman.training.loss import TokenLoss
 from dragoman.training.validation import mean_loss
 
-__all__ = ["REACH", "Atlas", "AtlasExample", "Head", "SubLayerCost", "atlas", "examples", "removal_costs"]
-
 REACH = 7
 """Profiles have the offsets -REACH to REACH."""
 MOST = 0.5

@@ -25,19 +25,6 @@ from dragoman.data.spelled_numbers import ENGLISH_MONTHS, ENGLISH_WEEKDAYS, GERM
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import clip, read_lines
 
-__all__ = [
-    "Agreement",
-    "GoldAlignment",
-    "Link",
-    "Unit",
-    "alignment_error_rate",
-    "join_pieces",
-    "read_alignment",
-    "spelled_numbers_alignment",
-    "unit_of_piece",
-    "word_count",
-]
-
 Link = tuple[int, int]
 """Index of a source unit and of a target unit."""
 

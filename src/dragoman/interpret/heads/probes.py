@@ -24,8 +24,6 @@ from dragoman.pipelines.parsing import Parser
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import EOS, PAD, LabelVocabulary, Tokenizer, Vocabulary
 
-__all__ = ["ProbeBatch", "load_probe", "text_probe", "translation_probe"]
-
 _BATCH_TOKENS = 2000
 """Padded source and target tokens per batch, whose attention weights of all heads are in memory at once."""
 

@@ -20,8 +20,6 @@ from dragoman.interpret.walkthrough.training_step import RecordedStep, TrainingP
 from dragoman.models.seq2seq import Model, Network
 from dragoman.tokenizers import PAD
 
-__all__ = ["compact", "walkthrough"]
-
 _MAX_EXACT = 10_000
 """Parameters up to which a model can be followed on paper: its numbers are not rounded."""
 

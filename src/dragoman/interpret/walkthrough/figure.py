@@ -19,8 +19,6 @@ from dragoman.nn.recurrent import Cell
 from dragoman.pages.packing import packed
 from dragoman.tokenizers import PAD
 
-__all__ = ["RecordedPass", "figure_data"]
-
 _COLUMN = re.compile(r"(?:(encoder|decoder)\.)?(?:embedded|positioned|layers\.(\d+)\.stream)")
 
 

@@ -14,8 +14,6 @@ from dragoman.interpret.walkthrough.training_step import RecordedStep
 from dragoman.models.vision import Vision
 from dragoman.tokenizers import PAD
 
-__all__ = ["Labels", "Quantities", "child"]
-
 
 @dataclass(frozen=True)
 class Labels:

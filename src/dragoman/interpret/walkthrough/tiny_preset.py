@@ -28,11 +28,6 @@ from dragoman.models.build import build_model
 from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import BOS
 
-__all__ = [
-    "TINY_LABELS", "TINY_MATRICES", "TINY_PAIR", "TINY_WORDS", "WORKED_MATRICES", "matrices_toml", "tiny_config",
-    "tiny_matrices", "tiny_model", "tiny_walkthrough",
-]  # fmt: skip
-
 TINY_WORDS = ("<pad>", "<unk>", "<s>", "</s>", "I", "am", "我", "是")
 TINY_PAIR = TrainingPair(torch.tensor([[4, 5]]), None, torch.tensor([[BOS, 6]]), torch.tensor([[6, 7]]))
 TINY_LABELS = Labels(("I", "am"), ("<s>", "我"), ("我", "是"), lambda token: TINY_WORDS[token])

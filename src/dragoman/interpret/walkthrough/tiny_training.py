@@ -24,8 +24,6 @@ from dragoman.training.run import TrainingRun
 from dragoman.training.tasks.task import Score, Task
 from dragoman.training.trainer import Trainer
 
-__all__ = ["tiny_trainer"]
-
 _TRAIN: dict[str, Any] = {
     "budget": "1 steps",
     "optimizer": {"kind": "sgd"},

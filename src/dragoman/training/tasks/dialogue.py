@@ -22,8 +22,6 @@ from dragoman.tokenizers import PAD, Tokenizer, learn_tokenizer
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import mean_loss
 
-__all__ = ["DialogueTask"]
-
 _ROLES_SCORED = 8
 """The loss per role is reported for at most this many roles."""
 

@@ -19,8 +19,6 @@ from dragoman.tokenizers import LabelVocabulary
 from dragoman.training.tasks.task import Score, Task
 from dragoman.training.validation import label_scores
 
-__all__ = ["ImageTask"]
-
 _VALID_ROWS = 256
 
 

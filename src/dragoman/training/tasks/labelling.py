@@ -20,8 +20,6 @@ from dragoman.tokenizers import EOS, PAD, LabelVocabulary, learn_tokenizer
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import label_scores
 
-__all__ = ["ClassTask", "TaggingTask"]
-
 Text = Any
 """A text: a string, or a tuple of words."""
 

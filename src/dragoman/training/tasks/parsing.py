@@ -21,8 +21,6 @@ from dragoman.tokenizers import Tokenizer
 from dragoman.training.tasks.task import Score, refuse_empty
 from dragoman.training.tasks.translation import TranslationTask, TranslationValidation
 
-__all__ = ["ParsingTask"]
-
 
 class ParsingTask(TranslationTask):
     """Sentences and their linearized trees, written to disk and learned as a parallel corpus."""

@@ -25,8 +25,6 @@ from dragoman.training.tasks.task import Task
 from dragoman.training.tasks.text import LanguageTask, MaskedTask
 from dragoman.training.tasks.translation import TranslationTask
 
-__all__ = ["open_task"]
-
 
 def open_task(config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None) -> Task:
     """Return the task of a configuration.

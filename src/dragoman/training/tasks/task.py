@@ -18,8 +18,6 @@ from dragoman.errors import DataError
 from dragoman.models.seq2seq import Network
 from dragoman.tokenizers import PAD, Vocabulary
 
-__all__ = ["Row", "RowTask", "Score", "Task", "refuse_empty"]
-
 Score = Callable[[Network], dict[str, Any]]
 """Network -> its validation scores: `valid_loss` (nats per target, not smoothed) and those specific to the task."""
 

@@ -21,8 +21,6 @@ from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import label_scores, loss_scores
 
-__all__ = ["LanguageTask", "MaskedTask"]
-
 
 class LanguageTask(RowTask):
     """Windows of text without a source; each starts with BOS, as generated text does."""

@@ -26,8 +26,6 @@ from dragoman.tokenizers import Tokenizer
 from dragoman.training.tasks.task import Score, Task
 from dragoman.training.validation import loss_scores
 
-__all__ = ["TranslationTask", "TranslationValidation"]
-
 
 class TranslationTask(Task):
     """Parallel text: source sentences and their translations."""

@@ -19,8 +19,6 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS, UNK, Tokenizer
 
-__all__ = ["compare_with_ctranslate2", "reference_runtime"]
-
 
 def compare_with_ctranslate2(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     """Compare a model folder with its checkpoint; see `Family.compare`."""

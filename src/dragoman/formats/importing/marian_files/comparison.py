@@ -24,8 +24,6 @@ from dragoman.tokenizers import BOS, Tokenizer
 from dragoman.tokenizers import EOS as OUR_EOS
 from dragoman.tokenizers import UNK as OUR_UNK
 
-__all__ = ["DefinitionRuntime", "MarianTokenizer", "allows_unknown", "compare_with_definition"]
-
 _UNK = 1
 
 

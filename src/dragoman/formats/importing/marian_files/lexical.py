@@ -22,8 +22,6 @@ from dragoman.formats.importing.marian_files.items import ADVICE, begins_with
 from dragoman.io.reading import read_bytes
 from dragoman.tokenizers import EOS, UNK
 
-__all__ = ["is_lexical_shortlist", "read_shortlist"]
-
 _MAGIC = struct.pack("<Q", 0xF11A48D5013417F5)
 _HEADER = struct.Struct("<8s5Q")
 _MAX_BYTES = 1 << 30

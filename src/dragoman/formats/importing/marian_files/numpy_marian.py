@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from dragoman.formats.importing.numpy_reference import Floats, Memory, State
 
-__all__ = ["EOS", "NumpyMarian"]
-
 Ids = NDArray[np.int64]
 
 EOS = 0

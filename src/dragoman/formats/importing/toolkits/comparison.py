@@ -15,8 +15,6 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS, UNK, Tokenizer
 
-__all__ = ["compare_with_definition"]
-
 
 def compare_with_definition(
     runtime: SearchedReference, reference: ListedReference, folder: Path, plan: Plan, check: CheckText | None

@@ -27,8 +27,6 @@ from dragoman.formats.importing.toolkits.layers import MAX_TOKENS, document, nor
 from dragoman.formats.importing.toolkits.numpy_transformer import Names, ToolkitDefinition
 from dragoman.formats.importing.toolkits.opennmt_parts import OFF, STACKS, token_lists
 
-__all__ = ["compare", "definition", "plan", "read_vocabulary", "unsupported"]
-
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_tanh", "silu": "silu"}
 _DEFAULTS: dict[str, Any] = {"heads": 8, "transformer_ff": 2048, "norm_eps": 1e-5, "mlp_activation_fn": "relu"}
 """Of eole 0.2 and later, for settings that are not stored."""

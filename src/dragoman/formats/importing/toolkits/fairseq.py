@@ -37,8 +37,6 @@ from dragoman.formats.importing.toolkits.layers import attention, document, line
 from dragoman.formats.importing.toolkits.numpy_transformer import Names, Sizes, ToolkitDefinition, halved_sinusoids
 from dragoman.tokenizers import BOS, EOS
 
-__all__ = ["compare", "definition", "plan", "read_vocabulary", "unsupported"]
-
 _ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu",
 }  # fmt: skip

@@ -34,8 +34,6 @@ from dragoman.formats.importing.toolkits.layers import MAX_TOKENS, attention, do
 from dragoman.formats.importing.toolkits.numpy_transformer import Names, Sizes, ToolkitDefinition, interleaved_sinusoids
 from dragoman.tokenizers import EOS
 
-__all__ = ["compare", "definition", "plan", "read_vocabulary", "unsupported"]
-
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 _EPS = 1e-6
 _STACK: dict[str, tuple[Any, ...]] = {

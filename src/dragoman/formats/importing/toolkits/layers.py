@@ -9,8 +9,6 @@ from dragoman.formats.importing.family import ImportedVocabulary
 from dragoman.formats.importing.names import Rule
 from dragoman.tokenizers import Tokenizer
 
-__all__ = ["MAX_TOKENS", "attention", "document", "linear", "norm", "search_document"]
-
 MAX_TOKENS = 256
 """Longest source and target of a model whose positions have no maximum."""
 

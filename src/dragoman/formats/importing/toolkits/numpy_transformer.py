@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from dragoman.formats.importing.numpy_reference import Floats, Memory, State
 
-__all__ = ["Names", "Sizes", "ToolkitDefinition", "halved_sinusoids", "interleaved_sinusoids"]
-
 Ids = NDArray[np.int64]
 
 

@@ -27,8 +27,6 @@ from dragoman.formats.importing.toolkits.layers import MAX_TOKENS, document, nor
 from dragoman.formats.importing.toolkits.numpy_transformer import Names, ToolkitDefinition
 from dragoman.formats.importing.toolkits.opennmt_parts import OFF, STACKS, token_lists
 
-__all__ = ["compare", "definition", "plan", "read_vocabulary", "unsupported"]
-
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
 _EPS = 1e-6
 """Of checkpoints without `norm_eps`."""

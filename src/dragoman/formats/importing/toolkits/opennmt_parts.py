@@ -23,11 +23,6 @@ from dragoman.formats.importing.toolkits.comparison import compare_with_definiti
 from dragoman.formats.importing.toolkits.numpy_transformer import Sizes, ToolkitDefinition, interleaved_sinusoids
 from dragoman.tokenizers import EOS
 
-__all__ = [
-    "OFF", "STACKS", "attention", "compare_lists", "embedding_rules", "imported_vocabulary", "linear", "orders",
-    "size_problems", "sizes", "text_problems", "tie_of", "token_lists",
-]  # fmt: skip
-
 OFF: tuple[Any, ...] = (False, None, 0, 0.0, "")
 """Values of a setting that is off."""
 STACKS, _SIDES = ("encoder", "decoder"), ("src", "tgt")

@@ -101,13 +101,13 @@ def _pair_findings(diagnosis: Diagnosis, corpus: CorpusReport) -> None:
 
 
 def _repeated_sources(diagnosis: Diagnosis) -> None:
-    found = [corpus for corpus in diagnosis.corpora if corpus.other_targets.count]
-    if found:
-        pairs = sum(corpus.other_targets.count for corpus in found)
+    ambiguous = [corpus for corpus in diagnosis.corpora if corpus.other_targets.count]
+    if ambiguous:
+        pairs = sum(corpus.other_targets.count for corpus in ambiguous)
         diagnosis.add(
             "info",
-            f"repeated sources with another target: {pairs:,} of {sum(corpus.pairs for corpus in found):,} pairs",
-            "; ".join(f"{corpus.name}, {corpus.other_targets}" for corpus in found),
+            f"repeated sources with another target: {pairs:,} of {sum(corpus.pairs for corpus in ambiguous):,} pairs",
+            "; ".join(f"{corpus.name}, {corpus.other_targets}" for corpus in ambiguous),
             "They are kept: a text can have several translations.",
         )
 

@@ -76,7 +76,7 @@ def plan_training(
     DataError for unusable text.
     """
     seconds = _seconds(budget)
-    given = {part: _two(files, NAMES[part]) for part, files in ((VALID, valid), (TEST, test)) if files is not None}
+    held_out = {part: _two(files, NAMES[part]) for part, files in ((VALID, valid), (TEST, test)) if files is not None}
     pair = None if languages is None else _language_pair(languages)
     if out is not None:
         _output_folder(Path(out))  # before the text is read
@@ -90,10 +90,10 @@ def plan_training(
         _examine(text, (source, target), log)
         with writing(folder), ExitStack() as stack:
             unfinished = stack.enter_context(atomic_folder(folder))
-            split = split_text(text.spec, given, unfinished, text.languages)
+            split = split_text(text.spec, held_out, unfinished, text.languages)
             _log_split(split, log)
             facts = corpus_facts(split.sample, split.counts[TRAIN], text.languages)
-            data = _data_settings(text.languages, folder, split, given)
+            data = _data_settings(text.languages, folder, split, held_out)
             facts = replace(facts, replaced=_is_replaced(data, unfinished))
             facts, speeds = measure_speeds(facts, split.sample, seconds, scratch, log)
             speed, why = choose_size(facts, speeds, seconds)

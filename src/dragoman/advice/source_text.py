@@ -111,21 +111,21 @@ def _write(pairs: Iterator[SentencePair], files: tuple[Path, Path]) -> None:
 
 def _languages(source: Path, target: Path, names: tuple[Path, Path]) -> tuple[str, str]:
     """Detect the languages by file names, else by frequent words.  Raises UsageError if one is unknown."""
-    found = [_named_language(name) if names[0] != names[1] else None for name in names]
-    if None in found and names[0] == names[1]:
-        found = list(_pair_in_name(names[0]))
+    languages = [_named_language(name) if names[0] != names[1] else None for name in names]
+    if None in languages and names[0] == names[1]:
+        languages = list(_pair_in_name(names[0]))
     for i, path in enumerate((source, target)):
-        if found[i] is None:
+        if languages[i] is None:
             step = max(1, count_lines(path) // _SAMPLE)  # many corpora are sorted
-            found[i] = likely_language(list(islice(read_lines(path), 0, None, step)))
-    if None in found or found[0] == found[1]:
+            languages[i] = likely_language(list(islice(read_lines(path), 0, None, step)))
+    if None in languages or languages[0] == languages[1]:
         files = " and ".join(dict.fromkeys(map(str, names)))
-        shown = ", ".join(code or "unknown" for code in found)
+        shown = ", ".join(code or "unknown" for code in languages)
         raise UsageError(
             f"the languages of {files} cannot be detected (found: {shown}); specify them, source first, with "
             "--languages, for example --languages en fr"
         )
-    return str(found[0]), str(found[1])
+    return str(languages[0]), str(languages[1])
 
 
 def _named_language(path: Path) -> str | None:

@@ -61,7 +61,7 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 
 def _measured(config: Config, folder: Path, scores: dict[str, Any]) -> dict[str, Any]:
-    """Return on what the scores were measured, and the scores of the test set in the log of the run."""
+    """Return the data that the scores belong to, and the scores of the test set in the log of the run."""
     found: dict[str, Any] = {}
     if "bleu" in scores:
         count = config.train.validate_sentences

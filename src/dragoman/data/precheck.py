@@ -189,23 +189,23 @@ def _language_warnings(spec: CorpusSpec, languages: tuple[str, str]) -> Iterator
                 f"{spec.name}: {suspects:,} of {len(pairs):,} sampled {side} lines do not look like {codes[i]!r}; "
                 "check whether source and target are swapped or the languages are configured wrongly"
             )
-    found = [likely_language(side) for side in texts]
+    likely = [likely_language(side) for side in texts]
     same_intended = codes[0] is not None and codes[0] == codes[1]
-    if not warned and not same_intended and found[0] is not None and found[0] == found[1]:
-        yield f"{spec.name}: source and target both look like {found[0]!r}; check whether one file is the wrong one"
+    if not warned and not same_intended and likely[0] is not None and likely[0] == likely[1]:
+        yield f"{spec.name}: source and target both look like {likely[0]!r}; check whether one file is the wrong one"
 
 
 def _sample(spec: CorpusSpec) -> list[tuple[str, str]]:
     """Return about `_LANGUAGE_LINES` pairs at equal distances, without pairs that have an empty side."""
     if spec.sides is None:
         rows = islice(read_pairs(spec), _LANGUAGE_LINES)
-        found = [(pair.source.strip(), pair.target.strip()) for pair in rows]
+        pairs = [(pair.source.strip(), pair.target.strip()) for pair in rows]
     else:
         step = max(1, count_lines(spec.sides[0]) // _LANGUAGE_LINES)
         sides = [islice(open_lines(path), 0, None, step) for path in spec.sides]
         texts = ((raw.decode("utf-8", "replace").strip() for raw in side) for side in sides)
-        found = list(zip(*texts, strict=False))  # doctor examines misaligned files, too
-    return [(source, target) for source, target in found if source and target]
+        pairs = list(zip(*texts, strict=False))  # doctor examines misaligned files, too
+    return [(source, target) for source, target in pairs if source and target]
 
 
 def _code(given: str, path: Path | None) -> str | None:
@@ -231,10 +231,10 @@ def _overlap_warnings(train: list[CorpusSpec], held_out: dict[str, CorpusSpec]) 
             for key, held_out_pairs in pairs.items():
                 if pair in held_out_pairs:
                     seen[key].add(pair)
-    found = [(key, seen[key], "data.train") for key in pairs]
+    overlaps = [(key, seen[key], "data.train") for key in pairs]
     if len(pairs) == 2:
-        found.append(("data.valid", pairs["data.valid"] & pairs["data.test"], "data.test"))
-    for key, shared, where in found:
+        overlaps.append(("data.valid", pairs["data.valid"] & pairs["data.test"], "data.test"))
+    for key, shared, where in overlaps:
         if len(shared) > _MAX_OVERLAP * len(pairs[key]):
             yield (
                 f"{key}: {len(shared):,} of {len(pairs[key]):,} pairs are also in {where}; their scores measure "

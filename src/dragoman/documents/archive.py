@@ -108,12 +108,12 @@ class Archive:
         with zipfile.ZipFile(output, "w") as target:
             target.comment = self._zip.comment
             for info in self._zip.infolist():
-                own = copy.copy(info)
-                own.flag_bits &= 0x800  # UTF-8 names; the other flags describe how the source was written
+                entry = copy.copy(info)
+                entry.flag_bits &= 0x800  # UTF-8 names; the other flags describe how the source was written
                 if info.filename in replaced:
-                    target.writestr(own, replaced[info.filename])
+                    target.writestr(entry, replaced[info.filename])
                 else:
-                    self._copy(info, own, target)
+                    self._copy(info, entry, target)
         return output.getvalue()
 
     def _copy(self, info: zipfile.ZipInfo, own: zipfile.ZipInfo, target: zipfile.ZipFile) -> None:

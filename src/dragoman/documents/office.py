@@ -46,7 +46,7 @@ def translate_xlsx(data: bytes, translator: DocumentTranslator) -> bytes:
 def _translate(data: bytes, translator: DocumentTranslator, format: str, kinds: Collection[str]) -> bytes:
     archive = Archive(data)
     types = _content_types(archive, format)
-    found = []
+    parts = []
     for name, kind in types.items():
         if (
             kind in kinds
@@ -54,11 +54,11 @@ def _translate(data: bytes, translator: DocumentTranslator, format: str, kinds: 
             and not (kind == "worksheet+xml" and b"inlineStr" not in archive.read(name))
         ):
             root, edits = archive.edit(name, PREFIXES)
-            found += [Paragraph(node, edits) for node in paragraphs(root)]
+            parts += [Paragraph(node, edits) for node in paragraphs(root)]
     if format == "xlsx":
         names = _field_names(archive, types)
-        found = [one for one in found if not _is_kept(plain_text(one.segment), names)]
-    translator.translate_blocks(found)
+        parts = [one for one in parts if not _is_kept(plain_text(one.segment), names)]
+    translator.translate_blocks(parts)
     return archive.edited()
 
 

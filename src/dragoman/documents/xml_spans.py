@@ -95,12 +95,12 @@ class _Builder:
         return DataError(f"line {self.parser.CurrentLineNumber:,}: {what}")
 
     def _name(self, name: str) -> str:
-        found = self._names.get(name)
-        if found is None:
+        full_name = self._names.get(name)
+        if full_name is None:
             uri, _, local = name.rpartition("}")
             prefix = self._prefixes.get(uri)
-            found = self._names[name] = f"{prefix}:{local}" if prefix else local
-        return found
+            full_name = self._names[name] = f"{prefix}:{local}" if prefix else local
+        return full_name
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         start = self.parser.CurrentByteIndex

@@ -180,8 +180,8 @@ class SentinelPieces(ListedPieces):
     def _written(self) -> set[int]:
         """Ids of pieces that sentencepiece has, as text."""
         segmenter, special = self._segmenter, {PAD, UNK, BOS, EOS}
-        own = {segmenter.piece(token) for token in range(segmenter.size) if not segmenter.is_control(token)}
-        return {token for token, piece in enumerate(self._pieces) if token not in special and piece in own}
+        known = {segmenter.piece(token) for token in range(segmenter.size) if not segmenter.is_control(token)}
+        return {token for token, piece in enumerate(self._pieces) if token not in special and piece in known}
 
 
 def _within(position: int, length: int) -> int:

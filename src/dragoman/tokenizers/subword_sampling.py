@@ -92,12 +92,14 @@ class SubwordSampler:
         return out
 
     def _from_nbest(self, text: str, power: float, rng: random.Random) -> list[int]:
-        found = self._model.nbest_encode(text, nbest_size=_NBEST, out_type=int)
+        segmentations = self._model.nbest_encode(text, nbest_size=_NBEST, out_type=int)
         if self._added.pattern:
-            found = [ids for ids in found if self._count_added(ids) == self._count_added(found[0])]
-        scores = [power * sum(float(self._model.get_score(i)) for i in ids) for ids in found]
+            segmentations = [
+                ids for ids in segmentations if self._count_added(ids) == self._count_added(segmentations[0])
+            ]
+        scores = [power * sum(float(self._model.get_score(i)) for i in ids) for ids in segmentations]
         weights = [math.exp(score - max(scores)) for score in scores]
-        return [int(i) for i in rng.choices(found, weights)[0]]
+        return [int(i) for i in rng.choices(segmentations, weights)[0]]
 
     def _count_added(self, ids: list[int]) -> int:
         return sum(float(self._model.get_score(i)) == ADDED_SCORE for i in ids)

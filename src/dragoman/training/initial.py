@@ -95,10 +95,10 @@ def _extended(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], add
     A new row is the mean of those of the pieces of the word (Sachidananda et al. 2021), so that the word starts with a
     similar meaning; a random row would be noise for the trained layers.
     """
-    found = dict(tensors)
+    extended = dict(tensors)
     for name, tensor in tensors.items():
         before = added.source if name.startswith("encoder.") else added.target
         if name in expected and len(expected[name].shape) and len(expected[name]) == len(tensor) + len(before):
             rows = [tensor[torch.tensor(ids)].double().mean(0).to(tensor.dtype) for ids in before]
-            found[name] = torch.cat([tensor, torch.stack(rows)]) if rows else tensor
-    return found
+            extended[name] = torch.cat([tensor, torch.stack(rows)]) if rows else tensor
+    return extended

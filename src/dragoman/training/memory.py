@@ -142,18 +142,18 @@ def split_parts(parts: Sequence[BatchPart], failed: BatchPart) -> list[BatchPart
 
     So the number of attempts grows with the logarithm of the number of rows.
     """
-    found: list[BatchPart] = []
+    smaller: list[BatchPart] = []
     for part in parts:
         rows = len(part.batch.tgt_out)
         if part is failed and rows == 1:
             continue
         if rows == 1 or 2 * part.size <= failed.size or len(failed.batch.tgt_out) == 1:
-            found.append(part)
+            smaller.append(part)
             continue
         first, half = part.key[0] if part.key else 0, (rows + 1) // 2
         for begin, end in ((0, half), (half, rows)):
-            found.append(BatchPart(rows_of(part.batch, begin, end), part.number, (first + begin, end - begin)))
-    return found
+            smaller.append(BatchPart(rows_of(part.batch, begin, end), part.number, (first + begin, end - begin)))
+    return smaller
 
 
 def rows_of(batch: Batch, begin: int, end: int) -> Batch:

@@ -154,14 +154,14 @@ def _checked(file: Path, schema: Any, keys: Sequence[Key]) -> list[str]:
     texts = [name for name, kind in kinds if is_text(kind)]
     problems = []
     for key in keys:
-        found = [kind for name, kind in kinds if name == key]
-        if not found:
+        types = [kind for name, kind in kinds if name == key]
+        if not types:
             hint = nearest(key, texts) if isinstance(key, str) else ", because columns have names"
             problems.append(f"no column {key!r}{hint}")
-        elif len(found) > 1:
-            problems.append(f"{len(found)} columns are named {key!r}")
-        elif not is_text(found[0]):
-            problems.append(f"the column {key!r} is of type {clip(str(found[0]), 60)}, not of text")
+        elif len(types) > 1:
+            problems.append(f"{len(types)} columns are named {key!r}")
+        elif not is_text(types[0]):
+            problems.append(f"the column {key!r} is of type {clip(str(types[0]), 60)}, not of text")
     if problems:
         raise DataError(
             f"{file}: {'; '.join(problems)}; columns of text: {named_columns(texts)}. Set source_key and target_key to "

@@ -57,12 +57,12 @@ class TmxCount:
 
     def __str__(self) -> str:
         """Format what was left out, "" if nothing was."""
-        found = (
+        dropped = (
             (self.further, "further variants of the same language"),
             (self.codes, "formatting codes"),
             (self.controls, "characters that XML does not allow"),
         )
-        return ", ".join(f"{what} {number:,}" for number, what in found if number)
+        return ", ".join(f"{what} {number:,}" for number, what in dropped if number)
 
 
 class _Collector:

@@ -161,10 +161,10 @@ def _pools(rng: random.Random, target: str) -> tuple[list[TextPair], dict[str, I
 
 
 def _distinct(draw: Callable[[], Drawn], count: int) -> list[Drawn]:
-    found: dict[Drawn, None] = {}
-    while len(found) < count:
-        found[draw()] = None
-    return list(found)
+    drawn: dict[Drawn, None] = {}
+    while len(drawn) < count:
+        drawn[draw()] = None
+    return list(drawn)
 
 
 # All choices use `random()`, the only method with the same sequence in every version of Python.

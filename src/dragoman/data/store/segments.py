@@ -162,8 +162,8 @@ def _write_chunks(
 
 
 def _count(counts: Counter[int], values: NDArray[np.generic]) -> None:
-    found, times = np.unique(values, return_counts=True)
-    counts.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
+    distinct, times = np.unique(values, return_counts=True)
+    counts.update(dict(zip(distinct.tolist(), times.tolist(), strict=True)))
 
 
 def _finish_hashes(task: EncodeTask, is_duplicate: NDArray[np.bool_], segment: EncodedSegment) -> None:

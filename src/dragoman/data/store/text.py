@@ -204,10 +204,10 @@ def _open(folder: Path) -> tuple[Tokenizer, TextStream, list[str]]:
     for name, expected in about["files"].items():
         try:
             file = files[name] = RandomAccessFile(folder / name)
-            found = {"bytes": len(file)} | ({} if name == "ids" else {"blake2b": file.digest()})
+            actual = {"bytes": len(file)} | ({} if name == "ids" else {"blake2b": file.digest()})
         except OSError as error:
             raise DamagedStoreError(f"{folder / name}: cannot be read ({error.strerror or error}). {REMEDY}") from None
-        if found != expected:
+        if actual != expected:
             raise DamagedStoreError(f"{folder / name}: was altered. {REMEDY}")
     try:
         tokenizer = Tokenizer.load(folder)

@@ -48,14 +48,14 @@ class _LabelTask(RowTask):
         assert vocabulary.tokenizer is not None
         self.tokenizer, self.labels = vocabulary.tokenizer, vocabulary
         super().__init__(config, self.labels, hash_files(paths))
-        found = [
+        rows = [
             (text, self._row(text, [self.labels.number(label, f"data.train, line {line:,}") for label in names]))
             for text, names, line in examples
         ]
-        kept = [(text, row) for text, row in found if self._fits(row)]
-        counts = f"read {len(found):,} {self.unit} = kept {len(kept):,}"
-        if len(kept) < len(found):
-            counts += f" + too_many_tokens {len(found) - len(kept):,}"
+        kept = [(text, row) for text, row in rows if self._fits(row)]
+        counts = f"read {len(rows):,} {self.unit} = kept {len(kept):,}"
+        if len(kept) < len(rows):
+            counts += f" + too_many_tokens {len(rows) - len(kept):,}"
         if not kept:
             raise DataError(f"nothing to train on: {counts}; increase data.max_tokens (now {data.max_tokens})")
         reporter.log(f"data: {counts}; {len(self.labels.labels):,} labels")
@@ -80,7 +80,7 @@ class _LabelTask(RowTask):
             return rows
         rng = random.Random(repr(key))
         labels = [[label for label in row[1] if label != PAD] for row in rows]
-        drawn = [self._row(self._texts[i], own, rng) for i, own in zip(indices, labels, strict=True)]
+        drawn = [self._row(self._texts[i], tags, rng) for i, tags in zip(indices, labels, strict=True)]
         return [new if self._fits(new) else row for new, row in zip(drawn, rows, strict=True)]
 
     def tokens(self) -> int:

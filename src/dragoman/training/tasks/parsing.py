@@ -94,9 +94,9 @@ class BracketValidation(TranslationValidation):
         gold = self.gold[: self.config.train.validate_sentences]
         parser = Parser(network, self.tokenizer, self.config.search, network.device)
         outputs = parser.predict_linearized([tree.words() for tree in gold], beam=1)
-        found = [
+        trees = [
             delinearize(output, tree.words(), [tag for tag, _ in tree.leaves()])
             for output, tree in zip(outputs, gold, strict=True)
         ]
-        well_formed = 100 * sum(whole for _, whole in found) / len(found)
-        return bracket_f1(gold, [tree for tree, _ in found]) | {"well_formed": well_formed}
+        well_formed = 100 * sum(whole for _, whole in trees) / len(trees)
+        return bracket_f1(gold, [tree for tree, _ in trees]) | {"well_formed": well_formed}

@@ -135,8 +135,8 @@ def bleu_of(each: Contestant, question: Question, job: dict[str, Any], reference
         return None
     import sacrebleu
 
-    from dragoman.data.tokenizer import Tokenizer
     from dragoman.models.model_folder import find_model
+    from dragoman.tokenizers import Tokenizer
 
     tokenizer = Tokenizer.load(find_model(job["trained"]))
     process, batch = each.chosen[question.name]

@@ -29,13 +29,13 @@ from typing import Any
 import torch
 
 from dragoman.config.model import TransformerConfig
-from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
 from dragoman.decoding.cuda_graphs.service import SlotSearchService
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS, Tokenizer
 
 SIZES: dict[str, tuple[dict[str, Any], int]] = {
     "tiny": ({"d_model": 32, "d_ff": 64, "n_heads": 2, "encoder_layers": 2, "decoder_layers": 2}, 500),

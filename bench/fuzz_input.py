@@ -211,9 +211,9 @@ def warm_up(targets: list[str], pristine: Path) -> None:
         build_model(dragoman.config.TransformerConfig(d_model=8, n_heads=1, d_ff=8), 9, 9)
     if not set(targets) & set(NEED_A_MODEL):
         return
+    import dragoman.advice.examine
     import dragoman.cli
     import dragoman.cli.describe
-    import dragoman.data.doctor.examine
     import dragoman.decoding.loader
     import dragoman.evaluation.metrics
     import dragoman.pipelines.translation

@@ -23,10 +23,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from dragoman.data.vocabulary import load_vocabulary
 from dragoman.decoding.loader import load_shortlist
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.model_folder import find_model, read_config
+from dragoman.tokenizers import load_vocabulary
 
 MOST = 64  # sentences per batch
 

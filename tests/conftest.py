@@ -29,9 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples that take long because the machine is busy are no failure, and each run tests the same examples.
-settings.register_profile(
-    "dragoman", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("dragoman", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dragoman")
 
 # Nor is an answer that comes after the 5 seconds for which httpx waits.

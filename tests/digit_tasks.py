@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from dragoman.config import AdamConfig, BudgetSchedule, ModelConfig
 from dragoman.data.batching import collate, collate_source
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import build_optimizer, learning_rate
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.data.ids import EOS
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.pipelines.translation import Translation, Translator
+from dragoman.tokenizers import EOS
 
 TOKEN = re.compile(r"%(?:\(\w+\)|\d\$)?[ds]|\{\w+\}|\s+|\w+|[^\w\s]")
 """Placeholders, spaces, words and other characters."""

@@ -14,9 +14,9 @@ from torch import nn
 
 from dragoman.config import ModelConfig
 from dragoman.data.batching import Batch
-from dragoman.data.ids import BOS, EOS
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import LanguageModel, Model, Network
+from dragoman.tokenizers import BOS, EOS
 
 BLOCK: dict[str, Any] = {"d_model": 12, "d_ff": 20, "n_heads": 2, "dropout": 0.0}
 LAYERS = {"encoder_layers": 2, "decoder_layers": 3}

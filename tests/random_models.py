@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from dragoman.config import TokenizerConfig, parse_config
-from dragoman.data.tokenizer import Tokenizer, train_tokenizer
 from dragoman.models.model_folder import build_for, save_model, unique_tensors
 from dragoman.models.seq2seq import Network
+from dragoman.tokenizers import Tokenizer, train_tokenizer
 from small_run import digit_pairs, small_document
 from tiny_translator import tiny_tokenizer
 

@@ -7,11 +7,11 @@ import functools
 import torch
 
 from dragoman.config import RotaryPosition, TokenizerConfig, TransformerConfig
-from dragoman.data.tokenizer import Tokenizer, train_tokenizer
 from dragoman.decoding import SearchSettings
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import Tokenizer, train_tokenizer
 from small_run import digit_pairs
 from toy_model import CopyModel
 

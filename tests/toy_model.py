@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.models.seq2seq import Memory, Model
 from dragoman.nn.state import DecodeState
+from dragoman.tokenizers import BOS, EOS, PAD
 
 
 class TokensSoFar:

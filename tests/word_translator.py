@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.ids import EOS
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.markup import Segment, Tag
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import EOS
 
 TOKEN = re.compile(r"\w+|[^\w\s]")
 FINAL = ".,!?;:)"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dragoman._version import __version__
 
 if TYPE_CHECKING:
+    from dragoman.advice.new import plan_training as plan_training
     from dragoman.config import Config as Config
     from dragoman.config import load_config as load_config
     from dragoman.evaluation.metrics import evaluate_texts as evaluate_texts
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from dragoman.pipelines.parsing import Parser as Parser
     from dragoman.pipelines.translation import Translation as Translation
     from dragoman.pipelines.translation import Translator as Translator
-    from dragoman.planning.plan import plan_training as plan_training
     from dragoman.training.trainer import train as train
     from dragoman.vectors import WordVectors as WordVectors
 
@@ -36,7 +36,7 @@ _HOMES = {
     "build_model": "dragoman.models.build",
     "evaluate_texts": "dragoman.evaluation.metrics",
     "load_config": "dragoman.config",
-    "plan_training": "dragoman.planning.plan",
+    "plan_training": "dragoman.advice.new",
     "record": "dragoman.nn.record",
     "replace": "dragoman.nn.record",
     "train": "dragoman.training.trainer",

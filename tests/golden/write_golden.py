@@ -63,7 +63,7 @@ def logits_of(network: Any, source: Sequence[int], target: Sequence[int]) -> lis
     """Logits (T, V) of a target under teacher forcing."""
     import torch
 
-    from dragoman.data.tokenizer import BOS
+    from dragoman.tokenizers import BOS
 
     with torch.no_grad():
         rows = network.output(network.hidden(torch.tensor([source]), None, torch.tensor([[BOS, *target[:-1]]])))
@@ -219,9 +219,9 @@ def write_bert(version: int) -> None:
     """An imported encoder: `tokenizer.json` with a mask, a norm of the embeddings, a head."""
     import torch
 
-    from dragoman.data.tokenizer import EOS
     from dragoman.formats.importing.importer import import_model
     from dragoman.models.model_folder import load_network
+    from dragoman.tokenizers import EOS
     from encoder_checkpoints import bert_checkpoint
 
     folder = HERE / f"bert_v{version}"

@@ -17,13 +17,12 @@ import torch
 
 from dragoman import Chat, TextGenerator
 from dragoman.config import Config, TokenizerConfig, dump_toml, parse_config
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
 from dragoman.data.turns import Prompt, Turn
 from dragoman.decoding.hypothesis import Hypothesis, PartialHypothesis
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, write_folder
+from dragoman.tokenizers import BOS, EOS, Tokenizer, learn_tokenizer
 from dragoman.training.trainer import train
 from small_run import COMMAND, Cli, write_lines
 from terminal import ENVIRONMENT, Terminal

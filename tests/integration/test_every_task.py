@@ -14,7 +14,6 @@ import torch
 
 from dragoman.config import Config, dump_toml, parse_config
 from dragoman.data.readers.trees import linearize, read_trees
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.io.run_log import Messages, Reporter
@@ -22,6 +21,7 @@ from dragoman.models.model_folder import build_for, find_model, read_meta
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.labelling import Labeller
 from dragoman.pipelines.parsing import Parser
+from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.memory import rows_of
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, load_config
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import ConfigError, UsageError
 from dragoman.io.run_log import read_log
 from dragoman.io.weights import load_file
 from dragoman.models.model_folder import find_model, list_checkpoints, load_network, read_config, read_meta
 from dragoman.nn.lora import merged
+from dragoman.tokenizers import Tokenizer
 from dragoman.training.averaging import average_run
 from dragoman.training.run import open_run
 from dragoman.training.trainer import train

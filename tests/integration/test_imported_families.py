@@ -16,9 +16,6 @@ import torch
 from bart_checkpoints import bart_checkpoint
 from dragoman.config import Config, load_config
 from dragoman.data.batching import Batch, collate
-from dragoman.data.ids import BOS
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ConfigError, UsageError
 from dragoman.formats.export import FORMATS, export
@@ -30,6 +27,7 @@ from dragoman.models.model_folder import find_model, load_network
 from dragoman.nn.record import record
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import BOS, LabelVocabulary, Tokenizer
 from dragoman.training.run import open_run
 from dragoman.training.trainer import train
 from imported_families import FAMILIES, Case, data_section

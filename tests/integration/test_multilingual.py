@@ -11,14 +11,14 @@ import pytest
 from dragoman import Translator
 from dragoman.config import parse_config
 from dragoman.config.server import ModelEntry
-from dragoman.data.frames import Frames
-from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import build_for, save_model, unique_tensors
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.directions import Directions
 from dragoman.serve.model_source import model_sources
 from dragoman.serve.models import Direction
+from dragoman.tokenizers import EOS, Tokenizer
+from dragoman.tokenizers.templates import Templates
 from served_models import copied_model
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("multilingual")
     single = tiny_tokenizer()
     targets = {code: single.target_size - 1 - i for i, code in enumerate(("fra_Latn", "deu_Latn", "slv_Latn"))}
-    frames = Frames(
+    frames = Templates(
         ("source", "text", EOS), ("target", "text", EOS), ({"eng_Latn": single.source_size - 9}, targets),
         (None, None), (*targets.values(), single.source_size - 9),
     )  # fmt: skip

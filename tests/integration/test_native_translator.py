@@ -19,7 +19,6 @@ import pytest
 import torch
 
 from dragoman.config import TransformerConfig
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding import loader as loading
 from dragoman.decoding.native.library import NativeLibrary, load_native, unavailable_reason
@@ -30,6 +29,7 @@ from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
 from dragoman.pipelines.translation import Translation, Translator
+from dragoman.tokenizers import EOS
 from near_ties import assert_same_search
 from small_run import digit_pairs, trained
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dragoman import load_config, plan_training, train
+from dragoman.advice import choice, measurement
+from dragoman.advice.choice import Size
+from dragoman.advice.source_text import open_text
 from dragoman.data.held_out import letters_hash
 from dragoman.errors import ConfigError, DataError, UsageError
-from dragoman.planning import choice, measurement
-from dragoman.planning.choice import Size
-from dragoman.planning.source_text import open_text
 from dragoman.training.run import check_files
 from small_run import Cli, digit_pairs, write_lines
 

@@ -13,15 +13,14 @@ import torch
 from dragoman import Translator
 from dragoman.config import parse_config
 from dragoman.data.batching import Batch, read_batch
-from dragoman.data.frames import FRAMES_FILE, NO_SOURCE_END, Frames
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.hypothesis import before_end
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import UsageError
 from dragoman.formats.export import export
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, Tokenizer
+from dragoman.tokenizers.templates import LANGUAGES_FILE, NO_SOURCE_END, Templates
 from dragoman.training.tasks import translation
 from small_run import Cli, digit_pairs, small_document, write_corpus, write_lines
 from tiny_translator import tiny_tokenizer
@@ -51,7 +50,7 @@ def test_sources_are_the_text_alone(model: Path) -> None:
         assert tokenizer.source_spans(line) == plain.source_spans(line)
         assert tokenizer.decode_source(ids[:-1]) == plain.decode_source(ids)
     assert tokenizer.encode_source("") == [EOS]  # an encoder needs a token
-    assert json.loads((model / FRAMES_FILE).read_text())["source"] == ["text"]
+    assert json.loads((model / LANGUAGES_FILE).read_text())["source"] == ["text"]
 
 
 @pytest.mark.parametrize("engine", ["pytorch", "native"])
@@ -90,17 +89,17 @@ def test_one_token_is_a_source(model: Path) -> None:
 
 
 def test_markup_is_aligned_by_attention(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dragoman.markup import alignment
+    from dragoman.markup import word_alignment
     from dragoman.markup.html import translate_html
 
     used: list[Any] = []
-    original = alignment._shares
+    original = word_alignment._shares
 
     def shares(*arguments: Any) -> Any:
         used.append(arguments)
         return original(*arguments)
 
-    monkeypatch.setattr(alignment, "_shares", shares)
+    monkeypatch.setattr(word_alignment, "_shares", shares)
     translator = Translator.load(model, engine="pytorch", quantize="none")
     (found,) = translate_html(translator, ["<p>one <b>three</b> two</p>"])
     assert "<b>" in found and used
@@ -170,5 +169,5 @@ def test_fine_tuning(model: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.
 def test_damaged_frames(model: Path, source: list[object], target: list[object], reason: str) -> None:
     fields = json.loads(NO_SOURCE_END.file()) | {"source": source, "target": target}
     with pytest.raises(ValueError, match=reason):
-        Frames.parse(json.dumps(fields).encode(), (310, 310))
-    assert Frames.parse(NO_SOURCE_END.file(), (310, 310)) == NO_SOURCE_END
+        Templates.parse(json.dumps(fields).encode(), (310, 310))
+    assert Templates.parse(NO_SOURCE_END.file(), (310, 310)) == NO_SOURCE_END

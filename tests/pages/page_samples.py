@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from dragoman.config import parse_config
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.interpret.explain.cases import LoadedModel
 from dragoman.interpret.explain.explain import Explanation, explain
 from dragoman.models.build import build_model
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample
+from dragoman.tokenizers import LabelVocabulary, Vocabulary
 from tiny_translator import tiny_tokenizer
 
 SIZES: dict[str, Any] = {"d_model": 24, "d_ff": 40, "n_heads": 3, "dropout": 0.0}

@@ -12,7 +12,6 @@ from axe import axe_script, violations
 from page_samples import explained, sample_report
 from translate_page import page_server, translated, write
 
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.evaluation.compare import compare_runs
 from dragoman.evaluation.compare.page import write_comparison
 from dragoman.interpret.explain.explain import write_explanation
@@ -22,6 +21,7 @@ from dragoman.interpret.heads.probes import translation_probe
 from dragoman.interpret.playground import write_playground
 from dragoman.interpret.walkthrough.gallery import write_gallery
 from dragoman.pages.report import write_report
+from dragoman.tokenizers import Tokenizer
 from fabricated_run import fabricate, learning
 from small_run import digit_pairs
 from tiny_translator import tiny_translator

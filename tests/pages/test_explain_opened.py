@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from page_samples import MODELS, explained, loaded
 
-from dragoman.data.ids import EOS
 from dragoman.errors import UsageError
 from dragoman.interpret.explain.explain import Explanation, explain, write_explanation
+from dragoman.tokenizers import EOS
 from small_run import SOURCE_WORDS, TARGET_WORDS
 from tiny_translator import tiny_tokenizer
 

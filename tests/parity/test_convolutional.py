@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 from dragoman.config import ConvolutionalConfig
 from dragoman.data.batching import collate, collate_source
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.nn.convolution import GatedConvolution
 from dragoman.nn.record import record
+from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import TokenLoss
 
 B, K, S, T, D, W, V, PLACES = 4, 3, 7, 6, 10, 5, 19, 9

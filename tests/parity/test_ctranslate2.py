@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dragoman.config import ModelConfig
-from dragoman.data.tokenizer import EOS
 from dragoman.formats.parity import Counts, Parity, ParityCase, ParityCases, compare_models
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS
 from every_kind import BLOCK, LABELLERS, TRANSFORMERS, TRANSLATORS, built, model_config
 from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
 

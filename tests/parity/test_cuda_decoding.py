@@ -12,7 +12,6 @@ import torch
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from dragoman.data.ids import EOS
 from dragoman.decoding.cuda_graphs.slots import (
     DONE,
     LIMIT,
@@ -26,6 +25,7 @@ from dragoman.decoding.cuda_graphs.slots import (
 )
 from dragoman.models.transformer import Transformer
 from dragoman.nn.fast.cuda.decoding import TritonOperations
+from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built
 
 VOCAB = 17

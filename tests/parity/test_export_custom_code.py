@@ -15,14 +15,13 @@ import torch
 from torch.nn import functional as F
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.formats import huggingface, huggingface_custom
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from imported_checks import check_wrong_weight
 from random_models import random_model
 from small_run import Cli, digit_pairs, small_document, write_lines

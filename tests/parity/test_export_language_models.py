@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS
 from dragoman.errors import UsageError
 from dragoman.formats import huggingface, huggingface_causal
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, save_model, unique_tensors
+from dragoman.tokenizers import BOS, EOS
 from imported_checks import check_wrong_weight, loaded
 from json_tokenizers import TEXTS
 from language_checkpoints import language_checkpoint

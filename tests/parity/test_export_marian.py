@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.data.ids import BOS, EOS, PAD
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats import huggingface
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, unique_tensors
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 from imported_checks import check_wrong_weight
 from marian_checkpoints import LINES, marian_checkpoint
 from random_models import random_model

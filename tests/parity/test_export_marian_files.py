@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.pytorch.generate import generate, padded
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.decoding.settings import SearchSettings
@@ -26,6 +24,7 @@ from dragoman.formats.importing.marian_files.comparison import DefinitionRuntime
 from dragoman.formats.parity import ParityCase
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model, Network
+from dragoman.tokenizers import BOS, EOS, UNK, Tokenizer
 from imported_checks import check_wrong_weight, loaded
 from marian_files import LINES, marian_model
 from random_models import random_model

@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from dragoman.config import Config, parse_config
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.errors import DragomanError
 from dragoman.formats import onnx
@@ -24,6 +22,7 @@ from dragoman.formats.parity import Parity, ParityCase, ParityCases, compare_mod
 from dragoman.formats.target import ExportSource
 from dragoman.models.model_folder import load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 from every_kind import TRANSFORMERS, TRANSLATORS, built, covering
 from marian_checkpoints import LINES, marian_checkpoint
 from small_run import Cli, digit_pairs, small_document, write_lines

@@ -11,8 +11,6 @@ import torch
 
 from bart_checkpoints import CONFIGURATIONS, LINES, bart_checkpoint
 from dragoman import Translator
-from dragoman.data.ids import BOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.importer import Imported, _plan, import_model
@@ -20,6 +18,7 @@ from dragoman.formats.importing.reference import TransformersRuntime
 from dragoman.interpret.explain.explain import explain, write_explanation
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
+from dragoman.tokenizers import BOS, Tokenizer
 from every_kind import covering
 from imported_checks import check_native_engine, random_targets
 from imported_checks import loaded as both

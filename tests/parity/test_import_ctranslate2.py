@@ -16,8 +16,6 @@ import torch
 from ctranslate2_folders import FOLDERS, foreign_folder
 from damaged_checkpoints import refusal, set_values
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.hypothesis import before_end
 from dragoman.errors import DragomanError
 from dragoman.formats.export import export
@@ -27,6 +25,7 @@ from dragoman.formats.importing.ctranslate2_files.comparison import reference_ru
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.parity import ParityCase
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 from every_kind import TRANSFORMERS
 from imported_checks import check_native_engine, loaded
 from marian_files import LINES

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dragoman.config import ImageData, VisionConfig
-from dragoman.data.ids import BOS, EOS
 from dragoman.data.readers.images import as_images
 from dragoman.formats.importing import bert
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -23,6 +22,7 @@ from dragoman.interpret.explain.explain import explain
 from dragoman.models.model_folder import load_network
 from dragoman.models.vision import patches
 from dragoman.pipelines.labelling import Labeller
+from dragoman.tokenizers import BOS, EOS
 from encoder_checkpoints import BERTS, HARD_LINES, VITS, WORDS, bert_checkpoint, vit_checkpoint
 from every_kind import covering
 

@@ -13,13 +13,12 @@ import torch
 
 from damaged_checkpoints import refusal
 from dragoman import Translator
-from dragoman.data.ids import BOS, EOS, PAD
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.importer import _plan, opened
+from dragoman.formats.importing.numpy_reference import SearchedReference
 from dragoman.formats.importing.toolkits import fairseq
 from dragoman.formats.importing.toolkits.checkpoint import FairseqCheckpoint
 from dragoman.models.model_folder import load_network
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 from every_kind import covering
 from imported_checks import cases, imported_toolkit, logits
 from importing_attacks import ATTACKS
@@ -42,7 +41,7 @@ def test_logits_are_those_of_the_definition(imported: tuple[str, Path, Path], dt
     assert isinstance(checkpoint, FairseqCheckpoint)
     vocabulary = _plan(checkpoint)[1].vocabulary
     own = fairseq.definition(checkpoint, np.dtype(dtype).type)
-    runtime = SearchedDefinition(own, "", vocabulary, vocabulary.target[EOS])
+    runtime = SearchedReference(own, "", vocabulary, vocabulary.target[EOS])
     tokenizer = vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     kept = [token for token in range(tokenizer.target_size) if token not in (PAD, BOS)]

@@ -14,14 +14,13 @@ import torch
 
 from damaged_checkpoints import refusal
 from dragoman import Translator
-from dragoman.data.ids import EOS
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.importer import _plan, opened
 from dragoman.formats.importing.listed_vocabulary import restricted
+from dragoman.formats.importing.numpy_reference import SearchedReference
 from dragoman.formats.importing.toolkits import joeynmt
 from dragoman.formats.importing.toolkits.checkpoint import JoeyCheckpoint
 from dragoman.models.model_folder import load_network
+from dragoman.tokenizers import EOS, Tokenizer
 from every_kind import covering
 from imported_checks import cases, imported_toolkit, logits
 from importing_attacks import ATTACKS
@@ -44,7 +43,7 @@ def test_logits_are_those_of_the_definition(imported: tuple[str, Path, Path], dt
     assert isinstance(checkpoint, JoeyCheckpoint)
     plan = _plan(checkpoint)[1]
     own = joeynmt.definition(checkpoint, np.dtype(dtype).type)
-    runtime = SearchedDefinition(own, "", plan.vocabulary, plan.vocabulary.target[EOS])
+    runtime = SearchedReference(own, "", plan.vocabulary, plan.vocabulary.target[EOS])
     tokenizer = plan.vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     for source, target in cases(tokenizer, LINES):

@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -25,6 +23,7 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
 from dragoman.pipelines.generation import TextGenerator
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from every_kind import covering
 from imported_checks import loaded
 from json_tokenizers import TEXTS, sentencepiece_model

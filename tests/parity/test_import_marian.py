@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from dragoman.data.batching import collate_source
-from dragoman.data.ids import BOS, EOS, PAD
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.importer import Imported, _plan, import_model
 from dragoman.formats.importing.reference import TransformersRuntime
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 from every_kind import covering
 from imported_checks import check_native_engine, loaded, random_targets
 from marian_checkpoints import CONFIGURATIONS, LINES, marian_checkpoint

@@ -13,11 +13,11 @@ import sentencepiece as spm
 import torch
 
 from dragoman import Translator
-from dragoman.data.ids import BOS, PAD, UNK
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
 from dragoman.formats.importing.marian_files.comparison import DefinitionRuntime
 from dragoman.models.model_folder import read_config
+from dragoman.tokenizers import BOS, PAD, UNK
 from every_kind import covering
 from imported_checks import check_native_engine, loaded
 from marian_files import LINES, MODELS, lexical_shortlist, marian_model

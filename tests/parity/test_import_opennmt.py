@@ -14,14 +14,13 @@ import pytest
 import torch
 
 from damaged_checkpoints import refusal
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.importer import _plan, import_model, opened
+from dragoman.formats.importing.numpy_reference import SearchedReference
 from dragoman.formats.importing.toolkits import eole, opennmt
 from dragoman.formats.importing.toolkits.checkpoint import EoleCheckpoint, OpenNMTCheckpoint
 from dragoman.models.model_folder import load_network
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 from every_kind import covering
 from imported_checks import cases, check_native_engine, imported_toolkit, logits
 from importing_attacks import ATTACKS
@@ -47,7 +46,7 @@ def test_logits_are_those_of_the_definition(imported: tuple[str, Path, Path], dt
     checkpoint = opened(folder)
     family, plan = _plan(checkpoint)
     own = FAMILIES[family].definition(checkpoint, np.dtype(dtype).type)
-    runtime = SearchedDefinition(own, "", plan.vocabulary, plan.vocabulary.target[EOS])
+    runtime = SearchedReference(own, "", plan.vocabulary, plan.vocabulary.target[EOS])
     tokenizer = plan.vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer) and not tokenizer.sources_end
     for source, target in cases(tokenizer, LINES):

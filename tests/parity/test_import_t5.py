@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import collate_source
-from dragoman.data.ids import BOS, PAD
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.importer import Imported, _plan, import_model
@@ -21,6 +19,7 @@ from dragoman.models.seq2seq import Model
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import SelfAttention
 from dragoman.nn.layers import DecoderLayer, EncoderLayer
+from dragoman.tokenizers import BOS, PAD, Tokenizer
 from every_kind import covering
 from imported_checks import check_native_engine, loaded, random_targets
 from t5_checkpoints import CONFIGURATIONS, LINES, t5_checkpoint

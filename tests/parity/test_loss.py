@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dragoman.data.tokenizer import PAD
+from dragoman.tokenizers import PAD
 from dragoman.training.loss import TokenLoss, chunked_cross_entropy, cross_entropy
 
 M, D, V = 23, 6, 17

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from dragoman.data.batching import collate_source
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import NativeLibrary, Precision, load_native, unavailable_reason
 from dragoman.decoding.native.pack import native_unsupported_reasons, pack
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS
 from every_kind import LANGUAGE_MODELS as EVERY_LANGUAGE_MODEL
 from every_kind import TRANSLATORS, bigrams, built, ending, improving, model_config
 from native_builds import BUILDS

@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import NativeLibrary, Precision, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built
 from native_builds import BUILDS
 

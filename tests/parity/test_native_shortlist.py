@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from dragoman.data.batching import collate_source
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
@@ -30,6 +29,7 @@ from dragoman.decoding.pytorch.stepper import ShortlistStepper
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built
 from native_builds import BUILDS
 from near_ties import assert_same_search, same_hypotheses

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.native.stepper import EngineStepper
 from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.errors import DragomanError
+from dragoman.tokenizers import BOS, EOS
 from every_kind import TRANSLATORS, built
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")

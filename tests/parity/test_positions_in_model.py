@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from dragoman.config import Position, TransformerConfig
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.models.build import build_model
 from dragoman.nn.positions import Positions
+from dragoman.tokenizers import BOS, EOS
 
 B, K, T, D, H, V = 4, 3, 7, 12, 2, 19
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}

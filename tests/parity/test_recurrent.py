@@ -21,7 +21,6 @@ from dragoman.config import (
     RNNConfig,
 )
 from dragoman.data.batching import Batch, collate
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
@@ -42,6 +41,7 @@ from dragoman.nn.recurrent_attention import (
     LuongLayer,
     RecurrentAttention,
 )
+from dragoman.tokenizers import BOS, EOS
 from dragoman.training.loss import Loss, TokenLoss
 from recurrent_cells import CELLS, EXACT, assert_all_close, fresh_cell, gradients, new_cell, random, torch_module
 

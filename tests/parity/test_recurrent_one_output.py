@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from dragoman.config import RecurrentEncoderConfig, RecurrentLMConfig
-from dragoman.data.tokenizer import BOS, PAD
 from dragoman.models.build import build_model
 from dragoman.models.recurrent import RecurrentEncoderOnly, RecurrentLM
 from dragoman.nn.recurrent import Cell
+from dragoman.tokenizers import BOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
 from small_networks import learn, shaken
 

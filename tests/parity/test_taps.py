@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.batching import Batch, collate
-from dragoman.data.tokenizer import EOS
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
 from dragoman.nn.record import Recording, record, replace
 from dragoman.nn.recurrent import ContextLayer
+from dragoman.tokenizers import EOS
 from every_kind import TRANSFORMERS, TRANSLATORS, built, model_config
 
 B, S, T, V = 4, 7, 6, 17

@@ -11,7 +11,6 @@ import torch
 import walkthrough_twin
 from walkthrough_twin import Twin
 
-from dragoman.data.tokenizer import BOS
 from dragoman.interpret.walkthrough.tiny_preset import (
     TINY_MATRICES,
     TINY_PAIR,
@@ -21,6 +20,7 @@ from dragoman.interpret.walkthrough.tiny_preset import (
     tiny_walkthrough,
 )
 from dragoman.nn.record import record, tap_names
+from dragoman.tokenizers import BOS
 from dragoman.training.loss import TokenLoss
 
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}

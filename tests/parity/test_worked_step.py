@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import AdamConfig, TransformerConfig
-from dragoman.data.tokenizer import BOS, PAD
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import CrossAttention, SelfAttention, Span, attend_explicit, causal_bias
 from dragoman.nn.layers import EncoderLayer, FeedForward, SubLayer
 from dragoman.nn.positions import Positions
+from dragoman.tokenizers import BOS, PAD
 from dragoman.training.loss import TokenLoss, cross_entropy
 from dragoman.training.optim import build_optimizer
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from walkthrough_twin import Twin
 
-from dragoman.data.tokenizer import BOS
 from dragoman.errors import TrainingError
 from dragoman.interpret.walkthrough.tiny_preset import (
     TINY_PAIR,
@@ -28,6 +27,7 @@ from dragoman.interpret.walkthrough.tiny_training import tiny_trainer
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import load_network
 from dragoman.nn.record import record
+from dragoman.tokenizers import BOS
 from dragoman.training.loss import TokenLoss
 
 W_V = "decoder.layers.0.cross_attn.kv.weight"

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, SearchSettings
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import Precision, pack
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.translation import Translation, Translator
+from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built
 
 NATIVE = load_native()

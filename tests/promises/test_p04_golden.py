@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 from dragoman.config import EncoderOnlyConfig, load_config
 from dragoman.data.store.folder import DamagedStoreError
 from dragoman.data.store.reader import Store
-from dragoman.data.tokenizer import BOS, EOS, Tokenizer
 from dragoman.data.turns import Turn, encode_turns
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import (
@@ -38,6 +36,7 @@ from dragoman.pipelines.dialogue import Chat
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.labelling import Labeller
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import BOS, EOS, LabelVocabulary, Tokenizer
 from dragoman.training.tasks.translation import TranslationTask
 from dragoman.training.trainer import train
 from small_run import Listener

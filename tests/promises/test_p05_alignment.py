@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import FilterConfig
-from dragoman.data.alignment import Drift, line_features, locate_drift
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, read_pairs
+from dragoman.data.misalignment import Drift, line_features, locate_drift
 from dragoman.errors import DataError
 
 DATA = Path(os.environ.get("DRAGOMAN_DATA") or Path(__file__).parents[2].parent / "shared" / "data")

@@ -13,12 +13,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch import beam
 from dragoman.decoding.pytorch.generate import drain
 from dragoman.decoding.pytorch.stepper import SearchRequest
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS
 from every_kind import improving
 from tiny_translator import tiny_tokenizer, tiny_transformer, tiny_translator
 from toy_model import ToyModel, every_target, padded, teacher_forced

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.data.batching import Batch, collate, collate_source
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSLATORS, built, built_network, covering, model_config, readable
 from toy_model import every_target, padded, teacher_forced

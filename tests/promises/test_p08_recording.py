@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dragoman.config import DecoderOnlyConfig, EncoderOnlyConfig, VisionConfig
 from dragoman.data.batching import Batch, collate
-from dragoman.data.tokenizer import EOS, PAD
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model, Network
@@ -24,6 +23,7 @@ from dragoman.nn.layers import LayerNorm
 from dragoman.nn.record import record, replace, tap_names
 from dragoman.nn.recurrent import Cell
 from dragoman.nn.taps import ReadOnlyTap
+from dragoman.tokenizers import EOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built, built_network, covering, readable
 from small_networks import SIZES, VARIANTS, shaken

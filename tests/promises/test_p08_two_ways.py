@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from dragoman.config import Config, TransformerConfig, parse_config
 from dragoman.data.batching import Batch, collate
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.io.run_log import Reporter
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn import attention, fast
 from dragoman.nn.record import replace
+from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.optim import Progress

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import Batch, collate
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import (
@@ -25,6 +24,7 @@ from dragoman.interpret.ablation import (
 from dragoman.interpret.attentions import attentions, sublayers
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record, replace
+from dragoman.tokenizers import EOS
 from dragoman.training.validation import mean_loss
 from every_kind import TRANSLATORS, built
 from small_networks import EXACT

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from dragoman.config import TokenizerConfig
-from dragoman.data.added_words import AddedWords, add_words
-from dragoman.data.ids import EOS
-from dragoman.data.tokenizer import Tokenizer, train_tokenizer
 from dragoman.errors import UsageError
+from dragoman.tokenizers import EOS, Tokenizer, train_tokenizer
+from dragoman.tokenizers.added_words import AddedWords, add_words
 
 IMPORTED = Path(__file__).parents[1] / "golden" / "imported_v1"
 LINES = ["A dog runs across a field.", "Two people sit on a bench, and a dog sleeps.", "The field and the bench."] * 9
@@ -88,8 +87,8 @@ def test_sampling_does_not_divide_added_words(name: str) -> None:
     assert all(ids.count(word) == 2 and new.decode_source(ids) == text for ids in drawn)
     assert len({tuple(ids) for ids in drawn}) > 5
     if name == "bpe":
-        sampler = new._source_sampler
-        assert sampler.draw(text, 0.0, random.Random(1)) == new.encode_source(text)[:-1]
+        pieces = new.pieces[0]
+        assert pieces.sample(text, 0.0, random.Random(1)) == new.encode_source(text)[:-1]
 
 
 def test_words_of_scripts_without_spaces_are_found_everywhere() -> None:

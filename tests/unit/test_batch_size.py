@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from dragoman.advice.measurement import time_steps
 from dragoman.config import load_config
 from dragoman.data.batching import Batch, collate
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import ConfigError, UsageError
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import list_checkpoints, read_config
 from dragoman.models.transformer import Stack
+from dragoman.tokenizers import PAD
 from dragoman.training import batch_size
 from dragoman.training.batch_size import choose_size, filled, kept_bytes, sizes
 from dragoman.training.distributed import DistributedContext
-from dragoman.training.forecast import time_steps
 from dragoman.training.run import open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.trainer import Trainer, train

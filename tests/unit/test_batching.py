@@ -12,8 +12,8 @@ from dragoman.data.batching import collate, collate_source, read_batch
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.store.build import build_store
 from dragoman.data.store.reader import Store
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.io.run_log import Reporter
+from dragoman.tokenizers import BOS, EOS, PAD
 from small_run import small_config, write_corpus
 
 

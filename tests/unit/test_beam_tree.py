@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.stepper import SearchRequest
 from dragoman.interpret.explain.beam_tree import ENDS, BeamTree, search_tree
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS
 from tiny_translator import tiny_transformer
 from toy_model import ToyModel
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.byte_pieces import BYTES_FILE, BytePieces
-from dragoman.data.ids import EOS, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import ModelFolderError
+from dragoman.tokenizers import EOS, UNK, Tokenizer
+from dragoman.tokenizers.byte_pieces import BYTES_FILE, BytePieces
 
 FIRST = EOS + 1
 SENTINEL = FIRST + 256

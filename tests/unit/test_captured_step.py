@@ -12,10 +12,10 @@ import torch
 from dragoman.config import load_config
 from dragoman.data.batch_plans import grid_shape, on_grid
 from dragoman.data.batching import Batch, collate
-from dragoman.data.ids import PAD
 from dragoman.io.run_log import Reporter
 from dragoman.models.model_folder import unique_tensors
 from dragoman.nn.fast.dropout import seed_dropout
+from dragoman.tokenizers import PAD
 from dragoman.training import captured
 from dragoman.training.captured import CapturedStep, unsupported_reasons
 from dragoman.training.distributed import DistributedContext

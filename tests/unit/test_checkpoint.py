@@ -14,7 +14,6 @@ import safetensors.torch
 import torch
 
 from dragoman.config import Config
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import ModelFolderError, TrainingError, UsageError
 from dragoman.io.run_log import Messages
 from dragoman.io.writing import recover_folders
@@ -34,6 +33,7 @@ from dragoman.models.model_folder import (
     write_folder,
     write_pointer,
 )
+from dragoman.tokenizers import Tokenizer
 from dragoman.training.averaging import average_run
 from dragoman.training.checkpoint import read_training
 from dragoman.training.optim import build_optimizer

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.advice.doctor import diagnose
+from dragoman.advice.source_text import open_text
 from dragoman.config import parse_config
 from dragoman.data.readers import columns
 from dragoman.data.readers.columns import text_keys
 from dragoman.data.readers.row import Row
 from dragoman.errors import DataError, UsageError
-from dragoman.planning.source_text import open_text
-from dragoman.training.forecast import diagnose
 from dragoman.training.run import check_files
 from pair_files import FORMATS, HEADED, write_csv, write_tmx
 from small_run import write_lines

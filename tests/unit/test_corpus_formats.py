@@ -12,13 +12,14 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
+from dragoman.advice.diagnosis import Diagnosis
+from dragoman.advice.doctor import diagnose
+from dragoman.advice.examine import examine
 from dragoman.config import parse_config
 from dragoman.data.corpus import CorpusSpec, SentencePair, corpus_spec, read_pairs
-from dragoman.data.doctor.examine import Diagnosis, examine
 from dragoman.data.store.build import build_store
 from dragoman.data.store.origin import text_hash
 from dragoman.errors import DataError, UsageError
-from dragoman.training.forecast import diagnose
 from dragoman.training.run import check_files
 from pair_files import FORMATS, nested, pairs_of, refusal, write_csv, write_saved, write_tmx
 from small_run import Listener, digit_pairs, small_config, small_document, write_lines

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from dragoman.config import SearchConfig
-from dragoman.data.tokenizer import BOS, EOS, PAD, UNK
 from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.sampling import draw
 from dragoman.errors import DragomanError, UsageError
+from dragoman.tokenizers import BOS, EOS, PAD, UNK
 from tiny_translator import tiny_transformer
 from toy_model import CopyModel, ToyModel, padded
 

@@ -16,12 +16,12 @@ import pytest
 
 import dragoman
 from dragoman.config import parse_config
-from dragoman.data.tokenizer import learn_tokenizer
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ModelFolderError
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import learn_tokenizer
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 GOLDEN = Path(__file__).parents[1] / "golden" / "model_v1"

@@ -7,10 +7,10 @@ import itertools
 import pytest
 import torch
 
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.pytorch.stepper import SearchRequest, disallow_repeated_ngrams
 from dragoman.errors import UsageError
+from dragoman.tokenizers import BOS, EOS, PAD
 from toy_model import ToyModel, padded, teacher_forced
 
 SOURCES = [[4, 6, 5, 3], [5, 3], [7, 4, 6, 5, 4, 3]]

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import ModelStepper, SearchSettings
 from dragoman.decoding.hypothesis import PartialHypothesis
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import stream_tokens
 from dragoman.decoding.pytorch.sampling import sample
 from dragoman.decoding.pytorch.stepper import SearchRequest
+from dragoman.tokenizers import EOS
 from toy_model import ToyModel
 
 

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import Config, TokenizerConfig, parse_config
-from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.data.readers.dialogues import parse_dialogues, read_dialogues, spoken_text
-from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
 from dragoman.data.turns import (
     Turn,
     TurnIds,
@@ -25,6 +23,7 @@ from dragoman.data.turns import (
 )
 from dragoman.errors import ConfigError, DataError
 from dragoman.io.run_log import Messages
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer, learn_tokenizer
 from dragoman.training.tasks.dialogue import DialogueTask
 from small_run import write_lines
 

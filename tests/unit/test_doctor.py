@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dragoman.advice.diagnosis import Diagnosis, Finding, print_diagnosis
+from dragoman.advice.examine import examine
 from dragoman.data.corpus import CorpusSpec
-from dragoman.data.doctor.examine import Diagnosis, Finding, examine, print_diagnosis
 from dragoman.data.languages import LanguageCheck
 from dragoman.io.lines import read_lines
 

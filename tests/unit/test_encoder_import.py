@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from damaged_checkpoints import change_tensors, refusal, set_values
-from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.formats.importing import importer, names
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, read_meta, verify
 from dragoman.nn.record import record
+from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.tasks.text import MaskedTask
 from encoder_checkpoints import WORDS, bert_checkpoint, vit_checkpoint
 from small_run import Cli, write_lines

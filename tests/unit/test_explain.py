@@ -15,8 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from dragoman.config import Config, parse_config
-from dragoman.data.tokenizer import BOS
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.interpret.explain.cases import MASK, LoadedModel, Side
 from dragoman.interpret.explain.explain import Explanation, explain, write_explanation
@@ -28,6 +26,7 @@ from dragoman.pages.packing import packed
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.labelling import Labeller
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import BOS, LabelVocabulary, Vocabulary
 from every_kind import TRANSLATORS, covering
 from small_run import Cli
 from tiny_translator import tiny_tokenizer

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
 from dragoman.decoding.pytorch.sampling import sample
@@ -38,6 +38,7 @@ from dragoman.formats.parity import (
 )
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS, Tokenizer
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
 
@@ -219,13 +220,12 @@ def test_a_missing_package_is_named_with_what_to_install(
 def test_without_parity_there_is_no_folder(
     cli: Cli, tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = converter._fill_feed_forward
+    original = converter._set_variable
 
-    def wrong(spec: Any, ffn: Any, norm: Any) -> None:
-        original(spec, ffn, norm)
-        spec.linear_1.weight = spec.linear_1.weight * 1.02
+    def wrong(spec: Any, name: str, tensor: Tensor) -> None:
+        original(spec, name, tensor * 1.02 if name.endswith("/ffn/linear_1/weight") else tensor)
 
-    monkeypatch.setattr(converter, "_fill_feed_forward", wrong)
+    monkeypatch.setattr(converter, "_set_variable", wrong)
     code, out, err = cli("export", GOLDEN, tmp_path / "out", "--check", lines)
     assert code == 1 and out == b""
     assert "parity not met, nothing was written" in err and "token log-probabilities" in err

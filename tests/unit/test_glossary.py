@@ -78,7 +78,7 @@ def test_do_not_translate() -> None:
 
 def test_unknown_characters_are_left_out() -> None:
     from dragoman.config import TokenizerConfig
-    from dragoman.data.tokenizer import train_tokenizer
+    from dragoman.tokenizers import train_tokenizer
     from small_run import digit_pairs
 
     texts = [text for pair in digit_pairs(300) for text in pair]

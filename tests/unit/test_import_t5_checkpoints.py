@@ -13,15 +13,14 @@ from torch import Tensor
 
 from damaged_checkpoints import change_tensors, refusal, set_values
 from dragoman import Translator, record
-from dragoman.data.ids import BOS, PAD
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
-from dragoman.formats.importing.names import Order, Rule, converted, expanded
+from dragoman.formats.importing.names import AxisOrder, Rule, converted, expanded
 from dragoman.models.model_folder import load_network, read_config
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, PAD, Tokenizer
 from small_run import Cli, write_lines
 from t5_checkpoints import LINES, t5_checkpoint
 
@@ -167,7 +166,7 @@ def test_unused_and_stored_copies_of_tensors_are_accepted(checkpoint: Path, tmp_
 def test_factors_of_a_rule_multiply_its_tensors() -> None:
     tensors = {"a": torch.ones(2, 3), "b": torch.ones(1, 3)}
     rules = expanded({"x.{}": Rule(("a", "b"), ("", "f"), factors=(2.0, 0.5))}, 1)
-    (found,) = converted(rules, {"f": Order([2, -1], 3)}, tensors).values()
+    (found,) = converted(rules, {"f": AxisOrder([2, -1], 3)}, tensors).values()
     assert found.tolist() == [[2, 0], [2, 0], [0.5, 0]]
 
 

@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import sentencepiece as spm
 
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, TokenIds
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ProblemList
 from dragoman.formats.importing.json_vocabulary import json_vocabulary
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
+from dragoman.tokenizers.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, TokenIds
 from json_tokenizers import KINDS, TEXTS, json_tokenizer, sentencepiece_model, special_ids
 
 pytest.importorskip("tokenizers")
@@ -113,7 +112,7 @@ def test_files_are_loaded_again(kind: str, tmp_path: Path) -> None:
 def test_loading_does_not_import_torch(tmp_path: Path) -> None:
     write(tmp_path)
     code = (
-        "import sys, pathlib; from dragoman.data.tokenizer import Tokenizer; "
+        "import sys, pathlib; from dragoman.tokenizers.tokenizer import Tokenizer; "
         "ids = Tokenizer.load(pathlib.Path(sys.argv[1])).encode_source('a dog'); "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules or not ids)"
     )

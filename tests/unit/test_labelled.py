@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.data.readers.labelled import read_labelled, text_source
-from dragoman.data.tokenizer import BOS
-from dragoman.data.vocabulary import LABELS_FILE, LabelVocabulary
 from dragoman.errors import DataError, ModelFolderError
+from dragoman.tokenizers import BOS, LABELS_FILE, LabelVocabulary
 from small_run import write_lines
 
 FORMS = {

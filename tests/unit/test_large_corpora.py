@@ -17,15 +17,15 @@ import pytest
 
 from dragoman.config import Config, parse_config
 from dragoman.data import batch_plans
+from dragoman.data import precheck as precheck_module
 from dragoman.data.batch_plans import EpochPlan, sampling_weights
 from dragoman.data.corpus import SentencePair, corpus_spec, pair_hash
-from dragoman.data.doctor import precheck as precheck_module
 from dragoman.data.store import build as build_module
 from dragoman.data.store import chunks, duplicates, origin, segments
 from dragoman.data.store.build import build_store
 from dragoman.data.store.duplicates import find_duplicates
 from dragoman.data.store.origin import text_hash
-from dragoman.data.store.pool import Pool, Processes, ThisProcess
+from dragoman.data.store.pool import Processes, ThisProcess, WorkerPool
 from dragoman.data.store.reader import Store
 from dragoman.training.batch_stream import BatchStream
 from dragoman.training.optim import Progress
@@ -64,7 +64,7 @@ def config_of(folder: Path, names: str, *overrides: str, weights: dict[str, floa
     return parse_config(document, list(overrides))
 
 
-def prepare(config: Config, cache: Path, pool: Pool | None = None) -> tuple[Store, Listener]:
+def prepare(config: Config, cache: Path, pool: WorkerPool | None = None) -> tuple[Store, Listener]:
     listener = Listener()
     specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
     return build_store(config, specs, cache, listener, pool), listener

@@ -16,8 +16,6 @@ import safetensors.torch
 import torch
 
 from dragoman.config import Config
-from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import ModelFolderError, TrainingError
 from dragoman.io.reading import read_bytes
@@ -39,6 +37,7 @@ from dragoman.models.model_folder import (
     write_folder,
     write_pointer,
 )
+from dragoman.tokenizers import LabelVocabulary, Tokenizer, learn_tokenizer
 from dragoman.training.run import open_run
 from small_run import Cli, digit_pairs, small_config, write_corpus
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.advice.doctor import diagnose
 from dragoman.config import parse_config
-from dragoman.data.doctor.precheck import precheck
+from dragoman.data.precheck import precheck
 from dragoman.errors import DataError
-from dragoman.training.forecast import diagnose
 from pair_files import moses_members, pairs_of, refusal, write_zip
 from small_run import digit_pairs
 

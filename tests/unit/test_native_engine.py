@@ -25,13 +25,13 @@ import pytest
 import torch
 
 from dragoman.data.batching import collate_source
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import Precision, pack
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, PAD
 from every_kind import TRANSLATORS, built
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
@@ -16,6 +15,7 @@ from dragoman.decoding.native.pack import pack
 from dragoman.decoding.native.request import Usage
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")

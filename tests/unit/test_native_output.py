@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from dragoman.data.batching import collate_source
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.native.stepper import EngineStepper
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")

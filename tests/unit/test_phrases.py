@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis, length_penalty
@@ -25,6 +24,7 @@ from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import EOS
 from every_kind import ending, improving
 from toy_model import ToyModel
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.data.ids import EOS, PAD, UNK
-from dragoman.data.pieces import PIECES_FILE, PieceLists
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import ModelFolderError
+from dragoman.tokenizers import EOS, PAD, UNK, Tokenizer
+from dragoman.tokenizers.listed_pieces import PIECES_FILE, PieceLists
 from tiny_translator import tiny_tokenizer
 
 TAG = ">>fra<<"

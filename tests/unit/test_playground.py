@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sentencepiece as spm
 import torch
 from torch import Tensor
 
 from dragoman.config import Config, TokenizerConfig
 from dragoman.data import spelled_numbers
-from dragoman.data.added_words import add_words
-from dragoman.data.tokenizer import BOS, EOS, Tokenizer, learn_tokenizer
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
@@ -37,6 +34,9 @@ from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import record, replace
 from dragoman.pages.page import embedded_json
+from dragoman.tokenizers import BOS, EOS, Tokenizer, learn_tokenizer
+from dragoman.tokenizers.added_words import add_words
+from dragoman.tokenizers.pieces import SentencePieces
 from dragoman.training.loss import TokenLoss
 from small_networks import shaken
 from small_run import trained
@@ -322,8 +322,9 @@ def test_texts_are_segmented_as_by_sentencepiece(name: str, target: str, tmp_pat
     lines = [line for side in ("en", target) for line in corpus[f"train.{side}"].read_text("utf-8").split("\n")]
     settings = TokenizerConfig.model_validate({"vocab_size": 200, **TOKENIZERS[name]})
     tokenizer = learn_tokenizer(settings, lines[::7])
-    (processor, _) = tokenizer.processors
-    assert isinstance(processor, spm.SentencePieceProcessor)
+    (pieces, _) = tokenizer.pieces
+    assert isinstance(pieces, SentencePieces)
+    processor = pieces.model
     texts = [line for side in ("en", target) for line in corpus[f"test.{side}"].read_text("utf-8").split("\n")]
     data = json.loads(embedded_json(text_settings(processor)))
     (found,) = in_node({"run": "text", "settings": data, "texts": [*texts, *ODD]})

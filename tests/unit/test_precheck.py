@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.advice.doctor import diagnose
+from dragoman.advice.examine import examine
 from dragoman.config import Config, dump_toml, parse_config
-from dragoman.data.alignment import line_features
-from dragoman.data.doctor import precheck as module
-from dragoman.data.doctor.examine import examine
-from dragoman.data.doctor.precheck import find_shift, precheck
+from dragoman.data import precheck as module
+from dragoman.data.misalignment import line_features
+from dragoman.data.precheck import find_shift, precheck
 from dragoman.errors import DataError
-from dragoman.training.forecast import diagnose
 from small_run import digit_pairs, write_lines
 
 MULTI30K = Path(os.environ.get("DRAGOMAN_DATA") or Path(__file__).parents[2].parent / "shared" / "data") / "multi30k"

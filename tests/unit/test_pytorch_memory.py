@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding.pytorch import backend as module
 from dragoman.decoding.pytorch.backend import TorchBackend
+from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built
 
 VOCAB = 83

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from dragoman.data.tokenizer import EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis, Ids
@@ -24,6 +23,7 @@ from dragoman.decoding.native.service import NativeSearchService
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.service import BatchedSearchService, Search, SearchService
 from dragoman.errors import DragomanError, UsageError
+from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built, ending
 from running_server import until
 

@@ -25,7 +25,6 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 import dragoman.cli.serve  # noqa: F401 (the command registers itself)
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.hypothesis import Hypothesis, TokenStream
 from dragoman.decoding.hypothesis import PartialHypothesis as Walk
@@ -49,6 +48,7 @@ from dragoman.serve.page import HEADERS
 from dragoman.serve.uvicorn_server import listen
 from dragoman.serve.viewer import Event, ViewedModel, stream_continuation, stream_translation
 from dragoman.serve.viewer_routes import MAX_BYTES, MAX_CHARACTERS, Viewer, ViewerModel
+from dragoman.tokenizers import BOS, EOS
 from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config
 from running_server import until
 from small_run import Cli

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dragoman.config.server import ModelEntry, ServerConfig, with_options
-from dragoman.data.ids import EOS, UNK
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import find_model, read_meta
@@ -18,6 +17,7 @@ from dragoman.serve.directions import Directions
 from dragoman.serve.model_source import model_sources
 from dragoman.serve.models import Direction
 from dragoman.serve.reloader import Reloader
+from dragoman.tokenizers import EOS, UNK
 from served_models import TEXTS, copied_model, offline, translated
 from small_run import Cli
 

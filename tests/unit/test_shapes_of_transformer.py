@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import DecoderOnlyConfig, EncoderOnlyConfig
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.encoder_only import EncoderOnly
 from dragoman.nn.attention import Span, causal_bias
+from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import TokenLoss
 from small_networks import EXACT, SIZES, VARIANTS, D, learn, shaken
 

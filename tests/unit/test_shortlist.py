@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dragoman.data.ids import EOS, UNK
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import ModelFolderError, UsageError
+from dragoman.tokenizers import EOS, UNK
 from dragoman.training.shortlist import coverage
 
 SOURCES, TARGETS, WEIGHTS = 9, 20, "5a" * 32

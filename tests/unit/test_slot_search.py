@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.data.ids import BOS, EOS
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
 from dragoman.decoding.cuda_graphs.service import SlotSearchService
 from dragoman.decoding.cuda_graphs.slot_search import Sentence, SlotSearch
@@ -23,6 +22,7 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.models.transformer import Transformer
 from dragoman.pipelines.pipeline import stream_windows
+from dragoman.tokenizers import BOS, EOS
 from every_kind import TRANSFORMERS, TRANSLATORS, built
 
 VOCAB = 17

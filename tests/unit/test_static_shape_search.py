@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, _batches, cuda_graph_unsupported_reasons
 from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.hypothesis import Hypothesis
@@ -25,6 +24,7 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import AlignedWords
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import BOS, EOS, PAD
 from every_kind import BLOCK, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, bigrams, built, covering, improving
 from near_ties import assert_same_search, same_hypotheses
 

@@ -20,8 +20,8 @@ from dragoman.data.corpus import CorpusSpec, corpus_spec
 from dragoman.data.store.build import build_store
 from dragoman.data.store.origin import content_hash, text_hash
 from dragoman.data.store.reader import Store
-from dragoman.data.tokenizer import EOS
 from dragoman.errors import DataError
+from dragoman.tokenizers import EOS
 from small_run import Listener, digit_pairs, small_config, write_corpus, write_lines
 
 

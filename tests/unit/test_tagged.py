@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dragoman.data.readers.labelled import TaggedSentence, read_tagged, tagged_row
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.errors import DataError
+from dragoman.tokenizers import BOS, EOS, PAD
 from small_run import write_lines
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dragoman.config import TokenizerConfig
 from dragoman.data.batch_plans import batches_within, plan_buckets
 from dragoman.data.readers.text_stream import TextStream, read_paragraphs, read_stream
-from dragoman.data.tokenizer import EOS, UNK, Tokenizer, learn_tokenizer
+from dragoman.tokenizers import EOS, UNK, Tokenizer, learn_tokenizer
 from small_run import write_lines
 
 LINES = ["First of all:", "  a line", "", "", "Second\u2028part", " ", "Third", "with two"]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.config import TokenizerConfig
-from dragoman.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, learn_tokenizer, train_tokenizer
 from dragoman.errors import DataError, ModelFolderError
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer, learn_tokenizer, train_tokenizer
 from small_run import digit_pairs
 
 
@@ -101,7 +101,7 @@ def test_sampling_is_the_same_in_another_process(shared: Tokenizer, tmp_path: Pa
     for name, content in shared.files().items():
         (tmp_path / name).write_bytes(content)
     script = (
-        "import sys, pathlib; from dragoman.data.tokenizer import Tokenizer\n"
+        "import sys, pathlib; from dragoman.tokenizers.tokenizer import Tokenizer\n"
         f"print(Tokenizer.load(pathlib.Path(sys.argv[1])).encode_sampled({PAIRS!r}, (0.3, 0.3), 11))"
     )
     ran = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import TrainingError
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import read_pointer, unique_tensors
+from dragoman.tokenizers import PAD
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
 from dragoman.training.optim import learning_rate

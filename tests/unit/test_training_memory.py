@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import Batch, collate
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import TrainingError
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import unique_tensors
 from dragoman.nn.layers import BatchNorm
+from dragoman.tokenizers import PAD
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.gradient_sum import GradientSum
-from dragoman.training.memory import Part, accumulate, rows_of, split_parts
+from dragoman.training.memory import BatchPart, accumulate, rows_of, split_parts
 from dragoman.training.run import open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.trainer import Trainer, train
@@ -89,8 +89,8 @@ def test_the_gradient_is_that_of_the_whole_batches(
     some = batches(trainer)
     whole = trainer.training_step.backward(some, 0, 0.01)
     expected = gradients(trainer)
-    smallest = min(Part(batch, 0).size for batch in some)
-    failed = fail_in_forward(monkeypatch, trainer.training_step, lambda b: Part(b, 0).size > smallest / 3, error)
+    smallest = min(BatchPart(batch, 0).size for batch in some)
+    failed = fail_in_forward(monkeypatch, trainer.training_step, lambda b: BatchPart(b, 0).size > smallest / 3, error)
     found = trainer.training_step.backward(some, 0, 0.01)
     assert found.split == 3 and not found.skipped
     assert found.nll == pytest.approx(whole.nll, rel=1e-6)
@@ -198,9 +198,9 @@ def test_running_statistics_count_each_row_once(data: Path, tmp_path: Path) -> N
 
 
 def test_splitting_halves_all_parts_that_are_larger_than_half() -> None:
-    def part(rows: int, length: int, number: int) -> Part:
+    def part(rows: int, length: int, number: int) -> BatchPart:
         ids = torch.ones(rows, length, dtype=torch.int64)
-        return Part(Batch(ids, None, ids, ids, ids.numel(), ids.numel()), number)
+        return BatchPart(Batch(ids, None, ids, ids, ids.numel(), ids.numel()), number)
 
     parts = [part(5, 4, 0), part(2, 4, 1), part(1, 40, 2), part(6, 4, 3)]
     found = split_parts(parts, parts[0])
@@ -284,7 +284,7 @@ def sums_with_failure(failing: int, place: int) -> None:
         batch = Batch(ids, None, ids, ids, 8, 8)
         failures = 1
 
-        def compute(part: Part) -> float:
+        def compute(part: BatchPart) -> float:
             nonlocal failures
             if context.rank == failing and failures and part.number == 1 and place == -1:
                 failures = 0

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from dragoman.bulk import format_translation
 from dragoman.config import TokenizerConfig
 from dragoman.data.sentences import list_prefix
-from dragoman.data.tokenizer import train_tokenizer
 from dragoman.pipelines.translation import Sentence, Translator
+from dragoman.tokenizers import train_tokenizer
 from tiny_translator import copying_translator, tiny_translator
 from toy_model import CopyModel
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, PAD
 from dragoman.errors import UsageError
 from dragoman.interpret.walkthrough import Labels, compact, walkthrough
 from dragoman.interpret.walkthrough.entries import ENTRIES
@@ -20,6 +19,7 @@ from dragoman.models.seq2seq import Network
 from dragoman.nn.layers import ACTIVATIONS
 from dragoman.nn.record import Recording, record, tap_names
 from dragoman.pages.page import embedded_json
+from dragoman.tokenizers import BOS, PAD
 from dragoman.training.loss import TokenLoss
 from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSLATORS, built, built_network, model_config
 from small_networks import SIZES, VARIANTS, shaken

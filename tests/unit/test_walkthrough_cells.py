@@ -9,9 +9,9 @@ import pytest
 import torch
 from test_walkthrough import KINDS, MOST, network_of, numbers, steps_of
 
-from dragoman.data.tokenizer import PAD
 from dragoman.interpret.walkthrough import compact, walkthrough
 from dragoman.interpret.walkthrough.tiny_preset import tiny_walkthrough
+from dragoman.tokenizers import PAD
 
 TRANSFORMERS = [kind for kind in KINDS if kind.startswith(("translator: paper", "translator: modern", "vision"))]
 

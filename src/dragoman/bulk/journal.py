@@ -27,8 +27,6 @@ from dragoman.io.lock import lock_folder
 from dragoman.io.reading import open_regular, read_json, read_text
 from dragoman.io.writing import atomic_file, flush_file, flush_folder, not_written
 
-__all__ = ["Journal", "ShardDone"]
-
 _MAX_SHOWN = 10
 _DEFAULTS = {"settings: split": False}
 """Values of settings that are missing in manifests of earlier versions."""

@@ -36,9 +36,9 @@ def atlas(
     Without --reference, the output of the model is used as the target.
     """
     from dragoman.device import resolve_device
-    from dragoman.interpret.heads.alignment import read_alignment, spelled_numbers_alignment
     from dragoman.interpret.heads.atlas import atlas as atlas_of
     from dragoman.interpret.heads.atlas import examples
+    from dragoman.interpret.heads.gold_alignment import read_alignment, spelled_numbers_alignment
     from dragoman.interpret.heads.page import print_atlas, write_atlas
     from dragoman.interpret.heads.probes import load_probe
     from dragoman.pages.page import check_language

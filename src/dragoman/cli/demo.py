@@ -19,11 +19,11 @@ from dragoman.config import Config, parse_config
 from dragoman.data import spelled_numbers
 from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.data.spelled_numbers.target import TargetLanguage
-from dragoman.data.tokenizer import BOS
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.nn.record import record
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 from dragoman.pipelines.translation import Translation, Translator
+from dragoman.tokenizers import BOS
 from dragoman.training.trainer import train
 
 __all__ = ["demo_config", "picture", "run_demo"]

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from dragoman.config import Config, TokenizerConfig
 from dragoman.config.section import Section
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary, load_vocabulary
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import native_unsupported_reasons
 from dragoman.decoding.native.weights import check_weights, float8_reasons
@@ -19,6 +18,7 @@ from dragoman.extras import has_torch
 from dragoman.io.run_log import read_log
 from dragoman.io.weights import read_header
 from dragoman.models.model_folder import find_model, load_network, read_config, verify
+from dragoman.tokenizers import LabelVocabulary, Vocabulary, load_vocabulary
 
 __all__ = ["describe", "print_description"]
 
@@ -61,7 +61,7 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 
 def _measured(config: Config, folder: Path, scores: dict[str, Any]) -> dict[str, Any]:
-    """Return on what the scores were measured, and the scores of the test set in the log of the run."""
+    """Return the data that the scores belong to, and the scores of the test set in the log of the run."""
     found: dict[str, Any] = {}
     if "bleu" in scores:
         count = config.train.validate_sentences
@@ -94,7 +94,7 @@ def _parameters(folder: Path) -> int:
 
 def _engine(config: Config, unsupported: list[str]) -> str:
     """Return the name of the backend that decodes on this machine, with the reasons for a fallback."""
-    if config.data.kind not in ("parallel", "text", "dialogue", "trees"):
+    if not config.data.about.writes:
         return "PyTorch backend (generates no text)"
     reasons = unsupported or ([unavailable_reason()] if load_native() is None else [])
     installed = "" if has_torch() else ", which is not installed"

@@ -64,16 +64,16 @@ def score(
     """
     from dragoman.models.model_folder import read_config
 
-    kind = read_config(model).data.kind
-    if kind == "parallel" and source is None:
+    data = read_config(model).data
+    if data.about.translates and source is None:
         raise UsageError(f"{model}: a translation model scores pairs; specify the source text with --source")
-    if kind in ("text", "dialogue") and source is not None:
+    if data.about.continues and source is not None:
         raise UsageError(f"{model}: a language model has no source; omit --source")
-    if kind in ("text", "dialogue") and (source_language or target_language):
+    if data.about.continues and (source_language or target_language):
         raise UsageError(f"{model}: a language model translates between no languages; omit --from and --to")
     options: dict[str, Any] = {"device": device, "quantize": quantize}
     with open_output(None) as write:
-        if kind == "dialogue":
+        if data.kind == "dialogue":
             from dragoman.pipelines.dialogue import Chat
 
             chat = Chat.load(model, **options)

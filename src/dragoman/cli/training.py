@@ -71,8 +71,8 @@ def doctor(
 
     The exit code is 1 if there is a problem.
     """
-    from dragoman.data.doctor.examine import print_diagnosis
-    from dragoman.training.forecast import diagnose
+    from dragoman.advice.diagnosis import print_diagnosis
+    from dragoman.advice.doctor import diagnose
 
     rest = target_or_overrides or []
     if config_or_source.suffix == ".toml":
@@ -110,7 +110,7 @@ def new(
 
     The text is split into training, validation and test files; comments in the configuration explain each setting.
     """
-    from dragoman.planning.plan import plan_training
+    from dragoman.advice.new import plan_training
 
     plan = plan_training(source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, log=log)
     typer.echo(f"dragoman train {shlex.quote(str(plan.path))}")
@@ -176,7 +176,6 @@ def train(
             time.sleep(_REPORTED_WITHIN)  # torchrun stops all processes once one has failed: let the first report
         raise
     with RichReporter(quiet or not is_main) as reporter, _interruptible(run, reporter if is_main else None):
-        from dragoman.models.model_folder import USED_BY
         from dragoman.training.trainer import train as train_run
 
         if use_ray:
@@ -193,7 +192,7 @@ def train(
         if document.data.kind == "parallel" and document.data.test is not None:
             _log_test_scores(document, run, reporter)
         _report_end(document, result, reporter)
-        reporter.log(f"to use the model: {USED_BY[document.data.kind].partition(',')[0]} {shlex.quote(str(run))}")
+        reporter.log(f"to use the model: {document.data.about.command} {shlex.quote(str(run))}")
 
 
 def _in_group() -> bool:
@@ -265,7 +264,7 @@ def average(
 
     The model folder is RUN/checkpoints/average-lastN. The best checkpoint of the run stays the same.
     """
-    from dragoman.models.model_folder import USED_BY, find_model, read_config, read_meta
+    from dragoman.models.model_folder import find_model, read_config, read_meta
     from dragoman.training.averaging import average_run
 
     folder = average_run(run, last)
@@ -275,7 +274,7 @@ def average(
     scores = [read_meta(path).get("scores", {}).get(metric) for path in (folder, best)]
     if None not in scores:
         log(f"validation, {metric}: {scores[0]:.2f} average of the last {last}, {scores[1]:.2f} the best ({best.name})")
-    command = USED_BY[config.data.kind].partition(",")[0]
+    command = config.data.about.command
     log(f"the best model of {run} is unchanged; to use the average: {command} {folder}")
 
 

@@ -3,6 +3,7 @@
 document.py   the whole document: reading, overriding, validating, writing
 data.py       [data]
 tokenizer.py  [tokenizer]
+kinds.py      what follows from the kind of [data]
 model.py      [model]
 positions.py  [model.position]
 recurrent.py  [model] of recurrent networks

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from dragoman.config import limits
+from dragoman.config.kinds import DATA_KINDS, DataKind
 from dragoman.config.paths import move_root, resolve_path
 from dragoman.config.section import Section, is_stored
 
@@ -146,6 +147,11 @@ class FilterConfig(Section):
 
 class _DataSection(Section):
     """The data sets in the fields `train`, `valid` and `test`, and the check that validation data are held out."""
+
+    @property
+    def about(self) -> DataKind:
+        """What follows from the kind of data."""
+        return DATA_KINDS[str(getattr(self, "kind"))]  # noqa: B009 (a field of each subclass)
 
     def _sets(self) -> Iterator[tuple[str, dict[str, str]]]:
         """Yield the key of every data set and its paths by key, which is empty for a single path."""

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, ValidationInfo, model_validator
 from dragoman.config.data import DataConfig, ImageData, ParallelData, move_root, resolve_path
 from dragoman.config.errors import describe, shown
 from dragoman.config.initial import initial_model, merge_sections, start_at
+from dragoman.config.kinds import DATA_KINDS
 from dragoman.config.limits import ADAM_RATES
 from dragoman.config.model import (
     PRESETS,
@@ -46,24 +47,10 @@ _PARTS = 32
 _KEY = r"""(?:[\w-]{1,99}|"[^"\n]{0,99}"|'[^'\n]{0,99}')"""
 _DEEP_KEY = re.compile(rf"(?<![\w-])(?:{_KEY}[ \t]*\.[ \t]*){{{_PARTS}}}")
 """A dotted key that would take `tomllib` many seconds, because its time is quadratic in the number of parts."""
-_TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
-_LANGUAGE_MODELS = ("decoder_only", "recurrent_lm")
-_ENCODERS = ("encoder_only", "recurrent_encoder")
 _STACKS = ("transformer", "decoder_only", "encoder_only", "vision")
 """Architectures whose layers can be split over processes."""
 _ELEMENTWISE = ("adam", "adamw", "sgd")
 """Optimizers that update every weight from its own gradient."""
-_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "parallel": (_TRANSLATORS, ("loss", "bleu", "chrf")),
-    "trees": (_TRANSLATORS, ("loss", "f1")),
-    "text": (_LANGUAGE_MODELS, ("loss",)),
-    "dialogue": (_LANGUAGE_MODELS, ("loss",)),
-    "masked": (_ENCODERS, ("loss", "accuracy")),
-    "tagged": (_ENCODERS, ("loss", "accuracy")),
-    "labelled": (_ENCODERS, ("loss", "accuracy")),
-    "images": (("vision",), ("loss", "accuracy")),
-}
-"""Kind of data -> architectures that can be trained on it, and validation metrics."""
 
 
 class Config(Section):
@@ -103,21 +90,20 @@ class Config(Section):
 
     def _model_problems(self) -> Iterator[str]:
         """Yield what makes [model] incompatible with [data]."""
-        kind, model = self.data.kind, self.model
-        accepted, _ = _KINDS[kind]
-        if model.architecture not in accepted:
+        kind, about, model = self.data.kind, self.data.about, self.model
+        if model.architecture not in about.architectures:
             yield (
                 f'model.architecture "{model.architecture}" cannot be trained on data of kind "{kind}"; accepted: '
-                f"{', '.join(accepted)}"
+                f"{', '.join(about.architectures)}"
             )
             return
         if isinstance(model, EncoderOnlyConfig | RecurrentEncoderConfig):
-            if kind == "labelled" and model.pooling == "none":
+            if about.labels == "input" and model.pooling == "none":
                 one = "first" if isinstance(model, EncoderOnlyConfig) else "last"
-                yield f'model.pooling is "none", but data of kind "labelled" needs "{one}" or "mean" (a label per text)'
-            if kind != "labelled" and model.pooling != "none":
+                yield f'model.pooling is "none", but data of kind "{kind}" needs "{one}" or "mean" (a label per text)'
+            if about.labels != "input" and model.pooling != "none":
                 yield f'model.pooling is "{model.pooling}", but data of kind "{kind}" needs "none" (a label per word)'
-            if model.tie == "all" and kind != "masked":
+            if model.tie == "all" and about.labels:
                 yield f'model.tie = "all": the outputs for data of kind "{kind}" are labels; remove it'
         if isinstance(model, VisionConfig) and isinstance(self.data, ImageData):
             for name, values in (("mean", self.data.pixels.mean), ("std", self.data.pixels.std)):
@@ -129,10 +115,10 @@ class Config(Section):
         key, available = "model.position.max_len", getattr(getattr(model, "position", None), "max_len", None)
         if isinstance(model, ConvolutionalConfig):
             key, available = "model.max_positions", model.max_positions
-        extra = self.search.max_extra if accepted == _TRANSLATORS else 0
+        extra = self.search.max_extra if about.two_sided else 0
         longest = self.data.max_tokens + extra
         if available is not None and available < longest:
-            limit = "data.filter.max_tokens" if kind == "parallel" else "data.max_tokens"
+            limit = "data.filter.max_tokens" if about.translates else "data.max_tokens"
             limits = f"{limit} or search.max_extra" if extra else limit
             advice = f"lower {limits}" if self.train.init_from else f"raise it to {longest}, or lower {limits}"
             yield (
@@ -142,15 +128,15 @@ class Config(Section):
 
     def _other_problems(self) -> Iterator[str]:
         """Yield what makes [train] and [tokenizer] incompatible with [data]."""
-        kind, metric = self.data.kind, self.train.metric
-        architectures, metrics = _KINDS[kind]
-        if metric not in metrics:
-            yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {", ".join(metrics)}'
+        kind, about, metric = self.data.kind, self.data.about, self.train.metric
+        if metric not in about.metrics:
+            accepted = ", ".join(about.metrics)
+            yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {accepted}'
         for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
-            if side and side.sampling and (side.kind == "char" or kind in ("text", "dialogue", "masked", "images")):
+            if side and side.sampling and (side.kind == "char" or not about.samples):
                 yield f"{key}.sampling has no effect on characters, running text or images; remove it"
         for key, given in {"shared": not self.tokenizer.shared, "target": self.tokenizer.target}.items():
-            if given and architectures != _TRANSLATORS:
+            if given and not about.two_sided:
                 yield f'tokenizer.{key} has no effect on data of kind "{kind}", which has one side; remove it'
 
     def _checkpointing_problems(self) -> Iterator[str]:
@@ -186,7 +172,7 @@ class Config(Section):
         for key, given in {"train.lora": train.lora is not None, "tokenizer.add_words": bool(words)}.items():
             if given and train.init_from is None:
                 yield f"{key} adapts an existing model, but train.init_from is not set; set it, or remove {key}"
-        if words and self.data.kind in ("images", "trees"):
+        if words and not self.data.about.adds_words:
             yield f'tokenizer.add_words has no effect on data of kind "{self.data.kind}"; remove it'
         if train.lora is None:
             return
@@ -369,7 +355,7 @@ class InitialSections:
         if "architecture" not in document["model"]:  # so that the other sections can be checked
             data = document.get("data")
             kind = str(data.get("kind")) if isinstance(data, dict) else ""
-            document["model"] = {"architecture": _KINDS.get(kind, (_TRANSLATORS, ()))[0][0]}
+            document["model"] = {"architecture": DATA_KINDS.get(kind, DATA_KINDS["parallel"]).architectures[0]}
         return problems
 
     def _read(self) -> tuple[Config, str]:

@@ -29,12 +29,12 @@ def initial_model(document: Mapping[str, Any], overrides: Iterable[str], start: 
     start: the folder at which a relative path in the document starts; that of an override starts at the current one.
     """
     train = document.get("train")
-    found = train.get("init_from") if isinstance(train, dict) else None
-    found = move_root(found, Path(), start=start) if isinstance(found, str) and found else None
+    initial = train.get("init_from") if isinstance(train, dict) else None
+    initial = move_root(initial, Path(), start=start) if isinstance(initial, str) and initial else None
     for key, _, value in (text.partition("=") for text in overrides if isinstance(text, str)):
         if key.strip() == "train.init_from":
-            found = value.strip().strip("\"'")
-    return found or None
+            initial = value.strip().strip("\"'")
+    return initial or None
 
 
 def start_at(folder: Path, document: Mapping[str, Any]) -> None:
@@ -56,15 +56,15 @@ def merge_sections(document: dict[str, Any], initial: Mapping[str, Any], owner: 
             f"data.kind = {shown(kind)}: {owner} was trained on data of kind {expected!r}, the only one accepted"
         )
     for name in ("model", "tokenizer", "search"):
-        given = document.get(name, {})
-        if not isinstance(given, dict):
+        changes = document.get(name, {})
+        if not isinstance(changes, dict):
             continue  # reported by the validation
         merged = copy.deepcopy(dict(initial.get(name, {})))
         merged.pop("add_words", None)  # they are part of the tokenizer now
         if name == "search":
-            merged |= given
+            merged |= changes
         else:
-            problems += _overlay(merged, given, name, _FREE[name], owner)
+            problems += _overlay(merged, changes, name, _FREE[name], owner)
         if kind == expected:
             document[name] = merged
     return problems
@@ -76,12 +76,12 @@ def _overlay(
     """Set the free keys and the unknown ones, which the validation reports; yield the conflicts of the others."""
     for key, value in given.items():
         path = f"{prefix}{key}"
-        own = section.get(key)
+        stored = section.get(key)
         if key not in section or path in free:
             section[key] = value
-        elif isinstance(value, dict) and isinstance(own, dict):
-            yield from _overlay(own, value, name, free, owner, f"{path}.")
-        elif value != own or isinstance(value, bool) != isinstance(own, bool):
-            has = "no value" if own is None else shown(own)
+        elif isinstance(value, dict) and isinstance(stored, dict):
+            yield from _overlay(stored, value, name, free, owner, f"{path}.")
+        elif value != stored or isinstance(value, bool) != isinstance(stored, bool):
+            has = "no value" if stored is None else shown(stored)
             advice = "remove the key, or start a new model without train.init_from"
             yield f"{name}.{path} = {shown(value)}: {owner} has {has}, and its {name} is kept; {advice}"

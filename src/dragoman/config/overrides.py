@@ -91,18 +91,18 @@ def _parsed(value: str) -> Any:
 
 def _section(document: dict[str, Any], parents: list[str]) -> dict[str, Any]:
     """Return the section at `parents`, created if needed.  Raises ValueError if the path leads through a value."""
-    found: Any = document
+    section: Any = document
     for i, part in enumerate(parents):
-        if isinstance(found, dict):
-            found = found.setdefault(part, {})
-        elif isinstance(found, list) and re.fullmatch("[0-9]{1,9}", part) and int(part) < len(found):
-            found = found[int(part)]
+        if isinstance(section, dict):
+            section = section.setdefault(part, {})
+        elif isinstance(section, list) and re.fullmatch("[0-9]{1,9}", part) and int(part) < len(section):
+            section = section[int(part)]
         else:
-            unusable = "no such index" if isinstance(found, list) else "no such key"
-            raise ValueError(f"{clip(part)!r}: {unusable}; {'.'.join(parents[:i])} is {_described(found)}")
-    if not isinstance(found, dict):
-        raise ValueError(f"{'.'.join(parents)} is {_described(found)}")
-    return found
+            unusable = "no such index" if isinstance(section, list) else "no such key"
+            raise ValueError(f"{clip(part)!r}: {unusable}; {'.'.join(parents[:i])} is {_described(section)}")
+    if not isinstance(section, dict):
+        raise ValueError(f"{'.'.join(parents)} is {_described(section)}")
+    return section
 
 
 def _described(value: Any) -> str:

@@ -72,10 +72,10 @@ def section_of(name: str) -> str:
 @cache
 def all_keys() -> tuple[Key, ...]:
     """Return all keys, section by section in the order of the document.  Entries of lists have the index 0."""
-    found: dict[tuple[str, ...], list[_Chosen]] = {}
+    by_name: dict[tuple[str, ...], list[_Chosen]] = {}
     for name, chosen, *rest in _walk(Config, "", ()):
-        found.setdefault((name, *rest), []).append(chosen)
-    keys = [Key(name, _conditions(chosen), *rest) for (name, *rest), chosen in found.items()]
+        by_name.setdefault((name, *rest), []).append(chosen)
+    keys = [Key(name, _conditions(chosen), *rest) for (name, *rest), chosen in by_name.items()]
     keys.append(_preset())
     sections = list(dict.fromkeys(section_of(key.name) for key in keys))
     return tuple(sorted(keys, key=lambda key: sections.index(section_of(key.name))))
@@ -84,14 +84,14 @@ def all_keys() -> tuple[Key, ...]:
 @cache
 def all_kinds() -> tuple[Kind, ...]:
     """Return all kinds of all sections, in the order of the document."""
-    found: dict[tuple[str, str, str, tuple[str, ...]], list[_Chosen]] = {}
+    by_kind: dict[tuple[str, str, str, tuple[str, ...]], list[_Chosen]] = {}
     for key, chosen, models in _unions(Config, "", ()):
         for model in models:
             meaning = " ".join((model.__dict__.get("__doc__") or "").split("\n\n")[0].split())
             names = tuple(f"{section_of(key)}.{name}" for name in model.model_fields if name != tag_key(model))
-            found.setdefault((key, tag_of(model), meaning, names), []).append(chosen)
+            by_kind.setdefault((key, tag_of(model), meaning, names), []).append(chosen)
     return tuple(
-        Kind(key, tag, _conditions(chosen), meaning, names) for (key, tag, meaning, names), chosen in found.items()
+        Kind(key, tag, _conditions(chosen), meaning, names) for (key, tag, meaning, names), chosen in by_kind.items()
     )
 
 
@@ -151,10 +151,10 @@ def _conditions(chosen: Iterable[_Chosen]) -> Conditions:
 @cache
 def _tags() -> dict[str, set[str]]:
     """Return the set of kinds per key that selects them."""
-    found: dict[str, set[str]] = {}
+    tags: dict[str, set[str]] = {}
     for key, _, models in _unions(Config, "", ()):
-        found.setdefault(key, set()).update(map(tag_of, models))
-    return found
+        tags.setdefault(key, set()).update(map(tag_of, models))
+    return tags
 
 
 # ------------------------------------------------------------------------------------------------------ descriptions

@@ -130,15 +130,15 @@ def with_options(config: ServerConfig, shortlist: bool | None = None, **search: 
 
     search: settings of the search.  Raises ConfigError.
     """
-    given = {name: value for name, value in search.items() if value is not None}
+    overrides = {name: value for name, value in search.items() if value is not None}
     try:
-        SearchOverrides(**given)
+        SearchOverrides(**overrides)
     except ValidationError as error:
         problems = [describe(dict(e), SearchOverrides) for e in error.errors(include_url=False)]
         raise ConfigError("dragoman serve", problems) from None
 
     def changed(model: ModelEntry) -> ModelEntry:
-        options: dict[str, Any] = {"search": SearchOverrides(**model.search.given | given)}
+        options: dict[str, Any] = {"search": SearchOverrides(**model.search.given | overrides)}
         if shortlist is not None:
             options["shortlist"] = shortlist
         return model.model_copy(update=options)

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.data.ids import BOS, EOS, PAD
+from dragoman.tokenizers import BOS, EOS, PAD
 
 if TYPE_CHECKING:
     from dragoman.data.store.reader import Store
-    from dragoman.data.tokenizer import Tokenizer
+    from dragoman.tokenizers import Tokenizer
 
 __all__ = ["Batch", "collate", "collate_source", "read_batch"]
 

@@ -13,9 +13,6 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TEST", "TRAIN", "VALID", "choose_held_out", "held_out_size", "letters_hash", "linked_groups",
-           "mostly_large"]  # fmt: skip
-
 TRAIN, VALID, TEST = 0, 1, 2
 
 _MAX_GROUP = 12

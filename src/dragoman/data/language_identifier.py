@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any
 
-__all__ = ["MIN_BYTES", "identified", "language_probability", "languages_of"]
-
 MIN_BYTES = 12
 """Minimum length of identified lines, in UTF-8 bytes of letters: 12 Latin, 6 Cyrillic or 4 Chinese letters."""
 _NO_LANGUAGE = "zxx"
@@ -35,9 +33,9 @@ def identified(text: str, languages: Collection[str]) -> list[tuple[str, float]]
     Languages that the identifier does not know have probability 0.
     """
     known = {language: float(probability) for language, probability in _identifier().rank(text)}
-    found = {code: known.get(code.partition("-")[0], 0.0) for code in languages}
-    total = sum(found.values()) or 1.0
-    return sorted(((code, share / total) for code, share in found.items()), key=lambda item: -item[1])
+    probabilities = {code: known.get(code.partition("-")[0], 0.0) for code in languages}
+    total = sum(probabilities.values()) or 1.0
+    return sorted(((code, share / total) for code, share in probabilities.items()), key=lambda item: -item[1])
 
 
 def languages_of(texts: Iterable[str]) -> tuple[str, ...]:
@@ -46,7 +44,7 @@ def languages_of(texts: Iterable[str]) -> tuple[str, ...]:
     They include languages that the identifier confuses with the language of the texts.  Returns () if they cover less
     than 90 % of the texts: the identifier does not support their language, or they are in many languages.
     """
-    found = Counter(_identifier().classify(text)[0] for text in texts)
-    frequent = [(code, count) for code, count in found.most_common() if count >= _MIN_SHARE * found.total()]
-    covered = sum(count for _, count in frequent) >= _MIN_COVERED * found.total()
+    counts = Counter(_identifier().classify(text)[0] for text in texts)
+    frequent = [(code, count) for code, count in counts.most_common() if count >= _MIN_SHARE * counts.total()]
+    covered = sum(count for _, count in frequent) >= _MIN_COVERED * counts.total()
     return tuple(code for code, _ in frequent) if covered else ()

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from dragoman.io.suffixes import plain_suffix
 
-__all__ = ["FREQUENT_WORDS", "SCRIPTS", "LanguageCheck", "file_language", "language_code"]
-
 _LANGUAGES_IN = {
     "LATIN": "en de fr es it nl pt cs pl sv da no nb fi hu ro sk sl hr sr et lv lt tr vi id ms ca eu gl ga is sq sw af",
     "CYRILLIC": "ru uk bg be mk kk mn sr",

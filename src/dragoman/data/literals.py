@@ -11,8 +11,6 @@ from typing import Any
 
 from dragoman.data.languages import language_code
 
-__all__ = ["has_changed_numbers", "has_changed_placeholders", "has_literals", "has_words"]
-
 _DIGIT = re.compile(r"\d")
 _DIGITS = re.compile(r"\d+")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}([.,'’\u00a0\u2009\u202f ])\d{3}(?:\1\d{3})*(?!\d)")
@@ -148,8 +146,8 @@ def _two_parts(text: str, second: Collection[str] | None = None) -> str:
 def _spoken_parts(text: str, other: str, language: str | None, scaled: bool) -> set[str]:
     """Return the numbers of 2:30 or 2.5 if the other text, in `language`, has a word such as half."""
     words = _QUARTER_WORDS.get(language_code(language) or "")
-    found = words is None or re.search(words, other, re.IGNORECASE) is not None
-    return _numbers(_two_parts(text, _QUARTERS), scaled) if found else set()
+    is_spoken = words is None or re.search(words, other, re.IGNORECASE) is not None
+    return _numbers(_two_parts(text, _QUARTERS), scaled) if is_spoken else set()
 
 
 def _is_large(number: str) -> bool:
@@ -191,14 +189,14 @@ def _values(text: str) -> list[set[tuple[str, int]]]:
     matches = list(_NUMBER.finditer(text))
     scales = [_scales(text, match.end()) for match in matches]
     shared = set().union(*scales)
-    found: list[set[tuple[str, int]]] = []
+    decimal_forms: list[set[tuple[str, int]]] = []
     for match, own in zip(matches, scales, strict=True):
         for digits, exponents in _readings(match, scaled=bool(own)):
             zeros = len(digits) - len(digits.rstrip("0"))
             powers = {zeros + exponent + scale for exponent in exponents for scale in {0, *(own or shared)}}
             plain = digits.strip("0")
-            found.append({(plain, power) for power in powers} if plain else {("0", 0)})
-    return found
+            decimal_forms.append({(plain, power) for power in powers} if plain else {("0", 0)})
+    return decimal_forms
 
 
 def _readings(match: re.Match[str], scaled: bool) -> list[tuple[str, tuple[int, ...]]]:
@@ -271,10 +269,10 @@ def _spelled_forms(number: str, language: str | None) -> tuple[str, ...]:
     forms = set()
     for purpose in (FormatPurpose.CARDINAL, FormatPurpose.ORDINAL, FormatPurpose.YEAR):
         one = {_folded(form) for form in engine.format_number(1, purpose).text_by_ruleset.values()}
-        found = {_folded(form) for form in engine.format_number(int(number), purpose).text_by_ruleset.values()}
+        spelled = {_folded(form) for form in engine.format_number(int(number), purpose).text_by_ruleset.values()}
         # "a hundred" as well as "one hundred"
-        forms |= found | {form[:-1] for form in found if len(form) > 8}  # quatre-vingt(s)
-        forms |= {form.removeprefix(first) for form in found for first in one if len(form) > len(first) + 3}
+        forms |= spelled | {form[:-1] for form in spelled if len(form) > 8}  # quatre-vingt(s)
+        forms |= {form.removeprefix(first) for form in spelled for first in one if len(form) > len(first) + 3}
     return tuple(sorted(form for form in forms if form))
 
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from dragoman.data.store.reader import Store
 
-__all__ = ["PROFILE", "Quantiles", "SideProfile", "TrainingProfile", "coverage", "words_of_line"]
-
 PROFILE = "profile.json"
 """Name of the profile in a model folder."""
 _VERSION = 1
@@ -74,8 +72,8 @@ class Quantiles(BaseModel):
         import numpy as np
 
         total = np.cumsum(counts)
-        found = np.searchsorted(total, np.array([0.5, 0.95, 0.99, 0.995, 0.999, 1]) * total[-1]).tolist()
-        return cls(**dict(zip(cls.model_fields, found, strict=True)))
+        percentiles = np.searchsorted(total, np.array([0.5, 0.95, 0.99, 0.995, 0.999, 1]) * total[-1]).tolist()
+        return cls(**dict(zip(cls.model_fields, percentiles, strict=True)))
 
 
 class SideProfile(BaseModel):

@@ -9,8 +9,6 @@ from itertools import pairwise
 
 from dragoman.data.sentences import split_sentences
 
-__all__ = ["JoinedParts", "join_parts", "split_text"]
-
 _QUOTES = "\"'“”‘’"
 _SPACELESS = (("\u3000", "\u30ff"), ("\u3400", "\u9fff"), ("\uff00", "\uffef"), ("\U00020000", "\U0003ffff"))
 _CLAUSE_END = re.compile(r"(?<=[,;:–—、，；：])\s+|[、，；：]\s*")

@@ -11,8 +11,6 @@ from itertools import pairwise
 
 from dragoman.data.languages import language_code
 
-__all__ = ["list_prefix", "split_sentences"]
-
 _LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _FINAL = ".!?…؟"
 _CLOSING = "\"'`”’“«»)]}"
@@ -124,8 +122,8 @@ def _rules(code: str) -> _Rules:
     """Return the rules of a language, or the combined rules of all languages if it has none."""
 
     def words(lists: dict[str, str]) -> frozenset[str]:
-        own = {"no": "da", "nb": "da"}.get(code, code)
-        return frozenset((f"{lists[own]} {lists['en']}" if own in lists else " ".join(lists.values())).split())
+        listed = {"no": "da", "nb": "da"}.get(code, code)
+        return frozenset((f"{lists[listed]} {lists['en']}" if listed in lists else " ".join(lists.values())).split())
 
     starters = _STARTERS.get(code) or " ".join(_STARTERS.values())
     ordinals = code in _ORDINALS or code not in _STARTERS
@@ -164,10 +162,10 @@ def list_prefix(sentence: str) -> str:
 
 def _is_end(text: str, first: int, start: int, end: int, rules: _Rules) -> bool:
     """Return whether a sentence ends at text[start:end], a match of `_BREAK`.  first: end of the leading whitespace."""
-    found = text[start:end]
-    if not found.isspace():
-        return found[-1] not in "」』）》”’" or text[end] not in _QUOTED_PARTICLE
-    if any(character in _LINE_BREAKS for character in found):
+    separator = text[start:end]
+    if not separator.isspace():
+        return separator[-1] not in "」』）》”’" or text[end] not in _QUOTED_PARTICLE
+    if any(character in _LINE_BREAKS for character in separator):
         return True
     before = text[max(0, start - 40) : start]
     sentence = before.rstrip(_CLOSING)

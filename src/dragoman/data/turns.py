@@ -15,23 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from dragoman.data.ids import BOS, EOS, PAD
-from dragoman.data.tokenizer import Tokenizer
-
-__all__ = [
-    "MAX_ROLES",
-    "Prompt",
-    "Turn",
-    "TurnIds",
-    "Window",
-    "default_speaker",
-    "encode_turns",
-    "prompt_ids",
-    "role_problem",
-    "split_turns",
-    "turns_of_text",
-    "windows",
-]
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
 MAX_ROLES = 64
 """Each role takes one entry of the vocabulary; more roles than this are usually texts that were taken for roles."""

@@ -7,8 +7,8 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from dragoman.data.ids import EOS
 from dragoman.errors import DragomanError
+from dragoman.tokenizers import EOS
 
 __all__ = [
     "Hypothesis",

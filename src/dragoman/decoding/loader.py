@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman._version import __version__
 from dragoman.config import Config
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.vocabulary import load_vocabulary
+from dragoman.config.kinds import DATA_KINDS
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
@@ -32,17 +31,17 @@ from dragoman.io.reading import read_json
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, verify, wrong_model
 from dragoman.processor import usable_cores
+from dragoman.tokenizers import Tokenizer, load_vocabulary
 
 if TYPE_CHECKING:
     import torch
 
     from dragoman.decoding.pytorch.backend import TorchBackend
 
-__all__ = ["EngineChoice", "ModelKind", "Quantize", "find_device", "load_backend", "load_shortlist", "open_service"]
+__all__ = ["EngineChoice", "Quantize", "find_device", "load_backend", "load_shortlist", "open_service"]
 
 Quantize = Literal["auto", "int8", "bf16", "none"]
 EngineChoice = Literal["auto", "native", "pytorch"]
-ModelKind = Literal["parallel", "text", "dialogue", "trees"]
 
 _POSITIONS = 1024
 """Positions of a packed model; at least twice the longest text of its training data."""
@@ -59,8 +58,7 @@ class BackendUnavailable(DragomanError):
 
 def load_backend(
     path: str | Path | Sequence[str | Path],
-    kind: ModelKind,
-    lack: str,
+    kind: str,
     device: str | torch.device = "cpu",
     quantize: Quantize = "auto",
     engine: EngineChoice = "auto",
@@ -69,8 +67,7 @@ def load_backend(
 ) -> tuple[DecodingBackend, Tokenizer, Config]:
     """Return the backend, tokenizer and configuration of a model that generates text; several paths are an ensemble.
 
-    kind: data that the model must have been trained on.  lack: what models of another kind cannot do, for the error
-    message.  The other arguments are those of `Translator.load`.
+    kind: of the data that the model must have been trained on.  The other arguments are those of `Translator.load`.
 
     The configuration of an ensemble has the smallest `max_tokens` of its models and the `[search]` of the first.
     Raises ModelFolderError, and UsageError for invalid or unavailable options and for different vocabularies.
@@ -79,7 +76,7 @@ def load_backend(
     _check(paths, kind, quantize, engine, threads, shortlist)
     if engine != "native" or str(device) == "auto":
         device = find_device(device)
-    loader = _Loader(paths[0], kind, lack, device, quantize, engine, threads or usable_cores())
+    loader = _Loader(paths[0], kind, device, quantize, engine, threads or usable_cores())
     backend, tokenizer, config = loader.load()
     if shortlist:
         backend.shortlist = load_shortlist(paths[0])
@@ -122,7 +119,7 @@ def load_shortlist(path: str | Path) -> Shortlist:
 
 
 def _check(
-    paths: Sequence[str | Path], kind: ModelKind, quantize: str, engine: str, threads: int | None, shortlist: bool
+    paths: Sequence[str | Path], kind: str, quantize: str, engine: str, threads: int | None, shortlist: bool
 ) -> None:
     problems = []
     if not paths:
@@ -137,7 +134,7 @@ def _check(
         problems.append(f"threads = {threads}: must be 1 to 1024")
     if shortlist and len(paths) > 1:
         problems.append(f"shortlist = True: supported for one model, not for an ensemble of {len(paths)}")
-    if shortlist and kind != "parallel":
+    if shortlist and not DATA_KINDS[kind].translates:
         problems.append("shortlist = True: supported for translation models only")
     check_problems("invalid options:", problems)
 
@@ -147,8 +144,7 @@ class _Loader:
     """Loads one model with the arguments of `load_backend`."""
 
     path: str | Path
-    kind: ModelKind
-    lack: str
+    kind: str
     device: str | torch.device
     quantize: Quantize
     engine: EngineChoice
@@ -179,7 +175,7 @@ class _Loader:
 
         network, vocabulary, config = load_network(self.path)
         if config.data.kind != self.kind or not isinstance(network, Model) or not isinstance(vocabulary, Tokenizer):
-            raise wrong_model(self.path, config, self.lack)
+            raise wrong_model(self.path, config, DATA_KINDS[self.kind].lacks)
         return TorchBackend(network, self.device, reason), vocabulary, config
 
     def _load_cuda_graphs(self) -> tuple[DecodingBackend, Tokenizer, Config]:
@@ -220,7 +216,7 @@ class _Loader:
         meta = verify(folder, skip=("model.safetensors", "training.safetensors"))
         config, vocabulary = read_config(folder), load_vocabulary(folder)
         if config.data.kind != self.kind or not isinstance(vocabulary, Tokenizer):
-            raise wrong_model(self.path, config, self.lack)
+            raise wrong_model(self.path, config, DATA_KINDS[self.kind].lacks)
         engine = _engine(folder, _origin(precision, meta, config, vocabulary))
         backend = NativeBackend(engine, precision, self.threads, lambda: fixed._load_torch()[0])
         if self.quantize == "auto":

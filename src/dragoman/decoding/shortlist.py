@@ -25,9 +25,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dragoman.data.ids import EOS, UNK
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.io.reading import read_bytes
+from dragoman.tokenizers import EOS, UNK
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping
 from dragoman.documents.xml_spans import Edits, Node, parse_xml
 from dragoman.errors import DataError, clip
 
-__all__ = ["Archive"]
-
 _MAX_MEMBERS = 10_000
 _MAX_PART, _MAX_TOTAL = 128 << 20, 2 << 30
 _MAX_RATIO, _SMALL = 200, 16 << 20
@@ -110,12 +108,12 @@ class Archive:
         with zipfile.ZipFile(output, "w") as target:
             target.comment = self._zip.comment
             for info in self._zip.infolist():
-                own = copy.copy(info)
-                own.flag_bits &= 0x800  # UTF-8 names; the other flags describe how the source was written
+                entry = copy.copy(info)
+                entry.flag_bits &= 0x800  # UTF-8 names; the other flags describe how the source was written
                 if info.filename in replaced:
-                    target.writestr(own, replaced[info.filename])
+                    target.writestr(entry, replaced[info.filename])
                 else:
-                    self._copy(info, own, target)
+                    self._copy(info, entry, target)
         return output.getvalue()
 
     def _copy(self, info: zipfile.ZipInfo, own: zipfile.ZipInfo, target: zipfile.ZipFile) -> None:

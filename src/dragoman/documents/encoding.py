@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from dragoman.errors import DataError
 
-__all__ = ["decode_text"]
-
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 

@@ -16,8 +16,6 @@ from dragoman.documents.marks import translate_messages
 from dragoman.documents.segments import DocumentTranslator
 from dragoman.errors import DataError, clip
 
-__all__ = ["translate_po"]
-
 _LINE = re.compile(
     r"(?P<indent>[ \t]*)(?P<key>msgctxt|msgid_plural|msgid|msgstr(?:\[(?P<number>\d+)\])?)?[ \t]*(?P<text>\".*\")[ \t]*"
 )
@@ -143,9 +141,9 @@ def _escape(text: str) -> str:
 
 def _unescaped(text: str) -> str:
     def replaced(match: re.Match[str]) -> str:
-        found = match[1]
-        if found[0] in "01234567":
-            return chr(int(found, 8))
-        return chr(int(found[1:], 16)) if len(found) > 1 else _ESCAPES.get(found, found)
+        escape = match[1]
+        if escape[0] in "01234567":
+            return chr(int(escape, 8))
+        return chr(int(escape[1:], 16)) if len(escape) > 1 else _ESCAPES.get(escape, escape)
 
     return _ESCAPED.sub(replaced, text)

@@ -11,8 +11,6 @@ from dragoman.documents.marks import Mark, MarkedText, pair_marks
 from dragoman.documents.xml_spans import Edits, Node, Span, escape
 from dragoman.markup.segment import Segment
 
-__all__ = ["Inline", "Role"]
-
 _SPACES = re.compile(r"[ \t\r\n]+")
 
 

@@ -10,8 +10,6 @@ from dragoman.documents.marks import translate_messages
 from dragoman.documents.segments import DocumentTranslator, is_identifier
 from dragoman.errors import DataError
 
-__all__ = ["translate_json"]
-
 _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?')
 
 

@@ -19,8 +19,6 @@ from dragoman.errors import DataError, clip
 from dragoman.extras import extra_package
 from dragoman.markup.segment import Segment, Tag
 
-__all__ = ["translate_markdown"]
-
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r|\Z)")
 _KEPT = re.compile(r"\[\^[^\]\s]+\]:?|\A\[[ xX]\] |(?:https?|ftp)://[^\s<>]*[^\s<>.,;:!?)\]'\"]|\{\{.*?\}\}|\{%.*?%\}")

@@ -11,8 +11,6 @@ from typing import Any, Literal
 from dragoman.documents.segments import Break, DocumentTranslator, source_text
 from dragoman.markup.segment import Segment, Tag
 
-__all__ = ["Mark", "MarkedText", "find_marks", "pair_marks", "translate_messages"]
-
 _BREAK = r"(?P<break>\r\n|\n|\r)"
 _ELEMENT = r"(?P<element></?[A-Za-z][^\s<>/]*(?:\s[^<>]*)?/?>)"
 _PLACEHOLDER = (
@@ -67,10 +65,10 @@ def pair_marks(items: Sequence[str | Mark]) -> MarkedText:
         if item.role == "open" and len(open_marks) < _MAX_DEPTH:
             open_marks.append((index, item.key))
         elif item.role == "close":
-            found = next((i for i in reversed(range(len(open_marks))) if open_marks[i][1] == item.key), None)
-            if found is not None:
-                partners[index] = open_marks[found][0]
-                del open_marks[found:]
+            opening = next((i for i in reversed(range(len(open_marks))) if open_marks[i][1] == item.key), None)
+            if opening is not None:
+                partners[index] = open_marks[opening][0]
+                del open_marks[opening:]
     opened = set(partners.values())
     segment: Segment = []
     marks: dict[tuple[str, int], Mark] = {}
@@ -121,14 +119,14 @@ def translate_messages(translator: DocumentTranslator, texts: Sequence[str]) -> 
     message is translated without them, and they are put to the aligned positions.  Messages with alternatives in ICU
     syntax, such as {count, plural, ...}, are returned unchanged, because their keywords would be translated.
     """
-    found = list(texts)
+    restored = list(texts)
     pending = [i for i, text in enumerate(texts) if not _ALTERNATIVES.search(text)]
     for pattern in (_MESSAGE, _PROTECTED):
         segments = translator.segments([find_marks(texts[i], pattern) for i in pending])
         for index, segment in zip(pending, segments, strict=True):
-            found[index] = source_text(segment)
-        pending = [i for i in pending if _placeholders(texts[i]) != _placeholders(found[i])]
-    return found
+            restored[index] = source_text(segment)
+        pending = [i for i in pending if _placeholders(texts[i]) != _placeholders(restored[i])]
+    return restored
 
 
 def _placeholders(text: str) -> Counter[str]:

@@ -13,8 +13,6 @@ from dragoman.documents.runs import PREFIXES, Paragraph, paragraphs
 from dragoman.documents.segments import DocumentTranslator, is_identifier, plain_text
 from dragoman.errors import DataError
 
-__all__ = ["translate_docx", "translate_pptx", "translate_xlsx"]
-
 _CONTENT_TYPES = "[Content_Types].xml"
 _APPLICATIONS = {"docx": "word", "pptx": "presentation|powerpoint", "xlsx": "spreadsheet|excel"}
 """Words of the content type of the main member."""
@@ -48,7 +46,7 @@ def translate_xlsx(data: bytes, translator: DocumentTranslator) -> bytes:
 def _translate(data: bytes, translator: DocumentTranslator, format: str, kinds: Collection[str]) -> bytes:
     archive = Archive(data)
     types = _content_types(archive, format)
-    found = []
+    parts = []
     for name, kind in types.items():
         if (
             kind in kinds
@@ -56,11 +54,11 @@ def _translate(data: bytes, translator: DocumentTranslator, format: str, kinds: 
             and not (kind == "worksheet+xml" and b"inlineStr" not in archive.read(name))
         ):
             root, edits = archive.edit(name, PREFIXES)
-            found += [Paragraph(node, edits) for node in paragraphs(root)]
+            parts += [Paragraph(node, edits) for node in paragraphs(root)]
     if format == "xlsx":
         names = _field_names(archive, types)
-        found = [one for one in found if not _is_kept(plain_text(one.segment), names)]
-    translator.translate_blocks(found)
+        parts = [one for one in parts if not _is_kept(plain_text(one.segment), names)]
+    translator.translate_blocks(parts)
     return archive.edited()
 
 

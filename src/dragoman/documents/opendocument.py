@@ -8,8 +8,6 @@ from dragoman.documents.segments import DocumentTranslator
 from dragoman.documents.xml_spans import Node
 from dragoman.errors import DataError
 
-__all__ = ["translate_odt"]
-
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns"
 _PREFIXES = {
     f"{_OASIS}:text:1.0": "text",
@@ -30,20 +28,22 @@ def translate_odt(data: bytes, translator: DocumentTranslator) -> bytes:
     """Translate a text document.  Comments, fields and tracked deletions are kept.  Raises DataError."""
     archive = Archive(data)
     _check(archive)
-    found = []
+    paragraphs = []
     for name in _PARTS:
         if name in archive:
             root, edits = archive.edit(name, _PREFIXES)
             nodes = (node for node in root.iter(_is_kept) if node.name in _PARAGRAPHS)
-            found += [Inline(node, edits, _role, collapse=True) for node in nodes]
-    translator.translate_blocks(found)
+            paragraphs += [Inline(node, edits, _role, collapse=True) for node in nodes]
+    translator.translate_blocks(paragraphs)
     return archive.edited()
 
 
 def _check(archive: Archive) -> None:
     if "mimetype" not in archive or not archive.read("mimetype").strip().startswith(_MIME):
-        found = archive.read("mimetype").decode("ascii", "replace")[:80] if "mimetype" in archive else "none"
-        raise DataError(f"its type (member mimetype) is {found!r}; accepted: {_MIME.decode()}, a text document (.odt)")
+        mimetype = archive.read("mimetype").decode("ascii", "replace")[:80] if "mimetype" in archive else "none"
+        raise DataError(
+            f"its type (member mimetype) is {mimetype!r}; accepted: {_MIME.decode()}, a text document (.odt)"
+        )
     if "META-INF/manifest.xml" in archive:
         root, _ = archive.edit("META-INF/manifest.xml", _PREFIXES)
         if any(node.name == "manifest:encryption-data" for node in root.iter()):

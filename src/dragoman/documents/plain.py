@@ -8,8 +8,6 @@ from dragoman.documents.encoding import decode_text
 from dragoman.documents.marks import find_marks
 from dragoman.documents.segments import DocumentTranslator, source_text
 
-__all__ = ["translate_txt"]
-
 _LINE_END = re.compile(r"(?P<break>\r\n|\n|\r)")
 
 

@@ -18,8 +18,6 @@ from dragoman.documents.marks import Mark, MarkedText, pair_marks
 from dragoman.documents.xml_spans import Edits, Node, Span, escape
 from dragoman.markup.segment import Segment
 
-__all__ = ["PREFIXES", "Paragraph", "paragraphs"]
-
 _OOXML, _STRICT = "http://schemas.openxmlformats.org", "http://purl.oclc.org/ooxml"
 PREFIXES = {
     root: prefix

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from dragoman.pipelines.translated import Translation
     from dragoman.pipelines.translation import Translator
 
-__all__ = ["Block", "Break", "DocumentTranslator", "Track", "is_identifier", "plain_text", "source_text"]
-
 _WINDOW = 500
 """Segments per call of the translator, which sorts them by length and reports progress after each call."""
 
@@ -102,9 +100,9 @@ class DocumentTranslator:
         """
         parts = [list(_divided(segment)) for segment in segments]
         texts = [items for part in parts for is_text, items in part if is_text]
-        found = self.track(self._windows(texts), len(texts))
-        translated = [[next(found) if is_text else items for is_text, items in part] for part in parts]
-        for _ in found:  # ends the display of progress
+        translations = self.track(self._windows(texts), len(texts))
+        translated = [[next(translations) if is_text else items for is_text, items in part] for part in parts]
+        for _ in translations:  # ends the display of progress
             raise AssertionError("more translations than segments")
         self.count += len(texts)
         self.characters += sum(len(item) for items in texts for item in items if isinstance(item, str))

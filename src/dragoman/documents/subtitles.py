@@ -17,8 +17,6 @@ from dragoman.documents.segments import DocumentTranslator, source_text
 from dragoman.errors import DataError
 from dragoman.markup.segment import Segment
 
-__all__ = ["translate_srt", "translate_vtt"]
-
 _TIME = r"(?:\d+:)?\d{1,2}:\d{2}[.,]\d{1,3}"
 _TIMING = re.compile(rf"[ \t]*{_TIME}[ \t]*-->[ \t]*{_TIME}")
 _MARKS = re.compile(r"(?P<element></?[A-Za-z][^<>]*>)|(?P<empty><[\d:.]+>|\{\\[^{}]*\})")

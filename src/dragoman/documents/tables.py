@@ -12,8 +12,6 @@ from dragoman.documents.marks import translate_messages
 from dragoman.documents.segments import DocumentTranslator, is_identifier
 from dragoman.errors import DataError, UsageError, nearest
 
-__all__ = ["translate_csv", "translate_tsv"]
-
 _DELIMITERS = ",;\t|"
 
 
@@ -97,8 +95,8 @@ def _rows(text: str, delimiter: str) -> list[list[_Cell]]:
             )
         kind = "plain" if match["quoted"] is None else "quoted"
         start, end = (match.start(kind), match.end(kind)) if kind == "plain" else (position, match.start("end"))
-        found = match[kind].replace('""', '"') if kind == "quoted" else match[kind]
-        rows[-1].append(_Cell(start, end, found, kind == "quoted", len(rows[-1])))
+        value = match[kind].replace('""', '"') if kind == "quoted" else match[kind]
+        rows[-1].append(_Cell(start, end, value, kind == "quoted", len(rows[-1])))
         position = match.end()
         if match["end"] != delimiter:
             if position >= len(text):

@@ -12,8 +12,6 @@ from dragoman.errors import UsageError
 from dragoman.markup.html import translate_html
 from dragoman.markup.segment import Segment
 
-__all__ = ["document_text"]
-
 
 def document_text(data: bytes, format: str, characters: int = 4000) -> str:
     """Return the text of a document that would be translated, one segment per line, to identify its language.

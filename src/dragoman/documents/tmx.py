@@ -9,8 +9,6 @@ from dragoman.documents.xml_spans import Edits, Node, parse_xml
 from dragoman.errors import DataError, UsageError
 from dragoman.markup.segment import Segment
 
-__all__ = ["translate_tmx"]
-
 
 class _Translation(Inline):
     """A segment of the source language, whose translation is written into the variant of the target language.

@@ -14,8 +14,6 @@ from dragoman.documents.inline import Inline, Role
 from dragoman.documents.segments import DocumentTranslator
 from dragoman.errors import DataError, clip
 
-__all__ = ["translate_epub", "translate_html_file"]
-
 _CHARSET = re.compile(
     rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w.:-]+)|<\?xml[^>]*?encoding=[\"']([\w.:-]+)", re.IGNORECASE
 )
@@ -61,8 +59,8 @@ def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool
                 Inline(node, edits, lambda node: Role(), collapse=True) for node in root.iter() if node.name == "text"
             ]
     translator.translate_blocks(labels)
-    own = {name: encode(text) for name, (_, encode), text in zip(pages, decoded, translated, strict=True)}
-    return archive.edited(own)
+    written = {name: encode(text) for name, (_, encode), text in zip(pages, decoded, translated, strict=True)}
+    return archive.edited(written)
 
 
 def _manifest(archive: Archive) -> dict[str, str]:

@@ -12,8 +12,6 @@ from dragoman.documents.xml_spans import Edits, Node, parse_xml
 from dragoman.errors import DataError
 from dragoman.markup.segment import Segment
 
-__all__ = ["translate_xliff"]
-
 _PREFIXES = {"urn:oasis:names:tc:xliff:document:1.2": "1", "urn:oasis:names:tc:xliff:document:2.0": "2"}
 _PAIRS = {"1:g", "1:mrk", "2:pc", "2:mrk"}
 _OPENING = {"1:bpt": ("rid", "id"), "1:bx": ("rid", "id"), "2:sc": ("id",), "2:sm": ("id",)}

@@ -13,8 +13,6 @@ from xml.parsers import expat
 
 from dragoman.errors import DataError, clip
 
-__all__ = ["Edits", "Node", "Span", "escape", "parse_xml"]
-
 _MAX_DEPTH = 200
 _TAG = re.compile(rb"<(?:[^>\"']|\"[^\"]*\"|'[^']*')*>")
 _DECLARED = re.compile(rb"\s*<\?xml[^>]*?\sencoding\s*=\s*[\"']([^\"']*)")
@@ -97,12 +95,12 @@ class _Builder:
         return DataError(f"line {self.parser.CurrentLineNumber:,}: {what}")
 
     def _name(self, name: str) -> str:
-        found = self._names.get(name)
-        if found is None:
+        full_name = self._names.get(name)
+        if full_name is None:
             uri, _, local = name.rpartition("}")
             prefix = self._prefixes.get(uri)
-            found = self._names[name] = f"{prefix}:{local}" if prefix else local
-        return found
+            full_name = self._names[name] = f"{prefix}:{local}" if prefix else local
+        return full_name
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         start = self.parser.CurrentByteIndex

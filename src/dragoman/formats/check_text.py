@@ -10,8 +10,6 @@ from pathlib import Path
 from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.io.lines import read_lines
 
-__all__ = ["CheckText", "check_text", "check_text_problems"]
-
 _LINES = 200
 
 

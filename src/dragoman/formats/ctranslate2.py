@@ -15,39 +15,21 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, ModelConfig, RotaryPosition, TransformerConfig
-from dragoman.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.decoding.hypothesis import before_end
 from dragoman.extras import extra_package
+from dragoman.formats.importing.ctranslate2_files.table import Shape, table
+from dragoman.formats.importing.names import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime, ParityCase
 from dragoman.formats.target import ExportSource, tokenizer_reasons
 from dragoman.formats.usage import ctranslate2_page
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, Encoder, Transformer
-from dragoman.nn.attention import CrossAttention, SelfAttention
-from dragoman.nn.layers import DecoderLayer, EncoderLayer, FeedForward
-from dragoman.nn.positions import T5, Shaw
-
-__all__ = [
-    "PROGRAM",
-    "QUANTIZATIONS",
-    "CTranslate2Runtime",
-    "Quantization",
-    "other_tokenizer",
-    "package",
-    "page",
-    "positions",
-    "runtime",
-    "specification",
-    "unsupported",
-    "unsupported_model",
-    "versions",
-    "write",
-    "write_specification",
-]
+from dragoman.nn.positions import T5
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 
 PROGRAM = "CTranslate2"
 QUANTIZATIONS: tuple[str, ...] = ("float32", "int8")
@@ -151,8 +133,9 @@ def specification(network: Network, config: ModelConfig, source: Sequence[str], 
         encoder = specs.TransformerEncoderSpec(len(network.encoder.layers), **shape)
         decoder = specs.TransformerDecoderSpec(len(network.decoder.layers), **shape)
         spec: Any = specs.TransformerSpec(encoder, decoder)
-        _fill_stack(encoder, encoder.embeddings[0], network.encoder, config)
-        _fill_stack(decoder, decoder.embeddings, network.decoder, config)
+        stacks: list[tuple[Any, Encoder | Decoder | DecoderOnly]] = [
+            (encoder, network.encoder), (decoder, network.decoder)
+        ]  # fmt: skip
         spec.register_source_vocabulary(list(source))
         spec.register_target_vocabulary(list(target))
         spec.config.decoder_start_token = target[BOS]
@@ -164,10 +147,13 @@ def specification(network: Network, config: ModelConfig, source: Sequence[str], 
             len(network.layers), with_encoder_attention=False, alibi=alibi, alibi_use_positive_positions=True, **shape
         )
         spec = specs.TransformerDecoderModelSpec(decoder)
-        _fill_stack(decoder, decoder.embeddings, network, config)
+        stacks = [(decoder, network)]
         spec.register_vocabulary(list(target))
-    assert isinstance(network.output, nn.Linear)
-    _fill_linear(decoder.projection, network.output.weight, network.output.bias)
+    for stack_spec, stack in stacks:
+        stack_spec.scale_embeddings = config.scale_embeddings  # by sqrt(D), as ours
+        _fill_positions(stack_spec, stack, config)
+    for name, tensor in _variables(network, config, (len(source), len(target))).items():
+        _set_variable(spec, name, tensor)
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (target[i] for i in (UNK, BOS, EOS))
     spec.config.layer_norm_epsilon = config.norm.eps
     return spec
@@ -202,64 +188,54 @@ def _shape(config: TransformerConfig | DecoderOnlyConfig) -> dict[str, Any]:
     return shape
 
 
-def _fill_stack(
-    spec: Any, embedding: Any, stack: Encoder | Decoder | DecoderOnly, config: TransformerConfig | DecoderOnlyConfig
+def _fill_positions(
+    spec: Any, stack: Encoder | Decoder | DecoderOnly, config: TransformerConfig | DecoderOnlyConfig
 ) -> None:
-    embedding.weight = _numbers(stack.embedding.weight)
-    spec.scale_embeddings = config.scale_embeddings  # by sqrt(D), as ours
+    """Copy what is a table or a number in CTranslate2, but not a parameter of ours."""
+    positions = stack.positions
     if config.position.kind in ("none", "sinusoidal", "learned"):
         count = config.position.max_len if isinstance(config.position, LearnedPosition) else _TABLE
-        table, _ = stack.positions.embed(torch.zeros(1, count, config.d_model), torch.arange(count), None)
-        spec.position_encodings.encodings = _numbers(table[0])
-    if config.normalize_embeddings:
-        _fill_norm(spec.layernorm_embedding, stack.embedding_norm)
-    if config.order == "pre":
-        _fill_norm(spec.layer_norm, stack.final_norm)
-    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
-        assert isinstance(layer, EncoderLayer | DecoderLayer) and isinstance(layer.self_attn, SelfAttention)
-        _fill_attention(layer_spec.self_attention, layer.self_attn, layer.around_self_attn.norm)
-        _fill_relative_positions(layer_spec.self_attention, stack.positions)
-        if isinstance(layer, DecoderLayer):
-            _fill_attention(layer_spec.attention, layer.cross_attn, layer.around_cross_attn.norm)
-        _fill_feed_forward(layer_spec.ffn, layer.ffn, layer.around_ffn.norm)
-
-
-def _fill_attention(spec: Any, attention: SelfAttention | CrossAttention, norm: nn.Module) -> None:
-    _fill_norm(spec.layer_norm, norm)
-    inputs = [attention.qkv] if isinstance(attention, SelfAttention) else [attention.q, attention.kv]
-    for linear_spec, linear in zip(spec.linear, [*inputs, attention.out], strict=True):
-        _fill_linear(linear_spec, linear.weight, linear.bias)
-
-
-def _fill_relative_positions(spec: Any, positions: nn.Module) -> None:
-    """Copy the relative position tables of a stack, which CTranslate2 stores per layer."""
-    if isinstance(positions, Shaw):
-        spec.relative_position_keys = _numbers(positions.keys)
-        spec.relative_position_values = _numbers(positions.values)
+        rows, _ = positions.embed(torch.zeros(1, count, config.d_model), torch.arange(count), None)
+        spec.position_encodings.encodings = _numbers(rows[0])
     if isinstance(positions, T5):
-        spec.relative_attention_bias = _numbers(positions.table)
-        spec.relative_attention_max_distance = np.dtype("int32").type(positions.max_distance)
+        for layer in spec.layer:
+            distance = np.dtype("int32").type(positions.max_distance)
+            layer.self_attention.relative_attention_max_distance = distance
 
 
-def _fill_feed_forward(spec: Any, ffn: FeedForward, norm: nn.Module) -> None:
-    _fill_norm(spec.layer_norm, norm)
-    inner = [spec.linear_0, spec.linear_0_noact] if ffn.gated else [spec.linear_0]  # rows of W1, then of W3
-    biases = [None] * len(inner) if ffn.inner.bias is None else ffn.inner.bias.chunk(len(inner))
-    for linear_spec, weight, bias in zip(inner, ffn.inner.weight.chunk(len(inner)), biases, strict=True):
-        _fill_linear(linear_spec, weight, bias)
-    _fill_linear(spec.linear_1, ffn.outer.weight, ffn.outer.bias)
+def _variables(
+    network: Network, config: TransformerConfig | DecoderOnlyConfig, sizes: tuple[int, int]
+) -> dict[str, Tensor]:
+    """Return the tensors of CTranslate2 by name: the inverse of the import.  sizes: of both vocabularies."""
+    tensors: dict[str, Tensor] = network.state_dict()
+    if isinstance(network, DecoderOnly):  # has the names of a decoder, without the source and the cross-attention
+        tensors = {name if name.startswith("output.") else f"decoder.{name}": each for name, each in tensors.items()}
+        layers = 0, len(network.layers)
+    else:
+        assert isinstance(network, Transformer)
+        layers = len(network.encoder.layers), len(network.decoder.layers)
+    shape = Shape(
+        layers, config.d_model, config.d_ff, config.gated,
+        bias=True, norm="layer", is_pre=True, normalizes_embeddings=True,
+    )  # fmt: skip
+    kind = "" if config.position.kind == "learned" else config.position.kind
+    rules = {ours: rule for ours, rule in table(shape, "none", kind, output_bias=True).items() if ours in tensors}
+    unused = [name for name in tensors if name not in rules and "positions." not in name]
+    assert not unused, unused
+    axes = {"source": sizes[0], "target": sizes[1], "logits": sizes[1]}
+    return reverted(rules, {axis: AxisOrder(range(size), size) for axis, size in axes.items()}, tensors)
 
 
-def _fill_linear(spec: Any, weight: Tensor, bias: Tensor | None) -> None:
-    spec.weight = _numbers(weight)
-    if bias is not None:
-        spec.bias = _numbers(bias)
-
-
-def _fill_norm(spec: Any, norm: nn.Module) -> None:
-    spec.gamma = _numbers(cast(Tensor, norm.weight))
-    if hasattr(norm, "bias"):
-        spec.beta = _numbers(cast(Tensor, norm.bias))
+def _set_variable(spec: Any, name: str, tensor: Tensor) -> None:
+    """Set a variable of a specification by its name, such as `encoder/layer_0/ffn/linear_0/weight`."""
+    *path, last = name.split("/")
+    for part in path:
+        if hasattr(spec, part):
+            spec = getattr(spec, part)
+        else:
+            layers, _, index = part.rpartition("_")
+            spec = getattr(spec, layers)[int(index)]
+    setattr(spec, last, _numbers(tensor))
 
 
 def _numbers(tensor: Tensor) -> NDArray[np.float32]:

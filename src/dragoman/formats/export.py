@@ -10,7 +10,6 @@ from typing import Any
 
 from dragoman._version import __version__
 from dragoman.config import EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig
-from dragoman.data.tokenizer import UNK, Tokenizer
 from dragoman.errors import DragomanError, UsageError, check_problems
 from dragoman.formats import ctranslate2, huggingface, marian, onnx
 from dragoman.formats.check_text import CheckText, check_text, check_text_problems
@@ -20,6 +19,7 @@ from dragoman.formats.parity import TOLERANCE, Parity, ParityCases, compare_mode
 from dragoman.formats.target import ExportSource, Format
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.seq2seq import Model
+from dragoman.tokenizers import UNK, Tokenizer
 
 __all__ = ["FORMATS", "Export", "export"]
 
@@ -80,7 +80,7 @@ def export(
     text = check_text(check, reference)
     network, vocabulary, config = load_network(model)
     assert isinstance(network, Model) and isinstance(vocabulary, Tokenizer)
-    if reference is not None and config.data.kind != "parallel":
+    if reference is not None and not config.data.about.translates:
         raise UsageError(f"--reference {reference}: this model does not translate; omit --reference")
     target, source = FORMATS[format], ExportSource(network, vocabulary, config)
     cases = parity_cases(network, vocabulary, config, text)
@@ -120,8 +120,8 @@ def _check_request(model: str | Path, folder: Path, format: str, quantization: s
 
 def _unsupported(model: str | Path, target: Format, problems: list[str]) -> list[str]:
     """Return the reasons of a format against a model; with other problems, errors of the folder are added to them."""
-    from dragoman.data.vocabulary import load_vocabulary
     from dragoman.models.model_folder import find_model, read_config, verify, wrong_model
+    from dragoman.tokenizers import load_vocabulary
 
     try:
         found = find_model(model)

@@ -20,15 +20,13 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, TransformerConfig
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats import huggingface_causal as causal
 from dragoman.formats import huggingface_custom as custom
 from dragoman.formats.importing.comparison import TextCodec
 from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabulary
 from dragoman.formats.importing.marian import PADDING, name_table, stream_order
-from dragoman.formats.importing.names import Order, reverted
+from dragoman.formats.importing.names import AxisOrder, reverted
 from dragoman.formats.importing.reference import (
     ReferenceTokenizer,
     TransformersRuntime,
@@ -39,18 +37,7 @@ from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import huggingface_page
 from dragoman.models.model_folder import unique_tensors
-
-__all__ = [
-    "PROGRAM",
-    "QUANTIZATIONS",
-    "other_tokenizer",
-    "page",
-    "positions",
-    "runtime",
-    "unsupported",
-    "versions",
-    "write",
-]
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 
 PROGRAM = "transformers"
 _MARIAN = "MarianMT of transformers"
@@ -263,10 +250,10 @@ def _vocabulary(model: ExportSource) -> ImportedVocabulary:
 def _tensors(model: ExportSource, settings: dict[str, Any]) -> dict[str, Tensor]:
     vocabulary = _vocabulary(model)
     orders = {
-        "stream": Order(stream_order(settings["d_model"]), settings["d_model"]),
-        "source": Order(vocabulary.source, settings["vocab_size"]),
-        "target": Order(vocabulary.target, settings["decoder_vocab_size"]),
-        "logits": Order(vocabulary.target, settings["decoder_vocab_size"]),
+        "stream": AxisOrder(stream_order(settings["d_model"]), settings["d_model"]),
+        "source": AxisOrder(vocabulary.source, settings["vocab_size"]),
+        "target": AxisOrder(vocabulary.target, settings["decoder_vocab_size"]),
+        "logits": AxisOrder(vocabulary.target, settings["decoder_vocab_size"]),
     }
     tensors = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
     return reverted(name_table(settings), orders, tensors)

@@ -15,28 +15,17 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, RotaryPosition
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.formats.importing import gpt2, llama
 from dragoman.formats.importing.comparison import TextCodec
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary
-from dragoman.formats.importing.names import Order, Orders, Table, reverted
+from dragoman.formats.importing.names import AxisOrder, AxisOrders, Table, reverted
 from dragoman.formats.importing.reference import CausalRuntime, CausalTokenizer, transformers_package
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings
 from dragoman.models.model_folder import unique_tensors
-
-__all__ = [
-    "generation_settings",
-    "model_settings",
-    "other_tokenizer",
-    "runtime",
-    "tensors",
-    "tokenizer_files",
-    "unsupported",
-]
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
 _NEVER = -50.0
 """Logit offset below which a token is never generated; imports lower tokens that a checkpoint lacks by 100."""
@@ -172,7 +161,7 @@ def tensors(model: ExportSource) -> dict[str, Tensor]:
         given = dict(ours)
         if not _is_tied(model):
             given.setdefault("output.weight", ours["embedding.weight"])
-        reverse = reverted(_table(model, tied), _orders(model, Order(axis, size)), given)
+        reverse = reverted(_table(model, tied), _orders(model, AxisOrder(axis, size)), given)
         other = ("lm_head.weight",) if kept == "embedding.weight" else _EMBEDDINGS
         found |= {name: tensor for name, tensor in reverse.items() if tied or name not in other}
         if tied:
@@ -221,7 +210,7 @@ def _table(model: ExportSource, tied: bool) -> Table:
     return {name: rule for name, rule in table.items() if name != "output.bias"}
 
 
-def _orders(model: ExportSource, tokens: Order) -> Orders:
+def _orders(model: ExportSource, tokens: AxisOrder) -> AxisOrders:
     config = _decoder(model)
     if isinstance(config.position, LearnedPosition):
         return {"token": tokens}

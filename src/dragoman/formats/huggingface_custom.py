@@ -13,14 +13,12 @@ from typing import Any
 import torch
 
 from dragoman.config import Config, TransformerConfig
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.family import ImportedVocabulary
-from dragoman.formats.importing.names import Order, Rule, reverted
+from dragoman.formats.importing.names import AxisOrder, Rule, reverted
 from dragoman.formats.importing.reference import calling
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.models.model_folder import unique_tensors
-
-__all__ = ["load", "model_settings", "unsupported", "write"]
+from dragoman.tokenizers import Tokenizer
 
 _PROGRAM = "modeling_dragoman.py of transformers"
 _CODE = "modeling_dragoman"
@@ -82,8 +80,8 @@ def write(model: ExportSource, vocabulary: ImportedVocabulary, settings: dict[st
     axes = {name: _AXES.get(name, _AXES.get(name.partition(".")[0], "")) for name in ours}
     table = {name: Rule((name,), (axes[name], *[""] * (tensor.dim() - 1))) for name, tensor in ours.items()}
     orders = {
-        "source": Order(vocabulary.source, settings["vocab_size"]),
-        "target": Order(vocabulary.target, settings["decoder_vocab_size"]),
+        "source": AxisOrder(vocabulary.source, settings["vocab_size"]),
+        "target": AxisOrder(vocabulary.target, settings["decoder_vocab_size"]),
     }
     theirs = {name: tensor.contiguous() for name, tensor in reverted(table, orders, ours).items()}
     (folder / "model.safetensors").write_bytes(safetensors.torch.save(theirs, metadata={"format": "pt"}))

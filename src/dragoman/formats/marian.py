@@ -27,8 +27,6 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, TransformerConfig
-from dragoman.data.ids import BOS, EOS, PAD, SPECIAL_NAMES, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.extras import extra_package
 from dragoman.formats.importing.comparison import TextCodec
@@ -45,25 +43,14 @@ from dragoman.formats.importing.marian_files.family import (
 )
 from dragoman.formats.importing.marian_files.items import SETTINGS
 from dragoman.formats.importing.marian_files.table import table
-from dragoman.formats.importing.names import Order, reverted
+from dragoman.formats.importing.names import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import marian_page
 from dragoman.io.protobuf import varint
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.transformer import Transformer
-
-__all__ = [
-    "PROGRAM",
-    "QUANTIZATIONS",
-    "other_tokenizer",
-    "page",
-    "positions",
-    "runtime",
-    "unsupported",
-    "versions",
-    "write",
-]
+from dragoman.tokenizers import BOS, EOS, PAD, SPECIAL_NAMES, UNK, Tokenizer
 
 PROGRAM = "Marian"
 QUANTIZATIONS: tuple[str, ...] = ("float32",)
@@ -293,10 +280,10 @@ def _tensors(model: ExportSource, settings: Mapping[str, Any]) -> dict[str, Tens
     logits = [theirs if theirs >= 0 else -1 for theirs in vocabulary.target]
     order = stream_order(config.d_model)
     orders = {
-        "stream": Order(order, config.d_model),
-        "source": Order(vocabulary.source, source),
-        "target": Order(vocabulary.target, target),
-        "logits": Order(logits, target),
+        "stream": AxisOrder(order, config.d_model),
+        "source": AxisOrder(vocabulary.source, source),
+        "target": AxisOrder(vocabulary.target, target),
+        "logits": AxisOrder(logits, target),
     }
     ours = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
     ours["output.bias"] = _finite_bias(model)

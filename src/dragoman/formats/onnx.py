@@ -16,26 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import Config, LearnedPosition, TransformerConfig
-from dragoman.data.ids import EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.onnx_graphs import TABLE, DecoderGraph, EncoderGraph, exportable, memory_names, state_axes
 from dragoman.formats.onnx_runtime import OnnxRuntime, onnxruntime_package
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import onnx_page
 from dragoman.models.transformer import Transformer
-
-__all__ = [
-    "PROGRAM",
-    "QUANTIZATIONS",
-    "other_tokenizer",
-    "page",
-    "positions",
-    "runtime",
-    "unsupported",
-    "versions",
-    "write",
-]
+from dragoman.tokenizers import EOS, Tokenizer
 
 PROGRAM = "the ONNX export"
 QUANTIZATIONS: tuple[str, ...] = ("float32", "int8")

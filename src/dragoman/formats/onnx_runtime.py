@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.extras import extra_package
 from dragoman.formats.parity import ParityCase
-
-__all__ = ["OnnxRuntime", "onnxruntime_package"]
+from dragoman.tokenizers import BOS, EOS, PAD
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

@@ -29,7 +29,6 @@ from torch import Tensor
 from dragoman.config import Config, ParallelData, TextData
 from dragoman.config.data import resolve_path
 from dragoman.data.batch_plans import batches_within
-from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.decoding.pytorch.beam import BeamStep, beam_search
 from dragoman.decoding.pytorch.generate import drain, padded
 from dragoman.decoding.pytorch.sampling import sample
@@ -41,17 +40,7 @@ from dragoman.formats.check_text import CheckText
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
-
-__all__ = [
-    "TOLERANCE",
-    "Counts",
-    "ExternalRuntime",
-    "Parity",
-    "ParityCase",
-    "ParityCases",
-    "compare_models",
-    "parity_cases",
-]
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
 TOLERANCE = 1e-3
 """Natural log-probabilities that differ by less than this count as equal."""

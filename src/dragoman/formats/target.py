@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from dragoman.config import Config
-from dragoman.data.frames import FRAMES_FILE, NO_SOURCE_END
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.comparison import TextCodec
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.models.seq2seq import Model
-
-__all__ = ["ExportSource", "Format", "accepted_settings", "tokenizer_reasons"]
+from dragoman.tokenizers import Tokenizer
+from dragoman.tokenizers.templates import LANGUAGES_FILE, NO_SOURCE_END
 
 _SENTENCEPIECE = {"tokenizer.model", "source.model", "target.model", "pieces.json"}
 
@@ -73,9 +71,9 @@ def tokenizer_reasons(program: str, tokenizer: Tokenizer, source_ends: Sequence[
     source_ends: whether sources of the program can contain the end of sentence.
     """
     files = dict(tokenizer.files())
-    without_end = files.get(FRAMES_FILE) == NO_SOURCE_END.file()
+    without_end = files.get(LANGUAGES_FILE) == NO_SOURCE_END.file()
     if without_end:
-        del files[FRAMES_FILE]
+        del files[LANGUAGES_FILE]
     others = sorted(files.keys() - _SENTENCEPIECE)
     reasons = [f"tokenizer with {', '.join(others)}; {program} supports sentencepiece"] if others else []
     if without_end and False not in source_ends:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dragoman.data.pieces import PieceLists
-
-__all__ = ["ctranslate2_page", "huggingface_page", "marian_page", "onnx_page"]
+from dragoman.tokenizers.listed_pieces import PieceLists
 
 _CTRANSLATE2 = """# A translation model for CTranslate2
 

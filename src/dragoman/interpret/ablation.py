@@ -28,18 +28,6 @@ from dragoman.models.seq2seq import Network
 from dragoman.nn.record import Change, Recording, replace, tap_names
 from dragoman.pipelines.translation import Translator
 
-__all__ = [
-    "BeforeAfter",
-    "ChangedTranslation",
-    "Effect",
-    "ablate_heads",
-    "ablate_sublayers",
-    "mean_head_outputs",
-    "measure_effect",
-    "override_attention",
-    "patch_activations",
-]
-
 _TIME_AXES = ("position", "query", "key")
 
 

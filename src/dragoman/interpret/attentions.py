@@ -13,15 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.nn.record import Recording, record, tap_names
-
-__all__ = [
-    "attentions", "key_mask", "layer_number", "query_mask", "record_pass", "sides", "stack_of", "sublayers",
-    "weight_taps",
-]  # fmt: skip
+from dragoman.tokenizers import PAD
 
 _WEIGHTS = ".weights"
 _SUBLAYER = re.compile(r"(.*layers\.\d+\.)(?:around_(\w+)\.update|(conv)\.hidden|(cross_attn)\.context)")

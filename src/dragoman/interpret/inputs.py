@@ -11,10 +11,10 @@ from torch import Tensor
 from dragoman.config import Config, EncoderOnlyConfig, RecurrentEncoderConfig
 from dragoman.data.batching import Batch
 from dragoman.data.readers.labelled import tagged_row, text_source
-from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.data.turns import encode_turns, turns_of_text
 from dragoman.errors import UsageError, nearest
 from dragoman.models.seq2seq import Network, evaluating
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
 __all__ = ["Ids", "dialogue_ids", "label_row", "with_predictions"]
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from dragoman.models.seq2seq import Network
 
-__all__ = ["normalized_drops", "occlusion_drops"]
-
 _MAX_LOGITS = 1 << 24
 
 

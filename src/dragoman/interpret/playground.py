@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sentencepiece as spm
 import torch
 from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.config.model import TransformerConfig
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.interpret.playground_vocabulary import text_settings, unsupported_vocabulary
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, tiny_model
@@ -22,8 +20,8 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Network
 from dragoman.nn.layers import RMSNorm
 from dragoman.pages.page import render, write_page
-
-__all__ = ["model_spec", "playground_data", "quantized", "unsupported", "write_playground"]
+from dragoman.tokenizers import Tokenizer
+from dragoman.tokenizers.pieces import SentencePieces
 
 _MAX_BYTES = 10_000_000
 _EXAMPLES = 6
@@ -69,13 +67,16 @@ def _trained(folder: Path) -> dict[str, Any]:
     if problems:
         raise UsageError("\n".join([f"{folder}: not supported by the playground:", *(f"  - {p}" for p in problems)]))
     assert isinstance(vocabulary, Tokenizer)
-    source, target = vocabulary.processors
-    assert isinstance(source, spm.SentencePieceProcessor) and isinstance(target, spm.SentencePieceProcessor)
+    source, target = vocabulary.pieces
+    assert isinstance(source, SentencePieces) and isinstance(target, SentencePieces)
     assert config.data.kind == "parallel"
     name = f"{config.data.source_language} → {config.data.target_language}: {folder.resolve().name}"
     return {
         "name": {"en": name, "zh": name},
-        "text": {"source": text_settings(source), "target": None if target is source else text_settings(target)},
+        "text": {
+            "source": text_settings(source.model),
+            "target": None if target is source else text_settings(target.model),
+        },
         "examples": [[text, ""] for text in _examples(config)],
         "smoothing": config.train.label_smoothing,
         "beam": config.search.beam,

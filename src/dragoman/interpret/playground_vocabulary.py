@@ -6,11 +6,9 @@ from typing import Any
 
 import sentencepiece as spm
 
-from dragoman.data.ids import EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.io.protobuf import fields
-
-__all__ = ["text_settings", "unsupported_vocabulary"]
+from dragoman.tokenizers import EOS, Tokenizer
+from dragoman.tokenizers.pieces import SentencePieces
 
 _KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}  # TrainerSpec.ModelType
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
@@ -42,9 +40,9 @@ def text_settings(processor: spm.SentencePieceProcessor) -> dict[str, Any]:
 
 def unsupported_vocabulary(vocabulary: Any) -> list[str]:
     """Return what `tokenizer.js` lacks for a vocabulary; an empty list if nothing."""
-    processors = vocabulary.processors if isinstance(vocabulary, Tokenizer) else (None,)
-    sides = [side for side in dict.fromkeys(processors) if isinstance(side, spm.SentencePieceProcessor)]
-    if len(sides) < len(set(processors)):
+    pieces = vocabulary.pieces if isinstance(vocabulary, Tokenizer) else (None,)
+    sides = [side.model for side in dict.fromkeys(pieces) if isinstance(side, SentencePieces)]
+    if len(sides) < len(set(pieces)):
         return ["its tokenizer has ids that are not those of a sentencepiece model"]
     found = []
     for side in sides:

@@ -15,8 +15,6 @@ from dragoman.markup.segment import Segment, Tag, plain_text, translate_segments
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
 
-__all__ = ["MAX_DEPTH", "Document", "Item", "encoder", "translate_documents"]
-
 MAX_DEPTH = 500
 """Maximum depth of nested inline tags; deeper ones are moved like empty tags."""
 

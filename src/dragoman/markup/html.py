@@ -14,8 +14,6 @@ from dragoman.pipelines.pipeline import check_flag, check_sequence, check_text
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
 
-__all__ = ["translate_html"]
-
 _BREAKS = frozenset({
     "address", "article", "aside", "base", "blockquote", "body", "br", "button", "caption", "center", "col",
     "colgroup", "dd", "details", "dialog", "dir", "div", "dl", "dt", "fieldset", "figcaption", "figure",

@@ -1,4 +1,4 @@
-"""The positions of tags in a translation, from the alignment of its units (see `alignment.py`)."""
+"""The positions of tags in a translation, from the alignment of its units (see `word_alignment.py`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.markup.alignment import Block, Floats, Span
-
-__all__ = ["Node", "project_nodes"]
+from dragoman.markup.word_alignment import Block, Floats, Span
 
 _HARD, _COST = 0.5, 0.6
 """A target unit in the range of a pair of tags gains its share of the source units of the pair, and `_HARD` if the

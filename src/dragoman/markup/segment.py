@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from dragoman.markup.projection import Node
     from dragoman.pipelines.translation import Translator
 
-__all__ = ["Segment", "Tag", "plain_text", "translate_segments"]
-
 
 @dataclass(frozen=True)
 class Tag:
@@ -52,8 +50,8 @@ def translate_segments(translator: Translator, segments: Sequence[Segment], **se
     settings: arguments of `Translator.translate`.  Raises UsageError for invalid settings and tags that are not well
     nested.
     """
-    from dragoman.markup.alignment import align_regions, find_regions  # here: they load NumPy
     from dragoman.markup.projection import project_nodes
+    from dragoman.markup.word_alignment import align_regions, find_regions  # here: they load NumPy
 
     texts = [plain_text(segment) for segment in segments]
     roots = [_parse(segment, number) for number, segment in enumerate(segments, start=1)]

@@ -16,8 +16,6 @@ from dragoman.pipelines.pipeline import check_flag, check_sequence, check_text
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
 
-__all__ = ["translate_xliff", "translate_xml"]
-
 _SPLITS = ("0", "1", "nonewlines")
 _WRAPPER = "_"
 _PROLOG = re.compile(r"\s*<(?:\?xml\s|!DOCTYPE)")

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from dragoman._version import __version__
 from dragoman.config import Config, parse_config
 from dragoman.data.profile import PROFILE, TrainingProfile
-from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
 from dragoman.io.model_files import (
     FORMAT_VERSION,
@@ -35,6 +34,7 @@ from dragoman.io.model_files import (
 from dragoman.io.reading import COPY_AGAIN, read_json
 from dragoman.io.weights import load_file
 from dragoman.io.writing import atomic_folder, is_full, not_written, write_file
+from dragoman.tokenizers import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT_VERSION",
-    "USED_BY",
     "average_tensors",
     "build_for",
     "check_tensors",
@@ -68,18 +67,6 @@ __all__ = [
     "write_pointer",
     "wrong_model",
 ]
-
-USED_BY = {
-    "parallel": "dragoman translate",
-    "text": "dragoman generate",
-    "dialogue": "dragoman chat, dragoman generate --turns",
-    "masked": "dragoman vectors",
-    "tagged": "dragoman label",
-    "labelled": "dragoman label",
-    "images": "dragoman.Labeller, in Python",
-    "trees": "dragoman parse",
-}
-"""Kind of data -> the command or class that uses a model trained on it."""
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> None:
@@ -202,11 +189,11 @@ def load_network(path: str | Path, device: str | torch.device = "cpu") -> tuple[
     return network.to(device).eval(), vocabulary, config
 
 
-def wrong_model(path: str | Path, config: Config, lack: str) -> UsageError:
-    """Return the error for a model that lacks a capability; lack: e.g. "does not translate"."""
+def wrong_model(path: str | Path, config: Config, lacks: str) -> UsageError:
+    """Return the error for a model that lacks a capability; lacks: e.g. "does not translate"."""
     return UsageError(
-        f'{path}: this model {lack}: its architecture is "{config.model.architecture}", trained on data of kind '
-        f'"{config.data.kind}"; it is used by: {USED_BY[config.data.kind]}'
+        f'{path}: this model {lacks}: its architecture is "{config.model.architecture}", trained on data of kind '
+        f'"{config.data.kind}"; it is used by: {config.data.about.used_by}'
     )
 
 

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
-from dragoman.data.ids import EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.data.turns import Prompt, Turn, TurnIds, encode_turns, prompt_ids, split_turns
 from dragoman.decoding.hypothesis import Hypothesis, TokenStream
 from dragoman.decoding.settings import SearchSettings
@@ -17,6 +15,7 @@ from dragoman.errors import ModelFolderError, UsageError, nearest
 from dragoman.io.reading import COPY_AGAIN
 from dragoman.pipelines.generation import TextScore
 from dragoman.pipelines.pipeline import Pipeline, check_sequence, check_text, stream_windows
+from dragoman.tokenizers import EOS, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +68,7 @@ class Chat(Pipeline):
     of all roles.  learned_roles: roles on whose turns the model was trained, `data.loss_roles` of the training.
     """
 
-    _kind, _lack = "dialogue", "was not trained on dialogues"
+    _data_kind = "dialogue"
 
     def __init__(
         self,

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
-from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.pipelines.pipeline import Pipeline, check_sequence, check_text, stream_windows
+from dragoman.tokenizers import EOS, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ class TextGenerator(Pipeline):
     or were one stream.
     """
 
-    _kind, _lack = "text", "does not continue plain text"
+    _data_kind = "text"
 
     def __init__(
         self,

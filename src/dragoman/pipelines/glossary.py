@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dragoman.data.ids import UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.phrases import Phrases
 from dragoman.errors import UsageError, check_problems
 from dragoman.io.reading import read_bytes
+from dragoman.tokenizers import UNK, Tokenizer
 
 __all__ = ["Glossary", "Term", "applied"]
 

@@ -25,7 +25,7 @@ class Parse(NamedTuple):
 class Parser(Pipeline):
     """A model that generates linearized trees: `Parser.load("runs/parsing").parse(["A dog runs ."])`."""
 
-    _kind, _lack = "trees", "does not generate trees"
+    _data_kind = "trees"
 
     def parse(self, sentences: Iterable[str | Sequence[str]], **overrides: Any) -> list[Parse]:
         """Return one tree per sentence, in order; a sentence is a list of words, or words separated by spaces.

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dragoman.data.ids import EOS
 from dragoman.data.literals import has_words
 from dragoman.data.segment import join_parts, split_text
 from dragoman.data.sentences import list_prefix, split_sentences
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.retry import Fault
 from dragoman.errors import UsageError, clip
 from dragoman.pipelines.pipeline import Pipeline, check_text
+from dragoman.tokenizers import EOS, Tokenizer
 
 if TYPE_CHECKING:
     from dragoman.data.profile import TrainingProfile

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from dragoman.config import Config
     from dragoman.data.profile import TrainingProfile
-    from dragoman.data.tokenizer import Tokenizer
-    from dragoman.decoding.loader import EngineChoice, ModelKind, Quantize
+    from dragoman.decoding.loader import EngineChoice, Quantize
     from dragoman.models.seq2seq import Model
+    from dragoman.tokenizers import Tokenizer
 
 __all__ = ["Pipeline", "check_flag", "check_positive", "check_sequence", "check_text", "stream_windows", "words_of"]
 
@@ -39,9 +39,8 @@ class Pipeline:
     model: a PyTorch model, or a backend.  search: any object with the attributes of `SearchSettings`.
     """
 
-    _kind: ClassVar[ModelKind]
-    _lack: ClassVar[str]
-    """Why a model of another kind is rejected."""
+    _data_kind: ClassVar[str]
+    """Kind of data that the models were trained on."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class Pipeline:
         from dragoman.decoding.loader import load_backend
         from dragoman.models.model_folder import read_profile
 
-        loaded = load_backend(path, cls._kind, cls._lack, device, quantize, engine, threads, shortlist)
+        loaded = load_backend(path, cls._data_kind, device, quantize, engine, threads, shortlist)
         return cls._build(*loaded, read_profile(path if isinstance(path, str | os.PathLike) else path[0]))
 
     @classmethod

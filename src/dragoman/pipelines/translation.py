@@ -8,7 +8,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.segment import join_parts
-from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.decoding.hypothesis import Hypothesis, Ids, before_end
 from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.retry import Fault, StreamWithRetry, has_unusual_length, searches_with_retry
@@ -27,6 +26,7 @@ from dragoman.pipelines.translated import (
     TargetScore,
     Translation,
 )
+from dragoman.tokenizers import EOS, Tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ class Translator(LinePipeline):
     are translated separately.
     """
 
-    _kind, _lack = "parallel", "does not translate"
+    _data_kind = "parallel"
 
     def __init__(
         self,

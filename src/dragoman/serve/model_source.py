@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config.server import ModelEntry, SearchOverrides
-from dragoman.data.frames import FRAMES_FILE
-from dragoman.data.pieces import PIECES_FILE
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.vocabulary import load_vocabulary
 from dragoman.decoding.loader import load_shortlist
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.settings import SearchSettings
@@ -21,9 +17,12 @@ from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, read_config, read_meta, wrong_model
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import Tokenizer, load_vocabulary
+from dragoman.tokenizers.listed_pieces import PIECES_FILE
+from dragoman.tokenizers.templates import LANGUAGES_FILE
 
 _WEIGHTS = "model.safetensors"
-_LANGUAGES = (FRAMES_FILE, PIECES_FILE)
+_LANGUAGES = (LANGUAGES_FILE, PIECES_FILE)
 """Files of models that may have several languages."""
 
 

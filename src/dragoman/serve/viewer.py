@@ -33,7 +33,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, EOS, Tokenizer
 from dragoman.decoding.hypothesis import PartialHypothesis, common_prefix
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.pytorch.generate import stream_tokens
@@ -52,6 +51,7 @@ from dragoman.nn.state import DecodeState
 from dragoman.pages.packing import as_bytes, packed
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 
 Event = dict[str, Any]
 Lock = AbstractContextManager[Any] | None

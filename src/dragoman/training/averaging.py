@@ -11,8 +11,6 @@ from torch import Tensor
 from dragoman.config import Config, load_config, move_root
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.profile import TrainingProfile
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.vocabulary import Vocabulary, load_vocabulary
 from dragoman.device import resolve_device
 from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.io.lock import lock_run
@@ -29,6 +27,7 @@ from dragoman.models.model_folder import (
     save_model,
     write_pointer,
 )
+from dragoman.tokenizers import Tokenizer, Vocabulary, load_vocabulary
 from dragoman.training.run import validated_checkpoints
 from dragoman.training.tasks.translation import TranslationValidation
 
@@ -81,7 +80,7 @@ def _validation_scores(
     config: Config, vocabulary: Vocabulary, weights: Mapping[str, Tensor], profile: TrainingProfile | None
 ) -> dict[str, Any]:
     """Return the validation scores of a translation model; {} for other tasks, which need their training data."""
-    if config.data.kind != "parallel" or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
+    if not config.data.about.translates or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
         return {}
     try:
         validation = TranslationValidation(

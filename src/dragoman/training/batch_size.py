@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError, is_out_of_memory
 from dragoman.io.run_log import Reporter
 from dragoman.models.model_folder import list_checkpoints, read_config
 from dragoman.models.size import available_memory
 from dragoman.models.transformer import Stack
+from dragoman.tokenizers import PAD
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.optim import state_size
 from dragoman.training.run import TrainingRun

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from dragoman.data.batching import Batch
-from dragoman.data.ids import PAD
+from dragoman.tokenizers import PAD
 from dragoman.training.optim import Progress
 from dragoman.training.tasks.task import Task
 

@@ -24,17 +24,6 @@ from dragoman.nn.lora import adapters
 from dragoman.training.optim import Progress
 from dragoman.training.optimizers import Optimizer
 
-__all__ = [
-    "adapter_file",
-    "moments",
-    "read_progress",
-    "read_training",
-    "training_files",
-    "training_json",
-    "training_parts",
-]
-
-
 _AGAIN = "Copy the folder again, or use an earlier checkpoint."
 
 
@@ -150,14 +139,14 @@ def read_progress(folder: Path) -> tuple[Progress, str]:
 
 def _read_progress(file: Path) -> tuple[Progress, str]:
     document = read_json(file, ModelFolderError, _AGAIN)
-    found, data_hash = document.get("progress"), document.get("data")
+    progress, data_hash = document.get("progress"), document.get("data")
     names = {field.name for field in fields(Progress)}
-    if not isinstance(found, dict) or found.keys() - names or not isinstance(data_hash, str):
+    if not isinstance(progress, dict) or progress.keys() - names or not isinstance(data_hash, str):
         raise ModelFolderError(f"{file}: not the training state of a checkpoint. {_AGAIN}")
-    wrong = [name for name, value in found.items() if not _fits(name, value)]
+    wrong = [name for name, value in progress.items() if not _fits(name, value)]
     if wrong:
         raise ModelFolderError(f"{file}: invalid {', '.join(wrong)}; accepted: numbers below 2**63. {_AGAIN}")
-    return Progress(**found), data_hash
+    return Progress(**progress), data_hash
 
 
 def _fits(name: str, value: object) -> bool:

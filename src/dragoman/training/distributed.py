@@ -28,8 +28,6 @@ from dragoman.errors import DragomanError, TrainingError, UsageError, clip
 from dragoman.processor import usable_cores
 from dragoman.training.gradient_sum import GradientSum
 
-__all__ = ["Agreement", "DistributedContext", "ProcessGroup", "agree", "open_context"]
-
 T = TypeVar("T")
 
 

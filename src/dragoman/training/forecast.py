@@ -1,213 +1,220 @@
-"""`dragoman doctor`: the diagnosis of a configuration or of two files, and a measured forecast of training."""
+"""Rules for budgets and model sizes, and warnings about settings that limit what a model can learn.
+
+`dragoman new` chooses sizes by the same rules (advice/choice.py).
+"""
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Sequence
-from contextlib import suppress
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from dragoman.config import Config, Duration, TrainConfig
+from dragoman.config.model import ModelConfig, TransformerConfig
+from dragoman.training.optim import Progress, learning_rate
+from dragoman.training.tasks.task import Task
 
-from dragoman.config import Config, load_config
-from dragoman.data.corpus import CorpusSpec, corpus_spec
-from dragoman.data.doctor.diagnosis import Diagnosis
-from dragoman.data.doctor.examine import examine
-from dragoman.data.doctor.precheck import replaced_characters
-from dragoman.data.readers.columns import key_languages, text_keys
-from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, table_format
-from dragoman.data.readers.tmx import tmx_languages
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.errors import DataError, DragomanError, UsageError
-from dragoman.io.run_log import Messages, Reporter
-from dragoman.training.allocator import keep_freed_memory
-from dragoman.training.distributed import DistributedContext
-from dragoman.training.plan import Forecast, forecast_problems, plan_warnings
-from dragoman.training.run import TrainingRun, check_files, open_run
-from dragoman.training.trainer import Trainer
-
-__all__ = ["StepTiming", "busy_machine", "diagnose", "forecast", "time_steps"]
-
-_WARM_UP_STEPS, _SECONDS = 3, 4.0
-_BUSY = 0.7  # cores
+_LOW_FOR_SGD = 0.01
+"""Usual learning rates of SGD without momentum are 0.1 to 30 for models of text (Merity et al. 2018)."""
+_FEW_EPOCHS, _MANY_EPOCHS = 3, 60
+_FEW_STEPS = 1000
+_TOKENS_PER_PARAMETER = 1.0
+"""Below, a smaller model is better after the same time (docs/guides/size_and_budget.md).  Above, and with enough steps,
+fewer than three epochs of a large corpus suffice."""
+PARAMETERS_PER_TOKEN = 8.0
+"""Parameters per token of the corpus above which a model overfits."""
+_TOLERANCE = 1.25
+"""Factor by which a model may exceed PARAMETERS_PER_TOKEN, because `dragoman new` counts the tokens of a sample."""
+_SMALL = 0.25
+"""Parameters per token of the corpus below which a model underfits."""
+_COST = 0.75
+"""Time per token ~ parameters**_COST; measured on one core with 2 to 17 million parameters: 0.7 to 0.8."""
+_WIDTHS = (128, 192, 256, 384, 512)
 
 
-def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequence[str] = ()) -> Diagnosis:
-    """Examine two text files, one file or folder, or the corpora of a configuration; without errors, time a few steps.
-
-    overrides: `key=value` settings of the configuration.  Raises ConfigError, UsageError for files that do not exist,
-    for a single text file and for overrides of text files, DataError for a file without two columns of text.
-    """
-    if target is not None:
-        if overrides:
-            raise UsageError(f"{overrides[0]}: overrides need a configuration: dragoman doctor CONFIG.toml key=value")
-        missing = [str(path) for path in (config_or_source, target) if not path.is_file()]
-        if missing:
-            raise UsageError(f"no such file: {', '.join(missing)}")
-        return _examine_text(CorpusSpec(config_or_source, target))
-    if config_or_source.suffix != ".toml":
-        return _examine_text(_single(config_or_source))
-    config = load_config(config_or_source, overrides)
-    check_files(config)
-    with tempfile.TemporaryDirectory() as scratch:
-        return _diagnose(config, str(config_or_source), Path(scratch))
-
-
-def _single(path: Path) -> CorpusSpec:
-    """Return the corpus in one file or folder; columns are chosen by their content, except those of a TSV."""
-    try:
-        form = table_format(path)
-    except UsageError:
-        raise UsageError(
-            f"{path}: not a configuration; use a .toml file, two files: dragoman doctor SOURCE TARGET, or one "
-            f"{ACCEPTED}"
-        ) from None
-    if not path.exists():
-        raise UsageError(f"no such file: {path}")
-    if form in (ZIP, ".tsv"):
-        return CorpusSpec(path=path)
-    source_key, target_key = tmx_languages(path) if form == TMX else text_keys(path, lambda _: None)
-    return CorpusSpec(path=path, source_key=source_key, target_key=target_key)
+def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> Iterator[str]:
+    """Yield warnings about warm-up, averaging and learning rates of SGD; budgets of time: see `warmup_warning`."""
+    steps = _steps(config.budget, config, task, batches_per_epoch)
+    warmup = config.schedule.warmup
+    if steps is not None and warmup > steps:
+        yield (
+            f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about {steps:,} "
+            "steps: the learning rate never reaches its peak; lower the warm-up (to a tenth of the budget, for "
+            "example), or raise the budget"
+        )
+    if config.optimizer.kind == "sgd" and config.schedule.kind == "inverse_sqrt":
+        peak = learning_rate(config.schedule, task.config.model.d_model, warmup, used=0.0)
+        if peak < _LOW_FOR_SGD:
+            yield (
+                f'train.optimizer.kind is "sgd", but the learning rate of train.schedule.kind = "inverse_sqrt" is at '
+                f'most {peak:.2g}, suitable for Adam but too low for SGD; set train.schedule.kind = "constant" '
+                'or "budget" and a rate such as 0.1, or raise train.schedule.factor'
+            )
+    made = _checkpoints(config, task, batches_per_epoch)
+    if made is not None and config.average > 1 and made < config.average:
+        yield (
+            f"train.average is {config.average}, but train.budget = {str(config.budget)!r} and train.validate_every = "
+            f"{str(config.validate_every)!r} give {made} checkpoint{'s' * (made != 1)}: "
+            f"{'only these are averaged' if made > 1 else 'nothing is averaged'}; lower train.average, or validate "
+            "more often"
+        )
 
 
-def _examine_text(spec: CorpusSpec) -> Diagnosis:
-    source, target = key_languages((spec.source_key, spec.target_key))
-    return examine([spec], valid=None, test=None, source_language=source, target_language=target)
-
-
-def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
-    problem, run = "", None
-    messages = Messages()
-    try:
-        without_validation = config.data.model_copy(update={"valid": None})
-        run = open_run(config.model_copy(update={"data": without_validation}), scratch / "run", messages)
-    except DragomanError as error:  # the findings of the examination are more precise
-        problem = str(error)
-    if config.data.kind == "parallel":
-        diagnosis = _examined(config, run)
-    else:
-        diagnosis = Diagnosis(account=" ".join(text.removeprefix("data: ") for text in messages.texts))
-    if run is not None and diagnosis.healthy:
-        forecast(run, where, diagnosis)
-    elif problem and diagnosis.healthy:
-        diagnosis.add("error", problem, where, "correct this before training")
-    return diagnosis
-
-
-def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
-    """Examine the pairs of a configuration; with a run, count their tokens too."""
-    data, vocabulary = config.parallel, None if run is None else run.task.vocabulary
-    tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
-    diagnosis = examine(
-        [corpus_spec(config, c) for c in data.train],
-        valid=None if data.valid is None else corpus_spec(config, data.valid),
-        test=None if data.test is None else corpus_spec(config, data.test),
-        source_language=data.source_language,
-        target_language=data.target_language,
-        encode=None if tokenizer is None else (tokenizer.encode_source, tokenizer.encode_target),
-        rules=data.filter,
+def warmup_warning(config: TrainConfig, progress: Progress) -> str | None:
+    """Return a warning if a training with a budget of time ended before its warm-up; otherwise None."""
+    if config.budget.unit != "seconds" or progress.step >= config.schedule.warmup:
+        return None
+    return (
+        f"training ended after {progress.step:,} of the {config.schedule.warmup:,} steps of train.schedule.warmup: the "
+        "learning rate never reached its peak; lower the warm-up, or raise the budget"
     )
-    with suppress(DataError):  # the examination reports files that cannot be read
-        for key, what, advice in replaced_characters(config):
-            diagnosis.add("warning", what, key, advice)
-    return diagnosis
+
+
+def _steps(duration: Duration, config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:
+    """Return a duration in steps, rounded up; None for seconds."""
+    steps_per_epoch = math.ceil(batches_per_epoch / config.accumulate)
+    match duration.unit:
+        case "steps":
+            return math.ceil(duration.amount)
+        case "epochs":
+            return math.ceil(duration.amount * steps_per_epoch)
+        case "tokens":
+            return math.ceil(duration.amount / task.tokens() * steps_per_epoch)
+    return None
+
+
+def _checkpoints(config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:
+    """Return the number of checkpoints within the budget, including the last one; None if it is unknown."""
+    budget, every = config.budget, config.validate_every
+    if budget.unit == every.unit:
+        return math.ceil(budget.amount / every.amount)
+    total, between = (_steps(duration, config, task, batches_per_epoch) for duration in (budget, every))
+    return None if total is None or between is None else math.ceil(total / between)
 
 
 @dataclass(frozen=True)
-class StepTiming:
-    """Measured training steps: source + target tokens per second, number of steps, bytes of memory, parameters.
+class Forecast:
+    """Expected epochs and steps of a training.  tokens: source + target tokens per epoch.  parameters: of the model."""
 
-    cores: processor time per second, on average.  batches: per epoch.
-    """
-
-    tokens_per_second: float
-    steps: int
-    memory: float
+    epochs: float
+    steps: float
+    tokens: float
     parameters: int
-    cores: float
-    batches: int
 
 
-def time_steps(run: TrainingRun, seconds: float = _SECONDS) -> StepTiming:
-    """Train for a few steps, without validation and saving, and return the speed.
-
-    Raises UsageError if the memory does not suffice for training.
-    """
-    keep_freed_memory()
-    context = DistributedContext(run.config.train.device)
-    run.check_memory(context.device)
-    trainer = Trainer(run, context, Reporter())
-    try:
-        trainer.threads.start(trainer.trial, resumed=False)
-        clock, processor = time.monotonic(), time.process_time()
-        rate, steps = _tokens_per_second(trainer, run.task.block(0, 0), seconds)
-        cores = (time.process_time() - processor) / (time.monotonic() - clock)
-    finally:
-        trainer.close()
-    batches = trainer.batches.batches_per_epoch(trainer.progress)
-    return StepTiming(rate, steps, context.peak_memory(), trainer.model.parameter_count(), cores, batches)
-
-
-def busy_machine(cores: float) -> str | None:
-    """Return a warning if other programs slowed down a measurement on the CPU; otherwise None."""
-    if torch.cuda.is_available() or cores >= _BUSY:
+def forecast_of(config: TrainConfig, task: Task, batches_per_epoch: int, parameters: int) -> Forecast | None:
+    """Return the forecast that a budget in steps, epochs or tokens determines; None for seconds."""
+    steps = _steps(config.budget, config, task, batches_per_epoch)
+    if steps is None:
         return None
-    return f"the machine is busy: training got {cores:.0%} of a core while its speed was measured"
+    return Forecast(steps / math.ceil(batches_per_epoch / config.accumulate), steps, task.tokens(), parameters)
 
 
-def forecast(run: TrainingRun, where: str, diagnosis: Diagnosis) -> None:
-    """Measure a few training steps; add the estimated cost of training, and warnings about an insufficient plan."""
-    timing, train = time_steps(run), run.config.train
-    batches, tokens = timing.batches, run.task.tokens()
-    steps = batches / train.accumulate
-    epoch = tokens / timing.tokens_per_second  # seconds
-    budget = train.budget
-    seconds = {
-        "seconds": budget.amount,
-        "epochs": budget.amount * epoch,
-        "steps": budget.amount / steps * epoch,
-        "tokens": budget.amount / timing.tokens_per_second,
-    }[budget.unit]
-    expected = Forecast(seconds / epoch, seconds / epoch * steps, tokens, timing.parameters)
-    estimate = (
-        f"training for {budget} takes about {_duration(seconds)} and {expected.steps:,.0f} steps on this machine: "
-        f"{expected.epochs:.1f} epochs of {steps:,.0f} steps, {timing.tokens_per_second:,.0f} tokens/s, "
-        f"{timing.memory / 1e9:.1f} GB of memory, {timing.parameters:,} parameters"
+def overfits(parameters: float, tokens: float) -> bool:
+    """Return whether a model with `parameters` overfits a corpus of `tokens`."""
+    return parameters > PARAMETERS_PER_TOKEN * tokens
+
+
+def is_insufficient(forecast: Forecast) -> bool:
+    """Return whether a training has few epochs, and few steps or few tokens per parameter."""
+    few_tokens = forecast.epochs * forecast.tokens < _TOKENS_PER_PARAMETER * forecast.parameters
+    return forecast.epochs < _FEW_EPOCHS and (forecast.steps < _FEW_STEPS or few_tokens)
+
+
+def forecast_problems(
+    config: Config, forecast: Forecast, parameters_of: Callable[[ModelConfig], int]
+) -> Iterator[tuple[str, str]]:
+    """Yield (problem, advice) for a translation model whose training is unlikely to succeed.
+
+    parameters_of: model configuration -> number of parameters.
+    """
+    yield from _warmup_problem(config.train, forecast)
+    if not config.data.about.translates:
+        return
+    if is_insufficient(forecast):
+        what = (
+            f"insufficient training for this model: {forecast.epochs:.1f} epochs, {forecast.steps:,.0f} steps, "
+            f"{forecast.epochs * forecast.tokens / forecast.parameters:.1f} tokens per parameter"
+        )
+        raised = f"raise train.budget to {_epochs_budget(config.train, forecast)}"
+        yield what, _advice(_other_width(config, forecast, parameters_of, larger=False), raised)
+    if overfits(forecast.parameters / _TOLERANCE, forecast.tokens) and not _is_least(config.model):
+        what = (
+            f"the model is too large for this corpus: {forecast.parameters:,} parameters for {forecast.tokens:,.0f} "
+            "tokens; it overfits"
+        )
+        yield what, _advice(_other_width(config, forecast, parameters_of, larger=False), "use more text")
+    elif (
+        forecast.epochs > _MANY_EPOCHS
+        and forecast.parameters < _SMALL * forecast.tokens
+        and not _is_largest(config.model)
+    ):
+        what = (
+            f"the model is too small for this budget: {forecast.epochs:,.0f} epochs, {forecast.parameters:,} "
+            f"parameters for {forecast.tokens:,.0f} tokens; it underfits"
+        )
+        yield what, _advice(_other_width(config, forecast, parameters_of, larger=True), "lower train.budget")
+
+
+def _is_least(model: ModelConfig) -> bool:
+    """Return whether a Transformer has the smallest recommended size; if it overfits, only more text helps."""
+    return (
+        isinstance(model, TransformerConfig)
+        and model.d_model <= _WIDTHS[0]
+        and max(model.encoder_layers, model.decoder_layers) == 1
     )
-    diagnosis.add("info", estimate, where, f"measured over {timing.steps} steps, without validation and saving")
-    if problem := busy_machine(timing.cores):
-        advice = "training is faster on an idle machine: stop other programs and run this command again"
-        diagnosis.add("warning", problem, where, advice)
-    for what, advice in forecast_problems(run.config, expected, run.parameters_of):
-        diagnosis.add("warning", what, where, advice)
-    if budget.unit != "seconds":
-        for warning in plan_warnings(train, run.task, batches):
-            what, _, advice = warning.partition("; ")
-            diagnosis.add("warning", what, where, advice)
 
 
-def _tokens_per_second(trainer: Trainer, plan: list[NDArray[np.int64]], limit: float = _SECONDS) -> tuple[float, int]:
-    """Return source + target tokens per second of training steps, and the number of steps."""
-    group = trainer.config.accumulate
-    count = max(1, len(plan) // group)
-    tokens, seconds = 0, 0.0
-    trainer.model.train()
-    warm_up = min(_WARM_UP_STEPS, count - 1)  # the first steps are slower: they allocate memory and fill caches
-    for i in range(count):
-        batches = [trainer.read(indices, j) for j, indices in enumerate(plan[i * group : (i + 1) * group])]
-        start = time.monotonic()
-        trainer.step(batches)
-        if i >= warm_up:
-            seconds += time.monotonic() - start
-            tokens += sum(b.src_tokens + b.tgt_tokens for b in batches)
-        if seconds > limit:
+def _is_largest(model: ModelConfig) -> bool:
+    """Return whether a Transformer has the largest recommended width."""
+    return isinstance(model, TransformerConfig) and model.d_model >= _WIDTHS[-1]
+
+
+def _warmup_problem(config: TrainConfig, forecast: Forecast) -> Iterator[tuple[str, str]]:
+    """Yield (problem, advice) for a warm-up longer than a budget of time; `plan_warnings` checks other budgets."""
+    warmup = config.schedule.warmup
+    if config.budget.unit == "seconds" and forecast.steps < warmup:
+        yield (
+            f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about "
+            f"{forecast.steps:,.0f} steps on this machine: the learning rate never reaches its peak",
+            f"set train.schedule.warmup = {max(1, round(forecast.steps / 20))}, or raise train.budget",
+        )
+
+
+def _advice(width: str | None, other: str) -> str:
+    options = [option for option in (width, other) if option]
+    return f"{', or '.join(options)}; 'dragoman new' chooses sizes for a corpus, this machine and a budget"
+
+
+def _epochs_budget(config: TrainConfig, forecast: Forecast) -> str:
+    """Return a budget of twice the least number of epochs, in the unit of the configured budget."""
+    amount = config.budget.amount * 2 * _FEW_EPOCHS / forecast.epochs
+    if config.budget.unit == "seconds":
+        return f'"{math.ceil(amount / 60):,} min"'.replace(",", "")
+    return f'"{math.ceil(amount)} {config.budget.unit}"'
+
+
+def _other_width(
+    config: Config, forecast: Forecast, parameters_of: Callable[[ModelConfig], int], larger: bool
+) -> str | None:
+    """Return advice to change the width of a Transformer, with the resulting epochs; None if no width helps."""
+    model = config.model
+    if not isinstance(model, TransformerConfig):
+        return None
+    widths = [w for w in _WIDTHS if (w > model.d_model if larger else w < model.d_model) and w % model.n_heads == 0]
+    best = None
+    for width in widths if larger else reversed(widths):
+        d_ff = max(1, model.d_ff * width // model.d_model)
+        changed = model.model_copy(update={"d_model": width, "d_ff": d_ff})
+        cost = (parameters_of(changed) / forecast.parameters) ** _COST
+        epochs = forecast.epochs / cost if config.train.budget.unit == "seconds" else forecast.epochs
+        text = f"model.d_model {model.d_model} -> {width} and model.d_ff {model.d_ff} -> {d_ff}"
+        if config.train.budget.unit == "seconds":
+            text += f" gives about {epochs:.{1 if epochs < 10 else 0}f} epochs in the same time"
+        elif forecast.epochs < _FEW_EPOCHS:
+            return None  # the width does not change the number of steps
+        best = text
+        fits = not overfits(parameters_of(changed), forecast.tokens)
+        if larger or (epochs >= 2 * _FEW_EPOCHS and fits):
             break
-    return tokens / seconds, i + 1
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:,.0f} min" if seconds >= 90 else f"{seconds:,.0f} s"
+    return best

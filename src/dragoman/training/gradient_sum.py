@@ -14,8 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["GradientSum"]
-
 _BUCKET_BYTES = 4 << 20  # large enough for the bandwidth, small enough to overlap with the backward pass
 
 

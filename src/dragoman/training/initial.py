@@ -11,16 +11,13 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, resolve_path
-from dragoman.data.added_words import AddedWords, add_words
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary, load_vocabulary
 from dragoman.errors import ModelFolderError
 from dragoman.io.run_log import Reporter
 from dragoman.io.weights import load_file
 from dragoman.models.model_folder import find_model, list_checkpoints, load_tensors, read_meta, unique_tensors
 from dragoman.models.seq2seq import Network
-
-__all__ = ["InitialModel", "open_initial"]
+from dragoman.tokenizers import LabelVocabulary, Tokenizer, Vocabulary, load_vocabulary
+from dragoman.tokenizers.added_words import AddedWords, add_words
 
 _META = "init_from"
 
@@ -66,7 +63,7 @@ def open_initial(config: Config, run: Path, reporter: Reporter) -> InitialModel 
             return InitialModel(load_vocabulary(checkpoint), read_meta(checkpoint).get(_META, {}))
     folder = find_model(resolve_path(config.train.init_from))
     vocabulary, sha256 = load_vocabulary(folder), read_meta(folder)["sha256"]["model.safetensors"]
-    if config.data.kind == "parallel" and isinstance(vocabulary, Tokenizer):
+    if config.data.about.translates and isinstance(vocabulary, Tokenizer):
         data = config.parallel
         vocabulary = vocabulary.with_default(data.source_language, data.target_language)
     origin = {"folder": config.train.init_from, "sha256": sha256}
@@ -98,10 +95,10 @@ def _extended(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], add
     A new row is the mean of those of the pieces of the word (Sachidananda et al. 2021), so that the word starts with a
     similar meaning; a random row would be noise for the trained layers.
     """
-    found = dict(tensors)
+    extended = dict(tensors)
     for name, tensor in tensors.items():
         before = added.source if name.startswith("encoder.") else added.target
         if name in expected and len(expected[name].shape) and len(expected[name]) == len(tensor) + len(before):
             rows = [tensor[torch.tensor(ids)].double().mean(0).to(tensor.dtype) for ids in before]
-            found[name] = torch.cat([tensor, torch.stack(rows)]) if rows else tensor
-    return found
+            extended[name] = torch.cat([tensor, torch.stack(rows)]) if rows else tensor
+    return extended

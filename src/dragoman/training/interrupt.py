@@ -6,8 +6,6 @@ import signal
 import threading
 from types import FrameType
 
-__all__ = ["Interrupt"]
-
 
 class Interrupt:
     """Records SIGINT and SIGTERM, so that training stops after the current step; a second signal stops at once."""

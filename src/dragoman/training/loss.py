@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.data.tokenizer import PAD
 from dragoman.nn.fast.cuda.loss import can_compute_loss, loss_gradient_
 from dragoman.nn.fast.native.kernels import multiply, smoothed_loss_, uses_kernels
 from dragoman.nn.layers import OutputProjection
+from dragoman.tokenizers import PAD
 
 __all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "counted_rows", "cross_entropy",
            "loss_gradient"]  # fmt: skip

@@ -14,8 +14,6 @@ from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Network
 from dragoman.nn.recurrent import LSTM
 
-__all__ = ["LossScale", "check_float16"]
-
 INITIAL, LARGEST = 2.0**16, 2.0**24
 INTERVAL = 2000
 
@@ -38,9 +36,9 @@ class LossScale:
 
     def unscale(self, gradients: list[Tensor]) -> None:
         """Divide the gradients by the scale, in place; exact, because it is a power of two."""
-        own = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]  # of weights split over processes
-        if own:
-            torch._foreach_mul_(own, 1 / self.scale)
+        local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]  # of weights split over processes
+        if local:
+            torch._foreach_mul_(local, 1 / self.scale)
 
     def update(self, finite: Tensor) -> None:
         """Choose the scale of the next step.  finite: whether all gradients are finite, a boolean."""

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import is_out_of_memory
-
-__all__ = ["Gradients", "Part", "accumulate", "rows_of", "split_parts", "try_rows"]
+from dragoman.tokenizers import PAD
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchPart:
     """Consecutive rows of a batch.
 
     number: of the batch in the step.  key: () for a whole batch, otherwise the first row and the number of rows.
@@ -59,7 +57,7 @@ class Gradients:
 
 def accumulate(
     batches: Sequence[Batch],
-    compute: Callable[[Part], float | Tensor],
+    compute: Callable[[BatchPart], float | Tensor],
     restart: Callable[[], None],
     fill: Callable[[], None],
     summing: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext(),
@@ -75,7 +73,7 @@ def accumulate(
     its gradients again without communication and enters the context once more, which begins the remaining sums.  So
     every process takes part in every sum once.  can_split: False if all passes communicate; then errors are raised.
     """
-    parts = [Part(batch, i) for i, batch in enumerate(batches)]
+    parts = [BatchPart(batch, i) for i, batch in enumerate(batches)]
     skipped: list[Batch] = []
     is_split = False
     while True:
@@ -98,11 +96,11 @@ def accumulate(
 
 
 def _attempt(
-    parts: Sequence[Part],
-    compute: Callable[[Part], float | Tensor],
+    parts: Sequence[BatchPart],
+    compute: Callable[[BatchPart], float | Tensor],
     summing: Callable[[bool], AbstractContextManager[None]],
     can_split: bool,
-) -> tuple[float | Tensor, Part | None]:
+) -> tuple[float | Tensor, BatchPart | None]:
     """Compute all parts; return the sum of their NLL and None, or the part that does not fit."""
     nll: float | Tensor = 0.0
     for part in parts:
@@ -139,23 +137,23 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def split_parts(parts: Sequence[Part], failed: Part) -> list[Part]:
+def split_parts(parts: Sequence[BatchPart], failed: BatchPart) -> list[BatchPart]:
     """Return the parts without `failed` if it is a single row; otherwise, halve all that are larger than half of it.
 
     So the number of attempts grows with the logarithm of the number of rows.
     """
-    found: list[Part] = []
+    smaller: list[BatchPart] = []
     for part in parts:
         rows = len(part.batch.tgt_out)
         if part is failed and rows == 1:
             continue
         if rows == 1 or 2 * part.size <= failed.size or len(failed.batch.tgt_out) == 1:
-            found.append(part)
+            smaller.append(part)
             continue
         first, half = part.key[0] if part.key else 0, (rows + 1) // 2
         for begin, end in ((0, half), (half, rows)):
-            found.append(Part(rows_of(part.batch, begin, end), part.number, (first + begin, end - begin)))
-    return found
+            smaller.append(BatchPart(rows_of(part.batch, begin, end), part.number, (first + begin, end - begin)))
+    return smaller
 
 
 def rows_of(batch: Batch, begin: int, end: int) -> Batch:

@@ -23,9 +23,6 @@ from dragoman.config import (
 from dragoman.config import Optimizer as OptimizerConfig
 from dragoman.training.optimizers import SGD, Adam, MuonWithAdamW, Optimizer
 
-__all__ = ["Progress", "amount", "budget_fraction", "build_optimizer", "expected_share", "learning_rate",
-           "state_size"]  # fmt: skip
-
 
 @dataclass
 class Progress:

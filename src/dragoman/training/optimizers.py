@@ -22,8 +22,6 @@ from dragoman.config import AdamConfig, AdamWConfig, MuonConfig, SGDConfig
 from dragoman.nn.layers import OutputProjection
 from dragoman.nn.positions import Positions
 
-__all__ = ["SGD", "Adam", "Muon", "MuonWithAdamW", "Optimizer", "is_for_muon", "orthogonalize"]
-
 Group = dict[str, Any]
 _NEWTON_SCHULZ = 3.4445, -4.775, 2.0315
 """Coefficients of x, x^3 and x^5, which act on the singular values."""

@@ -7,18 +7,16 @@ from pathlib import Path
 
 from dragoman.config import Config
 from dragoman.data.corpus import corpus_spec
-from dragoman.data.doctor.precheck import precheck
+from dragoman.data.precheck import precheck
 from dragoman.data.profile import TrainingProfile
 from dragoman.data.store.build import build_store
 from dragoman.data.store.pool import Processes, RayTasks
 from dragoman.data.store.reader import Store
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.io.run_log import Reporter
+from dragoman.tokenizers import Tokenizer
 from dragoman.training.initial import open_initial
 from dragoman.training.run import check_files
-
-__all__ = ["prepare"]
 
 
 def prepare(
@@ -36,7 +34,7 @@ def prepare(
     data than parallel text, which are prepared in memory when training starts.
     """
     check_files(config)
-    if config.data.kind != "parallel":
+    if not config.data.about.translates:
         raise UsageError(
             f'data.kind = {config.data.kind!r}: nothing to prepare; accepted: "parallel". Start training: its data '
             "are read into memory"

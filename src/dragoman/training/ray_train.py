@@ -23,8 +23,6 @@ from dragoman.extras import extra_package
 from dragoman.io.run_log import Reporter, Status
 from dragoman.training.trainer import TrainResult, train
 
-__all__ = ["train_on_ray"]
-
 _FEATURE = "training on Ray"
 _INTERVAL = 0.5  # seconds between two states of the progress
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from dragoman._version import __version__
 from dragoman.config import Config, LoRAConfig, ModelConfig, dump_toml, flatten, load_config, move_root, resolve_path
-from dragoman.data.vocabulary import load_vocabulary
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError, nearest
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
@@ -35,6 +34,7 @@ from dragoman.models.model_folder import (
 from dragoman.models.seq2seq import Network
 from dragoman.models.size import check_memory, count_parameters
 from dragoman.nn.lora import adapter_size, add_adapters, merged
+from dragoman.tokenizers import load_vocabulary
 from dragoman.training.checkpoint import adapter_file, training_files, training_json
 from dragoman.training.initial import InitialModel, open_initial
 from dragoman.training.optim import Progress, state_size
@@ -70,7 +70,7 @@ def open_run(config: Config, folder: Path, reporter: Reporter | None = None, wri
         if list_checkpoints(folder) and stored.is_file():
             _refuse_changes(load_config(stored, stored=True), config, folder)
     reporter = reporter or Reporter()
-    if config.data.kind != "parallel":  # the store of parallel data reports its phases
+    if not config.data.about.translates:  # the store of parallel data reports its phases
         reporter.phase("preparing the data")
     initial = open_initial(config, folder, reporter)
     task = _open_task(config, folder.parent / "prepared", reporter, initial)

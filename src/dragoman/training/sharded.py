@@ -35,8 +35,6 @@ from dragoman.training.optim import Progress
 from dragoman.training.run import TrainingRun
 from dragoman.training.step import TrainingStep
 
-__all__ = ["ShardedStep", "build_step", "check_sharding"]
-
 
 def check_sharding(config: TrainConfig, context: DistributedContext) -> None:
     """Raise UsageError if weights are to be split over a single process."""
@@ -108,8 +106,8 @@ class ShardedStep(TrainingStep):
         return self.context.communicating()  # each pass, so that no process stores gradients of all rows
 
     def _norm(self, gradients: list[Tensor]) -> Tensor:
-        own = nn.utils.get_total_norm([_local(gradient) for gradient in gradients])
-        return self.context.sum(own.double().square().cpu()).sqrt().to(own)
+        local_norm = nn.utils.get_total_norm([_local(gradient) for gradient in gradients])
+        return self.context.sum(local_norm.double().square().cpu()).sqrt().to(local_norm)
 
     # ---------------------------------------------------------------------------------------------------- validation
 
@@ -182,9 +180,11 @@ class ShardedStep(TrainingStep):
                 deque(parts, maxlen=0)  # which the other processes are sending
                 raise
         deque(parts, maxlen=0)
-        own = {name: self._own(state[name]) for name in tensor_order(state)}
+        local_state = {name: self._own(state[name]) for name in tensor_order(state)}
         name = f"training-{self.context.rank + 1}-of-{self.context.size}.safetensors"
-        written[name] = write_tensors(folder / name, own, (value.cpu().contiguous() for value in own.values()))
+        written[name] = write_tensors(
+            folder / name, local_state, (value.cpu().contiguous() for value in local_state.values())
+        )
         return written
 
     def _own(self, tensor: Tensor) -> Tensor:
@@ -222,11 +222,11 @@ class ShardedStep(TrainingStep):
             kind, _, name = key.partition("/")
             if kind == "raw" or name not in parameters:
                 continue
-            own = self.optimizer.state[parameters[name]]
+            moments = self.optimizer.state[parameters[name]]
             if state.shape(key):
-                own[kind] = self._read(state, key, torch.zeros_like(parameters[name], requires_grad=False))
+                moments[kind] = self._read(state, key, torch.zeros_like(parameters[name], requires_grad=False))
             else:  # the number of updates, equal in all processes
-                own[kind] = state.rows(key).to(self.context.device)
+                moments[kind] = state.rows(key).to(self.context.device)
 
     def _read(self, source: _Parts, name: str, target: Tensor) -> Tensor:
         """Copy the own rows of a tensor of a checkpoint to `target` and return it."""
@@ -256,13 +256,13 @@ class _Parts:
         if not self.shape(name):
             return self._files[0].rows(name)
         end = self.shape(name)[0] if end is None else end
-        found, first = [], 0
+        pieces, first = [], 0
         for file in self._files:
             last = first + file.shapes[name][0]
             if max(begin, first) < min(end, last):
-                found.append(file.rows(name, max(begin, first) - first, min(end, last) - first))
+                pieces.append(file.rows(name, max(begin, first) - first, min(end, last) - first))
             first = last
-        return torch.cat(found) if found else self._files[0].rows(name, 0, 0)
+        return torch.cat(pieces) if pieces else self._files[0].rows(name, 0, 0)
 
 
 def _units(model: nn.Module) -> list[nn.Module]:

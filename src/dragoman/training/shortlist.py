@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec, PairFilter, corpus_spec, read_pairs
 from dragoman.data.store.segments import drop_reason
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.decoding.hypothesis import before_end
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import DataError, UsageError
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, read_config, read_meta
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import Tokenizer
 from dragoman.training.averaging import with_root_of_run
 
 __all__ = ["LearnedShortlist", "coverage", "learn_shortlist"]

@@ -15,8 +15,6 @@ from dragoman.io.run_log import Status
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.optim import Progress, amount, budget_fraction
 
-__all__ = ["ProgressEstimator", "Window"]
-
 _SPAN, _POINTS = 3.0, 20
 """Speeds are measured over the last 20 points, 3 seconds apart: about a minute."""
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from dragoman.config import TrainConfig
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import PAD
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Stack
@@ -20,11 +19,12 @@ from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.nn.layers import BatchNorm
 from dragoman.nn.lora import merged, without_adapters
 from dragoman.nn.positions import Positions
+from dragoman.tokenizers import PAD
 from dragoman.training.checkpoint import read_training
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.loss_scaling import LossScale, check_float16
-from dragoman.training.memory import Gradients, Part, accumulate
+from dragoman.training.memory import BatchPart, Gradients, accumulate
 from dragoman.training.optim import Progress, build_optimizer, state_size
 from dragoman.training.run import TrainingRun
 from dragoman.training.validation import swapped_weights
@@ -122,7 +122,7 @@ class TrainingStep:
         batches = [batches[i] if i < len(batches) else _without_targets(batches[0]) for i in passes]
         statistics = self._statistics()
 
-        def compute(part: Part) -> float | Tensor:
+        def compute(part: BatchPart) -> float | Tensor:
             seed_dropout(self.config.seed, step, part.number * self.context.size + self.context.rank, *part.key)
             nll = self.add_gradient(part.batch, scale)
             return float(nll) if self.reads else nll.double()

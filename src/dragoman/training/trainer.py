@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from dragoman.config import Config, Duration
 from dragoman.data.batching import Batch
-from dragoman.data.doctor.precheck import precheck
+from dragoman.data.precheck import precheck
 from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import NoLog, Reporter, RunLog, read_log
@@ -33,11 +33,11 @@ from dragoman.training.batch_size import resolve_batch_tokens
 from dragoman.training.batch_stream import BatchStream
 from dragoman.training.captured import use_grid
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
+from dragoman.training.forecast import forecast_of, forecast_problems, plan_warnings, warmup_warning
 from dragoman.training.interrupt import Interrupt
 from dragoman.training.memory import Gradients, try_rows
 from dragoman.training.optim import Progress, amount, budget_fraction, learning_rate
 from dragoman.training.outcomes import Outcome, Outcomes
-from dragoman.training.plan import forecast_of, forecast_problems, plan_warnings, warmup_warning
 from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
 from dragoman.training.sharded import build_step, check_sharding
 from dragoman.training.status import ProgressEstimator, Window
@@ -91,7 +91,7 @@ def _open(
         check_files(config)
         if context.is_main:
             stack.enter_context(lock_run(folder))
-            if config.data.kind == "parallel" and not list_checkpoints(folder):
+            if config.data.about.translates and not list_checkpoints(folder):
                 reporter.phase("checking the data")
                 precheck(config, reporter.warn, folder.parent / "prepared")
         run = open_run(config, folder, reporter, writes=context.is_main)

@@ -21,8 +21,6 @@ from dragoman.io.suffixes import COMPRESSED_SUFFIXES
 from dragoman.io.weights import read_safetensors
 from dragoman.io.writing import write_file
 
-__all__ = ["check_target", "read_vectors", "write_vectors"]
-
 _SAFE = ".safetensors"
 _BINARY = (".bin", ".npy", ".npz", ".pt", ".pkl", ".model", ".kv")
 """Suffixes of other formats of vectors, which would be misleading for text."""

@@ -14,8 +14,6 @@ from dragoman.io.lines import clip
 from dragoman.io.writing import write_file
 from dragoman.pages.charts import GRID, INK, SOFT, Drawing, drawing, series_color, standalone
 
-__all__ = ["principal_components", "write_picture"]
-
 WIDTH, HEIGHT, MARGIN, FOOT = 960, 640, 64, 44
 FONT, DOT = 15, 4.5
 _STYLE = ".word { font-size: 15px; paint-order: stroke; stroke: var(--surface); stroke-width: 3.5px; }"

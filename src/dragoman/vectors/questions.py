@@ -16,10 +16,6 @@ from numpy.typing import NDArray
 from dragoman.errors import DataError
 from dragoman.io.lines import clip, read_lines
 
-__all__ = [
-    "Accuracy", "Correlation", "Question", "Row", "read_questions", "read_similarities", "score_questions", "spearman",
-]  # fmt: skip
-
 Question = tuple[str, str, str, str]
 """a, b, c, d: a is to b as c is to d."""
 

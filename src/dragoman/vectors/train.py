@@ -15,8 +15,6 @@ from dragoman.errors import DataError, UsageError, nearest
 from dragoman.extras import extra_package
 from dragoman.vectors.word_vectors import WordVectors
 
-__all__ = ["Kind", "Tokens", "tokens_of", "train_vectors", "words_of"]
-
 Kind = Literal["skipgram", "cbow"]
 Tokens = Literal["words", "all"]
 

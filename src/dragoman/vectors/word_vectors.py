@@ -18,8 +18,6 @@ from dragoman.vectors.files import read_vectors, write_vectors
 from dragoman.vectors.picture import write_picture
 from dragoman.vectors.questions import Accuracy, Correlation, Question, score_questions, spearman
 
-__all__ = ["DISTANCES", "MEASURES", "Measure", "Neighbour", "WordVectors"]
-
 Measure = Literal["cosine", "dot", "euclidean", "mahalanobis"]
 MEASURES: tuple[str, ...] = get_args(Measure)
 DISTANCES = ("euclidean", "mahalanobis")
@@ -156,10 +154,10 @@ class WordVectors:
 
         Raises ModelFolderError if there is no model, UsageError if its input is not text.
         """
-        from dragoman.data.tokenizer import EOS, Tokenizer  # here, because files of vectors are read without torch
-        from dragoman.data.vocabulary import LabelVocabulary
         from dragoman.models.model_folder import load_network
         from dragoman.nn.layers import Embedding
+        from dragoman.tokenizers import EOS, LabelVocabulary
+        from dragoman.tokenizers.tokenizer import Tokenizer  # here, because files of vectors are read without torch
 
         network, vocabulary, _ = load_network(path)
         tokenizer = vocabulary.tokenizer if isinstance(vocabulary, LabelVocabulary) else vocabulary

@@ -13,8 +13,6 @@ from dragoman.errors import DataError, clip, nearest
 from dragoman.io.arrow import arrow, is_text, read_errors
 from dragoman.io.reading import read_json
 
-__all__ = ["arrow_columns", "arrow_rows", "table_files"]
-
 _ROWS, _BUFFER = 1024, 1 << 20
 _STATE, _PARTS = "state.json", "dataset_dict.json"
 _AGAIN = "Copy or save the data again."
@@ -156,14 +154,14 @@ def _checked(file: Path, schema: Any, keys: Sequence[Key]) -> list[str]:
     texts = [name for name, kind in kinds if is_text(kind)]
     problems = []
     for key in keys:
-        found = [kind for name, kind in kinds if name == key]
-        if not found:
+        types = [kind for name, kind in kinds if name == key]
+        if not types:
             hint = nearest(key, texts) if isinstance(key, str) else ", because columns have names"
             problems.append(f"no column {key!r}{hint}")
-        elif len(found) > 1:
-            problems.append(f"{len(found)} columns are named {key!r}")
-        elif not is_text(found[0]):
-            problems.append(f"the column {key!r} is of type {clip(str(found[0]), 60)}, not of text")
+        elif len(types) > 1:
+            problems.append(f"{len(types)} columns are named {key!r}")
+        elif not is_text(types[0]):
+            problems.append(f"the column {key!r} is of type {clip(str(types[0]), 60)}, not of text")
     if problems:
         raise DataError(
             f"{file}: {'; '.join(problems)}; columns of text: {named_columns(texts)}. Set source_key and target_key to "

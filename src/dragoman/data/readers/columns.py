@@ -10,8 +10,6 @@ from dragoman.data.readers.row import Key, Row
 from dragoman.data.readers.tables import columns, read_rows
 from dragoman.errors import DataError, clip
 
-__all__ = ["key_languages", "text_keys"]
-
 _SAMPLE = 1000
 
 
@@ -24,21 +22,21 @@ def text_keys(path: Path, log: Callable[[str], None]) -> tuple[Key, Key]:
     keys = columns(path)
     rows = _sample(row for row in read_rows(path, keys) if row.texts) if len(keys) > 1 else []
     lettered: list[Key] = []
-    found: list[Key] = []
+    varied: list[Key] = []
     for i, key in enumerate(keys):
         values = [row.texts[i] for row in rows if any(map(str.isalpha, row.texts[i]))]
         if 2 * len(values) > len(rows):
-            (found if 2 * len(set(values)) > len(values) else lettered).append(key)
-    if len(found) < 2:
+            (varied if 2 * len(set(values)) > len(values) else lettered).append(key)
+    if len(varied) < 2:
         first = clip("\t".join(rows[0].texts), 60) if rows else clip(", ".join(map(_shown, keys)), 60)
         repeated = ", ".join(map(_shown, lettered))
         raise DataError(
-            f"{path}: {len(found)} column{'s' * (len(found) != 1)} of text ({first!r}"
+            f"{path}: {len(varied)} column{'s' * (len(varied) != 1)} of text ({first!r}"
             f"{'; mostly repeated values in column ' * bool(repeated)}{repeated}); accepted: a source text and a "
             "target text per row, in two columns"
         )
-    log(f"{path}: source text in column {_shown(found[0])}, target text in column {_shown(found[1])}")
-    return found[0], found[1]
+    log(f"{path}: source text in column {_shown(varied[0])}, target text in column {_shown(varied[1])}")
+    return varied[0], varied[1]
 
 
 def _sample(rows: Iterable[Row]) -> list[Row]:

@@ -13,8 +13,6 @@ from dragoman.data.readers.row import Decode, Key, Row, named_columns, one_text
 from dragoman.errors import DataError, clip, nearest
 from dragoman.io.lines import decode_line, open_lines
 
-__all__ = ["csv_columns", "csv_rows", "jsonl_columns", "jsonl_rows", "tsv_columns", "tsv_rows"]
-
 _NONE: tuple[int, list[str], str] = (0, [], "")
 _HEADER = frozenset({"source", "target", "src", "tgt", "trg", "text", "translation", "original", "english"})
 _CSV_PROBLEMS = {

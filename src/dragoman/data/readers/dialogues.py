@@ -15,8 +15,6 @@ from dragoman.data.turns import Turn, role_problem
 from dragoman.errors import DataError, clip
 from dragoman.io.lines import has_lone_surrogate, read_lines
 
-__all__ = ["Dialogue", "DialogueSet", "parse_dialogues", "parse_plain_turn", "read_dialogues", "spoken_text"]
-
 _MAX_SHOWN = 10
 _UTTERANCE = re.compile(r"\s*\S+\s+(?P<speaker>[^\W\d_]+)\.(?P<turn>\d+)\s+utt\d+:(?P<text>.*)")
 _ACCEPTED = {
@@ -56,8 +54,8 @@ class DialogueSet:
 
     def roles(self) -> Counter[str]:
         """Return the number of turns of each role, in alphabetical order."""
-        found = Counter(turn.role for dialogue in self.dialogues for turn in dialogue.turns)
-        return Counter(dict(sorted(found.items())))
+        turns_of_role = Counter(turn.role for dialogue in self.dialogues for turn in dialogue.turns)
+        return Counter(dict(sorted(turns_of_role.items())))
 
     def extend(self, other: DialogueSet) -> None:
         """Add the dialogues and counts of another file."""
@@ -96,12 +94,12 @@ def parse_dialogues(lines: Iterable[str], format: str, where: str, keep_empty: b
     keep_empty: for JSON lines, keep turns without text, and return one dialogue per line, including blank ones.
     Raises DataError that lists all invalid lines.
     """
-    found, problems = DialogueSet(), list[str]()
+    dialogues, problems = DialogueSet(), list[str]()
     lines = _check_format(iter(lines), format, where)
     if format == "jsonl":
-        _jsonl(lines, found, problems, keep_empty)
+        _jsonl(lines, dialogues, problems, keep_empty)
     else:
-        _paragraphs(lines, format, found, problems)
+        _paragraphs(lines, format, dialogues, problems)
     if problems:
         count = len(problems)
         shown = "".join(f"\n  - {problem}" for problem in problems[:_MAX_SHOWN])
@@ -110,7 +108,7 @@ def parse_dialogues(lines: Iterable[str], format: str, where: str, keep_empty: b
             f"{where}: {count:,} invalid line{'s' if count > 1 else ''}; accepted in format {format!r}: "
             f"{_ACCEPTED[format]}{shown}{more}"
         )
-    return found
+    return dialogues
 
 
 def _check_format(lines: Iterator[str], format: str, where: str) -> Iterator[str]:

@@ -15,8 +15,6 @@ from dragoman.config import ImageData, PixelConfig, resolve_path
 from dragoman.errors import DataError
 from dragoman.extras import extra_package
 
-__all__ = ["HELD_OUT", "LabelledImages", "as_images", "load_digits", "named_images", "read_images", "split_off"]
-
 HELD_OUT = 0.2
 """The share of images that training uses for validation if `data.valid` is not set."""
 

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.errors import DataError, clip
 from dragoman.io.lines import has_lone_surrogate, read_lines
 from dragoman.io.suffixes import plain_suffix
-
-__all__ = ["Example", "TaggedSentence", "read_labelled", "read_tagged", "tagged_row", "text_source"]
+from dragoman.tokenizers import BOS, EOS, PAD
 
 _COLUMNS = {"upos": 3, "xpos": 4}
 

@@ -11,8 +11,6 @@ from dragoman.data.readers.row import Key
 from dragoman.errors import DataError, clip
 from dragoman.io.zip_members import member_names
 
-__all__ = ["moses_files"]
-
 
 def moses_files(path: Path, keys: tuple[Key, Key]) -> tuple[Path, Path]:
     """Return the source and the target file in an archive, as paths that `open_lines` reads (see `io.zip_members`).

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from dragoman.errors import clip
 from dragoman.io.lines import has_lone_surrogate
 
-__all__ = ["Decode", "Key", "Row", "named_columns", "one_text"]
-
 Key = str | int
 """Name of a column or, counted from 0, its number."""
 Decode = Callable[[bytes, int, str], str]

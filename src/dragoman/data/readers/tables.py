@@ -14,8 +14,6 @@ from dragoman.errors import UsageError
 from dragoman.io.lines import decode_line
 from dragoman.io.suffixes import COMPRESSED_SUFFIXES, plain_suffix
 
-__all__ = ["ACCEPTED", "FOLDER", "TMX", "ZIP", "by_language", "columns", "read_rows", "row_advice", "table_format"]
-
 FOLDER, TMX, ZIP = "folder", ".tmx", ".zip"
 ACCEPTED = (
     ".tsv, .csv, .jsonl or .tmx (.gz, .zst or .xz may follow), .parquet, .zip (OPUS in Moses format), or a folder of "

@@ -12,10 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.ids import EOS
 from dragoman.io.lines import read_lines
-
-__all__ = ["Ids", "TextStream", "read_paragraphs", "read_stream", "texts_of"]
+from dragoman.tokenizers import EOS
 
 
 def read_paragraphs(path: Path) -> Iterator[str]:

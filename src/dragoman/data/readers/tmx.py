@@ -19,8 +19,6 @@ from dragoman.data.languages import language_code
 from dragoman.data.readers.xml_text import read_xml
 from dragoman.errors import DataError, UsageError, clip
 
-__all__ = ["TmxCount", "TmxUnit", "check_languages", "read_tmx", "tmx_languages", "tmx_pairs"]
-
 _CODES = {"bpt", "ept", "ph", "it", "ut"}
 _STANDALONE = {"ph", "ut"}
 """Codes that may replace a line break, unlike the ends of a pair, such as those of bold letters."""
@@ -59,12 +57,12 @@ class TmxCount:
 
     def __str__(self) -> str:
         """Format what was left out, "" if nothing was."""
-        found = (
+        dropped = (
             (self.further, "further variants of the same language"),
             (self.codes, "formatting codes"),
             (self.controls, "characters that XML does not allow"),
         )
-        return ", ".join(f"{what} {number:,}" for number, what in found if number)
+        return ", ".join(f"{what} {number:,}" for number, what in dropped if number)
 
 
 class _Collector:

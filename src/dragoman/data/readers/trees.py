@@ -17,8 +17,6 @@ from typing import Any
 from dragoman.errors import DataError, clip
 from dragoman.io.lines import read_lines
 
-__all__ = ["WORD", "Tree", "bracket_f1", "brackets", "delinearize", "linearize", "penn_word", "read_trees"]
-
 WORD = "XX"
 """Token for every word of a linearized tree."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from dragoman.errors import DataError, clip
 from dragoman.io.lines import read_chunks
 
-__all__ = ["read_xml"]
-
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
          (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
          (b"<\0", "utf-16-le"), (b"\0<", "utf-16-be"))  # fmt: skip
@@ -51,15 +49,15 @@ def _allowed(text: str, dropped: Callable[[int], None]) -> str:
 
     def replaced(match: re.Match[str]) -> str:
         nonlocal count
-        found = match[0]
-        if found.startswith("&"):
-            code = int(found[3:-1], 16) if found[2] == "x" else int(found[2:-1])
+        reference = match[0]
+        if reference.startswith("&"):
+            code = int(reference[3:-1], 16) if reference[2] == "x" else int(reference[2:-1])
             is_surrogate = 0xD800 <= code <= 0xDFFF
             if code <= 0x10FFFF and not is_surrogate and not _FORBIDDEN.match(chr(code)):
-                return found
-            found = chr(min(code, 0x10FFFF))
+                return reference
+            reference = chr(min(code, 0x10FFFF))
         count += 1
-        return " " if found in _LINE_BREAKS else ""
+        return " " if reference in _LINE_BREAKS else ""
 
     text = _FORBIDDEN.sub(replaced, text)
     if count:

@@ -10,8 +10,6 @@ from unicode_rbnf import RbnfEngine
 
 from dragoman.data.spelled_numbers.target import TargetLanguage
 
-__all__ = ["Chinese"]
-
 _WEEKDAYS = "一二三四五六日"
 
 

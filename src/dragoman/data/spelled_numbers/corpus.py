@@ -32,11 +32,6 @@ from dragoman.data.spelled_numbers.target import TargetLanguage
 from dragoman.errors import DragomanError, UsageError
 from dragoman.io.writing import atomic_file
 
-__all__ = [
-    "DATE_FORMS", "TARGETS", "SpelledNumbers", "build", "cardinal_pair", "date_pair", "ordinal_pair", "target_language",
-    "write", "year_pair",
-]  # fmt: skip
-
 TARGETS: dict[str, TargetLanguage] = {language.code: language for language in (German(), Chinese())}
 
 TextPair = tuple[str, str]
@@ -166,10 +161,10 @@ def _pools(rng: random.Random, target: str) -> tuple[list[TextPair], dict[str, I
 
 
 def _distinct(draw: Callable[[], Drawn], count: int) -> list[Drawn]:
-    found: dict[Drawn, None] = {}
-    while len(found) < count:
-        found[draw()] = None
-    return list(found)
+    drawn: dict[Drawn, None] = {}
+    while len(drawn) < count:
+        drawn[draw()] = None
+    return list(drawn)
 
 
 # All choices use `random()`, the only method with the same sequence in every version of Python.

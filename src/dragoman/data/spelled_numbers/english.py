@@ -7,8 +7,6 @@ from functools import cache
 
 from dragoman.extras import extra_package
 
-__all__ = ["ENGLISH_MONTHS", "ENGLISH_WEEKDAYS", "cardinal", "date", "ordinal", "year"]
-
 _num2words = extra_package("num2words", "train", "the built-in corpus").num2words
 
 ENGLISH_MONTHS = (

@@ -9,8 +9,6 @@ from typing import Any, ClassVar
 from dragoman.data.spelled_numbers.target import TargetLanguage
 from dragoman.extras import extra_package
 
-__all__ = ["GERMAN_MONTHS", "GERMAN_WEEKDAYS", "German"]
-
 _num2words = extra_package("num2words", "train", "the built-in corpus").num2words
 
 GERMAN_MONTHS = (

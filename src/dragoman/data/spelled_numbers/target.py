@@ -6,8 +6,6 @@ import datetime
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-__all__ = ["TargetLanguage"]
-
 
 class TargetLanguage(ABC):
     """Spelling of numbers and dates, with exactly one text per number, and per date and form.

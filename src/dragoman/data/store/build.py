@@ -27,7 +27,7 @@ from dragoman.data.store.chunks import TABLE
 from dragoman.data.store.duplicates import find_duplicates
 from dragoman.data.store.folder import DamagedStoreError, build_once, describe, read_about, write_about
 from dragoman.data.store.origin import VERSION, Origin, content_hash, text_hash
-from dragoman.data.store.pool import Pool, Processes, ThisProcess
+from dragoman.data.store.pool import Processes, ThisProcess, WorkerPool
 from dragoman.data.store.reader import Store, part_name
 from dragoman.data.store.segments import (
     SEGMENT,
@@ -39,12 +39,10 @@ from dragoman.data.store.segments import (
     filter_segment,
     read_filtered,
 )
-from dragoman.data.tokenizer import Tokenizer, train_tokenizer
 from dragoman.errors import DataError
 from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
-
-__all__ = ["build_store"]
+from dragoman.tokenizers import Tokenizer, train_tokenizer
 
 _PROGRESS_EVERY = 10_000  # pairs read between two progress messages
 _READING, _ENCODING = "reading the training data", "encoding the training data"
@@ -56,7 +54,7 @@ def build_store(
     specs: Sequence[CorpusSpec],
     cache: Path,
     reporter: Reporter,
-    pool: Pool | None = None,
+    pool: WorkerPool | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Store:
     """Return the store of these corpora: reused if an undamaged one is in `cache`, else built there.
@@ -132,7 +130,7 @@ class _Builder:
         final: Path,
         folder: Path,
         reporter: Reporter,
-        pool: Pool,
+        pool: WorkerPool,
         tokenizer: Tokenizer | None,
     ) -> None:
         """final: the folder of the store when it is complete.  folder: where it is written."""

@@ -16,8 +16,6 @@ from itertools import chain, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PAIRS", "TABLE", "Record", "id_type", "ids_record", "record_hash", "text_record"]
-
 PAIRS = 1024
 """Largest number of pairs in a chunk."""
 TABLE = np.dtype(

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from dragoman.data.store.segments import sorted_hashes
 
-__all__ = ["find_duplicates"]
-
 _AT_ONCE = 1 << 24
 """Hashes that are sorted at once, which takes about 500 MB."""
 _RANGES = 256
@@ -30,12 +28,12 @@ def find_duplicates(earlier: Sequence[Path], segments: Sequence[tuple[str, int]]
     """
     bounds = [_bounds(np.fromfile(path, np.uint64)) for path in earlier]
     bounds += [_bounds(sorted_hashes(*segment)[0]) for segment in segments]
-    found: list[list[NDArray[np.uint32]]] = [[] for _ in segments]
+    duplicates: list[list[NDArray[np.uint32]]] = [[] for _ in segments]
     for first, last in _groups(np.diff(np.sum(bounds, axis=0)) if bounds else np.zeros(_RANGES, np.int64)):
         spans = [(int(ends[first]), int(ends[last])) for ends in bounds]
-        _search(earlier, segments, spans, found)
+        _search(earlier, segments, spans, duplicates)
     empty = np.zeros(0, np.uint32)
-    return [np.sort(np.concatenate(positions or [empty])) for positions in found]
+    return [np.sort(np.concatenate(positions or [empty])) for positions in duplicates]
 
 
 def _bounds(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:

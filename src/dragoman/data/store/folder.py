@@ -18,8 +18,6 @@ from dragoman.io.reading import RandomAccessFile, read_json
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import atomic_folder, not_written
 
-__all__ = ["REMEDY", "VERIFIED", "DamagedStoreError", "build_once", "damaged", "describe", "read_about", "write_about"]
-
 ABOUT = "store.json"
 REMEDY = "Remove the folder; the next training run rebuilds it."
 VERIFIED = 256 << 20

@@ -13,12 +13,10 @@ from typing import Any
 
 from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError, DragomanError
 from dragoman.io.reading import hash_file, read_json
 from dragoman.io.writing import write_file
-
-__all__ = ["LARGE", "VERSION", "Origin", "content_hash", "files_hash", "text_hash", "tokenizer_hash"]
+from dragoman.tokenizers import Tokenizer
 
 VERSION = 3
 """Of the format; stores of other versions are built again, under another name."""

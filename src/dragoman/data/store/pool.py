@@ -12,13 +12,11 @@ from dragoman.errors import DragomanError
 from dragoman.extras import extra_package
 from dragoman.processor import usable_cores
 
-__all__ = ["Pool", "Processes", "RayTasks", "ThisProcess"]
-
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
 
-class Pool(Protocol):
+class WorkerPool(Protocol):
     """Computes a function of many tasks."""
 
     def map(self, function: Callable[[_Task], _Result], tasks: Iterator[_Task]) -> Iterator[_Result]:

@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from dragoman.data.store.chunks import TABLE, Record, id_type, record_hash
 from dragoman.data.store.folder import REMEDY, VERIFIED, DamagedStoreError, damaged, read_about
 from dragoman.data.store.origin import VERSION
-from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.errors import DataError, ModelFolderError
 from dragoman.io.reading import RandomAccessFile, read_json
-
-__all__ = ["Store", "part_name"]
+from dragoman.tokenizers import EOS, Tokenizer
 
 _OPEN_FILES = 256
 _CACHED = 600

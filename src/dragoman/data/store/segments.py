@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import FilterStats, PairFilter, SentencePair, pair_hash
 from dragoman.data.store.chunks import PAIRS, TABLE, Record, id_type, ids_record, record_hash, text_record
-from dragoman.data.tokenizer import Tokenizer, TokenizerFiles
-
-__all__ = ["SEGMENT", "EncodeTask", "EncodedSegment", "FilterTask", "FilteredSegment", "drop_reason", "encode_segment",
-           "filter_segment", "read_filtered", "sorted_hashes"]  # fmt: skip
+from dragoman.tokenizers import Tokenizer, TokenizerFiles
 
 SEGMENT = PAIRS * 128
 """Pairs read per segment."""
@@ -165,8 +162,8 @@ def _write_chunks(
 
 
 def _count(counts: Counter[int], values: NDArray[np.generic]) -> None:
-    found, times = np.unique(values, return_counts=True)
-    counts.update(dict(zip(found.tolist(), times.tolist(), strict=True)))
+    distinct, times = np.unique(values, return_counts=True)
+    counts.update(dict(zip(distinct.tolist(), times.tolist(), strict=True)))
 
 
 def _finish_hashes(task: EncodeTask, is_duplicate: NDArray[np.bool_], segment: EncodedSegment) -> None:

@@ -29,13 +29,11 @@ from dragoman.data.store.folder import (
     write_about,
 )
 from dragoman.data.store.origin import files_hash, tokenizer_hash
-from dragoman.data.tokenizer import Tokenizer, learn_tokenizer
 from dragoman.errors import DataError, ModelFolderError
 from dragoman.io.lines import read_lines
 from dragoman.io.reading import RandomAccessFile
 from dragoman.io.run_log import Reporter
-
-__all__ = ["PreparedText", "prepare_text"]
+from dragoman.tokenizers import Tokenizer, learn_tokenizer
 
 _VERSION = "text 1"
 _BLOCK = 1 << 16
@@ -206,10 +204,10 @@ def _open(folder: Path) -> tuple[Tokenizer, TextStream, list[str]]:
     for name, expected in about["files"].items():
         try:
             file = files[name] = RandomAccessFile(folder / name)
-            found = {"bytes": len(file)} | ({} if name == "ids" else {"blake2b": file.digest()})
+            actual = {"bytes": len(file)} | ({} if name == "ids" else {"blake2b": file.digest()})
         except OSError as error:
             raise DamagedStoreError(f"{folder / name}: cannot be read ({error.strerror or error}). {REMEDY}") from None
-        if found != expected:
+        if actual != expected:
             raise DamagedStoreError(f"{folder / name}: was altered. {REMEDY}")
     try:
         tokenizer = Tokenizer.load(folder)

@@ -7,11 +7,11 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, slot_size
 from dragoman.decoding.cuda_graphs.slot_search import Sentence
 from dragoman.decoding.hypothesis import Hypothesis, best
 from dragoman.decoding.service import BatchedSearchService, Waiting
+from dragoman.tokenizers import BOS, EOS, PAD
 
 __all__ = ["SlotSearchService"]
 

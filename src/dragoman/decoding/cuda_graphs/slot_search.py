@@ -19,12 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.data.ids import EOS
 from dragoman.decoding.cuda_graphs.slots import DONE, NOT_A_NUMBER, RUNNING, PlainOperations, SlotState, SlotStep
 from dragoman.decoding.hypothesis import Hypothesis, Ids, complete
 from dragoman.decoding.pytorch.stepper import nan_error
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.transformer import Transformer
+from dragoman.tokenizers import EOS
 
 __all__ = ["Sentence", "SlotSearch"]
 

@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, Transformer
 from dragoman.nn.attention import CrossAttention, SelfAttention
 from dragoman.nn.layers import DecoderLayer, FeedForward, SubLayer
 from dragoman.nn.positions import T5, Alibi, Learned, Positions, Rotary, Sinusoidal
+from dragoman.tokenizers import BOS, EOS, PAD
 
 __all__ = [
     "DONE",

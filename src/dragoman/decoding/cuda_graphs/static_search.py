@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Hypothesis, Ids, complete, length_penalty
 from dragoman.decoding.pytorch.beam import narrowed
 from dragoman.decoding.pytorch.sampling import draw
@@ -27,6 +26,7 @@ from dragoman.decoding.pytorch.stepper import nan_error
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.seq2seq import Memory, Model
 from dragoman.nn.state import DecodeState, LayerState, SelfKeyValues, StaticKeyValues, StaticState
+from dragoman.tokenizers import BOS, EOS, PAD
 
 __all__ = ["Sizes", "StaticShapeSearch"]
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.request import RaggedIds, SearchRequest, Settings, ShortlistTable, Usage, address
@@ -24,6 +23,7 @@ from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import DragomanError, UsageError, check_problems
+from dragoman.tokenizers import BOS, EOS, PAD
 
 __all__ = ["ERROR_SIZE", "Engine", "raise_for_status"]
 

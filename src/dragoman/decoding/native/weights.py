@@ -9,10 +9,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dragoman.config import Config, DecoderOnlyConfig, LayerNormConfig, LearnedPosition, T5Position, TransformerConfig
-from dragoman.data.vocabulary import Vocabulary
 from dragoman.io.weights import dtype_name, load_arrays, read_header
 from dragoman.models.model_folder import check_tensors
 from dragoman.models.size import check_capacity
+from dragoman.tokenizers import Vocabulary
 
 __all__ = ["check_weights", "float8_reasons", "read_weights", "weight_shapes"]
 

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from dragoman.data.batch_plans import batches_within
-from dragoman.data.tokenizer import BOS
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.pytorch.generate import padded
@@ -22,6 +21,7 @@ from dragoman.device import resolve_device
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model, evaluating
 from dragoman.nn.record import record, tap_names
+from dragoman.tokenizers import BOS
 
 __all__ = ["TorchBackend"]
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.hypothesis import Hypothesis, best, complete, length_penalty
 from dragoman.decoding.pytorch.stepper import SearchRequest, SearchState, State, Stepper
 from dragoman.decoding.settings import SearchSettings
+from dragoman.tokenizers import BOS, EOS
 
 __all__ = ["BeamStep", "beam_search", "narrowed"]
 

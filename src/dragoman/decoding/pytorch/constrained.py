@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.hypothesis import Hypothesis, complete, length_penalty
 from dragoman.decoding.phrases import PhraseProgress, Phrases
 from dragoman.decoding.pytorch.stepper import SearchRequest, Stepper
 from dragoman.decoding.settings import SearchSettings
+from dragoman.tokenizers import BOS, EOS
 
 __all__ = ["constrained_search"]
 

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, EOS
 from dragoman.decoding.hypothesis import Hypothesis, best, complete
 from dragoman.decoding.pytorch.stepper import SearchRequest, State, Stepper
 from dragoman.decoding.settings import SearchSettings
+from dragoman.tokenizers import BOS, EOS
 
 __all__ = ["SamplingState", "draw", "sample", "uniforms"]
 

@@ -14,13 +14,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import BOS, EOS, PAD
 from dragoman.decoding.hypothesis import Ids
 from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
+from dragoman.tokenizers import BOS, EOS, PAD
 
 __all__ = ["EnsembleStepper", "ModelStepper", "SearchRequest", "SearchState", "ShortlistStepper", "State", "Stepper",
            "check_prefixes", "disallow_repeated_ngrams", "nan_error", "with_shortlist"]  # fmt: skip

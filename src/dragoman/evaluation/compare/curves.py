@@ -11,8 +11,6 @@ from dragoman.evaluation.compare.runs import Curve, Group, RunComparison
 from dragoman.evaluation.compare.scores import EvalSet
 from dragoman.pages.charts import WIDTH, Line, draw_curves, draw_intervals, readout, time_unit
 
-__all__ = ["panels", "values_of_test"]
-
 MOST_POINTS = 200
 _LOSSES = ("valid_loss", "loss", "perplexity", "bits_per_character")
 _TITLES = {"loss": "training loss", "valid_loss": "validation loss", "bleu": "BLEU", "chrf": "chrF", "f1": "F1"}

@@ -35,8 +35,6 @@ from dragoman.pages.charts import is_number
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ComparedRun", "Curve", "Group", "RunComparison", "Statistic", "compare_runs", "short_names"]
-
 Curve = tuple[tuple[int, float, float], ...]
 """Points (step, seconds, value) of a quantity during training."""
 
@@ -72,12 +70,12 @@ class ComparedRun:
     def numbers(self) -> dict[str, float | None]:
         """Numbers by name: cost, `valid.` scores of the best checkpoint, `test.` scores."""
         cost = ("parameters", "steps", "seconds", "tokens_per_second", "memory_mb", "best_step")
-        found: dict[str, float | None] = {name: getattr(self, name) for name in cost}
-        found |= {f"valid.{name}": value for name, value in self.scores.items()}
+        values: dict[str, float | None] = {name: getattr(self, name) for name in cost}
+        values |= {f"valid.{name}": value for name, value in self.scores.items()}
         for name in ("bleu", "chrf") if self.test else ():
             interval: Interval = getattr(self.test, name)
-            found |= {f"test.{name}": interval.score, f"test.{name}_half": interval.half}
-        return found
+            values |= {f"test.{name}": interval.score, f"test.{name}_half": interval.half}
+        return values
 
 
 @dataclass(frozen=True)
@@ -188,12 +186,12 @@ def compare_runs(
         raise UsageError(f"tokenize = {tokenize} applies to the BLEU of a test set; give source and reference too")
     if samples < 2:
         raise UsageError(f"samples = {samples}; accepted: at least 2 (usually 1000)")
-    found = _read_runs(runs)
+    runs_read = _read_runs(runs)
     if source is None or reference is None:
-        return _grouped(found)
-    tokenize = _tokenizer(found, tokenize)
+        return _grouped(runs_read)
+    tokenize = _tokenizer(runs_read, tokenize)
     test = read_eval_set(Path(source), Path(reference))
-    return _grouped([_decoded(run, test, device, samples, tokenize, log) for run in found], test, samples)
+    return _grouped([_decoded(run, test, device, samples, tokenize, log) for run in runs_read], test, samples)
 
 
 def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:

@@ -15,10 +15,6 @@ from sacrebleu.metrics.chrf import CHRF
 from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.errors import DataError
 
-__all__ = [
-    "DecodedScores", "EvalSet", "Interval", "LengthScore", "length_bounds", "read_eval_set", "score_translations",
-]  # fmt: skip
-
 _MOST_BUCKETS = 8
 _FEWEST_SENTENCES = 20
 

@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.bart_vocabulary import read_vocabulary
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators as compare
@@ -34,7 +32,8 @@ from dragoman.formats.importing.encoder_decoder import (
     size_problems,
 )
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
-from dragoman.formats.importing.names import Order, Rule
+from dragoman.formats.importing.names import AxisOrder, Rule
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 
 __all__ = ["compare", "fairseq_sinusoids", "plan", "read_vocabulary", "unsupported"]
 
@@ -86,11 +85,11 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         vocabulary=vocabulary,
         table={name: _without_prefix(rule) for name, rule in table.items()},
         orders={
-            "stream": Order(range(d_model), d_model),
-            "source": Order(vocabulary.source, size),
-            "target": Order(vocabulary.target, size),
-            "logits": Order(logits, size),
-            "positions": Order(range(_OFFSET, positions + _OFFSET), positions + _OFFSET),
+            "stream": AxisOrder(range(d_model), d_model),
+            "source": AxisOrder(vocabulary.source, size),
+            "target": AxisOrder(vocabulary.target, size),
+            "logits": AxisOrder(logits, size),
+            "positions": AxisOrder(range(_OFFSET, positions + _OFFSET), positions + _OFFSET),
         },
         constants={},
         unused=r"(model\.)?(encoder|decoder)\.(version|embed_positions\.(weights|_float_tensor))"

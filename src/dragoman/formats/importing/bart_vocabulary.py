@@ -14,18 +14,15 @@ from typing import Any
 
 import sentencepiece as spm
 
-from dragoman.data.frames import Frames
-from dragoman.data.ids import EOS
-from dragoman.data.json_pieces import TokenIds
-from dragoman.data.pieces import PieceLists
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoder_decoder import renamed
 from dragoman.formats.importing.family import ImportedVocabulary, ProblemList
 from dragoman.formats.importing.json_vocabulary import json_vocabulary
 from dragoman.formats.importing.reference import transformers_package
-
-__all__ = ["read_vocabulary"]
+from dragoman.tokenizers import EOS, Tokenizer
+from dragoman.tokenizers.json_pieces import TokenIds
+from dragoman.tokenizers.listed_pieces import PieceLists
+from dragoman.tokenizers.templates import Templates
 
 _FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]
 _PAD, _END, _UNKNOWN = 1, 2, 3
@@ -87,7 +84,7 @@ def _byte_level(checkpoint: Checkpoint, size: int, start: int) -> ImportedVocabu
     frame = (first, "text", EOS)
     assert isinstance(vocabulary.tokenizer, Tokenizer)
     source, target, pieces, _ = vocabulary.tokenizer.models
-    tokenizer = Tokenizer(source, target, pieces, Frames(frame, frame, control=(first,)).file())
+    tokenizer = Tokenizer(source, target, pieces, Templates(frame, frame, control=(first,)).file())
     return ImportedVocabulary(tokenizer, vocabulary.source, vocabulary.target)
 
 
@@ -156,7 +153,7 @@ def _code(name: str) -> str:
     return "" if match is None else next(filter(None, match.groups()))
 
 
-def _frames(checkpoint: Checkpoint, codes: _Codes, order: list[int], pieces: int) -> Frames:
+def _frames(checkpoint: Checkpoint, codes: _Codes, order: list[int], pieces: int) -> Templates:
     """Return the frames, with our ids.  pieces: number of ids before the languages."""
     ours = {theirs: token for token, theirs in enumerate(order)}
     languages = {code: ours[token] for code, token in codes.ids.items() if ours[token] > EOS}
@@ -168,8 +165,8 @@ def _frames(checkpoint: Checkpoint, codes: _Codes, order: list[int], pieces: int
     after = codes.start != _END or bool(settings.get("legacy_behaviour"))
     frame = ("text", EOS, "source") if after else ("source", "text", EOS)
     if codes.start == _END:
-        return Frames(frame, ("target", "text", EOS), (languages, languages), (source, target), tuple(control))
-    return Frames(frame, ("text", EOS), (languages, {}), (source, None), tuple(control))
+        return Templates(frame, ("target", "text", EOS), (languages, languages), (source, target), tuple(control))
+    return Templates(frame, ("text", EOS), (languages, {}), (source, None), tuple(control))
 
 
 def _known(code: object, languages: Mapping[str, int]) -> str | None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config import parse_config
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DragomanError
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -37,10 +36,9 @@ from dragoman.formats.importing.family import (
     accepted_values,
 )
 from dragoman.formats.importing.labels import label_names
-from dragoman.formats.importing.names import Order, Rule, expanded
+from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 from dragoman.formats.importing.wordpiece import wordpiece_vocabulary
-
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+from dragoman.tokenizers import LabelVocabulary
 
 _KINDS = {
     "BertForMaskedLM": "masked",
@@ -118,9 +116,9 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         vocabulary=vocabulary,
         table=_table(settings),
         orders={
-            "words": Order(vocabulary.source, settings["vocab_size"]),
-            "labels": Order(labels, max(labels) + 1),
-            "qkv": Order(range(3 * settings["hidden_size"]), 3 * settings["hidden_size"]),
+            "words": AxisOrder(vocabulary.source, settings["vocab_size"]),
+            "labels": AxisOrder(labels, max(labels) + 1),
+            "qkv": AxisOrder(range(3 * settings["hidden_size"]), 3 * settings["hidden_size"]),
         },
         constants={},
         unused=unused,

@@ -21,8 +21,6 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.io.reading import read_bytes, read_json
 from dragoman.io.weights import load_file
 
-__all__ = ["Checkpoint"]
-
 _ADVICE = "Download the folder again, completely."
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _MAX_VOCABULARY = 1 << 28

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dragoman.data.tokenizer import EOS, Tokenizer
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Plan, TokenizerParity
@@ -23,8 +22,7 @@ from dragoman.formats.importing.reference import (
 from dragoman.formats.parity import compare_models, parity_cases
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
-
-__all__ = ["SAMPLES", "TextCodec", "compare_language_models", "compare_tokenizers", "compare_translators", "lines_of"]
+from dragoman.tokenizers import EOS, Tokenizer
 
 _LINES = 200
 SAMPLES = (

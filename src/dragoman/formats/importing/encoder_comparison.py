@@ -9,9 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.errors import DataError
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -20,8 +17,7 @@ from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Pl
 from dragoman.formats.importing.labels import compare_labels
 from dragoman.formats.importing.reference import ReferenceTokenizer, reference_model
 from dragoman.models.model_folder import load_network
-
-__all__ = ["EncoderRuntime", "compare_encoders", "words_of"]
+from dragoman.tokenizers import BOS, EOS, LabelVocabulary, Tokenizer, Vocabulary
 
 _LINES = 200
 _LONGEST = 64

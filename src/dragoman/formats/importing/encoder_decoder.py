@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dragoman.data.ids import SPECIAL_NAMES
 from dragoman.formats.importing.family import ACTIVATIONS, NEVER
 from dragoman.formats.importing.names import Rule, expanded
-
-__all__ = [
-    "encoder_decoder_table",
-    "model_document",
-    "norm_rules",
-    "renamed",
-    "search_document",
-    "size_problems",
-]
+from dragoman.tokenizers import SPECIAL_NAMES
 
 _SIZES = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",

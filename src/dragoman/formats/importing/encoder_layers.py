@@ -7,8 +7,6 @@ from typing import Any
 
 from dragoman.formats.importing.names import Rule
 
-__all__ = ["encoder_sizes", "feed_forward", "linear", "norm", "self_attention"]
-
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 
 

@@ -10,24 +10,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dragoman.config import Config
-from dragoman.data.vocabulary import Vocabulary
 from dragoman.errors import UsageError
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.names import Orders, Table
-
-__all__ = [
-    "ACTIVATIONS",
-    "NEVER",
-    "Comparison",
-    "Family",
-    "ImportedVocabulary",
-    "ModelParity",
-    "Plan",
-    "ProblemList",
-    "TokenizerParity",
-    "accepted_values",
-]
+from dragoman.formats.importing.names import AxisOrders, Table
+from dragoman.tokenizers import Vocabulary
 
 ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
@@ -73,7 +60,7 @@ class Plan:
     config: Config
     vocabulary: ImportedVocabulary
     table: Table
-    orders: Orders
+    orders: AxisOrders
     constants: Mapping[str, Callable[[tuple[int, ...]], Tensor | None]]
     unused: str
     positions: int

@@ -9,8 +9,6 @@ from typing import Any
 from dragoman.errors import DragomanError, UsageError
 from dragoman.extras import extra_package
 
-__all__ = ["download", "hub_package", "is_hub_name"]
-
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _FILES = ("*.json", "*.safetensors", "*.model", "*.spm", "*.txt")
 _PICKLES = ("*.bin",)

@@ -16,7 +16,6 @@ from dragoman.errors import DragomanError, TrainingError, UsageError, check_prob
 from dragoman.formats import ctranslate2
 from dragoman.formats.check_text import check_text, check_text_problems
 from dragoman.formats.importing import bart, bert, gpt2, llama, marian, t5, vit
-from dragoman.formats.importing.assumed import assumed_settings, assumed_vocabulary
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.ctranslate2_files import family as ctranslate2_family
 from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint, is_ctranslate2
@@ -25,6 +24,7 @@ from dragoman.formats.importing.hub import download, hub_package, is_hub_name
 from dragoman.formats.importing.marian_files import family as marian_family
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint, find_models
 from dragoman.formats.importing.names import converted, listed, table_problems
+from dragoman.formats.importing.placeholders import importable_settings, placeholder_vocabulary
 from dragoman.formats.importing.reference import transformers_package
 from dragoman.formats.importing.toolkits import eole, fairseq, joeynmt, opennmt
 from dragoman.formats.importing.toolkits.checkpoint import (
@@ -99,7 +99,7 @@ def import_model(
     hub = source.as_posix() if is_hub_name(source) else None
     checkpoint = opened(source if hub is None else download(hub))
     name, plan = _plan(checkpoint)
-    if reference is not None and plan.config.data.kind != "parallel":
+    if reference is not None and not plan.config.data.about.translates:
         raise UsageError(f"--reference {reference}: this model does not translate; omit --reference")
     network = assemble(
         plan.config.model,
@@ -249,8 +249,8 @@ def _other_problems(
     """
     if type(checkpoint) is not Checkpoint:
         return []
-    assumed = checkpoint.with_settings(assumed_settings(checkpoint.settings))
-    vocabulary = vocabulary or assumed_vocabulary(assumed.settings)
+    assumed = checkpoint.with_settings(importable_settings(checkpoint.settings))
+    vocabulary = vocabulary or placeholder_vocabulary(assumed.settings)
     if vocabulary is None or family.unsupported(assumed.settings):
         return []
     try:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.extras import extra_package
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ImportedVocabulary, ProblemList
 from dragoman.formats.importing.sentencepiece_json import sentencepiece_json
-
-__all__ = ["json_vocabulary"]
+from dragoman.tokenizers import Tokenizer
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
 
 def json_vocabulary(checkpoint: Checkpoint, ids: TokenIds) -> ImportedVocabulary:

@@ -12,8 +12,6 @@ from torch import Tensor
 from dragoman.formats.importing.family import ProblemList
 from dragoman.formats.parity import TOLERANCE, Counts
 
-__all__ = ["LabelParity", "compare_labels", "label_names"]
-
 Input = TypeVar("Input")
 
 

@@ -14,15 +14,13 @@ from typing import Any
 
 import sentencepiece as spm
 
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary, ProblemList
 from dragoman.formats.importing.json_vocabulary import json_vocabulary
-from dragoman.formats.importing.names import Order, Rule
-
-__all__ = ["OUTPUT_BIAS", "document", "number_problems", "read_vocabulary", "vocabulary_orders"]
+from dragoman.formats.importing.names import AxisOrder, Rule
+from dragoman.tokenizers import BOS, EOS
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
 OUTPUT_BIAS = {"output.bias": Rule(("lm_head.bias",), ("logits",), added=NEVER, optional=True)}
 _MAX_TOKENS = 65_536
@@ -92,14 +90,14 @@ def _unknown(checkpoint: Checkpoint) -> int | None:
     return found if type(found) is int else None
 
 
-def vocabulary_orders(vocabulary: ImportedVocabulary) -> dict[str, Order]:
+def vocabulary_orders(vocabulary: ImportedVocabulary) -> dict[str, AxisOrder]:
     """Return the orders of the axes "token" (rows of matrices) and "logits" (the bias of the output)."""
     theirs = vocabulary.target
     size = max(theirs) + 1
     logits = [-1 if token == BOS and theirs[BOS] == theirs[EOS] else row for token, row in enumerate(theirs)]
     return {
-        "token": Order([theirs[EOS] if row < 0 else row for row in theirs], size),
-        "logits": Order(logits, size),
+        "token": AxisOrder([theirs[EOS] if row < 0 else row for row in theirs], size),
+        "logits": AxisOrder(logits, size),
     }
 
 

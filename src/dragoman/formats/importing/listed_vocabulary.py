@@ -8,16 +8,13 @@ from pathlib import Path
 
 import sentencepiece as spm
 
-from dragoman.data.frames import NO_SOURCE_END
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.pieces import PieceLists
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoder_decoder import renamed
 from dragoman.formats.importing.family import ImportedVocabulary, ProblemList
-
-__all__ = ["ListedReference", "TokenList", "listed_vocabulary", "restricted", "sentencepiece_models"]
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
+from dragoman.tokenizers.listed_pieces import PieceLists
+from dragoman.tokenizers.templates import NO_SOURCE_END
 
 _SUFFIXES = (".model", ".spm")
 _SIDES = (("source", "src"), ("target", "tgt", "trg"))

@@ -29,7 +29,7 @@ from dragoman.formats.importing.language_models import (
     read_vocabulary,
     vocabulary_orders,
 )
-from dragoman.formats.importing.names import Order, Rule, expanded
+from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 
 __all__ = [
     "MATRICES",
@@ -187,10 +187,10 @@ def _zeros(settings: Mapping[str, Any], matrices: Sequence[str]) -> dict[str, Te
     }
 
 
-def qkv_order(heads: int, groups: int, size: int) -> Order:
+def qkv_order(heads: int, groups: int, size: int) -> AxisOrder:
     """Return the order of the rows of queries, keys and values.  size: of a head."""
     rows = _qkv_rows(heads, groups, size)
-    return Order(rows, len(rows))
+    return AxisOrder(rows, len(rows))
 
 
 def _qkv_rows(heads: int, groups: int, size: int) -> list[int]:

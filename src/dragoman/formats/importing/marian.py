@@ -21,9 +21,6 @@ import torch
 from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.pieces import PieceLists
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators as compare
@@ -35,8 +32,10 @@ from dragoman.formats.importing.encoder_decoder import (
     size_problems,
 )
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, ProblemList, accepted_values
-from dragoman.formats.importing.names import Order, Rule
+from dragoman.formats.importing.names import AxisOrder, Rule
 from dragoman.nn.position_tables import sinusoid_table
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
+from dragoman.tokenizers.listed_pieces import PieceLists
 
 __all__ = ["PADDING", "compare", "name_table", "plan", "read_vocabulary", "stream_order", "unsupported"]
 
@@ -162,10 +161,10 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         vocabulary=vocabulary,
         table=name_table(settings),
         orders={
-            "stream": Order(stream, d_model),
-            "source": Order(vocabulary.source, sizes[0]),
-            "target": Order(vocabulary.target, sizes[1]),
-            "logits": Order(_generated(checkpoint.generation, vocabulary), sizes[1]),
+            "stream": AxisOrder(stream, d_model),
+            "source": AxisOrder(vocabulary.source, sizes[0]),
+            "target": AxisOrder(vocabulary.target, sizes[1]),
+            "logits": AxisOrder(_generated(checkpoint.generation, vocabulary), sizes[1]),
         },
         constants={f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")},
         unused="" if _tie(settings) == "all" else r"model\.shared\.weight",

@@ -13,11 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Order", "Orders", "Rule", "Table", "converted", "expanded", "listed", "reverted", "table_problems"]
-
 
 @dataclass(frozen=True)
-class Order:
+class AxisOrder:
     """The entries along an axis.
 
     indices: for each of our entries its index in the checkpoint, -1 for an entry that we add.  size: number of entries
@@ -28,7 +26,7 @@ class Order:
     size: int
 
 
-Orders = Mapping[str, Order]
+AxisOrders = Mapping[str, AxisOrder]
 """By name of the axis."""
 
 
@@ -72,7 +70,7 @@ def expanded(templates: Table, layers: int, first: int = 0) -> dict[str, Rule]:
 
 
 def table_problems(
-    table: Table, orders: Orders, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], unused: str
+    table: Table, orders: AxisOrders, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], unused: str
 ) -> Iterator[str]:
     """Yield every missing, unused or incompatible tensor of a checkpoint.
 
@@ -100,12 +98,12 @@ def table_problems(
             yield f"{' + '.join(part.split('|')[0] for part in rule.theirs)}: {problem}"
 
 
-def converted(table: Table, orders: Orders, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def converted(table: Table, orders: AxisOrders, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our tensors, in float32; `table_problems` yields nothing for the arguments."""
     return {ours: _convert(rule, orders, tensors) for ours, rule in table.items()}
 
 
-def reverted(table: Table, orders: Orders, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def reverted(table: Table, orders: AxisOrders, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a checkpoint for ours: the inverse of `converted`, without entries that we add.
 
     Names of one tensor share it.  Tensors that are optional in a checkpoint and that we lack are left out.
@@ -130,7 +128,7 @@ def reverted(table: Table, orders: Orders, tensors: Mapping[str, Tensor]) -> dic
     return found
 
 
-def _convert(rule: Rule, orders: Orders, tensors: Mapping[str, Tensor]) -> Tensor:
+def _convert(rule: Rule, orders: AxisOrders, tensors: Mapping[str, Tensor]) -> Tensor:
     parts = _found(rule, tensors)
     if parts is None:
         indices = torch.tensor(orders[rule.axes[0]].indices)
@@ -171,7 +169,7 @@ def _found(rule: Rule, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
     return found
 
 
-def _shape_problem(rule: Rule, orders: Orders, parts: Sequence[Tensor], ours: tuple[int, ...] | None) -> str | None:
+def _shape_problem(rule: Rule, orders: AxisOrders, parts: Sequence[Tensor], ours: tuple[int, ...] | None) -> str | None:
     """Return what is wrong with the shapes of the tensors of a rule, or None."""
     shown = " + ".join(str(tuple(part.shape)) for part in parts)
     if any(part.dim() != len(rule.axes) or part.shape[1:] != parts[0].shape[1:] for part in parts):

@@ -13,23 +13,12 @@ import sentencepiece as spm
 import torch
 from torch import Tensor
 
-from dragoman.data.ids import BOS, EOS, PAD, UNK
-from dragoman.data.json_pieces import TOKENIZER_JSON
 from dragoman.errors import DragomanError, is_out_of_memory
 from dragoman.extras import extra_package
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
 from dragoman.formats.parity import ParityCase
-
-__all__ = [
-    "CausalRuntime",
-    "CausalTokenizer",
-    "ReferenceTokenizer",
-    "SentencepieceReference",
-    "TransformersRuntime",
-    "calling",
-    "reference_model",
-    "transformers_package",
-]
+from dragoman.tokenizers import BOS, EOS, PAD, UNK
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON
 
 _BATCH = 32
 _OTHER_SPACES = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")

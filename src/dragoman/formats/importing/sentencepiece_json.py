@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import sentencepiece as spm
 
-from dragoman.data.json_pieces import TokenIds
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.extras import extra_package
-
-__all__ = ["sentencepiece_json"]
+from dragoman.tokenizers import Tokenizer
+from dragoman.tokenizers.json_pieces import TokenIds
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _SAMPLES = (

@@ -23,11 +23,6 @@ import sentencepiece as spm
 import torch
 
 from dragoman.config import parse_config
-from dragoman.data.byte_pieces import BYTES_FILE, BytePieces
-from dragoman.data.ids import BOS, EOS, SPECIAL_NAMES, UNK
-from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
-from dragoman.data.pieces import PieceLists
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators
@@ -41,9 +36,11 @@ from dragoman.formats.importing.family import (
     accepted_values,
 )
 from dragoman.formats.importing.json_vocabulary import json_vocabulary
-from dragoman.formats.importing.names import Order, Rule, expanded
-
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+from dragoman.formats.importing.names import AxisOrder, Rule, expanded
+from dragoman.tokenizers import BOS, EOS, SPECIAL_NAMES, UNK, Tokenizer
+from dragoman.tokenizers.byte_pieces import BYTES_FILE, BytePieces
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
+from dragoman.tokenizers.listed_pieces import PieceLists
 
 _SIZES = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size")
 _DEFAULTS: dict[str, Any] = {
@@ -213,7 +210,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         positions = 512 if values["model_type"] == "t5" and not _has_bytes(vocabulary) else 1024
     document = _document(checkpoint, values, vocabulary, tied, positions)
     config = parse_config(document, where=str(checkpoint.folder), stored=True)  # checks limits
-    order = Order(vocabulary.source, values["vocab_size"])
+    order = AxisOrder(vocabulary.source, values["vocab_size"])
     return Plan(
         config=config,
         vocabulary=vocabulary,

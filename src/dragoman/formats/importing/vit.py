@@ -20,7 +20,6 @@ from torch import Tensor
 
 from dragoman.config import ImageData, VisionConfig, parse_config
 from dragoman.data.readers.images import as_images
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -41,12 +40,11 @@ from dragoman.formats.importing.family import (
     accepted_values,
 )
 from dragoman.formats.importing.labels import compare_labels, label_names
-from dragoman.formats.importing.names import Order, Rule, expanded
+from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 from dragoman.formats.importing.reference import reference_model
 from dragoman.models.model_folder import load_network
 from dragoman.models.vision import patches
-
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+from dragoman.tokenizers import LabelVocabulary
 
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "architectures": (["ViTForImageClassification"],),
@@ -109,7 +107,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         config=config,
         vocabulary=vocabulary,
         table=_table(settings),
-        orders={"labels": Order(labels, len(labels) - 1), "qkv": Order(range(3 * d_model), 3 * d_model)},
+        orders={"labels": AxisOrder(labels, len(labels) - 1), "qkv": AxisOrder(range(3 * d_model), 3 * d_model)},
         constants={},
         unused="",
         positions=1 + (settings["image_size"] // settings["patch_size"]) ** 2,

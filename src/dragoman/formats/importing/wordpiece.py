@@ -6,14 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from dragoman.data.ids import EOS
-from dragoman.data.json_pieces import TOKENIZER_JSON, TokenIds
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.extras import extra_package
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ImportedVocabulary, ProblemList
-
-__all__ = ["wordpiece_vocabulary"]
+from dragoman.tokenizers import EOS, Tokenizer
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
 _LIST, _SETTINGS = "vocab.txt", "tokenizer_config.json"
 _NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}

@@ -17,8 +17,6 @@ from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.seq2seq import Model
 
-__all__ = ["ENDS", "BeamTree", "Node", "search_tree"]
-
 ENDS = ("finished", "limit", "dropped", "beaten")
 """Why a hypothesis ended: the model produced the end of sentence; the length limit forced it; none of its continuations
 was kept in the next step; or it was no longer good enough for the n-best list (`beam.Pool.drop_beaten`)."""

@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.config import Config
+from dragoman.config import Config, ParallelData
 from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.sentences import split_sentences
-from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.decoding.hypothesis import Hypothesis, before_end
 from dragoman.decoding.retry import has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
@@ -31,18 +29,7 @@ from dragoman.io.lines import clip
 from dragoman.models.seq2seq import Model, Network
 from dragoman.pipelines.parts import one_line
 from dragoman.pipelines.pipeline import check_text
-
-__all__ = [
-    "MASK",
-    "_MAX_POSITIONS",
-    "Case",
-    "LoadedModel",
-    "Side",
-    "check_no_search",
-    "label_batch",
-    "label_case",
-    "read_text_case",
-]
+from dragoman.tokenizers import BOS, EOS, PAD, LabelVocabulary, Tokenizer, Vocabulary
 
 LoadedModel = tuple[Network, Vocabulary, Config]
 """The result of `model_folder.load_network`."""
@@ -118,13 +105,13 @@ class Case:
 
 def read_text_case(loaded: LoadedModel, source: str, target: str | None, beam: int | None) -> Case:
     """Return the case of a text.  Raises UsageError for an input that the model does not accept."""
-    kind = loaded[2].data.kind
-    if kind in ("parallel", "trees"):
+    data = loaded[2].data
+    if data.about.two_sided:
         return _translation(loaded, source, target, beam)
-    if kind in ("text", "dialogue"):
+    if data.about.continues:
         return _continuation(loaded, source, target, beam)
     check_no_search(beam, "this model predicts labels, without a search")
-    return _masked(loaded, source, target) if kind == "masked" else _labels(loaded, source, target)
+    return (_labels if data.about.labels else _masked)(loaded, source, target)
 
 
 def check_no_search(beam: int | None, reason: str) -> None:
@@ -154,7 +141,7 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
     ((found, tree),), (fault,) = search_with_retry(
         lambda _, used: [search_tree(network, src, used, start)], [ids], settings, lambda result: result[0][0].tokens
     )
-    several = config.data.kind == "parallel" and len(split_sentences(text, config.data.source_language)) > 1
+    several = isinstance(config.data, ParallelData) and len(split_sentences(text, config.data.source_language)) > 1
     flags = {
         "sentences": several,
         "truncated": found[0].truncated,
@@ -242,7 +229,7 @@ def _labels(loaded: LoadedModel, source: str, target: str | None) -> Case:
     """Return the case of a sentence to tag or a text to classify."""
     _, vocabulary, config = loaded
     assert isinstance(vocabulary, LabelVocabulary) and vocabulary.tokenizer is not None
-    tagged, text = config.data.kind == "tagged", _single_line(source, "source").strip()
+    tagged, text = config.data.about.labels == "word", _single_line(source, "source").strip()
     ids, marks = label_row(vocabulary.tokenizer, config, text)
     words = text.split()
     given = None if target is None else target.split() if tagged else [target.strip()]

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from dragoman.config.section import Section
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import PAD
 from dragoman.interpret.attentions import record_pass, weight_taps
 from dragoman.interpret.explain.cases import Case, LoadedModel, Side, check_no_search, read_text_case
 from dragoman.interpret.explain.image_case import read_image_case
@@ -29,8 +28,7 @@ from dragoman.models.vision import Vision
 from dragoman.nn.record import Recording
 from dragoman.pages.packing import packed
 from dragoman.pages.page import render, write_page
-
-__all__ = ["Explanation", "Prediction", "explain", "write_explanation"]
+from dragoman.tokenizers import PAD
 
 _ALTERNATIVES = 6
 _LENS_ALTERNATIVES = 3

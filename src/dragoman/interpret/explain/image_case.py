@@ -16,8 +16,6 @@ from dragoman.interpret.explain.cases import Case, LoadedModel, Side, label_batc
 from dragoman.models.vision import patches
 from dragoman.pages.packing import packed
 
-__all__ = ["read_image_case"]
-
 Pixels = NDArray[np.float32]
 
 

@@ -18,8 +18,6 @@ from dragoman.models.seq2seq import LanguageModel, Network
 from dragoman.nn.record import Recording, tap_names
 from dragoman.pages.packing import packed
 
-__all__ = ["attention_maps", "state_maps", "state_taps"]
-
 _MAX_WEIGHTS = 2_000_000
 """Above this number of weights, a page shows the mean of the heads of each layer."""
 

@@ -8,7 +8,7 @@ not count.
     profile      weight at offset o = key position - query position, over the queries that see this key
     same         weight on other positions with the same piece, over the queries that see one
     end, first   weight on the source's end of sentence, and on the first key
-    aer          alignment error rate of the strongest links (`heads.alignment`)
+    aer          alignment error rate of the strongest links (`heads.gold_alignment`)
     cost         increase of the loss in nats per token when the output of the head is 0 (Michel et al. 2019)
 
 A label states where at least half of the weight goes; see `Head.label`.
@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import EOS, PAD
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads, ablate_sublayers
 from dragoman.interpret.attentions import (
@@ -41,14 +40,13 @@ from dragoman.interpret.attentions import (
     sublayers,
     weight_taps,
 )
-from dragoman.interpret.heads.alignment import Agreement
+from dragoman.interpret.heads.gold_alignment import Agreement
 from dragoman.interpret.heads.probes import ProbeBatch
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import replace
+from dragoman.tokenizers import EOS, PAD
 from dragoman.training.loss import TokenLoss
 from dragoman.training.validation import mean_loss
-
-__all__ = ["REACH", "Atlas", "AtlasExample", "Head", "SubLayerCost", "atlas", "examples", "removal_costs"]
 
 REACH = 7
 """Profiles have the offsets -REACH to REACH."""

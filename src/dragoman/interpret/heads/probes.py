@@ -12,11 +12,9 @@ from dragoman.config import Config
 from dragoman.data.batch_plans import batches_within
 from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.trees import penn_word
-from dragoman.data.tokenizer import EOS, PAD, Tokenizer
 from dragoman.data.turns import encode_turns, split_turns, turns_of_text
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.errors import UsageError
-from dragoman.interpret.heads.alignment import GoldAlignment, word_count
+from dragoman.interpret.heads.gold_alignment import GoldAlignment, word_count
 from dragoman.interpret.inputs import Ids, label_row, with_predictions
 from dragoman.models.model_folder import load_network, read_config, wrong_model
 from dragoman.models.seq2seq import Network
@@ -24,8 +22,7 @@ from dragoman.pipelines.dialogue import Chat
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.parsing import Parser
 from dragoman.pipelines.translation import Translator
-
-__all__ = ["ProbeBatch", "load_probe", "text_probe", "translation_probe"]
+from dragoman.tokenizers import EOS, PAD, LabelVocabulary, Tokenizer, Vocabulary
 
 _BATCH_TOKENS = 2000
 """Padded source and target tokens per batch, whose attention weights of all heads are in memory at once."""

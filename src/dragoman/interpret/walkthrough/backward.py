@@ -13,8 +13,6 @@ from dragoman.interpret.walkthrough.entries import BOXES, ENTRIES, Quantity, Tex
 from dragoman.interpret.walkthrough.quantities import Quantities
 from dragoman.interpret.walkthrough.training_step import ParameterElement
 
-__all__ = ["Users", "backward_steps", "update_steps", "users_of"]
-
 _FUSED = {"qkv": "QKV", "kv": "KV"}
 """Fused matrices: name of the layer -> the matrices that it stacks."""
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import UsageError
 from dragoman.interpret.walkthrough.backward import backward_steps, update_steps
 from dragoman.interpret.walkthrough.cells import CellReader, Reference, Vocabulary
@@ -19,8 +18,7 @@ from dragoman.interpret.walkthrough.forward import forward_steps
 from dragoman.interpret.walkthrough.quantities import Labels, Quantities
 from dragoman.interpret.walkthrough.training_step import RecordedStep, TrainingPair, check_element
 from dragoman.models.seq2seq import Model, Network
-
-__all__ = ["compact", "walkthrough"]
+from dragoman.tokenizers import PAD
 
 _MAX_EXACT = 10_000
 """Parameters up to which a model can be followed on paper: its numbers are not rounded."""

@@ -19,8 +19,6 @@ from torch import Tensor
 from dragoman.interpret.walkthrough.backward import users_of
 from dragoman.interpret.walkthrough.entries import Quantity, WalkthroughStep
 
-__all__ = ["CellReader", "Reference", "Vocabulary"]
-
 _TERM = re.compile(r"(∂?[^\s∂ᵀ]+)(ᵀ)?(?: (∂?[^\s∂ᵀ/]+)(ᵀ)?)?( / √d_key)?")
 _TOLERANCE = 1e-4
 

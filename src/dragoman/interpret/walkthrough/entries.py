@@ -11,8 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["BOXES", "ENTRIES", "Quantity", "StepEntry", "Text", "WalkthroughStep", "read_data", "substituted"]
-
 Text = dict[str, str]
 """A text in English ("en") and Chinese ("zh")."""
 

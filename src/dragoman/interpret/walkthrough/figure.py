@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import PAD
 from dragoman.interpret.attentions import layer_number, stack_of, weight_taps
 from dragoman.interpret.walkthrough.quantities import Labels
 from dragoman.interpret.walkthrough.training_step import RecordedStep, TrainingPair
@@ -18,8 +17,7 @@ from dragoman.models.vision import Vision
 from dragoman.nn.record import record, tap_names
 from dragoman.nn.recurrent import Cell
 from dragoman.pages.packing import packed
-
-__all__ = ["RecordedPass", "figure_data"]
+from dragoman.tokenizers import PAD
 
 _COLUMN = re.compile(r"(?:(encoder|decoder)\.)?(?:embedded|positioned|layers\.(\d+)\.stream)")
 

@@ -17,8 +17,6 @@ from dragoman.models.vision import Vision
 from dragoman.nn.layers import ACTIVATIONS, FeedForward
 from dragoman.nn.recurrent import Cell, ContextLayer
 
-__all__ = ["forward_steps"]
-
 
 def forward_steps(q: Quantities, smoothing: float) -> list[WalkthroughStep]:
     """Return the forward steps, from the token ids to the loss."""

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import PAD
 from dragoman.interpret.walkthrough.entries import Quantity
 from dragoman.interpret.walkthrough.training_step import RecordedStep
 from dragoman.models.vision import Vision
-
-__all__ = ["Labels", "Quantities", "child"]
+from dragoman.tokenizers import PAD
 
 
 @dataclass(frozen=True)

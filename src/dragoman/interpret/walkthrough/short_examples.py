@@ -18,8 +18,6 @@ from dragoman.nn.positions import Learned, Positions, Rotary, sinusoids
 from dragoman.nn.record import record
 from dragoman.nn.taps import Tap
 
-__all__ = ["short_examples"]
-
 
 def short_examples() -> dict[str, Tensor]:
     """Return the computed matrices by the names that `gallery.toml` uses, in float64."""

@@ -20,18 +20,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dragoman.config import TransformerConfig
-from dragoman.data.tokenizer import BOS
 from dragoman.errors import UsageError, nearest
 from dragoman.interpret.walkthrough import Labels, walkthrough
 from dragoman.interpret.walkthrough.entries import read_data
 from dragoman.interpret.walkthrough.training_step import TrainingPair
 from dragoman.models.build import build_model
 from dragoman.models.transformer import Transformer
-
-__all__ = [
-    "TINY_LABELS", "TINY_MATRICES", "TINY_PAIR", "TINY_WORDS", "WORKED_MATRICES", "matrices_toml", "tiny_config",
-    "tiny_matrices", "tiny_model", "tiny_walkthrough",
-]  # fmt: skip
+from dragoman.tokenizers import BOS
 
 TINY_WORDS = ("<pad>", "<unk>", "<s>", "</s>", "I", "am", "我", "是")
 TINY_PAIR = TrainingPair(torch.tensor([[4, 5]]), None, torch.tensor([[BOS, 6]]), torch.tensor([[6, 7]]))

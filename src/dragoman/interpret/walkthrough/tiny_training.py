@@ -15,16 +15,14 @@ from torch import Tensor
 
 from dragoman.config import Config, TokenizerConfig, parse_config
 from dragoman.data.batching import Batch
-from dragoman.data.tokenizer import EOS, learn_tokenizer
 from dragoman.errors import TrainingError
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, tiny_config, tiny_model
 from dragoman.io.run_log import Reporter
+from dragoman.tokenizers import EOS, learn_tokenizer
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.run import TrainingRun
 from dragoman.training.tasks.task import Score, Task
 from dragoman.training.trainer import Trainer
-
-__all__ = ["tiny_trainer"]
 
 _TRAIN: dict[str, Any] = {
     "budget": "1 steps",

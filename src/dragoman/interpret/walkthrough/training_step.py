@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.data.tokenizer import PAD
 from dragoman.errors import nearest
 from dragoman.models.seq2seq import Network, evaluating
 from dragoman.nn.record import Recording, record, tap_names
+from dragoman.tokenizers import PAD
 from dragoman.training.loss import cross_entropy
-
-__all__ = ["ParameterElement", "RecordedStep", "TrainingPair", "check_element"]
 
 _RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 """Learning rates of the updates that are tried."""

@@ -13,16 +13,14 @@ import numpy as np
 from dragoman.config import Config, DialogueData
 from dragoman.data.batching import Batch, collate_source
 from dragoman.data.readers.dialogues import DialogueSet, read_dialogues
-from dragoman.data.tokenizer import PAD, Tokenizer, learn_tokenizer
 from dragoman.data.turns import MAX_ROLES, TurnIds, Window, encode_turns, windows
 from dragoman.errors import DataError, nearest
 from dragoman.io.reading import hash_files
 from dragoman.io.run_log import Reporter
 from dragoman.models.seq2seq import Network
+from dragoman.tokenizers import PAD, Tokenizer, learn_tokenizer
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import mean_loss
-
-__all__ = ["DialogueTask"]
 
 _ROLES_SCORED = 8
 """The loss per role is reported for at most this many roles."""

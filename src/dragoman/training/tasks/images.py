@@ -12,14 +12,12 @@ from torch import Tensor
 from dragoman.config import Config, ImageData, VisionConfig
 from dragoman.data.batching import Batch
 from dragoman.data.readers.images import HELD_OUT, LabelledImages, named_images, split_off
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError
 from dragoman.io.run_log import Reporter
 from dragoman.models.vision import patches
+from dragoman.tokenizers import LabelVocabulary
 from dragoman.training.tasks.task import Score, Task
 from dragoman.training.validation import label_scores
-
-__all__ = ["ImageTask"]
 
 _VALID_ROWS = 256
 

@@ -13,15 +13,12 @@ import numpy as np
 
 from dragoman.config import Config, EncoderOnlyConfig, LabelledData, RecurrentEncoderConfig, TaggedData
 from dragoman.data.readers.labelled import read_labelled, read_tagged, tagged_row, text_source
-from dragoman.data.tokenizer import EOS, PAD, learn_tokenizer
-from dragoman.data.vocabulary import LabelVocabulary
 from dragoman.errors import DataError
 from dragoman.io.reading import hash_files
 from dragoman.io.run_log import Reporter
+from dragoman.tokenizers import EOS, PAD, LabelVocabulary, learn_tokenizer
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import label_scores
-
-__all__ = ["ClassTask", "TaggingTask"]
 
 Text = Any
 """A text: a string, or a tuple of words."""
@@ -51,14 +48,14 @@ class _LabelTask(RowTask):
         assert vocabulary.tokenizer is not None
         self.tokenizer, self.labels = vocabulary.tokenizer, vocabulary
         super().__init__(config, self.labels, hash_files(paths))
-        found = [
+        rows = [
             (text, self._row(text, [self.labels.number(label, f"data.train, line {line:,}") for label in names]))
             for text, names, line in examples
         ]
-        kept = [(text, row) for text, row in found if self._fits(row)]
-        counts = f"read {len(found):,} {self.unit} = kept {len(kept):,}"
-        if len(kept) < len(found):
-            counts += f" + too_many_tokens {len(found) - len(kept):,}"
+        kept = [(text, row) for text, row in rows if self._fits(row)]
+        counts = f"read {len(rows):,} {self.unit} = kept {len(kept):,}"
+        if len(kept) < len(rows):
+            counts += f" + too_many_tokens {len(rows) - len(kept):,}"
         if not kept:
             raise DataError(f"nothing to train on: {counts}; increase data.max_tokens (now {data.max_tokens})")
         reporter.log(f"data: {counts}; {len(self.labels.labels):,} labels")
@@ -83,7 +80,7 @@ class _LabelTask(RowTask):
             return rows
         rng = random.Random(repr(key))
         labels = [[label for label in row[1] if label != PAD] for row in rows]
-        drawn = [self._row(self._texts[i], own, rng) for i, own in zip(indices, labels, strict=True)]
+        drawn = [self._row(self._texts[i], tags, rng) for i, tags in zip(indices, labels, strict=True)]
         return [new if self._fits(new) else row for new, row in zip(drawn, rows, strict=True)]
 
     def tokens(self) -> int:

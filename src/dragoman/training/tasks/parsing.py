@@ -11,17 +11,15 @@ from typing import Any
 from dragoman.config import Config, CorpusConfig, FilterConfig, ParallelData, TreeData
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.readers.trees import Tree, bracket_f1, delinearize, linearize, read_trees
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.io.reading import open_regular
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import atomic_file, writing
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.parsing import Parser
+from dragoman.tokenizers import Tokenizer
 from dragoman.training.tasks.task import Score, refuse_empty
 from dragoman.training.tasks.translation import TranslationTask, TranslationValidation
-
-__all__ = ["ParsingTask"]
 
 
 class ParsingTask(TranslationTask):
@@ -96,9 +94,9 @@ class BracketValidation(TranslationValidation):
         gold = self.gold[: self.config.train.validate_sentences]
         parser = Parser(network, self.tokenizer, self.config.search, network.device)
         outputs = parser.predict_linearized([tree.words() for tree in gold], beam=1)
-        found = [
+        trees = [
             delinearize(output, tree.words(), [tag for tag, _ in tree.leaves()])
             for output, tree in zip(outputs, gold, strict=True)
         ]
-        well_formed = 100 * sum(whole for _, whole in found) / len(found)
-        return bracket_f1(gold, [tree for tree, _ in found]) | {"well_formed": well_formed}
+        well_formed = 100 * sum(whole for _, whole in trees) / len(trees)
+        return bracket_f1(gold, [tree for tree, _ in trees]) | {"well_formed": well_formed}

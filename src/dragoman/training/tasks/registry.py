@@ -15,9 +15,8 @@ from dragoman.config import (
     TextData,
     TreeData,
 )
-from dragoman.data.tokenizer import Tokenizer
-from dragoman.data.vocabulary import LabelVocabulary, Vocabulary
 from dragoman.io.run_log import Reporter
+from dragoman.tokenizers import LabelVocabulary, Tokenizer, Vocabulary
 from dragoman.training.tasks.dialogue import DialogueTask
 from dragoman.training.tasks.images import ImageTask
 from dragoman.training.tasks.labelling import ClassTask, TaggingTask
@@ -25,8 +24,6 @@ from dragoman.training.tasks.parsing import ParsingTask
 from dragoman.training.tasks.task import Task
 from dragoman.training.tasks.text import LanguageTask, MaskedTask
 from dragoman.training.tasks.translation import TranslationTask
-
-__all__ = ["open_task"]
 
 
 def open_task(config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None) -> Task:

@@ -14,12 +14,9 @@ from dragoman.config import Config
 from dragoman.data.batch_plans import plan_buckets
 from dragoman.data.batching import Batch, collate_source
 from dragoman.data.profile import TrainingProfile
-from dragoman.data.tokenizer import PAD
-from dragoman.data.vocabulary import Vocabulary
 from dragoman.errors import DataError
 from dragoman.models.seq2seq import Network
-
-__all__ = ["Row", "RowTask", "Score", "Task", "refuse_empty"]
+from dragoman.tokenizers import PAD, Vocabulary
 
 Score = Callable[[Network], dict[str, Any]]
 """Network -> its validation scores: `valid_loss` (nats per target, not smoothed) and those specific to the task."""

@@ -15,13 +15,11 @@ from dragoman.config import Config, MaskedData, TextData
 from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.text_stream import TextStream, read_stream
 from dragoman.data.store.text import prepare_text
-from dragoman.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from dragoman.io.run_log import Reporter
 from dragoman.models.seq2seq import Network
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 from dragoman.training.validation import label_scores, loss_scores
-
-__all__ = ["LanguageTask", "MaskedTask"]
 
 
 class LanguageTask(RowTask):

@@ -16,16 +16,14 @@ from dragoman.data.batching import Batch, collate, read_batch
 from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
 from dragoman.data.profile import TrainingProfile
 from dragoman.data.store.build import build_store
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DataError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
 from dragoman.io.run_log import Reporter, Sample
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import Tokenizer
 from dragoman.training.tasks.task import Score, Task
 from dragoman.training.validation import loss_scores
-
-__all__ = ["TranslationTask", "TranslationValidation"]
 
 
 class TranslationTask(Task):

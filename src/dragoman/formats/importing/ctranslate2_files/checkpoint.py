@@ -30,8 +30,6 @@ from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.io.reading import MAX_JSON, read_bytes, read_text
 
-__all__ = ["CTranslate2Checkpoint", "is_ctranslate2"]
-
 MODEL = "model.bin"
 _ADVICE = "Copy the folder again, completely."
 _VERSIONS = (4, 5, 6)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dragoman.data.ids import EOS, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.ctranslate2 import CTranslate2Runtime
@@ -19,8 +17,7 @@ from dragoman.formats.importing.listed_vocabulary import ListedReference
 from dragoman.formats.parity import compare_models, parity_cases
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
-
-__all__ = ["compare_with_ctranslate2", "reference_runtime"]
+from dragoman.tokenizers import EOS, UNK, Tokenizer
 
 
 def compare_with_ctranslate2(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:

@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint
@@ -29,8 +27,9 @@ from dragoman.formats.importing.ctranslate2_files.lists import TOKENS, token_lis
 from dragoman.formats.importing.ctranslate2_files.table import MATRICES, STACKS, TABLES, Shape, read_shape, table
 from dragoman.formats.importing.family import ImportedVocabulary, Plan
 from dragoman.formats.importing.listed_vocabulary import listed_vocabulary
-from dragoman.formats.importing.names import Order
+from dragoman.formats.importing.names import AxisOrder
 from dragoman.nn.positions import sinusoids
+from dragoman.tokenizers import BOS, EOS, Tokenizer
 
 __all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
 
@@ -157,10 +156,13 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         vocabulary=vocabulary,
         table=table(shape, document["model"]["tie"], position["kind"], bias),
         orders={
-            "source": Order(vocabulary.source, sizes[0]),
-            "target": Order(vocabulary.target, sizes[-1]),
-            "logits": Order(logits, sizes[-1]),
-            **{f"{stack} positions": Order(range(positions), size) for stack, size in zip(STACKS, rows, strict=False)},
+            "source": AxisOrder(vocabulary.source, sizes[0]),
+            "target": AxisOrder(vocabulary.target, sizes[-1]),
+            "logits": AxisOrder(logits, sizes[-1]),
+            **{
+                f"{stack} positions": AxisOrder(range(positions), size)
+                for stack, size in zip(STACKS, rows, strict=False)
+            },
         },
         constants=_constants(position),
         unused="",

@@ -6,8 +6,6 @@ from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2C
 from dragoman.formats.importing.family import ProblemList
 from dragoman.formats.importing.listed_vocabulary import TokenList
 
-__all__ = ["TOKENS", "token_lists"]
-
 TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "decoder_start_token": "<s>"}
 """Special tokens of `config.json`, with their defaults."""
 _PADDING = ("<pad>", "<blank>", "[PAD]")

@@ -11,8 +11,6 @@ from torch import Tensor
 from dragoman.formats.importing.family import NEVER
 from dragoman.formats.importing.names import Rule, expanded
 
-__all__ = ["MATRICES", "STACKS", "TABLES", "Shape", "read_shape", "table"]
-
 STACKS = ("encoder", "decoder")
 MATRICES = _SOURCE, _TARGET, _OUTPUT = (
     "encoder/embeddings_0/weight", "decoder/embeddings/weight", "decoder/projection/weight",

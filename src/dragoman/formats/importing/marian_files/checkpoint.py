@@ -26,8 +26,6 @@ from dragoman.formats.importing.marian_files.items import ADVICE, SETTINGS, is_b
 from dragoman.formats.importing.marian_files.lexical import is_lexical_shortlist
 from dragoman.io.reading import read_text
 
-__all__ = ["MarianCheckpoint", "find_models", "parse_yaml"]
-
 _MAX_YAML, _MAX_VOCABULARY = 1 << 20, 1 << 26
 _NOT_MODELS = re.compile(r".*\.(optimizer|progress)\.npz")
 

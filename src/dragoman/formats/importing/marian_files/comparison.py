@@ -10,22 +10,19 @@ from typing import Any
 import numpy as np
 import sentencepiece as spm
 
-from dragoman.data.ids import BOS
-from dragoman.data.ids import EOS as OUR_EOS
-from dragoman.data.ids import UNK as OUR_UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_tokenizers, lines_of
-from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
-from dragoman.formats.importing.marian_files.definition import EOS, MarianDefinition
+from dragoman.formats.importing.marian_files.numpy_marian import EOS, NumpyMarian
+from dragoman.formats.importing.numpy_reference import SearchedReference
 from dragoman.formats.parity import compare_models, parity_cases
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
-
-__all__ = ["DefinitionRuntime", "MarianTokenizer", "allows_unknown", "compare_with_definition"]
+from dragoman.tokenizers import BOS, Tokenizer
+from dragoman.tokenizers import EOS as OUR_EOS
+from dragoman.tokenizers import UNK as OUR_UNK
 
 _UNK = 1
 
@@ -49,8 +46,8 @@ def allows_unknown(checkpoint: MarianCheckpoint) -> bool:
     return checkpoint.generation.get("allow-unk") is True
 
 
-class DefinitionRuntime(SearchedDefinition):
-    """`MarianDefinition` on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
+class DefinitionRuntime(SearchedReference):
+    """`NumpyMarian` on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
 
     def __init__(
         self,
@@ -60,7 +57,7 @@ class DefinitionRuntime(SearchedDefinition):
     ) -> None:
         tensors = {name: tensor.numpy() for name, tensor in checkpoint.tensors.items()}
         never = () if allows_unknown(checkpoint) else (_UNK,)
-        model = MarianDefinition(checkpoint.settings, tensors, dtype)
+        model = NumpyMarian(checkpoint.settings, tensors, dtype)
         super().__init__(model, "Marian's definition in NumPy, float32", vocabulary, EOS, never=never)
 
 

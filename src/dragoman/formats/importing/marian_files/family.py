@@ -21,9 +21,6 @@ import numpy as np
 import sentencepiece as spm
 
 from dragoman.config import parse_config
-from dragoman.data.ids import EOS, SPECIAL_NAMES, UNK
-from dragoman.data.pieces import PieceLists
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ImportedVocabulary, Plan, ProblemList, accepted_values
@@ -32,7 +29,9 @@ from dragoman.formats.importing.marian_files.comparison import allows_unknown
 from dragoman.formats.importing.marian_files.comparison import compare_with_definition as compare
 from dragoman.formats.importing.marian_files.lexical import read_shortlist
 from dragoman.formats.importing.marian_files.table import table
-from dragoman.formats.importing.names import Order
+from dragoman.formats.importing.names import AxisOrder
+from dragoman.tokenizers import EOS, SPECIAL_NAMES, UNK, Tokenizer
+from dragoman.tokenizers.listed_pieces import PieceLists
 
 __all__ = [
     "ACTIVATIONS",
@@ -232,10 +231,10 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         vocabulary=vocabulary,
         table=table(settings, checkpoint.tensors, _ORDERS[_operations(settings)]),  # type: ignore[index]
         orders={
-            "stream": Order(stream_order(d_model), d_model),
-            "source": Order(vocabulary.source, source),
-            "target": Order(vocabulary.target, target),
-            "logits": Order(logits, target),
+            "stream": AxisOrder(stream_order(d_model), d_model),
+            "source": AxisOrder(vocabulary.source, source),
+            "target": AxisOrder(vocabulary.target, target),
+            "logits": AxisOrder(logits, target),
         },
         constants={},
         unused="",

@@ -33,8 +33,6 @@ from numpy.typing import NDArray
 from dragoman.errors import DragomanError, UsageError
 from dragoman.io.reading import read_bytes
 
-__all__ = ["ADVICE", "SETTINGS", "begins_with", "is_binary_model", "read_items"]
-
 Array = NDArray[Any]
 
 ADVICE = "Download the file again, completely."

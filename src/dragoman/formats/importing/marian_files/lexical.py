@@ -16,13 +16,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.ids import EOS, UNK
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.formats.importing.marian_files.items import ADVICE, begins_with
 from dragoman.io.reading import read_bytes
-
-__all__ = ["is_lexical_shortlist", "read_shortlist"]
+from dragoman.tokenizers import EOS, UNK
 
 _MAGIC = struct.pack("<Q", 0xF11A48D5013417F5)
 _HEADER = struct.Struct("<8s5Q")

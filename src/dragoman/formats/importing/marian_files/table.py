@@ -8,8 +8,6 @@ from typing import Any
 from dragoman.formats.importing.family import NEVER
 from dragoman.formats.importing.names import Rule, expanded
 
-__all__ = ["table"]
-
 
 def table(settings: Mapping[str, Any], tensors: Container[str], order: str) -> dict[str, Rule]:
     """Return the rules of a model with these settings.

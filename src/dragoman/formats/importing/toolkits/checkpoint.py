@@ -17,11 +17,6 @@ from dragoman.formats.importing.toolkits.unpickler import PickledCheckpoint, pla
 from dragoman.io.reading import read_text
 from dragoman.io.weights import load_file
 
-__all__ = [
-    "EoleCheckpoint", "FairseqCheckpoint", "JoeyCheckpoint", "OpenNMTCheckpoint", "find_checkpoints", "is_eole",
-    "opened_checkpoint",
-]  # fmt: skip
-
 _ADVICE = "Copy the folder again, completely."
 _MAX_YAML, _MAX_VOCABULARY = 1 << 20, 1 << 26
 _JOEY_SETTINGS, _DICTIONARIES, _VOCABULARY = "config.yaml", "dict*.txt", "vocab.json"

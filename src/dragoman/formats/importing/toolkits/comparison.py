@@ -5,22 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dragoman.data.ids import EOS, UNK
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.comparison import compare_tokenizers, lines_of
-from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.family import Comparison, Plan
 from dragoman.formats.importing.listed_vocabulary import ListedReference
+from dragoman.formats.importing.numpy_reference import SearchedReference
 from dragoman.formats.parity import compare_models, parity_cases
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
-
-__all__ = ["compare_with_definition"]
+from dragoman.tokenizers import EOS, UNK, Tokenizer
 
 
 def compare_with_definition(
-    runtime: SearchedDefinition, reference: ListedReference, folder: Path, plan: Plan, check: CheckText | None
+    runtime: SearchedReference, reference: ListedReference, folder: Path, plan: Plan, check: CheckText | None
 ) -> Comparison:
     """Compare a model folder with a definition and a tokenizer; see `Family.compare`."""
     network, tokenizer, config = load_network(folder)

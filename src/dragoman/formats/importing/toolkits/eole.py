@@ -23,11 +23,9 @@ from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Pl
 from dragoman.formats.importing.names import Rule, expanded
 from dragoman.formats.importing.toolkits import opennmt_parts as parts
 from dragoman.formats.importing.toolkits.checkpoint import EoleCheckpoint
-from dragoman.formats.importing.toolkits.definition import Names, ToolkitDefinition
 from dragoman.formats.importing.toolkits.layers import MAX_TOKENS, document, norm, search_document
+from dragoman.formats.importing.toolkits.numpy_transformer import Names, ToolkitDefinition
 from dragoman.formats.importing.toolkits.opennmt_parts import OFF, STACKS, token_lists
-
-__all__ = ["compare", "definition", "plan", "read_vocabulary", "unsupported"]
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_tanh", "silu": "silu"}
 _DEFAULTS: dict[str, Any] = {"heads": 8, "transformer_ff": 2048, "norm_eps": 1e-5, "mlp_activation_fn": "relu"}

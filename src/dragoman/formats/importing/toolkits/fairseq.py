@@ -18,12 +18,10 @@ from typing import Any
 import numpy as np
 
 from dragoman.config import parse_config
-from dragoman.data.ids import BOS, EOS
 from dragoman.errors import UsageError
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.bart import fairseq_sinusoids
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.family import NEVER, Comparison, ImportedVocabulary, Plan, ProblemList, accepted_values
 from dragoman.formats.importing.listed_vocabulary import (
     ListedReference,
@@ -31,13 +29,13 @@ from dragoman.formats.importing.listed_vocabulary import (
     listed_vocabulary,
     sentencepiece_models,
 )
-from dragoman.formats.importing.names import Order, Rule, expanded
+from dragoman.formats.importing.names import AxisOrder, Rule, expanded
+from dragoman.formats.importing.numpy_reference import SearchedReference
 from dragoman.formats.importing.toolkits.checkpoint import FairseqCheckpoint
 from dragoman.formats.importing.toolkits.comparison import compare_with_definition
-from dragoman.formats.importing.toolkits.definition import Names, Sizes, ToolkitDefinition, halved_sinusoids
 from dragoman.formats.importing.toolkits.layers import attention, document, linear, norm
-
-__all__ = ["compare", "definition", "plan", "read_vocabulary", "unsupported"]
+from dragoman.formats.importing.toolkits.numpy_transformer import Names, Sizes, ToolkitDefinition, halved_sinusoids
+from dragoman.tokenizers import BOS, EOS
 
 _ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu",
@@ -168,11 +166,11 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         vocabulary=vocabulary,
         table=_table(checkpoint, tie),
         orders={
-            "source": Order(vocabulary.source, sizes[0]),
-            "target": Order(vocabulary.target, sizes[1]),
-            "logits": Order(logits, sizes[1]),
+            "source": AxisOrder(vocabulary.source, sizes[0]),
+            "target": AxisOrder(vocabulary.target, sizes[1]),
+            "logits": AxisOrder(logits, sizes[1]),
             **{
-                f"{stack} positions": Order(range(_OFFSET, positions + _OFFSET), limit + _OFFSET)
+                f"{stack} positions": AxisOrder(range(_OFFSET, positions + _OFFSET), limit + _OFFSET)
                 for stack, limit in zip(_STACKS, limits, strict=True)
             },
         },
@@ -274,7 +272,7 @@ def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText |
     lists = token_lists(checkpoint)
     models = [checkpoint.bytes(path.name) for path in sentencepiece_models(checkpoint.folder)]
     name = "fairseq's definition in NumPy, float32"
-    runtime = SearchedDefinition(definition(checkpoint), name, plan.vocabulary, _SPECIAL[EOS])
+    runtime = SearchedReference(definition(checkpoint), name, plan.vocabulary, _SPECIAL[EOS])
     return compare_with_definition(runtime, ListedReference(models, lists, plan.vocabulary), folder, plan, check)
 
 

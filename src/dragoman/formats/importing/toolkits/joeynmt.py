@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 
 from dragoman.config import parse_config
-from dragoman.data.ids import EOS
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan, ProblemList, accepted_values
 from dragoman.formats.importing.listed_vocabulary import (
     ListedReference,
@@ -28,13 +26,13 @@ from dragoman.formats.importing.listed_vocabulary import (
     restricted,
     sentencepiece_models,
 )
-from dragoman.formats.importing.names import Order, Rule, expanded
+from dragoman.formats.importing.names import AxisOrder, Rule, expanded
+from dragoman.formats.importing.numpy_reference import SearchedReference
 from dragoman.formats.importing.toolkits.checkpoint import JoeyCheckpoint
 from dragoman.formats.importing.toolkits.comparison import compare_with_definition
-from dragoman.formats.importing.toolkits.definition import Names, Sizes, ToolkitDefinition, interleaved_sinusoids
 from dragoman.formats.importing.toolkits.layers import MAX_TOKENS, attention, document, linear, norm, search_document
-
-__all__ = ["compare", "definition", "plan", "read_vocabulary", "unsupported"]
+from dragoman.formats.importing.toolkits.numpy_transformer import Names, Sizes, ToolkitDefinition, interleaved_sinusoids
+from dragoman.tokenizers import EOS
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu"}
 _EPS = 1e-6
@@ -154,7 +152,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         config=parse_config(content, where=str(checkpoint.folder), stored=True),
         vocabulary=vocabulary,
         table=_table(encoder, decoder, tie),
-        orders={"source": Order(vocabulary.source, sizes[0]), "target": Order(vocabulary.target, sizes[1])},
+        orders={"source": AxisOrder(vocabulary.source, sizes[0]), "target": AxisOrder(vocabulary.target, sizes[1])},
         constants={},
         unused=r"(encoder|decoder)\.pe\.pe|loss_function\..*",
         positions=MAX_TOKENS,
@@ -225,7 +223,7 @@ def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText |
     paths = sentencepiece_models(checkpoint.folder)
     models = [restricted(checkpoint.bytes(path.name), listed.tokens) for path, listed in zip(paths, lists, strict=True)]
     reference = ListedReference(models, lists, plan.vocabulary)
-    runtime = SearchedDefinition(
+    runtime = SearchedReference(
         definition(checkpoint), "JoeyNMT's definition in NumPy, float32", plan.vocabulary, lists[1].special[EOS]
     )
     return compare_with_definition(runtime, reference, folder, plan, check)

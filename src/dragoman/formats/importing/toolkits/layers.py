@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.data.tokenizer import Tokenizer
 from dragoman.formats.importing.family import ImportedVocabulary
 from dragoman.formats.importing.names import Rule
-
-__all__ = ["MAX_TOKENS", "attention", "document", "linear", "norm", "search_document"]
+from dragoman.tokenizers import Tokenizer
 
 MAX_TOKENS = 256
 """Longest source and target of a model whose positions have no maximum."""

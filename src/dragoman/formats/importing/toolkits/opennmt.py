@@ -23,11 +23,9 @@ from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Pl
 from dragoman.formats.importing.names import Rule, expanded
 from dragoman.formats.importing.toolkits import opennmt_parts as parts
 from dragoman.formats.importing.toolkits.checkpoint import OpenNMTCheckpoint
-from dragoman.formats.importing.toolkits.definition import Names, ToolkitDefinition
 from dragoman.formats.importing.toolkits.layers import MAX_TOKENS, document, norm
+from dragoman.formats.importing.toolkits.numpy_transformer import Names, ToolkitDefinition
 from dragoman.formats.importing.toolkits.opennmt_parts import OFF, STACKS, token_lists
-
-__all__ = ["compare", "definition", "plan", "read_vocabulary", "unsupported"]
 
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
 _EPS = 1e-6

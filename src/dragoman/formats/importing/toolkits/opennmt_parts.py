@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.data.ids import EOS
 from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.definition import SearchedDefinition
 from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan, ProblemList
 from dragoman.formats.importing.listed_vocabulary import (
     ListedReference,
@@ -19,14 +17,11 @@ from dragoman.formats.importing.listed_vocabulary import (
     listed_vocabulary,
     sentencepiece_models,
 )
-from dragoman.formats.importing.names import Order, Rule
+from dragoman.formats.importing.names import AxisOrder, Rule
+from dragoman.formats.importing.numpy_reference import SearchedReference
 from dragoman.formats.importing.toolkits.comparison import compare_with_definition
-from dragoman.formats.importing.toolkits.definition import Sizes, ToolkitDefinition, interleaved_sinusoids
-
-__all__ = [
-    "OFF", "STACKS", "attention", "compare_lists", "embedding_rules", "imported_vocabulary", "linear", "orders",
-    "size_problems", "sizes", "text_problems", "tie_of", "token_lists",
-]  # fmt: skip
+from dragoman.formats.importing.toolkits.numpy_transformer import Sizes, ToolkitDefinition, interleaved_sinusoids
+from dragoman.tokenizers import EOS
 
 OFF: tuple[Any, ...] = (False, None, 0, 0.0, "")
 """Values of a setting that is off."""
@@ -111,11 +106,11 @@ def imported_vocabulary(checkpoint: Checkpoint, lists: Sequence[TokenList], is_s
     return listed_vocabulary(checkpoint, source, None if same else target, source_ends=False)
 
 
-def orders(vocabulary: ImportedVocabulary, lists: Sequence[TokenList], width: int, inner: int) -> dict[str, Order]:
+def orders(vocabulary: ImportedVocabulary, lists: Sequence[TokenList], width: int, inner: int) -> dict[str, AxisOrder]:
     sides = zip(("source", "target"), (vocabulary.source, vocabulary.target), lists, strict=True)
     axes = {"width": width, "inner": inner, "kv": 2 * width, "qkv": 3 * width}
-    return {name: Order(ids, len(listed.tokens)) for name, ids, listed in sides} | {
-        name: Order(range(size), size) for name, size in axes.items()
+    return {name: AxisOrder(ids, len(listed.tokens)) for name, ids, listed in sides} | {
+        name: AxisOrder(range(size), size) for name, size in axes.items()
     }
 
 
@@ -186,6 +181,6 @@ def compare_lists(
     assert all(np.dtype(array.dtype) == np.float32 for array in model.p.values())
     models = [checkpoint.bytes(path.name) for path in sentencepiece_models(checkpoint.folder)]
     name = f"{toolkit}'s definition in NumPy, float32"
-    runtime = SearchedDefinition(model, name, plan.vocabulary, lists[1].special[EOS])
+    runtime = SearchedReference(model, name, plan.vocabulary, lists[1].special[EOS])
     reference = ListedReference(models, lists, plan.vocabulary, source_ends=False)
     return compare_with_definition(runtime, reference, folder, plan, check)

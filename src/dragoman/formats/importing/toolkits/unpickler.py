@@ -26,8 +26,6 @@ from torch import Tensor
 from dragoman.errors import UsageError
 from dragoman.io.reading import open_regular
 
-__all__ = ["PickledCheckpoint", "Record", "plain"]
-
 _ADVICE = "Copy the file again, completely."
 _MAX_PICKLE = 1 << 28
 _STORAGES = {

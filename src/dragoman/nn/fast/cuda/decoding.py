@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.data.ids import BOS, EOS, PAD
 from dragoman.nn.fast import Linear
 from dragoman.nn.layers import Embedding, FeedForward, LayerNorm, RMSNorm
 from dragoman.nn.positions import T5, Alibi, Learned, Positions, Rotary, Sinusoidal
+from dragoman.tokenizers import BOS, EOS, PAD
 
 __all__ = ["TritonOperations"]
 

@@ -1,0 +1,1 @@
+"""Advice on data, settings and sizes before training: `dragoman doctor` and `dragoman new`."""

@@ -1,0 +1,273 @@
+"""Choice of settings for a corpus, measured speeds and a budget of time.  Nothing is read or measured here.
+
+docs/guides/size_and_budget.md describes the rules and the measurements on which they are based.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dragoman.training.forecast import PARAMETERS_PER_TOKEN, overfits
+
+TOKENS_PER_WEIGHT = 4.1
+"""Training tokens per weight of the layers that a size needs to be better than the next smaller one, with Muon."""
+SHORT_PAIR = 30
+"""Tokens per pair above which a size needs more: alignments of longer sentences are learned later."""
+_TRAINED_SHARE = 0.93
+"""Share of the budget that is used for steps; validation and saving use the rest."""
+_STEPS = 5000
+_BYTES = 260  # and the special tokens
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of the configuration, its value, and the reason for it."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of a Transformer; its feed-forward network is gated, so d_ff = 2 d_model suffices."""
+
+    d_model: int
+    layers: int
+
+    @property
+    def d_ff(self) -> int:
+        return 2 * self.d_model
+
+    @property
+    def n_heads(self) -> int:
+        return max(4, self.d_model // 64)
+
+    @property
+    def weights(self) -> int:
+        """Weights of the layers without embeddings: 10 d_model² per encoder layer, 14 d_model² per decoder layer."""
+        return 24 * self.layers * self.d_model**2
+
+    def __str__(self) -> str:
+        return f"width {self.d_model}, {self.layers} + {self.layers} layers"
+
+
+SIZES = tuple(Size(*size) for size in ((128, 1), (128, 2), (128, 4), (192, 4), (256, 4), (384, 5), (512, 6)))
+"""Sizes in increasing order."""
+
+
+@dataclass(frozen=True)
+class CorpusFacts:
+    """Statistics of the training pairs.
+
+    bytes_per_pair: of both sides, UTF-8.  tokens_per_pair: of both sides, with the chosen vocabulary.  distinct: words
+    of source and target in the sample.  characters: distinct characters of source and target.  common_script: whether
+    the two sides share letters.  replaced: whether the default normalization changes many target lines.
+    """
+
+    pairs: int
+    languages: tuple[str, str]
+    distinct: tuple[int, int]
+    characters: tuple[int, int]
+    common_script: bool
+    bytes_per_pair: float
+    replaced: bool = False
+    tokens_per_pair: float = 0.0
+
+    @property
+    def tokens(self) -> float:
+        """Tokens per epoch."""
+        return self.pairs * self.tokens_per_pair
+
+    @property
+    def megabytes(self) -> float:
+        """Size of the text in UTF-8, in which a Chinese character counts as three letters."""
+        return self.pairs * self.bytes_per_pair / 1e6
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Measured training speed of a size in source + target tokens per second, and its number of parameters."""
+
+    size: Size
+    tokens_per_second: float
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """Expected tokens, epochs and steps of a training, and its batch size."""
+
+    tokens: float
+    epochs: float
+    batch_tokens: int
+    steps: int
+
+
+def choose_vocabulary(facts: CorpusFacts) -> list[Setting]:
+    """Return the settings of the section [tokenizer]."""
+    table = ((0.3, 2000), (1.5, 4000), (30, 8000), (300, 16000))
+    usual = next((size for megabytes, size in table if facts.megabytes < megabytes), 32000)
+    sides = [_vocabulary_size(usual, facts.distinct[i], facts.characters[i]) for i in (0, 1)]
+    if facts.common_script:
+        size = _vocabulary_size(usual, max(facts.distinct), max(facts.characters))
+        settings = [
+            Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words are several."),
+            Setting("tokenizer.shared", True, "Both languages use the same letters, so one vocabulary serves both."),
+            Setting("tokenizer.vocab_size", size, _vocabulary_reason(facts.megabytes)),
+        ]
+        if facts.replaced:
+            settings.append(Setting("tokenizer.normalization", "identity", _IDENTITY))
+        return settings
+    settings = [
+        Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words are several."),
+        Setting("tokenizer.shared", False, "The languages have different letters: one vocabulary for each."),
+        Setting("tokenizer.vocab_size", sides[0], _vocabulary_reason(facts.megabytes)),
+        Setting("tokenizer.target.kind", "bpe", "Settings of the target's vocabulary."),
+        Setting("tokenizer.target.vocab_size", sides[1], _vocabulary_reason(facts.megabytes)),
+    ]
+    if facts.replaced:
+        settings.append(Setting("tokenizer.target.normalization", "identity", _IDENTITY))
+    return settings
+
+
+_IDENTITY = "The default normalization would change many target lines, for example full-width punctuation."
+
+
+def _vocabulary_reason(megabytes: float) -> str:
+    return f"For {megabytes:,.1f} MB of text: each token must occur often enough to be learned."
+
+
+def _vocabulary_size(usual: int, distinct: int, characters: int) -> int:
+    """Return a size that covers all characters and does not exceed one token per word, character and byte."""
+    needed = characters + _BYTES
+    size = min(max(usual, needed + needed // 2), needed + distinct)
+    return size - size % 100 if size >= 1000 else size
+
+
+def enough_tokens(size: Size, tokens_per_pair: float) -> float:
+    """Return the number of training tokens that a size needs to be better than the next smaller one."""
+    return TOKENS_PER_WEIGHT * size.weights * max(1.0, math.sqrt(tokens_per_pair / SHORT_PAIR))
+
+
+def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> tuple[Speed, str]:
+    """Return the largest size that sees enough tokens in the time, and the reason.  speeds: by increasing size."""
+    chosen = speeds[0]
+    for speed in speeds[1:]:
+        if overfits(speed.parameters, facts.tokens):
+            return chosen, (
+                f"{_rank(chosen, speeds)} for this text; {speed.size} would overfit: {speed.parameters / 1e6:,.1f} M "
+                f"parameters for {facts.tokens / 1e6:,.2f} M tokens (at most {PARAMETERS_PER_TOKEN:g} per token)"
+            )
+        tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
+        needed = enough_tokens(speed.size, facts.tokens_per_pair)
+        if tokens < needed:
+            return chosen, (
+                f"{_rank(chosen, speeds)} for this time; {speed.size} would see {tokens / 1e6:,.1f} M tokens, and "
+                f"needs about {needed / 1e6:,.1f} M"
+            )
+        chosen = speed
+    if chosen.size == SIZES[-1]:
+        return chosen, "the largest size of the list, for which the time suffices"
+    return chosen, f"{_rank(chosen, speeds)}: no larger one could be measured"
+
+
+def _rank(chosen: Speed, speeds: Sequence[Speed]) -> str:
+    return "the smallest model of the list" if chosen is speeds[0] else "the largest model"
+
+
+def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
+    """Return the expected tokens, epochs and steps of a training of `seconds`."""
+    tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
+    wanted = tokens / _STEPS
+    batch = next((size for size in (1536, 2048, 3072, 4096, 6144) if wanted <= size), 8192)
+    return Training(tokens, tokens / max(1.0, facts.tokens), batch, max(1, round(tokens / batch)))
+
+
+def choose_training(
+    facts: CorpusFacts, speed: Speed, why: str, seconds: float, validated: bool = True
+) -> list[Setting]:
+    """Return the settings of the sections [model], [train] and [search].
+
+    validated: whether there is a validation set.
+    """
+    size, forecast = speed.size, expect(facts, speed, seconds)
+    return [*model_settings(size, why), _dropout(forecast), *_train(size, forecast, seconds, validated), *_search()]
+
+
+def model_settings(size: Size, why: str = "") -> list[Setting]:
+    """Return the settings of the section [model] without dropout; why: the reason for the size."""
+    return [
+        Setting("model.architecture", "transformer", "Encoder and decoder with attention (Vaswani et al. 2017)."),
+        Setting("model.d_model", size.d_model, f"Size: {why}."),
+        Setting("model.d_ff", size.d_ff, "Twice d_model; with gating it costs as much as three times without."),
+        Setting("model.n_heads", size.n_heads, f"{size.d_model // size.n_heads} features per attention head."),
+        Setting("model.encoder_layers", size.layers, "Chosen with d_model."),
+        Setting("model.decoder_layers", size.layers, "Chosen with d_model."),
+        Setting("model.order", "pre", "Normalization before each sub-layer allows high learning rates from the start."),
+        Setting("model.norm.kind", "rms", "As good as layer normalization, and cheaper."),
+        Setting("model.position.kind", "rotary", "Relative positions; learned faster than sinusoids."),
+        Setting("model.activation", "silu", "With gated = true: SwiGLU, which learns faster at equal cost."),
+        Setting("model.gated", True, "See activation."),
+        Setting("model.bias", False, "Fewer operations per step."),
+    ]
+
+
+def optimizer_settings() -> list[Setting]:
+    """Return the settings of the section [train.optimizer]."""
+    return [Setting("train.optimizer.kind", "muon", "Learns more per step than Adam; each step takes slightly longer.")]
+
+
+def _dropout(forecast: Training) -> Setting:
+    rate = 0.1 if forecast.epochs < 5 else 0.2 if forecast.epochs < 20 else 0.3
+    reason = f"{forecast.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed."
+    return Setting("model.dropout", rate, reason)
+
+
+def _train(size: Size, forecast: Training, seconds: float, validated: bool) -> list[Setting]:
+    warmup = min(4000, max(10, round(0.05 * forecast.steps, -1 if forecast.steps >= 400 else 0)))
+    peak = float(f"{1.024 / size.d_model:.1e}")
+    return [
+        Setting("train.budget", duration(seconds), "Training time; the learning rate reaches zero at its end."),
+        Setting("train.expected_speed", round(forecast.tokens / seconds), "Tokens per second, including validations."),
+        Setting(
+            "train.batch_tokens",
+            forecast.batch_tokens,
+            f"Gives about {forecast.steps:,} steps: many steps with small batches learn more in the same time.",
+        ),
+        Setting("train.label_smoothing", 0.1, "Improves BLEU (Vaswani et al. 2017)."),
+        Setting("train.clip_norm", 1.0, "Limits the effect of batches with large gradients."),
+        *_validation(seconds, validated),
+        *optimizer_settings(),
+        Setting("train.schedule.kind", "budget", "Warm-up, constant rate, then linear decay to zero."),
+        Setting("train.schedule.peak", peak, "Wider models need lower learning rates: 1.024 / d_model."),
+        Setting("train.schedule.warmup", int(warmup), "About 5 % of the steps."),
+        Setting("train.schedule.decay", 0.8, "Share of the budget during which the learning rate decays."),
+    ]
+
+
+def _validation(seconds: float, validated: bool) -> list[Setting]:
+    short = seconds < 900
+    every = duration(seconds / (4 if short else 8))
+    if not validated:
+        return [Setting("train.validate_every", every, "Interval between checkpoints; there is no validation set.")]
+    return [
+        Setting("train.validate_every", every, "Interval between validations, which take time from training."),
+        Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
+        Setting("train.metric", "loss", "Selects the best checkpoint; less noisy than BLEU on few sentences."),
+    ]
+
+
+def _search() -> list[Setting]:
+    return [Setting("search.beam", 4, "Hypotheses per step; 1 is faster, more than 4 rarely improve translations.")]
+
+
+def duration(seconds: float) -> str:
+    """Format a time for the configuration, in whole hours, minutes or seconds."""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= length and math.isclose(seconds % length, 0, abs_tol=1e-6):
+            return f"{round(seconds / length)} {unit}"
+    return f"{round(seconds)} s"

@@ -1,0 +1,319 @@
+"""Full examination of parallel data before training: all problems are reported, and none stops the examination."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from dragoman.advice.diagnosis import (
+    CorpusReport,
+    Diagnosis,
+    LengthSummary,
+    LineNumbers,
+    Role,
+    SideReport,
+    SplitOverlap,
+)
+from dragoman.advice.findings import add_findings
+from dragoman.config import FilterConfig
+from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash
+from dragoman.data.languages import LanguageCheck, file_language, language_code
+from dragoman.data.misalignment import line_features, misalignment, shifted_range
+from dragoman.data.readers.tables import read_rows
+from dragoman.errors import DataError
+from dragoman.io.lines import BOM, open_lines
+from dragoman.tokenizers import UNK
+
+Encode = tuple[Callable[[str], list[int]], Callable[[str], list[int]]]
+
+_TRAPS = {
+    "byte order mark inside": re.compile("\ufeff"),
+    "line or paragraph separator": re.compile("[\u2028\u2029\u0085]"),
+    "control character": re.compile("[\x00-\x08\x0a-\x1f\x7f-\x84\x86-\x9f]"),
+    "replacement character": re.compile("\ufffd"),
+    "no-break space": re.compile("[\u00a0\u202f\u2007]"),
+    "zero-width space": re.compile("[\u200b\u2060]"),
+}
+_ANY_TRAP = re.compile("|".join(pattern.pattern for pattern in _TRAPS.values()))
+_RATIO_FROM = 20
+_UNUSUAL_RATIO = 3.0
+
+
+def _summary(lengths: array[int]) -> LengthSummary | None:
+    if not lengths:
+        return None
+    values = np.frombuffer(lengths, dtype=np.uint32)
+    return LengthSummary(float(np.median(values)), float(np.percentile(values, 95)), int(values.max()))
+
+
+class _SideExaminer:
+    """Collects the statistics of one side, line by line."""
+
+    def __init__(self, report: SideReport, check: LanguageCheck, encode: Callable[[str], list[int]] | None) -> None:
+        self.report, self.check, self.encode = report, check, encode
+        self.alphabet: set[str] = set()
+        self.characters, self.words, self.tokens = array("I"), array("I"), array("I")
+        self.unknown = 0
+
+    def trap(self, kind: str, line: int) -> None:
+        self.report.traps.setdefault(kind, LineNumbers()).add(line)
+
+    def decode(self, raw: bytes, line: int) -> str:
+        """Decode one raw line, recording problems of its bytes."""
+        if line == 1 and raw.startswith(BOM):
+            self.trap("byte order mark", line)
+            raw = raw[len(BOM) :]
+        if raw.endswith(b"\r"):
+            self.trap("CRLF", line)
+            raw = raw[:-1]
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            self.trap("invalid UTF-8", line)
+            return raw.decode("utf-8", "ignore")
+
+    def add(self, text: str, line: int) -> None:
+        self.report.lines += 1
+        if _ANY_TRAP.search(text):
+            for kind, pattern in _TRAPS.items():
+                if pattern.search(text):
+                    self.trap(kind, line)
+        text = text.strip()
+        if not text:
+            self.report.empty.add(line)
+            return
+        self.alphabet.update(text)
+        self.characters.append(len(text))
+        self.words.append(len(text.split()))
+        if self.check.suspicious(text):
+            self.report.wrong_language.add(line)
+        if self.encode is not None:
+            ids = self.encode(text)
+            self.tokens.append(len(ids))
+            self.unknown += ids.count(UNK)
+
+    def finish(self) -> None:
+        self.report.characters, self.report.words = _summary(self.characters), _summary(self.words)
+        self.report.tokens = _summary(self.tokens)
+        if self.tokens:
+            self.report.unknown_rate = self.unknown / max(1, sum(self.tokens))
+
+
+@dataclass
+class _Examination:
+    """State shared by all corpora: hashes of the training texts, and the filter with its statistics."""
+
+    diagnosis: Diagnosis
+    filter: PairFilter
+    languages: tuple[str | None, str | None]
+    encode: Encode | None
+    train_pairs: set[int] = field(default_factory=set)
+    train_sources: set[int] = field(default_factory=set)
+    train_alphabets: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
+
+    def files(self, spec: CorpusSpec) -> tuple[Path, Path] | None:
+        """Return the two text files, or None for other formats and archives that cannot be read."""
+        with suppress(DataError):
+            return spec.sides
+        return None
+
+    def compare(self, pair: SentencePair, overlap: SplitOverlap | None) -> None:
+        """Record a training pair (`overlap` is None), or whether a held-out pair occurs in training."""
+        source, target = _normalized(pair.source), _normalized(pair.target)
+        pair_key, source_key = pair_hash(source, target), pair_hash(source)
+        if overlap is None:
+            self.train_pairs.add(pair_key)
+            self.train_sources.add(source_key)
+            return
+        if pair_key in self.train_pairs:
+            overlap.seen_pairs.add(pair.line)
+        if source_key in self.train_sources:
+            overlap.seen_sources.add(pair.line)
+
+
+def _sides(spec: CorpusSpec, examination: _Examination) -> list[_SideExaminer]:
+    languages, encode = examination.languages, examination.encode
+    paths = examination.files(spec) or (None, None)
+    codes = [language_code(given) or file_language(path) for given, path in zip(languages, paths, strict=True)]
+    texts = [None if spec.title else path for path in paths]
+    names = [str(path or f"{spec.name} ({side})") for side, path in zip(("source", "target"), texts, strict=True)]
+    return [
+        _SideExaminer(
+            SideReport(names[i], codes[i]), LanguageCheck(codes[i], codes[1 - i]), encode[i] if encode else None
+        )
+        for i in (0, 1)
+    ]
+
+
+def _texts(path: Path, side: _SideExaminer) -> Iterator[str]:
+    """Yield the texts of a plain file, examining each."""
+    for line, raw in enumerate(open_lines(path), start=1):
+        text = side.decode(raw, line)
+        side.add(text, line)
+        yield text
+
+
+def _row_pairs(
+    spec: CorpusSpec, sides: list[_SideExaminer], report: CorpusReport, diagnosis: Diagnosis
+) -> Iterator[SentencePair]:
+    def decode(raw: bytes, line: int, _: str) -> str:
+        return sides[0].decode(raw, line)
+
+    def left_out(message: str) -> None:
+        diagnosis.add("info", message.removeprefix(f"{spec.path}: "), spec.name, "Only pairs of two texts are used.")
+
+    assert spec.path is not None
+    for row in read_rows(spec.path, (spec.source_key, spec.target_key), decode, left_out):
+        if row.problem:
+            report.first_bad_row = report.first_bad_row or row.problem
+            report.bad_rows.add(row.number)
+            continue
+        for side, text in zip(sides, row.texts, strict=True):
+            side.add(text, row.number)
+        yield SentencePair(row.texts[0], row.texts[1], row.number)
+
+
+def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosis) -> int | None:
+    """Return the first line that cannot be paired, or None for aligned files; add a finding for each problem."""
+    features = []
+    for path in paths:
+        try:
+            features.append(line_features(path))
+        except DataError as error:
+            diagnosis.add("error", "a file that cannot be read", str(path), str(error))
+    if len(features) < 2:
+        return 1
+    source, target = features
+    problem = misalignment(*paths) if len(source) != len(target) else None
+    if problem:
+        drift, message = problem
+        diagnosis.add("error", f"misaligned: {len(source):,} and {len(target):,} lines", spec.name, message)
+        return drift.best if drift else 1
+    shift = shifted_range(source, target)
+    if shift:
+        diagnosis.add("error" if shift.certain else "warning", str(shift), spec.name, shift.advice)
+    return None
+
+
+def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnosis) -> Iterator[SentencePair]:
+    """Yield the pairs of two files, if misaligned only those before the first drift; examine every line."""
+    paths = spec.sides
+    assert paths is not None
+    drift = _first_drift(spec, paths, diagnosis)
+    sources, targets = (_texts(path, side) for path, side in zip(paths, sides, strict=True))
+    aligned = sources if drift is None else islice(sources, drift - 1)
+    for line, source in enumerate(aligned, start=1):
+        yield SentencePair(source, next(targets, ""), line)
+    for rest in (sources, targets):
+        with suppress(DataError):  # an unreadable file is a finding already
+            deque(rest, maxlen=0)
+
+
+def _normalized(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+@dataclass
+class _PairExaminer:
+    """Collects the statistics of the pairs of one corpus."""
+
+    report: CorpusReport
+    seen: set[int] = field(default_factory=set)
+    targets: dict[int, int] = field(default_factory=dict)
+    lengths: tuple[array[int], array[int], array[int]] = field(
+        default_factory=lambda: (array("I"), array("I"), array("Q"))
+    )
+
+    def add(self, pair: SentencePair) -> None:
+        """Record duplicates, sources with several targets, identical sides and lengths."""
+        key, source_key = pair_hash(pair.source, pair.target), pair_hash(pair.source)
+        target_key = pair_hash(pair.target)
+        if key in self.seen:
+            self.report.duplicates.add(pair.line)
+        elif self.targets.setdefault(source_key, target_key) != target_key:
+            self.report.other_targets.add(pair.line)
+        self.seen.add(key)
+        if pair.source == pair.target:
+            self.report.identical.add(pair.line)
+        for values, value in zip(self.lengths, (len(pair.source), len(pair.target), pair.line), strict=True):
+            values.append(value)
+
+    def finish(self) -> None:
+        """Record pairs whose length ratio differs from the median ratio by more than a factor of three."""
+        source, target, lines = (np.array(values, dtype=np.int64) for values in self.lengths)
+        if not len(lines):
+            return
+        log_ratio = np.log(target / source)
+        unusual = np.abs(log_ratio - np.median(log_ratio)) > np.log(_UNUSUAL_RATIO)
+        for line in lines[unusual & (np.maximum(source, target) > _RATIO_FROM)]:
+            self.report.ratio_outliers.add(int(line))
+
+
+def _scan(spec: CorpusSpec, role: Role, examination: _Examination) -> None:
+    """Examine one corpus and add its report; what cannot be read is a finding."""
+    sides = _sides(spec, examination)
+    report = CorpusReport(role, spec.name, sides[0].report, sides[1].report)
+    diagnosis = examination.diagnosis
+    diagnosis.corpora.append(report)
+    examiner = _PairExaminer(report)
+    overlap = None if role == "train" else SplitOverlap(spec.name)
+    try:
+        is_table = spec.sides is None
+        pairs = _row_pairs(spec, sides, report, diagnosis) if is_table else _file_pairs(spec, sides, diagnosis)
+        for read in pairs:
+            pair = SentencePair(read.source.strip(), read.target.strip(), read.line)
+            report.pairs += 1
+            if role == "train":
+                examination.filter.judge(pair)
+            if pair.source and pair.target:
+                examiner.add(pair)
+                examination.compare(pair, overlap)
+    except DataError as error:
+        diagnosis.add("error", "a file that cannot be read", spec.name, str(error))
+    examiner.finish()
+    for side, train_alphabet in zip(sides, examination.train_alphabets, strict=True):
+        side.finish()
+        if overlap is None:
+            train_alphabet |= side.alphabet
+        else:
+            side.report.unseen_characters = "".join(sorted(side.alphabet - train_alphabet))
+    if overlap is not None:
+        overlap.pairs = report.pairs
+        diagnosis.overlaps.append(overlap)
+
+
+def examine(
+    specs: list[CorpusSpec],
+    *,
+    valid: CorpusSpec | None,
+    test: CorpusSpec | None,
+    source_language: str | None,
+    target_language: str | None,
+    encode: Encode | None = None,
+    rules: FilterConfig | None = None,
+) -> Diagnosis:
+    """Examine training and held-out corpora.  Problems become findings; no exception is raised.
+
+    encode: text -> ids of source and target.  Languages that are not given are inferred from the suffixes of the files.
+    """
+    diagnosis = Diagnosis()
+    pair_filter = PairFilter(rules or FilterConfig())
+    examination = _Examination(diagnosis, pair_filter, (source_language, target_language), encode)
+    for spec in specs:
+        _scan(spec, "train", examination)
+    if valid is not None:
+        _scan(valid, "valid", examination)
+    if test is not None:
+        _scan(test, "test", examination)
+    pair_filter.stats.check()
+    diagnosis.account = str(pair_filter.stats)
+    add_findings(diagnosis, kept=pair_filter.stats.kept)
+    return diagnosis

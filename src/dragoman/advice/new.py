@@ -1,0 +1,247 @@
+"""`dragoman new`: choose a configuration for a parallel text, this machine and a budget, and split the text."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import tomllib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from dragoman.advice.choice import (
+    CorpusFacts,
+    Setting,
+    Speed,
+    Training,
+    choose_size,
+    choose_training,
+    choose_vocabulary,
+    expect,
+)
+from dragoman.advice.document import nested, render
+from dragoman.advice.examine import examine
+from dragoman.advice.measurement import corpus_facts, measure_speeds
+from dragoman.advice.source_text import ParallelText, check_text_files, open_text
+from dragoman.advice.split import NAMES, Split, split_text
+from dragoman.config import Config, load_config, parse_config
+from dragoman.config.section import Duration, DurationField
+from dragoman.data.held_out import TEST, TRAIN, VALID
+from dragoman.data.precheck import replaced_characters
+from dragoman.errors import DataError, UsageError
+from dragoman.io.writing import atomic_folder, write_file, writing
+from dragoman.training.forecast import Forecast, is_insufficient, overfits
+
+_LEAST_SECONDS = 30
+
+Files = tuple[Path, Path]
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """A configuration written by `plan_training`.
+
+    path: the TOML file.  settings: each with its reason.  speeds: measured.  forecast: expected epochs and steps.
+    """
+
+    path: Path
+    config: Config
+    settings: list[Setting]
+    facts: CorpusFacts
+    speeds: list[Speed]
+    forecast: Training
+
+
+def plan_training(
+    source: str | Path,
+    target: str | Path | None = None,
+    *,
+    budget: str = "20 min",
+    languages: Sequence[str] | None = None,
+    valid: Sequence[str | Path] | None = None,
+    test: Sequence[str | Path] | None = None,
+    out: str | Path | None = None,
+    log: Callable[[str], None] = lambda text: None,
+) -> TrainingPlan:
+    """Inspect a parallel text, measure the speed of this machine, and write a commented configuration.
+
+    source, target: two text files; source alone: one file or folder with both.  budget: a time, such as "20 min".
+    languages: of source and target; default: detected from file names, TMX variants, names of columns or frequent
+    words.  valid, test: two files each; default: drawn from the text, without near-duplicates of the training pairs.
+    out: the TOML file, default `<source>-<target>.toml` in the current folder; the split is written into the folder
+    `<name>-data` beside it.  log: receives messages.  Raises UsageError for invalid arguments and existing output,
+    DataError for unusable text.
+    """
+    seconds = _seconds(budget)
+    held_out = {part: _two(files, NAMES[part]) for part, files in ((VALID, valid), (TEST, test)) if files is not None}
+    pair = None if languages is None else _language_pair(languages)
+    if out is not None:
+        _output_folder(Path(out))  # before the text is read
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(temporary)
+        text = open_text(Path(source), None if target is None else Path(target), pair, scratch, log)
+        _check_languages(text.languages)
+        path = Path(out) if out is not None else Path(f"{'-'.join(text.languages)}.toml")
+        folder = _output_folder(path)
+        log(f"checking {source if target is None else f'{source} and {target}'} ({' to '.join(text.languages)})")
+        _examine(text, (source, target), log)
+        with writing(folder), ExitStack() as stack:
+            unfinished = stack.enter_context(atomic_folder(folder))
+            split = split_text(text.spec, held_out, unfinished, text.languages)
+            _log_split(split, log)
+            facts = corpus_facts(split.sample, split.counts[TRAIN], text.languages)
+            data = _data_settings(text.languages, folder, split, held_out)
+            facts = replace(facts, replaced=_is_replaced(data, unfinished))
+            facts, speeds = measure_speeds(facts, split.sample, seconds, scratch, log)
+            speed, why = choose_size(facts, speeds, seconds)
+            training = choose_training(facts, speed, why, seconds, validated=split.counts[VALID] > 0)
+            settings = [*data, *choose_vocabulary(facts), *training]
+            forecast = expect(facts, speed, seconds)
+            document = render(_title(path, facts, speed, forecast, budget), settings)
+            parse_config(tomllib.loads(document), where=str(path))  # nothing is written if it is invalid
+        write_file(path, document.encode())
+    _log_forecast(forecast, speed, facts, budget, log)
+    return TrainingPlan(path, load_config(path), settings, facts, speeds, forecast)
+
+
+def _seconds(budget: str) -> float:
+    try:
+        duration: Duration | None = TypeAdapter(DurationField).validate_python(budget)
+    except ValidationError:
+        duration = None
+    if duration is None or duration.unit != "seconds" or duration.amount < _LEAST_SECONDS:
+        raise UsageError(f'budget = {budget!r}: accepted: a time of at least 30 s, such as "20 min" or "2 h"')
+    return duration.amount
+
+
+def _two(files: Sequence[str | Path], name: str) -> Files:
+    if isinstance(files, str) or len(files) != 2:
+        raise UsageError(f"{name} = {files!r}: accepted: two files, source and target")
+    pair = Path(files[0]), Path(files[1])
+    check_text_files(pair, where=f"{name}: ")
+    return pair
+
+
+def _language_pair(languages: Sequence[str]) -> tuple[str, str]:
+    if isinstance(languages, str) or len(languages) != 2:
+        raise UsageError(f"languages = {languages!r}: accepted: two codes, source and target, such as en fr")
+    return languages[0], languages[1]
+
+
+def _check_languages(languages: tuple[str, str]) -> None:
+    """Raise ConfigError for codes that a configuration does not accept; they are used in file names, too."""
+    source, target = languages
+    data = {"source_language": source, "target_language": target, "train": [{"path": "text.tsv"}]}
+    parse_config({"data": data}, where="languages")
+
+
+def _output_folder(path: Path) -> Path:
+    """Return the folder of the split.  Raises UsageError if `path` is unsuitable, or if it or the folder exists."""
+    if path.suffix != ".toml":
+        raise UsageError(f"out = {path}: accepted: a file name that ends with .toml")
+    if path.name.startswith("~") or "${" in path.name:  # a configuration expands both in paths
+        raise UsageError(f"out = {path}: accepted: a file name without ~ at its start and without ${{")
+    folder = path.with_name(f"{path.stem}-data")
+    existing = [str(output) for output in (path, folder) if output.exists()]
+    if existing:
+        which, verb = ("it", "exists") if len(existing) == 1 else ("them", "exist")
+        raise UsageError(f"{' and '.join(existing)} {verb} already; choose another name with --out, or remove {which}")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: the folder {path.parent} does not exist; create it first")
+    return folder
+
+
+def _examine(text: ParallelText, files: tuple[str | Path, str | Path | None], log: Callable[[str], None]) -> None:
+    """Raise DataError for errors that `dragoman doctor` finds; log its warnings, or their number for two files.
+
+    files: of the user.
+    """
+    source, target = text.languages
+    diagnosis = examine([text.spec], valid=None, test=None, source_language=source, target_language=target)
+    errors = [finding for finding in diagnosis.findings if finding.severity == "error"]
+    if errors:
+        raise DataError("\n".join(f"{error.where}: {error.what}. {error.advice}" for error in errors))
+    warnings = [finding.what for finding in diagnosis.findings if finding.severity == "warning"]
+    if files[1] is None:
+        for warning in warnings:
+            log(f"text: warning: {warning}")
+    elif warnings:
+        command = shlex.join(["dragoman", "doctor", *map(str, files)])
+        log(f"text: {len(warnings)} warning{'s' * (len(warnings) > 1)}; for details: {command}")
+
+
+def _log_split(split: Split, log: Callable[[str], None]) -> None:
+    log(f"pairs: {split.account}")
+    if split.seen:
+        log(f"pairs: {split.seen:,} left out, because a validation or test set has a near-duplicate")
+    if split.digits:
+        log("split: most sentences differ from others only in digits, so digits count in the comparison")
+    log("split: " + ", ".join(f"{name} {split.counts[part]:,}" for part, name in NAMES.items()))
+    for part, use in ((VALID, "validation"), (TEST, "test")):
+        if not split.counts[part]:
+            log(
+                f"warning: there is no {use} set, because every pair has near-duplicates that would remain in the "
+                f"training text; specify two files with --{NAMES[part]}"
+            )
+
+
+def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given: dict[int, Files]) -> list[Setting]:
+    """Return the settings of the section [data], without empty validation or test sets."""
+    source, target = languages
+    files = {part: {"source": f"{name}.{source}", "target": f"{name}.{target}"} for part, name in NAMES.items()}
+    settings = [
+        Setting(
+            "data.root", folder.name, "Folder of the files below; relative paths start at the folder of this file."
+        ),
+        Setting("data.source_language", source, ""),
+        Setting("data.target_language", target, "Also selects the tokenizer of BLEU."),
+        Setting("data.train", [files[TRAIN]], f"{split.counts[TRAIN]:,} pairs."),
+    ]
+    for part, use in ((VALID, "Evaluated during training"), (TEST, "Translated after training")):
+        if split.counts[part]:
+            ignored = "case and punctuation" if split.digits else "case, punctuation and digits"
+            drawn = f"drawn at random; no near-duplicates in the other parts (ignoring {ignored})"
+            origin = "given" if part in given else drawn
+            reason = f"{use}: {split.counts[part]:,} pairs, {origin}."
+            settings.append(Setting(f"data.{NAMES[part]}.source", files[part]["source"], reason))
+            settings.append(Setting(f"data.{NAMES[part]}.target", files[part]["target"], ""))
+    return settings
+
+
+def _is_replaced(data: list[Setting], folder: Path) -> bool:
+    """Return whether the default normalization of the tokenizer changes many target lines."""
+    document = nested(data)
+    document["data"]["root"] = str(folder.resolve())
+    return any(True for _ in replaced_characters(parse_config(document)))
+
+
+def _title(path: Path, facts: CorpusFacts, speed: Speed, forecast: Training, budget: str) -> list[str]:
+    source, target = facts.languages
+    return [
+        f"{source} to {target}, written by 'dragoman new' for a budget of {budget}. Train with: "
+        f"{shlex.join(['dragoman', 'train', str(path)])}",
+        f"Expected: {forecast.epochs:.1f} epochs of {facts.tokens:,.0f} tokens (source + target) and "
+        f"{forecast.steps:,} steps, at the measured speed of {speed.tokens_per_second:,.0f} tokens/s. If other "
+        "programs use the machine during training, it makes fewer steps; the learning rate schedule adapts to the "
+        "elapsed time.",
+    ]
+
+
+def _log_forecast(
+    forecast: Training, speed: Speed, facts: CorpusFacts, budget: str, log: Callable[[str], None]
+) -> None:
+    log(f"choice: {speed.size}; expected in {budget}: {forecast.epochs:.1f} epochs, {forecast.steps:,} steps")
+    expected = Forecast(forecast.epochs, forecast.steps, facts.tokens, speed.parameters)
+    if overfits(speed.parameters, facts.tokens):
+        log(
+            f"warning: {facts.tokens:,.0f} tokens are insufficient for a model of {speed.parameters:,} parameters: it "
+            "overfits. Add more text"
+        )
+    if is_insufficient(expected):
+        log(
+            f"warning: {budget} is insufficient for this text on this machine: the translations will be poor. Raise "
+            "--budget, or stop other programs and run the command again"
+        )

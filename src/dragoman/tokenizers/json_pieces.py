@@ -1,0 +1,251 @@
+"""Vocabularies of Hugging Face's `tokenizers`, as imported models have them: `tokenizer.json`.
+
+`tokenizers` segments the text (byte-level BPE, BPE with byte fallback, WordPiece, Unigram); its ids become ours by
+`token_ids.json`.  No text becomes a special token: `<s>` in a text is text.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dragoman.errors import UsageError
+from dragoman.extras import extra_package
+from dragoman.tokenizers.ids import EOS, SPECIAL_NAMES, UNK
+from dragoman.tokenizers.pieces import SPACE, Pieces, Spans, parse_object
+
+TOKENIZER_JSON = "tokenizer.json"
+TOKEN_IDS_FILE = "token_ids.json"
+_SPECIAL = ("pad", "unk", "bos", "eos")  # in the order of our ids
+_NEVER_TEXT = "\U0010ffff"  # not a character
+_MAX_SIZE = 1 << 24
+
+
+def is_tokenizer_json(content: bytes) -> bool:
+    """Return whether a tokenizer file is a `tokenizer.json`; serialized sentencepiece models start with other bytes."""
+    return content.startswith(b"{")
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """The file `token_ids.json` of a model folder.
+
+    special: ids of padding, unknown, begin and end in `tokenizer.json`, None for one that it lacks; begin and end may
+    be the same.  size: number of ids; may exceed that of `tokenizer.json`, if a matrix has unused rows.
+    mask: id of a masked token in `tokenizer.json`, for encoders of masked text.
+    """
+
+    special: tuple[int | None, ...]
+    size: int
+    mask: int | None = None
+
+    @classmethod
+    def parse(cls, content: bytes) -> TokenIds:
+        """Read the file.  Raises ValueError."""
+        fields = parse_object(content)
+        size, special, mask = fields.get("size"), fields.get("special"), fields.get("mask")
+        if type(size) is not int or not 1 <= size <= _MAX_SIZE:
+            raise ValueError(f"size is not a number from 1 to {_MAX_SIZE:,}")
+        if not isinstance(special, dict) or sorted(special) != sorted(_SPECIAL):
+            raise ValueError(f"special does not name {', '.join(_SPECIAL)}")
+        if any(token is not None and (type(token) is not int or not 0 <= token < size) for token in special.values()):
+            raise ValueError(f"special has other values than null and ids from 0 to {size - 1:,}")
+        if mask is not None and (type(mask) is not int or not 0 <= mask < size or mask in special.values()):
+            raise ValueError(f"mask is neither null nor another id from 0 to {size - 1:,}")
+        return cls(tuple(special[name] for name in _SPECIAL), size, mask)
+
+    def file(self) -> bytes:
+        special = dict(zip(_SPECIAL, self.special, strict=True))
+        content = {"special": special, "size": self.size} | ({} if self.mask is None else {"mask": self.mask})
+        return json.dumps(content, indent=1).encode()
+
+    @cached_property
+    def theirs(self) -> list[int]:
+        """For each of our ids that of `tokenizer.json`, -1 for a special token that it lacks."""
+        special = [-1 if token is None else token for token in self.special]
+        first = set(special)
+        return special + [token for token in range(self.size) if token not in first]
+
+
+class JsonPieces(Pieces):
+    """A `tokenizer.json` with our ids.
+
+    Special tokens, UNK included, are decoded to nothing, as `transformers` does with `skip_special_tokens`.
+    """
+
+    def __init__(self, content: bytes, ids: bytes) -> None:
+        """Raises ValueError for damaged files, UsageError if `tokenizers` is not installed."""
+        self.ids = _parsed_ids(ids)
+        self._model = _loaded(content)
+        self._model.no_truncation()
+        self._model.no_padding()
+        self._model.encode_special_tokens = True  # the names of special tokens in a text are text
+        highest = max(self._model.get_vocab(True).values(), default=-1)
+        if highest >= self.ids.size:
+            raise ValueError(f"{TOKENIZER_JSON} has the id {highest:,}, but {TOKEN_IDS_FILE} {self.ids.size:,} ids")
+        self._theirs = self.ids.theirs
+        self._ours = [UNK] * self.ids.size
+        for ours, theirs in enumerate(self._theirs[EOS + 1 :], start=EOS + 1):
+            self._ours[theirs] = ours
+        self._added = {token: str(added.content) for token, added in self._model.get_added_tokens_decoder().items()}
+
+        self.mask = None if self.ids.mask is None else self._ours[self.ids.mask]
+
+    @property
+    def size(self) -> int:
+        return len(self._theirs)
+
+    def piece(self, token: int) -> str:
+        """Return a piece as people read it: bytes as text where they are valid UTF-8, "▁" for a space."""
+        return self._names[token]
+
+    def piece_ids(self, pieces: Sequence[str]) -> list[int]:
+        return [self._ids.get(piece, UNK) for piece in pieces]
+
+    def encode(self, text: str) -> list[int]:
+        return [self._ours[token] for token in self._model.encode(text, add_special_tokens=False).ids]
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], Spans]:
+        encoding = self._model.encode(text, add_special_tokens=False)
+        return [self._ours[token] for token in encoding.ids], _disjoint(encoding.offsets)
+
+    def sample(self, text: str, rate: float, rng: random.Random) -> list[int]:
+        """Return the ids of a text.  Raises UsageError for a rate above 0."""
+        if rate:
+            raise UsageError(
+                f"tokenizer.sampling = {rate}: {TOKENIZER_JSON} does not draw segmentations that are the same in every "
+                "process; accepted: 0"
+            )
+        return self.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._text([self._theirs[token] for token in ids])
+
+    def decode_with_spans(self, ids: Sequence[int]) -> tuple[str, Spans]:
+        theirs = [self._theirs[token] for token in ids]
+        text = self._text(theirs)
+        # A decoder joins tokens by rules of its own, so that a token has the text by which its prefix is longer.
+        ends = [_common(self._text(theirs[: count + 1]), text) for count in range(len(theirs))]
+        ends = [max([0, *ends[: index + 1]]) for index in range(len(ends))]
+        return text, list(zip([0, *ends], ends, strict=False))
+
+    def _text(self, theirs: Sequence[int]) -> str:
+        return str(self._model.decode([token for token in theirs if token not in self._hidden]))
+
+    @cached_property
+    def _hidden(self) -> set[int]:
+        """Ids without a text."""
+        special = {token for token, added in self._model.get_added_tokens_decoder().items() if added.special}
+        return special | set(self._theirs[: EOS + 1])
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Pieces by id; different ones have different names."""
+        tokens = [self._model.id_to_token(theirs) for theirs in self._theirs[EOS + 1 :]]
+        shown = _Shown(self._model)
+        names = [
+            *SPECIAL_NAMES,
+            *(
+                f"<unused {theirs}>" if token is None else shown.name(token, theirs in self._added)
+                for token, theirs in zip(tokens, self._theirs[EOS + 1 :], strict=True)
+            ),
+        ]
+        seen: Counter[str] = Counter()
+        for index, name in enumerate(names):
+            seen[name] += 1
+            if seen[name] > 1:
+                names[index] = f"{name} ({index})"
+        return names
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {name: token for token, name in enumerate(self._names) if token > EOS}
+
+
+class _Shown:
+    """How the tokens of a model are shown to people."""
+
+    def __init__(self, model: Any) -> None:
+        decoder = "" if model.decoder is None else model.decoder.__getstate__().decode()
+        self._is_byte_level = '"ByteLevel"' in decoder
+        self._prefix = str(model.model.continuing_subword_prefix) if '"WordPiece"' in decoder else ""
+
+    def name(self, token: str, is_added: bool) -> str:
+        """is_added: whether the token is not one of the model, so that it is written as text."""
+        if is_added:
+            return token.replace(" ", SPACE)
+        if self._prefix:  # ##ing is inside of a word
+            return token.removeprefix(self._prefix) if token.startswith(self._prefix) else SPACE + token
+        if not self._is_byte_level or not set(token) <= _BYTES.keys():
+            return token
+        text = bytes(_BYTES[character] for character in token).decode("utf-8", "surrogateescape")
+        return "".join(
+            f"<0x{ord(each) - 0xDC00:02X}>" if "\udc80" <= each <= "\udcff" else each.replace(" ", SPACE)
+            for each in text
+        )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte for which each character stands in byte-level BPE (Radford et al. 2019).
+
+    Printable characters of Latin-1 stand for themselves, those from U+0100 for the other bytes in ascending order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def _parsed_ids(content: bytes) -> TokenIds:
+    try:
+        return TokenIds.parse(content)
+    except ValueError as error:
+        raise ValueError(f"{TOKEN_IDS_FILE}: {error}") from None
+
+
+def _loaded(content: bytes) -> Any:
+    """Return the model of a `tokenizer.json`.  Raises ValueError, UsageError."""
+    package = extra_package("tokenizers", "tokenizers", f"a tokenizer of Hugging Face ({TOKENIZER_JSON})")
+    try:
+        model = package.Tokenizer.from_str(content.decode())
+        if isinstance(model.model, package.models.Unigram):
+            model = package.Tokenizer.from_str(_without_special_text(content, model))
+    except BaseException as error:  # a panic of Rust is not an Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise ValueError(f"{TOKENIZER_JSON}: {' '.join(str(error).split())[:200]}") from None
+    return model
+
+
+def _without_special_text(content: bytes, model: Any) -> str:
+    """Rename the special tokens of a unigram model, which would find them in text as it finds other pieces."""
+    special = {token for token, added in model.get_added_tokens_decoder().items() if added.special}
+    document = json.loads(content)
+    for token in special & set(range(len(document["model"]["vocab"]))):
+        document["model"]["vocab"][token][0] = _NEVER_TEXT + document["model"]["vocab"][token][0]
+    # Otherwise the names would be added again, with other ids.
+    document["added_tokens"] = [each for each in document["added_tokens"] if each["id"] not in special]
+    return json.dumps(document)
+
+
+def _disjoint(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans that do not overlap: of tokens that share a character the last one has it."""
+    spans: list[tuple[int, int]] = []
+    limit = offsets[-1][1] if offsets else 0
+    for begin, end in reversed(offsets):
+        end = min(end, limit)
+        limit = min(begin, end)
+        spans.append((limit, end))
+    return spans[::-1]
+
+
+def _common(a: str, b: str) -> int:
+    """Return the length of the longest common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,275 @@
+"""Subword tokenizer: a sentencepiece model per side or for both, trained on raw text."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import sentencepiece as spm
+
+from dragoman.errors import ModelFolderError, UsageError
+from dragoman.io.reading import COPY_AGAIN, read_bytes
+from dragoman.tokenizers.byte_pieces import BYTES_FILE, BytePieces, is_bytes_file
+from dragoman.tokenizers.directed import Directed
+from dragoman.tokenizers.ids import BOS, EOS, PAD, UNK
+from dragoman.tokenizers.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, JsonPieces, is_tokenizer_json
+from dragoman.tokenizers.listed_pieces import PIECES_FILE, PieceLists
+from dragoman.tokenizers.pieces import Pieces, SentencePieces
+from dragoman.tokenizers.templates import LANGUAGES_FILE
+
+_MAX_MODEL = 1 << 28
+"""Largest tokenizer file that is read, in bytes; with 256,000 pieces sentencepiece has about 5 MB and JSON 35 MB."""
+ROLE_PREFIX = "<role:"
+"""Start of the control symbols that stand for the roles of a dialogue."""
+TokenizerFiles = tuple[bytes, bytes | None, bytes | None, bytes | None]
+"""The arguments of `Tokenizer`."""
+
+
+class Tokenizer(Directed):
+    """One vocabulary for both sides or one per side.  Encoded sentences end with EOS, unless `sources_end` is False.
+
+    source, target: serialized sentencepiece models; target None means shared.  pieces: a `PieceLists` file, if the ids
+    of an imported model are not those of sentencepiece.  Or, for both sides, source: a `tokenizer.json` of Hugging
+    Face, pieces: its `TokenIds` file; or source: a `BytePieces` file.  templates: a `Templates` file, if texts are
+    surrounded by other tokens than EOS, such as languages.  A tokenizer of several languages encodes after `between`,
+    which names them, or with the default of the file.
+    """
+
+    def __init__(
+        self, source: bytes, target: bytes | None = None, pieces: bytes | None = None, templates: bytes | None = None
+    ) -> None:
+        """Raises RuntimeError or ValueError for damaged content."""
+        self._models = (source, target, pieces, templates)
+        self._source, self._target, self.shared = _sides(source, target, pieces)
+        self._target_pieces: dict[int, str] = {}
+        super().__init__(templates, self._source.tags, (self.source_size, self.target_size))
+
+    @property
+    def models(self) -> TokenizerFiles:
+        """The arguments of the constructor."""
+        return self._models
+
+    @cached_property
+    def lists(self) -> PieceLists | None:
+        """The lists of pieces that determine the ids; None if sentencepiece does, or for another kind of tokenizer."""
+        source, _, pieces, _ = self._models
+        if pieces is None or is_bytes_file(source) or is_tokenizer_json(source):
+            return None
+        return PieceLists.parse(pieces)
+
+    @property
+    def source_size(self) -> int:
+        return self._source.size
+
+    @property
+    def target_size(self) -> int:
+        return self._target.size
+
+    @cached_property
+    def roles(self) -> dict[str, int]:
+        """Role of a dialogue -> its id.  No text is encoded into these ids, and they are decoded to nothing."""
+        roles = {}
+        for token in range(EOS + 1, self.target_size):  # control symbols follow the special ids
+            piece = self.target_piece(token)
+            if not self._target.is_control(token) or not piece.startswith(ROLE_PREFIX):
+                break
+            roles[piece.removeprefix(ROLE_PREFIX).removesuffix(">")] = token
+        return roles
+
+    @property
+    def pieces(self) -> tuple[Pieces, Pieces]:
+        """The pieces of both sides, the same object if they are shared."""
+        return self._source, self._target
+
+    @cached_property
+    def mask(self) -> int:
+        """The id that replaces masked tokens: the mask token of an imported vocabulary, otherwise BOS."""
+        return BOS if self._source.mask is None else self._source.mask
+
+    def masked_source(self, ids: Sequence[int]) -> list[int]:
+        """Return the source of a masked text with these ids, which may include EOS: BOS, if it is not the mask, first.
+
+        Imported encoders have a class token before every text; our own have none before masked text.
+        """
+        return [*([] if self.mask == BOS else [BOS]), *ids]
+
+    def encode_source(self, text: str) -> list[int]:
+        """Return at least one id: EOS for a source without any token, which no encoder accepts."""
+        before, after = self._direction.source
+        return [*before, *self._source.encode(text), *after] or [EOS]
+
+    def encode_target(self, text: str) -> list[int]:
+        return [*self._direction.target, *self._target.encode(text), EOS]
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+        """Return the ids of many pairs, without EOS.  Raises UsageError if other tokens follow the text of a source."""
+        source = self._source.encode_batch([source for source, _ in pairs])
+        target = self._target.encode_batch([target for _, target in pairs])
+        before, after = self._direction.source
+        if after not in ([EOS], []):
+            raise UsageError(
+                "training: sources of this model have the language after the end of sentence; accepted: "
+                "models that have it at the start"
+            )
+        start = self._direction.target
+        return [([*before, *src], [*start, *tgt]) for src, tgt in zip(source, target, strict=True)]
+
+    def encode_sampled(
+        self, pairs: Sequence[tuple[str, str]], rates: tuple[float, float], seed: int
+    ) -> list[tuple[list[int], list[int]]]:
+        """Return sampled segmentations, the same for the same seed in every process (see `Pieces.sample`).
+
+        rates: of the source and of the target; 0 is the usual segmentation.
+        """
+        rng = random.Random(seed)
+        of_source, of_target = rates
+
+        def source(text: str) -> list[int]:
+            before, after = self._direction.source
+            drawn = self._source.sample(text, of_source, rng) if of_source else self._source.encode(text)
+            return [*before, *drawn, *after] or [EOS]
+
+        def target(text: str) -> list[int]:
+            drawn = self._target.sample(text, of_target, rng) if of_target else self._target.encode(text)
+            return [*self._direction.target, *drawn, EOS]
+
+        return [(source(src), target(tgt)) for src, tgt in pairs]
+
+    def encode_word(self, word: str) -> list[int]:
+        """Return the ids of a single source word, at least one."""
+        return self._source.encode(word) or [UNK]
+
+    def sample_sources(self, texts: Iterable[str], rate: float, rng: random.Random) -> list[list[int]]:
+        """Return sampled ids of each source word or text, at least one each (see `Pieces.sample`)."""
+        return [self._source.sample(text, rate, rng) or [UNK] for text in texts]
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, ignoring special ids."""
+        return self._target.decode(self._with_text(ids))
+
+    def decode_source(self, ids: Sequence[int]) -> str:
+        """Return the text of source ids, ignoring special ids: the text that was encoded, normalized."""
+        return self._source.decode(self._with_text(ids))
+
+    def _with_text(self, ids: Sequence[int]) -> list[int]:
+        return [i for i in ids if (i > EOS or i == UNK) and i not in self._control]
+
+    def source_spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the first and the next character in `text` of each id of `encode_source`, without a final EOS.
+
+        A span may begin with whitespace; those of bytes of a character are empty except for the last one, and so are
+        those of tokens around the text.
+        """
+        before, after = self.some_direction._direction.source  # all directions have as many tokens around a text
+        spans = self._source.encode_with_spans(text)[1]
+        end = spans[-1][1] if spans else 0
+        return [*[(0, 0)] * len(before), *spans, *[(end, end)] * (len(after) - 1)]
+
+    def target_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the same for target ids, which may not include special ids other than UNK, in their text."""
+        with_text = iter(self._target.decode_with_spans(self._with_text(ids))[1])
+        spans, end = [], 0
+        for token in ids:
+            begin, end = (end, end) if token in self._control else next(with_text)
+            spans.append((begin, end))
+        return spans
+
+    def target_ids(self, pieces: Sequence[str]) -> list[int]:
+        """Return the ids of `target_piece`."""
+        return self._target.piece_ids(pieces)
+
+    def source_piece(self, token: int) -> str:
+        return self._source.piece(token)
+
+    def target_piece(self, token: int) -> str:
+        piece = self._target_pieces.get(token)
+        if piece is None:
+            piece = self._target_pieces[token] = self._target.piece(token)
+        return piece
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files of a model folder: name -> content."""
+        source, target, pieces, templates = self._models
+        if is_bytes_file(source):
+            return {BYTES_FILE: source}
+        others = {PIECES_FILE: pieces, LANGUAGES_FILE: templates}
+        files = {"tokenizer.model": source} if target is None else {"source.model": source, "target.model": target}
+        if pieces is not None and is_tokenizer_json(source):
+            files, others = {TOKENIZER_JSON: source}, {TOKEN_IDS_FILE: pieces, LANGUAGES_FILE: templates}
+        return files | {name: content for name, content in others.items() if content is not None}
+
+    def with_default(self, source: str, target: str) -> Tokenizer:
+        """Return a tokenizer whose files name this direction as the default; this one if the model has one direction.
+
+        Raises UsageError, with the languages of the model, for one that it lacks.
+        """
+        templates = self._models[3]
+        if templates is None or not any(self.languages):
+            return self
+        directed = self.between(
+            *(code if codes else None for code, codes in zip((source, target), self.languages, strict=True))
+        )
+        return Tokenizer(*self._models[:3], directed._templates.file())
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizer:
+        """Load the tokenizer of a model folder.  Raises ModelFolderError if it is missing or damaged."""
+        names, lists = _files_of(folder)
+        templates = [LANGUAGES_FILE] if os.path.lexists(folder / LANGUAGES_FILE) else []
+        read = [*names, *([lists] if lists else []), *templates]
+        contents = {name: read_bytes(folder / name, ModelFolderError, COPY_AGAIN, _MAX_MODEL) for name in read}
+        models = [contents[name] for name in names]
+        try:
+            others = contents.get(lists), contents.get(LANGUAGES_FILE)
+            tokenizer = cls(models[0], models[1] if len(models) > 1 else None, *others)
+            sizes = tokenizer.source_size, tokenizer.target_size
+        except RuntimeError as error:
+            raise ModelFolderError(
+                f"{folder}: {' and '.join(names)} cannot be read by sentencepiece: {error}. {COPY_AGAIN}"
+            ) from None
+        except ValueError as error:
+            # The messages about JSON and languages name the file.
+            where = folder / (lists or names[0]) if lists != TOKEN_IDS_FILE else folder
+            where = folder if str(error).startswith(LANGUAGES_FILE) else where
+            raise ModelFolderError(f"{where}: cannot be read: {error}. {COPY_AGAIN}") from None
+        special = [pieces.special_ids for pieces in tokenizer.pieces]
+        if min(sizes) <= EOS or any(ids != [PAD, UNK, BOS, EOS] for ids in special):
+            raise ModelFolderError(
+                f"{folder}: {' and '.join(names)} cannot be used: the ids of padding, unknown, begin and end are "
+                f"{special[0]} and {special[1]}; accepted: {[PAD, UNK, BOS, EOS]}. {COPY_AGAIN}"
+            )
+        return tokenizer
+
+
+def _files_of(folder: Path) -> tuple[list[str], str]:
+    """Return the tokenizer files of a folder and the file with its ids, "" if there is none; or raise an error."""
+    if os.path.lexists(folder / BYTES_FILE):
+        return [BYTES_FILE], ""
+    if os.path.lexists(folder / TOKENIZER_JSON):
+        return [TOKENIZER_JSON], TOKEN_IDS_FILE
+    names = ["tokenizer.model"] if os.path.lexists(folder / "tokenizer.model") else ["source.model", "target.model"]
+    if not all(os.path.lexists(folder / name) for name in names):
+        raise ModelFolderError(
+            f"{folder}: no tokenizer; a model folder contains tokenizer.model, or source.model and target.model, or "
+            f"{TOKENIZER_JSON} and {TOKEN_IDS_FILE}, or {BYTES_FILE}"
+        )
+    return names, PIECES_FILE if os.path.lexists(folder / PIECES_FILE) else ""
+
+
+def _sides(source: bytes, target: bytes | None, pieces: bytes | None) -> tuple[Pieces, Pieces, bool]:
+    """Return both sides of the arguments of `Tokenizer`, and whether they share a vocabulary."""
+    if is_bytes_file(source):
+        in_bytes = BytePieces.parse(source)
+        return in_bytes, in_bytes, True
+    if pieces is not None and is_tokenizer_json(source):
+        both = JsonPieces(source, pieces)
+        return both, both, True
+    model = SentencePieces(spm.SentencePieceProcessor(model_proto=source))
+    other = model if target is None else SentencePieces(spm.SentencePieceProcessor(model_proto=target))
+    if pieces is None:
+        return model, other, target is None
+    lists = PieceLists.parse(pieces)
+    return *lists.applied(model, other), lists.target is None

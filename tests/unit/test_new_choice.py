@@ -1,0 +1,232 @@
+"""The rules of `dragoman new`: from facts to settings, and the document with their reasons."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dragoman.advice.choice import (
+    PARAMETERS_PER_TOKEN,
+    SHORT_PAIR,
+    SIZES,
+    TOKENS_PER_WEIGHT,
+    CorpusFacts,
+    Setting,
+    Size,
+    Speed,
+    choose_size,
+    choose_training,
+    choose_vocabulary,
+    duration,
+    enough_tokens,
+    expect,
+    model_settings,
+)
+
+from dragoman.advice.document import nested, render
+from dragoman.advice.measurement import corpus_facts
+from dragoman.config import parse_config
+from dragoman.models.size import count_parameters
+from dragoman.training import forecast
+from dragoman.training.forecast import Forecast, forecast_problems, is_insufficient
+
+FACTS = CorpusFacts(100_000, ("en", "fr"), (20_000, 30_000), (90, 120), True, 80.0, tokens_per_pair=20.0)
+SPEEDS = [Speed(size, 8e9 / (size.weights + 5e5), size.weights + 8000 * size.d_model) for size in SIZES]
+"""Speeds of a machine that needs the same time for every weight."""
+SMALLEST = Speed(SIZES[0], 10_000.0, 1_400_000)
+
+
+def values(settings: list[Setting]) -> dict[str, Any]:
+    return {setting.key: setting.value for setting in settings}
+
+
+def chosen(seconds: float, facts: CorpusFacts = FACTS, speeds: list[Speed] = SPEEDS) -> Size:
+    return choose_size(facts, speeds, seconds)[0].size
+
+
+def test_more_time_gives_a_larger_model() -> None:
+    sizes = [chosen(seconds).weights for seconds in (1, 360, 1200, 7200, 86_400, 1e9)]
+    assert sizes == sorted(sizes) and sizes[0] == SIZES[0].weights and len(set(sizes)) > 2
+
+
+def test_each_model_but_the_smallest_sees_enough_tokens() -> None:
+    for seconds in (60, 600, 6000, 60_000):
+        speed, _ = choose_size(FACTS, SPEEDS, seconds)
+        assert speed.size is SIZES[0] or seconds * speed.tokens_per_second > enough_tokens(
+            speed.size, FACTS.tokens_per_pair
+        )
+
+
+def test_longer_sentences_give_a_smaller_model() -> None:
+    four_times = replace(FACTS, tokens_per_pair=4 * SHORT_PAIR)
+    for size in SIZES:
+        assert enough_tokens(size, four_times.tokens_per_pair) == pytest.approx(2 * enough_tokens(size, SHORT_PAIR))
+        assert enough_tokens(size, SHORT_PAIR / 2) == enough_tokens(size, SHORT_PAIR)
+    assert chosen(2400, four_times).weights < chosen(2400).weights
+
+
+def test_a_small_corpus_limits_the_model() -> None:
+    small = replace(FACTS, pairs=5000)
+    speed, why = choose_size(small, SPEEDS, 1e9)
+    assert speed.size.weights < chosen(1e9).weights and "would overfit" in why
+
+
+def test_the_reason_names_the_next_size_and_what_it_lacks() -> None:
+    _, why = choose_size(FACTS, SPEEDS, 360)
+    assert "would see" in why and "needs about" in why
+    assert choose_size(FACTS, SPEEDS[:1], 360)[1].startswith("the smallest model")
+
+
+def test_the_reason_for_the_smallest_size_is_the_limit_that_decided() -> None:
+    few = replace(FACTS, pairs=3000)  # 480,000 parameters at most
+    speed, why = choose_size(few, SPEEDS, 1e9)
+    assert speed.size is SIZES[0] and why.startswith("the smallest model of the list for this text; width 128, 2 + 2")
+    speed, why = choose_size(FACTS, SPEEDS, 60)
+    assert speed.size is SIZES[0] and why.startswith("the smallest model of the list for this time; width 128, 2 + 2")
+
+
+def known_size(size: Size, vocabulary: int) -> Speed:
+    """A size with its speed as in SPEEDS and the parameters of a real model."""
+    config = parse_config({"data": {"train": [{"path": "a.tsv"}]}, **nested(model_settings(size))}).model
+    return Speed(size, 8e9 / (size.weights + 5e5), count_parameters(config, vocabulary, vocabulary))
+
+
+@pytest.mark.parametrize("pairs", [100, 1000, 3000, 10_000, 30_000, 100_000, 1_000_000, 10_000_000])
+def test_no_document_is_warned_about(pairs: int) -> None:
+    facts = replace(FACTS, pairs=pairs)
+    sizes = choose_vocabulary(facts)
+    speeds = [known_size(size, values(sizes)["tokenizer.vocab_size"]) for size in SIZES]
+    data = Setting("data.train", [{"path": "a.tsv"}], "")
+    for seconds in (30, 120, 360, 1200, 7200, 86_400, 1e6, 1e8):
+        speed, why = choose_size(facts, speeds, seconds)
+        config = parse_config(nested([data, *sizes, *choose_training(facts, speed, why, seconds)]))
+        training = expect(facts, speed, seconds)
+        # The corpus of `doctor` differs a little from the sample that was measured.
+        forecast = Forecast(training.epochs, training.steps, 0.9 * facts.tokens, speed.parameters)
+        if not is_insufficient(forecast):  # `dragoman new` warns as well
+            assert list(forecast_problems(config, forecast, lambda model: 1)) == [], (seconds, speed)
+
+
+def test_the_sizes_are_those_that_doctor_advises() -> None:
+    assert tuple(sorted({size.d_model for size in SIZES})) == forecast._WIDTHS
+    assert (SIZES[0].d_model, SIZES[0].layers) == (128, 1)
+
+
+def test_without_a_validation_set_there_are_no_settings_of_it() -> None:
+    found = choose_training(FACTS, SPEEDS[0], "", 600, validated=False)
+    assert not {"train.metric", "train.validate_sentences"} & set(values(found))
+    (every,) = (setting for setting in found if setting.key == "train.validate_every")
+    assert every.reason == "Interval between checkpoints; there is no validation set."
+
+
+@pytest.mark.parametrize(("epochs", "dropout"), [(1, 0.1), (4.9, 0.1), (5.1, 0.2), (19, 0.2), (21, 0.3)])
+def test_dropout_grows_with_the_number_of_epochs(epochs: float, dropout: float) -> None:
+    speed = SMALLEST
+    seconds = epochs * FACTS.tokens / (0.93 * speed.tokens_per_second)
+    assert values(choose_training(FACTS, speed, "", seconds))["model.dropout"] == dropout
+
+
+def test_longer_trainings_have_larger_batches_and_longer_warm_ups() -> None:
+    found = [values(choose_training(FACTS, SMALLEST, "", s)) for s in (60, 600, 6000, 60_000)]
+    for key in ("train.batch_tokens", "train.schedule.warmup"):
+        series = [one[key] for one in found]
+        assert series == sorted(series) and series[0] < series[-1], key
+    for seconds, one in zip((60, 600, 6000, 60_000), found, strict=True):
+        assert one["train.schedule.warmup"] < 0.2 * expect(FACTS, SMALLEST, seconds).steps
+
+
+def test_the_optimizer_is_muon() -> None:
+    assert values(choose_training(FACTS, SMALLEST, "", 600))["train.optimizer.kind"] == "muon"
+
+
+def test_the_peak_falls_with_the_width() -> None:
+    peaks = [
+        values(choose_training(FACTS, Speed(size, 1000.0, 1_400_000), "", 600))["train.schedule.peak"] for size in SIZES
+    ]
+    assert peaks == sorted(peaks, reverse=True) and peaks[0] == 8e-3 and peaks[-1] == 2e-3
+
+
+@pytest.mark.parametrize("seconds", [30, 360, 1200, 7200, 86_400])
+@pytest.mark.parametrize("common_script", [True, False])
+@pytest.mark.parametrize("replaced", [True, False])
+def test_every_choice_is_a_valid_configuration(seconds: float, common_script: bool, replaced: bool) -> None:
+    facts = replace(FACTS, common_script=common_script, replaced=replaced)
+    speed, why = choose_size(facts, SPEEDS, seconds)
+    data = [Setting("data.train", [{"source": "a", "target": "b"}], "1 pair."), Setting("data.valid.path", "v.tsv", "")]
+    settings = [*data, *choose_vocabulary(facts), *choose_training(facts, speed, why, seconds)]
+
+    document = tomllib.loads(render(["A title."], settings))
+
+    assert document == nested(settings)
+    config = parse_config(document)
+    assert config.train.budget.amount == seconds
+    identity = config.tokenizer.sides[1].normalization == "identity"
+    assert identity is replaced and config.tokenizer.shared is common_script
+
+
+def test_weights_of_a_size_are_those_of_its_layers() -> None:
+    size = Size(128, 3)
+    config = parse_config({"data": {"train": [{"path": "a.tsv"}]}, **nested(model_settings(size))}).model
+    with_vocabulary = [count_parameters(config, size_, size_) for size_ in (1000, 2000)]
+    layers = with_vocabulary[0] - (with_vocabulary[1] - with_vocabulary[0])
+    assert layers == pytest.approx(size.weights, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"), [(3000, 2000), (15_000, 4000), (100_000, 8000), (1_000_000, 16_000), (9_000_000, 32_000)]
+)
+def test_more_pairs_allow_more_tokens(pairs: int, expected: int) -> None:
+    facts = replace(FACTS, pairs=pairs, distinct=(50_000, 60_000))
+    assert values(choose_vocabulary(facts))["tokenizer.vocab_size"] == expected
+    half_as_long = replace(facts, pairs=2 * pairs, bytes_per_pair=FACTS.bytes_per_pair / 2)
+    assert choose_vocabulary(half_as_long) == choose_vocabulary(facts)  # it is the amount of text that counts
+
+
+def test_a_small_text_limits_the_vocabulary() -> None:
+    facts = replace(FACTS, pairs=300, distinct=(150, 200), characters=(40, 50))
+    assert values(choose_vocabulary(facts))["tokenizer.vocab_size"] == 50 + 260 + 200
+
+
+def test_many_characters_need_more_tokens() -> None:
+    facts = replace(FACTS, pairs=17_000, characters=(80, 3400), common_script=False)
+    found = values(choose_vocabulary(facts))
+    assert found["tokenizer.vocab_size"] == 4000 and found["tokenizer.target.vocab_size"] == 5400
+
+
+def test_facts_of_a_text() -> None:
+    sample = [("a b", "b c"), ("a d", "e")]
+    facts = corpus_facts(sample, 8, ("en", "fr"))
+    assert facts.distinct == (6, 6)  # 3 words each in a quarter of the text
+    assert facts.characters == (4, 4) and not facts.common_script and facts.bytes_per_pair == 5.0
+    assert corpus_facts([("abc", "bca")], 1, ("en", "fr")).common_script
+
+
+def test_every_setting_stands_below_its_reason() -> None:
+    long = "A reason " + "that is long " * 20
+    text = render(["Title.", "More."], [Setting("model.norm.kind", "rms", "Why."), Setting("train.seed", 3, long)])
+    lines = text.split("\n")
+    assert lines[:3] == ["# Title.", "#", "# More."]
+    assert lines[lines.index('norm.kind = "rms"') - 1] == "# Why."
+    assert max(map(len, lines)) <= 100 and tomllib.loads(text) == {
+        "model": {"norm": {"kind": "rms"}},
+        "train": {"seed": 3},
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(30, "30 s"), (90, "90 s"), (360, "6 min"), (1200, "20 min"), (3600, "1 h"), (5400, "90 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_the_guide_states_the_rules() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "size_and_budget.md").read_text(encoding="utf-8")
+    *smaller, largest = (f"{size.d_model} × {size.layers}" for size in SIZES)
+    assert f"{', '.join(smaller)} and {largest}" in text
+    assert f"sees {TOKENS_PER_WEIGHT:g} training tokens per weight" in text
+    assert f"√(tokens per pair / {SHORT_PAIR}) if the pairs have more than {SHORT_PAIR} tokens" in text
+    assert f"at most {PARAMETERS_PER_TOKEN:g} parameters per token" in text

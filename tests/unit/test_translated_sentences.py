@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.bulk import format_translation
 from dragoman.config import TokenizerConfig
 from dragoman.data.sentences import list_prefix
 from dragoman.data.tokenizer import train_tokenizer
+from dragoman.pipelines.form import format_translation
 from dragoman.pipelines.translation import Sentence, Translator
 from tiny_translator import copying_translator, tiny_translator
 from toy_model import CopyModel

@@ -18,8 +18,18 @@ from typing import Any, NoReturn
 
 from dragoman.errors import UsageError
 
-__all__ = ["WINGS", "Unavailable", "extra_package", "has_torch", "missing_torch", "missing_wing", "needs_torch",
-           "plug_ins", "wing"]  # fmt: skip
+__all__ = [
+    "WINGS",
+    "Unavailable",
+    "extra_package",
+    "has_torch",
+    "load_plug_ins",
+    "missing_torch",
+    "missing_wing",
+    "needs_torch",
+    "plug_ins",
+    "wing",
+]  # fmt: skip
 
 WINGS = {
     "advice": ("planning", "data/doctor/diagnosis.py", "data/doctor/examine.py", "data/doctor/findings.py",
@@ -84,7 +94,8 @@ def missing_wing(module: str, what: str) -> UsageError | None:
 
     what: the feature that needs it.
     """
-    package = module.split(".")[1]
+    root, _, rest = module.partition(".")
+    package = rest.partition(".")[0] if root == "dragoman" else ""
     own = next((name for name, paths in WINGS.items() if package in paths), None)
     for name in () if own is None else (own, *_NEEDS.get(own, ())):
         if importlib.util.find_spec(f"dragoman.{WINGS[name][0]}") is None:
@@ -108,6 +119,15 @@ def plug_ins(group: str) -> dict[str, str]:
     from importlib.metadata import entry_points  # slow, and needed only for what Dragoman itself does not have
 
     return {point.name: point.value for point in entry_points(group=f"dragoman.{group}")}
+
+
+@functools.cache
+def load_plug_ins() -> bool:
+    """Import the modules of the entry points `dragoman.plugins`, which register kinds; return whether there are any."""
+    modules = plug_ins("plugins").values()
+    for module in modules:
+        importlib.import_module(module)
+    return bool(modules)
 
 
 class Unavailable:

@@ -26,6 +26,7 @@ LAYERS = [
     "processor",
     "io",
     "config",
+    "registry",
     "nn",
     "data",
     "models",

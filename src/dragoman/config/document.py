@@ -34,6 +34,7 @@ from dragoman.config.section import Section, is_stored
 from dragoman.config.tokenizer import TokenizerConfig
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, DragomanError, ModelFolderError, UsageError, clip, nearest
+from dragoman.extras import load_plug_ins
 from dragoman.io.model_files import find_model, list_checkpoints, read_meta, verify
 from dragoman.io.reading import COPY_AGAIN, as_path, open_regular, read_json
 from dragoman.io.suffixes import plain_suffix
@@ -64,6 +65,9 @@ _KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "images": (("vision",), ("loss", "accuracy")),
 }
 """Kind of data -> architectures that can be trained on it, and validation metrics."""
+ADDED_ARCHITECTURES: dict[str, list[str]] = {}
+ADDED_METRICS: dict[str, list[str]] = {}
+"""The same for those that other packages have registered (`registry.py`)."""
 
 
 class Config(Section):
@@ -105,6 +109,8 @@ class Config(Section):
         """Yield what makes [model] incompatible with [data]."""
         kind, model = self.data.kind, self.model
         accepted, _ = _KINDS[kind]
+        if model.architecture in ADDED_ARCHITECTURES.get(kind, ()):
+            return
         if model.architecture not in accepted:
             yield (
                 f'model.architecture "{model.architecture}" cannot be trained on data of kind "{kind}"; accepted: '
@@ -144,7 +150,7 @@ class Config(Section):
         """Yield what makes [train] and [tokenizer] incompatible with [data]."""
         kind, metric = self.data.kind, self.train.metric
         architectures, metrics = _KINDS[kind]
-        if metric not in metrics:
+        if metric not in (*metrics, *ADDED_METRICS.get(kind, ())):
             yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {", ".join(metrics)}'
         for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
             if side and side.sampling and (side.kind == "char" or kind in ("text", "dialogue", "masked", "images")):
@@ -339,7 +345,12 @@ def parse_config(
     if initial is not None:
         problems += initial.complete(document)
     try:
-        config = Config.model_validate(document, context={"stored": stored})
+        try:
+            config = Config.model_validate(document, context={"stored": stored})
+        except ValidationError:
+            if not load_plug_ins():
+                raise
+            config = Config.model_validate(document, context={"stored": stored})  # with the kinds that they register
     except ValidationError as error:
         errors = error.errors(include_url=False)
         # pydantic reports a list without valid entries as too short as well.

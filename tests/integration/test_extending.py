@@ -175,8 +175,8 @@ def test_a_network_of_ones_own_is_trained_and_never_loads_as_another_one(tmp_pat
 
 
 def test_a_replaced_method_is_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    split = SelfAttention.split
-    monkeypatch.setattr(SelfAttention, "split", lambda self, *args: split(self, *args))
+    attend = SelfAttention.attend
+    monkeypatch.setattr(SelfAttention, "attend", lambda self, *args: attend(self, *args))
     config = small_config(write_corpus(tmp_path / "data"), "train.budget=2 steps", "train.schedule.warmup=1")
     train(config, tmp_path / "run")
     with pytest.raises(ModelFolderError, match="module 'test_extending:test_a_replaced_method_is_a_part"):

@@ -181,3 +181,102 @@ def test_a_replaced_method_is_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyP
     train(config, tmp_path / "run")
     with pytest.raises(ModelFolderError, match="module 'test_extending:test_a_replaced_method_is_a_part"):
         load_network(tmp_path / "run")
+
+
+OTHER_KINDS = """
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from dragoman import build_model
+from dragoman.config import parse_config
+from dragoman.config.limits import Width
+from dragoman.config.section import Section
+from dragoman.decoding.native.pack import native_unsupported_reasons
+from dragoman.documents import translate_document
+from dragoman.errors import UsageError
+from dragoman.formats.export import export
+from dragoman.registry import register
+from dragoman.training.validation import metric_value
+
+
+class Scaled(nn.Module):
+    def __init__(self, d_model, start):
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((d_model,), start))
+
+    def forward(self, x):
+        return x * self.gain
+
+
+class ScaledSection(Section):
+    kind: Literal["scaled"] = "scaled"
+    start: float = 0.5
+
+
+class Twins(Section):
+    architecture: Literal["twins"] = "twins"
+    d_model: Width = 8
+
+
+def cube(x):
+    return x**3
+
+
+def make_twins(config, src_vocab, tgt_vocab, shared):
+    inner = parse_config(document(d_model=config.d_model, n_heads=2, d_ff=8)).model
+    return build_model(inner, src_vocab, tgt_vocab, shared=shared)
+
+
+def document(**model):
+    train = {"metric": "errors"}
+    corpus = [{"source": "a", "target": "b"}]
+    return {"data": {"source_language": "en", "target_language": "xx", "train": corpus}, "model": model, "train": train}
+
+
+def upper(data, work):
+    return data.upper()
+
+
+register("norm", ScaledSection, Scaled)
+register("activation", "cube", cube)
+register("architecture", Twins, make_twins, data=("parallel",))
+register("metric", "errors", lambda hypotheses, references: 1.0, lower_is_better=True)
+register("document_format", "rst", upper, suffixes=(".rst",))
+config = parse_config(document(norm={"kind": "scaled", "start": 0.25}, activation="cube", d_model=8, n_heads=2, d_ff=8))
+network = build_model(config.model, 9, 9)
+norms = [module for module in network.modules() if isinstance(module, Scaled)]
+assert len(norms) > 6 and all(norm.gain.eq(0.25).all() for norm in norms)
+assert network.encoder.layers[0].ffn.activation is cube
+assert metric_value(config.train, {"errors": 3.0}) == -3.0
+assert any("norm is scaled" in reason for reason in native_unsupported_reasons(config.model))
+twins = parse_config(document(architecture="twins", d_model=4))
+assert build_model(twins.model, 9, 9).encoder.embedding.weight.shape == (9, 4)
+assert native_unsupported_reasons(twins.model)
+Path("page.rst").write_text("a title")
+translate_document(None, Path("page.rst"), Path("out.rst"))
+assert Path("out.rst").read_text() == "A TITLE"
+for kind, name, message in (
+    ("position", "alibi", "position 'alibi' is built in"),
+    ("pet", "cat", "kind 'pet'; accepted: attention"),
+    ("activation", "cube", "activation 'cube' is already __main__:cube"),
+):
+    try:
+        register(kind, name, upper)
+    except UsageError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(message)
+print("good")
+"""
+
+
+def test_other_kinds_are_built(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(OTHER_KINDS, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, text=True, capture_output=True, check=False
+    )
+    assert done.stdout == "good\n", done.stderr

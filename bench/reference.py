@@ -242,7 +242,8 @@ def cli_page() -> str:
 
 def all_commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the names of all commands, such as "keys add", with the commands."""
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
         if hasattr(command, "commands"):
             yield from all_commands(command, f"{prefix}{name} ")
         else:

@@ -48,8 +48,10 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         import importlib
 
-        from dragoman.extras import Unavailable, missing_torch
+        from dragoman.extras import Unavailable, missing_torch, missing_wing
 
+        if (missing := missing_wing(_HOMES[name], f"dragoman.{name}")) is not None:
+            return Unavailable(missing)
         try:
             return getattr(importlib.import_module(_HOMES[name]), name)
         except ModuleNotFoundError as error:

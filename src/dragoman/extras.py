@@ -1,4 +1,7 @@
-"""Imports of packages that belong to an optional extra of the installation.
+"""Imports of what an installation may lack: packages of its extras, wings of Dragoman, plug-ins.
+
+The core trains and translates; a wing is anything else.  The core imports no wing by name and works without it: wings
+are folders, found here and in the table of commands (`cli/commands.py`).
 
 PyTorch belongs to the extra `train`.  Modules import it at their top, because most of them compute with it; code that
 works without it imports such a module inside of `needs_torch`.
@@ -6,6 +9,7 @@ works without it imports such a module inside of `needs_torch`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +18,31 @@ from typing import Any, NoReturn
 
 from dragoman.errors import UsageError
 
-__all__ = ["Unavailable", "extra_package", "has_torch", "lazy_names", "missing_torch", "needs_torch"]
+__all__ = [
+    "WINGS",
+    "Unavailable",
+    "extra_package",
+    "has_torch",
+    "lazy_names",
+    "load_plug_ins",
+    "missing_torch",
+    "missing_wing",
+    "needs_torch",
+    "plug_ins",
+    "wing",
+]  # fmt: skip
+
+WINGS = {
+    "advice": ("advice",),
+    "bulk": ("bulk",),
+    "documents": ("documents", "markup"),
+    "formats": ("formats",),
+    "interpret": ("interpret", "pages", "evaluation/compare"),
+    "serve": ("serve",),
+    "vectors": ("vectors",),
+}  # fmt: skip
+"""Wing -> its packages and modules.  The first is a package that shows whether the wing is installed."""
+_NEEDS = {"serve": ("documents", "interpret"), "vectors": ("interpret",)}
 
 
 def extra_package(name: str, extra: str, what: str) -> Any:
@@ -74,6 +102,47 @@ def needs_torch(what: str) -> Iterator[None]:
         if message is None:
             raise
         raise message from None
+
+
+def missing_wing(module: str, what: str) -> UsageError | None:
+    """Return an error if `module` belongs to a wing that is not installed, or that needs one which is not.
+
+    what: the feature that needs it.
+    """
+    root, _, rest = module.partition(".")
+    package = rest.partition(".")[0] if root == "dragoman" else ""
+    own = next((name for name, paths in WINGS.items() if package in paths), None)
+    for name in () if own is None else (own, *_NEEDS.get(own, ())):
+        if importlib.util.find_spec(f"dragoman.{WINGS[name][0]}") is None:
+            return UsageError(
+                f"{what} needs the part {name!r} of Dragoman (dragoman/{WINGS[name][0]}), which is not installed; "
+                "install the whole package with: pip install dragoman"
+            )
+    return None
+
+
+def wing(module: str, what: str) -> Any:
+    """Import and return a module of a wing.  what: the feature that needs it.  Raises UsageError (`missing_wing`)."""
+    if error := missing_wing(module, what):
+        raise error
+    return importlib.import_module(module)
+
+
+@functools.cache
+def plug_ins(group: str) -> dict[str, str]:
+    """Return the entry points `dragoman.<group>` of other packages: name -> "module:attribute", or "module"."""
+    from importlib.metadata import entry_points  # slow, and needed only for what Dragoman itself does not have
+
+    return {point.name: point.value for point in entry_points(group=f"dragoman.{group}")}
+
+
+@functools.cache
+def load_plug_ins() -> bool:
+    """Import the modules of the entry points `dragoman.plugins`, which register kinds; return whether there are any."""
+    modules = plug_ins("plugins").values()
+    for module in modules:
+        importlib.import_module(module)
+    return bool(modules)
 
 
 class Unavailable:

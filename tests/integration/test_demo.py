@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from dragoman.cli.demo import demo_config, run_demo
 from dragoman.cli.describe import describe
 from dragoman.data import spelled_numbers
+from dragoman.interpret.demo import demo_config, run_demo
 from dragoman.interpret.explain.explain import explain
 from dragoman.pipelines.translation import Translator
 from small_run import Listener
@@ -87,7 +87,7 @@ def test_each_target_has_its_own_folder(
     target: str, folder: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = {}
-    monkeypatch.setattr("dragoman.cli.demo.run_demo", lambda out, **options: called.update(options, out=out))
+    monkeypatch.setattr("dragoman.interpret.demo.run_demo", lambda out, **options: called.update(options, out=out))
     assert cli("demo", "--target", target)[0] == 130
     assert (called["out"], called["target"]) == (Path(folder), target)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.cli.demo import demo_config
 from dragoman.config import dump_toml
 from dragoman.data import spelled_numbers
+from dragoman.interpret.demo import demo_config
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import list_checkpoints
 from dragoman.pipelines.translation import Translator

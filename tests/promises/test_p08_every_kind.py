@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from dragoman.decoding.request import SearchRequest
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,6 +17,7 @@ from dragoman.data.batching import Batch, collate, collate_source
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
+from dragoman.decoding.pytorch.stepper import SearchRequest
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, EOS, PAD

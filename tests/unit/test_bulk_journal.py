@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 import zstandard
 
-from dragoman.bulk import Job, Summary, cluster, is_bulk, journal, run, translate_bulk
+from dragoman.bulk import Job, Summary, cluster, journal, run, translate_bulk
 from dragoman.bulk.shards import find_shards
-from dragoman.bulk.work import ChunkResult, Form, Results
+from dragoman.bulk.work import ChunkResult, Results
+from dragoman.cli.translate import _is_bulk as is_bulk
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.lines import read_lines
 from dragoman.models import model_folder
+from dragoman.pipelines.form import Form
 
 LINES = 3  # per chunk
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from dragoman.bulk import Job, cluster, format_translation
+from dragoman.bulk import Job, cluster
 from dragoman.bulk.work import Chunk, ChunkResult
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.models import model_folder
+from dragoman.pipelines.form import format_translation
 from dragoman.pipelines.translation import Alternative, Translation
 
 

@@ -79,6 +79,6 @@ def test_a_file_has_colours_for_light_and_dark() -> None:
 
 
 def test_nothing_is_imported_before_a_chart_is_drawn() -> None:
-    code = "import sys, dragoman.cli.demo, dragoman.vectors; print({'matplotlib', 'jinja2'} & set(sys.modules))"
+    code = "import sys, dragoman.interpret.demo, dragoman.vectors; print({'matplotlib', 'jinja2'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

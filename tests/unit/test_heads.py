@@ -397,8 +397,8 @@ def test_the_command(tmp_path: Path, cli: Cli) -> None:
 @pytest.mark.slow
 def test_the_aligning_head_of_the_demo_is_found(tmp_path: Path) -> None:
     """Trained as in `dragoman demo`, for 600 small updates: a head pairs twenty with zwanzig and four with vier."""
-    from dragoman.cli.demo import demo_config
     from dragoman.data import spelled_numbers
+    from dragoman.interpret.demo import demo_config
     from dragoman.pipelines.translation import Translator
     from dragoman.training.trainer import train
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from dragoman.advice.choice import (
     PARAMETERS_PER_TOKEN,
     SHORT_PAIR,
@@ -25,7 +26,6 @@ from dragoman.advice.choice import (
     expect,
     model_settings,
 )
-
 from dragoman.advice.document import nested, render
 from dragoman.advice.measurement import corpus_facts
 from dragoman.config import parse_config

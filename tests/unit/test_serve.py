@@ -24,7 +24,6 @@ import torch
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-import dragoman.cli.serve  # noqa: F401 (the command registers itself)
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.hypothesis import Hypothesis, TokenStream
 from dragoman.decoding.hypothesis import PartialHypothesis as Walk
@@ -786,7 +785,7 @@ def test_the_command_refuses_what_is_no_model(arguments: list[str], code: int, t
 
 def test_a_visit_from_start_to_ctrl_c(tmp_path: Path) -> None:
     folder = shutil.copytree(GOLDEN, tmp_path / "model_v1")  # the server packs the weights beside it
-    code = "import dragoman.cli.serve, dragoman.cli; dragoman.cli.main()"
+    code = "import dragoman.cli; dragoman.cli.main()"
     command = [sys.executable, "-c", code, "serve", str(folder), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.bulk import format_translation
 from dragoman.config import TokenizerConfig
 from dragoman.data.sentences import list_prefix
+from dragoman.pipelines.form import format_translation
 from dragoman.pipelines.translation import Sentence, Translator
 from dragoman.tokenizers import train_tokenizer
 from tiny_translator import copying_translator, tiny_translator

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from dragoman.serve.server import create_server
+from dragoman.serve.app import create_server
 from starlette.testclient import TestClient
 
 import dragoman

@@ -8,7 +8,6 @@ bytes depend only on the model, the settings and its lines, not on the worker or
 from __future__ import annotations
 
 from dragoman.bulk.run import Summary, translate_bulk
-from dragoman.bulk.shards import is_bulk
-from dragoman.bulk.work import Job, format_translation, output_form
+from dragoman.bulk.work import Job
 
-__all__ = ["Job", "Summary", "format_translation", "is_bulk", "output_form", "translate_bulk"]
+__all__ = ["Job", "Summary", "translate_bulk"]

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dragoman.bulk.work import Chunk, ChunkResult, Form, Job, Results, Worker
+from dragoman.bulk.work import Chunk, ChunkResult, Job, Results, Worker
 from dragoman.errors import DragomanError, UsageError
 from dragoman.extras import extra_package
+from dragoman.pipelines.form import Form
 
 __all__ = ["translate_on_ray"]
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from dragoman._version import __version__
 from dragoman.bulk.journal import Journal, ShardDone
 from dragoman.bulk.shards import COLUMNS, Contents, Shard, find_shards
-from dragoman.bulk.work import Chunk, Form, Job, Results, Worker, model_sha256
+from dragoman.bulk.work import Chunk, Job, Results, Worker, model_sha256
 from dragoman.errors import DataError, UsageError
+from dragoman.pipelines.form import Form
 
 __all__ = ["Summary", "translate_bulk"]
 

@@ -20,7 +20,7 @@ from dragoman.io.lines import NOT_LINES, read_lines
 from dragoman.io.reading import hash_file
 from dragoman.io.suffixes import plain_suffix
 
-__all__ = ["COLUMNS", "JOURNAL", "Contents", "Shard", "find_shards", "is_bulk"]
+__all__ = ["COLUMNS", "JOURNAL", "Contents", "Shard", "find_shards"]
 
 COLUMNS = ("translation", "score", "flags", "nbest")
 """Columns added to a table; `nbest` only if more than one translation is requested."""
@@ -137,12 +137,6 @@ class TableShard(Shard):
         if problems:
             raise DataError(f"{self.path}: {'; '.join(problems)}")
         return file
-
-
-def is_bulk(inputs: Sequence[Path], output: Path | None) -> bool:
-    """Return whether to translate in bulk: several files, a folder or a table, or an existing folder as output."""
-    one_file = len(inputs) < 2 and not any(path.is_dir() or path.suffix == _TABLE for path in inputs)
-    return not one_file or (output is not None and output.is_dir())
 
 
 def find_shards(inputs: Sequence[Path], output: Path, column: str | None, added: tuple[str, ...]) -> list[Shard]:

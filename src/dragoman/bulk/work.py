@@ -1,37 +1,28 @@
-"""Units of work of a bulk translation, and the format of the output."""
+"""Units of work of a bulk translation."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
-from dragoman.errors import ModelFolderError, UsageError
-from dragoman.pipelines.parts import one_line
+from dragoman.errors import ModelFolderError
+from dragoman.pipelines.form import Form, format_translation, output_form
 
 if TYPE_CHECKING:
     from dragoman.pipelines.glossary import Glossary
-    from dragoman.pipelines.translation import Translation
 
 __all__ = [
     "Chunk",
     "ChunkResult",
-    "Form",
     "Job",
     "Results",
     "Worker",
-    "format_translation",
     "model_sha256",
-    "output_form",
 ]
-
-Form = Literal["text", "nbest", "jsonl", "verbose", "row"]
-"""Output per line: text; K lines of score, tab and text; JSON; JSON with tokens; the columns of a table."""
-_VERBOSE = ("tokens", "token_log_probs")
 
 
 @dataclass(frozen=True)
@@ -99,30 +90,6 @@ class ChunkResult:
 
 Results = Generator[tuple[Chunk, ChunkResult], None, None]
 """Translated chunks in any order; closed when no more are needed."""
-
-
-def output_form(jsonl: bool, nbest: int, verbose: bool = False) -> Form:
-    """Return the output form for lines of text.  Raises UsageError for `verbose` without `jsonl`."""
-    if verbose and not jsonl:
-        raise UsageError("--verbose adds the tokens to the output of --jsonl; add --jsonl, or omit --verbose")
-    return "verbose" if verbose else "jsonl" if jsonl else "nbest" if nbest > 1 else "text"
-
-
-def format_translation(translation: Translation, form: Form) -> str:
-    """Format a translation for output, without a final "\\n"."""
-    match form:
-        case "text":
-            return one_line(translation.text)
-        case "nbest":
-            return "\n".join(f"{one.score:.4f}\t{one_line(one.text)}" for one in translation.nbest)
-        case "jsonl" | "verbose":
-            fields = translation.to_json()
-            if form == "jsonl":
-                fields = {name: value for name, value in fields.items() if name not in _VERBOSE}
-            return json.dumps(fields, ensure_ascii=False)
-        case "row":
-            row = {"translation": translation.text, "score": translation.score, "flags": translation.flags}
-            return json.dumps(row | {"nbest": [one.text for one in translation.nbest]})
 
 
 def model_sha256(model: Path, shortlist: bool = False) -> dict[str, str]:

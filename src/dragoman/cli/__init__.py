@@ -8,41 +8,41 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from dragoman.cli import (
-    atlas,
-    chat,
-    compare,
-    config,
-    explain,
-    inference,
-    keys,
-    playground,
-    serve,
-    training,
-    translate,
-    vectors,
-    worked,
-)
-from dragoman.cli.options import Command, app
+from dragoman.cli.commands import Commands
 from dragoman.errors import DragomanError, is_out_of_memory
 from dragoman.io.writing import not_written, reason_of
 
 __all__ = ["app", "main"]
 
-for command in (
-    training.demo, training.new, training.doctor, config.config, training.prepare, training.train, training.average,
-    training.info,
-    translate.translate, inference.score, inference.evaluate, inference.generate, chat.chat, inference.label,
-    inference.parse, compare.compare, explain.explain, atlas.atlas, worked.walkthrough, worked.gallery,
-    playground.playground, serve.serve, vectors.vectors, training.shortlist, training.export,
-):  # fmt: skip
-    app.command(cls=Command)(command)
-app.command("import", cls=Command)(training.import_)  # `import` is no name of a function
-app.add_typer(keys.app, name="keys")
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        from dragoman._version import __version__
+
+        typer.echo(f"dragoman {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train, run and inspect the Transformer of 'Attention Is All You Need'."""
 
 
 def _fail(message: str, code: int = 1) -> NoReturn:

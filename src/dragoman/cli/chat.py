@@ -10,10 +10,10 @@ import typer
 
 from dragoman.cli.options import Device, Greedy, MaxReply, Model, ReplyRole, Seed, Temperature, TopK, TopP
 from dragoman.cli.streams import is_interactive, log, open_output, read_input, typed_lines
-from dragoman.data.turns import Turn, default_speaker
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
+    from dragoman.data.turns import Turn
     from dragoman.pipelines.dialogue import Chat
 
 _COMMANDS = "/role NAME (role of the model), /reset (forget all turns), /quit"
@@ -83,6 +83,8 @@ class Session:
     """
 
     def __init__(self, chat: Chat, role: str | None, user: str | None, settings: dict[str, Any]) -> None:
+        from dragoman.data.turns import Turn, default_speaker
+
         self.chat, self.settings = chat, settings
         self.turns: list[Turn] = []
         self._truncated = False
@@ -106,6 +108,8 @@ class Session:
         text = line.removeprefix("/").strip()
         if not text:
             return ""
+        from dragoman.data.turns import Turn
+
         turns = [*self.turns, Turn(self.user, text)]
         if show is None:
             reply = self.chat.reply(turns, self.role, **self.settings)

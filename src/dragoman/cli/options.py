@@ -1,4 +1,4 @@
-"""The application, and the arguments and options that several commands share."""
+"""The arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from typer.core import TyperCommand
 
 from dragoman.errors import ConfigError, UsageError
 from dragoman.extras import needs_torch
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 
 Model = Annotated[Path, typer.Argument(help="Run folder, checkpoint in it, or model folder.")]
 Models = Annotated[
@@ -119,20 +111,3 @@ class Command(TyperCommand):
                 message = re.sub(rf"(?<![\w.]){option.name} = True\b", flag, message)
                 message = re.sub(rf"(?<![\w.]){option.name} = ", f"{flag} ", message)
         return message
-
-
-def _print_version(requested: bool) -> None:
-    if requested:
-        from dragoman._version import __version__
-
-        typer.echo(f"dragoman {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Train, run and inspect the Transformer of 'Attention Is All You Need'."""

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from dragoman.errors import clip
 from dragoman.io.run_log import Reporter, Sample, Status
+from dragoman.registry import registered
 
 __all__ = ["RichReporter", "console", "progress_bar"]
 
@@ -131,7 +132,7 @@ class RichReporter(Reporter):
     def validated(self, row: dict[str, Any], better: bool) -> None:
         if "valid_loss" not in row:
             return
-        parts = [form.format(row[name]) for name, form in _SCORES.items() if name in row]
+        parts = [form.format(row[name]) for name, form in _score_forms().items() if name in row]
         if row.get("exact_match", 0) >= 1:
             parts.append(f"exact {row['exact_match']:.1f} %")
         average = " (average)" if "average" in row else ""
@@ -210,8 +211,12 @@ def _outlook(status: Status) -> list[str]:
         parts.append(f"next validation in {_time(status.next_validation)}")
     if status.best is not None:
         name = {"loss": "valid_loss"}.get(status.metric, status.metric)
-        parts.append(f"best {_SCORES[name].format(status.best)} at step {status.best_step:,}")
+        parts.append(f"best {_score_forms()[name].format(status.best)} at step {status.best_step:,}")
     return parts
+
+
+def _score_forms() -> dict[str, str]:
+    return _SCORES | {name: f"{name} {{:.2f}}" for name in registered("metric")}
 
 
 def _time(seconds: float) -> str:

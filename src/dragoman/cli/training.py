@@ -1,4 +1,4 @@
-"""Commands for training and its results: demo, doctor, prepare, train, average, info, shortlist, import, export."""
+"""Commands for training and its results: prepare, train, average, info, shortlist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dragoman.cli.options import AsJson, Model, OptionalReference, OptionalSource, PageLanguage, Quiet
+from dragoman.cli.options import AsJson, Model, OptionalSource, Quiet
 from dragoman.cli.streams import log, print_result
 from dragoman.errors import UsageError
 
@@ -26,94 +26,6 @@ if TYPE_CHECKING:
 _REPORTED_WITHIN = 10.0  # seconds
 _SHORTFALL = 0.8
 """Fraction of the expected tokens below which a training reports the shortfall."""
-
-
-def demo(
-    target: Annotated[str, typer.Option(help="Target language: de (German) or zh (Chinese).")] = "de",
-    out: Annotated[
-        Path | None, typer.Option(help="Output folder for the run and the report; default: demo, or demo-zh.")
-    ] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override, key=value. Can be repeated.")] = None,
-    lang: PageLanguage = "auto",
-    quiet: Quiet = False,
-) -> None:
-    """Train a small model on a built-in corpus and write report.html.
-
-    The corpus is spelled numbers and dates, English to German or Chinese. Run the command again to resume.
-    """
-    from dragoman.cli.progress import RichReporter
-    from dragoman.pages.page import check_language
-
-    check_language(lang)
-    folder = out or Path("demo" if target == "de" else f"demo-{target}")
-    with RichReporter(quiet) as reporter, _interruptible(folder / "run", reporter):
-        from dragoman.cli.demo import run_demo
-
-        shown = None if quiet else reporter.console
-        made = run_demo(
-            folder, target=target, overrides=set_ or [], reporter=reporter, console=shown, page_language=lang
-        )
-        if made is None:
-            raise typer.Exit(130)
-
-
-def doctor(
-    config_or_source: Annotated[
-        Path, typer.Argument(help="CONFIG.toml, the source side of two text files, or one file or folder with both.")
-    ],
-    target_or_overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Target side of two text files; or overrides of CONFIG.toml, key=value."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check data and settings for problems before training.
-
-    The exit code is 1 if there is a problem.
-    """
-    from dragoman.advice.diagnosis import print_diagnosis
-    from dragoman.advice.doctor import diagnose
-
-    rest = target_or_overrides or []
-    if config_or_source.suffix == ".toml":
-        diagnosis = diagnose(config_or_source, overrides=rest)
-    else:
-        diagnosis = diagnose(config_or_source, Path(rest[0]) if rest else None, rest[1:])
-    print_result(diagnosis, as_json, print_diagnosis)
-    if not diagnosis.healthy:
-        raise typer.Exit(1)
-
-
-def new(
-    source: Annotated[
-        Path, typer.Argument(help="Source text, one sentence per line; or one file or folder with both sides.")
-    ],
-    target: Annotated[Path | None, typer.Argument(help="Translations of SOURCE, one per line.")] = None,
-    budget: Annotated[
-        str, typer.Option(help="Training time, at least 30 s, such as 20min, or '20 min' in quotes.")
-    ] = "20 min",
-    out: Annotated[
-        Path | None, typer.Option(help="Output: CONFIG.toml; default: <source>-<target>.toml, such as en-fr.toml.")
-    ] = None,
-    languages: Annotated[
-        tuple[str, str] | None,
-        typer.Option(help="Codes of the source and target language; default: detected from the files."),
-    ] = None,
-    valid: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Validation text; default: drawn from SOURCE and TARGET.")
-    ] = None,
-    test: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Test text; default: drawn from SOURCE and TARGET.")
-    ] = None,
-) -> None:
-    """Write a configuration for your own text, this machine and a training time.
-
-    The text is split into training, validation and test files; comments in the configuration explain each setting.
-    """
-    from dragoman.advice.new import plan_training
-
-    plan = plan_training(source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, log=log)
-    typer.echo(f"dragoman train {shlex.quote(str(plan.path))}")
 
 
 def prepare(
@@ -175,7 +87,7 @@ def train(
             error.reported = True  # by the first process of this computer
             time.sleep(_REPORTED_WITHIN)  # torchrun stops all processes once one has failed: let the first report
         raise
-    with RichReporter(quiet or not is_main) as reporter, _interruptible(run, reporter if is_main else None):
+    with RichReporter(quiet or not is_main) as reporter, interruptible(run, reporter if is_main else None):
         from dragoman.training.trainer import train as train_run
 
         if use_ray:
@@ -206,7 +118,7 @@ def _own_command(*overrides: str) -> str:
 
 
 @contextmanager
-def _interruptible(run: Path, reporter: RichReporter | None) -> Iterator[None]:
+def interruptible(run: Path, reporter: RichReporter | None) -> Iterator[None]:
     """Convert KeyboardInterrupt to exit code 130, and print what is saved and how to resume."""
     try:
         yield
@@ -303,43 +215,3 @@ def shortlist(
     typer.echo("\n".join(learned.lines()))
     if learned.warning:
         log(f"warning: {learned.warning}")
-
-
-def export(
-    model: Model,
-    out: Annotated[Path, typer.Argument(help="Output folder; must not exist.")],
-    format_: Annotated[
-        str, typer.Option("--format", help="Format: ctranslate2, huggingface, marian or onnx.")
-    ] = "ctranslate2",
-    quantization: Annotated[str, typer.Option(help="Weights: float32, or (ctranslate2, onnx) int8.")] = "float32",
-    check: Annotated[Path | None, typer.Option(help="Text to compare on; default: data of the model.")] = None,
-    reference: OptionalReference = None,
-) -> None:
-    """Export a model to another program and verify its results.
-
-    Both models are run on 200 lines of text. Nothing is written unless their results agree (parity).
-    """
-    from dragoman.formats.export import export as export_model
-
-    typer.echo("\n".join(export_model(model, out, format_, quantization, check, reference).lines()))
-
-
-def import_(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="Checkpoint: folder of Hugging Face, CTranslate2 or eole; folder or file of Marian, JoeyNMT, fairseq "
-            "or OpenNMT-py; or NAMESPACE/NAME on the Hugging Face Hub."
-        ),
-    ],
-    out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],
-    check: Annotated[Path | None, typer.Option(help="Source text to compare on; default: random tokens.")] = None,
-    reference: OptionalReference = None,
-) -> None:
-    """Import a public checkpoint (MarianMT, T5, GPT-2, Llama, BERT, ViT, Marian, CTranslate2 ...); verify its results.
-
-    Both models are run on 200 lines of text. Nothing is written unless their results agree (parity).
-    """
-    from dragoman.formats.importing.importer import import_model
-
-    typer.echo("\n".join(import_model(source, out, check, reference).lines()))

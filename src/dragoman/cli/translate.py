@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.documents import check_document, find_document, translate_file
-from dragoman.cli.markup import check_format, translate_markup
 from dragoman.cli.options import (
     Beam,
     BeamThreshold,
@@ -31,11 +29,14 @@ from dragoman.cli.options import (
 )
 from dragoman.cli.streams import answer_lines, is_interactive, is_terminal, log, open_output, show_progress
 from dragoman.errors import DataError, UsageError
+from dragoman.extras import missing_wing, wing
 
 if TYPE_CHECKING:
-    from dragoman.bulk import Job
-    from dragoman.bulk.work import Form
+    from dragoman.pipelines.form import Form
     from dragoman.pipelines.glossary import Glossary
+
+_FORMATS = ("text", "html", "xml")
+_DOCUMENTS, _MARKUP, _BULK = "dragoman.documents.command", "dragoman.markup.command", "dragoman.bulk"
 
 _SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 
@@ -107,7 +108,7 @@ def translate(
     Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
     name in the folder --output. Run the same command again to resume. Bulk translation supports one model.
     """
-    from dragoman.bulk import Job, is_bulk, output_form
+    from dragoman.pipelines.form import output_form
 
     form = output_form(jsonl, nbest, verbose)
     settings: dict[str, Any] = {
@@ -125,30 +126,64 @@ def translate(
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
     inputs = input_ or []
-    document = find_document(inputs) if inputs and format_ == "text" and not ray else None
-    if document is not None:
-        check_document(document, inputs, output, form, prefix)
-        translate_file(models, options, document, output, column, text_settings)
-        return
-    in_bulk = ray or column is not None or (bool(inputs or output) and is_bulk(inputs, output))
-    if format_ != "text" or attributes:
-        others = {"--jsonl": jsonl, "--nbest": nbest > 1, "--prefix": bool(prefix), "bulk translation": in_bulk}
-        check_format(format_, attributes, others)
+    if inputs and format_ == "text" and not ray and missing_wing(_DOCUMENTS, "") is None:
+        documents = wing(_DOCUMENTS, "a document")
+        if (document := documents.find_document(inputs)) is not None:
+            documents.check_document(document, inputs, output, form, prefix)
+            documents.translate_file(models, options, document, output, column, text_settings)
+            return
+    in_bulk = ray or column is not None or _is_bulk(inputs, output)
+    _check_format(
+        format_,
+        attributes,
+        {"--jsonl": jsonl, "--nbest": nbest > 1, "--prefix": bool(prefix), "bulk translation": in_bulk},
+    )
     if in_bulk:
         if len(models) > 1:
             raise UsageError(
                 f"an ensemble of {len(models)} models: bulk translation supports one model; translate one file at a "
                 "time, without --column and --ray"
             )
-        job = Job(models[0], options, settings, prefix, jsonl, verbose, split, terms, languages)
-        _translate_bulk(job, inputs, output, column, ray)
+        bulk = wing(_BULK, "bulk translation")
+        job = bulk.Job(models[0], options, settings, prefix, jsonl, verbose, split, terms, languages)
+        if not inputs or output is None:
+            raise UsageError(
+                "bulk translation (folders, Parquet, several files, --column, --ray) reads files and writes a folder: "
+                "specify both --input and --output"
+            )
+        done = bulk.translate_bulk(job, inputs, output, column=column, ray=ray, log=log)
+        log(f"done: {done.lines:,} lines in {done.shards:,} files")
+        _log_flags(done.flags, jsonl)
         return
     source = inputs[0] if inputs else None
     if format_ != "text":
         own = {"attributes": attributes} if format_ == "html" else {}
-        translate_markup(models, options, source, output, format_, {**own, **text_settings})
+        markup = wing(_MARKUP, f"--format {format_}")
+        markup.translate_markup(models, options, source, output, format_, {**own, **text_settings})
         return
     _translate_lines(models, options, source, output, form, {"prefix": prefix, **text_settings})
+
+
+def _check_format(form: str, attributes: bool, others: Mapping[str, bool]) -> None:
+    """Raise UsageError for an unknown format, and for options that it does not have.
+
+    others: options that markup does not have, and whether they are given.
+    """
+    if form not in _FORMATS:
+        raise UsageError(f"--format {form!r}; accepted: {', '.join(_FORMATS)}")
+    if attributes and form != "html":
+        raise UsageError("--attributes: only for --format html; omit it")
+    given = [name for name, is_given in others.items() if is_given]
+    if given and form != "text":
+        raise UsageError(
+            f"{', '.join(given)}: not supported with --format {form}, which translates one document; omit it"
+        )
+
+
+def _is_bulk(inputs: Sequence[Path], output: Path | None) -> bool:
+    """Return whether to translate in bulk: several files, a folder or a table, or an existing folder as output."""
+    one_file = len(inputs) < 2 and not any(path.is_dir() or path.suffix == ".parquet" for path in inputs)
+    return not one_file or (output is not None and output.is_dir())
 
 
 def _read_glossary(path: Path | None, strict: bool) -> Glossary | None:
@@ -177,7 +212,7 @@ def _translate_lines(
     settings: Mapping[str, Any],
 ) -> None:
     """Translate a file or standard input line by line; at a terminal, print flags beside each line."""
-    from dragoman.bulk import format_translation
+    from dragoman.pipelines.form import format_translation
     from dragoman.pipelines.translation import Translator
 
     translator = Translator.load(models, **options)
@@ -218,19 +253,6 @@ def _line_count(path: Path) -> int | None:
         return count_lines(path)
     except DataError:
         return None
-
-
-def _translate_bulk(job: Job, inputs: list[Path], output: Path | None, column: str | None, ray: bool) -> None:
-    from dragoman.bulk import translate_bulk
-
-    if not inputs or output is None:
-        raise UsageError(
-            "bulk translation (folders, Parquet, several files, --column, --ray) reads files and writes a folder: "
-            "specify both --input and --output"
-        )
-    done = translate_bulk(job, inputs, output, column=column, ray=ray, log=log)
-    log(f"done: {done.lines:,} lines in {done.shards:,} files")
-    _log_flags(done.flags, job.jsonl)
 
 
 def _log_flags(flags: Mapping[str, int], jsonl: bool) -> None:

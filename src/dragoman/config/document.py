@@ -35,6 +35,7 @@ from dragoman.config.section import Section, is_stored
 from dragoman.config.tokenizer import TokenizerConfig
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, DragomanError, ModelFolderError, UsageError, clip, nearest
+from dragoman.extras import load_plug_ins
 from dragoman.io.model_files import find_model, list_checkpoints, read_meta, verify
 from dragoman.io.reading import COPY_AGAIN, as_path, open_regular, read_json
 from dragoman.io.suffixes import plain_suffix
@@ -51,6 +52,9 @@ _STACKS = ("transformer", "decoder_only", "encoder_only", "vision")
 """Architectures whose layers can be split over processes."""
 _ELEMENTWISE = ("adam", "adamw", "sgd")
 """Optimizers that update every weight from its own gradient."""
+ADDED_ARCHITECTURES: dict[str, list[str]] = {}
+ADDED_METRICS: dict[str, list[str]] = {}
+"""Kind of data -> architectures and metrics that other packages have registered for it (`registry.py`)."""
 
 
 class Config(Section):
@@ -91,6 +95,8 @@ class Config(Section):
     def _model_problems(self) -> Iterator[str]:
         """Yield what makes [model] incompatible with [data]."""
         kind, about, model = self.data.kind, self.data.about, self.model
+        if model.architecture in ADDED_ARCHITECTURES.get(kind, ()):
+            return
         if model.architecture not in about.architectures:
             yield (
                 f'model.architecture "{model.architecture}" cannot be trained on data of kind "{kind}"; accepted: '
@@ -129,7 +135,7 @@ class Config(Section):
     def _other_problems(self) -> Iterator[str]:
         """Yield what makes [train] and [tokenizer] incompatible with [data]."""
         kind, about, metric = self.data.kind, self.data.about, self.train.metric
-        if metric not in about.metrics:
+        if metric not in (*about.metrics, *ADDED_METRICS.get(kind, ())):
             accepted = ", ".join(about.metrics)
             yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {accepted}'
         for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
@@ -325,7 +331,12 @@ def parse_config(
     if initial is not None:
         problems += initial.complete(document)
     try:
-        config = Config.model_validate(document, context={"stored": stored})
+        try:
+            config = Config.model_validate(document, context={"stored": stored})
+        except ValidationError:
+            if not load_plug_ins():
+                raise
+            config = Config.model_validate(document, context={"stored": stored})  # with the kinds that they register
     except ValidationError as error:
         errors = error.errors(include_url=False)
         # pydantic reports a list without valid entries as too short as well.

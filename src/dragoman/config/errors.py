@@ -19,7 +19,7 @@ from dragoman.config.limits import ADAM_RATES
 from dragoman.config.toml import toml_value
 from dragoman.errors import clip, nearest
 
-__all__ = ["DEVICES", "describe", "limits_of", "models_at", "models_in", "shown", "tag_key", "tag_of"]
+__all__ = ["DEVICES", "describe", "forget_names", "limits_of", "models_at", "models_in", "shown", "tag_key", "tag_of"]
 
 DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu, hpu"
 
@@ -122,6 +122,10 @@ def _full_names(root: type[BaseModel]) -> dict[str, str]:
     """Return the shortest dotted name by its last part."""
     names = sorted(_names(root, ""), key=len, reverse=True)
     return {name.rpartition(".")[2]: name for name in names}
+
+
+forget_names = _full_names.cache_clear
+"""To be called after a section has been changed."""
 
 
 def _names(model: type[BaseModel], prefix: str) -> Iterator[str]:

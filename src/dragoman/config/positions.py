@@ -16,6 +16,7 @@ __all__ = [
     "Llama3Scaling",
     "NoPosition",
     "NoScaling",
+    "OtherPosition",
     "Position",
     "RecurrentPosition",
     "RotaryPosition",
@@ -171,6 +172,12 @@ class RotaryPosition(Section):
     )
 
 
+class OtherPosition(Section):
+    """Base of sections without keys for positions that other packages register (`registry.py`)."""
+
+    acts_on: ClassVar[ActsOn] = "scores"
+
+
 class AlibiPosition(Section):
     """A fixed penalty of the attention scores, proportional to the distance (Press et al. 2022)."""
 
@@ -192,6 +199,6 @@ Position = Annotated[
 
 
 def position_kinds(*acts_on: ActsOn) -> list[str]:
-    """Return the kinds that act on one of these."""
+    """Return the built-in kinds that act on one of these."""
     sections = get_args(get_args(Position)[0])
     return [section.model_fields["kind"].default for section in sections if section.acts_on in acts_on]

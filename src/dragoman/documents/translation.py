@@ -23,6 +23,7 @@ from dragoman.documents.xliff import translate_xliff
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.reading import as_path, read_bytes
 from dragoman.io.writing import atomic_file, not_written
+from dragoman.registry import find, registered
 
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
@@ -76,12 +77,12 @@ class DocumentReport:
 def document_format(name: str | Path, format: str | None = None) -> str:
     """Return the format of a file by its name, or `format` if it is given.  Raises UsageError for unknown formats."""
     if format is not None:
-        if format in _FORMATS:
+        if format in _FORMATS or find("document_format", format) is not None:
             return format
         raise UsageError(f"format = {format!r:.40}; accepted: {', '.join(_FORMATS)}")
     suffix = Path(name).suffix.casefold()
-    if suffix in SUFFIXES:
-        return SUFFIXES[suffix]
+    if found := suffix_format(suffix):
+        return found
     found = f"the suffix {suffix!r} is not that of a document" if suffix else "the name has no suffix"
     raise UsageError(f"{name}: {found}; accepted: {', '.join(SUFFIXES)}. Rename the file, or give its format")
 
@@ -101,7 +102,7 @@ def translate_bytes(
     Returns the translated document and a report.  Raises UsageError, and DataError if the document is damaged,
     encrypted or unsafe.
     """
-    translate = _FORMATS[document_format("", format)]
+    translate = _reader(document_format("", format))
     work = DocumentTranslator(translator, settings)
     if track is not None:
         work.track = track
@@ -116,9 +117,22 @@ def translate_bytes(
     return translate(data, work, **options), DocumentReport(format, work.count, work.characters)
 
 
+def suffix_format(suffix: str) -> str | None:
+    """Return the built-in or registered format of a suffix in lower case, None for an unknown one."""
+    if suffix in SUFFIXES:
+        return SUFFIXES[suffix]
+    parts = registered("document_format").values()
+    return next((part.name for part in parts if suffix in part.details.get("suffixes", ())), None)
+
+
+def _reader(format: str) -> Callable[..., bytes]:
+    part = None if format in _FORMATS else find("document_format", format)
+    return _FORMATS[format] if part is None else part.make
+
+
 def read_segments(data: bytes, format: str, reader: DocumentTranslator) -> None:
     """Pass the segments of a document to `reader`, and drop what it returns."""
-    _FORMATS[document_format("", format)](data, reader)
+    _reader(document_format("", format))(data, reader)
 
 
 def translate_document(

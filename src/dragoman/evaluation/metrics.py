@@ -19,6 +19,7 @@ from sacrebleu.significance import PairedTest
 from dragoman.data.languages import language_code
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import clip
+from dragoman.registry import registered
 
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translation, Translator
@@ -116,7 +117,8 @@ class Evaluation:
     """Scores of one system on one test set.
 
     literature: BLEU of lowercased, tokenized text, see `literature_bleu`.  against: test of this system (a) against
-    another (b).  flags: number of translations with each flag of `Translation`.
+    another (b).  flags: number of translations with each flag of `Translation`.  registered: metrics of other packages
+    (`registry.py`).
     """
 
     bleu: Metric
@@ -126,12 +128,14 @@ class Evaluation:
     literature: Metric | None = None
     against: SignificanceTest | None = None
     flags: dict[str, int] | None = None
+    registered: tuple[Metric, ...] = ()
 
-    to_json = asdict
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if key != "registered" or value}
 
     def lines(self) -> list[str]:
         """Return one line per score with its signature, the significance tests and the counts of flags."""
-        metrics = (self.bleu, self.chrf, self.ter, self.literature)
+        metrics = (self.bleu, self.chrf, self.ter, self.literature, *self.registered)
         lines = [str(metric) for metric in metrics if metric is not None]
         if self.against is not None:
             lines += [str(getattr(self.against, name)) for name in COMPARED]
@@ -195,14 +199,19 @@ def evaluate_texts(
     _check(hypotheses, references)
     _check_tokenizer(tokenize)
     bleu, chrf, ter = (_metric(metric, hypotheses, references) for metric in _metrics(lowercase, tokenize))
-    return Evaluation(bleu, chrf, ter, len(hypotheses))
+    others = [
+        Metric(name, float(part.make(hypotheses, references)), part.signature)
+        for name, part in registered("metric").items()
+    ]
+    return Evaluation(bleu, chrf, ter, len(hypotheses), registered=tuple(others))
 
 
 def corpus_scores(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> dict[str, float]:
     """Compute BLEU and chrF2 of raw text in percent, for validation: {"bleu": ..., "chrf": ...}."""
     _check(hypotheses, [references])
     bleu, chrf = (_metric(metric, hypotheses, [references]).score for metric in _metrics(tokenize=tokenize)[:2])
-    return {"bleu": bleu, "chrf": chrf}
+    others = {name: float(part.make(hypotheses, [references])) for name, part in registered("metric").items()}
+    return {"bleu": bleu, "chrf": chrf} | others
 
 
 def literature_bleu(hypotheses: Sequence[str], references: References, language: str) -> Metric:

@@ -19,6 +19,7 @@ from dragoman.formats.parity import TOLERANCE, Parity, ParityCases, compare_mode
 from dragoman.formats.target import ExportSource, Format
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.seq2seq import Model
+from dragoman.registry import find
 from dragoman.tokenizers import UNK, Tokenizer
 
 __all__ = ["FORMATS", "Export", "export"]
@@ -82,7 +83,7 @@ def export(
     assert isinstance(network, Model) and isinstance(vocabulary, Tokenizer)
     if reference is not None and not config.data.about.translates:
         raise UsageError(f"--reference {reference}: this model does not translate; omit --reference")
-    target, source = FORMATS[format], ExportSource(network, vocabulary, config)
+    target, source = _target(format), ExportSource(network, vocabulary, config)
     cases = parity_cases(network, vocabulary, config, text)
     longest = target.positions(config)
     if longest is not None:
@@ -96,10 +97,16 @@ def export(
     return replace(done, folder=folder)
 
 
+def _target(format: str) -> Any:
+    """Return a built-in or registered `Format`, None for an unknown name."""
+    part = None if format in FORMATS else find("exporter", format)
+    return FORMATS.get(format) if part is None else part.make
+
+
 def _check_request(model: str | Path, folder: Path, format: str, quantization: str, text_problems: list[str]) -> None:
     """Raise UsageError with the problems of the options, and of the model if it can be read."""
     problems = [*text_problems]
-    target = FORMATS.get(format)
+    target = _target(format)
     accepted = target.QUANTIZATIONS if target else ("float32", "int8")
     if target is None:
         problems.append(f"format = {format!r}; accepted: {', '.join(FORMATS)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -60,6 +60,7 @@ from dragoman.nn.convolution import (
     MultiStepAttention,
 )
 from dragoman.nn.layers import (
+    ACTIVATIONS,
     BatchNorm,
     DecoderLayer,
     DenseHead,
@@ -84,6 +85,7 @@ from dragoman.nn.recurrent import (
 )
 from dragoman.nn.recurrent_attention import AdditiveAttention, BahdanauLayer, DotAttention, GeneralAttention, LuongLayer
 from dragoman.nn.ssru import SSRU, SSRUDecoderLayer
+from dragoman.registry import find
 
 __all__ = ["assemble", "build_model"]
 
@@ -133,6 +135,16 @@ def _assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, shared: bool)
             return _recurrent_encoder_only(config, src_vocab, tgt_vocab)
         case VisionConfig():
             return _vision(config, src_vocab, tgt_vocab)
+    network: Network = _registered("architecture", config.architecture)(config, src_vocab, tgt_vocab, shared)
+    return network
+
+
+def _registered(kind: str, name: str) -> Callable[..., Any]:
+    """Return what makes a part that is not built in (`registry.py`)."""
+    part = find(kind, name)
+    assert part is not None  # the configuration accepts only registered names
+    made: Callable[..., Any] = part.make
+    return made
 
 
 def _transformer(config: TransformerConfig, src: Embedding, tgt: Embedding, output: OutputProjection) -> Transformer:
@@ -303,10 +315,14 @@ def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
             return positions.Rotary(config.key_size, base, fraction, scaling.numbers)
         case AlibiPosition():
             return positions.Alibi(config.n_heads)
+    scheme: positions.Positions = _registered("position", config.position.kind)(config, bidirectional)
+    return scheme
 
 
 def _norm(config: BlockConfig) -> nn.Module:
-    return _NORMS[config.norm.kind](config.d_model, **config.norm.model_dump(exclude={"kind"}))
+    kind = config.norm.kind
+    make = _NORMS.get(kind) or _registered("norm", kind)
+    return make(config.d_model, **config.norm.model_dump(exclude={"kind"}))
 
 
 def _encoder_layers(config: BlockConfig, count: int) -> list[EncoderLayer]:
@@ -328,6 +344,9 @@ def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
         return LinearSelfAttention(
             config.d_model, config.n_heads, feature_map, config.bias, config.d_key, config.d_value
         )
+    if config.attention.kind != "softmax":
+        made: SelfAttention = _registered("attention", config.attention.kind)(config)
+        return made
     return _softmax_attention(SelfAttention, config)
 
 
@@ -344,6 +363,8 @@ def _softmax_attention(kind: type[Attention], config: BlockConfig) -> Attention:
 
 
 def _feed_forward(config: BlockConfig) -> FeedForward:
+    if config.activation not in ACTIVATIONS:
+        ACTIVATIONS[config.activation] = _registered("activation", config.activation)
     return FeedForward(
         config.d_model, config.d_ff, config.activation, config.gated, config.activation_dropout, config.bias
     )

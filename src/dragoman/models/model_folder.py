@@ -34,6 +34,7 @@ from dragoman.io.model_files import (
 from dragoman.io.reading import COPY_AGAIN, read_json
 from dragoman.io.weights import load_file
 from dragoman.io.writing import atomic_folder, is_full, not_written, write_file
+from dragoman.registry import check_parts, parts_of
 from dragoman.tokenizers import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ def save_model(
     """Write a model folder.  training: files with the state of the optimizer, which resuming needs."""
     import safetensors.torch
 
+    if parts := parts_of(config):
+        meta = {"parts": parts, **meta}
     files = {
         **described_files(config, vocabulary, profile),
         "model.safetensors": safetensors.torch.save({k: v.contiguous().cpu() for k, v in tensors.items()}),
@@ -160,6 +163,7 @@ def build_for(config: Config, vocabulary: Vocabulary) -> Network:
 def read_config(path: str | Path) -> Config:
     """Return the configuration of a model or run folder.  Raises ModelFolderError."""
     folder = find_model(path)
+    check_parts(read_meta(folder).get("parts", ()), folder)
     document = read_json(folder / "config.json", ModelFolderError, COPY_AGAIN)
     try:
         return parse_config(document, where=str(folder / "config.json"), stored=True)

@@ -55,7 +55,7 @@ def average_run(folder: Path, last: int) -> Path:
         weights, profile = average_tensors(found[-last:]), read_profile(found[-1])
         scores = _validation_scores(with_root_of_run(config, found[-1]), vocabulary, weights, profile)
         meta = {"step": int(found[-1].name), "scores": scores, "averaged": [p.name for p in found[-last:]]}
-        meta |= {key: value for key, value in read_meta(found[-1]).items() if key == "init_from"}
+        meta |= {key: value for key, value in read_meta(found[-1]).items() if key in ("init_from", "parts")}
         save_model(target, config, vocabulary, weights, meta, profile=profile)
         write_pointer(folder, "average", target)
         return target

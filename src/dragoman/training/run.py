@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from dragoman.models.model_folder import (
 from dragoman.models.seq2seq import Network
 from dragoman.models.size import check_memory, count_parameters
 from dragoman.nn.lora import adapter_size, add_adapters, merged
+from dragoman.registry import parts_of
 from dragoman.tokenizers import load_vocabulary
 from dragoman.training.checkpoint import adapter_file, training_files, training_json
 from dragoman.training.initial import InitialModel, open_initial
@@ -153,6 +155,19 @@ class TrainingRun:
         """initial: the model of train.init_from."""
         self.config, self.folder, self.task, self.reporter = config, folder, task, reporter
         self._initial = initial
+        self._given: Network | None = None
+        self._parts: dict[str, Any] = {}
+
+    def use(self, model: Network) -> None:
+        """Train this model instead of a new one.  Raises UsageError if it does not fit the configuration."""
+        vocabulary = self.task.vocabulary
+        outputs = getattr(getattr(model, "output", None), "out_features", None)
+        if not isinstance(model, Network) or outputs != vocabulary.target_size:
+            raise UsageError(
+                f"model: {type(model).__name__}; accepted: a network of build_model with {vocabulary.source_size:,} "
+                f"source and {vocabulary.target_size:,} target entries, of which parts may be replaced"
+            )
+        self._given = model
 
     def check_memory(self, device: torch.device, processes: int = 1) -> None:
         """Raise UsageError if the memory does not suffice for training the model on the device."""
@@ -195,14 +210,35 @@ class TrainingRun:
 
     def new_model(self) -> Network:
         """Return a newly initialized model, with adapters if train.lora is set."""
-        return self._adapted(build_for(self.config, self.task.vocabulary))
+        return self._adapted(self._new_model())
 
     def first_model(self) -> Network:
         """As `new_model`, with the weights of train.init_from, unless a checkpoint of the run will replace them."""
-        model = build_for(self.config, self.task.vocabulary)
+        model = self._new_model()
         if self._initial is not None:
             self._initial.load_into(model)
+        parts = parts_of(self.config, model.modules())
+        if parts:
+            self._parts = {"parts": parts}
+        self._refuse_other_parts(parts)
         return self._adapted(model)
+
+    def _new_model(self) -> Network:
+        given = self._given
+        return build_for(self.config, self.task.vocabulary) if given is None else copy.deepcopy(given)
+
+    def _refuse_other_parts(self, parts: Sequence[Mapping[str, str]]) -> None:
+        """Raise UsageError if the newest checkpoint has other parts that are not built in than the model."""
+        for checkpoint in list_checkpoints(self.folder)[-1:]:
+            with suppress(ModelFolderError):  # a damaged one is reported when it is read
+                stored = read_meta(checkpoint).get("parts", ())
+                names = [[f"{part['kind']} {part['name']}" for part in some] for some in (stored, parts)]
+                if names[0] != names[1]:
+                    before, now = (", ".join(some) or "none" for some in names)
+                    raise UsageError(
+                        f"{checkpoint}: was trained with these parts that are not built in: {before}; the model now "
+                        f"has: {now}. Register or pass the same parts, or start a new run with another --out"
+                    )
 
     def _adapted(self, model: Network) -> Network:
         lora = self.config.train.lora
@@ -293,7 +329,7 @@ class TrainingRun:
         if (lora := self.config.train.lora) is not None:
             training["adapters.safetensors"] = adapter_file(weights, lora, self._origin()["init_from"])
             weights = merged(weights, lora.scale)
-        meta = {"step": progress.step, "scores": scores, "validated": validated, **self._origin()}
+        meta = {"step": progress.step, "scores": scores, "validated": validated, **self._origin(), **self._parts}
         save_model(target, self.config, self.task.vocabulary, weights, meta, training, self.task.profile)
         self._tidy(target, progress)
 
@@ -305,7 +341,7 @@ class TrainingRun:
         target = self.checkpoint(progress)
         files = described_files(self.config, self.task.vocabulary, self.task.profile)
         files["training.json"] = training_json(progress, self.task.data_hash)
-        meta = {"step": progress.step, "scores": scores, "validated": validated, **self._origin()}
+        meta = {"step": progress.step, "scores": scores, "validated": validated, **self._origin(), **self._parts}
         with unfinished_folder(target, files, meta, size) as unfinished:
             yield unfinished
         self._tidy(target, progress)
@@ -333,7 +369,7 @@ class TrainingRun:
     ) -> Path:
         """Write an averaged model and point `average`, and optionally `best`, to it."""
         target = self.folder / "checkpoints" / "average"
-        meta = {"step": progress.step, "scores": scores, **self._origin()}
+        meta = {"step": progress.step, "scores": scores, **self._origin(), **self._parts}
         save_model(target, self.config, self.task.vocabulary, weights, meta, profile=self.task.profile)
         write_pointer(self.folder, "average", target)
         if best:

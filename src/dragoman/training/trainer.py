@@ -28,6 +28,8 @@ from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import NoLog, Reporter, RunLog, read_log
 from dragoman.models.model_folder import list_checkpoints
+from dragoman.models.seq2seq import Network
+from dragoman.registry import reporters
 from dragoman.training.allocator import keep_freed_memory, return_freed_memory
 from dragoman.training.batch_size import resolve_batch_tokens
 from dragoman.training.batch_stream import BatchStream
@@ -64,9 +66,17 @@ class TrainResult:
 
 
 def train(
-    config: Config, out: str | Path, *, reporter: Reporter | None = None, context: DistributedContext | None = None
+    config: Config,
+    out: str | Path,
+    *,
+    model: Network | None = None,
+    reporter: Reporter | None = None,
+    context: DistributedContext | None = None,
 ) -> TrainResult:
     """Train a model in the run folder `out`, or resume the run in it.
+
+    model: a network that is trained instead of the one that `build_model` would return for [model]; its parts may have
+    been replaced.  It is copied.
 
     The data of a new run are checked as by `dragoman doctor` first.  Raises ConfigError, DataError, UsageError if
     another process uses `out`, and TrainingError if the loss is not finite for too many steps or the disk is full.
@@ -74,10 +84,12 @@ def train(
     if not isinstance(config, Config):
         raise UsageError(f"config: {config!r:.60} is a {type(config).__name__}; accepted: the result of load_config")
     context = context or open_context(config.train.device)
-    reporter = reporter if reporter is not None and context.is_main else Reporter()
+    reporter = reporters(Path(out), reporter or Reporter()) if context.is_main else Reporter()
     with ExitStack() as stack:
         stack.enter_context(context)
         run = _open(config, Path(out), reporter, context, stack)
+        if model is not None:
+            run.use(model)
         return Trainer(run, context, reporter).train()
 
 

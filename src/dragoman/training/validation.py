@@ -15,6 +15,7 @@ from dragoman.data.batching import Batch
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Network, evaluating
+from dragoman.registry import is_lower_better
 from dragoman.training.loss import TokenLoss, counted_rows, cross_entropy
 
 __all__ = ["label_scores", "loss_scores", "mean_loss", "metric_value", "swapped_weights"]
@@ -22,7 +23,9 @@ __all__ = ["label_scores", "loss_scores", "mean_loss", "metric_value", "swapped_
 
 def metric_value(config: TrainConfig, scores: Mapping[str, Any]) -> float:
     """Return the value of train.metric, negated if lower is better."""
-    return -float(scores["valid_loss"]) if config.metric == "loss" else float(scores[config.metric])
+    if config.metric == "loss":
+        return -float(scores["valid_loss"])
+    return float(scores[config.metric]) * (-1 if is_lower_better(config.metric) else 1)
 
 
 @contextmanager

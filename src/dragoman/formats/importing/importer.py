@@ -40,6 +40,7 @@ from dragoman.formats.parity import TOLERANCE
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.build import assemble
 from dragoman.models.model_folder import read_meta, save_model, unique_tensors
+from dragoman.registry import find
 
 __all__ = ["FAMILIES", "Imported", "import_model", "opened"]
 
@@ -148,6 +149,8 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
     if type(checkpoint) in _FORMATS:
         return _FORMATS[type(checkpoint)]
     name = checkpoint.settings.get("model_type")
+    if isinstance(name, str) and name not in FAMILIES and (part := find("importer", name)) is not None:
+        return name, part.make
     if not isinstance(name, str) or name not in FAMILIES:
         advice = (
             "" if name else "; a folder of CTranslate2 also has model.bin and its vocabulary, one of eole vocab.json"

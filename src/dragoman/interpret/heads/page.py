@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from dragoman.cli.tables import plain_table, print_table
 from dragoman.interpret.heads.atlas import BROAD, MOST, REACH, Atlas, AtlasExample, Head
 from dragoman.pages.packing import packed
 from dragoman.pages.page import render, write_page
-from dragoman.pages.tables import plain_table, print_table
 
 __all__ = ["print_atlas", "write_atlas"]
 

@@ -13,7 +13,9 @@ from dragoman.errors import UsageError
 
 Database = Annotated[Path, typer.Argument(help="SQLite file of the keys; the server reads it with --database.")]
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Manage the API keys of a server.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Manage the API keys of a server."
+)
 
 
 @app.command(cls=Command)

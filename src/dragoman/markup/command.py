@@ -10,27 +10,10 @@ from typing import Any
 from dragoman.cli.streams import log, open_output
 from dragoman.errors import DataError, UsageError
 
-__all__ = ["check_format", "translate_markup"]
+__all__ = ["translate_markup"]
 
-_FORMATS = ("text", "html", "xml")
 _LARGEST = 1 << 28
 """Largest document, in bytes."""
-
-
-def check_format(form: str, attributes: bool, others: Mapping[str, bool]) -> None:
-    """Raise UsageError for an unknown format, and for options that it does not have.
-
-    others: options that markup does not have, and whether they are given.
-    """
-    if form not in _FORMATS:
-        raise UsageError(f"--format {form!r}; accepted: {', '.join(_FORMATS)}")
-    if attributes and form != "html":
-        raise UsageError("--attributes: only for --format html; omit it")
-    given = [name for name, is_given in others.items() if is_given]
-    if given and form != "text":
-        raise UsageError(
-            f"{', '.join(given)}: not supported with --format {form}, which translates one document; omit it"
-        )
 
 
 def translate_markup(

@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dragoman.cli.streams import log, show_progress
+from dragoman.documents.translation import document_format, suffix_format, translate_document
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
-    from dragoman.bulk.work import Form
+    from dragoman.pipelines.form import Form
 
 __all__ = ["check_document", "find_document", "translate_file"]
 
 
 def find_document(inputs: Sequence[Path]) -> Path | None:
     """Return the first input that is a document, None if there is none."""
-    from dragoman.documents import SUFFIXES
-
-    known = (path for path in inputs if SUFFIXES.get(path.suffix.casefold(), "txt") != "txt")
+    known = (path for path in inputs if path.suffix and (suffix_format(path.suffix.casefold()) or "txt") != "txt")
     return next((path for path in known if not path.is_dir()), None)
 
 
@@ -48,7 +47,6 @@ def translate_file(
     settings: Mapping[str, Any],
 ) -> None:
     """Translate a document, and show progress at a terminal."""
-    from dragoman.documents import document_format, translate_document
     from dragoman.pipelines.translation import Translator
 
     assert output is not None

@@ -1,0 +1,254 @@
+"""The commands that write pages: demo, compare, explain, atlas, walkthrough, gallery, playground."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dragoman.cli.options import (
+    AsJson,
+    Beam,
+    Device,
+    Model,
+    OptionalReference,
+    OptionalSource,
+    Page,
+    PageLanguage,
+    Quiet,
+    Source,
+    Tokenize,
+)
+from dragoman.cli.streams import log, print_result, read_input, read_parallel
+from dragoman.errors import DataError, UsageError
+
+SPELLED_NUMBERS = "spelled-numbers"
+
+
+def demo(
+    target: Annotated[str, typer.Option(help="Target language: de (German) or zh (Chinese).")] = "de",
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder for the run and the report; default: demo, or demo-zh.")
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override, key=value. Can be repeated.")] = None,
+    lang: PageLanguage = "auto",
+    quiet: Quiet = False,
+) -> None:
+    """Train a small model on a built-in corpus and write report.html.
+
+    The corpus is spelled numbers and dates, English to German or Chinese. Run the command again to resume.
+    """
+    from dragoman.cli.progress import RichReporter
+    from dragoman.cli.training import interruptible
+    from dragoman.pages.page import check_language
+
+    check_language(lang)
+    folder = out or Path("demo" if target == "de" else f"demo-{target}")
+    with RichReporter(quiet) as reporter, interruptible(folder / "run", reporter):
+        from dragoman.interpret.demo import run_demo
+
+        shown = None if quiet else reporter.console
+        made = run_demo(
+            folder, target=target, overrides=set_ or [], reporter=reporter, console=shown, page_language=lang
+        )
+        if made is None:
+            raise typer.Exit(130)
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
+    out: Page = Path("compare.html"),
+    source: OptionalSource = None,
+    reference: OptionalReference = None,
+    tokenize: Tokenize = "auto",
+    lang: PageLanguage = "auto",
+    as_json: AsJson = False,
+    device: Device = "cpu",
+) -> None:
+    """Compare the configuration, curves, cost and scores of runs.
+
+    With --source and --reference, the text is translated with every run and scored.
+    """
+    from dragoman.device import resolve_device
+    from dragoman.evaluation.compare import compare_runs
+    from dragoman.evaluation.compare.page import print_comparison, write_comparison
+    from dragoman.pages.page import check_language
+
+    check_language(lang)
+    comparison = compare_runs(runs, source, reference, device=resolve_device(device), tokenize=tokenize, log=log)
+    page = write_comparison(out, comparison, lang)
+    print_result(comparison, as_json, print_comparison)
+    log(f"page: {page}")
+
+
+def explain(
+    model: Model,
+    source: Annotated[
+        str, typer.Argument(help="Sentence, prompt, or words to tag; or the number or .npy or .npz file of an image.")
+    ],
+    target: Annotated[
+        str | None, typer.Option(help="Output to explain, without search; default: the output of the model.")
+    ] = None,
+    out: Page = Path("explain.html"),
+    beam: Beam = None,
+    lang: PageLanguage = "auto",
+    device: Device = "cpu",
+) -> None:
+    """Write a page with every step of the model on one input."""
+    from dragoman.device import resolve_device
+    from dragoman.interpret.explain.explain import explain as explain_input
+    from dragoman.interpret.explain.explain import write_explanation
+    from dragoman.pages.page import check_language
+
+    check_language(lang)
+    explanation = explain_input(model, source, target, beam=beam, device=resolve_device(device))
+    page = write_explanation(out, explanation, lang)
+    typer.echo(explanation.text)
+    if "sentences" in explanation.flags:
+        log(
+            "the text has several sentences; it is explained without splitting, as with 'dragoman translate --no-split'"
+        )
+    log(f"page: {page}")
+
+
+def atlas(
+    model: Model,
+    source: Source,
+    reference: OptionalReference = None,
+    alignment: Annotated[
+        str | None,
+        typer.Option(help=f"File of word alignments, one line per pair (0-0 1?2); German demo: {SPELLED_NUMBERS}."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file for the page (HTML); default: table only.")] = None,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Also measure the loss without each head and sub-layer.")
+    ] = False,
+    lang: PageLanguage = "auto",
+    as_json: AsJson = False,
+    device: Device = "cpu",
+) -> None:
+    """Describe what the attention heads of a model do.
+
+    The table and the page show the attention pattern of every head, its alignment accuracy and the cost of its removal.
+    Without --reference, the output of the model is used as the target.
+    """
+    from dragoman.device import resolve_device
+    from dragoman.interpret.heads.atlas import atlas as atlas_of
+    from dragoman.interpret.heads.atlas import examples
+    from dragoman.interpret.heads.gold_alignment import read_alignment, spelled_numbers_alignment
+    from dragoman.interpret.heads.page import print_atlas, write_atlas
+    from dragoman.interpret.heads.probes import load_probe
+    from dragoman.pages.page import check_language
+
+    check_language(lang)
+    if alignment is not None and reference is None:
+        raise UsageError(f"--alignment {alignment}: requires both sides of the text; add --reference")
+    lines, targets = read_parallel(source, reference) if reference else (list(read_input(source)), None)
+    golds = None
+    if alignment == SPELLED_NUMBERS:
+        golds = [spelled_numbers_alignment(*pair) for pair in zip(lines, targets or (), strict=True)]
+        # Pairs of single words do not identify the corpus: they have only one possible link.
+        if 2 * sum(len(gold.source) > 1 and bool(gold.sure) for gold in golds) < len(golds):
+            raise UsageError(
+                f"--alignment {SPELLED_NUMBERS}: {source} and {reference} are not part of the built-in corpus with "
+                "German targets; specify an alignment file"
+            )
+    elif alignment is not None:
+        golds = read_alignment(Path(alignment), lines, targets or [])
+    network, probe = load_probe(model, lines, targets, golds, resolve_device(device))
+    if golds is not None and probe.aligned < len(lines):
+        log(f"alignment: {len(lines) - probe.aligned:,} lines skipped, because the tokenizer changes their words")
+    found = atlas_of(network, probe, cost)
+    print_result(found, as_json, print_atlas)
+    if out is not None:
+        log(f"page: {write_atlas(out, found, examples(network, probe), _title(model), lang)}")
+
+
+def _title(model: Path) -> str:
+    """Return the name of the run, and the checkpoint if one was specified."""
+    path = model.resolve()
+    return f"{path.parents[1].name}, {path.name}" if path.parent.name == "checkpoints" else path.name
+
+
+def gallery(out: Page = Path("gallery.html"), lang: PageLanguage = "auto") -> None:
+    """Write a page of examples worked out by hand, each number beside the computed one."""
+    from dragoman.interpret.walkthrough.gallery import write_gallery
+
+    log(f"page: {write_gallery(out, lang)}")
+
+
+def walkthrough(
+    matrices: Annotated[
+        Path | None,
+        typer.Argument(
+            help="TOML file with matrices and biases that replace those of the model, such as "
+            '"encoder.layers.0.self_attn.q_bias" = [0, 0, 0, 1]; --print lists all of them in this form.'
+        ),
+    ] = None,
+    worked: Annotated[
+        bool, typer.Option("--worked", help="Start from the matrices of the training step in the gallery.")
+    ] = False,
+    print_: Annotated[
+        bool, typer.Option("--print", help="Print all matrices as TOML, to edit and read again; write no page.")
+    ] = False,
+    heads: Annotated[int, typer.Option(help="Attention heads: 1, 2 or 4.")] = 1,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of the update.")] = 0.01,
+    out: Page = Path("walkthrough.html"),
+    lang: PageLanguage = "auto",
+) -> None:
+    """Write a page with one training step of a tiny Transformer, "I am" to "我 是".
+
+    It has 2 + 2 layers of width 4; every number of the forward pass, the backward pass and the update is shown. Its
+    matrices are multiples of 0.5; those of --worked give the numbers of a text on this pair, see `dragoman gallery`.
+    """
+    from dragoman.interpret.walkthrough.gallery import write_walkthrough
+    from dragoman.interpret.walkthrough.tiny_preset import WORKED_MATRICES, matrices_toml, tiny_walkthrough
+
+    replaced = _read(matrices)
+    values = {**(WORKED_MATRICES if worked else {}), **replaced}
+    if print_:
+        typer.echo(matrices_toml(values))
+        return
+    step = tiny_walkthrough(values, heads=heads, learning_rate=learning_rate)
+    page = write_walkthrough(out, step, lang, worked=worked, replaced=[*replaced], heads=heads)
+    typer.echo(f"loss {step['loss']:.6g} -> {step['loss_after']:.6g} after one update")
+    log(f"page: {page}")
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    """Return the matrices of a file by name; `encoder.layers.0.self_attn.q` may also be nested tables."""
+    if path is None:
+        return {}
+    try:
+        return dict(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise DataError(f"{path} is not TOML: {error}; accepted: name = [[1, 0], [0, 1]]") from error
+
+
+def _flat(table: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        found += _flat(value, f"{path}{key}.") if isinstance(value, dict) else [(f"{path}{key}", value)]
+    return found
+
+
+def playground(
+    model: Annotated[
+        Path | None, typer.Argument(help="Run or model folder of a Transformer, beside the tiny model of the page.")
+    ] = None,
+    out: Page = Path("playground.html"),
+    lang: PageLanguage = "auto",
+) -> None:
+    """Write a page in which a Transformer runs, to be changed and trained.
+
+    Without MODEL, the page has the tiny model of `dragoman walkthrough`. A trained one, such as demo/run, is
+    stored in 8-bit integers; the page needs no server.
+    """
+    from dragoman.interpret.playground import write_playground
+
+    log(f"page: {write_playground(out, model, lang)}")

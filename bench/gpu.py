@@ -10,7 +10,8 @@ train     source + target tokens per second of recipes/multi30k.toml, base and b
 profile   the kernels of a step of the size big
 recipe    recipes/multi30k-tiny.toml from start to end, validations included
 
-Sentences of Multi30k; steps after the second epoch, when all graphs are captured.  Utilization is that of `bench/train.py`.
+Sentences of Multi30k; steps after the second epoch, when all graphs are captured.
+Utilization is that of `bench/train.py`.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def kernels() -> None:
             expected.backward(grad.double())
             found, wanted = [out, *(t.grad for t in own)], [expected, *(t.grad for t in plain)]
             say(f"attention {dtype} causal={causal}: relative error {error(found, wanted)}")
-        u, r, w, b = (torch.randn(s, device="cuda", dtype=d) for s, d in
-                      (((300, 512), dtype), ((300, 512), dtype), (512, torch.float32), (512, torch.float32)))  # fmt: skip
+        u, r = (torch.randn(300, 512, device="cuda", dtype=dtype) for _ in range(2))
+        w, b = (torch.randn(512, device="cuda") for _ in range(2))
         own = [t.clone().requires_grad_() for t in (u, r, w, b)]
         plain = [t.double().requires_grad_() for t in (u, r, w, b)]
         rows.seed_rows(7)
@@ -121,9 +122,8 @@ def kernels() -> None:
         expected_loss = cross_entropy(copy[5:], targets[5:], 0.1)
         expected_loss[0].backward()
         found_loss = loss.loss_gradient_(logits, targets, 0.1, 0)
-        say(
-            f"loss {dtype}: {error(found_loss, [e.detach() for e in expected_loss])}, gradient {error([logits], [copy.grad])}"
-        )
+        wanted_loss = [e.detach() for e in expected_loss]
+        say(f"loss {dtype}: {error(found_loss, wanted_loss)}, gradient {error([logits], [copy.grad])}")
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
@@ -148,9 +148,7 @@ def kernels() -> None:
                     run()
                 torch.cuda.synchronize()
             times.append(sum(e.device_time_total for e in recorded.key_averages()) / 5e3)
-        say(
-            f"attention {sentences} x {length} (big, bf16), device time: kernel {times[0]:.2f} ms, PyTorch {times[1]:.2f}"
-        )
+        say(f"attention {sentences} x {length} (big, bf16), on the device: {times[0]:.2f} ms, PyTorch {times[1]:.2f}")
 
 
 class Complete(Exception):

@@ -8,8 +8,6 @@ import torch
 
 from dragoman.errors import UsageError
 
-__all__ = ["resolve_device"]
-
 
 def resolve_device(name: str | torch.device) -> torch.device:
     """Return the device called `name`: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", ..., or a torch.device.

@@ -16,19 +16,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "ConfigError",
-    "DataError",
-    "DragomanError",
-    "ModelFolderError",
-    "TrainingError",
-    "UsageError",
-    "check_problems",
-    "clip",
-    "is_out_of_memory",
-    "nearest",
-]
-
 _MAX_SHOWN = 10
 _MAX_NAME = 200
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")

@@ -18,20 +18,6 @@ from typing import Any, NoReturn
 
 from dragoman.errors import UsageError
 
-__all__ = [
-    "WINGS",
-    "Unavailable",
-    "extra_package",
-    "has_torch",
-    "lazy_names",
-    "load_plug_ins",
-    "missing_torch",
-    "missing_wing",
-    "needs_torch",
-    "plug_ins",
-    "wing",
-]  # fmt: skip
-
 WINGS = {
     "advice": ("advice",),
     "bulk": ("bulk",),

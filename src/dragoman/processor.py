@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["usable_cores"]
-
 
 def usable_cores(root: str | Path = "/") -> int:
     """Return the number of cores that this process may use, at least 1.

@@ -29,8 +29,6 @@ from dragoman.errors import ModelFolderError, UsageError
 from dragoman.extras import load_plug_ins
 from dragoman.io.run_log import Reporter
 
-__all__ = ["KINDS", "Part", "check_parts", "find", "is_lower_better", "parts_of", "register", "registered", "reporters"]
-
 KINDS = {
     "attention": "make(config: BlockConfig) -> Module with the methods of nn.SelfAttention",
     "position": "make(config: BlockConfig, bidirectional: bool) -> nn.Positions",

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from dragoman.serve.app import create_server
 from starlette.testclient import TestClient
 
 import dragoman
@@ -28,6 +27,7 @@ from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.taps import any_active
 from dragoman.pipelines.translation import Translator
+from dragoman.serve.app import create_server
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.run import open_run
 from dragoman.training.trainer import Trainer

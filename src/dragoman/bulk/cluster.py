@@ -17,8 +17,6 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.extras import extra_package
 from dragoman.pipelines.form import Form
 
-__all__ = ["translate_on_ray"]
-
 _MAX_DEATHS = 3
 _LOADING = "loading the model"
 

@@ -17,8 +17,6 @@ from dragoman.bulk.work import Chunk, Job, Results, Worker, model_sha256
 from dragoman.errors import DataError, UsageError
 from dragoman.pipelines.form import Form
 
-__all__ = ["Summary", "translate_bulk"]
-
 _FORMAT_VERSION = 1
 _LOG_SECONDS = 5.0
 

@@ -20,8 +20,6 @@ from dragoman.io.lines import NOT_LINES, read_lines
 from dragoman.io.reading import hash_file
 from dragoman.io.suffixes import plain_suffix
 
-__all__ = ["COLUMNS", "JOURNAL", "Contents", "Shard", "find_shards"]
-
 COLUMNS = ("translation", "score", "flags", "nbest")
 """Columns added to a table; `nbest` only if more than one translation is requested."""
 

@@ -15,15 +15,6 @@ from dragoman.pipelines.form import Form, format_translation, output_form
 if TYPE_CHECKING:
     from dragoman.pipelines.glossary import Glossary
 
-__all__ = [
-    "Chunk",
-    "ChunkResult",
-    "Job",
-    "Results",
-    "Worker",
-    "model_sha256",
-]
-
 
 @dataclass(frozen=True)
 class Job:

@@ -11,8 +11,6 @@ from typer.core import TyperGroup
 from dragoman.cli.options import Command
 from dragoman.extras import missing_wing, plug_ins
 
-__all__ = ["COMMANDS", "Commands"]
-
 COMMANDS = {
     "demo": "dragoman.interpret.commands:demo",
     "new": "dragoman.advice.commands:new",

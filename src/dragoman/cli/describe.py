@@ -20,8 +20,6 @@ from dragoman.io.weights import read_header
 from dragoman.models.model_folder import find_model, load_network, read_config, verify
 from dragoman.tokenizers import LabelVocabulary, Vocabulary, load_vocabulary
 
-__all__ = ["describe", "print_description"]
-
 
 def describe(path: str | Path) -> dict[str, Any]:
     """Return folder, versions, step, scores, sizes, data and settings of the model, after `verify`.

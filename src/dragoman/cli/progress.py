@@ -18,8 +18,6 @@ from dragoman.errors import clip
 from dragoman.io.run_log import Reporter, Sample, Status
 from dragoman.registry import registered
 
-__all__ = ["RichReporter", "console", "progress_bar"]
-
 Item = TypeVar("Item")
 
 

@@ -20,21 +20,6 @@ if TYPE_CHECKING:
 
     from dragoman.data.turns import Turn
 
-__all__ = [
-    "answer_lines",
-    "is_interactive",
-    "is_terminal",
-    "log",
-    "open_output",
-    "print_json",
-    "print_result",
-    "read_input",
-    "read_parallel",
-    "read_turns",
-    "show_progress",
-    "typed_lines",
-]
-
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 

@@ -9,8 +9,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["plain_table", "print_table"]
-
 
 def plain_table(*heads: str, left: Container[str] = ()) -> Table:
     """Return a table without borders; columns are right-aligned except the first and those in `left`."""

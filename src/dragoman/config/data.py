@@ -20,25 +20,9 @@ from pydantic_core import PydanticKnownError
 
 from dragoman.config import limits
 from dragoman.config.kinds import DATA_KINDS, DataKind
-from dragoman.config.paths import move_root, resolve_path
+from dragoman.config.paths import move_root as move_root
+from dragoman.config.paths import resolve_path as resolve_path
 from dragoman.config.section import Section, is_stored
-
-__all__ = [
-    "CorpusConfig",
-    "DataConfig",
-    "DialogueData",
-    "FilterConfig",
-    "ImageData",
-    "LabelledData",
-    "MaskedData",
-    "ParallelData",
-    "PixelConfig",
-    "TaggedData",
-    "TextData",
-    "TreeData",
-    "move_root",
-    "resolve_path",
-]
 
 
 def _key(value: Any) -> Any:

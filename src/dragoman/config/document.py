@@ -40,8 +40,6 @@ from dragoman.io.model_files import find_model, list_checkpoints, read_meta, ver
 from dragoman.io.reading import COPY_AGAIN, as_path, open_regular, read_json
 from dragoman.io.suffixes import plain_suffix
 
-__all__ = ["Config", "InitialSections", "dump_toml", "flatten", "load_config", "parse_config", "read_document"]
-
 _LARGEST = 1_000_000
 """Largest configuration file in bytes: a thousand times the size of a recipe, and parsed within a second."""
 _PARTS = 32

@@ -19,8 +19,6 @@ from dragoman.config.limits import ADAM_RATES
 from dragoman.config.toml import toml_value
 from dragoman.errors import clip, nearest
 
-__all__ = ["DEVICES", "describe", "forget_names", "limits_of", "models_at", "models_in", "shown", "tag_key", "tag_of"]
-
 DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu, hpu"
 
 _EXPECTED = {

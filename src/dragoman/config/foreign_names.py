@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["FOREIGN_NAMES", "native_name"]
-
 _NAMES = {
     "data.filter.max_tokens": "src_seq_length max_length max_seq_length max_source_positions",
     "data.source_language": "source_lang src_lang",

@@ -14,8 +14,6 @@ from typing import Any
 from dragoman.config.data import move_root
 from dragoman.config.errors import shown
 
-__all__ = ["initial_model", "merge_sections", "start_at"]
-
 _FREE = {
     "model": ("dropout", "attention_dropout", "activation_dropout"),
     "tokenizer": ("sampling", "target.sampling", "add_words"),

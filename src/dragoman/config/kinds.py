@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["DATA_KINDS", "DataKind"]
-
 _TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
 _LANGUAGE_MODELS = ("decoder_only", "recurrent_lm")
 _ENCODERS = ("encoder_only", "recurrent_encoder")

@@ -24,22 +24,6 @@ from dragoman.config.recurrent import (
 )
 from dragoman.config.section import Section
 
-__all__ = [
-    "PRESETS",
-    "BatchNormConfig",
-    "BlockConfig",
-    "ConvolutionalConfig",
-    "DecoderOnlyConfig",
-    "EncoderOnlyConfig",
-    "LayerNormConfig",
-    "LinearAttention",
-    "ModelConfig",
-    "RMSNormConfig",
-    "SoftmaxAttention",
-    "TransformerConfig",
-    "VisionConfig",
-]
-
 
 class LayerNormConfig(Section):
     """Zero mean and unit variance per token, with gain and bias (Ba et al. 2016)."""

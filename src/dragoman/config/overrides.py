@@ -13,8 +13,6 @@ from pydantic import BaseModel
 from dragoman.config.errors import models_at, shown, tag_of
 from dragoman.errors import clip
 
-__all__ = ["apply_overrides"]
-
 _DEEPEST = 8
 _ONE_LINE = "an override sets one key and must be a single line; pass each key=value as a separate argument"
 

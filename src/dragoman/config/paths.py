@@ -8,8 +8,6 @@ from pathlib import Path
 
 from dragoman.errors import UsageError, clip
 
-__all__ = ["move_root", "resolve_path"]
-
 
 def resolve_path(text: str, root: str = "") -> Path:
     """Return a path of the document, relative to `root`, with `${NAME}`, `${NAME:-default}` and `~` expanded.

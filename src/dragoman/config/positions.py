@@ -9,23 +9,6 @@ from pydantic import Field, model_validator
 from dragoman.config import limits
 from dragoman.config.section import Section
 
-__all__ = [
-    "AlibiPosition",
-    "LearnedPosition",
-    "LinearScaling",
-    "Llama3Scaling",
-    "NoPosition",
-    "NoScaling",
-    "OtherPosition",
-    "Position",
-    "RecurrentPosition",
-    "RotaryPosition",
-    "ShawPosition",
-    "SinusoidalPosition",
-    "T5Position",
-    "position_kinds",
-]
-
 ActsOn = Literal["nothing", "embeddings", "queries", "scores"]
 """What a position encoding changes; `queries` includes the keys, `scores` those of the attention."""
 

@@ -9,26 +9,6 @@ from pydantic import Field, model_validator
 from dragoman.config import limits
 from dragoman.config.section import NotBoolean, Section
 
-__all__ = [
-    "BahdanauAttention",
-    "GRUCell",
-    "GRUConfig",
-    "InitialState",
-    "LSTMCell",
-    "LSTMConfig",
-    "LearnedState",
-    "LuongAttention",
-    "NoAttention",
-    "RNNCell",
-    "RNNConfig",
-    "RecurrentCell",
-    "RecurrentConfig",
-    "RecurrentEncoderConfig",
-    "RecurrentLMConfig",
-    "ZeroState",
-]
-
-
 Tie = Annotated[
     Literal["all", "target", "embeddings", "none"],
     Field(

@@ -22,8 +22,6 @@ from dragoman.config.section import Duration
 from dragoman.config.toml import toml_value
 from dragoman.errors import UsageError, clip, nearest
 
-__all__ = ["Key", "Kind", "all_keys", "all_kinds", "look_up", "section_of"]
-
 Conditions = tuple[tuple[str, tuple[str, ...]], ...]
 """Kinds that a key requires, such as (("model.norm.kind", ("batch",)),)."""
 _Chosen = tuple[tuple[str, str], ...]

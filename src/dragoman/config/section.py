@@ -20,8 +20,6 @@ from pydantic_core import PydanticCustomError
 
 from dragoman.errors import clip, nearest
 
-__all__ = ["AcceptStored", "Duration", "DurationField", "NotBoolean", "Section", "is_stored"]
-
 
 class Section(BaseModel):
     """A section of the document: immutable, without unknown keys, NaN and infinity."""

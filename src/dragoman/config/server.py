@@ -13,8 +13,6 @@ from dragoman.config.errors import describe
 from dragoman.config.section import NotBoolean, Section
 from dragoman.errors import ConfigError
 
-__all__ = ["LimitsConfig", "ModelEntry", "SearchOverrides", "ServerConfig", "read_server_config", "with_options"]
-
 _Count = Annotated[int, NotBoolean, Field(ge=1, le=1_000_000_000)]
 _Size = Annotated[int, NotBoolean, Field(ge=0, le=1 << 30)]
 _Seconds = Annotated[float, NotBoolean, Field(gt=0, le=86_400)]

@@ -9,8 +9,6 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from dragoman.config import limits
 from dragoman.config.section import Section
 
-__all__ = ["SideTokenizerConfig", "TokenizerConfig"]
-
 
 class SideTokenizerConfig(Section):
     """A sentencepiece model, or single characters (kind `char`, without normalization)."""

@@ -10,8 +10,6 @@ import tomli_w
 
 from dragoman.config.section import Section
 
-__all__ = ["annotated_toml", "toml_value"]
-
 _COLUMN = 44
 """Column of the comments."""
 

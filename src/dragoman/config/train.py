@@ -9,28 +9,6 @@ from pydantic import BeforeValidator, Field, field_validator
 from dragoman.config import limits
 from dragoman.config.section import AcceptStored, Duration, DurationField, Section
 
-__all__ = [
-    "AdamConfig",
-    "AdamWConfig",
-    "BudgetSchedule",
-    "ConstantSchedule",
-    "CosineSchedule",
-    "FSDPConfig",
-    "InverseSqrtSchedule",
-    "LinearSchedule",
-    "LoRAConfig",
-    "MuonConfig",
-    "Optimizer",
-    "Parallel",
-    "ReplicatedConfig",
-    "SGDConfig",
-    "Schedule",
-    "SearchConfig",
-    "TrainConfig",
-    "WarmupStableDecaySchedule",
-]
-
-
 Device = Annotated[str, Field(pattern="^(auto|cpu|(cuda|mps|xpu|hpu)(:[0-9]{1,3})?)$"), AcceptStored]
 
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from dragoman.data.store.reader import Store
 
-__all__ = ["EpochPlan", "batches_within", "grid_shape", "on_grid", "plan_buckets", "sampling_weights"]
-
 Ints = NDArray[np.int64]
 
 _BLOCK = 256

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from dragoman.data.store.reader import Store
     from dragoman.tokenizers import Tokenizer
 
-__all__ = ["Batch", "collate", "collate_source", "read_batch"]
-
 Ints = NDArray[np.int64]
 
 

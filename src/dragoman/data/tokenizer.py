@@ -1,5 +1,9 @@
 """Names that documentation of earlier versions imports from this module; the code is in `dragoman.tokenizers`."""
 
-from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer, learn_tokenizer, train_tokenizer
-
-__all__ = ["BOS", "EOS", "PAD", "UNK", "Tokenizer", "learn_tokenizer", "train_tokenizer"]
+from dragoman.tokenizers import BOS as BOS
+from dragoman.tokenizers import EOS as EOS
+from dragoman.tokenizers import PAD as PAD
+from dragoman.tokenizers import UNK as UNK
+from dragoman.tokenizers import Tokenizer as Tokenizer
+from dragoman.tokenizers import learn_tokenizer as learn_tokenizer
+from dragoman.tokenizers import train_tokenizer as train_tokenizer

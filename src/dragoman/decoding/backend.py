@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from dragoman.decoding.pytorch.stepper import Stepper
 
-__all__ = ["BATCH_TOKENS", "DecodingBackend", "target_limit"]
-
 BATCH_TOKENS = 4000
 """Padded source tokens times rows in a batch, if the caller names no number."""
 

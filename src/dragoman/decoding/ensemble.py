@@ -15,8 +15,6 @@ from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.hypothesis import Ids
 from dragoman.decoding.pytorch.stepper import EnsembleStepper
 
-__all__ = ["EnsembleBackend"]
-
 
 class EnsembleBackend(DecodingBackend):
     """Backends on one device, native or PyTorch; the probability of a token is the mean over them."""

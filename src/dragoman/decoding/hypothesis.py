@@ -10,18 +10,6 @@ from dataclasses import dataclass
 from dragoman.errors import DragomanError
 from dragoman.tokenizers import EOS
 
-__all__ = [
-    "Hypothesis",
-    "Ids",
-    "PartialHypothesis",
-    "TokenStream",
-    "before_end",
-    "best",
-    "common_prefix",
-    "complete",
-    "length_penalty",
-]
-
 Ids = Sequence[int]
 
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
     from dragoman.decoding.pytorch.backend import TorchBackend
 
-__all__ = ["EngineChoice", "Quantize", "find_device", "load_backend", "load_shortlist", "open_service"]
-
 Quantize = Literal["auto", "int8", "bf16", "none"]
 EngineChoice = Literal["auto", "native", "pytorch"]
 

@@ -10,8 +10,6 @@ from functools import cached_property
 from dragoman.decoding.hypothesis import Ids
 from dragoman.errors import UsageError
 
-__all__ = ["PhraseProgress", "Phrases"]
-
 
 @dataclass(frozen=True)
 class Phrases:

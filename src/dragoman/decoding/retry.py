@@ -9,19 +9,6 @@ from typing import Literal, TypeVar
 from dragoman.decoding.hypothesis import Hypothesis, Ids, PartialHypothesis, TokenStream, before_end
 from dragoman.decoding.settings import SearchSettings
 
-__all__ = [
-    "Fault",
-    "StreamWithRetry",
-    "count_repeats",
-    "fault_of",
-    "has_no_text",
-    "has_unusual_length",
-    "repeats_itself",
-    "retry_settings",
-    "search_with_retry",
-    "searches_with_retry",
-]
-
 Fault = Literal["", "empty", "repetition"]
 """Reason for a second search; "" for none."""
 

@@ -19,8 +19,6 @@ from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.settings import SearchSettings
 
-__all__ = ["BatchedSearchService", "Search", "SearchService", "Waiting"]
-
 
 @dataclass
 class Search:

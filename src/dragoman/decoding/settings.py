@@ -10,8 +10,6 @@ from typing import Any
 
 from dragoman.errors import UsageError, check_problems, nearest
 
-__all__ = ["SearchSettings"]
-
 _RANGES: dict[str, tuple[float, float, str]] = {
     "beam": (1, 4096, "1 (greedy) to 4,096"),
     "beam_threshold": (0, 1000, "0 (off) to 1,000"),

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["SHORTLIST", "AlignedWords", "Shortlist"]
-
 SHORTLIST = "shortlist.bin"
 """File name in a model folder."""
 

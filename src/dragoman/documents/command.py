@@ -13,8 +13,6 @@ from dragoman.errors import UsageError
 if TYPE_CHECKING:
     from dragoman.pipelines.form import Form
 
-__all__ = ["check_document", "find_document", "translate_file"]
-
 
 def find_document(inputs: Sequence[Path]) -> Path | None:
     """Return the first input that is a document, None if there is none."""

@@ -28,15 +28,6 @@ from dragoman.registry import find, registered
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
 
-__all__ = [
-    "SUFFIXES",
-    "DocumentReport",
-    "document_format",
-    "read_segments",
-    "translate_bytes",
-    "translate_document",
-]
-
 _FORMATS: dict[str, Callable[..., bytes]] = {
     "txt": translate_txt,
     "md": translate_markdown,

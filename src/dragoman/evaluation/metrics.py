@@ -24,12 +24,6 @@ from dragoman.registry import registered
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translation, Translator
 
-__all__ = [
-    "Evaluation", "Metric", "Significance", "SignificanceTest", "TrainTestOverlap", "bleu_tokenizer",
-    "compare_systems", "corpus_scores", "evaluate_model", "evaluate_texts", "literature_bleu", "overlap_warning",
-    "train_test_overlap",
-]  # fmt: skip
-
 References = Sequence[Sequence[str]]
 """One or more lists of references, each with one line per sentence."""
 

@@ -22,8 +22,6 @@ from dragoman.models.seq2seq import Model
 from dragoman.registry import find
 from dragoman.tokenizers import UNK, Tokenizer
 
-__all__ = ["FORMATS", "Export", "export"]
-
 FORMATS: Mapping[str, Format] = {"ctranslate2": ctranslate2, "huggingface": huggingface, "marian": marian, "onnx": onnx}
 """By the name on the command line."""
 _LABELLERS = (EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig)

@@ -26,8 +26,6 @@ from dragoman.nn.positions import T5, Alibi, Learned, Positions, Rotary, Shaw, S
 from dragoman.nn.ssru import SSRUDecoderLayer
 from dragoman.nn.state import CrossKeyValues, LayerState, LinearSums, SelfKeyValues, SSRUCells
 
-__all__ = ["TABLE", "DecoderGraph", "EncoderGraph", "exportable", "memory_names", "state_axes"]
-
 TABLE = 2048
 """Smallest number of rows of a position table whose kind has no length limit."""
 

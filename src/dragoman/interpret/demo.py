@@ -26,8 +26,6 @@ from dragoman.pipelines.translation import Translation, Translator
 from dragoman.tokenizers import BOS
 from dragoman.training.trainer import train
 
-__all__ = ["demo_config", "picture", "run_demo"]
-
 
 def demo_config(corpus: dict[str, Path], overrides: Sequence[str] = (), target: str = "de") -> Config:
     """Return the configuration of a small model as in the paper (post-norm, sinusoidal positions, ReLU).

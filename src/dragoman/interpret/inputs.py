@@ -16,8 +16,6 @@ from dragoman.errors import UsageError, nearest
 from dragoman.models.seq2seq import Network, evaluating
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
-__all__ = ["Ids", "dialogue_ids", "label_row", "with_predictions"]
-
 _ROLE = re.compile(r"\s*(\w{1,20})\s*:(?:\s|$)")
 """The beginning of a turn."""
 

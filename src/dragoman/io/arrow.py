@@ -6,8 +6,6 @@ from typing import Any
 
 from dragoman.extras import extra_package
 
-__all__ = ["arrow", "is_text", "read_errors"]
-
 
 def arrow(name: str = "pyarrow") -> Any:
     """Import and return a module of pyarrow.  Raises UsageError if it is not installed."""

@@ -18,24 +18,11 @@ from typing import IO
 
 import zstandard
 
-from dragoman.errors import DataError, UsageError, clip
+from dragoman.errors import DataError, UsageError
+from dragoman.errors import clip as clip
 from dragoman.io.reading import open_regular
 from dragoman.io.suffixes import COMPRESSED_SUFFIXES, plain_suffix
 from dragoman.io.zip_members import archive_of, open_member
-
-__all__ = [
-    "NOT_LINES",
-    "check_text_file",
-    "clip",
-    "count_lines",
-    "decode_line",
-    "has_lone_surrogate",
-    "open_lines",
-    "raw_lines",
-    "read_chunks",
-    "read_lines",
-    "ready_lines",
-]
 
 NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".tmx", ".xlsx", ".parquet", ".arrow", ".zip", ".bin")
 """Suffixes of tables and other files that are not one text per line."""

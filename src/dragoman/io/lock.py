@@ -21,8 +21,6 @@ from dragoman.errors import UsageError
 from dragoman.io.reading import read_json
 from dragoman.io.writing import writing
 
-__all__ = ["LOCK_FILE", "lock_folder", "lock_run"]
-
 LOCK_FILE, MARKER_FILE, HOLDER_FILE = ".lock", ".lock.marker", ".lock.json"
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 

@@ -17,16 +17,6 @@ from dragoman.errors import ModelFolderError
 from dragoman.io.reading import COPY_AGAIN, as_path, read_json, read_text
 from dragoman.io.weights import file_problem
 
-__all__ = [
-    "FORMAT_VERSION",
-    "find_model",
-    "list_checkpoints",
-    "read_meta",
-    "read_pointer",
-    "runs_inside",
-    "verify",
-]
-
 FORMAT_VERSION = 1
 POINTERS = ("best", "last", "average")
 _MOST_LISTED = 8

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["fields", "varint"]
-
 
 def fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """Yield the number and the value of each field: an integer, or bytes for texts, messages and numbers of fixed size.

@@ -20,20 +20,6 @@ from typing import Any
 
 from dragoman.errors import DataError, DragomanError, UsageError
 
-__all__ = [
-    "COPY_AGAIN",
-    "MAX_JSON",
-    "MAX_READ",
-    "RandomAccessFile",
-    "as_path",
-    "hash_file",
-    "hash_files",
-    "open_regular",
-    "read_bytes",
-    "read_json",
-    "read_text",
-]
-
 COPY_AGAIN = "Copy the folder again, completely."
 """The advice for a damaged file of a model folder."""
 MAX_JSON = 64 << 20

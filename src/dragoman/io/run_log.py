@@ -18,8 +18,6 @@ from dragoman.errors import TrainingError
 from dragoman.extras import extra_package
 from dragoman.io.writing import writing
 
-__all__ = ["Messages", "NoLog", "Reporter", "RunLog", "Sample", "Status", "append_row", "read_log"]
-
 _AT_THE_END = {"average", "test"}
 """Keys of the rows that are written after training, and again when a resumed run ends."""
 

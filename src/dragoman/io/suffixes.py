@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["COMPRESSED_SUFFIXES", "plain_suffix"]
-
 COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
 
 

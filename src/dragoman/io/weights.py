@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = [
-    "TensorFile",
-    "dtype_name",
-    "file_problem",
-    "load_arrays",
-    "load_file",
-    "read_header",
-    "read_safetensors",
-    "tensor_order",
-    "write_tensors",
-]
-
 _DTYPES = {
     "BOOL": ("bool", 1), "U8": ("uint8", 1), "I8": ("int8", 1), "U16": ("uint16", 2), "I16": ("int16", 2),
     "U32": ("uint32", 4), "I32": ("int32", 4), "U64": ("uint64", 8), "I64": ("int64", 8), "F16": ("float16", 2),

@@ -14,21 +14,6 @@ from typing import BinaryIO
 
 from dragoman.errors import TrainingError
 
-__all__ = [
-    "atomic_file",
-    "atomic_folder",
-    "flush_file",
-    "flush_folder",
-    "is_full",
-    "new_folder_problems",
-    "not_written",
-    "reason_of",
-    "recover_folders",
-    "remove_folder",
-    "write_file",
-    "writing",
-]
-
 _REASONS = {
     errno.ENOSPC: ("the disk is full", "Free some space, or choose a folder on another disk."),
     errno.EDQUOT: ("the disk is full (quota exceeded)", "Free some space, or choose a folder on another disk."),

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from dragoman.errors import DataError
 
-__all__ = ["archive_of", "member_names", "open_member"]
-
 _ENCRYPTED = 1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 _AGAIN = "Copy or download the archive again"

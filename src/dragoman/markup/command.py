@@ -10,8 +10,6 @@ from typing import Any
 from dragoman.cli.streams import log, open_output
 from dragoman.errors import DataError, UsageError
 
-__all__ = ["translate_markup"]
-
 _LARGEST = 1 << 28
 """Largest document, in bytes."""
 

@@ -87,8 +87,6 @@ from dragoman.nn.recurrent_attention import AdditiveAttention, BahdanauLayer, Do
 from dragoman.nn.ssru import SSRU, SSRUDecoderLayer
 from dragoman.registry import find
 
-__all__ = ["assemble", "build_model"]
-
 Attention = TypeVar("Attention", SelfAttention, CrossAttention)
 
 _NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}

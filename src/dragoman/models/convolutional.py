@@ -21,8 +21,6 @@ from dragoman.nn.layers import Embedding
 from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState
 from dragoman.nn.taps import Tap
 
-__all__ = ["Convolutional", "ConvolutionalDecoder", "ConvolutionalEncoder", "PositionedEmbedding"]
-
 _STD = 0.1
 """Standard deviation of token and position embeddings (section 3.5); small, because scores are not scaled."""
 

@@ -14,8 +14,6 @@ from dragoman.models.transformer import Stack, StackParts
 from dragoman.nn.layers import Embedding, EncoderLayer
 from dragoman.nn.state import DecodeState, LayerState, LinearSums, SelfKeyValues
 
-__all__ = ["DecoderOnly"]
-
 
 class DecoderOnly(Stack, LanguageModel):
     """A stack in which every position attends to itself and to earlier positions, with an output layer."""

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from dragoman.models.seq2seq import Network
 
-__all__ = ["EncoderOnly", "Pooling"]
-
 Pooling = Literal["none", "first", "last", "mean"]
 
 

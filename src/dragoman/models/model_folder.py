@@ -22,15 +22,13 @@ from dragoman._version import __version__
 from dragoman.config import Config, parse_config
 from dragoman.data.profile import PROFILE, TrainingProfile
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
-from dragoman.io.model_files import (
-    FORMAT_VERSION,
-    find_model,
-    list_checkpoints,
-    read_meta,
-    read_pointer,
-    runs_inside,
-    verify,
-)
+from dragoman.io.model_files import FORMAT_VERSION as FORMAT_VERSION
+from dragoman.io.model_files import find_model as find_model
+from dragoman.io.model_files import list_checkpoints as list_checkpoints
+from dragoman.io.model_files import read_meta as read_meta
+from dragoman.io.model_files import read_pointer as read_pointer
+from dragoman.io.model_files import runs_inside as runs_inside
+from dragoman.io.model_files import verify as verify
 from dragoman.io.reading import COPY_AGAIN, read_json
 from dragoman.io.weights import load_file
 from dragoman.io.writing import atomic_folder, is_full, not_written, write_file
@@ -42,32 +40,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dragoman.models.seq2seq import Network
-
-__all__ = [
-    "FORMAT_VERSION",
-    "average_tensors",
-    "build_for",
-    "check_tensors",
-    "described_files",
-    "distinct_names",
-    "find_model",
-    "list_checkpoints",
-    "load_network",
-    "load_tensors",
-    "not_saved",
-    "read_config",
-    "read_meta",
-    "read_pointer",
-    "read_profile",
-    "runs_inside",
-    "save_model",
-    "unfinished_folder",
-    "unique_tensors",
-    "verify",
-    "write_folder",
-    "write_pointer",
-    "wrong_model",
-]
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> None:

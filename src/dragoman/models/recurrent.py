@@ -22,8 +22,6 @@ from dragoman.nn.recurrent import RecurrentDecoderLayer, RecurrentState, State, 
 from dragoman.nn.state import DecodeState, LayerState
 from dragoman.nn.taps import Tap
 
-__all__ = ["Bridge", "Recurrent", "RecurrentDecoder", "RecurrentEncoder", "RecurrentEncoderOnly", "RecurrentLM"]
-
 
 class _RecurrentStack(nn.Module):
     def __init__(self, embedding: Embedding, layers: Iterable[nn.Module], dropout: float) -> None:

@@ -22,8 +22,6 @@ from dragoman.errors import UsageError
 from dragoman.nn.layers import Embedding
 from dragoman.nn.state import DecodeState
 
-__all__ = ["EncoderDecoder", "Head", "LanguageModel", "Memory", "Model", "Network", "evaluating"]
-
 Head = Callable[[Tensor, nn.Module], Any]
 """A function of the last hidden states and the output layer: `head(hidden (B, T, D), output)`."""
 

@@ -12,8 +12,6 @@ from dragoman.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["available_memory", "check_capacity", "check_memory", "count_parameters"]
-
 _LAYERS = ("encoder_layers", "decoder_layers", "n_layers")
 _FLOAT32_BYTES = 4
 

@@ -23,8 +23,6 @@ from dragoman.nn.ssru import SSRUDecoderLayer
 from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState, SelfState
 from dragoman.nn.taps import Tap
 
-__all__ = ["Decoder", "DecoderLayerState", "Encoder", "Stack", "StackParts", "Transformer"]
-
 
 @dataclass(frozen=True)
 class StackParts:

@@ -12,8 +12,6 @@ from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Stack, StackParts
 
-__all__ = ["Vision", "patches"]
-
 
 def patches(images: Tensor, patch: int) -> Tensor:
     """Cut images (B, height, width, C) into patches (B, n, C*P*P), row by row.

@@ -28,19 +28,6 @@ from dragoman.nn.positions import Positions
 from dragoman.nn.state import CrossKeyValues, SelfKeyValues
 from dragoman.nn.taps import Tap, any_active, any_intervened
 
-__all__ = [
-    "AttentionTaps",
-    "CrossAttention",
-    "MultiHead",
-    "SelfAttention",
-    "Span",
-    "add_biases",
-    "attend_explicit",
-    "causal_bias",
-    "mask_to_bias",
-    "padding_bias",
-]
-
 
 class AttentionTaps(NamedTuple):
     """Taps for what a fused kernel does not expose: Q K^T / sqrt(Dk), the same plus the bias, and the softmax."""

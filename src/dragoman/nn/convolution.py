@@ -22,14 +22,6 @@ from dragoman.nn.fast import Dropout, Linear, linear
 from dragoman.nn.state import CrossKeyValues, LayerState
 from dragoman.nn.taps import Tap
 
-__all__ = [
-    "ConvolutionState",
-    "ConvolutionalDecoderLayer",
-    "ConvolutionalEncoderLayer",
-    "GatedConvolution",
-    "MultiStepAttention",
-]
-
 _HALF = math.sqrt(0.5)
 
 

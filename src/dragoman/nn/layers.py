@@ -19,20 +19,6 @@ from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.state import CrossKeyValues, SelfState
 from dragoman.nn.taps import ReadOnlyTap, Tap, any_active, any_intervened
 
-__all__ = [
-    "ACTIVATIONS",
-    "BatchNorm",
-    "DecoderLayer",
-    "DenseHead",
-    "Embedding",
-    "EncoderLayer",
-    "FeedForward",
-    "LayerNorm",
-    "OutputProjection",
-    "RMSNorm",
-    "SubLayer",
-]
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,

@@ -27,8 +27,6 @@ from dragoman.nn.fast import Linear
 from dragoman.nn.positions import Positions
 from dragoman.nn.state import LinearSums
 
-__all__ = ["FEATURE_MAPS", "FeatureMap", "LinearSelfAttention", "causal_linear_attention"]
-
 _CHUNK = 64
 """Positions per chunk: close to a usual head size, which balances the products within and between chunks."""
 

@@ -19,8 +19,6 @@ from dragoman.nn.layers import FeedForward
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.ssru import SSRU
 
-__all__ = ["LoRALinear", "adapter_size", "adapters", "add_adapters", "merged", "without_adapters"]
-
 _TARGETS: dict[str, tuple[type[nn.Module], ...]] = {
     "attention": (SelfAttention, CrossAttention, LinearSelfAttention, SSRU),
     "feed_forward": (FeedForward,),

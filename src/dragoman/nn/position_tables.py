@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["alibi_biases", "alibi_slopes", "rotations", "sinusoid_table", "t5_biases"]
-
 Floats = NDArray[np.floating[Any]]
 
 

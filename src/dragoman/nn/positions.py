@@ -22,20 +22,6 @@ from dragoman.errors import UsageError
 from dragoman.nn.position_tables import alibi_slopes, scaled_rates
 from dragoman.nn.recurrent import reset_gates
 
-__all__ = [
-    "T5",
-    "Alibi",
-    "Learned",
-    "Positions",
-    "RecurrentOverEmbeddings",
-    "RecurrentPositions",
-    "Rotary",
-    "Shaw",
-    "Sinusoidal",
-    "sinusoids",
-    "t5_bucket",
-]
-
 
 class Positions(nn.Module):
     """No positions (`kind = "none"`), and the base class of all schemes; by default each method changes nothing."""

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from dragoman.errors import UsageError, nearest
 from dragoman.nn.taps import ReadOnlyTap, Tap
 
-__all__ = ["Change", "Recording", "record", "replace", "tap_names"]
-
 Change = Tensor | Sequence[Tensor] | Callable[[Tensor], Tensor]
 """A replacement: one tensor for all calls, one tensor per call (as recorded), or a function of the original tensor."""
 

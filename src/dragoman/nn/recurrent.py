@@ -25,22 +25,6 @@ from dragoman.nn.fast import linear
 from dragoman.nn.state import CrossKeyValues, LayerState
 from dragoman.nn.taps import Tap, any_active, any_intervened
 
-__all__ = [
-    "GRU",
-    "LSTM",
-    "Cell",
-    "ContextLayer",
-    "InitialState",
-    "RecurrentDecoderLayer",
-    "RecurrentEncoderLayer",
-    "RecurrentState",
-    "State",
-    "VanillaRNN",
-    "final_states",
-    "reset_gates",
-    "reversal",
-]
-
 State = tuple[Tensor, ...]
 """(N, D) each: the hidden state, followed by the cell state of an LSTM."""
 

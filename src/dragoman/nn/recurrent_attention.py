@@ -23,8 +23,6 @@ from dragoman.nn.recurrent import Cell, RecurrentDecoderLayer, RecurrentState, S
 from dragoman.nn.state import CrossKeyValues
 from dragoman.nn.taps import Tap
 
-__all__ = ["AdditiveAttention", "BahdanauLayer", "DotAttention", "GeneralAttention", "LuongLayer", "RecurrentAttention"]
-
 
 class RecurrentAttention(nn.Module, ABC):
     """Attention over the source from one hidden state; the kinds differ in their score.

@@ -29,8 +29,6 @@ from dragoman.nn.layers import FeedForward, SubLayer
 from dragoman.nn.state import CrossKeyValues, SelfState, SSRUCells
 from dragoman.nn.taps import Tap
 
-__all__ = ["SSRU", "SSRUDecoderLayer", "linear_recurrence", "recurrence_by_doubling", "recurrence_by_steps"]
-
 
 def recurrence_by_steps(f: Tensor, b: Tensor, first: Tensor) -> Tensor:
     """Return c (N, T, D) of c_t = f_t * c_(t-1) + b_t, with c_0 = first (N, D), position by position.

@@ -14,18 +14,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = [
-    "CrossKeyValues",
-    "DecodeState",
-    "LayerState",
-    "LinearSums",
-    "SSRUCells",
-    "SelfKeyValues",
-    "SelfState",
-    "StaticKeyValues",
-    "StaticState",
-]
-
 
 class LayerState:
     """The record of one layer: tensors with one entry per row, unless `select` is overridden, and other records."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-__all__ = ["ReadOnlyTap", "Tap", "any_active", "any_intervened"]
-
 
 class Tap(nn.Module):
     """The identity, with named axes such as ("row", "head", "query", "key").

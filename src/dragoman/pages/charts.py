@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-__all__ = [
-    "COLORS", "GRID", "INK", "MARKERS", "SOFT", "UNITS", "WIDTH", "Drawing", "Line", "draw_curves", "draw_intervals",
-    "drawing", "format_axis", "is_number", "readout", "series_color", "standalone", "time_unit",
-]  # fmt: skip
-
 COLORS = 8
 MARKERS = "os^DvP"
 """Markers of matplotlib; group i has the colour i modulo COLORS and the marker i modulo len(MARKERS)."""

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_bytes", "packed"]
-
 
 def as_bytes(weights: Tensor) -> Tensor:
     """Return round(255 w) as uint8 on the CPU; weights are clamped to [0, 1], which linear attention can exceed."""

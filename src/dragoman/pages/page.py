@@ -17,8 +17,6 @@ from dragoman.io.writing import atomic_file, not_written
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["LANGUAGES", "both", "check_language", "embedded_json", "plain", "read_assets", "render", "write_page"]
-
 LANGUAGES = ("auto", "en", "zh")
 """Languages in which a page can open; auto: that of the reader's browser."""
 

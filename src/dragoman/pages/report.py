@@ -14,8 +14,6 @@ from dragoman.pages.charts import Line, draw_curves, is_number, readout, time_un
 from dragoman.pages.packing import packed
 from dragoman.pages.page import render, write_page
 
-__all__ = ["AttentionPicture", "DemoReport", "Sample", "write_report"]
-
 _CHARTS: tuple[tuple[tuple[str, str], float | None, dict[str, tuple[str, str]]], ...] = (
     (("Loss", "损失"), None, {"loss": ("training", "训练"), "valid_loss": ("validation", "验证")}),
     (

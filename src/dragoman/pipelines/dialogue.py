@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import Model
 
-__all__ = ["Chat", "Reply", "TurnScore", "Turns"]
-
 _PROMPTS_PER_BATCH = 32
 _MAX_TOKENS = 9_999
 """With the end of the turn, the largest `max_extra` of `SearchSettings`."""

@@ -11,8 +11,6 @@ from dragoman.pipelines.parts import one_line
 if TYPE_CHECKING:
     from dragoman.pipelines.translated import Translation
 
-__all__ = ["Form", "format_translation", "output_form"]
-
 Form = Literal["text", "nbest", "jsonl", "verbose", "row"]
 """Output per line: text; K lines of score, tab and text; JSON; JSON with tokens; the columns of a table."""
 _VERBOSE = ("tokens", "token_log_probs")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import LanguageModel
 
-__all__ = ["Continuation", "TextGenerator", "TextScore"]
-
 _PROMPTS_PER_BATCH = 32
 _MAX_TOKENS = 9_999
 """With the end of the text, the largest `max_extra` of `SearchSettings`."""

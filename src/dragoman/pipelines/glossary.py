@@ -18,8 +18,6 @@ from dragoman.errors import UsageError, check_problems
 from dragoman.io.reading import read_bytes
 from dragoman.tokenizers import UNK, Tokenizer
 
-__all__ = ["Glossary", "Term", "applied"]
-
 _MAX_BYTES = 64 << 20
 _LONGEST = 500
 """Characters of a term."""

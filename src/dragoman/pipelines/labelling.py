@@ -20,8 +20,6 @@ from dragoman.models.vision import patches
 from dragoman.pipelines.pipeline import Pipeline, check_positive, check_text, stream_windows, words_of
 from dragoman.tokenizers import LabelVocabulary, Tokenizer
 
-__all__ = ["Labelled", "Labeller"]
-
 
 @dataclass(frozen=True)
 class Labelled:

@@ -9,8 +9,6 @@ from dragoman.data.readers.trees import Tree, delinearize, penn_word
 from dragoman.decoding.settings import SearchSettings
 from dragoman.pipelines.pipeline import Pipeline, stream_windows, words_of
 
-__all__ = ["Parse", "Parser"]
-
 _BATCH_TOKENS = 4000
 """Padded source tokens times beams per batch."""
 

@@ -19,8 +19,6 @@ from dragoman.tokenizers import EOS, Tokenizer
 if TYPE_CHECKING:
     from dragoman.data.profile import TrainingProfile
 
-__all__ = ["Languages", "LinePipeline", "Part", "Prefix", "SplitLine", "clean", "one_line", "valid", "with_prefixes"]
-
 Prefix = str | Sequence[str] | None
 """Beginning of the translations: one text for all lines, or one per line."""
 Languages = tuple[str | None, str | None]

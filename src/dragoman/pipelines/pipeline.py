@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dragoman.models.seq2seq import Model
     from dragoman.tokenizers import Tokenizer
 
-__all__ = ["Pipeline", "check_flag", "check_positive", "check_sequence", "check_text", "stream_windows", "words_of"]
-
 _WINDOW_CHARACTERS = 2_000_000
 
 Input = TypeVar("Input")

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from dragoman.data.profile import TrainingProfile
     from dragoman.tokenizers import Tokenizer
 
-__all__ = ["FLAGS", "QualityCheck"]
-
 FLAGS = (
     "empty_source", "split", "long", "language", "unknown_characters", "truncated", "empty", "length", "coverage",
     "repetition", "numbers", "placeholders",

@@ -13,16 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "Alignment",
-    "Alternative",
-    "PartialTranslation",
-    "SearchCall",
-    "Sentence",
-    "TargetScore",
-    "Translation",
-]
-
 
 @dataclass(frozen=True)
 class Alternative:

@@ -17,15 +17,13 @@ from dragoman.pipelines.glossary import Glossary, applied
 from dragoman.pipelines.parts import Languages, LinePipeline, Part, Prefix, SplitLine, clean, one_line, with_prefixes
 from dragoman.pipelines.pipeline import check_flag, check_positive, check_sequence, check_text, stream_windows
 from dragoman.pipelines.quality import FLAGS, QualityCheck
-from dragoman.pipelines.translated import (
-    Alignment,
-    Alternative,
-    PartialTranslation,
-    SearchCall,
-    Sentence,
-    TargetScore,
-    Translation,
-)
+from dragoman.pipelines.translated import Alignment as Alignment
+from dragoman.pipelines.translated import Alternative as Alternative
+from dragoman.pipelines.translated import PartialTranslation as PartialTranslation
+from dragoman.pipelines.translated import SearchCall as SearchCall
+from dragoman.pipelines.translated import Sentence as Sentence
+from dragoman.pipelines.translated import TargetScore as TargetScore
+from dragoman.pipelines.translated import Translation as Translation
 from dragoman.tokenizers import EOS, Tokenizer
 
 if TYPE_CHECKING:
@@ -35,17 +33,6 @@ if TYPE_CHECKING:
     from dragoman.data.profile import TrainingProfile
     from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import Model
-
-__all__ = [
-    "Alignment",
-    "Alternative",
-    "PartialTranslation",
-    "SearchCall",
-    "Sentence",
-    "TargetScore",
-    "Translation",
-    "Translator",
-]
 
 _WINDOW = 2000
 """Texts that are translated together."""

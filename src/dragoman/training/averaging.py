@@ -31,8 +31,6 @@ from dragoman.tokenizers import Tokenizer, Vocabulary, load_vocabulary
 from dragoman.training.run import validated_checkpoints
 from dragoman.training.tasks.translation import TranslationValidation
 
-__all__ = ["average_run", "with_root_of_run"]
-
 
 def average_run(folder: Path, last: int) -> Path:
     """Average the last checkpoints of a run into `checkpoints/average-last<N>` and point `average` to it.

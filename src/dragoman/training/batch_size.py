@@ -25,8 +25,6 @@ from dragoman.training.optim import state_size
 from dragoman.training.run import TrainingRun
 from dragoman.training.step import TrainingStep
 
-__all__ = ["choose_size", "filled", "kept_bytes", "resolve_batch_tokens", "sizes"]
-
 LEAST, MOST = 512, {"cuda": 262_144, "cpu": 4096}
 """Limits; see `bench/batch_size.py` (commit a1d07576) for the speed of larger batches on a CPU."""
 _SHARE = 0.85  # of the available memory

@@ -17,8 +17,6 @@ from dragoman.tokenizers import PAD
 from dragoman.training.optim import Progress
 from dragoman.training.tasks.task import Task
 
-__all__ = ["BatchStream", "Group"]
-
 Ints = NDArray[np.int64]
 Position = tuple[int, int, int]
 """Epoch, block in the epoch, batch in the block."""

@@ -33,8 +33,6 @@ from dragoman.training.optim import Progress
 from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.task import Task
 
-__all__ = ["CapturedStep", "unsupported_reasons", "use_grid"]
-
 DEVICES = ("cuda",)
 _MOST = 64
 """Captured shapes; the steps of further ones run without a graph."""

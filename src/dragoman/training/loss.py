@@ -21,9 +21,6 @@ from dragoman.nn.fast.native.kernels import multiply, smoothed_loss_, uses_kerne
 from dragoman.nn.layers import OutputProjection
 from dragoman.tokenizers import PAD
 
-__all__ = ["Loss", "TokenLoss", "chunked_cross_entropy", "counted_rows", "cross_entropy",
-           "loss_gradient"]  # fmt: skip
-
 _CPU_ROWS = 256
 _GPU_ROWS = 8192
 

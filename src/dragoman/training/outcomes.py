@@ -20,8 +20,6 @@ from dragoman.training.memory import Gradients
 from dragoman.training.optim import Progress
 from dragoman.training.status import Window
 
-__all__ = ["Outcome", "Outcomes"]
-
 INTERVAL = 0.5  # seconds of training between two readings
 
 

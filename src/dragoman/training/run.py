@@ -44,8 +44,6 @@ from dragoman.training.optimizers import Optimizer
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
 
-__all__ = ["TrainingRun", "check_files", "open_run", "validated_checkpoints"]
-
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
                "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
                "train.max_bad_steps", "train.parallel.", "train.gradient_checkpointing", "train.expected_speed",

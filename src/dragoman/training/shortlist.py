@@ -22,8 +22,6 @@ from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import Tokenizer
 from dragoman.training.averaging import with_root_of_run
 
-__all__ = ["LearnedShortlist", "coverage", "learn_shortlist"]
-
 TokenPair = tuple[list[int], list[int]]
 """Source and target ids, as encoded."""
 

@@ -29,8 +29,6 @@ from dragoman.training.optim import Progress, build_optimizer, state_size
 from dragoman.training.run import TrainingRun
 from dragoman.training.validation import swapped_weights
 
-__all__ = ["TrainingStep"]
-
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

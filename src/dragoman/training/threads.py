@@ -27,8 +27,6 @@ from dragoman.nn.fast.native.library import has_kernel_products, kernels, lacks_
 from dragoman.processor import usable_cores
 from dragoman.training.distributed import DistributedContext
 
-__all__ = ["ThreadControl", "measure_threads"]
-
 _FILE = "threads.json"
 _SECONDS, _ROUNDS = 3.0, 5  # limits of a measurement
 _SKIP_RATIO = 3.0  # a number this many times slower than the fastest is not measured again

@@ -48,8 +48,6 @@ from dragoman.training.tasks.translation import TranslationValidation
 from dragoman.training.threads import ThreadControl
 from dragoman.training.validation import metric_value
 
-__all__ = ["TrainResult", "Trainer", "train"]
-
 _MAX_SAVING_SHARE = 0.05  # fraction of train.save_every above which the duration of saving gets a warning
 _ADVICE = "Lower the learning rate, set train.clip_norm=1, or check the data with 'dragoman doctor'."
 

@@ -18,8 +18,6 @@ from dragoman.models.seq2seq import Network, evaluating
 from dragoman.registry import is_lower_better
 from dragoman.training.loss import TokenLoss, counted_rows, cross_entropy
 
-__all__ = ["label_scores", "loss_scores", "mean_loss", "metric_value", "swapped_weights"]
-
 
 def metric_value(config: TrainConfig, scores: Mapping[str, Any]) -> float:
     """Return the value of train.metric, negated if lower is better."""

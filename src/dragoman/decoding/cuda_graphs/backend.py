@@ -34,8 +34,6 @@ from dragoman.nn.fast.cuda.launch import uses_triton
 from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPositions
 from dragoman.nn.ssru import SSRUDecoderLayer
 
-__all__ = ["CudaGraphBackend", "capture", "cuda_graph_unsupported_reasons", "slot_size"]
-
 Sample = tuple[int, int]
 """Index of a sentence, and number of one of its samples (0 without sampling)."""
 

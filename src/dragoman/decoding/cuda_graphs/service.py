@@ -13,8 +13,6 @@ from dragoman.decoding.hypothesis import Hypothesis, best
 from dragoman.decoding.service import BatchedSearchService, Waiting
 from dragoman.tokenizers import BOS, EOS, PAD
 
-__all__ = ["SlotSearchService"]
-
 _SLOTS = {"cuda": 256, "cpu": 16}
 _SIZE = 256
 """Least size of the slots of a service, so that sentences of all usual lengths join the same search."""

@@ -26,8 +26,6 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import EOS
 
-__all__ = ["Sentence", "SlotSearch"]
-
 _ENCODED = 1 << 16
 """Padded source tokens that are encoded at once."""
 _FEW, _SHORT = 32, 64

@@ -32,16 +32,6 @@ from dragoman.nn.layers import DecoderLayer, FeedForward, SubLayer
 from dragoman.nn.positions import T5, Alibi, Learned, Positions, Rotary, Sinusoidal
 from dragoman.tokenizers import BOS, EOS, PAD
 
-__all__ = [
-    "DONE",
-    "NOT_A_NUMBER",
-    "RUNNING",
-    "PlainOperations",
-    "SlotState",
-    "SlotStep",
-    "slots_unsupported_reasons",
-]
-
 FIELDS = POSITION, LIMIT, MIN_LENGTH, NBEST, DONE, LENGTH = tuple(range(6))
 """Rows of `SlotState.info`."""
 RUNNING, ENDED, NOT_A_NUMBER = range(3)

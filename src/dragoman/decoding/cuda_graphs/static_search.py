@@ -28,8 +28,6 @@ from dragoman.models.seq2seq import Memory, Model
 from dragoman.nn.state import DecodeState, LayerState, SelfKeyValues, StaticKeyValues, StaticState
 from dragoman.tokenizers import BOS, EOS, PAD
 
-__all__ = ["Sizes", "StaticShapeSearch"]
-
 _CHECK_EVERY = 8
 """Steps between two checks whether a hypothesis is active."""
 _NEVER = float("-inf")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from dragoman.decoding.native.stepper import EngineStepper
 
-__all__ = ["NativeBackend"]
-
 _LOG = logging.getLogger(__name__)
 _FORCED = SearchSettings(beam=1, alpha=0.0, max_extra=0)
 

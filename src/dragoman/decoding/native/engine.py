@@ -25,8 +25,6 @@ from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import DragomanError, UsageError, check_problems
 from dragoman.tokenizers import BOS, EOS, PAD
 
-__all__ = ["ERROR_SIZE", "Engine", "raise_for_status"]
-
 _SMALL_MODEL = 32 << 20
 """Bytes of a packed model whose weights stay in the processor's cache between steps."""
 _MEMORY = 1 << 30

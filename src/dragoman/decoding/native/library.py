@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["VERSION", "NativeLibrary", "Precision", "load_native", "unavailable_reason"]
-
 Precision = Literal["float32", "int8", "bfloat16"]
 """Data type of packed weights."""
 VERSION = 3

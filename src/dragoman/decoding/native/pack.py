@@ -33,8 +33,6 @@ from dragoman.nn.position_tables import alibi_biases, rotations, sinusoid_table,
 if TYPE_CHECKING:
     from dragoman.models.seq2seq import Network
 
-__all__ = ["native_unsupported_reasons", "pack", "pack_weights"]
-
 Floats = NDArray[np.floating[Any]]
 
 _DTYPES = {"float32": 0, "int8": 1, "bfloat16": 2}

@@ -13,8 +13,6 @@ from dragoman.decoding.hypothesis import Ids
 from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.shortlist import Shortlist
 
-__all__ = ["RaggedArray", "RaggedIds", "SearchRequest", "Settings", "ShortlistTable", "Usage", "address"]
-
 
 class Settings(ctypes.Structure):
     """The settings of a search, and its limits."""

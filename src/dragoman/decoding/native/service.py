@@ -21,8 +21,6 @@ from dragoman.decoding.service import BatchedSearchService, Search, SearchServic
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, UsageError
 
-__all__ = ["NativeSearchService"]
-
 _EXTRA = 256
 """Target tokens beyond the longest source that a slot holds."""
 _MEMORY = 1 << 30

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from dragoman.decoding.native.engine import Engine
 
-__all__ = ["EngineState", "EngineStepper"]
-
 
 class EngineState:
     """A session with the target slot and the source slot of each row; closed with the last reference."""

@@ -14,8 +14,6 @@ from dragoman.models.model_folder import check_tensors
 from dragoman.models.size import check_capacity
 from dragoman.tokenizers import Vocabulary
 
-__all__ = ["check_weights", "float8_reasons", "read_weights", "weight_shapes"]
-
 Shapes = dict[str, tuple[int, ...]]
 
 

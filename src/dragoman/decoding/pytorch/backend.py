@@ -23,8 +23,6 @@ from dragoman.models.seq2seq import Model, evaluating
 from dragoman.nn.record import record, tap_names
 from dragoman.tokenizers import BOS
 
-__all__ = ["TorchBackend"]
-
 _LOGITS_AT_ONCE = 1 << 24
 _CROSS_ATTENTION = "cross_attn.weights"
 

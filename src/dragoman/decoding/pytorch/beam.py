@@ -24,8 +24,6 @@ from dragoman.decoding.pytorch.stepper import SearchRequest, SearchState, State,
 from dragoman.decoding.settings import SearchSettings
 from dragoman.tokenizers import BOS, EOS
 
-__all__ = ["BeamStep", "beam_search", "narrowed"]
-
 
 @dataclass(frozen=True)
 class Beams:

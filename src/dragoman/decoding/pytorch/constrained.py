@@ -23,8 +23,6 @@ from dragoman.decoding.pytorch.stepper import SearchRequest, Stepper
 from dragoman.decoding.settings import SearchSettings
 from dragoman.tokenizers import BOS, EOS
 
-__all__ = ["constrained_search"]
-
 
 @dataclass(frozen=True)
 class _Partial:

@@ -19,8 +19,6 @@ from dragoman.decoding.pytorch.stepper import SearchRequest, State, Stepper
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 
-__all__ = ["drain", "generate", "padded", "stream_tokens"]
-
 Result = TypeVar("Result")
 
 

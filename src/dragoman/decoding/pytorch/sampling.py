@@ -19,8 +19,6 @@ from dragoman.decoding.pytorch.stepper import SearchRequest, State, Stepper
 from dragoman.decoding.settings import SearchSettings
 from dragoman.tokenizers import BOS, EOS
 
-__all__ = ["SamplingState", "draw", "sample", "uniforms"]
-
 
 @dataclass(frozen=True)
 class SamplingState:

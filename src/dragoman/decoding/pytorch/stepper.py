@@ -22,9 +22,6 @@ from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
 from dragoman.tokenizers import BOS, EOS, PAD
 
-__all__ = ["EnsembleStepper", "ModelStepper", "SearchRequest", "SearchState", "ShortlistStepper", "State", "Stepper",
-           "check_prefixes", "disallow_repeated_ngrams", "nan_error", "with_shortlist"]  # fmt: skip
-
 
 class SearchState(Protocol):
     """The decoder state of N rows."""

@@ -19,8 +19,6 @@ from dragoman.evaluation.compare.scores import EvalSet
 from dragoman.pages.charts import COLORS, MARKERS, UNITS
 from dragoman.pages.page import render, write_page
 
-__all__ = ["columns", "print_comparison", "write_comparison"]
-
 _ABSENT = object()
 _PER_TOKEN = ("valid.valid_loss", "valid.perplexity")
 """Numbers whose unit is the token of the run's own tokenizer."""

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.formats.importing.bart_vocabulary import read_vocabulary
+from dragoman.formats.importing.bart_vocabulary import read_vocabulary as read_vocabulary
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.comparison import compare_translators as compare
+from dragoman.formats.importing.comparison import compare_translators
 from dragoman.formats.importing.encoder_decoder import (
     encoder_decoder_table,
     model_document,
@@ -35,7 +35,7 @@ from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, P
 from dragoman.formats.importing.names import AxisOrder, Rule
 from dragoman.tokenizers import BOS, EOS, Tokenizer
 
-__all__ = ["compare", "fairseq_sinusoids", "plan", "read_vocabulary", "unsupported"]
+compare = compare_translators
 
 _OFFSET = 2
 """Rows before that of the first position; the ids of `<s>` and `<pad>` in fairseq."""

@@ -14,18 +14,13 @@ from typing import Any
 
 from dragoman.config import parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.comparison import compare_language_models as compare
+from dragoman.formats.importing.comparison import compare_language_models
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
-from dragoman.formats.importing.language_models import (
-    OUTPUT_BIAS,
-    document,
-    number_problems,
-    read_vocabulary,
-    vocabulary_orders,
-)
+from dragoman.formats.importing.language_models import OUTPUT_BIAS, document, number_problems, vocabulary_orders
+from dragoman.formats.importing.language_models import read_vocabulary as read_vocabulary
 from dragoman.formats.importing.names import Rule, expanded
 
-__all__ = ["compare", "name_table", "plan", "read_vocabulary", "unsupported"]
+compare = compare_language_models
 
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "activation_function": tuple(ACTIVATIONS),

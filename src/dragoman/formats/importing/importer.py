@@ -42,8 +42,6 @@ from dragoman.models.build import assemble
 from dragoman.models.model_folder import read_meta, save_model, unique_tensors
 from dragoman.registry import find
 
-__all__ = ["FAMILIES", "Imported", "import_model", "opened"]
-
 FAMILIES: Mapping[str, Family] = {
     "bart": bart,
     "bert": bert,

@@ -20,27 +20,13 @@ from torch import Tensor
 
 from dragoman.config import RotaryPosition, parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.comparison import compare_language_models as compare
+from dragoman.formats.importing.comparison import compare_language_models
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
-from dragoman.formats.importing.language_models import (
-    OUTPUT_BIAS,
-    document,
-    number_problems,
-    read_vocabulary,
-    vocabulary_orders,
-)
+from dragoman.formats.importing.language_models import OUTPUT_BIAS, document, number_problems, vocabulary_orders
+from dragoman.formats.importing.language_models import read_vocabulary as read_vocabulary
 from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 
-__all__ = [
-    "MATRICES",
-    "compare",
-    "name_table",
-    "plan",
-    "qkv_order",
-    "read_vocabulary",
-    "rope_parameters",
-    "unsupported",
-]
+compare = compare_language_models
 
 _SIZES = {
     "hidden_size": 2, "intermediate_size": 1, "num_attention_heads": 1, "num_hidden_layers": 1,

@@ -23,7 +23,7 @@ from torch import Tensor
 from dragoman.config import parse_config
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.comparison import compare_translators as compare
+from dragoman.formats.importing.comparison import compare_translators
 from dragoman.formats.importing.encoder_decoder import (
     encoder_decoder_table,
     model_document,
@@ -37,7 +37,7 @@ from dragoman.nn.position_tables import sinusoid_table
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.tokenizers.listed_pieces import PieceLists
 
-__all__ = ["PADDING", "compare", "name_table", "plan", "read_vocabulary", "stream_order", "unsupported"]
+compare = compare_translators
 
 PADDING = "dragoman_padding_id"
 """Setting of exported models: the id of our padding token, which is a row of its own; other checkpoints lack one."""

@@ -13,8 +13,6 @@ from dragoman.interpret.heads.atlas import BROAD, MOST, REACH, Atlas, AtlasExamp
 from dragoman.pages.packing import packed
 from dragoman.pages.page import render, write_page
 
-__all__ = ["print_atlas", "write_atlas"]
-
 _COLUMNS = ("entropy", "relative", "confidence", "offset", "weight", "same", "end", "first")
 
 

@@ -33,8 +33,6 @@ from dragoman.nn.taps import Tap
 from dragoman.pages.page import render, write_page
 from dragoman.training.loss import cross_entropy
 
-__all__ = ["GalleryChapter", "Verdict", "WorkedExample", "gallery", "write_gallery", "write_walkthrough"]
-
 Verdict = Literal["equal", "explained", "given"]
 """A printed number is the computed one within its last decimal, differs for the reason in the note, or is an input."""
 

@@ -21,8 +21,6 @@ from torch.nn import functional as F
 from dragoman.nn.fast.cuda.rows import add_and_norm, calls, can_add_and_norm, seed_rows, set_calls
 from dragoman.nn.fast.native.kernels import drop
 
-__all__ = ["Dropout", "repeated_dropout", "seed_dropout"]
-
 _generator = np.random.SFC64(0)
 _again = np.random.SFC64(0)
 """Draws the numbers of `_generator` again, in backward passes."""

@@ -14,18 +14,6 @@ from torch.autograd.graph import increment_version
 from dragoman.nn.fast.native import kernels, layer_kernels
 from dragoman.nn.fast.native.kernels import multiply_by_kernels as multiply
 
-__all__ = [
-    "AddAndNorm",
-    "KernelAttention",
-    "LayerNormFromResult",
-    "LinearLayer",
-    "RMSNormalize",
-    "ReluNetwork",
-    "ShortAttention",
-    "SplitHeads",
-    "split_heads",
-]
-
 
 class LinearLayer(torch.autograd.Function):
     """x W^T + b by the C++ kernels."""

@@ -22,7 +22,7 @@ from dragoman.config import parse_config
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint
-from dragoman.formats.importing.ctranslate2_files.comparison import compare_with_ctranslate2 as compare
+from dragoman.formats.importing.ctranslate2_files.comparison import compare_with_ctranslate2
 from dragoman.formats.importing.ctranslate2_files.lists import TOKENS, token_lists
 from dragoman.formats.importing.ctranslate2_files.table import MATRICES, STACKS, TABLES, Shape, read_shape, table
 from dragoman.formats.importing.family import ImportedVocabulary, Plan
@@ -31,7 +31,7 @@ from dragoman.formats.importing.names import AxisOrder
 from dragoman.nn.positions import sinusoids
 from dragoman.tokenizers import BOS, EOS, Tokenizer
 
-__all__ = ["compare", "plan", "read_vocabulary", "unsupported"]
+compare = compare_with_ctranslate2
 
 _ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu", 6: "sigmoid"}
 _ANY = object()

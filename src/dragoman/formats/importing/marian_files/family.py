@@ -25,26 +25,14 @@ from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ImportedVocabulary, Plan, ProblemList, accepted_values
 from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
-from dragoman.formats.importing.marian_files.comparison import allows_unknown
-from dragoman.formats.importing.marian_files.comparison import compare_with_definition as compare
+from dragoman.formats.importing.marian_files.comparison import allows_unknown, compare_with_definition
 from dragoman.formats.importing.marian_files.lexical import read_shortlist
 from dragoman.formats.importing.marian_files.table import table
 from dragoman.formats.importing.names import AxisOrder
 from dragoman.tokenizers import EOS, SPECIAL_NAMES, UNK, Tokenizer
 from dragoman.tokenizers.listed_pieces import PieceLists
 
-__all__ = [
-    "ACTIVATIONS",
-    "BOS_PIECE",
-    "NORM_EPS",
-    "PAD_PIECE",
-    "compare",
-    "has_own_specials",
-    "plan",
-    "read_vocabulary",
-    "stream_order",
-    "unsupported",
-]
+compare = compare_with_definition
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 _ACCEPTED: dict[str, tuple[Any, ...]] = {

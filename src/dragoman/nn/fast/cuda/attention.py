@@ -14,8 +14,6 @@ from torch import Tensor
 
 from dragoman.nn.fast.cuda.launch import kernels, power_of_two, uses_triton
 
-__all__ = ["attend", "can_attend"]
-
 _LONGEST = 128
 """Positions up to which a block holds all queries or keys; PyTorch's kernels are made for longer sequences."""
 _WIDEST = 128

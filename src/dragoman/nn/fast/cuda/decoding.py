@@ -21,8 +21,6 @@ from dragoman.nn.layers import Embedding, FeedForward, LayerNorm, RMSNorm
 from dragoman.nn.positions import T5, Alibi, Learned, Positions, Rotary, Sinusoidal
 from dragoman.tokenizers import BOS, EOS, PAD
 
-__all__ = ["TritonOperations"]
-
 _CHUNK = 4096
 """Logits per program of `_candidates`."""
 _WIDEST = 1 << 14

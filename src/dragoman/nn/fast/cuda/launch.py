@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["kernels", "power_of_two", "uses_triton"]
-
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 interprets = False
 """Whether tensors on the CPU use the kernels, too; for tests, with the interpreter of Triton."""

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from dragoman.nn.fast.cuda.launch import kernels, power_of_two, uses_triton
 
-__all__ = ["can_compute_loss", "loss_gradient_"]
-
 _BLOCK = 4096
 
 

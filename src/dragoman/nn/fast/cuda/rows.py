@@ -13,8 +13,6 @@ from torch import Tensor
 
 from dragoman.nn.fast.cuda.launch import kernels, power_of_two, uses_triton
 
-__all__ = ["Norm", "add_and_norm", "can_add_and_norm", "seed_rows"]
-
 _WIDEST = 8192
 _PARTIAL_SUMS = 1024
 """Blocks of a backward pass; each adds the gradients of the norm's weights over its rows, and PyTorch adds the sums."""

@@ -16,9 +16,6 @@ from torch import Tensor
 
 from dragoman.nn.fast.native.library import has_kernel_products, kernels
 
-__all__ = ["attend", "attend_backward", "drop", "empty", "join_heads", "multiply", "multiply_by_kernels", "pointer",
-           "smoothed_loss_", "uses_kernels"]  # fmt: skip
-
 _ALIGNMENT = 16  # elements
 
 

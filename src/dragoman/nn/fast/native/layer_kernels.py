@@ -12,8 +12,6 @@ from torch import Tensor
 from dragoman.nn.fast.native.kernels import empty, pointer
 from dragoman.nn.fast.native.library import kernels
 
-__all__ = ["add_and_norm", "add_and_norm_backward", "add_bias_relu_", "relu_backward_", "sum_rows"]
-
 
 def sum_rows(x: Tensor) -> Tensor:
     """Return the sums (D,) over the rows of x (..., D)."""

@@ -14,9 +14,6 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-__all__ = ["has_kernel_products", "kernels", "lacks_kernels", "prefers_kernels", "prefers_products", "with_products",
-           "without_kernels"]  # fmt: skip
-
 _INSTRUCTIONS = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 
 _disabled = False

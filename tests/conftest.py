@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, by whatever imports it first
+
 import random
 import shutil
 import signal

@@ -185,7 +185,9 @@ def parts_of(config: Config, modules: Iterable[Any] = ()) -> list[dict[str, str]
     known = {*_BUILT_IN, *sys.stdlib_module_names, *(_package(part.make) for part in parts)}
     types = {one for module in modules for one in type(module).__mro__}
     foreign: set[Any] = {one for one in types if _package(one) not in known}
-    values = (value for owner in (*(types - foreign), *modules) for value in vars(owner).values())
+    # Other packages change the classes of PyTorch, too (`transformers` does), but not what these layers compute.
+    own = (one for one in types if _package(one) == "dragoman")
+    values = (value for owner in (*own, *modules) for value in vars(owner).values())
     routines = (one for one in values if inspect.isroutine(one) and getattr(one, "__module__", None))
     foreign |= {one for one in routines if _package(one) not in known}
     found = [_described(part.kind, part.name, part.make) for part in parts]

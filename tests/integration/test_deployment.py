@@ -42,7 +42,7 @@ def instructions(name: str) -> list[str]:
 def check_command(arguments: Sequence[str]) -> dict[str, Any]:
     """Parse the arguments of `dragoman`; return those of `serve`."""
     group: Any = typer.main.get_command(app)
-    command = group.commands[arguments[0]]
+    command = group.get_command(typer.Context(group), arguments[0])
     parsed: dict[str, Any] = command.make_context(arguments[0], list(arguments[1:])).params
     return parsed
 

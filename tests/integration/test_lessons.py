@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from test_examples import workshop as workshop
 
 from small_run import Cli
 

@@ -24,6 +24,7 @@ import torch
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from dragoman.config.kinds import DATA_KINDS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.hypothesis import Hypothesis, TokenStream
 from dragoman.decoding.hypothesis import PartialHypothesis as Walk
@@ -738,7 +739,10 @@ def test_models_go_by_the_shortest_names_that_differ(tmp_path: Path) -> None:
 
 
 def test_a_model_that_writes_no_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SimpleNamespace(data=SimpleNamespace(kind="tagged"), model=SimpleNamespace(architecture="encoder_only"))
+    config = SimpleNamespace(
+        data=SimpleNamespace(kind="tagged", about=DATA_KINDS["tagged"]),
+        model=SimpleNamespace(architecture="encoder_only"),
+    )
     monkeypatch.setattr("dragoman.serve.viewer.read_config", lambda path: config)
 
     with pytest.raises(UsageError, match=r"generates no text.*dragoman label"):

@@ -39,8 +39,8 @@ CEILINGS = {
     "forward": 6,
     "step": 16,  # goal: 15
     "beam search": 12,
-    "translate": 25,  # goal: 20
-    "command": 40,  # goal: 36
+    "translate": 26,  # goal: 20
+    "command": 43,  # goal: 36; three of them find the command and what may be missing
     "request": 27,  # goal: 24
 }
 """Files of the package, without nn/fast, that contain a called function."""

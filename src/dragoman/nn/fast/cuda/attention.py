@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dragoman.nn.fast.cuda.launch import kernels, power_of_two, uses_triton
 
-_LONGEST = 128
-"""Positions up to which a block holds all queries or keys; PyTorch's kernels are made for longer sequences."""
+_LONGEST = 64
+"""Positions up to which a block holds all queries or keys; from 128 on, PyTorch's kernel is faster (bench/gpu.py)."""
 _WIDEST = 128
 
 
@@ -105,6 +105,6 @@ def _options(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
     return {
         "GROUP": q.size(1) // k.size(1), "DK": q.size(3), "DV": v.size(3), "BLOCK_Q": block, "BLOCK_K": block,
         "BLOCK_DK": power_of_two(q.size(3)), "BLOCK_DV": power_of_two(v.size(3)),
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "num_warps": {16: 1, 32: 2, 64: 4, 128: 8}[block],
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "num_warps": {16: 1, 32: 2, 64: 4}[block],
         "num_stages": 1,
     }  # fmt: skip

@@ -43,7 +43,7 @@ class Copy:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def python(self, *args: str | Path) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}
         return subprocess.run(
             [sys.executable, *map(str, args)], env=environment, cwd=TESTS, text=True, capture_output=True, check=False
         )
@@ -99,5 +99,5 @@ def test_the_core_alone_trains_and_translates(tmp_path: Path, all_commands: set[
 def test_the_core_works_without_a_wing(wing: str, tmp_path: Path) -> None:
     copy = Copy(tmp_path, [wing])
     copy.train_and_translate()
-    tests = copy.python("-m", "pytest", "-q", "-p", "no:cacheprovider", *CORE_TESTS)
+    tests = copy.python("-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", *CORE_TESTS)
     assert tests.returncode == 0, tests.stdout

@@ -648,8 +648,9 @@ def test_a_beginning_longer_than_the_model_has_learned_from_is_refused(client: T
     assert response.status_code == 400 and "the prompt has" in response.json()["error"][0]["what"]
 
 
-def test_the_viewer_shares_the_models_of_the_server_and_what_may_wait() -> None:
-    direction = Direction(Translator.load(GOLDEN), "golden")
+def test_the_viewer_shares_the_models_of_the_server_and_what_may_wait(tmp_path: Path) -> None:
+    model = shutil.copytree(GOLDEN, tmp_path / "golden")  # which the engine packs
+    direction = Direction(Translator.load(model), "golden")
     translator = direction.translator
     directions = Directions([direction], max_tokens=1)
     app = create_server(directions, viewer=Viewer(directions, {"golden": direction}))

@@ -71,9 +71,7 @@ def test_a_case_of_the_default_tier_that_costs_too_much_fails(folder: pytest.Pyt
     with lower_limits(folder):
         done = folder.runpytest_inprocess()
     done.assert_outcomes(passed=40, failed=1, deselected=2)
-    done.stdout.fnmatch_lines(
-        ["used 0.* CPU seconds; accepted in the default tier: 0.1.*", "'test_a.py::test_busy' = 0.*"]
-    )
+    done.stdout.fnmatch_lines(["used * CPU seconds; accepted in the default tier: 0.1.*", "'test_a.py::test_busy' = *"])
 
 
 def test_parts_of_the_thorough_tier(folder: pytest.Pytester) -> None:
@@ -88,5 +86,5 @@ def test_problems_of_a_junit_file(folder: pytest.Pytester) -> None:
     with lower_limits(folder):
         folder.runpytest_inprocess("-m", "", "--junitxml=results.xml")
         told = problems(folder.path / "results.xml")
-    assert len(told) == 2 and told[0].startswith("not listed: 'test_a.py::test_busy' = 0.")
+    assert len(told) == 2 and told[0].startswith("not listed: 'test_a.py::test_busy' = ")
     assert told[1] == "selects no case: 'test_a.py::test_gone'"

@@ -225,8 +225,7 @@ def equality(folder: Path) -> None:
                 step = build_step(config.train, run.new_model, context, run.first_model)
                 run.task.grid = True
                 if isinstance(step, captured.CapturedStep):
-                    step.batch_tokens, step.padded = 4096, True
-                captured._MOST = 0 if kind == "no graphs" else 64
+                    step.batch_tokens, step.padded, step._most = 4096, True, 0 if kind == "no graphs" else 64
                 losses, replayed = [], 0
                 step.model.train()
                 batches = [b for epoch in range(2) for b in enumerate(run.task.epoch(epoch)[:40])]
@@ -241,7 +240,6 @@ def equality(folder: Path) -> None:
         first, second = results["graphs"][0], results["no graphs"][0]
         same = sum(bool(torch.equal(first[name], second[name])) for name in first)
         say(f"{precision}: weights with and without graphs equal in {same} of {len(first)} tensors")
-    captured._MOST = 64
 
 
 def profile(folder: Path) -> None:
@@ -255,7 +253,7 @@ def profile(folder: Path) -> None:
         run.task.grid = True
         assert isinstance(step, captured.CapturedStep)
         step.batch_tokens, step.padded = 50_000, True
-        captured._MOST = 0
+        step._most = 0
         batch = step.prepared(run.task.read(run.task.epoch(0)[5], 0, 5))
         for number in range(3):
             step.run([batch], number, 1e-4, 1e-4)
@@ -264,7 +262,6 @@ def profile(folder: Path) -> None:
             for number in range(3):
                 step.run([batch], number, 1e-4, 1e-4)
             torch.cuda.synchronize()
-        captured._MOST = 64
         events = sorted(recorded.key_averages(), key=lambda e: -e.device_time_total)
         total = sum(e.device_time_total for e in events)
         say(f"shape {tuple(batch.src.shape)}, {tuple(batch.tgt_out.shape)}: {total / 3e3:.1f} ms of kernels per step")

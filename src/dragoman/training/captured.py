@@ -35,7 +35,7 @@ from dragoman.training.tasks.task import Task
 
 DEVICES = ("cuda",)
 _MOST = 64
-"""Captured shapes; the steps of further ones run without a graph."""
+"""Captured shapes, fewer if one does not fit into the memory; the steps of further ones run without a graph."""
 
 
 def unsupported_reasons(config: TrainConfig, model: Network, context: DistributedContext) -> list[str]:
@@ -111,6 +111,7 @@ class CapturedStep(TrainingStep):
         super().__init__(config, model, context)
         self.reads = False
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
+        self._most = _MOST
         self._scale, self._rate, self._average = (
             torch.zeros((), dtype=torch.float32, device=context.device) for _ in range(3)
         )
@@ -144,13 +145,17 @@ class CapturedStep(TrainingStep):
         if self.ema is not None:
             self._average.fill_(float(super().average_weight(step + 1)))
         seed_dropout(self.config.seed, step, self.context.rank)
-        if shape.replay is None and shape.is_known and sum(s.replay is not None for s in self._shapes.values()) < _MOST:
+        if shape.replay is None and shape.is_known and self._captured < self._most:
             self._capture(shape)
         if shape.replay is None:
             return self._without_graph(shape, on_device, step)
         shape.replay()
         nll, updated = self._result.clone()
         return Gradients(nll), updated
+
+    @property
+    def _captured(self) -> int:
+        return sum(shape.replay is not None for shape in self._shapes.values())
 
     def _without_graph(self, shape: _Shape, batch: Batch, step: int) -> tuple[Gradients, bool | Tensor]:
         with self._on_stream():
@@ -182,7 +187,7 @@ class CapturedStep(TrainingStep):
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            shape.is_known = False
+            self._most = self._captured  # a later one would not fit either
         else:
             shape.replay = graph.replay
         self.optimizer.zero_grad()

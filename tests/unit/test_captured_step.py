@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +101,31 @@ def test_replayed_steps_equal_steps_without_graph(tmp_path: Path) -> None:
     for state in (lambda s: unique_tensors(s.model), lambda s: s.ema):
         first, second = (state(step) for step in steps)
         assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_training_continues_when_a_graph_does_not_fit_into_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = []
+
+    def record(self: CapturedStep, step: Callable[[], None]) -> Callable[[], None]:
+        recorded.append(step)
+        if len(recorded) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step
+
+    run = small(tmp_path, "train.batch_tokens=200")
+    plain, limited = (CapturedStep(run.config.train, run.new_model(), DistributedContext("cpu")) for _ in range(2))
+    for step in (plain, limited):
+        if step is limited:
+            monkeypatch.setattr(CapturedStep, "_recorded", record)
+        step.batch_tokens, step.padded = 200, True
+        for number, batch in enumerate(batches(run, step) * 2):
+            step.run([batch], number, 1 / batch.tgt_tokens, 1e-3)
+    assert len(recorded) == 2  # none after the one that did not fit
+    first, second = (unique_tensors(step.model) for step in (plain, limited))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.usefixtures("on_cpu")

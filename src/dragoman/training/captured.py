@@ -11,7 +11,8 @@ captured; both give the same bits, so that a resumed run does not depend on whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -174,45 +175,37 @@ class CapturedStep(TrainingStep):
         self._result.copy_(torch.stack([nll.double(), updated.double()]))
 
     def _capture(self, shape: _Shape) -> None:
-        """Capture the step of a shape; without enough memory for it, its steps run without a graph."""
-        if self._stream is None:
-            shape.replay = lambda: self._body(shape.batch)
-            return
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
+        """Record the step of a shape; if it does not fit into the memory, its steps run without a graph."""
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                self._body(shape.batch)
+            shape.replay = self._recorded(lambda: self._body(shape.batch))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             self._most = self._captured  # a later one would not fit either
-        else:
-            shape.replay = graph.replay
         self.optimizer.zero_grad()
         # Tables of positions are replaced when they grow, but the graph reads those of now.
         shape.kept = list(self.model.buffers())
 
-    def _on_stream(self) -> Any:
-        """Return the context in which steps run that are captured later, because PyTorch remembers their stream."""
-        return _Stream(self._stream)
+    def _recorded(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Return the function that replays a step: its CUDA graph, or on a CPU the step itself."""
+        if self._stream is None:
+            return step
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            step()
+        return graph.replay
 
-
-class _Stream:
-    """Runs the body on a stream after what is queued, and what follows after the body."""
-
-    def __init__(self, stream: torch.cuda.Stream | None) -> None:
-        self._stream = stream
-        self._context: Any = None
-
-    def __enter__(self) -> None:
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            self._context = torch.cuda.stream(self._stream)
-            self._context.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if self._stream is not None:
-            self._context.__exit__(*error)
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Run the body on the stream of the captures, because PyTorch remembers where a parameter was first used."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
             torch.cuda.current_stream().wait_stream(self._stream)

@@ -24,6 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,13 +49,12 @@ rows: list[tuple[str, str]] = []
 """Lines of the table."""
 
 
-def say(*words: object) -> None:
-    print(*words, flush=True)
+show = partial(print, flush=True)
 
 
 def report(name: str, value: str) -> None:
     rows.append((name, value))
-    say(f"    {name}: {value}")
+    show(f"    {name}: {value}")
 
 
 def network(size: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
@@ -222,7 +222,7 @@ def service(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
 
 def peer(given: argparse.Namespace) -> None:
     if importlib.util.find_spec("transformers") is None:
-        say("    transformers is not installed")
+        show("    transformers is not installed")
         return
     from transformers import MarianConfig, MarianMTModel
 
@@ -261,27 +261,27 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--alone", type=int, default=10, help="sentences of the section one")
     parser.add_argument("--seconds", type=float, default=3, help="per number of callers")
     given = parser.parse_args(arguments)
-    say(torch.cuda.get_device_name() if given.device != "cpu" else "CPU", "PyTorch", torch.__version__)
+    show(torch.cuda.get_device_name() if given.device != "cpu" else "CPU", "PyTorch", torch.__version__)
     dtype = torch.bfloat16 if given.device != "cpu" else torch.float32
     backend = CudaGraphBackend(network(given.size, dtype), given.device)
-    say(backend.description)
+    show(backend.description)
     work: dict[str, Callable[[], None]] = {
         "check": lambda: check(given), "steps": lambda: steps(given, backend), "one": lambda: one(given, backend),
         "many": lambda: many(given, backend), "service": lambda: service(given, backend), "peer": lambda: peer(given),
     }  # fmt: skip
     began = time.perf_counter()
     for name in given.sections:
-        say(name)
+        show(name)
         try:
             work[name]()
         except Exception:
             traceback.print_exc()
             sys.stderr.flush()
             rows.append((name, "failed"))
-        say(f"    ({time.perf_counter() - began:.0f} s)")
+        show(f"    ({time.perf_counter() - began:.0f} s)")
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
-        say(f"{name:{width}}  {value}")
+        show(f"{name:{width}}  {value}")
 
 
 if __name__ == "__main__":

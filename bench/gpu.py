@@ -24,11 +24,13 @@ import tempfile
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from train import PEAKS, SIZES, VOCABULARY, flops
+from train import PEAKS, flops
+from train import document as train_document
 
 from dragoman.config import load_config, parse_config
 from dragoman.io.run_log import Reporter, Status
@@ -44,28 +46,16 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = os.environ.get("DRAGOMAN_DATA", str(ROOT.parent / "shared" / "data"))
 
 
-def say(*words: object) -> None:
-    print(*words, flush=True)
+show = partial(print, flush=True)
 
 
 def document(size: str, tokens: int, precision: str, **options: Any) -> dict[str, Any]:
-    shape = SIZES[size]
-    return {
-        "data": {
-            "root": DATA, "source_language": "en", "target_language": "de",
-            "train": [{"source": "multi30k/train.en.gz", "target": "multi30k/train.de.gz"}],
-        },
-        "tokenizer": {"vocab_size": VOCABULARY},
-        "model": {
-            "d_model": shape["d_model"], "d_ff": shape["d_ff"], "n_heads": shape["n_heads"],
-            "encoder_layers": shape["layers"], "decoder_layers": shape["layers"], "dropout": 0.1, "order": "post",
-        },
-        "train": {
-            "budget": "1000000 steps", "batch_tokens": tokens, "validate_every": "1000000 steps",
-            "save_every": "1000000 steps", "log_every": 20, "device": "cuda", "precision": precision,
-            "schedule": {"kind": "constant", "rate": 1e-4}, **options,
-        },
-    }  # fmt: skip
+    """Return the configuration of `bench/train.py`, with DATA and without a limit of threads."""
+    of_train = {"size": size, "tokens": tokens, "precision": precision, "device": "cuda", "threads": "auto"}
+    found = train_document({**of_train, "warmup": 20, "steps": 20})
+    found["data"]["root"] = DATA
+    found["train"].update(options)
+    return found
 
 
 def kernels() -> None:
@@ -97,7 +87,7 @@ def kernels() -> None:
             out.backward(grad)
             expected.backward(grad.double())
             found, wanted = [out, *(t.grad for t in own)], [expected, *(t.grad for t in plain)]
-            say(f"attention {dtype} causal={causal}: relative error {error(found, wanted)}")
+            show(f"attention {dtype} causal={causal}: relative error {error(found, wanted)}")
         u, r = (torch.randn(300, 512, device="cuda", dtype=dtype) for _ in range(2))
         w, b = (torch.randn(512, device="cuda") for _ in range(2))
         own = [t.clone().requires_grad_() for t in (u, r, w, b)]
@@ -112,7 +102,7 @@ def kernels() -> None:
         expected.backward(grad.double())
         found, wanted = [out, *(t.grad for t in own)], [expected, *(t.grad for t in plain)]
         dropped = float((kept == 0).float().mean())
-        say(f"dropout + residual + norm {dtype}: {error(found, wanted)}, dropped {dropped:.4f} (26/256 = 0.1016)")
+        show(f"dropout + residual + norm {dtype}: {error(found, wanted)}, dropped {dropped:.4f} (26/256 = 0.1016)")
         logits, targets = (
             torch.randn(64, 10_000, device="cuda", dtype=dtype),
             torch.randint(1, 10_000, (64,), device="cuda"),
@@ -123,7 +113,7 @@ def kernels() -> None:
         expected_loss[0].backward()
         found_loss = loss.loss_gradient_(logits, targets, 0.1, 0)
         wanted_loss = [e.detach() for e in expected_loss]
-        say(f"loss {dtype}: {error(found_loss, wanted_loss)}, gradient {error([logits], [copy.grad])}")
+        show(f"loss {dtype}: {error(found_loss, wanted_loss)}, gradient {error([logits], [copy.grad])}")
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
@@ -148,7 +138,7 @@ def kernels() -> None:
                     run()
                 torch.cuda.synchronize()
             times.append(sum(e.device_time_total for e in recorded.key_averages()) / 5e3)
-        say(f"attention {sentences} x {length} (big, bf16), on the device: {times[0]:.2f} ms, PyTorch {times[1]:.2f}")
+        show(f"attention {sentences} x {length} (big, bf16), on the device: {times[0]:.2f} ms, PyTorch {times[1]:.2f}")
 
 
 class Complete(Exception):
@@ -164,7 +154,7 @@ def speed(name: str, config: Any, folder: Path, size: str | None, warmup: int, s
     class Listener(Reporter):
         def log(self, message: str) -> None:
             if "captured" in message:
-                say("   ", message)
+                show("   ", message)
 
         def progressed(self, status: Status) -> None:
             torch.cuda.synchronize()
@@ -194,7 +184,7 @@ def speed(name: str, config: Any, folder: Path, size: str | None, warmup: int, s
         peak = next((p for gpu, p in PEAKS.items() if gpu in torch.cuda.get_device_name()), math.nan)
         line += f"  {work / peak / 1e12:6.1%}"
     gibibytes = torch.cuda.max_memory_allocated() / 2**30
-    say(f"{line}  first steps after {marks[0][0] - began:.1f} s, warm after {t0 - began:.1f} s, {gibibytes:.1f} GiB")
+    show(f"{line}  first steps after {marks[0][0] - began:.1f} s, warm after {t0 - began:.1f} s, {gibibytes:.1f} GiB")
 
 
 def training(folder: Path, seconds: float) -> None:
@@ -236,10 +226,10 @@ def equality(folder: Path) -> None:
                 if isinstance(step, captured.CapturedStep):
                     replayed = sum(s.replay is not None for s in step._shapes.values())
                 results[kind] = {k: v.clone() for k, v in unique_tensors(step.model).items()}, losses
-                say(f"{precision} {kind}: {replayed} graphs, loss {losses[0]:.4f} -> {sum(losses[-10:]) / 10:.4f}")
+                show(f"{precision} {kind}: {replayed} graphs, loss {losses[0]:.4f} -> {sum(losses[-10:]) / 10:.4f}")
         first, second = results["graphs"][0], results["no graphs"][0]
         same = sum(bool(torch.equal(first[name], second[name])) for name in first)
-        say(f"{precision}: weights with and without graphs equal in {same} of {len(first)} tensors")
+        show(f"{precision}: weights with and without graphs equal in {same} of {len(first)} tensors")
 
 
 def profile(folder: Path) -> None:
@@ -264,9 +254,9 @@ def profile(folder: Path) -> None:
             torch.cuda.synchronize()
         events = sorted(recorded.key_averages(), key=lambda e: -e.device_time_total)
         total = sum(e.device_time_total for e in events)
-        say(f"shape {tuple(batch.src.shape)}, {tuple(batch.tgt_out.shape)}: {total / 3e3:.1f} ms of kernels per step")
+        show(f"shape {tuple(batch.src.shape)}, {tuple(batch.tgt_out.shape)}: {total / 3e3:.1f} ms of kernels per step")
         for event in events[:22]:
-            say(f"  {event.device_time_total / total:6.1%} {event.count // 3:5d} x  {event.key[:110]}")
+            show(f"  {event.device_time_total / total:6.1%} {event.count // 3:5d} x  {event.key[:110]}")
 
 
 def recipe(folder: Path, minutes: float) -> None:
@@ -274,18 +264,18 @@ def recipe(folder: Path, minutes: float) -> None:
 
     class Listener(Reporter):
         def log(self, message: str) -> None:
-            say("   ", message)
+            show("   ", message)
 
         def validated(self, row: dict[str, Any], better: bool) -> None:
             if row.get("epoch", 0) % 10 < 1.01 or "average" in row:
-                say(f"   {time.perf_counter() - began:6.1f} s", {k: v for k, v in row.items() if k != "memory_mb"})
+                show(f"   {time.perf_counter() - began:6.1f} s", {k: v for k, v in row.items() if k != "memory_mb"})
             if time.perf_counter() - began > 60 * minutes:
                 raise Complete
 
     config = load_config(ROOT / "recipes" / "multi30k-tiny.toml", [f"data.root={DATA}", "train.device=cuda"])
     with suppress(Complete):
         result = train(config, folder / "recipe", reporter=Listener())
-        say(f"recipe multi30k-tiny: {time.perf_counter() - began:.1f} s, {result.epochs:.0f} epochs, {result.scores}")
+        show(f"recipe multi30k-tiny: {time.perf_counter() - began:.1f} s, {result.epochs:.0f} epochs, {result.scores}")
 
 
 class guard:
@@ -295,12 +285,12 @@ class guard:
         self.name = name
 
     def __enter__(self) -> None:
-        say(f"--- {self.name}")
+        show(f"--- {self.name}")
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         if isinstance(error, Exception):
             traceback.print_exc(limit=-8, file=sys.stdout)
-            say(f"!!! {self.name}: {error}")
+            show(f"!!! {self.name}: {error}")
         return isinstance(error, Exception)
 
 
@@ -311,7 +301,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5, help="of training per measurement")
     parser.add_argument("--minutes", type=float, default=4, help="limit of the recipe")
     options = parser.parse_args()
-    say(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
+    show(torch.cuda.get_device_name(), "PyTorch", torch.__version__)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -323,7 +313,7 @@ def main() -> None:
         for name in options.sections:
             with guard(name):
                 work[name]()
-            say(f"    ({time.perf_counter() - began:.0f} s)")
+            show(f"    ({time.perf_counter() - began:.0f} s)")
 
 
 if __name__ == "__main__":

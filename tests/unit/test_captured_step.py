@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from dragoman.config import load_config
 from dragoman.data.batch_plans import grid_shape, on_grid
@@ -179,6 +180,17 @@ def test_reasons_against_a_capture(tmp_path: Path) -> None:
     for name, value in settings.items():
         config = run.config.train.model_copy(update={name: value})
         assert [name in reason for reason in unsupported_reasons(config, run.new_model(), context)] == [True]
+
+
+def test_parts_of_other_packages_are_not_captured(tmp_path: Path) -> None:
+    class Foreign(nn.Identity):
+        pass
+
+    run = small(tmp_path)
+    model = run.new_model()
+    model.add_module("foreign", Foreign())
+    (reason,) = unsupported_reasons(run.config.train, model, DistributedContext("cpu"))
+    assert "parts of other packages" in reason
 
 
 def test_dropout_of_a_step_does_not_depend_on_earlier_steps() -> None:

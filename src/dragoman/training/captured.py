@@ -45,6 +45,9 @@ def unsupported_reasons(config: TrainConfig, model: Network, context: Distribute
     reasons = {
         f"the architecture is {model.architecture}": not isinstance(model, Transformer | DecoderOnly),
         "batch normalization depends on the padding": any(isinstance(m, BatchNorm) for m in modules),
+        "it has parts of other packages, which may wait for the device": any(
+            type(m).__module__.partition(".")[0] not in ("dragoman", "torch") for m in modules
+        ),
         "its positions are recurrent": any(
             isinstance(m, RecurrentOverEmbeddings | RecurrentPositions) for m in modules
         ),

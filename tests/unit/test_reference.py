@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dragoman.config import dump_toml, flatten, load_config, parse_config
-from dragoman.config.foreign_names import FOREIGN_NAMES
+from dragoman.config.errors import FOREIGN_NAMES
 from dragoman.config.reference import Key, all_keys, all_kinds, look_up, section_of
 from dragoman.errors import UsageError
 from small_run import Cli, small_config

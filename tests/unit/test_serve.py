@@ -24,7 +24,7 @@ import torch
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from dragoman.config.kinds import DATA_KINDS
+from dragoman.config.data import DATA_KINDS
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.hypothesis import Hypothesis, TokenStream
 from dragoman.decoding.hypothesis import PartialHypothesis as Walk

@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from dragoman.cli import app
+from dragoman.config.errors import toml_value
 from dragoman.config.server import LimitsConfig, ModelEntry, SearchOverrides, ServerConfig, read_server_config
-from dragoman.config.toml import toml_value
 from dragoman.errors import ConfigError, UsageError
 from dragoman.serve import admission, uvicorn_server
 from dragoman.serve.app import create_server

@@ -86,14 +86,13 @@ def _document_path(name: str) -> Path | None:
 
 
 def _print_document(path: Path, overrides: Sequence[str], as_json: bool) -> None:
-    from dragoman.config import InitialSections, flatten, parse_config, read_document
-    from dragoman.config.initial import initial_model
-    from dragoman.config.toml import annotated_toml
+    from dragoman.config import flatten, parse_config, read_document
+    from dragoman.config.document import initial_model
+    from dragoman.config.reference import annotated_toml
 
     read = read_document(path)
-    model = initial_model(read, overrides, start=path.parent)
-    initial = None if model is None else InitialSections(model)
-    document = parse_config(read, overrides, where=str(path), initial=initial)
+    init_from = initial_model(read, overrides, start=path.parent)
+    document = parse_config(read, overrides, where=str(path), init_from=init_from)
     if as_json:
         print_json(document.model_dump(mode="json", exclude_none=True))
         return

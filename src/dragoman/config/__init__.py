@@ -1,21 +1,16 @@
 """The configuration: one TOML document, read into frozen pydantic models.
 
-document.py   the whole document: reading, overriding, validating, writing
-data.py       [data]
-tokenizer.py  [tokenizer]
-kinds.py      what follows from the kind of [data]
+document.py   the whole document: reading, overrides, train.init_from, validation, writing
+data.py       [data] and [tokenizer]; paths of the document; what follows from the kind of data
 model.py      [model]
 positions.py  [model.position]
 recurrent.py  [model] of recurrent networks
 train.py      [train] and [search]
+server.py     the document of `dragoman serve`
 section.py    the base class of sections
 limits.py     ranges of numbers
 errors.py     messages of validation errors
-foreign_names.py  names of keys in other toolkits
 reference.py  descriptions of all keys, read from the models
-toml.py       writing of values and documents as TOML
-overrides.py  key=value on the command line
-paths.py      paths of the document
 """
 
 from dragoman.config.data import CorpusConfig as CorpusConfig
@@ -27,13 +22,14 @@ from dragoman.config.data import LabelledData as LabelledData
 from dragoman.config.data import MaskedData as MaskedData
 from dragoman.config.data import ParallelData as ParallelData
 from dragoman.config.data import PixelConfig as PixelConfig
+from dragoman.config.data import SideTokenizerConfig as SideTokenizerConfig
 from dragoman.config.data import TaggedData as TaggedData
 from dragoman.config.data import TextData as TextData
+from dragoman.config.data import TokenizerConfig as TokenizerConfig
 from dragoman.config.data import TreeData as TreeData
 from dragoman.config.data import move_root as move_root
 from dragoman.config.data import resolve_path as resolve_path
 from dragoman.config.document import Config as Config
-from dragoman.config.document import InitialSections as InitialSections
 from dragoman.config.document import dump_toml as dump_toml
 from dragoman.config.document import flatten as flatten
 from dragoman.config.document import load_config as load_config
@@ -83,8 +79,6 @@ from dragoman.config.recurrent import RNNCell as RNNCell
 from dragoman.config.recurrent import RNNConfig as RNNConfig
 from dragoman.config.recurrent import ZeroState as ZeroState
 from dragoman.config.section import Duration as Duration
-from dragoman.config.tokenizer import SideTokenizerConfig as SideTokenizerConfig
-from dragoman.config.tokenizer import TokenizerConfig as TokenizerConfig
 from dragoman.config.train import AdamConfig as AdamConfig
 from dragoman.config.train import AdamWConfig as AdamWConfig
 from dragoman.config.train import BudgetSchedule as BudgetSchedule

@@ -1,10 +1,11 @@
-"""`[data]`: files of training and held-out data, and their format."""
+"""`[data]`: files of training and held-out data, and their format; and `[tokenizer]`: the segmentation into tokens."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -12,17 +13,125 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
-    model_validator,
+    model_serializer,
 )
 from pydantic_core import PydanticKnownError
 
 from dragoman.config import limits
-from dragoman.config.kinds import DATA_KINDS, DataKind
-from dragoman.config.paths import move_root as move_root
-from dragoman.config.paths import resolve_path as resolve_path
-from dragoman.config.section import Section, is_stored
+from dragoman.config.section import Section, is_stored, setting
+from dragoman.errors import UsageError, clip
+
+_TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
+_LANGUAGE_MODELS = ("decoder_only", "recurrent_lm")
+_ENCODERS = ("encoder_only", "recurrent_encoder")
+
+
+@dataclass(frozen=True)
+class DataKind:
+    """A kind of training data, and what its models are.
+
+    architectures: that can be trained on it, the default first.  metrics: of validation.  used_by: commands or classes
+    that use its models.  lacks: what models of other kinds cannot do, for error messages.  writes: whether models
+    generate text.  two_sided: whether source and target are different texts.  translates: whether they are sentences of
+    two languages, in corpora that are filtered and stored on disk.  labels: what has a label, for models that predict
+    labels.  samples: whether `tokenizer.sampling` has an effect.  adds_words: whether `tokenizer.add_words` has one.
+    """
+
+    architectures: tuple[str, ...]
+    metrics: tuple[str, ...]
+    used_by: str
+    lacks: str = ""
+    writes: bool = False
+    two_sided: bool = False
+    translates: bool = False
+    labels: Literal["", "word", "input"] = ""
+    samples: bool = False
+    adds_words: bool = True
+
+    @property
+    def continues(self) -> bool:
+        """Whether its models are language models: the target continues a prompt, and there is no source."""
+        return self.writes and not self.two_sided
+
+    @property
+    def command(self) -> str:
+        """The first of the commands that use its models."""
+        return self.used_by.partition(",")[0]
+
+
+DATA_KINDS = {
+    "parallel": DataKind(
+        _TRANSLATORS, ("loss", "bleu", "chrf"), "dragoman translate", "does not translate",
+        writes=True, two_sided=True, translates=True, samples=True,
+    ),
+    "trees": DataKind(
+        _TRANSLATORS, ("loss", "f1"), "dragoman parse", "does not generate trees",
+        writes=True, two_sided=True, samples=True, adds_words=False,
+    ),
+    "text": DataKind(
+        _LANGUAGE_MODELS, ("loss",), "dragoman generate", "does not continue plain text", writes=True,
+    ),
+    "dialogue": DataKind(
+        _LANGUAGE_MODELS, ("loss",), "dragoman chat, dragoman generate --turns", "was not trained on dialogues",
+        writes=True,
+    ),
+    "masked": DataKind(_ENCODERS, ("loss", "accuracy"), "dragoman vectors"),
+    "tagged": DataKind(_ENCODERS, ("loss", "accuracy"), "dragoman label", labels="word", samples=True),
+    "labelled": DataKind(_ENCODERS, ("loss", "accuracy"), "dragoman label", labels="input", samples=True),
+    "images": DataKind(
+        ("vision",), ("loss", "accuracy"), "dragoman.Labeller, in Python", labels="input", adds_words=False,
+    ),
+}  # fmt: skip
+
+
+def resolve_path(text: str, root: str = "") -> Path:
+    """Return a path of the document, relative to `root`, with `${NAME}`, `${NAME:-default}` and `~` expanded.
+
+    Raises UsageError for unset variables, unknown users and NUL characters.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1], match[2])
+        if found is None:
+            raise UsageError(
+                f"{text!r}: the environment variable {match[1]} is not set; set it, or write the full path"
+            )
+        return found
+
+    def expand(part: str) -> Path:
+        filled = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, part)
+        if "\0" in filled:
+            raise UsageError(f"{clip(filled)!r}: a path cannot contain a NUL character; write a file name")
+        try:
+            return Path(filled).expanduser()
+        except RuntimeError:
+            raise UsageError(
+                f"{clip(filled)!r}: no home folder is known for {clip(filled.split('/')[0])!r}; write the full path, "
+                "or ./~name for a folder with that name"
+            ) from None
+
+    path = expand(text)
+    return path if path.is_absolute() or not root else expand(root) / path
+
+
+def move_root(root: str, to: Path, start: Path = Path()) -> str:
+    """Convert a root relative to the folder `start` to a root relative to the folder `to`.
+
+    A root that begins with `/`, a variable or `~` is returned unchanged.
+    """
+    if Path(root).is_absolute() or root.startswith(("$", "~")):
+        return root
+    try:
+        target = os.path.realpath(start / root)
+        return Path(os.path.relpath(target, os.path.realpath(to))).as_posix()
+    except (OSError, ValueError):  # a NUL character; another drive; the current directory was deleted
+        return root
+
+
+# -------------------------------------------------------------------------------------------------------------- [data]
 
 
 def _key(value: Any) -> Any:
@@ -36,10 +145,11 @@ Given = TypeVar("Given")
 Key = Annotated[str | int, BeforeValidator(_key)]
 Root = Annotated[
     str,
-    Field(
-        description="base folder of relative paths; a relative root is resolved against the folder of the TOML file; "
-        "`${NAME}`, `${NAME:-default}` and `~` are expanded",
-        examples=["${DRAGOMAN_DATA:-data}"],
+    setting(
+        ...,
+        "base folder of relative paths; a relative root is resolved against the folder of the TOML file; `${NAME}`,"
+        " `${NAME:-default}` and `~` are expanded",
+        example="${DRAGOMAN_DATA:-data}",
     ),
 ]
 
@@ -47,38 +157,34 @@ Root = Annotated[
 class CorpusConfig(Section):
     """One parallel corpus: two text files, or one file or folder with both sides (docs/data.md lists the formats)."""
 
-    source: str | None = Field(None, description="file of source sentences, one per line", examples=["train.en"])
-    target: str | None = Field(
-        None, description="file of target sentences; line i translates line i of `source`", examples=["train.de"]
+    source: str | None = setting(None, "file of source sentences, one per line", example="train.en")
+    target: str | None = setting(
+        None, "file of target sentences; line i translates line i of `source`", example="train.de"
     )
-    path: str | None = Field(
+    path: str | None = setting(
         None,
-        description="file of both sides, instead of `source` and `target`: `.tsv`, `.csv`, `.jsonl`, `.tmx`, "
-        "`.parquet`, `.zip` (OPUS in Moses format), or a folder (Parquet files, or written by `save_to_disk` of "
-        "Hugging Face `datasets`)",
-        examples=["train.tsv"],
+        "file of both sides, instead of `source` and `target`: `.tsv`, `.csv`, `.jsonl`, `.tmx`, `.parquet`, `.zip`"
+        " (OPUS in Moses format), or a folder (Parquet files, or written by `save_to_disk` of Hugging Face "
+        "`datasets`)",
+        example="train.tsv",
     )
-    source_key: Key = Field(
+    source_key: Key = setting(
         0,
-        description="with `path`: column of the source, by number from 0 (TSV, CSV without a header) or by name (CSV, "
-        "JSONL, Parquet; `a.b` in a nested object); or language code (TMX, `.zip`; default: `data.source_language`)",
-        examples=["en"],
+        "with `path`: column of the source, by number from 0 (TSV, CSV without a header) or by name (CSV, JSONL, "
+        "Parquet; `a.b` in a nested object); or language code (TMX, `.zip`; default: `data.source_language`)",
+        example="en",
     )
-    target_key: Key = Field(
+    target_key: Key = setting(
         1,
-        description="with `path`: column or language code of the target, as `source_key` (default for TMX and `.zip`: "
+        "with `path`: column or language code of the target, as `source_key` (default for TMX and `.zip`: "
         "`data.target_language`)",
-        examples=["de"],
+        example="de",
     )
-    weight: limits.CorpusWeight = Field(1.0, description="passes over the corpus per epoch", examples=[2.0])
+    weight: limits.CorpusWeight = setting(1.0, "passes over the corpus per epoch", example=2.0)
 
-    @model_validator(mode="after")
-    def _one_form(self) -> CorpusConfig:
+    def _problems(self, stored: bool) -> Iterator[str]:
         if self.paths().keys() not in ({"source", "target"}, {"path"}):
-            raise ValueError(
-                "give either source and target (two text files) or path (one file or folder with both sides)"
-            )
-        return self
+            yield "give either source and target (two text files) or path (one file or folder with both sides)"
 
     def paths(self) -> dict[str, str]:
         """Return key -> path of the files."""
@@ -100,33 +206,27 @@ Files = Annotated[tuple[str, ...], AfterValidator(_not_empty)]
 class FilterConfig(Section):
     """Filters of sentence pairs for training."""
 
-    min_characters: limits.Characters = Field(
-        1, description="drop pairs with fewer characters on either side", examples=[3]
-    )
-    max_characters: limits.Characters = Field(
-        5000, description="drop pairs with more characters on either side", examples=[1000]
-    )
-    max_ratio: limits.Ratio = Field(
+    min_characters: limits.Characters = setting(1, "drop pairs with fewer characters on either side", example=3)
+    max_characters: limits.Characters = setting(5000, "drop pairs with more characters on either side", example=1000)
+    max_ratio: limits.Ratio = setting(
         9.0,
-        description="drop pairs with a larger ratio of lengths in characters, if one side has more than 20 characters",
-        examples=[3.0],
+        "drop pairs with a larger ratio of lengths in characters, if one side has more than 20 characters",
+        example=3.0,
     )
-    drop_identical: bool = Field(True, description="drop pairs whose source and target are identical", examples=[False])
-    drop_duplicates: bool = Field(True, description="drop repeated pairs", examples=[False])
-    max_tokens: limits.TokensPerExample = Field(
+    drop_identical: bool = setting(True, "drop pairs whose source and target are identical", example=False)
+    drop_duplicates: bool = setting(True, "drop repeated pairs", example=False)
+    max_tokens: limits.TokensPerExample = setting(
         250,
-        description="drop pairs with more tokens on either side, including `</s>`; `translate` splits longer input",
-        examples=[128],
+        "drop pairs with more tokens on either side, including `</s>`; `translate` splits longer input",
+        example=128,
     )
 
-    @model_validator(mode="after")
-    def _some_length_is_kept(self) -> FilterConfig:
+    def _problems(self, stored: bool) -> Iterator[str]:
         if self.min_characters > self.max_characters:
-            raise ValueError(
+            yield (
                 f"min_characters {self.min_characters} is more than max_characters {self.max_characters}, which "
                 "excludes every pair; lower the one or raise the other"
             )
-        return self
 
 
 class _DataSection(Section):
@@ -150,7 +250,9 @@ class _DataSection(Section):
         """Yield the key and the path of every file."""
         return ((f"{name}.{key}".rstrip("."), path) for name, paths in self._sets() for key, path in paths.items())
 
-    def _problems(self) -> Iterator[str]:
+    def _problems(self, stored: bool) -> Iterator[str]:
+        if stored:
+            return
         sets = {name: {key: os.path.normpath(path) for key, path in paths.items()} for name, paths in self._sets()}
         for name, paths in sets.items():
             if name.startswith("train") and paths == sets.get("valid"):
@@ -159,45 +261,34 @@ class _DataSection(Section):
                     "or remove valid"
                 )
 
-    @model_validator(mode="after")
-    def _check(self, info: ValidationInfo) -> _DataSection:
-        if not is_stored(info) and (problems := list(self._problems())):
-            raise ValueError("; ".join(problems))
-        return self
-
 
 class ParallelData(_DataSection):
     """Parallel text: source sentences and their translations."""
 
     kind: Literal["parallel"] = "parallel"
     root: Root = ""
-    source_language: str = Field("source", description="language code of the source", examples=["en"])
-    target_language: str = Field(
-        "target", description="language code of the target, which selects the tokenizer of BLEU", examples=["zh-Hans"]
+    source_language: str = setting("source", "language code of the source", example="en")
+    target_language: str = setting(
+        "target", "language code of the target, which selects the tokenizer of BLEU", example="zh-Hans"
     )
-    train: Corpora = Field(
-        description="training corpora",
-        examples=[[{"source": "train.en", "target": "train.de"}]],
-    )
-    valid: CorpusConfig | None = Field(
+    train: Corpora = setting(..., "training corpora", example=[{"source": "train.en", "target": "train.de"}])
+    valid: CorpusConfig | None = setting(
         None,
-        description="validation pairs, which select the best checkpoint; without them, the last checkpoint is selected",
-        examples=[{"source": "valid.en", "target": "valid.de"}],
+        "validation pairs, which select the best checkpoint; without them, the last checkpoint is selected",
+        example={"source": "valid.en", "target": "valid.de"},
     )
-    test: CorpusConfig | None = Field(
+    test: CorpusConfig | None = setting(
         None,
-        description="test pairs, which `train` translates and scores at the end",
-        examples=[{"source": "test.en", "target": "test.de"}],
+        "test pairs, which `train` translates and scores at the end",
+        example={"source": "test.en", "target": "test.de"},
     )
-    temperature: limits.Temperature = Field(
+    temperature: limits.Temperature = setting(
         1.0,
-        description="repeat small corpora: a corpus of n pairs is read in proportion to n^(1/temperature), times its "
-        "weight; the largest is read once per epoch (Arivazhagan et al. 2019)",
-        examples=[5.0],
+        "repeat small corpora: a corpus of n pairs is read in proportion to n^(1/temperature), times its weight; "
+        "the largest is read once per epoch (Arivazhagan et al. 2019)",
+        example=5.0,
     )
-    filter: FilterConfig = Field(
-        FilterConfig(), description="filters of the training pairs", examples=[{"max_ratio": 3.0}]
-    )
+    filter: FilterConfig = setting(FilterConfig(), "filters of the training pairs", example={"max_ratio": 3.0})
 
     @field_validator("source_language", "target_language")
     @classmethod
@@ -208,13 +299,13 @@ class ParallelData(_DataSection):
             raise ValueError('accepted: a language code such as "en", "zh" or "pt-BR" (letters, digits, - and _)')
         return value.strip()
 
-    def _problems(self) -> Iterator[str]:
-        if self.source_language.casefold() == self.target_language.casefold():
+    def _problems(self, stored: bool) -> Iterator[str]:
+        if not stored and self.source_language.casefold() == self.target_language.casefold():
             yield (
                 f'source_language and target_language are both "{self.source_language}"; give each side its own code '
                 '(within one language, for example "en-original" and "en-simple")'
             )
-        yield from super()._problems()
+        yield from super()._problems(stored)
 
     @property
     def max_tokens(self) -> int:
@@ -226,10 +317,8 @@ class _FileData(_DataSection):
     """Data in files of one format."""
 
     root: Root = ""
-    train: Files = Field(description="training files", examples=[["train.txt"]])
-    valid: str | None = Field(
-        None, description="validation file, which selects the best checkpoint", examples=["valid.txt"]
-    )
+    train: Files = setting(..., "training files", example=["train.txt"])
+    valid: str | None = setting(None, "validation file, which selects the best checkpoint", example="valid.txt")
 
     def train_paths(self) -> list[Path]:
         return [resolve_path(path, self.root) for path in self.train]
@@ -242,40 +331,34 @@ class TextData(_FileData):
     """Plain text for a language model: one stream cut into blocks, or separate lines or paragraphs."""
 
     kind: Literal["text"] = "text"
-    form: Literal["stream", "lines", "paragraphs"] = Field(
+    form: Literal["stream", "lines", "paragraphs"] = setting(
         "stream",
-        description="stream: one text, cut into blocks; lines, paragraphs: one sequence per line or paragraph",
-        examples=["lines"],
+        "stream: one text, cut into blocks; lines, paragraphs: one sequence per line or paragraph",
+        example="lines",
     )
-    max_tokens: limits.TokensPerBlock = Field(
-        256, description="maximum tokens per block, line or paragraph", examples=[512]
-    )
+    max_tokens: limits.TokensPerBlock = setting(256, "maximum tokens per block, line or paragraph", example=512)
 
 
 class DialogueData(_FileData):
     """Dialogues for a language model; a dialogue is a list of turns with role and text."""
 
     kind: Literal["dialogue"] = "dialogue"
-    format: Literal["jsonl", "plain", "switchboard"] = Field(
+    format: Literal["jsonl", "plain", "switchboard"] = setting(
         "jsonl",
-        description='jsonl: chat messages, plain: lines of "ROLE: text", switchboard: Switchboard transcripts',
-        examples=["plain"],
+        'jsonl: chat messages, plain: lines of "ROLE: text", switchboard: Switchboard transcripts',
+        example="plain",
     )
-    max_tokens: limits.TokensPerExample = Field(
-        256, description="maximum tokens per window, including roles", examples=[512]
+    max_tokens: limits.TokensPerExample = setting(256, "maximum tokens per window, including roles", example=512)
+    context_tokens: limits.ContextTokens = setting(
+        64, "tokens of earlier turns at the start of later windows, which do not contribute to the loss", example=128
     )
-    context_tokens: limits.ContextTokens = Field(
-        64,
-        description="tokens of earlier turns at the start of later windows, which do not contribute to the loss",
-        examples=[128],
-    )
-    loss_roles: tuple[str, ...] = Field(
-        (), description="roles whose turns contribute to the loss; empty: all roles", examples=[["assistant"]]
+    loss_roles: tuple[str, ...] = setting(
+        (), "roles whose turns contribute to the loss; empty: all roles", example=["assistant"]
     )
 
-    def _problems(self) -> Iterator[str]:
-        yield from super()._problems()
-        if self.context_tokens >= self.max_tokens:
+    def _problems(self, stored: bool) -> Iterator[str]:
+        yield from super()._problems(stored)
+        if not stored and self.context_tokens >= self.max_tokens:
             yield (
                 f"context_tokens is {self.context_tokens}, but a window has {self.max_tokens} tokens (max_tokens), so "
                 f"that few are left to learn; accepted: 0 to {self.max_tokens - 1}, usually a quarter"
@@ -286,42 +369,40 @@ class MaskedData(_FileData):
     """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
-    rate: limits.Part = Field(0.15, description="fraction of tokens that are masked and predicted", examples=[0.3])
-    max_tokens: limits.TokensPerExample = Field(256, description="maximum tokens per sequence", examples=[512])
+    rate: limits.Part = setting(0.15, "fraction of tokens that are masked and predicted", example=0.3)
+    max_tokens: limits.TokensPerExample = setting(256, "maximum tokens per sequence", example=512)
 
 
 class TaggedData(_FileData):
     """Sentences with a tag per word: CoNLL-U (`.conllu`), or lines of `word/tag`."""
 
     kind: Literal["tagged"] = "tagged"
-    column: Literal["upos", "xpos"] = Field(
-        "upos", description="tags of CoNLL-U files: universal (upos) or language-specific (xpos)", examples=["xpos"]
+    column: Literal["upos", "xpos"] = setting(
+        "upos", "tags of CoNLL-U files: universal (upos) or language-specific (xpos)", example="xpos"
     )
-    max_tokens: limits.TokensPerExample = Field(256, description="maximum tokens per sentence", examples=[512])
+    max_tokens: limits.TokensPerExample = setting(256, "maximum tokens per sentence", example=512)
 
 
 class LabelledData(_FileData):
     """Texts with one label: `.tsv`, `.csv` (label first), `.jsonl` (`label`, `text`), or lines of `label text`."""
 
     kind: Literal["labelled"] = "labelled"
-    max_tokens: limits.TokensPerExample = Field(256, description="maximum tokens per text", examples=[512])
+    max_tokens: limits.TokensPerExample = setting(256, "maximum tokens per text", example=512)
 
 
 class TreeData(_FileData):
     """Constituency trees in Penn brackets; sentences are translated into trees (Vinyals et al. 2015)."""
 
     kind: Literal["trees"] = "trees"
-    max_tokens: limits.TokensPerExample = Field(
-        250, description="maximum tokens per side, including `</s>`", examples=[400]
-    )
+    max_tokens: limits.TokensPerExample = setting(250, "maximum tokens per side, including `</s>`", example=400)
 
 
 class PixelConfig(Section):
     """How the values of pixels, from 0 to 1, become the input of a model: (value - mean) / std."""
 
-    mean: limits.PixelMeans = Field((0.5,), description="subtracted, per channel or once for all", examples=[[0.1307]])
-    std: limits.PixelDeviations = Field(
-        (0.5,), description="divides the difference, per channel or once for all", examples=[[0.3081]]
+    mean: limits.PixelMeans = setting((0.5,), "subtracted, per channel or once for all", example=[0.1307])
+    std: limits.PixelDeviations = setting(
+        (0.5,), "divides the difference, per channel or once for all", example=[0.3081]
     )
 
 
@@ -330,24 +411,22 @@ class ImageData(_DataSection):
 
     kind: Literal["images"] = "images"
     root: Root = ""
-    dataset: Literal["digits"] | None = Field(
-        None, description="built-in data set, instead of `train` and `valid`", examples=["digits"]
+    dataset: Literal["digits"] | None = setting(
+        None, "built-in data set, instead of `train` and `valid`", example="digits"
     )
-    train: str | None = Field(None, description="training file (.npz)", examples=["train.npz"])
-    valid: str | None = Field(
-        None, description="validation file (.npz); default: a fifth of the training images", examples=["valid.npz"]
+    train: str | None = setting(None, "training file (.npz)", example="train.npz")
+    valid: str | None = setting(
+        None, "validation file (.npz); default: a fifth of the training images", example="valid.npz"
     )
-    pixels: PixelConfig = Field(
-        PixelConfig(), description="normalization of pixels; by default from -1 to 1", examples=[{"mean": [0.1307]}]
+    pixels: PixelConfig = setting(
+        PixelConfig(), "normalization of pixels; by default from -1 to 1", example={"mean": [0.1307]}
     )
 
-    @model_validator(mode="after")
-    def _one_form(self, info: ValidationInfo) -> ImageData:
-        if is_stored(info) and self.dataset is None and self.train is None:
-            return self  # an imported model
-        if (self.dataset is None) == (self.train is None) or (self.dataset and self.valid):
-            raise ValueError('give either dataset = "digits" or train (and optionally valid) as .npz files')
-        return self
+    def _problems(self, stored: bool) -> Iterator[str]:
+        yield from super()._problems(stored)
+        imported = stored and self.dataset is None and self.train is None
+        if not imported and ((self.dataset is None) == (self.train is None) or (self.dataset and self.valid)):
+            yield 'give either dataset = "digits" or train (and optionally valid) as .npz files'
 
     @property
     def max_tokens(self) -> int:
@@ -359,3 +438,77 @@ DataConfig = Annotated[
     ParallelData | TextData | DialogueData | MaskedData | TaggedData | LabelledData | TreeData | ImageData,
     Field(discriminator="kind"),
 ]
+
+
+# --------------------------------------------------------------------------------------------------------- [tokenizer]
+
+
+class SideTokenizerConfig(Section):
+    """A sentencepiece model, or single characters (kind `char`, without normalization)."""
+
+    kind: Literal["bpe", "unigram", "char"] = setting(
+        "bpe",
+        "byte-pair encoding (Sennrich et al. 2016), unigram language model (Kudo 2018), or characters",
+        example="unigram",
+    )
+    vocab_size: limits.VocabularySize = setting(
+        8000, "vocabulary size, including 4 special tokens; for characters, a maximum", example=16_000
+    )
+    byte_fallback: bool = setting(True, "encode unknown characters as UTF-8 bytes instead of `<unk>`", example=False)
+    normalization: Literal["nmt_nfkc", "nfkc", "identity"] = setting(
+        "nmt_nfkc",
+        "normalization of sentencepiece; nfkc and nmt_nfkc replace `…` by `...` and `？` by `?`",
+        example="identity",
+    )
+    character_coverage: limits.Coverage = setting(
+        1.0, "fraction of the characters of the training text that the vocabulary covers", example=0.9995
+    )
+    sampling: limits.Dropout = setting(
+        0.0,
+        "subword regularization in training: rate of BPE-dropout (Provilkov et al. 2020), or smoothing exponent of "
+        "the unigram model (Kudo 2018); 0 = none",
+        example=0.1,
+    )
+    sentences: limits.Sentences = setting(
+        2_000_000, "maximum number of lines from which the vocabulary is learned", example=500_000
+    )
+
+    @model_serializer(mode="wrap")
+    def _effective(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the normalization of characters, so that a written document is accepted again."""
+        document: dict[str, Any] = serialize(self)
+        if self.kind == "char":
+            document.pop("normalization", None)
+        return document
+
+
+class TokenizerConfig(SideTokenizerConfig):
+    """The tokenizer of both sides, or of the source if `target` is set."""
+
+    shared: bool = setting(True, "use one vocabulary for both sides", example=False)
+    corpora: limits.Corpora | None = setting(
+        None,
+        "learn from the first corpora of `data.train` only, so that corpora added later do not change the "
+        "vocabulary, and prepared data are kept",
+        example=1,
+    )
+    add_words: tuple[str, ...] = setting(
+        (),
+        "words that become single tokens in addition to the tokens of the model in `train.init_from`",
+        example=["Dragoman"],
+    )
+    target: SideTokenizerConfig | None = setting(
+        None, "settings of the target, if they differ; requires `shared = false`", example={"kind": "char"}
+    )
+
+    def _problems(self, stored: bool) -> Iterator[str]:
+        if self.target is not None and self.shared:
+            yield (
+                "tokenizer.target requires separate vocabularies, but shared is true; set tokenizer.shared = false, "
+                "or remove tokenizer.target"
+            )
+
+    @property
+    def sides(self) -> tuple[SideTokenizerConfig, SideTokenizerConfig]:
+        """The settings of the source and of the target."""
+        return self, self.target or self

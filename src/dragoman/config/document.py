@@ -5,21 +5,28 @@ A ConfigError lists all problems of a document, each with the accepted values an
 
 from __future__ import annotations
 
+import copy
 import math
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, ValidationError
 
-from dragoman.config.data import DataConfig, ImageData, ParallelData, move_root, resolve_path
-from dragoman.config.errors import describe, shown
-from dragoman.config.initial import initial_model, merge_sections, start_at
-from dragoman.config.kinds import DATA_KINDS
+from dragoman.config.data import (
+    DATA_KINDS,
+    DataConfig,
+    ImageData,
+    ParallelData,
+    TokenizerConfig,
+    move_root,
+    resolve_path,
+)
+from dragoman.config.errors import describe, models_at, shown, tag_of
 from dragoman.config.limits import ADAM_RATES
 from dragoman.config.model import (
     PRESETS,
@@ -29,10 +36,8 @@ from dragoman.config.model import (
     TransformerConfig,
     VisionConfig,
 )
-from dragoman.config.overrides import apply_overrides
 from dragoman.config.recurrent import RecurrentEncoderConfig
-from dragoman.config.section import Section, is_stored
-from dragoman.config.tokenizer import TokenizerConfig
+from dragoman.config.section import Section, setting
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, DragomanError, ModelFolderError, UsageError, clip, nearest
 from dragoman.extras import load_plug_ins
@@ -58,13 +63,13 @@ ADDED_METRICS: dict[str, list[str]] = {}
 class Config(Section):
     """A configuration document."""
 
-    data: DataConfig = Field(description="kind of training data", examples=["text"])
-    tokenizer: TokenizerConfig = Field(TokenizerConfig(), description="segmentation of text into tokens")
-    model: ModelConfig = Field(TransformerConfig(), description="network architecture", examples=["lstm"])
-    train: TrainConfig = Field(
-        TrainConfig(), description="training: length, optimizer, learning rate, validation and checkpoints"
+    data: DataConfig = setting(..., "kind of training data", example="text")
+    tokenizer: TokenizerConfig = setting(TokenizerConfig(), "segmentation of text into tokens")
+    model: ModelConfig = setting(TransformerConfig(), "network architecture", example="lstm")
+    train: TrainConfig = setting(
+        TrainConfig(), "training: length, optimizer, learning rate, validation and checkpoints"
     )
-    search: SearchConfig = Field(SearchConfig(), description="default settings of decoding")
+    search: SearchConfig = setting(SearchConfig(), "default settings of decoding")
 
     @property
     def parallel(self) -> ParallelData:
@@ -75,20 +80,12 @@ class Config(Section):
             f'[data] is of kind "{self.data.kind}"; accepted here: sentences and their translations (kind "parallel")'
         )
 
-    @model_validator(mode="after")
-    def _sections_fit(self, info: ValidationInfo) -> Config:
-        problems = [
-            *self._model_problems(),
-            *self._other_problems(),
-            *self._checkpointing_problems(),
-            *self._sharding_problems(),
-            *self._adaptation_problems(),
-        ]
-        if not is_stored(info):
-            problems += [*self._budget_problems(), *self._rate_problems(), *self._normalization_problems()]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+    def _problems(self, stored: bool) -> Iterator[str]:
+        yield from self._model_problems()
+        yield from self._other_problems()
+        yield from self._training_problems()
+        if not stored:
+            yield from self._problems_of_new()
 
     def _model_problems(self) -> Iterator[str]:
         """Yield what makes [model] incompatible with [data]."""
@@ -139,82 +136,52 @@ class Config(Section):
         for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
             if side and side.sampling and (side.kind == "char" or not about.samples):
                 yield f"{key}.sampling has no effect on characters, running text or images; remove it"
-        for key, given in {"shared": not self.tokenizer.shared, "target": self.tokenizer.target}.items():
-            if given and not about.two_sided:
+        for key, is_set in {"shared": not self.tokenizer.shared, "target": self.tokenizer.target}.items():
+            if is_set and not about.two_sided:
                 yield f'tokenizer.{key} has no effect on data of kind "{kind}", which has one side; remove it'
 
-    def _checkpointing_problems(self) -> Iterator[str]:
-        """Yield why layers cannot be computed twice: recurrent and convolutional ones have a state."""
+    def _training_problems(self) -> Iterator[str]:
+        """Yield what makes computing layers twice, splitting weights over processes, LoRA or added words impossible."""
+        train, words, architecture = self.train, self.tokenizer.add_words, self.model.architecture
         key = "train.gradient_checkpointing"
-        norm = getattr(self.model, "norm", None)
-        if not self.train.gradient_checkpointing:
-            return
-        if norm is None:
-            yield f'{key} = true needs a Transformer; model.architecture is "{self.model.architecture}": remove the key'
-        elif norm.kind == "batch":
+        norm: Any = getattr(self.model, "norm", None)
+        if train.gradient_checkpointing and norm is None:  # recurrent and convolutional layers have a state
+            yield f'{key} = true needs a Transformer; model.architecture is "{architecture}": remove the key'
+        elif train.gradient_checkpointing and norm.kind == "batch":
             yield f'{key} = true would count each batch twice in model.norm.kind = "batch"; use "layer" or "rms"'
-
-    def _sharding_problems(self) -> Iterator[str]:
-        """Yield why weights cannot be split over processes: a layer is gathered, and an update needs only its rows."""
-        if self.train.parallel.kind != "fsdp":
-            return
+        sharded = train.parallel.kind == "fsdp"  # a layer is gathered, and an update needs only its rows
         refused, instead = 'train.parallel.kind "fsdp"', 'or use train.parallel.kind "replicated"'
-        if self.model.architecture not in _STACKS:
+        if sharded and architecture not in _STACKS:
             yield (
-                f'{refused} needs the layers of a Transformer; model.architecture is "{self.model.architecture}"; '
-                f"accepted: {', '.join(_STACKS)}; {instead}"
+                f'{refused} needs the layers of a Transformer; model.architecture is "{architecture}"; accepted: '
+                f"{', '.join(_STACKS)}; {instead}"
             )
-        if self.train.optimizer.kind not in _ELEMENTWISE:
+        if sharded and train.optimizer.kind not in _ELEMENTWISE:
             yield (
-                f'{refused} splits matrices, which train.optimizer.kind "{self.train.optimizer.kind}" needs as a whole;'
-                f" accepted: {', '.join(_ELEMENTWISE)}; {instead}"
+                f'{refused} splits matrices, which train.optimizer.kind "{train.optimizer.kind}" needs as a whole; '
+                f"accepted: {', '.join(_ELEMENTWISE)}; {instead}"
             )
-
-    def _adaptation_problems(self) -> Iterator[str]:
-        """Yield what makes LoRA and added words impossible."""
-        train, words = self.train, self.tokenizer.add_words
-        for key, given in {"train.lora": train.lora is not None, "tokenizer.add_words": bool(words)}.items():
-            if given and train.init_from is None:
+        for key, is_set in {"train.lora": train.lora is not None, "tokenizer.add_words": bool(words)}.items():
+            if is_set and train.init_from is None:
                 yield f"{key} adapts an existing model, but train.init_from is not set; set it, or remove {key}"
         if words and not self.data.about.adds_words:
             yield f'tokenizer.add_words has no effect on data of kind "{self.data.kind}"; remove it'
         if train.lora is None:
             return
-        if self.model.architecture not in _STACKS:
+        if architecture not in _STACKS:
             yield (
-                f'train.lora needs the layers of a Transformer; model.architecture is "{self.model.architecture}"; '
-                f"accepted: {', '.join(_STACKS)}; remove train.lora to train all weights"
+                f'train.lora needs the layers of a Transformer; model.architecture is "{architecture}"; accepted: '
+                f"{', '.join(_STACKS)}; remove train.lora to train all weights"
             )
         if words:
             yield "train.lora does not train embeddings, which tokenizer.add_words needs; remove one of both"
         if train.ema:
             yield "train.lora has no moving average; accepted: train.ema = 0"
-        if train.parallel.kind == "fsdp":
+        if sharded:
             yield 'train.lora cannot be used with train.parallel.kind "fsdp"; accepted: "replicated"'
 
-    def _rate_problems(self) -> Iterator[str]:
-        """Yield a learning rate that only SGD can use: Adam divides the gradient by its size."""
-        kind = self.train.optimizer.kind
-        for key, most in ADAM_RATES.items():
-            value = getattr(self.train.schedule, key, 0.0)
-            if kind != "sgd" and value > most:
-                yield (
-                    f'train.schedule.{key} = {value:g}: out of range for train.optimizer.kind "{kind}"; accepted: '
-                    f'up to {most:g} (higher rates are for kind "sgd")'
-                )
-
-    def _normalization_problems(self) -> Iterator[str]:
-        """Yield a normalization that is set for characters, which are never normalized."""
-        for key, side in {"tokenizer": self.tokenizer, "tokenizer.target": self.tokenizer.target}.items():
-            given = side is not None and side.kind == "char" and "normalization" in side.model_fields_set
-            if side is not None and given and side.normalization != "identity":
-                yield (
-                    f'{key}.normalization = "{side.normalization}" has no effect on characters ({key}.kind = "char"), '
-                    'which are not normalized; accepted: "identity", or remove it'
-                )
-
-    def _budget_problems(self) -> Iterator[str]:
-        """Yield the settings of [train] that exceed the budget, as far as it can be determined without the data."""
+    def _problems_of_new(self) -> Iterator[str]:
+        """Yield settings that make no sense in a new document, and do not affect what is stored."""
         train, budget = self.train, self.train.budget
         if budget.unit == "steps" and train.schedule.warmup > budget.amount:
             yield (
@@ -227,6 +194,21 @@ class Config(Section):
                 yield (
                     f"train.average is {train.average}, but a budget of {budget} with train.validate_every = "
                     f"{train.validate_every} makes {checkpoints} checkpoints; accepted: 0 to {checkpoints}"
+                )
+        kind = train.optimizer.kind
+        for key, most in ADAM_RATES.items():  # Adam divides the gradient by its size
+            value = getattr(train.schedule, key, 0.0)
+            if kind != "sgd" and value > most:
+                yield (
+                    f'train.schedule.{key} = {value:g}: out of range for train.optimizer.kind "{kind}"; accepted: '
+                    f'up to {most:g} (higher rates are for kind "sgd")'
+                )
+        for key, side in {"tokenizer": self.tokenizer, "tokenizer.target": self.tokenizer.target}.items():
+            is_set = side is not None and side.kind == "char" and "normalization" in side.model_fields_set
+            if side and is_set and side.normalization != "identity":
+                yield (
+                    f'{key}.normalization = "{side.normalization}" has no effect on characters ({key}.kind = "char"), '
+                    'which are not normalized; accepted: "identity", or remove it'
                 )
 
 
@@ -245,21 +227,16 @@ def load_config(
     document = read_document(path)
     if stored:
         return parse_config(document, overrides, where=str(path), stored=True)
-    _start_at(Path(path).parent, document)
-    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
-    given = initial_model(document, overrides)
-    initial = None if given is None else InitialSections(given, None if run is None else Path(run))
-    return parse_config(document, overrides, where=str(path), initial=initial)
-
-
-def _start_at(folder: Path, document: dict[str, Any]) -> None:
-    """Resolve relative paths against the folder of the document instead of the current directory."""
-    start_at(folder, document)
-    data = document.get("data")
+    folder, data, train = Path(path).parent, document.get("data"), document.get("train")
     if isinstance(data, dict) and "train" in data and isinstance(root := data.get("root", ""), str):
         moved = move_root(root, Path(), start=folder)
         if moved != (root or "."):
             data["root"] = moved
+    if isinstance(train, dict) and isinstance(initial := train.get("init_from"), str) and initial:
+        train["init_from"] = move_root(initial, Path(), start=folder)
+    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+    run = None if run is None else Path(run)
+    return parse_config(document, overrides, where=str(path), init_from=initial_model(document, overrides), run=run)
 
 
 def read_document(path: str | Path) -> dict[str, Any]:
@@ -296,8 +273,8 @@ def _read(path: Path) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), [f"not UTF-8 at byte {error.start}; save the file as UTF-8"]) from None
-    if found := _DEEP_KEY.search(text):
-        line = text.count("\n", 0, found.start()) + 1
+    if key := _DEEP_KEY.search(text):
+        line = text.count("\n", 0, key.start()) + 1
         raise ConfigError(
             str(path), [f"line {line:,}: a key with more than {_PARTS} parts; no setting has more than 8"]
         )
@@ -309,25 +286,26 @@ def parse_config(
     overrides: Iterable[str] = (),
     where: str = "configuration",
     stored: bool = False,
-    initial: InitialSections | None = None,
+    init_from: str | None = None,
+    run: Path | None = None,
 ) -> Config:
     """Validate a document of nested dictionaries.  Raises ConfigError that lists all problems.
 
     stored: the document belongs to an existing run or model.  Then it may contain language names instead of codes,
     validation data that are part of the training data, a warm-up longer than the budget, and numbers outside of the
-    current limits that do not affect tensor shapes.  initial: the model of `train.init_from`, which completes the
-    document; without it, no file is read.
+    current limits that do not affect tensor shapes.  init_from: the model of `train.init_from`, which completes the
+    document; without it, no file is read.  run: a run that may have begun with it.
     """
     if not isinstance(document, dict):
         raise ConfigError(where, [f"{shown(document)} is not a configuration; accepted: a table of sections"])
     document.setdefault("model", {})
     for section, tag, default in (("data", "kind", "parallel"), ("model", "architecture", "transformer")):
-        if isinstance(found := document.get(section), dict) and not (initial and section == "model"):
-            found.setdefault(tag, default)
+        if isinstance(content := document.get(section), dict) and not (init_from and section == "model"):
+            content.setdefault(tag, default)
     problems = apply_overrides(document, overrides, Config)
     problems += _expand_preset(document)
-    if initial is not None:
-        problems += initial.complete(document)
+    if init_from is not None:
+        problems += _complete(document, init_from, run)
     try:
         try:
             config = Config.model_validate(document, context={"stored": stored})
@@ -346,38 +324,118 @@ def parse_config(
     return config
 
 
-@dataclass(frozen=True)
-class InitialSections:
-    """The sections of the model in `train.init_from`.  run: a run that may have begun with it."""
+def dump_toml(config: Config) -> str:
+    """Return the whole document, including defaults, as TOML that `load_config` reads back."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
-    folder: str
-    run: Path | None = None
 
-    def complete(self, document: dict[str, Any]) -> list[str]:
-        """Add the sections of the model to a document; return the problems."""
-        problems = []
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested tables and lists as one table with dotted keys: {"a": {"b": [5]}} -> {"a.b.0": 5}."""
+    if isinstance(value, Mapping):
+        items = {str(key): item for key, item in value.items()}
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        items = {str(i): item for i, item in enumerate(value)}
+    else:
+        return {prefix: value}
+    return {k: v for key, item in items.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else key).items()}
+
+
+# ------------------------------------------------------------------------------------------------------------ overrides
+
+_DEEPEST = 8
+_ONE_LINE = "an override sets one key and must be a single line; pass each key=value as a separate argument"
+
+
+def apply_overrides(document: dict[str, Any], overrides: Iterable[str], root: type[BaseModel]) -> list[str]:
+    """Apply `key=value` overrides to a document of the model `root`; return the problems.
+
+    Kinds are applied first, so that the order of overrides does not matter.  A new kind removes the other keys of its
+    section; a new architecture removes the keys that it does not have.
+    """
+    overrides = [overrides] if isinstance(overrides, str | bytes) or not isinstance(overrides, Iterable) else overrides
+    texts = list(overrides)
+    problems = [f"override {text!r:.60}: must be a str, key=value" for text in texts if not isinstance(text, str)]
+    pairs = [text.partition("=") for text in texts if isinstance(text, str)]
+    problems += _not_overrides(["".join(pair) for pair in pairs])
+    pairs = [pair for pair in pairs if pair[1] and pair[0].strip()]
+    for key, _, value in sorted(pairs, key=lambda pair: not pair[0].strip().endswith((".kind", ".architecture"))):
+        *parents, last = key.strip().split(".")
         try:
-            config, owner = self._read()
-            problems = merge_sections(document, config.model_dump(mode="json"), owner)
-        except DragomanError as error:
-            problems.append(f"train.init_from = {shown(self.folder)}: {error}")
-        if "architecture" not in document["model"]:  # so that the other sections can be checked
-            data = document.get("data")
-            kind = str(data.get("kind")) if isinstance(data, dict) else ""
-            document["model"] = {"architecture": DATA_KINDS.get(kind, DATA_KINDS["parallel"]).architectures[0]}
-        return problems
+            if len(parents) >= _DEEPEST:
+                raise ValueError(f"a key with {len(parents) + 1:,} parts; no setting has more than {_DEEPEST}")
+            section, parsed = _section(document, parents), _parsed(value)
+        except ValueError as error:
+            problems.append(f"{clip(key.strip())}: {error}")
+            continue
+        if last in ("kind", "architecture") and section.get(last) != parsed:
+            _remove_other_keys(section, models_at(root, parents), parsed)
+        section[last] = parsed
+    return problems
 
-    def _read(self) -> tuple[Config, str]:
-        """Return the configuration of the run, if it has a checkpoint, or of the model, and where it was found."""
-        run = self.run
-        if run is not None and list_checkpoints(run) and (run / "config.toml").is_file():
-            stored = load_config(run / "config.toml", stored=True)
-            if stored.train.init_from is not None:
-                return stored, str(run)
-        folder = find_model(resolve_path(self.folder))
-        verify(folder, skip=[name for name in read_meta(folder)["sha256"] if name.startswith("training")])
-        document = read_json(folder / "config.json", ModelFolderError, COPY_AGAIN)
-        return parse_config(document, where=f"{folder}/config.json", stored=True), self.folder
+
+def _not_overrides(texts: list[str]) -> Iterator[str]:
+    """Yield a message for each text without a key or `=`, which may follow a value that was not quoted."""
+    previous = ""
+    for text in texts:
+        key, equals, _ = text.partition("=")
+        if equals and key.strip():
+            previous = text
+            continue
+        advice = "write key=value, such as train.seed=2"
+        if previous and key.strip():
+            advice += f"; a value that contains spaces is quoted: {shlex.quote(clip(f'{previous} {text}'))}"
+        yield f"{clip(text)!r}: not an override; {advice}"
+
+
+def _remove_other_keys(section: dict[str, Any], models: list[type[BaseModel]], tag: Any) -> None:
+    """Remove the keys that the variant `tag` of `models` does not share with the others."""
+    if len(models) < 2:
+        return
+    chosen = next((m for m in models if tag_of(m) == tag), None)
+    # Sizes mean the same in all architectures, but a key such as `eps` differs between kinds.
+    shared = chosen.model_fields if chosen is not None and "architecture" in chosen.model_fields else {}
+    for key in section.keys() - shared.keys():
+        del section[key]
+
+
+def _parsed(value: str) -> Any:
+    """Return a value as TOML reads it; anything that is not TOML is a string, so that quotes are optional.
+
+    Raises ValueError for several values and for deep nesting.
+    """
+    try:
+        document = tomllib.loads(f"x = {value}")
+    except RecursionError:
+        raise ValueError(f"{clip(value)!r}: brackets nested too deeply; accepted: two levels") from None
+    except ValueError:  # not TOML, or an integer of thousands of digits
+        if "\n" in value.strip():
+            raise ValueError(f"{clip(value)!r}: {_ONE_LINE}") from None
+        return value.strip()
+    if document.keys() != {"x"}:
+        raise ValueError(f"{clip(value)!r}: {_ONE_LINE}")
+    return document["x"]
+
+
+def _section(document: dict[str, Any], parents: list[str]) -> dict[str, Any]:
+    """Return the section at `parents`, created if needed.  Raises ValueError if the path leads through a value."""
+    section: Any = document
+    for i, part in enumerate(parents):
+        if isinstance(section, dict):
+            section = section.setdefault(part, {})
+        elif isinstance(section, list) and re.fullmatch("[0-9]{1,9}", part) and int(part) < len(section):
+            section = section[int(part)]
+        else:
+            unusable = "no such index" if isinstance(section, list) else "no such key"
+            raise ValueError(f"{clip(part)!r}: {unusable}; {'.'.join(parents[:i])} is {_described(section)}")
+    if not isinstance(section, dict):
+        raise ValueError(f"{'.'.join(parents)} is {_described(section)}")
+    return section
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, list):
+        return f"a list of {len(value)}, indexed from 0"
+    return f"a value ({shown(value)}), not a section"
 
 
 def _expand_preset(document: dict[str, Any]) -> list[str]:
@@ -394,17 +452,95 @@ def _expand_preset(document: dict[str, Any]) -> list[str]:
     return [f"model.preset = {shown(name)}{near}; accepted: {', '.join(PRESETS)}"]
 
 
-def dump_toml(config: Config) -> str:
-    """Return the whole document, including defaults, as TOML that `load_config` reads back."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+# ------------------------------------------------------------------------------------------------------ train.init_from
+
+# [model], [tokenizer] and [search] of the model that a training starts from are copied into the document before it is
+# validated, so that the configuration which is stored with the run is complete: to resume the run, the model is not
+# needed.
+
+_FREE = {
+    "model": ("dropout", "attention_dropout", "activation_dropout"),
+    "tokenizer": ("sampling", "target.sampling", "add_words"),
+}
+"""Keys that may differ from those of the model; all keys of [search] may."""
 
 
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Return nested tables and lists as one table with dotted keys: {"a": {"b": [5]}} -> {"a.b.0": 5}."""
-    if isinstance(value, Mapping):
-        items = {str(key): item for key, item in value.items()}
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        items = {str(i): item for i, item in enumerate(value)}
-    else:
-        return {prefix: value}
-    return {k: v for key, item in items.items() for k, v in flatten(item, f"{prefix}.{key}" if prefix else key).items()}
+def initial_model(document: Mapping[str, Any], overrides: Iterable[str], start: Path = Path()) -> str | None:
+    """Return train.init_from of a document with overrides; None if it is not set.
+
+    start: the folder at which a relative path in the document starts; that of an override starts at the current one.
+    """
+    train = document.get("train")
+    initial = train.get("init_from") if isinstance(train, dict) else None
+    initial = move_root(initial, Path(), start=start) if isinstance(initial, str) and initial else None
+    for key, _, value in (text.partition("=") for text in overrides if isinstance(text, str)):
+        if key.strip() == "train.init_from":
+            initial = value.strip().strip("\"'")
+    return initial or None
+
+
+def _complete(document: dict[str, Any], init_from: str, run: Path | None) -> list[str]:
+    """Add the sections of the model `init_from`, or of the run that began with it; return the problems."""
+    problems = []
+    try:
+        config, owner = None, init_from
+        if run is not None and list_checkpoints(run) and (run / "config.toml").is_file():
+            stored = load_config(run / "config.toml", stored=True)
+            if stored.train.init_from is not None:
+                config, owner = stored, str(run)
+        if config is None:
+            folder = find_model(resolve_path(init_from))
+            verify(folder, skip=[name for name in read_meta(folder)["sha256"] if name.startswith("training")])
+            content = read_json(folder / "config.json", ModelFolderError, COPY_AGAIN)
+            config = parse_config(content, where=f"{folder}/config.json", stored=True)
+        problems = _merge_sections(document, config.model_dump(mode="json"), owner)
+    except DragomanError as error:
+        problems.append(f"train.init_from = {shown(init_from)}: {error}")
+    if "architecture" not in document["model"]:  # so that the other sections can be checked
+        data = document.get("data")
+        kind = str(data.get("kind")) if isinstance(data, dict) else ""
+        document["model"] = {"architecture": DATA_KINDS.get(kind, DATA_KINDS["parallel"]).architectures[0]}
+    return problems
+
+
+def _merge_sections(document: dict[str, Any], initial: Mapping[str, Any], owner: str) -> list[str]:
+    """Complete a document by the sections of the configuration `initial`; return the conflicts between both.
+
+    owner: the folder of `initial`, for messages.
+    """
+    problems = []
+    kind, expected = (one.get("data", {}).get("kind") for one in (document, initial))
+    if kind != expected:
+        problems.append(
+            f"data.kind = {shown(kind)}: {owner} was trained on data of kind {expected!r}, the only one accepted"
+        )
+    for name in ("model", "tokenizer", "search"):
+        changes = document.get(name, {})
+        if not isinstance(changes, dict):
+            continue  # reported by the validation
+        merged = copy.deepcopy(dict(initial.get(name, {})))
+        merged.pop("add_words", None)  # they are part of the tokenizer now
+        if name == "search":
+            merged |= changes
+        else:
+            problems += _overlay(merged, changes, name, _FREE[name], owner)
+        if kind == expected:
+            document[name] = merged
+    return problems
+
+
+def _overlay(
+    section: dict[str, Any], changes: Mapping[str, Any], name: str, free: tuple[str, ...], owner: str, prefix: str = ""
+) -> Iterator[str]:
+    """Set the free keys and the unknown ones, which the validation reports; yield the conflicts of the others."""
+    for key, value in changes.items():
+        path = f"{prefix}{key}"
+        stored = section.get(key)
+        if key not in section or path in free:
+            section[key] = value
+        elif isinstance(value, dict) and isinstance(stored, dict):
+            yield from _overlay(stored, value, name, free, owner, f"{path}.")
+        elif value != stored or isinstance(value, bool) != isinstance(stored, bool):
+            has = "no value" if stored is None else shown(stored)
+            advice = "remove the key, or start a new model without train.init_from"
+            yield f"{name}.{path} = {shown(value)}: {owner} has {has}, and its {name} is kept; {advice}"

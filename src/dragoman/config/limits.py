@@ -9,42 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from dragoman.config.section import AcceptStored, NotBoolean
+from dragoman.config.section import AcceptStored, NotBoolean, auto_or, zero_or
 
 _Whole = Annotated[int, NotBoolean]
 _Real = Annotated[float, NotBoolean]
 _UNLIMITED = 2**63 - 1
 """The largest integer of TOML, for counts that allocate nothing."""
-
-
-def _zero_or_normal(norm: float) -> float:
-    if 0 < norm < 1e-6:
-        raise PydanticCustomError("limit", "accepted: 0 (no clipping) or 1e-06 to 1,000,000")
-    return norm
-
-
-def _not_one(size: int) -> int:
-    if size == 1:
-        raise PydanticCustomError(
-            "limit", "1 forbids every repeated token, even commas; accepted: 0 (off) or 2 to 10,000"
-        )
-    return size
-
-
-def _auto_or_threads(value: object) -> object:
-    if value == "auto" or (type(value) is int and 1 <= value <= 1024):
-        return value
-    raise PydanticCustomError("limit", 'accepted: "auto", or 1 to 1,024')
-
-
-def _auto_or_tokens(value: object) -> object:
-    if value == "auto" or (type(value) is int and 16 <= value <= 16_777_216):
-        return value
-    raise PydanticCustomError("limit", 'accepted: "auto", or 16 to 16,777,216')
-
 
 # ------------------------------------------------------------------------------------------------------------- shapes
 
@@ -119,9 +91,11 @@ Interval = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
 """Steps between two log lines, or bad steps in a row before stopping; a large number means never."""
 Batches = Annotated[_Whole, Field(ge=1, le=65_536), AcceptStored]
 """Batches per update: 65,536 batches of 4,096 tokens are more than the largest batches in use."""
-TokensPerBatch = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_tokens), AcceptStored]
+TokensPerBatch = Annotated[Literal["auto"] | int, auto_or(16, 16_777_216), AcceptStored]
 """Tokens per batch: with 2**24, even the logits of the smallest vocabulary need hundreds of megabytes."""
-GradientNorm = Annotated[_Real, Field(ge=0, le=1e6), AfterValidator(_zero_or_normal), AcceptStored]
+GradientNorm = Annotated[
+    _Real, Field(ge=0, le=1e6), zero_or(1e-6, "accepted: 0 (no clipping) or 1e-06 to 1,000,000"), AcceptStored
+]
 """Gradient norm: 0 disables clipping; below 1e-6 gradients vanish, above 1e6 nothing is clipped."""
 Seed = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
 """Seeds: the non-negative integers of TOML, which every random number generator accepts."""
@@ -135,7 +109,7 @@ Checkpoints = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
 """Checkpoints to keep; a large number means all."""
 OptionalCount = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
 """Checkpoints to average, or validations without improvement; 0 is off, a large number means all, or never."""
-Threads = Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_threads), AcceptStored]
+Threads = Annotated[Literal["auto"] | int, auto_or(1, 1024), AcceptStored]
 """CPU threads; servers have up to several hundred cores."""
 
 Rank = Annotated[_Whole, Field(ge=1, le=4096)]
@@ -176,5 +150,10 @@ ExtraTokens = Annotated[_Whole, Field(ge=1, le=10_000), AcceptStored]
 """Tokens an output may have beyond its source."""
 LeastTokens = Annotated[_Whole, Field(ge=0, le=10_000), AcceptStored]
 """Minimum number of output tokens; same upper limit as ExtraTokens."""
-NgramSize = Annotated[_Whole, Field(ge=0, le=10_000), AfterValidator(_not_one), AcceptStored]
+NgramSize = Annotated[
+    _Whole,
+    Field(ge=0, le=10_000),
+    zero_or(2, "1 forbids every repeated token, even commas; accepted: 0 (off) or 2 to 10,000"),
+    AcceptStored,
+]
 """no_repeat_ngram: 0 is off; 1 would forbid every repeated token, even commas."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from dragoman.config import limits
 from dragoman.config.positions import LearnedPosition, Position, RotaryPosition, SinusoidalPosition, position_kinds
@@ -22,32 +22,30 @@ from dragoman.config.recurrent import (
     TieMasked,
     TieOutput,
 )
-from dragoman.config.section import Section
+from dragoman.config.section import Section, setting
 
 
 class LayerNormConfig(Section):
     """Zero mean and unit variance per token, with gain and bias (Ba et al. 2016)."""
 
     kind: Literal["layer"] = "layer"
-    eps: limits.NormEpsilon = Field(1e-5, description="added to the variance before the square root", examples=[1e-5])
+    eps: limits.NormEpsilon = setting(1e-5, "added to the variance before the square root", example=1e-5)
 
 
 class RMSNormConfig(Section):
     """Unit root mean square per token, with gain (Zhang and Sennrich 2019)."""
 
     kind: Literal["rms"] = "rms"
-    eps: limits.NormEpsilon = Field(
-        1e-6, description="added to the mean square before the square root", examples=[1e-5]
-    )
+    eps: limits.NormEpsilon = setting(1e-6, "added to the mean square before the square root", example=1e-5)
 
 
 class BatchNormConfig(Section):
     """Zero mean and unit variance per feature, over the tokens of a batch (Ioffe and Szegedy 2015)."""
 
     kind: Literal["batch"] = "batch"
-    eps: limits.NormEpsilon = Field(1e-5, description="added to the variance before the square root", examples=[1e-5])
-    momentum: limits.Momentum = Field(
-        0.1, description="weight of the current batch in the running mean and variance", examples=[0.05]
+    eps: limits.NormEpsilon = setting(1e-5, "added to the variance before the square root", example=1e-5)
+    momentum: limits.Momentum = setting(
+        0.1, "weight of the current batch in the running mean and variance", example=0.05
     )
 
 
@@ -64,9 +62,7 @@ class LinearAttention(Section):
     """Self-attention without softmax (Katharopoulos et al. 2020); cross-attention still uses softmax."""
 
     kind: Literal["linear"] = "linear"
-    feature_map: Literal["elu", "relu", "softmax"] = Field(
-        "elu", description="feature map of queries and keys", examples=["relu"]
-    )
+    feature_map: Literal["elu", "relu", "softmax"] = setting("elu", "feature map of queries and keys", example="relu")
 
 
 Attention = Annotated[SoftmaxAttention | LinearAttention, Field(discriminator="kind")]
@@ -86,65 +82,53 @@ PRESETS: dict[str, dict[str, Any]] = {
 class BlockConfig(Section):
     """Settings of all models made of Transformer layers; the defaults are the base model of Vaswani et al. 2017."""
 
-    d_model: limits.Width = Field(512, description="width of the embeddings and of all layers", examples=[256])
-    d_ff: limits.FeedForward = Field(
-        2048, description="hidden width of the feed-forward layers, usually 2 to 4 times d_model", examples=[1024]
+    d_model: limits.Width = setting(512, "width of the embeddings and of all layers", example=256)
+    d_ff: limits.FeedForward = setting(
+        2048, "hidden width of the feed-forward layers, usually 2 to 4 times d_model", example=1024
     )
-    n_heads: limits.Heads = Field(
-        8, description="number of attention heads; d_model must be a multiple, or d_value set", examples=[4]
+    n_heads: limits.Heads = setting(
+        8, "number of attention heads; d_model must be a multiple, or d_value set", example=4
     )
-    n_kv_heads: limits.Heads | None = Field(
+    n_kv_heads: limits.Heads | None = setting(
         None,
-        description="number of key and value heads: 1 = multi-query (Shazeer 2019), more = grouped-query attention "
-        "(Ainslie et al. 2023); default: n_heads",
-        examples=[2],
+        "number of key and value heads: 1 = multi-query (Shazeer 2019), more = grouped-query attention (Ainslie et "
+        "al. 2023); default: n_heads",
+        example=2,
     )
-    d_key: limits.KeySize | None = Field(
+    d_key: limits.KeySize | None = setting(
+        None, "width of queries and keys per head; default: the width of values", example=16
+    )
+    d_value: limits.ValueSize | None = setting(
         None,
-        description="width of queries and keys per head; default: the width of values",
-        examples=[16],
+        "width of values per head, for any n_heads (T5, Raffel et al. 2020); default: d_model / n_heads",
+        example=64,
     )
-    d_value: limits.ValueSize | None = Field(
-        None,
-        description="width of values per head, for any n_heads (T5, Raffel et al. 2020); default: d_model / n_heads",
-        examples=[64],
+    dropout: limits.Dropout = setting(
+        0.1, "dropout of sub-layer outputs and embeddings (Vaswani et al. 2017, 5.4)", example=0.3
     )
-    dropout: limits.Dropout = Field(
-        0.1, description="dropout of sub-layer outputs and embeddings (Vaswani et al. 2017, 5.4)", examples=[0.3]
+    attention_dropout: limits.Dropout = setting(0.0, "dropout of the attention weights", example=0.1)
+    activation_dropout: limits.Dropout = setting(
+        0.0, "dropout after the activation of the feed-forward layers", example=0.1
     )
-    attention_dropout: limits.Dropout = Field(0.0, description="dropout of the attention weights", examples=[0.1])
-    activation_dropout: limits.Dropout = Field(
-        0.0, description="dropout after the activation of the feed-forward layers", examples=[0.1]
-    )
-    order: Literal["post", "pre"] = Field(
+    order: Literal["post", "pre"] = setting(
         "post",
-        description="post: normalize after each residual connection (Vaswani et al. 2017); pre: normalize before each "
+        "post: normalize after each residual connection (Vaswani et al. 2017); pre: normalize before each "
         "sub-layer, which is more stable in training (Xiong et al. 2020)",
-        examples=["pre"],
+        example="pre",
     )
-    norm: Norm = Field(LayerNormConfig(), description="normalization layer", examples=["rms"])
-    normalize_embeddings: bool = Field(
-        False,
-        description="normalize the sum of embedding and position before the first layer, as BERT and BART do",
-        examples=[True],
+    norm: Norm = setting(LayerNormConfig(), "normalization layer", example="rms")
+    normalize_embeddings: bool = setting(
+        False, "normalize the sum of embedding and position before the first layer, as BERT and BART do", example=True
     )
-    attention: Attention = Field(SoftmaxAttention(), description="type of self-attention", examples=["linear"])
-    position: Position = Field(SinusoidalPosition(), description="position encoding", examples=["rotary"])
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid"] = Field(
-        "relu", description="activation function of the feed-forward layers", examples=["silu"]
+    attention: Attention = setting(SoftmaxAttention(), "type of self-attention", example="linear")
+    position: Position = setting(SinusoidalPosition(), "position encoding", example="rotary")
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "sigmoid"] = setting(
+        "relu", "activation function of the feed-forward layers", example="silu"
     )
-    gated: bool = Field(
-        False,
-        description="gated feed-forward layers (Shazeer 2020), with 1.5 times the parameters for the same d_ff",
-        examples=[True],
+    gated: bool = setting(
+        False, "gated feed-forward layers (Shazeer 2020), with 1.5 times the parameters for the same d_ff", example=True
     )
-    bias: bool = Field(True, description="use biases in attention and feed-forward layers", examples=[False])
-
-    @model_validator(mode="after")
-    def _fits(self) -> BlockConfig:
-        if problems := [*self._sizes(), *self._combinations()]:
-            raise ValueError("; ".join(problems))
-        return self
+    bias: bool = setting(True, "use biases in attention and feed-forward layers", example=False)
 
     @property
     def d_head(self) -> int:
@@ -156,7 +140,7 @@ class BlockConfig(Section):
         """Features of a query or key per head."""
         return self.d_key or self.d_head
 
-    def _sizes(self) -> Iterator[str]:
+    def _problems(self, stored: bool) -> Iterator[str]:
         if self.d_value is None and self.d_model % self.n_heads:
             fits = [h for h in range(1, min(self.d_model, 64) + 1) if self.d_model % h == 0]
             yield (
@@ -176,8 +160,6 @@ class BlockConfig(Section):
             )
         if self.position.kind == "sinusoidal" and self.d_model % 2:
             yield f"sinusoidal positions need an even d_model, not {self.d_model}"
-
-    def _combinations(self) -> Iterator[str]:
         if self.attention.kind != "linear":
             return
         if self.position.acts_on == "scores":
@@ -194,15 +176,15 @@ class BlockConfig(Section):
 
 OutputBias = Annotated[
     bool,
-    Field(description="add a bias per token or label to the logits, as Marian, BERT and ViT do", examples=[True]),
+    setting(..., "add a bias per token or label to the logits, as Marian, BERT and ViT do", example=True),
 ]
 
 
 class TokenConfig(BlockConfig):
     """Settings of Transformers that read tokens, with the conventions of public checkpoints."""
 
-    scale_embeddings: bool = Field(
-        True, description="multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4)", examples=[False]
+    scale_embeddings: bool = setting(
+        True, "multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, 3.4)", example=False
     )
     output_bias: OutputBias = False
 
@@ -211,20 +193,20 @@ class TransformerConfig(TokenConfig):
     """Encoder-decoder (Vaswani et al. 2017); `preset` selects the sizes of a published model."""
 
     architecture: Literal["transformer"] = "transformer"
-    encoder_layers: limits.Layers = Field(6, description="number of encoder layers", examples=[4])
-    decoder_layers: limits.Layers = Field(
-        6, description="number of decoder layers; the decoder runs once per output token", examples=[3]
+    encoder_layers: limits.Layers = setting(6, "number of encoder layers", example=4)
+    decoder_layers: limits.Layers = setting(
+        6, "number of decoder layers; the decoder runs once per output token", example=3
     )
-    decoder_self: Literal["attention", "ssru"] = Field(
+    decoder_self: Literal["attention", "ssru"] = setting(
         "attention",
-        description="what connects the positions of the decoder: self-attention, or the Simpler Simple Recurrent "
-        "Unit (SSRU, Kim et al. 2019), whose state has the same size at every length",
-        examples=["ssru"],
+        "what connects the positions of the decoder: self-attention, or the Simpler Simple Recurrent Unit (SSRU, "
+        "Kim et al. 2019), whose state has the same size at every length",
+        example="ssru",
     )
     tie: Tie = "all"
 
-    def _combinations(self) -> Iterator[str]:
-        yield from super()._combinations()
+    def _problems(self, stored: bool) -> Iterator[str]:
+        yield from super()._problems(stored)
         if self.decoder_self == "ssru" and self.position.acts_on in ("queries", "scores"):
             accepted = ", ".join(position_kinds("nothing", "embeddings"))
             yield (
@@ -237,7 +219,7 @@ class DecoderOnlyConfig(TokenConfig):
     """Language model (Radford et al. 2018)."""
 
     architecture: Literal["decoder_only"] = "decoder_only"
-    n_layers: limits.Layers = Field(6, description="number of layers", examples=[4])
+    n_layers: limits.Layers = setting(6, "number of layers", example=4)
     tie: TieOutput = "all"
 
 
@@ -245,18 +227,18 @@ class EncoderOnlyConfig(TokenConfig):
     """Encoder for tagging, classification and masked language modelling (Devlin et al. 2019)."""
 
     architecture: Literal["encoder_only"] = "encoder_only"
-    n_layers: limits.Layers = Field(6, description="number of layers", examples=[4])
-    pooling: Literal["none", "first", "mean"] = Field(
+    n_layers: limits.Layers = setting(6, "number of layers", example=4)
+    pooling: Literal["none", "first", "mean"] = setting(
         "none",
-        description="none: one output per token; first: one output per text, from its first token; mean: one output "
-        "per text, from the mean over its tokens",
-        examples=["mean"],
+        "none: one output per token; first: one output per text, from its first token; mean: one output per text, "
+        "from the mean over its tokens",
+        example="mean",
     )
-    head: Literal["linear", "tanh", "transform"] = Field(
+    head: Literal["linear", "tanh", "transform"] = setting(
         "linear",
-        description="what the output layer reads. linear: the output of the encoder; tanh: after a dense layer with "
-        "tanh, BERT's pooler; transform: after a dense layer with `activation` and `norm`, for masked text",
-        examples=["transform"],
+        "what the output layer reads. linear: the output of the encoder; tanh: after a dense layer with tanh, "
+        "BERT's pooler; transform: after a dense layer with `activation` and `norm`, for masked text",
+        example="transform",
     )
     tie: TieMasked = "none"
 
@@ -265,23 +247,19 @@ class VisionConfig(BlockConfig):
     """Image classification from a sequence of patches (Dosovitskiy et al. 2021)."""
 
     architecture: Literal["vision"] = "vision"
-    position: Position = Field(
-        LearnedPosition(), description="position encoding of the patches", examples=["sinusoidal"]
-    )
-    n_layers: limits.Layers = Field(6, description="number of layers", examples=[4])
-    image_size: limits.Pixels = Field(8, description="height and width of an image in pixels", examples=[28])
-    patch: limits.Pixels = Field(
-        2, description="height and width of a patch in pixels; image_size must be a multiple", examples=[4]
-    )
-    channels: limits.Channels = Field(1, description="number of channels: 1 = grey, 3 = colour", examples=[3])
+    position: Position = setting(LearnedPosition(), "position encoding of the patches", example="sinusoidal")
+    n_layers: limits.Layers = setting(6, "number of layers", example=4)
+    image_size: limits.Pixels = setting(8, "height and width of an image in pixels", example=28)
+    patch: limits.Pixels = setting(2, "height and width of a patch in pixels; image_size must be a multiple", example=4)
+    channels: limits.Channels = setting(1, "number of channels: 1 = grey, 3 = colour", example=3)
     output_bias: OutputBias = False
 
     @property
     def n_patches(self) -> int:
         return (self.image_size // self.patch) ** 2
 
-    def _sizes(self) -> Iterator[str]:
-        yield from super()._sizes()
+    def _problems(self, stored: bool) -> Iterator[str]:
+        yield from super()._problems(stored)
         if self.image_size % self.patch:
             yield f"image_size {self.image_size} is not a multiple of patch {self.patch}"
         if isinstance(self.position, LearnedPosition) and self.position.max_len < self.n_patches + 1:
@@ -294,25 +272,21 @@ class ConvolutionalConfig(Section):
     """Convolutional encoder-decoder (Gehring et al. 2017)."""
 
     architecture: Literal["convolutional"] = "convolutional"
-    d_model: limits.Width = Field(512, description="width of the embeddings and of all layers", examples=[256])
-    encoder_layers: limits.Layers = Field(4, description="number of encoder layers", examples=[6])
-    decoder_layers: limits.Layers = Field(
-        4, description="number of decoder layers; the decoder runs once per output token", examples=[3]
+    d_model: limits.Width = setting(512, "width of the embeddings and of all layers", example=256)
+    encoder_layers: limits.Layers = setting(4, "number of encoder layers", example=6)
+    decoder_layers: limits.Layers = setting(
+        4, "number of decoder layers; the decoder runs once per output token", example=3
     )
-    kernel: limits.Kernel = Field(3, description="width of the convolutions in tokens; odd", examples=[5])
-    dropout: limits.Dropout = Field(
-        0.1, description="dropout of the embeddings and of the input of each layer", examples=[0.2]
-    )
-    max_positions: limits.Positions = Field(
-        512, description="maximum number of positions; longer input is rejected", examples=[1024]
+    kernel: limits.Kernel = setting(3, "width of the convolutions in tokens; odd", example=5)
+    dropout: limits.Dropout = setting(0.1, "dropout of the embeddings and of the input of each layer", example=0.2)
+    max_positions: limits.Positions = setting(
+        512, "maximum number of positions; longer input is rejected", example=1024
     )
     tie: Tie = "all"
 
-    @model_validator(mode="after")
-    def _odd(self) -> ConvolutionalConfig:
+    def _problems(self, stored: bool) -> Iterator[str]:
         if self.kernel % 2 == 0:
-            raise ValueError(f"kernel {self.kernel} must be odd, so that it is centered on a token")
-        return self
+            yield f"kernel {self.kernel} must be odd, so that it is centered on a token"
 
 
 ModelConfig = Annotated[

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from dragoman.config import limits
-from dragoman.config.section import Section
+from dragoman.config.section import Section, setting
 
 ActsOn = Literal["nothing", "embeddings", "queries", "scores"]
 """What a position encoding changes; `queries` includes the keys, `scores` those of the attention."""
@@ -25,11 +26,11 @@ class SinusoidalPosition(Section):
 
     acts_on: ClassVar[ActsOn] = "embeddings"
     kind: Literal["sinusoidal"] = "sinusoidal"
-    full_range: bool = Field(
+    full_range: bool = setting(
         False,
-        description="whether the slowest rate is 1/10000, as in Tensor2Tensor, Marian and fairseq, instead of the "
-        "paper's 10000^(2/d_model - 1)",
-        examples=[True],
+        "whether the slowest rate is 1/10000, as in Tensor2Tensor, Marian and fairseq, instead of the paper's "
+        "10000^(2/d_model - 1)",
+        example=True,
     )
 
 
@@ -38,9 +39,7 @@ class LearnedPosition(Section):
 
     acts_on: ClassVar[ActsOn] = "embeddings"
     kind: Literal["learned"] = "learned"
-    max_len: limits.Positions = Field(
-        512, description="maximum number of positions; longer input is rejected", examples=[1024]
-    )
+    max_len: limits.Positions = setting(512, "maximum number of positions; longer input is rejected", example=1024)
 
 
 class RecurrentPosition(Section):
@@ -48,10 +47,8 @@ class RecurrentPosition(Section):
 
     acts_on: ClassVar[ActsOn] = "embeddings"
     kind: Literal["recurrent"] = "recurrent"
-    source: Literal["embeddings", "positions"] = Field(
-        "embeddings",
-        description="input of the recurrent network: the embeddings, or its previous output",
-        examples=["positions"],
+    source: Literal["embeddings", "positions"] = setting(
+        "embeddings", "input of the recurrent network: the embeddings, or its previous output", example="positions"
     )
 
 
@@ -60,9 +57,7 @@ class ShawPosition(Section):
 
     acts_on: ClassVar[ActsOn] = "scores"
     kind: Literal["shaw"] = "shaw"
-    clip: limits.Distance = Field(
-        16, description="maximum relative distance in tokens; larger distances are clipped", examples=[32]
-    )
+    clip: limits.Distance = setting(16, "maximum relative distance in tokens; larger distances are clipped", example=32)
 
 
 class T5Position(Section):
@@ -70,18 +65,16 @@ class T5Position(Section):
 
     acts_on: ClassVar[ActsOn] = "scores"
     kind: Literal["t5"] = "t5"
-    buckets: limits.Buckets = Field(
-        32, description="number of buckets of distances; half are linear, half logarithmic", examples=[64]
+    buckets: limits.Buckets = setting(
+        32, "number of buckets of distances; half are linear, half logarithmic", example=64
     )
-    max_distance: limits.Distance = Field(
-        128, description="distance in tokens; larger distances share the last bucket", examples=[256]
+    max_distance: limits.Distance = setting(
+        128, "distance in tokens; larger distances share the last bucket", example=256
     )
 
-    @model_validator(mode="after")
-    def _distances(self) -> T5Position:
+    def _problems(self, stored: bool) -> Iterator[str]:
         if self.max_distance <= self.buckets // 2:
-            raise ValueError(f"max_distance {self.max_distance} must be more than half of the {self.buckets} buckets")
-        return self
+            yield f"max_distance {self.max_distance} must be more than half of the {self.buckets} buckets"
 
 
 class NoScaling(Section):
@@ -99,9 +92,7 @@ class LinearScaling(Section):
     """All angles are divided by a factor (Chen et al. 2023, position interpolation)."""
 
     kind: Literal["linear"] = "linear"
-    factor: limits.RotaryFactor = Field(
-        2.0, description="divisor of the angles: how many times longer texts become", examples=[4.0]
-    )
+    factor: limits.RotaryFactor = setting(2.0, "divisor of the angles: how many times longer texts become", example=4.0)
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -112,28 +103,22 @@ class Llama3Scaling(Section):
     """Angles with long wavelengths are divided by a factor, as in Llama 3.1 (Dubey et al. 2024)."""
 
     kind: Literal["llama3"] = "llama3"
-    factor: limits.RotaryFactor = Field(8.0, description="divisor of the angles with long wavelengths", examples=[32.0])
-    low: limits.RotaryFactor = Field(
-        1.0, description="wavelengths above original_len / low are divided by factor", examples=[2.0]
+    factor: limits.RotaryFactor = setting(8.0, "divisor of the angles with long wavelengths", example=32.0)
+    low: limits.RotaryFactor = setting(1.0, "wavelengths above original_len / low are divided by factor", example=2.0)
+    high: limits.RotaryFactor = setting(
+        4.0, "wavelengths below original_len / high stay the same; in between, both are mixed", example=8.0
     )
-    high: limits.RotaryFactor = Field(
-        4.0,
-        description="wavelengths below original_len / high stay the same; in between, both are mixed",
-        examples=[8.0],
-    )
-    original_len: limits.Positions = Field(
-        8192, description="length in tokens for which the model was trained before", examples=[4096]
+    original_len: limits.Positions = setting(
+        8192, "length in tokens for which the model was trained before", example=4096
     )
 
     @property
     def numbers(self) -> tuple[float, ...]:
         return (self.factor, self.low, self.high, float(self.original_len))
 
-    @model_validator(mode="after")
-    def _bounds(self) -> Llama3Scaling:
+    def _problems(self, stored: bool) -> Iterator[str]:
         if self.high <= self.low:
-            raise ValueError(f"high {self.high} must be more than low {self.low}")
-        return self
+            yield f"high {self.high} must be more than low {self.low}"
 
 
 Scaling = Annotated[NoScaling | LinearScaling | Llama3Scaling, Field(discriminator="kind")]
@@ -144,15 +129,13 @@ class RotaryPosition(Section):
 
     acts_on: ClassVar[ActsOn] = "queries"
     kind: Literal["rotary"] = "rotary"
-    base: limits.RotaryBase = Field(
-        10000.0, description="base of the wavelengths (theta); larger values suit longer texts", examples=[500_000.0]
+    base: limits.RotaryBase = setting(
+        10000.0, "base of the wavelengths (theta); larger values suit longer texts", example=500_000.0
     )
-    fraction: limits.RotaryFraction = Field(
-        1.0, description="fraction of the dimensions of each head that are rotated", examples=[0.5]
+    fraction: limits.RotaryFraction = setting(
+        1.0, "fraction of the dimensions of each head that are rotated", example=0.5
     )
-    scaling: Scaling = Field(
-        NoScaling(), description="change of the angles for longer texts than before", examples=["llama3"]
-    )
+    scaling: Scaling = setting(NoScaling(), "change of the angles for longer texts than before", example="llama3")
 
 
 class OtherPosition(Section):

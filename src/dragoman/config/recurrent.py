@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from dragoman.config import limits
-from dragoman.config.section import NotBoolean, Section
+from dragoman.config.section import NotBoolean, Section, setting
 
 Tie = Annotated[
     Literal["all", "target", "embeddings", "none"],
-    Field(
-        description="matrices that are shared (Press and Wolf 2017): all = both embeddings and the output layer; "
-        "target = the target embedding and the output layer; embeddings = both embeddings; none",
-        examples=["target"],
+    setting(
+        ...,
+        "matrices that are shared (Press and Wolf 2017): all = both embeddings and the output layer; target = the "
+        "target embedding and the output layer; embeddings = both embeddings; none",
+        example="target",
     ),
 ]
 TieOutput = Annotated[
     Literal["all", "none"],
-    Field(description="all: share the embeddings with the output layer (Press and Wolf 2017)", examples=["none"]),
+    setting(..., "all: share the embeddings with the output layer (Press and Wolf 2017)", example="none"),
 ]
 TieMasked = Annotated[
     Literal["all", "none"],
-    Field(
-        description="all: share the embeddings with the output layer; for masked language modelling only",
-        examples=["all"],
-    ),
+    setting(..., "all: share the embeddings with the output layer; for masked language modelling only", example="all"),
 ]
 
 
@@ -49,9 +48,7 @@ class RNNCell(Section):
     """Simple recurrent network (Elman 1990)."""
 
     kind: Literal["rnn"] = "rnn"
-    activation: Literal["tanh", "relu"] = Field(
-        "tanh", description="activation function of the hidden state", examples=["relu"]
-    )
+    activation: Literal["tanh", "relu"] = setting("tanh", "activation function of the hidden state", example="relu")
 
 
 class GRUCell(Section):
@@ -69,20 +66,19 @@ class LSTMCell(Section):
 RecurrentCell = Annotated[RNNCell | GRUCell | LSTMCell, Field(discriminator="kind")]
 
 
-def require_even(d_model: int, directions: int) -> None:
-    """Raise ValueError if two directions cannot have half of d_model each."""
+def _odd_halves(d_model: int, directions: int) -> Iterator[str]:
     if directions == 2 and d_model % 2:
-        raise ValueError(f"d_model {d_model} must be even, because two directions share it")
+        yield f"d_model {d_model} must be even, because two directions share it"
 
 
 class NoAttention(Section):
     """No attention: the decoder receives only the last hidden state of the encoder."""
 
     kind: Literal["none"] = "none"
-    context: Literal["bridge", "every_step"] = Field(
+    context: Literal["bridge", "every_step"] = setting(
         "bridge",
-        description="input of the encoder state: bridge: initial state of the decoder; every_step: also every step",
-        examples=["every_step"],
+        "input of the encoder state: bridge: initial state of the decoder; every_step: also every step",
+        example="every_step",
     )
 
 
@@ -96,10 +92,10 @@ class LuongAttention(Section):
     """Multiplicative attention (Luong et al. 2015)."""
 
     kind: Literal["luong"] = "luong"
-    score: Literal["dot", "general"] = Field(
+    score: Literal["dot", "general"] = setting(
         "general",
-        description="score of query and key: dot product, or bilinear form with a learned matrix (general)",
-        examples=["dot"],
+        "score of query and key: dot product, or bilinear form with a learned matrix (general)",
+        example="dot",
     )
 
 
@@ -109,36 +105,30 @@ AttentionOfRecurrent = Annotated[NoAttention | BahdanauAttention | LuongAttentio
 class RecurrentConfig(Section):
     """Settings of all recurrent architectures."""
 
-    d_model: limits.Width = Field(512, description="width of the embeddings and hidden states", examples=[256])
-    encoder_layers: limits.Layers = Field(2, description="number of encoder layers", examples=[3])
-    decoder_layers: limits.Layers = Field(
-        2, description="number of decoder layers; the decoder runs once per output token", examples=[1]
+    d_model: limits.Width = setting(512, "width of the embeddings and hidden states", example=256)
+    encoder_layers: limits.Layers = setting(2, "number of encoder layers", example=3)
+    decoder_layers: limits.Layers = setting(
+        2, "number of decoder layers; the decoder runs once per output token", example=1
     )
-    directions: Annotated[Literal[1, 2], NotBoolean] = Field(
-        2, description="2: bidirectional encoder, d_model / 2 per direction; 1: forward only", examples=[1]
+    directions: Annotated[Literal[1, 2], NotBoolean] = setting(
+        2, "2: bidirectional encoder, d_model / 2 per direction; 1: forward only", example=1
     )
-    dropout: limits.Dropout = Field(
-        0.1, description="dropout before each layer and after the last decoder layer", examples=[0.3]
+    dropout: limits.Dropout = setting(0.1, "dropout before each layer and after the last decoder layer", example=0.3)
+    attention: AttentionOfRecurrent = setting(
+        BahdanauAttention(), "type of attention over the encoder states", example="luong"
     )
-    attention: AttentionOfRecurrent = Field(
-        BahdanauAttention(), description="type of attention over the encoder states", examples=["luong"]
-    )
-    initial_state: InitialState = Field(ZeroState(), description="initial state of the encoder", examples=["learned"])
+    initial_state: InitialState = setting(ZeroState(), "initial state of the encoder", example="learned")
     tie: Tie = "all"
 
-    @model_validator(mode="after")
-    def _halves(self) -> RecurrentConfig:
-        require_even(self.d_model, self.directions)
-        return self
+    def _problems(self, stored: bool) -> Iterator[str]:
+        yield from _odd_halves(self.d_model, self.directions)
 
 
 class RNNConfig(RecurrentConfig):
     """Simple recurrent network (Elman 1990)."""
 
     architecture: Literal["rnn"] = "rnn"
-    activation: Literal["tanh", "relu"] = Field(
-        "tanh", description="activation function of the hidden state", examples=["relu"]
-    )
+    activation: Literal["tanh", "relu"] = setting("tanh", "activation function of the hidden state", example="relu")
 
     @property
     def cell(self) -> RNNCell:
@@ -162,12 +152,12 @@ class LSTMConfig(RecurrentConfig):
 class _OneOutputPerInput(Section):
     """Settings of recurrent networks with one stack of layers."""
 
-    d_model: limits.Width = Field(512, description="width of the embeddings and hidden states", examples=[256])
-    n_layers: limits.Layers = Field(2, description="number of layers", examples=[3])
-    cell: RecurrentCell = Field(LSTMCell(), description="recurrent cell", examples=["gru"])
-    initial_state: InitialState = Field(ZeroState(), description="initial state", examples=["learned"])
-    dropout: limits.Dropout = Field(
-        0.1, description="dropout before each layer and after the last layer (Zaremba et al. 2014)", examples=[0.3]
+    d_model: limits.Width = setting(512, "width of the embeddings and hidden states", example=256)
+    n_layers: limits.Layers = setting(2, "number of layers", example=3)
+    cell: RecurrentCell = setting(LSTMCell(), "recurrent cell", example="gru")
+    initial_state: InitialState = setting(ZeroState(), "initial state", example="learned")
+    dropout: limits.Dropout = setting(
+        0.1, "dropout before each layer and after the last layer (Zaremba et al. 2014)", example=0.3
     )
 
 
@@ -182,18 +172,16 @@ class RecurrentEncoderConfig(_OneOutputPerInput):
     """Recurrent encoder for tagging, classification and masked language modelling (Huang et al. 2015, without CRF)."""
 
     architecture: Literal["recurrent_encoder"] = "recurrent_encoder"
-    directions: Annotated[Literal[1, 2], NotBoolean] = Field(
-        2, description="2: bidirectional, d_model / 2 per direction; 1: forward only", examples=[1]
+    directions: Annotated[Literal[1, 2], NotBoolean] = setting(
+        2, "2: bidirectional, d_model / 2 per direction; 1: forward only", example=1
     )
-    pooling: Literal["none", "last", "mean"] = Field(
+    pooling: Literal["none", "last", "mean"] = setting(
         "none",
-        description="none: one output per token; last: one output per text, from the final states; mean: one output "
-        "per text, from the mean over its states",
-        examples=["last"],
+        "none: one output per token; last: one output per text, from the final states; mean: one output per text, "
+        "from the mean over its states",
+        example="last",
     )
     tie: TieMasked = "none"
 
-    @model_validator(mode="after")
-    def _halves(self) -> RecurrentEncoderConfig:
-        require_even(self.d_model, self.directions)
-        return self
+    def _problems(self, stored: bool) -> Iterator[str]:
+        yield from _odd_halves(self.d_model, self.directions)

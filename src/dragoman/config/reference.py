@@ -1,4 +1,4 @@
-"""Descriptions of all keys and kinds of the configuration, read from the models."""
+"""Descriptions of all keys and kinds of the configuration, read from the models, and documents with all defaults."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shlex
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -15,11 +15,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from dragoman.config.document import Config
-from dragoman.config.errors import DEVICES, limits_of, models_in, tag_key, tag_of
-from dragoman.config.foreign_names import native_name
+from dragoman.config.errors import DEVICES, limits_of, models_in, native_name, tag_key, tag_of, toml_value
 from dragoman.config.model import PRESETS, TransformerConfig
-from dragoman.config.section import Duration
-from dragoman.config.toml import toml_value
+from dragoman.config.section import Duration, Section
 from dragoman.errors import UsageError, clip, nearest
 
 Conditions = tuple[tuple[str, tuple[str, ...]], ...]
@@ -27,6 +25,8 @@ Conditions = tuple[tuple[str, tuple[str, ...]], ...]
 _Chosen = tuple[tuple[str, str], ...]
 """The selected kinds on the path to a section: (key, kind)."""
 _UNLIMITED = 2**63 - 1
+_COLUMN = 44
+"""Column of the comments in a document with all defaults."""
 _DURATION = 'number and unit: "20 min", "2 h", "8000 steps", "30 epochs", "50M tokens"'
 
 
@@ -248,3 +248,55 @@ def _ends_with(name: str, wanted: str) -> bool:
 def _belongs(key: Key, kind: Kind) -> bool:
     """Return whether a kind has a key."""
     return key.name in kind.keys and all(kind.tag in tags for name, tags in key.conditions if name == kind.name)
+
+
+# ------------------------------------------------------------------------------------------ documents with all defaults
+
+
+def annotated_toml(document: Section, given: Collection[str], preset: str | None = None) -> str:
+    """Return the document with all defaults as TOML; a comment states the origin of each value.
+
+    given: dotted keys that were set.  preset: name of the preset, the origin of values of `[model]` that are neither
+    set nor defaults.
+    """
+    lines = []
+    for name, section in document:
+        usual = type(document).model_fields[name].default
+        lines += [f"[{name}]", *_lines(section, usual, f"{name}.", "", given, preset), ""]
+    return "\n".join(lines)
+
+
+def _lines(
+    section: Section, usual: Any, prefix: str, inner: str, given: Collection[str], preset: str | None
+) -> Iterator[str]:
+    """Yield the lines of a section.
+
+    usual: the default section, which may be of another kind.  prefix: dotted name and a dot.  inner: prefix without the
+    name in [brackets].
+    """
+    written = section.model_dump(mode="json")  # leaves out keys without effect
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), prefix + name
+        default = None if field.is_required() else field.default
+        if isinstance(value, Section) and not hasattr(value, "unit"):
+            yield from _lines(value, default, f"{key}.", f"{inner}{name}.", given, preset)
+            continue
+        if name not in written:
+            continue
+        if value is None:
+            yield f"# {inner}{name}: not set"
+            continue
+        if name in ("kind", "architecture"):
+            default = getattr(usual, name, None)
+        is_set = any(one == key or one.startswith(f"{key}.") for one in given)
+        origin = _origin(value, default, is_set, preset)
+        yield f"{f'{inner}{name} = {toml_value(written[name])}':<{_COLUMN}}  # {origin}"
+
+
+def _origin(value: Any, default: Any, is_set: bool, preset: str | None) -> str:
+    if value == default or (default is None and not is_set):
+        return "default"
+    if not is_set:
+        return f'preset "{preset}"'
+    standard = toml_value(str(default) if hasattr(default, "unit") else default)
+    return "set" if default is None else f"set; default: {standard}"

@@ -1,20 +1,24 @@
-"""The base class of all sections, and `Duration`."""
+"""The base class of all sections, types of their values, and `Duration`."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PlainSerializer,
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -35,9 +39,24 @@ class Section(BaseModel):
         others = [value for name, value in self if name != "kind" and isinstance(value, str)]
         return f"{kind} ({', '.join(others)})" if kind and others else kind
 
+    def _problems(self, stored: bool) -> Iterator[str]:
+        """Yield which values contradict each other.  stored: see `is_stored`."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> Self:
+        if problems := list(self._problems(is_stored(info))):
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def setting(default: Any, meaning: str, *, example: Any = None, **limits: Any) -> Any:
+    """Return the field of a key.  default: `...` if the key is required.  meaning, example: see `reference.py`."""
+    return Field(default, description=meaning, examples=None if example is None else [example], **limits)
+
 
 _LIMITS = {"less_than_equal", "greater_than_equal", "greater_than", "string_pattern_mismatch", "limit"}
-"""pydantic's error types for values outside of their limits; "limit" is raised in limits.py."""
+"""pydantic's error types for values outside of their limits; "limit" is that of the types below."""
 _MOST_STORED = 1.7e308
 """About the largest float; larger integers and infinity are rejected even in stored documents."""
 
@@ -55,6 +74,28 @@ def _not_boolean(value: Any) -> Any:
 
 NotBoolean = BeforeValidator(_not_boolean)
 """Rejects true and false, which pydantic accepts as 1 and 0."""
+
+
+def auto_or(least: int, most: int) -> BeforeValidator:
+    """Accept "auto" or a whole number."""
+
+    def check(value: Any) -> Any:
+        if value == "auto" or (type(value) is int and least <= value <= most):
+            return value
+        raise PydanticCustomError("limit", f'accepted: "auto", or {least:,} to {most:,}')
+
+    return BeforeValidator(check)
+
+
+def zero_or(least: float, message: str) -> AfterValidator:
+    """Accept 0, which turns a part off, or at least this number."""
+
+    def check(value: float) -> float:
+        if 0 < value < least:
+            raise PydanticCustomError("limit", message)
+        return value
+
+    return AfterValidator(check)
 
 
 def _accept_stored(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:

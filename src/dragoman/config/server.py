@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from dragoman.config import limits
 from dragoman.config.document import read_document
 from dragoman.config.errors import describe
-from dragoman.config.section import NotBoolean, Section
+from dragoman.config.section import NotBoolean, Section, setting
 from dragoman.errors import ConfigError
 
 _Count = Annotated[int, NotBoolean, Field(ge=1, le=1_000_000_000)]
@@ -22,23 +22,23 @@ _Code = Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*$")]
 class SearchOverrides(Section):
     """`search` of an entry of [[models]]: settings that replace those of the model."""
 
-    beam: limits.Beams | None = Field(None, description="beam size; default: that of the model")
-    shrink_beam: bool | None = Field(
-        None, description="narrow the beam by one per complete hypothesis; default: that of the model"
+    beam: limits.Beams | None = setting(None, "beam size; default: that of the model")
+    shrink_beam: bool | None = setting(
+        None, "narrow the beam by one per complete hypothesis; default: that of the model"
     )
-    beam_threshold: limits.BeamThreshold | None = Field(
+    beam_threshold: limits.BeamThreshold | None = setting(
         None,
-        description="drop hypotheses whose log-probability is more than this below that of the best one, and those "
-        "that cannot enter the n-best list by ending with the next token; 0 = off; default: that of the model",
+        "drop hypotheses whose log-probability is more than this below that of the best one, and those that cannot "
+        "enter the n-best list by ending with the next token; 0 = off; default: that of the model",
     )
-    recombine: limits.LastTokens | None = Field(
+    recombine: limits.LastTokens | None = setting(
         None,
-        description="of unfinished hypotheses with this many equal last tokens, keep only the best one, 0 = off; "
-        "default: that of the model",
+        "of unfinished hypotheses with this many equal last tokens, keep only the best one, 0 = off; default: that "
+        "of the model",
     )
-    alpha: limits.LengthPenalty | None = Field(None, description="length penalty; default: that of the model")
-    max_extra: limits.ExtraTokens | None = Field(
-        None, description="maximum output length beyond that of the source; default: that of the model"
+    alpha: limits.LengthPenalty | None = setting(None, "length penalty; default: that of the model")
+    max_extra: limits.ExtraTokens | None = setting(
+        None, "maximum output length beyond that of the source; default: that of the model"
     )
 
     @property
@@ -50,64 +50,58 @@ class SearchOverrides(Section):
 class ModelEntry(Section):
     """An entry of [[models]]."""
 
-    path: str = Field(description="run folder or model folder; relative paths start from the folder of the document")
-    source: _Code | None = Field(None, description="code of the source language; default: that of the model")
-    target: _Code | None = Field(None, description="code of the target language; default: that of the model")
-    model_source: str | None = Field(
-        None, description="source language of a model with several ones, as the model names it; default: `source`"
+    path: str = setting(..., "run folder or model folder; relative paths start from the folder of the document")
+    source: _Code | None = setting(None, "code of the source language; default: that of the model")
+    target: _Code | None = setting(None, "code of the target language; default: that of the model")
+    model_source: str | None = setting(
+        None, "source language of a model with several ones, as the model names it; default: `source`"
     )
-    model_target: str | None = Field(
-        None, description="target language of a model with several ones, as the model names it; default: `target`"
+    model_target: str | None = setting(
+        None, "target language of a model with several ones, as the model names it; default: `target`"
     )
-    search: SearchOverrides = Field(SearchOverrides(), description="settings of the search that replace the model's")
-    shortlist: bool = Field(
-        False, description="restrict translations to the model's shortlist, which `dragoman shortlist` creates"
+    search: SearchOverrides = setting(SearchOverrides(), "settings of the search that replace the model's")
+    shortlist: bool = setting(
+        False, "restrict translations to the model's shortlist, which `dragoman shortlist` creates"
     )
 
 
 class LimitsConfig(Section):
     """[limits]: limits of requests; requests beyond them are refused."""
 
-    characters: _Count = Field(100_000, description="characters of all texts of a request")
-    texts: _Count = Field(1_000, description="texts of a request")
-    body: _Count = Field(4 << 20, description="bytes of a request")
-    read_seconds: _Seconds = Field(20.0, description="time for the arrival of a request")
-    seconds: _Seconds = Field(120.0, description="time for a translation")
-    waiting_tokens: _Count = Field(200_000, description="source tokens of all requests in progress")
+    characters: _Count = setting(100_000, "characters of all texts of a request")
+    texts: _Count = setting(1_000, "texts of a request")
+    body: _Count = setting(4 << 20, "bytes of a request")
+    read_seconds: _Seconds = setting(20.0, "time for the arrival of a request")
+    seconds: _Seconds = setting(120.0, "time for a translation")
+    waiting_tokens: _Count = setting(200_000, "source tokens of all requests in progress")
 
 
 class ServerConfig(Section):
     """The whole document."""
 
-    models: Annotated[list[ModelEntry], Field(min_length=1)] = Field(
-        description="models to serve; of two models of the same direction, the first one is used"
+    models: Annotated[list[ModelEntry], Field(min_length=1)] = setting(
+        ..., "models to serve; of two models of the same direction, the first one is used"
     )
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 allows other machines")
-    port: Annotated[int, NotBoolean, Field(ge=0, le=65_535)] = Field(
-        8000, description="port to listen on; 0 = any free one"
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 allows other machines")
+    port: Annotated[int, NotBoolean, Field(ge=0, le=65_535)] = setting(8000, "port to listen on; 0 = any free one")
+    allowed_hosts: list[str] = setting(
+        [], "host names that requests may use, beside local ones; [] = any, unless `host` is local"
     )
-    allowed_hosts: list[str] = Field(
-        [], description="host names that requests may use, beside local ones; [] = any, unless `host` is local"
+    viewer: bool = setting(True, "serve the page that shows how a translation is generated")
+    device: str = setting("cpu", "device of the models and of the viewer: cpu, cuda, cuda:1, ..., or auto")
+    database: str = setting("", 'SQLite file of API keys, glossaries and documents; "" = keys are not checked')
+    require_key: bool = setting(False, "refuse requests without an API key; requires `database`")
+    suggestions: str = setting(
+        "", 'file of the translations that clients suggest, JSON lines; "" = suggestions are refused'
     )
-    viewer: bool = Field(True, description="serve the page that shows how a translation is generated")
-    device: str = Field("cpu", description="device of the models and of the viewer: cpu, cuda, cuda:1, ..., or auto")
-    database: str = Field(
-        "", description='SQLite file of API keys, glossaries and documents; "" = keys are not checked'
+    log_requests: bool = setting(False, "print one JSON object per request, without its texts")
+    load: Literal["start", "first_use"] = setting(
+        "start", "when models are loaded; with `memory`, only as many at the start as there is room for"
     )
-    require_key: bool = Field(False, description="refuse requests without an API key; requires `database`")
-    suggestions: str = Field(
-        "", description='file of the translations that clients suggest, JSON lines; "" = suggestions are refused'
-    )
-    log_requests: bool = Field(False, description="print one JSON object per request, without its texts")
-    load: Literal["start", "first_use"] = Field(
-        "start", description="when models are loaded; with `memory`, only as many at the start as there is room for"
-    )
-    memory: _Size = Field(
-        0, description="MiB of the weights of all loaded models; 0 = no limit; others are unloaded beyond it"
-    )
-    cache: _Size = Field(0, description="MiB of translations that are kept for texts that are sent again; 0 = none")
-    drain: Annotated[float, NotBoolean, Field(ge=0, le=86_400)] = Field(
-        30.0, description="seconds within which requests are finished when the server stops"
+    memory: _Size = setting(0, "MiB of the weights of all loaded models; 0 = no limit; others are unloaded beyond it")
+    cache: _Size = setting(0, "MiB of translations that are kept for texts that are sent again; 0 = none")
+    drain: Annotated[float, NotBoolean, Field(ge=0, le=86_400)] = setting(
+        30.0, "seconds within which requests are finished when the server stops"
     )
     limits: LimitsConfig = LimitsConfig()
 

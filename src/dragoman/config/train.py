@@ -7,27 +7,25 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from dragoman.config import limits
-from dragoman.config.section import AcceptStored, Duration, DurationField, Section
+from dragoman.config.section import AcceptStored, Duration, DurationField, Section, setting
 
 Device = Annotated[str, Field(pattern="^(auto|cpu|(cuda|mps|xpu|hpu)(:[0-9]{1,3})?)$"), AcceptStored]
 
 
 class _Adam(Section):
     kind: str
-    beta1: limits.Beta = Field(0.9, description="decay rate of the running mean of the gradient", examples=[0.9])
-    beta2: limits.Beta = Field(
-        0.98,
-        description="decay rate of the running mean of the squared gradient (Vaswani et al. 2017, 5.3: 0.98)",
-        examples=[0.999],
+    beta1: limits.Beta = setting(0.9, "decay rate of the running mean of the gradient", example=0.9)
+    beta2: limits.Beta = setting(
+        0.98, "decay rate of the running mean of the squared gradient (Vaswani et al. 2017, 5.3: 0.98)", example=0.999
     )
-    eps: limits.AdamEpsilon = Field(1e-9, description="added to the denominator of the update", examples=[1e-8])
+    eps: limits.AdamEpsilon = setting(1e-9, "added to the denominator of the update", example=1e-8)
 
 
 class _AdamW(_Adam):
-    weight_decay: limits.WeightDecay = Field(
+    weight_decay: limits.WeightDecay = setting(
         0.01,
-        description="decoupled weight decay: subtract learning rate * weight_decay * weight from matrices; 0 = none",
-        examples=[0.1],
+        "decoupled weight decay: subtract learning rate * weight_decay * weight from matrices; 0 = none",
+        example=0.1,
     )
 
 
@@ -51,7 +49,7 @@ class MuonConfig(_AdamW):
     """
 
     kind: Literal["muon"] = "muon"
-    momentum: limits.Beta = Field(0.95, description="decay rate of Nesterov momentum", examples=[0.9])
+    momentum: limits.Beta = setting(0.95, "decay rate of Nesterov momentum", example=0.9)
 
 
 class SGDConfig(Section):
@@ -61,43 +59,39 @@ class SGDConfig(Section):
     """
 
     kind: Literal["sgd"] = "sgd"
-    momentum: limits.Beta = Field(
-        0.0, description="momentum: fraction of the previous update added to the current one; 0 = none", examples=[0.9]
+    momentum: limits.Beta = setting(
+        0.0, "momentum: fraction of the previous update added to the current one; 0 = none", example=0.9
     )
-    weight_decay: limits.WeightDecay = Field(
-        0.0, description="L2 regularization of the matrices; 0 = none", examples=[1e-4]
-    )
+    weight_decay: limits.WeightDecay = setting(0.0, "L2 regularization of the matrices; 0 = none", example=1e-4)
 
 
 class InverseSqrtSchedule(Section):
     """factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (Vaswani et al. 2017, equation 3)."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
-    factor: limits.ScheduleFactor = Field(
-        1.0,
-        description="scale of the schedule; the peak learning rate is factor / sqrt(d_model * warmup)",
-        examples=[2.0],
+    factor: limits.ScheduleFactor = setting(
+        1.0, "scale of the schedule; the peak learning rate is factor / sqrt(d_model * warmup)", example=2.0
     )
-    warmup: limits.Steps = Field(4000, description="number of warm-up steps", examples=[4000])
+    warmup: limits.Steps = setting(4000, "number of warm-up steps", example=4000)
 
 
 class BudgetSchedule(Section):
     """Linear warm-up, constant at `peak`, then decay to zero at the end of the budget."""
 
     kind: Literal["budget"] = "budget"
-    peak: limits.PeakRate = Field(3e-3, description="peak learning rate", examples=[2e-3])
-    warmup: limits.Steps = Field(100, description="number of warm-up steps", examples=[400])
-    decay: limits.Decay = Field(
-        0.5, description="fraction of the budget, at its end, over which the rate decays to zero", examples=[0.7]
+    peak: limits.PeakRate = setting(3e-3, "peak learning rate", example=2e-3)
+    warmup: limits.Steps = setting(100, "number of warm-up steps", example=400)
+    decay: limits.Decay = setting(
+        0.5, "fraction of the budget, at its end, over which the rate decays to zero", example=0.7
     )
-    shape: Literal["linear", "cosine"] = Field("linear", description="shape of the decay curve", examples=["cosine"])
+    shape: Literal["linear", "cosine"] = setting("linear", "shape of the decay curve", example="cosine")
 
 
 class _DecaySchedule(Section):
     kind: str
-    peak: limits.PeakRate = Field(3e-3, description="peak learning rate", examples=[2e-3])
-    warmup: limits.Steps = Field(100, description="number of warm-up steps", examples=[400])
-    floor: limits.RateFloor = Field(0.0, description="rate at the end, as a fraction of the peak", examples=[0.1])
+    peak: limits.PeakRate = setting(3e-3, "peak learning rate", example=2e-3)
+    warmup: limits.Steps = setting(100, "number of warm-up steps", example=400)
+    floor: limits.RateFloor = setting(0.0, "rate at the end, as a fraction of the peak", example=0.1)
 
 
 class LinearSchedule(_DecaySchedule):
@@ -119,8 +113,8 @@ class WarmupStableDecaySchedule(_DecaySchedule):
     """
 
     kind: Literal["warmup_stable_decay"] = "warmup_stable_decay"
-    decay: limits.Decay = Field(
-        0.2, description="final fraction of the budget, in which the rate falls to floor * peak", examples=[0.1]
+    decay: limits.Decay = setting(
+        0.2, "final fraction of the budget, in which the rate falls to floor * peak", example=0.1
     )
 
 
@@ -128,18 +122,16 @@ class ConstantSchedule(Section):
     """Linear warm-up, then constant at `rate`."""
 
     kind: Literal["constant"] = "constant"
-    rate: limits.PeakRate = Field(1e-3, description="learning rate after the warm-up", examples=[1e-3])
-    warmup: limits.Steps = Field(
-        1, description="number of warm-up steps; 1 = `rate` from the first step", examples=[100]
-    )
+    rate: limits.PeakRate = setting(1e-3, "learning rate after the warm-up", example=1e-3)
+    warmup: limits.Steps = setting(1, "number of warm-up steps; 1 = `rate` from the first step", example=100)
 
 
 class _Parallel(Section):
     kind: str
-    timeout: DurationField = Field(
+    timeout: DurationField = setting(
         Duration(amount=10 * 60, unit="seconds"),
-        description="time after which a process that does not answer is regarded as lost, and the others end",
-        examples=["2 min"],
+        "time after which a process that does not answer is regarded as lost, and the others end",
+        example="2 min",
     )
 
     @field_validator("timeout")
@@ -191,12 +183,12 @@ class LoRAConfig(Section):
     sum.
     """
 
-    rank: limits.Rank = Field(8, description="rows of A and columns of B", examples=[16])
-    alpha: limits.Alpha = Field(16.0, description="scale of the update; it is divided by the rank", examples=[32.0])
-    targets: tuple[Literal["attention", "feed_forward"], ...] = Field(
+    rank: limits.Rank = setting(8, "rows of A and columns of B", example=16)
+    alpha: limits.Alpha = setting(16.0, "scale of the update; it is divided by the rank", example=32.0)
+    targets: tuple[Literal["attention", "feed_forward"], ...] = setting(
         ("attention", "feed_forward"),
-        description="layers whose matrices are adapted; queries, keys and values are one matrix",
-        examples=[["attention"]],
+        "layers whose matrices are adapted; queries, keys and values are one matrix",
+        example=["attention"],
         min_length=1,
     )
 
@@ -209,148 +201,134 @@ class LoRAConfig(Section):
 class TrainConfig(Section):
     """Length of the training, optimizer, learning rate, validation and checkpoints."""
 
-    budget: DurationField = Field(
+    budget: DurationField = setting(
         Duration(amount=20 * 60, unit="seconds"),
-        description="length of the training; the schedule `budget` reaches zero at its end",
-        examples=["30 epochs"],
+        "length of the training; the schedule `budget` reaches zero at its end",
+        example="30 epochs",
     )
-    expected_speed: limits.OptionalCount = Field(
+    expected_speed: limits.OptionalCount = setting(
         0,
-        description="tokens per second (source + target) that `dragoman new` expects, including validations; a "
-        "training in minutes that reaches less than 80 % reports it; 0 = unknown",
-        examples=[4500],
+        "tokens per second (source + target) that `dragoman new` expects, including validations; a training in "
+        "minutes that reaches less than 80 % reports it; 0 = unknown",
+        example=4500,
     )
-    init_from: str | None = Field(
+    init_from: str | None = setting(
         None,
-        description="fine-tuning: model folder or run whose weights, tokenizer, `[model]` and `[search]` the run "
-        "starts with; a relative path is resolved against the folder of the TOML file",
-        examples=["en-de"],
+        "fine-tuning: model folder or run whose weights, tokenizer, `[model]` and `[search]` the run starts with; a"
+        " relative path is resolved against the folder of the TOML file",
+        example="en-de",
         min_length=1,
     )
-    lora: LoRAConfig | None = Field(
+    lora: LoRAConfig | None = setting(
         None,
-        description="train low-rank adapters of the matrices instead of all weights; requires `init_from`",
-        examples=[{"rank": 16}],
+        "train low-rank adapters of the matrices instead of all weights; requires `init_from`",
+        example={"rank": 16},
     )
-    batch_tokens: limits.TokensPerBatch = Field(
+    batch_tokens: limits.TokensPerBatch = setting(
         4096,
-        description="source + target tokens per batch, with padding; auto: the largest number that fits into the "
-        "memory, up to the fastest, chosen when a run begins",
-        examples=[8192],
+        "source + target tokens per batch, with padding; auto: the largest number that fits into the memory, up to "
+        "the fastest, chosen when a run begins",
+        example=8192,
     )
-    accumulate: limits.Batches = Field(
-        1,
-        description="gradient accumulation: batches per update; equivalent to larger batches, with less memory",
-        examples=[4],
+    accumulate: limits.Batches = setting(
+        1, "gradient accumulation: batches per update; equivalent to larger batches, with less memory", example=4
     )
-    optimizer: Optimizer = Field(AdamConfig(), description="optimization algorithm", examples=["adamw"])
-    schedule: Schedule = Field(InverseSqrtSchedule(), description="learning rate schedule", examples=["budget"])
-    label_smoothing: limits.Dropout = Field(
-        0.1,
-        description="target probability distributed uniformly over all tokens (Szegedy et al. 2016)",
-        examples=[0.1],
+    optimizer: Optimizer = setting(AdamConfig(), "optimization algorithm", example="adamw")
+    schedule: Schedule = setting(InverseSqrtSchedule(), "learning rate schedule", example="budget")
+    label_smoothing: limits.Dropout = setting(
+        0.1, "target probability distributed uniformly over all tokens (Szegedy et al. 2016)", example=0.1
     )
-    clip_norm: limits.GradientNorm = Field(
-        0.0, description="maximum norm of the gradient (Pascanu et al. 2013); 0 = no clipping", examples=[1.0]
+    clip_norm: limits.GradientNorm = setting(
+        0.0, "maximum norm of the gradient (Pascanu et al. 2013); 0 = no clipping", example=1.0
     )
-    precision: Literal["float32", "bf16", "fp16"] = Field(
+    precision: Literal["float32", "bf16", "fp16"] = setting(
         "float32",
-        description="precision of products, with weights in float32: bf16 is faster on hardware "
-        "that multiplies it; fp16, with dynamic loss scaling, is for GPUs without bf16",
-        examples=["bf16"],
+        "precision of products, with weights in float32: bf16 is faster on hardware that multiplies it; fp16, with "
+        "dynamic loss scaling, is for GPUs without bf16",
+        example="bf16",
     )
-    gradient_checkpointing: bool = Field(
+    gradient_checkpointing: bool = setting(
         False,
-        description="store only the inputs of each layer of a Transformer and compute the layer again in the backward "
-        "pass (Chen et al. 2016): less memory, more time, the same gradients",
-        examples=[True],
+        "store only the inputs of each layer of a Transformer and compute the layer again in the backward pass "
+        "(Chen et al. 2016): less memory, more time, the same gradients",
+        example=True,
     )
-    seed: limits.Seed = Field(
-        1, description="random seed of the initialization, the order of the data, dropout and sampling", examples=[2]
+    seed: limits.Seed = setting(
+        1, "random seed of the initialization, the order of the data, dropout and sampling", example=2
     )
-    ema: limits.Beta = Field(
-        0.0,
-        description="decay rate of the moving average of the weights, which is validated and saved; 0 = none",
-        examples=[0.999],
+    ema: limits.Beta = setting(
+        0.0, "decay rate of the moving average of the weights, which is validated and saved; 0 = none", example=0.999
     )
-    log_every: limits.Interval = Field(20, description="steps between log lines", examples=[100])
-    validate_every: DurationField = Field(
+    log_every: limits.Interval = setting(20, "steps between log lines", example=100)
+    validate_every: DurationField = setting(
         Duration(amount=1, unit="epochs"),
-        description="interval between validations; each validation saves a checkpoint",
-        examples=["500 steps"],
+        "interval between validations; each validation saves a checkpoint",
+        example="500 steps",
     )
-    save_every: DurationField = Field(
+    save_every: DurationField = setting(
         Duration(amount=5 * 60, unit="seconds"),
-        description="interval between checkpoints without validation; a killed training loses at most this much",
-        examples=["2000 steps"],
+        "interval between checkpoints without validation; a killed training loses at most this much",
+        example="2000 steps",
     )
-    validate_sentences: limits.Sentences = Field(
-        1000, description="sentences decoded per validation; the loss is computed on all sentences", examples=[200]
+    validate_sentences: limits.Sentences = setting(
+        1000, "sentences decoded per validation; the loss is computed on all sentences", example=200
     )
-    metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = Field(
+    metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = setting(
         "loss",
-        description="metric that selects the best checkpoint: loss for all data; bleu, chrf for parallel text; "
-        "accuracy for masked text, tags, labels and images; f1 for trees",
-        examples=["bleu"],
+        "metric that selects the best checkpoint: loss for all data; bleu, chrf for parallel text; accuracy for "
+        "masked text, tags, labels and images; f1 for trees",
+        example="bleu",
     )
-    patience: limits.OptionalCount = Field(
-        0, description="early stopping: number of validations without improvement; 0 = off", examples=[5]
+    patience: limits.OptionalCount = setting(
+        0, "early stopping: number of validations without improvement; 0 = off", example=5
     )
-    keep: limits.Checkpoints = Field(
-        5, description="number of recent checkpoints to keep, in addition to the best", examples=[10]
+    keep: limits.Checkpoints = setting(5, "number of recent checkpoints to keep, in addition to the best", example=10)
+    average: limits.OptionalCount = setting(0, "number of last checkpoints to average at the end; 0 = none", example=5)
+    max_bad_steps: limits.Interval = setting(
+        20, "consecutive steps with a non-finite loss before training stops", example=50
     )
-    average: limits.OptionalCount = Field(
-        0, description="number of last checkpoints to average at the end; 0 = none", examples=[5]
+    parallel: Parallel = setting(
+        ReplicatedConfig(), "training by several processes, which torchrun starts", example="fsdp"
     )
-    max_bad_steps: limits.Interval = Field(
-        20, description="consecutive steps with a non-finite loss before training stops", examples=[50]
-    )
-    parallel: Parallel = Field(
-        ReplicatedConfig(), description="training by several processes, which torchrun starts", examples=["fsdp"]
-    )
-    device: Device = Field(
-        "auto", description="auto: a GPU if available; cuda:1 selects the second GPU", examples=["cuda:1"]
-    )
-    cuda_graphs: Literal["auto", "off"] = Field(
+    device: Device = setting("auto", "auto: a GPU if available; cuda:1 selects the second GPU", example="cuda:1")
+    cuda_graphs: Literal["auto", "off"] = setting(
         "auto",
-        description="auto: on one GPU, record the steps of a Transformer that translates as CUDA graphs, one for each "
-        "shape of a batch, and pad batches to few shapes: faster for small models",
-        examples=["off"],
+        "auto: on one GPU, record the steps of a Transformer that translates as CUDA graphs, one for each shape of "
+        "a batch, and pad batches to few shapes: faster for small models",
+        example="off",
     )
-    threads: limits.Threads = Field(
-        "auto", description="CPU threads; auto: the fastest number, measured when training starts", examples=[2]
+    threads: limits.Threads = setting(
+        "auto", "CPU threads; auto: the fastest number, measured when training starts", example=2
     )
 
 
 class SearchConfig(Section):
     """Default settings of decoding, in `translate` and in Python."""
 
-    beam: limits.Beams = Field(4, description="beam size: hypotheses per step; 1 = greedy search", examples=[5])
-    shrink_beam: bool = Field(
-        False, description="each complete hypothesis makes the beam narrower by one: faster", examples=[True]
-    )
-    beam_threshold: limits.BeamThreshold = Field(
+    beam: limits.Beams = setting(4, "beam size: hypotheses per step; 1 = greedy search", example=5)
+    shrink_beam: bool = setting(False, "each complete hypothesis makes the beam narrower by one: faster", example=True)
+    beam_threshold: limits.BeamThreshold = setting(
         0.0,
-        description="hypotheses leave the beam if their log-probability is more than this below that of the best "
-        "one, or if they cannot enter the n-best list by ending with the next token: faster; 0 = off",
-        examples=[4.0],
+        "hypotheses leave the beam if their log-probability is more than this below that of the best one, or if "
+        "they cannot enter the n-best list by ending with the next token: faster; 0 = off",
+        example=4.0,
     )
-    recombine: limits.LastTokens = Field(
+    recombine: limits.LastTokens = setting(
         0,
-        description="of unfinished hypotheses with this many equal last tokens, only the best one stays in the beam: "
-        "faster, with some other translations; 0 = off",
-        examples=[2],
+        "of unfinished hypotheses with this many equal last tokens, only the best one stays in the beam: faster, "
+        "with some other translations; 0 = off",
+        example=2,
     )
-    alpha: limits.LengthPenalty = Field(
+    alpha: limits.LengthPenalty = setting(
         0.6,
-        description="length penalty: scores are divided by ((5 + length) / 6) ** alpha (Wu et al. 2016); larger values "
-        "favour longer output",
-        examples=[1.0],
+        "length penalty: scores are divided by ((5 + length) / 6) ** alpha (Wu et al. 2016); larger values favour "
+        "longer output",
+        example=1.0,
     )
-    max_extra: limits.ExtraTokens = Field(
-        50, description="maximum output length in tokens, in addition to the length of the source", examples=[100]
+    max_extra: limits.ExtraTokens = setting(
+        50, "maximum output length in tokens, in addition to the length of the source", example=100
     )
-    min_length: limits.LeastTokens = Field(0, description="minimum output length in tokens", examples=[1])
-    no_repeat_ngram: limits.NgramSize = Field(
-        0, description="size of n-grams that may occur only once in an output; 0 = off", examples=[3]
+    min_length: limits.LeastTokens = setting(0, "minimum output length in tokens", example=1)
+    no_repeat_ngram: limits.NgramSize = setting(
+        0, "size of n-grams that may occur only once in an output; 0 = off", example=3
     )

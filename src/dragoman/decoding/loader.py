@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman._version import __version__
 from dragoman.config import Config
-from dragoman.config.kinds import DATA_KINDS
+from dragoman.config.data import DATA_KINDS
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine

@@ -50,9 +50,9 @@ def pytorch(job: Job, options: dict[str, Any]) -> Translate:
     import torch
 
     from dragoman.config import parse_config
-    from dragoman.data.batch_plans import batches_within
     from dragoman.data.batching import collate_source
     from dragoman.decoding import ModelStepper, SearchSettings, generate
+    from dragoman.decoding.backend import batches_within
     from dragoman.models.build import build_model
     from dragoman.models.model_folder import load_network
     from dragoman.models.seq2seq import Model

@@ -34,7 +34,7 @@ def small_corpus(target: str, monkeypatch: pytest.MonkeyPatch) -> spelled_number
     """A corpus with fewer items."""
     corpus = spelled_numbers.build(target=target)
     small = spelled_numbers.SpelledNumbers(corpus.train[:800], corpus.valid[:12], corpus.test[:20])
-    monkeypatch.setattr(spelled_numbers.corpus, "build", lambda seed, target: small)
+    monkeypatch.setattr(spelled_numbers, "build", lambda seed, target: small)
     return small
 
 

@@ -17,10 +17,9 @@ from filelock import FileLock
 from dragoman.config import dump_toml, load_config
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.store import build as build_module
-from dragoman.data.store import pool as pool_module
 from dragoman.data.store.build import build_store
-from dragoman.data.store.origin import content_hash
-from dragoman.data.store.pool import Processes, RayTasks
+from dragoman.data.store.folder import content_hash
+from dragoman.data.store.segments import Processes, RayTasks
 from dragoman.errors import DragomanError, TrainingError
 from dragoman.training.preparation import prepare
 from small_run import Listener, small_config, write_corpus
@@ -182,4 +181,3 @@ def test_ray_is_not_started_where_it_is_missing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(DragomanError, match=r"a cluster needs ray.*pip install 'dragoman\[scale\]'"):
         RayTasks()
-    assert pool_module.RayTasks is RayTasks

@@ -228,7 +228,7 @@ def test_another_missing_module_keeps_its_error() -> None:
     ("package", "use", "what"),
     [
         ("tensorboard", "from dragoman.io.run_log import _Events; _Events(None, str, None)", "training"),
-        ("num2words", "import dragoman.data.spelled_numbers.english", "the built-in corpus"),
+        ("num2words", "import dragoman.data.spelled_numbers", "the built-in corpus"),
         ("matplotlib", "from dragoman.pages.charts import drawing\nwith drawing('a'): pass", "drawing charts"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from dragoman.config import TokenizerConfig
 from dragoman.errors import UsageError
 from dragoman.tokenizers import EOS, Tokenizer, train_tokenizer
-from dragoman.tokenizers.added_words import AddedWords, add_words
+from dragoman.tokenizers.training import AddedWords, add_words
 
 IMPORTED = Path(__file__).parents[1] / "golden" / "imported_v1"
 LINES = ["A dog runs across a field.", "Two people sit on a bench, and a dog sleeps.", "The field and the bench."] * 9

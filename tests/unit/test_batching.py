@@ -7,8 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dragoman.data.batch_plans import EpochPlan
-from dragoman.data.batching import collate, collate_source, read_batch
+from dragoman.data.batching import EpochPlan, collate, collate_source, read_batch
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.store.build import build_store
 from dragoman.data.store.reader import Store

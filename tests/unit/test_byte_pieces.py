@@ -10,7 +10,7 @@ import pytest
 
 from dragoman.errors import ModelFolderError
 from dragoman.tokenizers import EOS, UNK, Tokenizer
-from dragoman.tokenizers.byte_pieces import BYTES_FILE, BytePieces
+from dragoman.tokenizers.pieces import BYTES_FILE, BytePieces
 
 FIRST = EOS + 1
 SENTINEL = FIRST + 256

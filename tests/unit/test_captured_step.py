@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from dragoman.config import load_config
-from dragoman.data.batch_plans import grid_shape, on_grid
-from dragoman.data.batching import Batch, collate
+from dragoman.data.batching import Batch, collate, grid_shape, on_grid
 from dragoman.io.run_log import Reporter
 from dragoman.models.model_folder import unique_tensors
 from dragoman.nn.fast.dropout import seed_dropout

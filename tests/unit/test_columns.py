@@ -10,9 +10,9 @@ import pytest
 from dragoman.advice.doctor import diagnose
 from dragoman.advice.source_text import open_text
 from dragoman.config import parse_config
-from dragoman.data.readers import columns
-from dragoman.data.readers.columns import text_keys
-from dragoman.data.readers.row import Row
+from dragoman.data.readers import tables
+from dragoman.data.readers.rows import Row
+from dragoman.data.readers.tables import text_keys
 from dragoman.errors import DataError, UsageError
 from dragoman.training.run import check_files
 from pair_files import FORMATS, HEADED, write_csv, write_tmx
@@ -69,9 +69,9 @@ def test_columns_of_text_are_found(tmp_path: Path) -> None:
 
 
 def test_the_sample_of_a_large_table_is_spread_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.data.readers.columns._SAMPLE", 50)
+    monkeypatch.setattr("dragoman.data.readers.tables._SAMPLE", 50)
     rows = [Row(i, "", ("Yes" if i < 100 else f"yes {i}", f"ja {i}")) for i in range(1000)]
-    numbers = [row.number for row in columns._sample(rows)]
+    numbers = [row.number for row in tables._sample(rows)]
     assert numbers == list(range(0, 1000, 16))
     path = write_csv(tmp_path / "a.csv", [row.texts for row in rows])
     assert text_keys(path, print) == (0, 1)  # although the first 100 rows repeat a value

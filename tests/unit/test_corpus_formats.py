@@ -18,7 +18,7 @@ from dragoman.advice.examine import examine
 from dragoman.config import parse_config
 from dragoman.data.corpus import CorpusSpec, SentencePair, corpus_spec, read_pairs
 from dragoman.data.store.build import build_store
-from dragoman.data.store.origin import text_hash
+from dragoman.data.store.folder import text_hash
 from dragoman.errors import DataError, UsageError
 from dragoman.training.run import check_files
 from pair_files import FORMATS, nested, pairs_of, refusal, write_csv, write_saved, write_tmx

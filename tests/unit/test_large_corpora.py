@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 
 from dragoman.config import Config, parse_config
-from dragoman.data import batch_plans
+from dragoman.data import batching
 from dragoman.data import precheck as precheck_module
-from dragoman.data.batch_plans import EpochPlan, sampling_weights
+from dragoman.data.batching import EpochPlan, sampling_weights
 from dragoman.data.corpus import SentencePair, corpus_spec, pair_hash
 from dragoman.data.store import build as build_module
-from dragoman.data.store import chunks, duplicates, origin, segments
+from dragoman.data.store import folder as folder_module
+from dragoman.data.store import segments
 from dragoman.data.store.build import build_store
-from dragoman.data.store.duplicates import find_duplicates
-from dragoman.data.store.origin import text_hash
-from dragoman.data.store.pool import Processes, ThisProcess, WorkerPool
+from dragoman.data.store.folder import text_hash
 from dragoman.data.store.reader import Store
+from dragoman.data.store.segments import Processes, ThisProcess, WorkerPool, find_duplicates
 from dragoman.training.batch_stream import BatchStream
 from dragoman.training.optim import Progress
 from dragoman.training.run import open_run
@@ -37,11 +37,10 @@ from small_run import Listener, digit_pairs, small_document, write_lines
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 4 pairs, segments of 16, blocks of 3 chunks."""
-    for module in (chunks, segments):
-        monkeypatch.setattr(module, "PAIRS", 4)
+    monkeypatch.setattr(segments, "PAIRS", 4)
     for module in (segments, build_module):
         monkeypatch.setattr(module, "SEGMENT", 16)
-    monkeypatch.setattr(batch_plans, "_BLOCK", 3)
+    monkeypatch.setattr(batching, "_BLOCK", 3)
 
 
 def corpora(folder: Path, sizes: dict[str, int], repeated: int = 0) -> None:
@@ -182,7 +181,7 @@ def test_duplicates_are_those_of_a_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, with_earlier: bool
 ) -> None:
     """The plain twin: a Python set of all pairs seen so far."""
-    monkeypatch.setattr(duplicates, "_AT_ONCE", at_once)
+    monkeypatch.setattr(segments, "_AT_ONCE", at_once)
     rng = random.Random(at_once)
     parts = [[(str(rng.randrange(200)), "x") for _ in range(rng.randrange(90))] for _ in range(6)]
     seen: set[tuple[str, str]] = set()
@@ -305,11 +304,11 @@ def test_the_hash_of_a_large_file_is_remembered(tmp_path: Path, monkeypatch: pyt
     corpora(tmp_path, {"a": 50})
     config = config_of(tmp_path, "a")
     specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
-    monkeypatch.setattr(origin, "LARGE", 10)
-    monkeypatch.setattr(origin, "_SETTLED", 0)
+    monkeypatch.setattr(folder_module, "LARGE", 10)
+    monkeypatch.setattr(folder_module, "_SETTLED", 0)
     hashed = []
-    real = origin.hash_file
-    monkeypatch.setattr(origin, "hash_file", lambda path, kind: hashed.append(path) or real(path, kind))
+    real = folder_module.hash_file
+    monkeypatch.setattr(folder_module, "hash_file", lambda path, kind: hashed.append(path) or real(path, kind))
     first = text_hash(specs, tmp_path / "cache")
     assert len(hashed) == 2 and text_hash(specs, tmp_path / "cache") == first and len(hashed) == 2
     time.sleep(0.01)
@@ -326,7 +325,7 @@ def test_the_hash_of_a_file_that_was_just_written_is_not_remembered(
     """It could change again without a change of its time."""
     corpora(tmp_path, {"a": 50})
     config = config_of(tmp_path, "a")
-    monkeypatch.setattr(origin, "LARGE", 10)
+    monkeypatch.setattr(folder_module, "LARGE", 10)
     text_hash([corpus_spec(config, corpus) for corpus in config.parallel.train], tmp_path / "cache")
     assert not (tmp_path / "cache" / "hashes.json").exists()
 

@@ -35,8 +35,8 @@ from dragoman.models.seq2seq import Network
 from dragoman.nn.record import record, replace
 from dragoman.pages.page import embedded_json
 from dragoman.tokenizers import BOS, EOS, Tokenizer, learn_tokenizer
-from dragoman.tokenizers.added_words import add_words
 from dragoman.tokenizers.pieces import SentencePieces
+from dragoman.tokenizers.training import add_words
 from dragoman.training.loss import TokenLoss
 from small_networks import shaken
 from small_run import trained

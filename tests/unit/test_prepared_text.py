@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from dragoman.config import TokenizerConfig
-from dragoman.data.readers.text_stream import read_stream
 from dragoman.data.store import text as text_module
-from dragoman.data.store.text import PreparedText, prepare_text
+from dragoman.data.store.text import PreparedText, prepare_text, read_stream
 from dragoman.errors import DataError
 from small_run import Listener, write_lines
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from dragoman.data.language_identifier import languages_of
+from dragoman.data.languages import languages_of
 from dragoman.data.profile import TrainingProfile
 from dragoman.decoding.hypothesis import Hypothesis, Ids, complete
 from dragoman.decoding.settings import SearchSettings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.segment import join_parts, split_text
+from dragoman.data.sentences import join_parts, split_text
 
 
 def words(text: str) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from dragoman.data.segment import JoinedParts, join_parts
+from dragoman.data.sentences import JoinedParts, join_parts
 from dragoman.decoding.service import Search, SearchService
 from dragoman.errors import DragomanError
 from dragoman.serve import streaming

@@ -15,10 +15,10 @@ import pytest
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.batch_plans import EpochPlan
+from dragoman.data.batching import EpochPlan
 from dragoman.data.corpus import CorpusSpec, corpus_spec
 from dragoman.data.store.build import build_store
-from dragoman.data.store.origin import content_hash, text_hash
+from dragoman.data.store.folder import content_hash, text_hash
 from dragoman.data.store.reader import Store
 from dragoman.errors import DataError
 from dragoman.tokenizers import EOS

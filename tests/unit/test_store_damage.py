@@ -19,10 +19,8 @@ from dragoman.data.corpus import corpus_spec
 from dragoman.data.store import build as build_module
 from dragoman.data.store import reader as reader_module
 from dragoman.data.store.build import build_store
-from dragoman.data.store.chunks import TABLE, record_hash
-from dragoman.data.store.folder import DamagedStoreError, _digest, write_about
-from dragoman.data.store.origin import VERSION, text_hash
-from dragoman.data.store.reader import Store
+from dragoman.data.store.folder import VERSION, DamagedStoreError, _digest, text_hash, write_about
+from dragoman.data.store.reader import TABLE, Store, record_hash
 from dragoman.errors import DataError, TrainingError
 from dragoman.io.reading import RandomAccessFile
 from small_run import Listener, small_config, write_corpus, write_lines

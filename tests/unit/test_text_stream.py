@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import TokenizerConfig
-from dragoman.data.batch_plans import batches_within, plan_buckets
-from dragoman.data.readers.text_stream import TextStream, read_paragraphs, read_stream
+from dragoman.data.batching import plan_buckets
+from dragoman.data.store.text import TextStream, read_paragraphs, read_stream
+from dragoman.decoding.backend import batches_within
 from dragoman.tokenizers import EOS, UNK, Tokenizer, learn_tokenizer
 from small_run import write_lines
 

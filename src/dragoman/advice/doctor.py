@@ -13,8 +13,7 @@ from dragoman.advice.measurement import busy_machine, time_steps
 from dragoman.config import Config, load_config
 from dragoman.data.corpus import CorpusSpec, corpus_spec
 from dragoman.data.precheck import replaced_characters
-from dragoman.data.readers.columns import key_languages, text_keys
-from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, table_format
+from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, key_languages, table_format, text_keys
 from dragoman.data.readers.tmx import tmx_languages
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.run_log import Messages

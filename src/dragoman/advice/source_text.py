@@ -11,12 +11,11 @@ from pathlib import Path
 from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
 from dragoman.data.languages import SCRIPTS, file_language
 from dragoman.data.precheck import likely_language
-from dragoman.data.readers.columns import key_languages, text_keys
-from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, table_format
+from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, key_languages, table_format, text_keys
 from dragoman.data.readers.tmx import tmx_languages
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import count_lines, read_chunks, read_lines
-from dragoman.io.suffixes import plain_suffix
+from dragoman.io.reading import plain_suffix
 
 _SAMPLE = 1000
 _PART = re.compile(r"[-_.]")

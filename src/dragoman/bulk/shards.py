@@ -17,8 +17,7 @@ import zstandard
 from dragoman.errors import DataError, UsageError, nearest
 from dragoman.io.arrow import arrow, is_text, read_errors
 from dragoman.io.lines import NOT_LINES, read_lines
-from dragoman.io.reading import hash_file
-from dragoman.io.suffixes import plain_suffix
+from dragoman.io.reading import hash_file, plain_suffix
 
 COLUMNS = ("translation", "score", "flags", "nbest")
 """Columns added to a table; `nbest` only if more than one translation is requested."""

@@ -165,7 +165,7 @@ def read_turns(path: Path, model: Path) -> list[list[Turn]]:
     A blank line of a JSONL file is a dialogue without turns.
     """
     from dragoman.data.readers.dialogues import parse_dialogues
-    from dragoman.io.suffixes import plain_suffix
+    from dragoman.io.reading import plain_suffix
     from dragoman.models.model_folder import read_config
 
     data, format = read_config(model).data, "jsonl"

@@ -42,8 +42,7 @@ from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, DragomanError, ModelFolderError, UsageError, clip, nearest
 from dragoman.extras import load_plug_ins
 from dragoman.io.model_files import find_model, list_checkpoints, read_meta, verify
-from dragoman.io.reading import COPY_AGAIN, as_path, open_regular, read_json
-from dragoman.io.suffixes import plain_suffix
+from dragoman.io.reading import COPY_AGAIN, as_path, open_regular, plain_suffix, read_json
 
 _LARGEST = 1_000_000
 """Largest configuration file in bytes: a thousand times the size of a recipe, and parsed within a second."""

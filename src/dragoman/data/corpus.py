@@ -12,9 +12,8 @@ from pathlib import Path
 from dragoman.config import Config, CorpusConfig, FilterConfig, resolve_path
 from dragoman.data.misalignment import misalignment
 from dragoman.data.readers.arrow_tables import table_files
-from dragoman.data.readers.moses_zip import moses_files
-from dragoman.data.readers.row import Key
-from dragoman.data.readers.tables import ACCEPTED, ZIP, by_language, read_rows, row_advice, table_format
+from dragoman.data.readers.rows import Key
+from dragoman.data.readers.tables import ACCEPTED, ZIP, by_language, moses_files, read_rows, row_advice, table_format
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import check_text_file, read_lines
 

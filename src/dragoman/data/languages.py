@@ -1,14 +1,17 @@
-"""Language check of a line by script and frequent words, without a model."""
+"""Languages: their codes, a check of lines by script and frequent words, and identification by a model (py3langid)."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Collection, Iterable
+from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from dragoman.io.suffixes import plain_suffix
+from dragoman.io.reading import plain_suffix
 
 _LANGUAGES_IN = {
     "LATIN": "en de fr es it nl pt cs pl sv da no nb fi hu ro sk sl hr sr et lv lt tr vi id ms ca eu gl ga is sq sw af",
@@ -110,3 +113,47 @@ class LanguageCheck:
         words = _WORD.findall(text.casefold())
         foreign = sum(word in self.foreign_words for word in words)
         return foreign >= _MIN_WORDS and foreign > 2 * sum(word in self.expected_words for word in words)
+
+
+MIN_BYTES = 12
+"""Minimum length of identified lines, in UTF-8 bytes of letters: 12 Latin, 6 Cyrillic or 4 Chinese letters."""
+_NO_LANGUAGE = "zxx"
+_MIN_SHARE = 0.02
+_MIN_COVERED = 0.9
+
+
+@cache
+def _identifier() -> Any:
+    """Return the model, which has 140 languages and 4.5 MB."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # type: ignore[import-untyped]
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def language_probability(text: str, languages: Collection[str]) -> float:
+    """Return the probability that a text is in one of `languages`, or in no language, such as program code."""
+    accepted = {*languages, _NO_LANGUAGE}
+    return float(sum(probability for language, probability in _identifier().rank(text) if language in accepted))
+
+
+def identified(text: str, languages: Collection[str]) -> list[tuple[str, float]]:
+    """Return `languages` with their probabilities, most probable first, given that the text is in one of them.
+
+    Languages that the identifier does not know have probability 0.
+    """
+    known = {language: float(probability) for language, probability in _identifier().rank(text)}
+    probabilities = {code: known.get(code.partition("-")[0], 0.0) for code in languages}
+    total = sum(probabilities.values()) or 1.0
+    return sorted(((code, share / total) for code, share in probabilities.items()), key=lambda item: -item[1])
+
+
+def languages_of(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the languages that are identified in at least 2 % of the texts, most frequent first.
+
+    They include languages that the identifier confuses with the language of the texts.  Returns () if they cover less
+    than 90 % of the texts: the identifier does not support their language, or they are in many languages.
+    """
+    counts = Counter(_identifier().classify(text)[0] for text in texts)
+    frequent = [(code, count) for code, count in counts.most_common() if count >= _MIN_SHARE * counts.total()]
+    covered = sum(count for _, count in frequent) >= _MIN_COVERED * counts.total()
+    return tuple(code for code, _ in frequent) if covered else ()

@@ -23,7 +23,7 @@ from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
 from dragoman.data.languages import FREQUENT_WORDS, SCRIPTS, LanguageCheck, file_language, language_code
 from dragoman.data.misalignment import Shift, line_features, misalignment, shifted_range
-from dragoman.data.store.origin import LARGE, text_hash
+from dragoman.data.store.folder import LARGE, text_hash
 from dragoman.errors import DataError, DragomanError
 from dragoman.io.lines import count_lines, open_lines
 from dragoman.io.writing import write_file

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from dragoman.data.language_identifier import MIN_BYTES, languages_of
+from dragoman.data.languages import MIN_BYTES, languages_of
 from dragoman.data.literals import has_words
 from dragoman.data.sentences import split_sentences
 from dragoman.errors import DragomanError, ModelFolderError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -107,7 +107,6 @@ class DecodingBackend(ABC):
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
     ) -> list[list[Hypothesis]]:
         """As `search`, for targets of up to `max_length` tokens, in batches of sources of similar length."""
-        from dragoman.data.batch_plans import batches_within
         from dragoman.decoding.pytorch.generate import generate, padded
         from dragoman.decoding.pytorch.stepper import with_shortlist
 
@@ -163,3 +162,18 @@ class DecodingBackend(ABC):
 def target_limit(settings: SearchSettings, source: Ids, prefix: Ids, phrases: Phrases | None) -> int:
     """Return the maximum target length, with its end: that of the settings, and room for all phrases."""
     return settings.limit(len(source), len(prefix)) + (phrases.total if phrases else 0)
+
+
+def batches_within(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Yield batches of indices of similar sizes, largest first; count times largest size is at most `budget`.
+
+    An item larger than the budget forms its own batch.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if batch and sizes[batch[0]] * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

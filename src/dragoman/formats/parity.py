@@ -28,7 +28,7 @@ from torch import Tensor
 
 from dragoman.config import Config, ParallelData, TextData
 from dragoman.config.data import resolve_path
-from dragoman.data.batch_plans import batches_within
+from dragoman.decoding.backend import batches_within
 from dragoman.decoding.pytorch.beam import BeamStep, beam_search
 from dragoman.decoding.pytorch.generate import drain, padded
 from dragoman.decoding.pytorch.sampling import sample

@@ -18,7 +18,7 @@ from rich.table import Table
 from dragoman.config import Config, parse_config
 from dragoman.data import spelled_numbers
 from dragoman.data.corpus import CorpusSpec, read_pairs
-from dragoman.data.spelled_numbers.target import TargetLanguage
+from dragoman.data.spelled_numbers import TargetLanguage
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.nn.record import record
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report

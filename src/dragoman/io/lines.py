@@ -1,4 +1,8 @@
-"""Lines of a text file, plain, compressed or inside a zip archive.  Only "\\n" ends a line."""
+"""Lines of a text file, plain, compressed or inside a zip archive.  Only "\\n" ends a line.
+
+Members of an archive are addressed like files in a folder (`corpus.zip/corpus.en-fr.en`).  They are decompressed as
+streams and never extracted, so neither their size nor their names can do harm.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,7 @@ import zstandard
 
 from dragoman.errors import DataError, UsageError
 from dragoman.errors import clip as clip
-from dragoman.io.reading import open_regular
-from dragoman.io.suffixes import COMPRESSED_SUFFIXES, plain_suffix
-from dragoman.io.zip_members import archive_of, open_member
+from dragoman.io.reading import COMPRESSED_SUFFIXES, open_regular, plain_suffix
 
 NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".tmx", ".xlsx", ".parquet", ".arrow", ".zip", ".bin")
 """Suffixes of tables and other files that are not one text per line."""
@@ -249,3 +251,52 @@ def read_lines(path: Path) -> Iterator[str]:
     """Yield the decoded lines of a UTF-8 file (see `decode_line`).  Raises DataError on the first invalid line."""
     for number, raw in enumerate(open_lines(path), start=1):
         yield decode_line(raw, number, str(path))
+
+
+_ENCRYPTED = 1
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+_ARCHIVE_AGAIN = "Copy or download the archive again"
+
+
+def archive_of(path: Path) -> Path | None:
+    """Return the archive of a member, such as `a.zip` for `a.zip/b/c.en`; None if `path` is not inside an archive."""
+    return next((parent for parent in path.parents if parent.suffix.casefold() == ".zip" and parent.is_file()), None)
+
+
+def member_names(archive: Path) -> list[str]:
+    """Return the names of the files in an archive.  Raises DataError if it cannot be read."""
+    with _opened(archive) as opened:
+        return [info.filename for info in opened.infolist() if not info.is_dir()]
+
+
+def open_member(archive: Path, path: Path) -> zipfile.ZipExtFile:
+    """Open the member `path` of an archive.
+
+    Raises DataError if it is encrypted, missing, or compressed by an unknown method; reading raises BadZipFile,
+    zlib.error, EOFError or OSError if the archive is damaged.
+    """
+    with _opened(archive) as opened:  # the member remains readable
+        info = next((info for info in opened.infolist() if archive / info.filename == path), None)
+        if info is None:
+            raise DataError(f"{path}: {archive} contains no such file. {_ARCHIVE_AGAIN}.")
+        if info.flag_bits & _ENCRYPTED:
+            raise DataError(
+                f"{path}: is encrypted; accepted: archives without a password. Extract it with the password."
+            )
+        if info.compress_type not in _METHODS:
+            raise DataError(
+                f"{path}: is compressed by the method {info.compress_type}; accepted: deflate, bzip2, LZMA or none. "
+                "Extract the archive."
+            )
+        member = opened.open(info)
+        assert isinstance(member, zipfile.ZipExtFile)
+        return member
+
+
+def _opened(archive: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(archive)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        raise DataError(f"{archive}: not a complete zip archive ({error}). {_ARCHIVE_AGAIN}.") from None
+    except OSError as error:
+        raise DataError(f"{archive}: cannot be read: {error.strerror or error}. Give a readable archive.") from None

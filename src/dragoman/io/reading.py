@@ -167,3 +167,11 @@ class RandomAccessFile:
             parts.append(part)
             offset += len(part)
         return b"".join(parts)
+
+
+COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
+
+
+def plain_suffix(path: Path) -> str:
+    """Return the suffix of a file name, ignoring a final `.gz`, `.zst` or `.xz`."""
+    return Path(path.stem).suffix if path.suffix in COMPRESSED_SUFFIXES else path.suffix

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from dragoman.config import Config, EncoderOnlyConfig, ImageData, RecurrentEncoderConfig, VisionConfig
-from dragoman.data.batch_plans import batches_within
 from dragoman.data.readers.images import as_images
 from dragoman.data.readers.labelled import tagged_row, text_source
+from dragoman.decoding.backend import batches_within
 from dragoman.decoding.pytorch.generate import padded
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.models.vision import patches

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dragoman.data.literals import has_words
-from dragoman.data.segment import join_parts, split_text
-from dragoman.data.sentences import list_prefix, split_sentences
+from dragoman.data.sentences import join_parts, list_prefix, split_sentences, split_text
 from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.retry import Fault
 from dragoman.errors import UsageError, clip

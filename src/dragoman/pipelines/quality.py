@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dragoman.data.language_identifier import MIN_BYTES, language_probability
+from dragoman.data.languages import MIN_BYTES, language_probability
 from dragoman.data.literals import has_changed_numbers, has_changed_placeholders, has_literals
 from dragoman.data.profile import coverage, words_of_line
 from dragoman.decoding.hypothesis import Ids, before_end

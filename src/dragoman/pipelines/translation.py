@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from dragoman.data.segment import join_parts
+from dragoman.data.sentences import join_parts
 from dragoman.decoding.hypothesis import Hypothesis, Ids, before_end
 from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.retry import Fault, StreamWithRetry, has_unusual_length, searches_with_retry

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from babel import Locale
 
-from dragoman.data.language_identifier import identified
+from dragoman.data.languages import identified
 from dragoman.decoding.service import Search
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from dragoman.data.segment import JoinedParts
+from dragoman.data.sentences import JoinedParts
 from dragoman.decoding.settings import SearchSettings
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.parts import SplitLine

@@ -1,9 +1,15 @@
 """How text becomes token ids and ids become text: kinds of pieces with one interface, tokenizers and their training."""
 
-from dragoman.tokenizers.ids import BOS, EOS, PAD, SPECIAL_NAMES, UNK
-from dragoman.tokenizers.tokenizer import Tokenizer, TokenizerFiles
+from dragoman.tokenizers.pieces import BOS, EOS, PAD, SPECIAL_NAMES, UNK
+from dragoman.tokenizers.tokenizer import (
+    LABELS_FILE,
+    LabelVocabulary,
+    Tokenizer,
+    TokenizerFiles,
+    Vocabulary,
+    load_vocabulary,
+)
 from dragoman.tokenizers.training import learn_tokenizer, train_tokenizer
-from dragoman.tokenizers.vocabulary import LABELS_FILE, LabelVocabulary, Vocabulary, load_vocabulary
 
 __all__ = [
     "BOS", "EOS", "LABELS_FILE", "PAD", "SPECIAL_NAMES", "UNK", "LabelVocabulary", "Tokenizer", "TokenizerFiles",

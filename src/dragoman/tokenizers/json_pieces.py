@@ -16,8 +16,7 @@ from typing import Any
 
 from dragoman.errors import UsageError
 from dragoman.extras import extra_package
-from dragoman.tokenizers.ids import EOS, SPECIAL_NAMES, UNK
-from dragoman.tokenizers.pieces import SPACE, Pieces, Spans, parse_object
+from dragoman.tokenizers.pieces import EOS, SPACE, SPECIAL_NAMES, UNK, Pieces, Spans, parse_object
 
 TOKENIZER_JSON = "tokenizer.json"
 TOKEN_IDS_FILE = "token_ids.json"
@@ -80,7 +79,10 @@ class JsonPieces(Pieces):
 
     def __init__(self, content: bytes, ids: bytes) -> None:
         """Raises ValueError for damaged files, UsageError if `tokenizers` is not installed."""
-        self.ids = _parsed_ids(ids)
+        try:
+            self.ids = TokenIds.parse(ids)
+        except ValueError as error:
+            raise ValueError(f"{TOKEN_IDS_FILE}: {error}") from None
         self._model = _loaded(content)
         self._model.no_truncation()
         self._model.no_padding()
@@ -92,8 +94,7 @@ class JsonPieces(Pieces):
         self._ours = [UNK] * self.ids.size
         for ours, theirs in enumerate(self._theirs[EOS + 1 :], start=EOS + 1):
             self._ours[theirs] = ours
-        self._added = {token: str(added.content) for token, added in self._model.get_added_tokens_decoder().items()}
-
+        self._added = self._model.get_added_tokens_decoder().keys()
         self.mask = None if self.ids.mask is None else self._ours[self.ids.mask]
 
     @property
@@ -140,8 +141,7 @@ class JsonPieces(Pieces):
     @cached_property
     def _hidden(self) -> set[int]:
         """Ids without a text."""
-        special = {token for token, added in self._model.get_added_tokens_decoder().items() if added.special}
-        return special | set(self._theirs[: EOS + 1])
+        return _special_ids(self._model) | set(self._theirs[: EOS + 1])
 
     @cached_property
     def _names(self) -> list[str]:
@@ -190,24 +190,11 @@ class _Shown:
         )
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for which each character stands in byte-level BPE (Radford et al. 2019).
-
-    Printable characters of Latin-1 stand for themselves, those from U+0100 for the other bytes in ascending order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
-
-
-def _parsed_ids(content: bytes) -> TokenIds:
-    try:
-        return TokenIds.parse(content)
-    except ValueError as error:
-        raise ValueError(f"{TOKEN_IDS_FILE}: {error}") from None
+# The byte for which each character stands in byte-level BPE (Radford et al. 2019): printable characters of Latin-1
+# stand for themselves, those from U+0100 for the other bytes in ascending order.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE}
+_BYTES |= {chr(0x100 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)}
 
 
 def _loaded(content: bytes) -> Any:
@@ -226,13 +213,17 @@ def _loaded(content: bytes) -> Any:
 
 def _without_special_text(content: bytes, model: Any) -> str:
     """Rename the special tokens of a unigram model, which would find them in text as it finds other pieces."""
-    special = {token for token, added in model.get_added_tokens_decoder().items() if added.special}
+    special = _special_ids(model)
     document = json.loads(content)
     for token in special & set(range(len(document["model"]["vocab"]))):
         document["model"]["vocab"][token][0] = _NEVER_TEXT + document["model"]["vocab"][token][0]
     # Otherwise the names would be added again, with other ids.
     document["added_tokens"] = [each for each in document["added_tokens"] if each["id"] not in special]
     return json.dumps(document)
+
+
+def _special_ids(model: Any) -> set[int]:
+    return {token for token, added in model.get_added_tokens_decoder().items() if added.special}
 
 
 def _disjoint(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Vocabularies that list the pieces of sentencepiece in another order, as those of imported models do.
 
 sentencepiece segments the text; a piece then has the id of its position in a list, and UNK if it is not listed.  Ids of
-special tokens are ours (`tokenizers.ids`).
+special tokens are ours (`tokenizers.pieces`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dragoman.tokenizers.ids import BOS, EOS, PAD, UNK
-from dragoman.tokenizers.pieces import SPACE, Pieces, SentencePieces, Spans, joined_spans, parse_object, sentinel_parts
+from dragoman.tokenizers.pieces import (
+    BOS,
+    EOS,
+    PAD,
+    SPACE,
+    UNK,
+    Pieces,
+    SentencePieces,
+    Spans,
+    joined_spans,
+    parse_object,
+    sentinel_parts,
+)
 
 PIECES_FILE = "pieces.json"
 

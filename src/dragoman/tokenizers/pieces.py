@@ -1,25 +1,27 @@
-"""The interface of a vocabulary of pieces, and its implementation by sentencepiece.
+"""Vocabularies of pieces of text: their interface, and its implementations by sentencepiece and by bytes (ByT5).
 
-Other implementations: `listed_pieces` (sentencepiece with other ids), `json_pieces` (Hugging Face), `byte_pieces`
-(ByT5).
+Other implementations: `listed_pieces` (sentencepiece with other ids), `json_pieces` (Hugging Face).
 """
 
 from __future__ import annotations
 
+import codecs
 import json
+import math
 import random
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
 import sentencepiece as spm
 
-from dragoman.tokenizers.ids import BOS, EOS, PAD, UNK
-from dragoman.tokenizers.subword_sampling import SubwordSampler
-
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+"""Ids of the special tokens, the same in every vocabulary."""
+SPECIAL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
+"""Names of the special tokens, in the order of their ids."""
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """Stands for a space in a piece."""
 Spans = list[tuple[int, int]]
@@ -163,3 +165,162 @@ def sentinel_parts(text: str, known: Container[str]) -> Iterator[tuple[int, str,
             yield match.start(), match[0], True
             start = match.end()
     yield start, text[start:], False
+
+
+_NBEST = 32
+ADDED_SCORE = 1.0
+"""Score of the pieces that `add_words` appends, which are never divided; scores of learned pieces are at most 0."""
+
+
+class SubwordSampler:
+    """Random segmentation of text into the pieces of a sentencepiece model (subword regularization).
+
+    BPE: BPE-dropout (Provilkov et al. 2020).  Unigram: sampling from an n-best list (Kudo 2018).  sentencepiece's own
+    sampling differs between processes even with a fixed seed, so that a resumed run would train on other tokens.
+    """
+
+    def __init__(self, model: spm.SentencePieceProcessor) -> None:
+        self._model = model
+        self._unk = int(model.unk_id())
+        ids = range(model.get_piece_size())
+        regular = [i for i in ids if not (model.is_control(i) or model.is_unknown(i) or model.is_byte(i))]
+        self._ids = {str(model.id_to_piece(i)): i for i in regular}
+        self._scores = {str(model.id_to_piece(i)): float(model.get_score(i)) for i in regular}
+        added = [piece for piece, score in self._scores.items() if score == ADDED_SCORE]
+        longest_first = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
+        self._added = re.compile(f"({longest_first})") if added else None
+        # The score of a BPE piece is its rank, that of a unigram piece a log-probability.
+        self._is_bpe = all(score.is_integer() for score in self._scores.values())
+        self._bytes = [int(model.piece_to_id(f"<0x{b:02X}>")) for b in range(256)]
+        self._byte_fallback = any(model.is_byte(i) for i in ids)
+
+    def draw(self, text: str, rate: float, rng: random.Random) -> list[int]:
+        """Return token ids without EOS.
+
+        rate: probability of skipping a merge (BPE), or exponent of the probabilities (unigram).
+        """
+        if not self._is_bpe:
+            return self._from_nbest(text, rate, rng)
+        normal = str(self._model.normalize(text)).replace(" ", SPACE)
+        pieces: list[str] = []
+        for part in self._added.split(normal) if self._added else [normal]:
+            if self._scores.get(part) == ADDED_SCORE:
+                pieces.append(part)
+                continue
+            words = part.replace(SPACE, f"\0{SPACE}").split("\0")
+            pieces += [piece for word in words for piece in self._merged(list(word), rate, rng.random)]
+        out: list[int] = []
+        for piece in pieces:
+            known = self._ids.get(piece)
+            if known is not None:
+                out.append(known)
+            elif self._byte_fallback:
+                out += [self._bytes[b] for b in piece.encode()]
+            elif not out or out[-1] != self._unk:  # a run of unknown characters is one UNK
+                out.append(self._unk)
+        return out
+
+    def _merged(self, pieces: list[str], rate: float, draw: Callable[[], float]) -> list[str]:
+        """Merge the best pair that is not skipped, until there is none."""
+        scores = self._scores
+        while len(pieces) > 1:
+            best, index = -math.inf, -1
+            for i, (left, right) in enumerate(pairwise(pieces)):
+                score = scores.get(left + right)
+                if score is not None and score > best and (rate == 0 or draw() >= rate):
+                    best, index = score, i
+            if index < 0:
+                break
+            pieces[index : index + 2] = [pieces[index] + pieces[index + 1]]
+        return pieces
+
+    def _from_nbest(self, text: str, power: float, rng: random.Random) -> list[int]:
+        segmentations = self._model.nbest_encode(text, nbest_size=_NBEST, out_type=int)
+        scores = [[float(self._model.get_score(i)) for i in ids] for ids in segmentations]
+        if self._added:  # the best segmentation has all added pieces of the text
+            counts = [each.count(ADDED_SCORE) for each in scores]
+            segmentations = [ids for ids, count in zip(segmentations, counts, strict=True) if count == counts[0]]
+            scores = [each for each, count in zip(scores, counts, strict=True) if count == counts[0]]
+        powers = [power * sum(each) for each in scores]
+        weights = [math.exp(score - max(powers)) for score in powers]
+        return [int(i) for i in rng.choices(segmentations, weights)[0]]
+
+
+BYTES_FILE = "bytes.json"
+_FIRST = EOS + 1
+"""Id of byte 0."""
+_MAX_SIZE = 1 << 24
+
+
+def is_bytes_file(content: bytes) -> bool:
+    """Return whether a tokenizer is a `bytes.json`; serialized sentencepiece models start with other bytes."""
+    return content.startswith(b'{"bytes"')
+
+
+class BytePieces(Pieces):
+    """A vocabulary of bytes, as ByT5 has it (Xue et al. 2022), in the file `bytes.json` of a model folder.
+
+    The ids: the special ones, 256 bytes, sentinels (`<extra_id_0>`, single tokens of a text), then unused ids.
+
+    Special tokens, sentinels, unused ids and bytes that are not valid UTF-8 are decoded to nothing, as `transformers`
+    does.
+    """
+
+    def __init__(self, sentinels: int, unused: int = 0) -> None:
+        self._sentinels, self._unused = sentinels, unused
+        names = [chr(b) if 0x20 < b < 0x7F else f"<0x{b:02X}>" for b in range(256)]
+        names[0x20] = SPACE
+        others = [f"<extra_id_{i}>" for i in range(sentinels)] + [f"<unused_{i}>" for i in range(unused)]
+        self._names = [*SPECIAL_NAMES, *names, *others]
+        self._ids = {name: token for token, name in enumerate(self._names) if token >= _FIRST}
+
+    @classmethod
+    def parse(cls, content: bytes) -> BytePieces:
+        """Read the file.  Raises ValueError."""
+        fields = parse_object(content)
+        keys = ("bytes", "sentinels", "unused")
+        if sorted(fields) != sorted(keys) or fields["bytes"] != 256:
+            raise ValueError(f"not an object with {', '.join(keys)}, of which bytes is 256")
+        numbers = [fields[key] for key in keys[1:]]
+        if not all(type(number) is int and 0 <= number <= _MAX_SIZE for number in numbers):
+            raise ValueError(f"sentinels and unused are not numbers from 0 to {_MAX_SIZE:,}")
+        return cls(*numbers)
+
+    def file(self) -> bytes:
+        return json.dumps({"bytes": 256, "sentinels": self._sentinels, "unused": self._unused}).encode()
+
+    @property
+    def size(self) -> int:
+        return len(self._names)
+
+    def piece(self, token: int) -> str:
+        """Return a character of ASCII, "▁" for a space, or `<0xE4>` for another byte."""
+        return self._names[token]
+
+    def piece_ids(self, pieces: Sequence[str]) -> list[int]:
+        return [self._ids.get(piece, UNK) for piece in pieces]
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for _, part, is_sentinel in sentinel_parts(text, self._ids):
+            ids += [self._ids[part]] if is_sentinel else [_FIRST + byte for byte in _utf8(part)]
+        return ids
+
+    def encode_with_spans(self, text: str) -> tuple[list[int], Spans]:
+        spans: Spans = []
+        for start, part, is_sentinel in sentinel_parts(text, self._ids):
+            if is_sentinel:
+                spans.append((start, start + len(part)))
+                continue
+            for index, character in enumerate(part, start=start):
+                spans += [(index, index)] * (len(_utf8(character)) - 1) + [(index, index + 1)]
+        return self.encode(text), spans
+
+    def decode_with_spans(self, ids: Sequence[int]) -> tuple[str, Spans]:
+        decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        parts = [decoder.decode(bytes([token - _FIRST])) if _FIRST <= token < _FIRST + 256 else "" for token in ids]
+        return "".join(parts), joined_spans(parts)
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dragoman.errors import UsageError, nearest
-from dragoman.tokenizers.ids import BOS, EOS, PAD
-from dragoman.tokenizers.pieces import parse_object
+from dragoman.tokenizers.pieces import BOS, EOS, PAD, parse_object
 
 LANGUAGES_FILE = "languages.json"
 SOURCE, TARGET, TEXT = "source", "target", "text"

@@ -1,24 +1,32 @@
-"""Subword tokenizer: a sentencepiece model per side or for both, trained on raw text."""
+"""The vocabulary of a model: the tokenizer of its texts, or the labels that it predicts."""
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import sentencepiece as spm
 
-from dragoman.errors import ModelFolderError, UsageError
-from dragoman.io.reading import COPY_AGAIN, read_bytes
-from dragoman.tokenizers.byte_pieces import BYTES_FILE, BytePieces, is_bytes_file
-from dragoman.tokenizers.directed import Directed
-from dragoman.tokenizers.ids import BOS, EOS, PAD, UNK
+from dragoman.errors import DataError, ModelFolderError, UsageError, nearest
+from dragoman.io.reading import COPY_AGAIN, read_bytes, read_json
 from dragoman.tokenizers.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, JsonPieces, is_tokenizer_json
 from dragoman.tokenizers.listed_pieces import PIECES_FILE, PieceLists
-from dragoman.tokenizers.pieces import Pieces, SentencePieces
-from dragoman.tokenizers.templates import LANGUAGES_FILE
+from dragoman.tokenizers.pieces import BOS, BYTES_FILE, EOS, PAD, UNK, BytePieces, Pieces, SentencePieces, is_bytes_file
+from dragoman.tokenizers.templates import (
+    LANGUAGES_FILE,
+    TEXT,
+    UNKNOWN_TAG,
+    SurroundingTokens,
+    Templates,
+    shown,
+    split_tag,
+)
 
 _MAX_MODEL = 1 << 28
 """Largest tokenizer file that is read, in bytes; with 256,000 pieces sentencepiece has about 5 MB and JSON 35 MB."""
@@ -28,7 +36,7 @@ TokenizerFiles = tuple[bytes, bytes | None, bytes | None, bytes | None]
 """The arguments of `Tokenizer`."""
 
 
-class Tokenizer(Directed):
+class Tokenizer:
     """One vocabulary for both sides or one per side.  Encoded sentences end with EOS, unless `sources_end` is False.
 
     source, target: serialized sentencepiece models; target None means shared.  pieces: a `PieceLists` file, if the ids
@@ -45,7 +53,15 @@ class Tokenizer(Directed):
         self._models = (source, target, pieces, templates)
         self._source, self._target, self.shared = _sides(source, target, pieces)
         self._target_pieces: dict[int, str] = {}
-        super().__init__(templates, self._source.tags, (self.source_size, self.target_size))
+        if templates is not None:
+            self._templates = Templates.parse(templates, (self.source_size, self.target_size))
+        elif self._source.tags:
+            self._templates = Templates.of_tags(self._source.tags)
+        else:
+            self._templates = Templates((TEXT, EOS), (TEXT, EOS), optional=True)
+        self._control = frozenset(self._templates.control)
+        self._named: SurroundingTokens | None = None
+        self._between: dict[tuple[str | None, str | None], Tokenizer] = {}
 
     @property
     def models(self) -> TokenizerFiles:
@@ -201,6 +217,81 @@ class Tokenizer(Directed):
             files, others = {TOKENIZER_JSON: source}, {TOKEN_IDS_FILE: pieces, LANGUAGES_FILE: templates}
         return files | {name: content for name, content in others.items() if content is not None}
 
+    @property
+    def languages(self) -> tuple[list[str], list[str]]:
+        """Languages that a call can name: of the source and of the target; [] for a side that has only one."""
+        source, target = self._templates.languages
+        return list(source), list(target)
+
+    @property
+    def default_languages(self) -> tuple[str | None, str | None]:
+        return self._templates.default
+
+    @property
+    def target_is_required(self) -> bool:
+        """Whether a call must name the target language, unless there is a default."""
+        return bool(self._templates.languages[1]) and not self._templates.optional
+
+    @property
+    def some_direction(self) -> Tokenizer:
+        """The tokenizer of the default direction, or of the first one, for texts of any language."""
+        sides = zip(self._templates.default, self._templates.languages, strict=True)
+        source, target = (code or next(iter(codes), None) for code, codes in sides)
+        return self.between(source, target if self.target_is_required else None)
+
+    def between(self, source: str | None, target: str | None) -> Tokenizer:
+        """Return the tokenizer of a direction; None stands for the default.
+
+        Raises UsageError, with the languages of the model, for one that it lacks or that has no default.
+        """
+        if not any(self._templates.languages):
+            languages = {"source_language": source, "target_language": target}
+            if names := [f"{name} = {code!r}" for name, code in languages.items() if code is not None]:
+                raise UsageError(f"{', '.join(names)}: this model has one direction; omit the languages")
+            return self
+        tokenizer = self._between.get((source, target))
+        if tokenizer is None:
+            tokenizer = copy.copy(self)
+            tokenizer._named = self._templates.direction(source, target)
+            defaults = self._templates.default
+            tokenizer._templates = replace(self._templates, default=(source or defaults[0], target or defaults[1]))
+            tokenizer._between = {}
+            self._between[source, target] = tokenizer
+        return tokenizer
+
+    def directed(self, text: str, source: str | None = None, target: str | None = None) -> tuple[Tokenizer, str, str]:
+        """Return the tokenizer of a text that may start with a tag `>>xx<<`, its target language; the tag; the rest.
+
+        source, target: languages of texts without a tag.  Raises UsageError as `between` does, and for a tag that names
+        no language, unless it is one of OPUS-MT, for which other tags are text.
+        """
+        known = self._templates.languages[1]
+        tag, code, rest = split_tag(text, known) if known else ("", "", text)
+        if known and not tag and not self._templates.optional and (unknown := UNKNOWN_TAG.match(text)):
+            raise UsageError(f"tag {unknown[0]!r}: not a target language of this model; accepted: {shown(known)}")
+        return self.between(source, code or target), tag, rest
+
+    @property
+    def _direction(self) -> SurroundingTokens:
+        if self._named is None:
+            self._named = self._templates.direction(None, None)
+        return self._named
+
+    @property
+    def frame_size(self) -> int:
+        """Number of tokens around the text of an encoded source."""
+        return sum(map(len, self._direction.source))
+
+    @property
+    def sources_end(self) -> bool:
+        """Whether encoded sources contain the end of sentence."""
+        return self._templates.source[-1] != TEXT
+
+    @property
+    def target_start(self) -> list[int]:
+        """Tokens with which every target starts."""
+        return list(self._direction.target)
+
     def with_default(self, source: str, target: str) -> Tokenizer:
         """Return a tokenizer whose files name this direction as the default; this one if the model has one direction.
 
@@ -273,3 +364,79 @@ def _sides(source: bytes, target: bytes | None, pieces: bytes | None) -> tuple[P
         return model, other, target is None
     lists = PieceLists.parse(pieces)
     return *lists.applied(model, other), lists.target is None
+
+
+LABELS_FILE = "labels.json"
+_MAX_SHOWN = 20
+_MAX_PATCH_NUMBERS = 10_000_000
+"""Limit for damaged files; a whole image of 1,000 x 1,000 pixels in colour has 3 million numbers."""
+
+
+class LabelVocabulary:
+    """Labels with ids from 1 (0 is PAD, which is ignored) for an input of text or image patches.
+
+    tokenizer: for text.  patch_numbers: for images, the numbers per patch.
+    """
+
+    shared = False
+
+    def __init__(self, labels: Sequence[str], tokenizer: Tokenizer | None = None, patch_numbers: int = 0) -> None:
+        self.labels = tuple(labels)
+        self.tokenizer = tokenizer
+        self.patch_numbers = patch_numbers
+        self.numbers = {label: number for number, label in enumerate(self.labels, start=1)}
+
+    @property
+    def source_size(self) -> int:
+        """Number of source ids; for images, the numbers per patch."""
+        return self.patch_numbers if self.tokenizer is None else self.tokenizer.source_size
+
+    @property
+    def target_size(self) -> int:
+        return len(self.labels) + 1
+
+    def number(self, label: str, where: str) -> int:
+        """Return the id of a label.  Raises DataError, with the location `where`, if the label is unknown."""
+        number = self.numbers.get(label)
+        if number is None:
+            known = ", ".join(self.labels[:_MAX_SHOWN]) + (" ..." if len(self.labels) > _MAX_SHOWN else "")
+            raise DataError(
+                f"{where}: the label {label!r} does not occur in the training data{nearest(label, self.labels)}; "
+                f"accepted: {known}. Correct the label, or train on data that contains it."
+            )
+        return number
+
+    def label(self, number: int) -> str:
+        """Return the label of an id, which is at least 1."""
+        return self.labels[number - 1]
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files of a model folder: name -> content."""
+        content = {"labels": self.labels, "patch_numbers": self.patch_numbers}
+        files = {LABELS_FILE: json.dumps(content, ensure_ascii=False, indent=1).encode()}
+        return files if self.tokenizer is None else files | self.tokenizer.files()
+
+    @classmethod
+    def load(cls, folder: Path) -> LabelVocabulary:
+        """Load the labels of a model folder.  Raises ModelFolderError if they are missing or damaged."""
+        file = folder / LABELS_FILE
+        content = read_json(file, ModelFolderError, COPY_AGAIN)
+        labels, patch_numbers = content.get("labels"), content.get("patch_numbers")
+        problems = []
+        if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
+            problems.append("labels is not a list of texts")
+        if type(patch_numbers) is not int or not 0 <= patch_numbers <= _MAX_PATCH_NUMBERS:
+            problems.append(f"patch_numbers is not a number from 0 to {_MAX_PATCH_NUMBERS:,}")
+        if problems:
+            raise ModelFolderError(f"{file}: cannot be read: {' and '.join(problems)}. {COPY_AGAIN}")
+        assert isinstance(labels, list) and isinstance(patch_numbers, int)
+        return cls(labels, None if patch_numbers else Tokenizer.load(folder), patch_numbers)
+
+
+Vocabulary = Tokenizer | LabelVocabulary
+"""The vocabulary of a model; `files()` returns its files in a model folder."""
+
+
+def load_vocabulary(folder: Path) -> Vocabulary:
+    """Load the vocabulary of a model folder.  Raises ModelFolderError."""
+    return LabelVocabulary.load(folder) if os.path.lexists(folder / LABELS_FILE) else Tokenizer.load(folder)

@@ -2,7 +2,7 @@
 
 A small model computes a step in the time in which Python starts a tenth of its kernels.  A graph is captured once per
 shape of a batch, and replayed.  Batches are therefore planned on a grid of lengths and padded to it
-(`data.batch_plans.grid_shape`), so that an epoch has few shapes.  What differs between the steps of a shape is in
+(`data.batching.grid_shape`), so that an epoch has few shapes.  What differs between the steps of a shape is in
 tensors: the batch, the learning rate, the factor of the loss, the seed of dropout.
 
 The first step of a shape runs without a graph, on the same padded batch with the same kernels, and the second one is
@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config import TrainConfig
-from dragoman.data.batch_plans import grid_shape
-from dragoman.data.batching import Batch
+from dragoman.data.batching import Batch, grid_shape
 from dragoman.errors import is_out_of_memory
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network

@@ -17,7 +17,7 @@ from dragoman.io.weights import load_file
 from dragoman.models.model_folder import find_model, list_checkpoints, load_tensors, read_meta, unique_tensors
 from dragoman.models.seq2seq import Network
 from dragoman.tokenizers import LabelVocabulary, Tokenizer, Vocabulary, load_vocabulary
-from dragoman.tokenizers.added_words import AddedWords, add_words
+from dragoman.tokenizers.training import AddedWords, add_words
 
 _META = "init_from"
 

@@ -10,8 +10,8 @@ from dragoman.data.corpus import corpus_spec
 from dragoman.data.precheck import precheck
 from dragoman.data.profile import TrainingProfile
 from dragoman.data.store.build import build_store
-from dragoman.data.store.pool import Processes, RayTasks
 from dragoman.data.store.reader import Store
+from dragoman.data.store.segments import Processes, RayTasks
 from dragoman.errors import UsageError
 from dragoman.io.run_log import Reporter
 from dragoman.tokenizers import Tokenizer

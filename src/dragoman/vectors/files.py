@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import clip, read_lines
-from dragoman.io.suffixes import COMPRESSED_SUFFIXES
+from dragoman.io.reading import COMPRESSED_SUFFIXES
 from dragoman.io.weights import read_safetensors
 from dragoman.io.writing import write_file
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dragoman.data.readers.row import Key, Row, named_columns, one_text
+from dragoman.data.readers.rows import Key, Row, named_columns, one_text
 from dragoman.errors import DataError, clip, nearest
 from dragoman.io.arrow import arrow, is_text, read_errors
 from dragoman.io.reading import read_json

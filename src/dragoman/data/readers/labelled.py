@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dragoman.errors import DataError, clip
 from dragoman.io.lines import has_lone_surrogate, read_lines
-from dragoman.io.suffixes import plain_suffix
+from dragoman.io.reading import plain_suffix
 from dragoman.tokenizers import BOS, EOS, PAD
 
 _COLUMNS = {"upos": 3, "xpos": 4}

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from dragoman.data.languages import SCRIPTS, language_code
 from dragoman.data.readers.arrow_tables import arrow_columns, arrow_rows
-from dragoman.data.readers.delimited import csv_columns, csv_rows, jsonl_columns, jsonl_rows, tsv_columns, tsv_rows
-from dragoman.data.readers.row import Decode, Key, Row
+from dragoman.data.readers.rows import (
+    Decode,
+    Key,
+    Row,
+    csv_columns,
+    csv_rows,
+    jsonl_columns,
+    jsonl_rows,
+    tsv_columns,
+    tsv_rows,
+)
 from dragoman.data.readers.tmx import TmxCount, check_languages, tmx_languages, tmx_pairs
-from dragoman.errors import UsageError
-from dragoman.io.lines import decode_line
-from dragoman.io.suffixes import COMPRESSED_SUFFIXES, plain_suffix
+from dragoman.errors import DataError, UsageError, clip
+from dragoman.io.lines import decode_line, member_names
+from dragoman.io.reading import COMPRESSED_SUFFIXES, plain_suffix
 
 FOLDER, TMX, ZIP = "folder", ".tmx", ".zip"
 ACCEPTED = (
@@ -92,3 +103,102 @@ def _tmx_rows(path: Path, keys: Sequence[Key], log: Log | None) -> Iterator[Row]
         log(f"{path}: read {count.read:,} units = {kept:,} pairs + {missing}")
         if str(count):
             log(f"{path}: left out: {count}")
+
+
+_SAMPLE = 1000
+
+
+def text_keys(path: Path, log: Callable[[str], None]) -> tuple[Key, Key]:
+    """Return the first two columns of text: most sampled values have letters, and most of these are distinct.
+
+    Downloads of Tatoeba have sentence numbers, languages or author names in other columns.  Raises DataError if there
+    are fewer.
+    """
+    keys = columns(path)
+    rows = _sample(row for row in read_rows(path, keys) if row.texts) if len(keys) > 1 else []
+    lettered: list[Key] = []
+    varied: list[Key] = []
+    for i, key in enumerate(keys):
+        values = [row.texts[i] for row in rows if any(map(str.isalpha, row.texts[i]))]
+        if 2 * len(values) > len(rows):
+            (varied if 2 * len(set(values)) > len(values) else lettered).append(key)
+    if len(varied) < 2:
+        first = clip("\t".join(rows[0].texts), 60) if rows else clip(", ".join(map(_shown_key, keys)), 60)
+        repeated = ", ".join(map(_shown_key, lettered))
+        raise DataError(
+            f"{path}: {len(varied)} column{'s' * (len(varied) != 1)} of text ({first!r}"
+            f"{'; mostly repeated values in column ' * bool(repeated)}{repeated}); accepted: a source text and a "
+            "target text per row, in two columns"
+        )
+    log(f"{path}: source text in column {_shown_key(varied[0])}, target text in column {_shown_key(varied[1])}")
+    return varied[0], varied[1]
+
+
+def _sample(rows: Iterable[Row]) -> list[Row]:
+    """Return about `_SAMPLE` rows at equal distances, because many corpora are sorted."""
+    kept: list[Row] = []
+    step = 1
+    for number, row in enumerate(rows):
+        if number % step == 0:
+            kept.append(row)
+        if len(kept) == 2 * _SAMPLE:
+            kept = kept[::2]
+            step *= 2
+    return kept
+
+
+def _shown_key(key: Key) -> str:
+    return str(key + 1) if isinstance(key, int) else key
+
+
+def key_languages(keys: Iterable[Key]) -> list[str | None]:
+    """Return the languages that keys name, such as `de` for `translation.de`; None for other keys."""
+    codes = [language_code(key.rpartition(".")[2]) if isinstance(key, str) else None for key in keys]
+    return [code if code in SCRIPTS else None for code in codes]
+
+
+def moses_files(path: Path, keys: tuple[Key, Key]) -> tuple[Path, Path]:
+    """Return the source and the target file in an archive, as paths that `open_lines` reads.
+
+    keys: language codes; numbers: the languages in the name of the only pair.  Raises DataError if the archive cannot
+    be read, or does not contain exactly one such pair.
+    """
+    texts: dict[str, dict[str, str]] = defaultdict(dict)
+    for name in member_names(path):
+        stem, dot, language = name.rpartition(".")
+        if dot:
+            texts[stem][language] = name
+    found = [pair for stem, names in texts.items() if (pair := _pair(stem, names, keys))]
+    if len(found) == 1:
+        return path / found[0][0], path / found[0][1]
+    wanted = " and ".join(repr(key) for key in keys if isinstance(key, str)) or "two languages"
+    if found:
+        shown = clip(", ".join(pair[0] for pair in found), 200)
+        raise DataError(
+            f"{path}: contains {len(found)} pairs of files in {wanted} ({shown}); accepted: one. Extract the archive, "
+            "and specify each pair with source and target."
+        )
+    listed = clip(", ".join(name for names in texts.values() for name in names.values()), 200) or "none"
+    raise DataError(
+        f"{path}: contains no pair of files in {wanted} (files: {listed}); accepted: an archive of OPUS in Moses "
+        "format, such as NAME.en-fr.en and NAME.en-fr.fr. Set source_key and target_key to their language codes, or "
+        "extract the archive and specify source and target."
+    )
+
+
+def _pair(stem: str, names: Mapping[str, str], keys: tuple[Key, Key]) -> tuple[str, str] | None:
+    """Return the names of both files of a stem, or None."""
+    if not all(isinstance(key, str) for key in keys):
+        ends = PurePosixPath(stem).suffix.removeprefix(".").split("-")
+        if not (len(ends) == 2 and all(end in names for end in ends)):
+            ends = [language for language in names if language_code(language) in SCRIPTS]
+        keys = (ends[0], ends[1]) if len(ends) == 2 else ("", "")
+    one, other = (_in_language(names, str(key)) for key in keys)
+    return (one, other) if one and other and one != other else None
+
+
+def _in_language(names: Mapping[str, str], language: str) -> str | None:
+    if language in names:
+        return names[language]
+    same = [name for found, name in names.items() if language and language_code(found) == language_code(language)]
+    return same[0] if len(same) == 1 else None

@@ -23,20 +23,30 @@ from numpy.typing import NDArray
 
 from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec, FilterStats, read_pairs
-from dragoman.data.store.chunks import TABLE
-from dragoman.data.store.duplicates import find_duplicates
-from dragoman.data.store.folder import DamagedStoreError, build_once, describe, read_about, write_about
-from dragoman.data.store.origin import VERSION, Origin, content_hash, text_hash
-from dragoman.data.store.pool import Processes, ThisProcess, WorkerPool
-from dragoman.data.store.reader import Store, part_name
+from dragoman.data.store.folder import (
+    VERSION,
+    DamagedStoreError,
+    Origin,
+    build_once,
+    content_hash,
+    describe,
+    read_about,
+    text_hash,
+    write_about,
+)
+from dragoman.data.store.reader import TABLE, Store, part_name
 from dragoman.data.store.segments import (
     SEGMENT,
     EncodedSegment,
     EncodeTask,
     FilteredSegment,
     FilterTask,
+    Processes,
+    ThisProcess,
+    WorkerPool,
     encode_segment,
     filter_segment,
+    find_duplicates,
     read_filtered,
 )
 from dragoman.errors import DataError

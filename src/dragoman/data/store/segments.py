@@ -1,4 +1,4 @@
-"""The tasks of preparation, each on one segment of a corpus: filter pairs, and encode those that are kept.
+"""The tasks of preparation: filter the pairs of a segment of a corpus, find duplicates, encode those that are kept.
 
 They run in any process that finds the folder of the store under the same path.  A segment is a fixed number of pairs
 that were read one after another, so that the result does not depend on the number of processes.
@@ -7,18 +7,24 @@ that were read one after another, so that the result does not depend on the numb
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Sequence
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import FilterStats, PairFilter, SentencePair, pair_hash
-from dragoman.data.store.chunks import PAIRS, TABLE, Record, id_type, ids_record, record_hash, text_record
+from dragoman.data.store.reader import PAIRS, TABLE, Record, id_type, ids_record, record_hash, text_record
+from dragoman.errors import DragomanError
+from dragoman.extras import extra_package
+from dragoman.processor import usable_cores
 from dragoman.tokenizers import Tokenizer, TokenizerFiles
 
 SEGMENT = PAIRS * 128
@@ -177,3 +183,163 @@ def _finish_hashes(task: EncodeTask, is_duplicate: NDArray[np.bool_], segment: E
 def _write(path: Path, content: bytes, segment: EncodedSegment) -> None:
     path.write_bytes(content)
     segment.files[path.name] = {"bytes": len(content), "blake2b": hashlib.blake2b(content).hexdigest()}
+
+
+_AT_ONCE = 1 << 24
+"""Hashes that are sorted at once, which takes about 500 MB."""
+_RANGES = 256
+_EDGES = np.arange(1, _RANGES, dtype=np.uint64) << np.uint64(56)
+
+
+def find_duplicates(earlier: Sequence[Path], segments: Sequence[tuple[str, int]]) -> list[NDArray[np.uint32]]:
+    """Return the positions of duplicates in each segment, in ascending order: all but the first of equal pairs.
+
+    Two different pairs have the same hash with probability 2**-64: of n different pairs, n**2 / 2**65 are dropped by
+    mistake on average (0.03 of a billion).  The hashes are sorted a range of values at a time.
+
+    earlier: files of the hashes of corpora that come before, in ascending order.  segments: stem and number of pairs
+    (see `sorted_hashes`).
+    """
+    bounds = [_bounds(np.fromfile(path, np.uint64)) for path in earlier]
+    bounds += [_bounds(sorted_hashes(*segment)[0]) for segment in segments]
+    duplicates: list[list[NDArray[np.uint32]]] = [[] for _ in segments]
+    for first, last in _groups(np.diff(np.sum(bounds, axis=0)) if bounds else np.zeros(_RANGES, np.int64)):
+        spans = [(int(ends[first]), int(ends[last])) for ends in bounds]
+        _search(earlier, segments, spans, duplicates)
+    empty = np.zeros(0, np.uint32)
+    return [np.sort(np.concatenate(positions or [empty])) for positions in duplicates]
+
+
+def _bounds(hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return where each range of values begins in sorted hashes, and their number."""
+    return np.concatenate([[0], np.searchsorted(hashes, _EDGES), [len(hashes)]])
+
+
+def _groups(counts: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return spans of ranges that contain at most _AT_ONCE hashes, or are a single range."""
+    groups, first, total = [], 0, 0
+    for i, count in enumerate(counts.tolist()):
+        if total and total + count > _AT_ONCE:
+            groups.append((first, i))
+            first, total = i, 0
+        total += count
+    return [*groups, (first, len(counts))]
+
+
+def _search(
+    earlier: Sequence[Path],
+    segments: Sequence[tuple[str, int]],
+    spans: Sequence[tuple[int, int]],
+    found: list[list[NDArray[np.uint32]]],
+) -> None:
+    """Add the positions of the duplicates among the hashes in these spans of the files."""
+    count = len(earlier)
+    parts = [
+        np.fromfile(path, np.uint64, b - a, offset=8 * a) for path, (a, b) in zip(earlier, spans[:count], strict=True)
+    ]
+    owners, positions = [], []
+    for number, ((stem, pairs), (a, b)) in enumerate(zip(segments, spans[count:], strict=True)):
+        hashes, order = sorted_hashes(stem, pairs)
+        parts.append(hashes[a:b].copy())
+        positions.append(order[a:b].copy())
+        owners.append(np.full(b - a, number, np.uint32))
+    if not owners:
+        return
+    hashes = np.concatenate(parts)
+    sorting = np.argsort(hashes, kind="stable")  # equal hashes stay in the order of the text
+    hashes = hashes[sorting]
+    old = len(hashes) - sum(map(len, owners))
+    repeated = sorting[1:][hashes[1:] == hashes[:-1]]
+    repeated = repeated[repeated >= old] - old  # earlier corpora have no duplicates among themselves
+    owner, position = np.concatenate(owners)[repeated], np.concatenate(positions)[repeated]
+    for number in np.unique(owner).tolist():
+        found[number].append(position[owner == number])
+
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+
+class WorkerPool(Protocol):
+    """Computes a function of many tasks."""
+
+    def map(self, function: Callable[[_Task], _Result], tasks: Iterator[_Task]) -> Iterator[_Result]:
+        """Yield the results in the order of the tasks.  Few tasks are taken from the iterator ahead of the results."""
+        ...
+
+
+class ThisProcess:
+    """No other process, which is faster for little text."""
+
+    def map(self, function: Callable[[_Task], _Result], tasks: Iterator[_Task]) -> Iterator[_Result]:
+        return map(function, tasks)
+
+
+class Processes(AbstractContextManager["Processes"]):
+    """Processes of this machine."""
+
+    def __init__(self, count: int | None = None) -> None:
+        """count: of processes; default: one per available core."""
+        self._count = count or usable_cores()
+        self._executor: Any = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(kill_workers=True)
+
+    def map(self, function: Callable[[_Task], _Result], tasks: Iterator[_Task]) -> Iterator[_Result]:
+        # Unlike the executor of the standard library, it does not import `__main__`.
+        from loky import ProcessPoolExecutor  # type: ignore[import-untyped]
+        from loky.process_executor import TerminatedWorkerError  # type: ignore[import-untyped]
+
+        if self._executor is None:
+            self._executor = ProcessPoolExecutor(self._count)
+        pending: deque[Any] = deque()
+        try:
+            for task in tasks:
+                pending.append(self._executor.submit(function, task))
+                if len(pending) > self._count + 1:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except TerminatedWorkerError as error:
+            raise DragomanError(
+                f"a process that prepares the data ended: {str(error).splitlines()[0]} If the memory was exhausted, "
+                "use fewer processes: dragoman prepare CONFIG --workers 1."
+            ) from None
+
+
+class RayTasks(AbstractContextManager["RayTasks"]):
+    """Tasks on the Ray cluster at RAY_ADDRESS, or on this machine.
+
+    All machines must find the folder of the store under the same path, and use the same version of Dragoman.
+    """
+
+    def __init__(self) -> None:
+        self._ray = extra_package("ray", "scale", "a cluster")
+        self._started_here = not self._ray.is_initialized()
+        if self._started_here:
+            self._ray.init(include_dashboard=False, logging_level=logging.WARNING, log_to_driver=False)
+        self._count = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def __exit__(self, *_: object) -> None:
+        if self._started_here:
+            self._ray.shutdown()
+
+    def map(self, function: Callable[[_Task], _Result], tasks: Iterator[_Task]) -> Iterator[_Result]:
+        remote = self._ray.remote(num_cpus=1)(function)
+        pending: deque[Any] = deque()
+        for task in tasks:
+            pending.append(remote.remote(task))
+            if len(pending) > self._count + 1:
+                yield self._result(pending.popleft())
+        while pending:
+            yield self._result(pending.popleft())
+
+    def _result(self, reference: Any) -> Any:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, (DragomanError, OSError)) else error from None
+        except self._ray.exceptions.RayError as error:
+            raise DragomanError(f"a worker of the cluster failed: {error}. Run the same command again.") from None

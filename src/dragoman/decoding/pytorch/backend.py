@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dragoman.data.batch_plans import batches_within
-from dragoman.decoding.backend import DecodingBackend
+from dragoman.decoding.backend import DecodingBackend, batches_within
 from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.pytorch.generate import padded
 from dragoman.decoding.pytorch.stepper import ModelStepper

@@ -38,9 +38,9 @@ from dragoman.formats.importing.family import (
 from dragoman.formats.importing.json_vocabulary import json_vocabulary
 from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 from dragoman.tokenizers import BOS, EOS, SPECIAL_NAMES, UNK, Tokenizer
-from dragoman.tokenizers.byte_pieces import BYTES_FILE, BytePieces
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.tokenizers.listed_pieces import PieceLists
+from dragoman.tokenizers.pieces import BYTES_FILE, BytePieces
 
 _SIZES = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size")
 _DEFAULTS: dict[str, Any] = {

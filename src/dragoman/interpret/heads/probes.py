@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from dragoman.config import Config
-from dragoman.data.batch_plans import batches_within
 from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.turns import encode_turns, split_turns, turns_of_text
+from dragoman.decoding.backend import batches_within
 from dragoman.errors import UsageError
 from dragoman.interpret.heads.gold_alignment import GoldAlignment, word_count
 from dragoman.interpret.inputs import Ids, label_row, with_predictions

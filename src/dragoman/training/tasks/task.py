@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.batch_plans import plan_buckets
-from dragoman.data.batching import Batch, collate_source
+from dragoman.data.batching import Batch, collate_source, plan_buckets
 from dragoman.data.profile import TrainingProfile
 from dragoman.errors import DataError
 from dragoman.models.seq2seq import Network

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from dragoman.config import Config, MaskedData, TextData
 from dragoman.data.batching import Batch, collate
-from dragoman.data.readers.text_stream import TextStream, read_stream
-from dragoman.data.store.text import prepare_text
+from dragoman.data.store.text import TextStream, prepare_text, read_stream
 from dragoman.io.run_log import Reporter
 from dragoman.models.seq2seq import Network
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer

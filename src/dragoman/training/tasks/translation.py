@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.batch_plans import EpochPlan, sampling_weights
-from dragoman.data.batching import Batch, collate, read_batch
+from dragoman.data.batching import Batch, EpochPlan, collate, read_batch, sampling_weights
 from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
 from dragoman.data.profile import TrainingProfile
 from dragoman.data.store.build import build_store

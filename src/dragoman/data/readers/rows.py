@@ -1,17 +1,18 @@
-"""Rows of TSV, CSV and JSON lines."""
+"""Rows of tables: TSV, CSV and JSON lines."""
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from dragoman.data.languages import SCRIPTS, language_code
-from dragoman.data.readers.row import Decode, Key, Row, named_columns, one_text
 from dragoman.errors import DataError, clip, nearest
-from dragoman.io.lines import decode_line, open_lines
+from dragoman.io.lines import decode_line, has_lone_surrogate, open_lines
 
 _NONE: tuple[int, list[str], str] = (0, [], "")
 _HEADER = frozenset({"source", "target", "src", "tgt", "trg", "text", "translation", "original", "english"})
@@ -195,3 +196,43 @@ def csv_columns(path: Path) -> list[Key]:
     )
     is_header = usual and len(set(names)) == len(names) and not any(" " in name for name in names)
     return list(first) if is_header else list(range(len(first)))
+
+
+Key = str | int
+"""Name of a column or, counted from 0, its number."""
+Decode = Callable[[bytes, int, str], str]
+"""Raw line, its number from 1 and the name of the file -> text (see `decode_line`, which is the default)."""
+
+_BREAKS = re.compile(r"[\t\r\n]+")
+
+
+class Row(NamedTuple):
+    """number: of the row or line, from 1.  where: file and row, for messages.  texts: one per key, () for a problem."""
+
+    number: int
+    where: str
+    texts: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def message(self) -> str:
+        """The problem with its location."""
+        return f"{self.where}: {self.problem}" if self.where else self.problem
+
+
+def one_text(value: object, key: Key) -> str:
+    """Return a value of a table as one line: line breaks and tabs become a space.
+
+    Raises LookupError that describes a value that is not a valid text.
+    """
+    if not isinstance(value, str):
+        shown = "null" if value is None else f"{clip(repr(value), 40)}, not a string"
+        raise LookupError(f"the value at {key!r} is {shown}")
+    if has_lone_surrogate(value):
+        raise LookupError(f"the text at {key!r} is invalid Unicode (lone surrogate)")
+    return _BREAKS.sub(" ", value)
+
+
+def named_columns(names: list[str]) -> str:
+    """Format names of columns for a message."""
+    return clip(", ".join(map(repr, names)), 300) or "none"

@@ -237,7 +237,7 @@ def test_stacks_and_layers_of_a_transformer() -> None:
 
 
 def test_large_maps_are_averaged_over_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.interpret.explain.maps._MAX_WEIGHTS", 500)
+    monkeypatch.setattr("dragoman.interpret.explain.explain._MAX_WEIGHTS", 500)
 
     found = explain(translator("paper"), SOURCE, TARGET)
 
@@ -316,7 +316,7 @@ def test_occlusion_compares_with_the_source_without_a_token(kind: str) -> None:
 
 
 def test_occlusion_is_computed_in_parts_if_the_logits_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.interpret.occlusion._MAX_LOGITS", 1)
+    monkeypatch.setattr("dragoman.interpret.explain.explain._MAX_LOGITS", 1)
 
     again = explain(translator("paper"), SOURCE)
 

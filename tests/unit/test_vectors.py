@@ -21,9 +21,8 @@ from dragoman.io.lines import read_lines
 from dragoman.models.model_folder import load_network
 from dragoman.vectors import WordVectors, train, train_vectors
 from dragoman.vectors.picture import HEIGHT, WIDTH, principal_components
-from dragoman.vectors.questions import read_questions, read_similarities, spearman
 from dragoman.vectors.train import tokens_of, words_of
-from dragoman.vectors.word_vectors import DISTANCES, Measure
+from dragoman.vectors.word_vectors import DISTANCES, Measure, read_questions, read_similarities, spearman
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "model_v1"
 V, D = 11, 4

@@ -38,7 +38,14 @@ def vectors(
     from dragoman.vectors import WordVectors
 
     if train and tokens == "words":
-        _check_words([*(near or []), *(word for text in analogy or [] for word in _three_words(text))])
+        from dragoman.vectors.train import words_of
+
+        for word in [*(near or []), *(word for text in analogy or [] for word in _three_words(text))]:
+            if len(words_of(word)) != 1:
+                raise UsageError(
+                    f"{word!r}: not a word, so it gets no vector with --tokens words; add --tokens all for punctuation "
+                    "and decimals, or omit the query"
+                )
     words = _train(file, train, tokens, kind, size, min_count) if train else WordVectors.load(file)
     found: dict[Query, list[Neighbour]] = {}
     for word in near or []:
@@ -50,7 +57,7 @@ def vectors(
             for answer in answers:
                 write(f"{' '.join(map(_escaped, query))}\t{_escaped(answer.word)}\t{answer.value:.4f}")
         if questions is not None:
-            from dragoman.vectors.questions import read_questions
+            from dragoman.vectors.word_vectors import read_questions
 
             for line in words.accuracy(read_questions(questions)).lines():
                 write(line)
@@ -58,18 +65,6 @@ def vectors(
         _plot(words, found, picture)
     if not (found or questions):
         log(f"{file}: {len(words):,} words, {words.matrix.shape[1]} dimensions")
-
-
-def _check_words(queries: list[str]) -> None:
-    """Raise UsageError for a query that `--tokens words` does not train."""
-    from dragoman.vectors.train import words_of
-
-    for query in queries:
-        if len(words_of(query)) != 1:
-            raise UsageError(
-                f"{query!r}: not a word, so it gets no vector with --tokens words; add --tokens all for punctuation "
-                "and decimals, or omit the query"
-            )
 
 
 def _three_words(text: str) -> tuple[str, str, str]:

@@ -7,7 +7,7 @@ line).  Safetensors: the tensor `vectors` (V, D), and the words as JSON under `w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,21 +51,18 @@ def write_vectors(path: Path, words: Sequence[str], matrix: NDArray[np.float32])
         metadata = {"words": json.dumps(list(words), ensure_ascii=False)}
         content = safetensors.numpy.save({"vectors": np.ascontiguousarray(matrix)}, metadata=metadata)
     else:
-        content = "".join(f"{line}\n" for line in _lines(path, words, matrix)).encode()
+        unfit = next((word for word in words if not word or " " in word or "\n" in word or "\r" in word), None)
+        if unfit is not None:
+            raise UsageError(
+                f"{path}: the word {unfit!r} is empty or contains a space or a line break, which the text format "
+                f"cannot store; specify a file that ends in {_SAFE}"
+            )
+        lines = [f"{len(words)} {matrix.shape[1]}"]
+        for word, row in zip(words, matrix.tolist(), strict=True):
+            lines.append(f"{word} {' '.join(f'{number:.9g}' for number in row)}")  # 9 digits restore a float32 exactly
+        content = "".join(f"{line}\n" for line in lines).encode()
     write_file(path, content)
     return path
-
-
-def _lines(path: Path, words: Sequence[str], matrix: NDArray[np.float32]) -> Iterator[str]:
-    unfit = next((word for word in words if not word or " " in word or "\n" in word or "\r" in word), None)
-    if unfit is not None:
-        raise UsageError(
-            f"{path}: the word {unfit!r} is empty or contains a space or a line break, which the text format cannot "
-            f"store; specify a file that ends in {_SAFE}"
-        )
-    yield f"{len(words)} {matrix.shape[1]}"
-    for word, row in zip(words, matrix.tolist(), strict=True):
-        yield f"{word} {' '.join(f'{number:.9g}' for number in row)}"  # 9 digits restore a float32 exactly
 
 
 def read_vectors(path: Path) -> tuple[list[str], NDArray[np.float32]]:
@@ -73,10 +70,8 @@ def read_vectors(path: Path) -> tuple[list[str], NDArray[np.float32]]:
 
     Raises DataError, with the line number for text.
     """
-    return _read_safe(path) if path.suffix == _SAFE else _read_text(path)
-
-
-def _read_safe(path: Path) -> tuple[list[str], NDArray[np.float32]]:
+    if path.suffix != _SAFE:
+        return _read_text(path)
     try:
         header, content = read_safetensors(path)
         words = json.loads(header["__metadata__"]["words"])

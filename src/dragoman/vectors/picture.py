@@ -48,19 +48,21 @@ def write_picture(
     """
     if len(words) < 2:
         raise UsageError(f"a picture of {len(words)} words; accepted: at least 2 different words")
-    unknown = sorted({word for pair in arrows for word in pair} - set(words))
-    if unknown:
-        raise UsageError(f"arrows from or to {', '.join(map(repr, unknown))}; accepted: words of the picture")
     components, share = principal_components(vectors)
-    points = dict(zip(words, _pixels(components), strict=True))
+    # In pixels, with the same scale on both axes.
+    low, high = components.min(axis=0), components.max(axis=0)
+    room = np.array([WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN - FOOT / 2])
+    scale = float((room / np.maximum(high - low, 1e-9)).min()) if (high > low).any() else 1.0
+    centre = np.array([WIDTH / 2, (HEIGHT - FOOT / 2) / 2])
+    pixels = centre + (components - (low + high) / 2) * scale * np.array([1, -1])
+    points = {word: (float(x), float(y)) for word, (x, y) in zip(words, pixels, strict=True)}
     note = f"{len(words)} words along their two principal components, {100 * share:.0f} % of the variance"
     with drawing("words", WIDTH, HEIGHT) as chart:
         axes = chart.axes
         axes.set_position((0, 0, 1, 1))
         axes.set_axis_off()
         axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))  # data coordinates are pixels
-        middle = (HEIGHT - FOOT / 2) / 2
-        axes.plot([MARGIN / 2, WIDTH - MARGIN / 2], [middle, middle], color=GRID, linewidth=1)
+        axes.plot([MARGIN / 2, WIDTH - MARGIN / 2], [centre[1], centre[1]], color=GRID, linewidth=1)
         axes.plot([WIDTH / 2, WIDTH / 2], [MARGIN / 2, HEIGHT - FOOT - 8], color=GRID, linewidth=1)
         for start, end in arrows:
             if np.hypot(*np.subtract(points[start], points[end])) > 4 * DOT:  # room for an arrow between the points
@@ -76,16 +78,6 @@ def write_picture(
         svg = chart.svg(f"{note}: {', '.join(clip(word, 24) for word in words)}")
     write_file(path, standalone(svg, _STYLE).encode())
     return path
-
-
-def _pixels(components: NDArray[np.float64]) -> list[tuple[float, float]]:
-    """Return pixel coordinates with the same scale on both axes."""
-    low, high = components.min(axis=0), components.max(axis=0)
-    room = np.array([WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN - FOOT / 2])
-    scale = float((room / np.maximum(high - low, 1e-9)).min()) if (high > low).any() else 1.0
-    middle = np.array([WIDTH / 2, (HEIGHT - FOOT / 2) / 2])
-    pixels = middle + (components - (low + high) / 2) * scale * np.array([1, -1])
-    return [(float(x), float(y)) for x, y in pixels]
 
 
 def _draw_labels(chart: Drawing, points: Points, arrows: Sequence[tuple[str, str]]) -> None:

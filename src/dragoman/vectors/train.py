@@ -63,16 +63,27 @@ def train_vectors(
 
     Raises UsageError for invalid settings or without gensim, DataError for too little text.
     """
-    _check(
-        texts,
-        kind,
-        tokens,
-        {"size": size, "window": window, "min_count": min_count, "epochs": epochs, "workers": workers},
-    )
+    counts_set = {"size": size, "window": window, "min_count": min_count, "epochs": epochs, "workers": workers}
+    problems = [f"{name} = {value}; accepted: at least 1" for name, value in counts_set.items() if value < 1]
+    for name, choice, accepted in (("kind", kind, get_args(Kind)), ("tokens", tokens, get_args(Tokens))):
+        if choice not in accepted:
+            problems.append(f"{name} = {choice!r}{nearest(choice, accepted)}; accepted: {', '.join(accepted)}")
+    if isinstance(texts, str):
+        problems.append("texts is a string; pass a list of texts, such as its lines")
+    if problems:
+        raise UsageError("; ".join(problems))
     word2vec = extra_package("gensim.models", "vectors", "training word vectors").Word2Vec
-    parts, counts = _read(texts, _SPLITS[tokens])
-    _check_counts(counts, min_count, tokens)
+    parts, counts = _read(texts, words_of if tokens == "words" else tokens_of)
     total = counts.total()
+    if not counts:
+        words = "the text has no words; a word consists of letters and digits"
+        raise DataError(words if tokens == "words" else "the text is empty; provide text with words or punctuation")
+    ((word, most),) = counts.most_common(1)
+    if most < min_count:
+        raise DataError(
+            f"no word of the text occurs min_count = {min_count} times (the most frequent, {word!r}, {most} of "
+            f"{total:,}); use more text or a lower min_count"
+        )
     model = word2vec(
         vector_size=size,
         window=window,
@@ -91,16 +102,11 @@ def train_vectors(
     return WordVectors(model.wv.index_to_key, model.wv.vectors)
 
 
-_SPLITS: dict[Tokens, Callable[[str], list[str]]] = {"words": words_of, "all": tokens_of}
-
-
 class _Passes:
     """The texts; iterable once per epoch."""
 
     def __init__(self, parts: list[list[str]], epochs: int, log: Callable[[str], None]) -> None:
-        self.parts = parts
-        self.epochs = epochs
-        self.log = log
+        self.parts, self.epochs, self.log = parts, epochs, log
         self.done = 0
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -119,26 +125,3 @@ def _read(texts: Iterable[str], split: Callable[[str], list[str]]) -> tuple[list
         counts.update(words)
         parts.extend(words[i : i + _LONGEST] for i in range(0, len(words), _LONGEST))
     return parts, counts
-
-
-def _check(texts: Iterable[str], kind: str, tokens: str, settings: dict[str, int]) -> None:
-    problems = [f"{name} = {value}; accepted: at least 1" for name, value in settings.items() if value < 1]
-    for name, value, accepted in (("kind", kind, get_args(Kind)), ("tokens", tokens, get_args(Tokens))):
-        if value not in accepted:
-            problems.append(f"{name} = {value!r}{nearest(value, accepted)}; accepted: {', '.join(accepted)}")
-    if isinstance(texts, str):
-        problems.append("texts is a string; pass a list of texts, such as its lines")
-    if problems:
-        raise UsageError("; ".join(problems))
-
-
-def _check_counts(counts: Counter[str], min_count: int, tokens: Tokens) -> None:
-    if not counts:
-        words = "the text has no words; a word consists of letters and digits"
-        raise DataError(words if tokens == "words" else "the text is empty; provide text with words or punctuation")
-    ((word, most),) = counts.most_common(1)
-    if most < min_count:
-        raise DataError(
-            f"no word of the text occurs min_count = {min_count} times (the most frequent, {word!r}, {most} of "
-            f"{counts.total():,}); use more text or a lower min_count"
-        )

@@ -1,4 +1,7 @@
-"""Words with vectors: neighbours, similarity, analogies.
+"""Words with vectors: neighbours, similarity, analogies, and their evaluation.
+
+File formats of the evaluation: questions-words.txt (Mikolov et al. 2013a, section 4.1); word pairs as in WordSim-353
+and SimLex-999.
 
 Symbols: V words, D size of a vector, n pairs or questions.
 """
@@ -6,6 +9,7 @@ Symbols: V words, D size of a vector, n pairs or questions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -13,15 +17,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dragoman.errors import DataError, UsageError, nearest
+from dragoman.io.lines import clip, read_lines
 from dragoman.io.reading import as_path
 from dragoman.vectors.files import read_vectors, write_vectors
 from dragoman.vectors.picture import write_picture
-from dragoman.vectors.questions import Accuracy, Correlation, Question, score_questions, spearman
 
 Measure = Literal["cosine", "dot", "euclidean", "mahalanobis"]
 MEASURES: tuple[str, ...] = get_args(Measure)
 DISTANCES = ("euclidean", "mahalanobis")
 """Measures that are small for similar words; the others are large."""
+
+Question = tuple[str, str, str, str]
+"""a, b, c, d: a is to b as c is to d."""
+
+_BLOCK = 256
+"""Questions per matrix product, which has _BLOCK x V results."""
 
 _WORD_START = "▁"
 """Marks a token that begins a word in a SentencePiece vocabulary."""
@@ -32,6 +42,46 @@ class Neighbour(NamedTuple):
 
     word: str
     value: float
+
+
+class Row(NamedTuple):
+    """The result of one category: correct answers, questions of known words only, all questions."""
+
+    name: str
+    right: int
+    known: int
+    asked: int
+
+    @property
+    def percent(self) -> float:
+        """Correct answers in percent of the known questions; NaN if there are none."""
+        return 100 * self.right / self.known if self.known else float("nan")
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Results by category, and in total."""
+
+    rows: list[Row]
+
+    @property
+    def total(self) -> Row:
+        return Row("all", *(sum(row[i] for row in self.rows) for i in (1, 2, 3)))  # type: ignore[misc]
+
+    def lines(self) -> list[str]:
+        """Return one line of text per category and one for the total."""
+        return [
+            f"{row.name:30} {row.percent:5.1f} %   {row.right:6,} of {row.known:6,} known   ({row.asked:,} asked)"
+            for row in [*self.rows, self.total]
+        ]
+
+
+class Correlation(NamedTuple):
+    """Spearman's correlation of `known` pairs out of `asked`; NaN for fewer than three known pairs."""
+
+    spearman: float
+    known: int
+    asked: int
 
 
 class WordVectors:
@@ -93,8 +143,19 @@ class WordVectors:
         return self._best(values, count, {i, j, k}, "cosine")
 
     def accuracy(self, questions: Mapping[str, Sequence[Question]]) -> Accuracy:
-        """Score analogies (from `read_questions`); only the first answer of each counts."""
-        return score_questions(self._space("cosine"), questions, self._row)
+        """Answer analogies (from `read_questions`) as `analogy` does; only the first answer of each counts."""
+        unit, rows = self._space("cosine"), []
+        for category, asked in questions.items():
+            indices = [[self._row(word) for word in question] for question in asked]
+            known = np.array([row for row in indices if None not in row], dtype=np.int64).reshape(-1, 4)
+            right = 0
+            for begin in range(0, len(known), _BLOCK):
+                a, b, c, d = block = known[begin : begin + _BLOCK].T
+                scores = (unit[b] - unit[a] + unit[c]) @ unit.T  # (n, V), in the order of the cosines
+                np.put_along_axis(scores, block[:3].T, -np.inf, axis=1)
+                right += int((scores.argmax(axis=1) == d).sum())
+            rows.append(Row(category, right, len(known), len(asked)))
+        return Accuracy(rows)
 
     def correlation(self, pairs: Sequence[tuple[str, str, float]], measure: Measure = "cosine") -> Correlation:
         """Return Spearman's rank correlation with human scores of word pairs (from `read_similarities`).
@@ -225,3 +286,56 @@ def _whitened(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
     ridge = 0.01 * np.trace(covariance) / len(covariance) or 1.0  # 1 if all vectors are equal
     lower = np.linalg.cholesky(covariance + ridge * np.eye(len(covariance)))
     return np.asarray(np.linalg.solve(lower, centred.T).T, dtype=np.float32)
+
+
+# ---------------------------------------------------------------------------------------------------------- evaluation
+
+
+def read_questions(path: Path) -> dict[str, list[Question]]:
+    """Read questions by category: lines of four words, and lines `: category`.  Raises DataError."""
+    categories: dict[str, list[Question]] = {}
+    name = "questions"
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.startswith(":"):
+            name = line[1:].strip()
+        elif line.strip():
+            words = line.split()
+            if len(words) != 4:
+                raise DataError(
+                    f"{path}, line {number:,}: {len(words)} words ({clip(line)!r}); accepted: four, such as "
+                    "'man king woman queen', or ': category'"
+                )
+            categories.setdefault(name, []).append((words[0], words[1], words[2], words[3]))
+    return categories
+
+
+def read_similarities(path: Path) -> list[tuple[str, str, float]]:
+    """Read pairs with a human score: lines of word, word, score (tabs or spaces).  Raises DataError."""
+    pairs = []
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            left, right, score = line.split()
+            pairs.append((left, right, float(score)))
+        except ValueError:
+            raise DataError(
+                f"{path}, line {number:,}: {clip(line)!r}; accepted: word, word and score, such as tiger cat 7.35"
+            ) from None
+    return pairs
+
+
+def spearman(x: NDArray[Any], y: NDArray[Any]) -> float:
+    """Return the correlation of the ranks of x (n,) and y (n,); equal values share their mean rank.
+
+    NaN if n < 3 or all values of x or y are equal.
+    """
+    if len(x) < 3:
+        return float("nan")
+    a, b = (ranks - ranks.mean() for ranks in map(_ranks, (x, y)))
+    spread = np.sqrt((a @ a) * (b @ b))
+    return float(a @ b / spread) if spread else float("nan")
+
+
+def _ranks(x: NDArray[Any]) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[inverse])

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from dragoman.decoding.hypothesis import Hypothesis, best, length_penalty
-from dragoman.decoding.pytorch.beam import BeamStep, beam_search
+from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.models.seq2seq import Model
@@ -90,54 +90,35 @@ def search_tree(
     With `settings.beam` = 1, greedy search, the tree is a line.  Raises the errors of `generate`.
     """
     request = SearchRequest.build(src, None, settings, [prefix] if prefix else None)
+    settings, (limit,) = request.settings, request.limits
     nodes: list[Node] = []
     complete: dict[int, Hypothesis] = {}
     slots: list[int] = [-1] * settings.beam  # the node in each of the K beams, -1 = none
     for step in beam_search(ModelStepper(model), request):
-        slots = _add_step(nodes, complete, slots, step, request)
-    found = best(list(complete.values()), settings.nbest)
-    return found, _tree(nodes, complete, found, request)
-
-
-def _add_step(
-    nodes: list[Node],
-    complete: dict[int, Hypothesis],
-    parents: Sequence[int],
-    step: BeamStep,
-    request: SearchRequest,
-) -> list[int]:
-    settings, (limit,), length = request.settings, request.limits, step.beams.tokens.size(2)
-    longest = length + 1 if settings.beam_threshold else limit
-    extended = step.extended[0].tolist()
-    tokens, totals = step.beams.tokens[0, :, -1].tolist(), step.beams.log_probs[0].tolist()
-    log_probs = step.beams.token_log_probs[0, :, -1].tolist()
-    finished = {beam: hypothesis for _, beam, hypothesis in step.finished}
-    slots = []
-    rank = 0
-    for beam, (origin, token, total) in enumerate(zip(step.origins[0].tolist(), tokens, totals, strict=True)):
-        if total == float("-inf"):  # an empty slot
-            slots.append(-1)
-            continue
-        slots.append(len(nodes))
-        node = Node(length, rank, parents[origin], token, log_probs[beam], total)
-        rank += 1
-        if beam in finished:
-            hypothesis = complete[len(nodes)] = finished[beam]
-            node = replace(node, end="limit" if hypothesis.truncated else "finished", score=hypothesis.score)
-        elif not extended[beam]:
-            node = replace(node, end="beaten", score=total / length_penalty(longest, settings.alpha))
-        nodes.append(node)
-    return slots
-
-
-def _tree(
-    nodes: list[Node], complete: dict[int, Hypothesis], found: Sequence[Hypothesis], request: SearchRequest
-) -> BeamTree:
-    settings, (limit,) = request.settings, request.limits
-    parents = {node.parent for node in nodes}
+        length, parents, slots, rank = step.beams.tokens.size(2), slots, [], 0
+        longest = length + 1 if settings.beam_threshold else limit
+        extended = step.extended[0].tolist()
+        tokens, totals = step.beams.tokens[0, :, -1].tolist(), step.beams.log_probs[0].tolist()
+        log_probs = step.beams.token_log_probs[0, :, -1].tolist()
+        finished = {beam: hypothesis for _, beam, hypothesis in step.finished}
+        for beam, (origin, token, total) in enumerate(zip(step.origins[0].tolist(), tokens, totals, strict=True)):
+            if total == float("-inf"):  # an empty slot
+                slots.append(-1)
+                continue
+            slots.append(len(nodes))
+            node = Node(length, rank, parents[origin], token, log_probs[beam], total)
+            rank += 1
+            if beam in finished:
+                hypothesis = complete[len(nodes)] = finished[beam]
+                node = replace(node, end="limit" if hypothesis.truncated else "finished", score=hypothesis.score)
+            elif not extended[beam]:
+                node = replace(node, end="beaten", score=total / length_penalty(longest, settings.alpha))
+            nodes.append(node)
+    continued = {node.parent for node in nodes}
     for number, node in enumerate(nodes):
-        if node.end is None and number not in parents:
+        if node.end is None and number not in continued:
             nodes[number] = replace(node, end="dropped")
+    found = best(list(complete.values()), settings.nbest)
     numbers = {tuple(hypothesis.tokens): number for number, hypothesis in complete.items()}
     to_beat = found[-1].score if len(found) == settings.nbest else None
-    return BeamTree(settings, limit, nodes, [(numbers[tuple(h.tokens)], h) for h in found], to_beat)
+    return found, BeamTree(settings, limit, nodes, [(numbers[tuple(h.tokens)], h) for h in found], to_beat)

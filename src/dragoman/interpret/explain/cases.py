@@ -10,29 +10,48 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.config import Config, ParallelData
+from dragoman.config import (
+    Config,
+    EncoderOnlyConfig,
+    ImageData,
+    ParallelData,
+    RecurrentEncoderConfig,
+    VisionConfig,
+)
 from dragoman.data.batching import Batch, collate
+from dragoman.data.readers.images import HELD_OUT, LabelledImages, as_images, named_images, read_images, split_off
+from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.sentences import split_sentences
+from dragoman.data.turns import encode_turns, turns_of_text
 from dragoman.decoding.hypothesis import Hypothesis, before_end
 from dragoman.decoding.retry import has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings
-from dragoman.errors import UsageError
+from dragoman.errors import DataError, UsageError, nearest
 from dragoman.interpret.explain.beam_tree import BeamTree, search_tree
-from dragoman.interpret.inputs import Ids, dialogue_ids, label_row, with_predictions
 from dragoman.io.lines import clip
-from dragoman.models.seq2seq import Model, Network
+from dragoman.models.seq2seq import Model, Network, evaluating
+from dragoman.models.vision import patches
+from dragoman.pages.packing import packed
 from dragoman.pipelines.parts import one_line
 from dragoman.pipelines.pipeline import check_text
 from dragoman.tokenizers import BOS, EOS, PAD, LabelVocabulary, Tokenizer, Vocabulary
 
 LoadedModel = tuple[Network, Vocabulary, Config]
 """The result of `model_folder.load_network`."""
+
+Ids = tuple[list[int], list[int]]
+"""Source and target ids, each with its end of sentence; PAD in the target marks positions without a target."""
+
+Pixels = NDArray[np.float32]
 
 MASK = "[MASK]"
 """A masked word in the input of a masked language model."""
@@ -41,6 +60,9 @@ _MAX_POSITIONS = 600
 """Positions per side; larger maps do not fit on a page."""
 
 _MAX_CONTINUATION = 50
+_ROLE = re.compile(r"\s*(\w{1,20})\s*:(?:\s|$)")
+"""The beginning of a turn."""
+
 _SPECIAL = ("<s>", "</s>", "<unk>", "<pad>", MASK)
 _LETTER = "(?:<0x[0-9A-F]{2}>|[^\\W_\u3000-\u30ff\u3400-\u9fff\uff00-\uffef])"
 """A letter or digit of a script written with spaces, or a byte piece."""
@@ -61,7 +83,9 @@ class Side:
         """
         words: list[list[int]] = []
         for index, piece in enumerate(pieces):
-            if words and _same_word(pieces[index - 1], piece):
+            before, starts = pieces[index - 1], piece.startswith("▁") or piece in _SPECIAL
+            letters = re.search(f"{_LETTER}$", before) and re.match(_LETTER, piece)
+            if words and not starts and (before == "▁" or letters):
                 words[-1].append(index)
             else:
                 words.append([index])
@@ -103,19 +127,20 @@ class Case:
         return [position for position, target in enumerate(self.batch.tgt_out[0].tolist()) if target != PAD]
 
 
-def read_text_case(loaded: LoadedModel, source: str, target: str | None, beam: int | None) -> Case:
-    """Return the case of a text.  Raises UsageError for an input that the model does not accept."""
+def read_case(loaded: LoadedModel, source: Any, target: str | None, beam: int | None) -> Case:
+    """Return the case of an input (see `explain`).  Raises UsageError for one that the model does not accept."""
     data = loaded[2].data
     if data.about.two_sided:
-        return _translation(loaded, source, target, beam)
+        return _translation(loaded, str(source), target, beam)
     if data.about.continues:
-        return _continuation(loaded, source, target, beam)
-    check_no_search(beam, "this model predicts labels, without a search")
-    return (_labels if data.about.labels else _masked)(loaded, source, target)
+        return _continuation(loaded, str(source), target, beam)
+    _check_no_search(beam, "this model predicts labels, without a search")
+    if data.kind == "images":
+        return _image(loaded, source, target)
+    return (_labels if data.about.labels else _masked)(loaded, str(source), target)
 
 
-def check_no_search(beam: int | None, reason: str) -> None:
-    """Raise UsageError if `beam` is set."""
+def _check_no_search(beam: int | None, reason: str) -> None:
     if beam is not None:
         raise UsageError(f"beam = {beam}: {reason}; omit the beam")
 
@@ -133,7 +158,7 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
     ids, start = vocabulary.encode_source(text), vocabulary.target_start
     _check_size("source", text, len(before_end(ids)), len(ids), config.data.max_tokens)
     if target is not None:
-        check_no_search(beam, "a given target needs no search")
+        _check_no_search(beam, "a given target needs no search")
         targets = vocabulary.encode_target(_single_line(target, "target"))
         return _decoder_case("translation", vocabulary, text, (ids, targets), forced=True)
     src = torch.tensor([ids], device=network.device)
@@ -160,10 +185,17 @@ def _continuation(loaded: LoadedModel, prompt: str, target: str | None, beam: in
     check_text(prompt, "source")
     prefix, role, limit = vocabulary.encode_target(prompt)[:-1], "", config.data.max_tokens
     if config.data.kind == "dialogue":
-        prefix, role = dialogue_ids(vocabulary, prompt)
+        prefix, role = _dialogue_ids(vocabulary, prompt)
     if target is not None:
-        check_no_search(beam, "a given target needs no search")
-        targets = _given_targets(vocabulary, config, prompt, prefix, check_text(target, "target"))
+        _check_no_search(beam, "a given target needs no search")
+        if config.data.kind == "dialogue":
+            targets = [*prefix, *vocabulary.encode_target(check_text(target, "target").strip())]
+        else:
+            targets = vocabulary.encode_target(prompt + check_text(target, "target"))
+            if config.data.kind == "text" and config.data.form == "stream":
+                targets = targets[:-1]  # a stream has no ends of texts
+        if not targets:
+            raise UsageError("source and target are both empty; give at least one of them")
         _check_size("prompt and target", prompt + target, len(targets), len(targets), limit)
         given = next((i for i, (a, b) in enumerate(zip(prefix, targets, strict=False)) if a != b), len(prefix))
         case = _decoder_case("continuation", vocabulary, prompt, ([], targets), given=given, forced=True)
@@ -182,16 +214,26 @@ def _continuation(loaded: LoadedModel, prompt: str, target: str | None, beam: in
     return dataclasses.replace(case, text=f"{before}\n{role}: {reply}".lstrip())
 
 
-def _given_targets(tokenizer: Tokenizer, config: Config, prompt: str, prefix: list[int], target: str) -> list[int]:
-    """Return the ids of a prompt, whose ids are `prefix`, and a given target.  Raises UsageError if both are empty."""
-    if config.data.kind == "dialogue":
-        return [*prefix, *tokenizer.encode_target(target.strip())]
-    targets = tokenizer.encode_target(prompt + target)
-    if config.data.kind == "text" and config.data.form == "stream":
-        targets = targets[:-1]  # a stream has no ends of texts
-    if not targets:
-        raise UsageError("source and target are both empty; give at least one of them")
-    return targets
+def _dialogue_ids(tokenizer: Tokenizer, text: str) -> tuple[list[int], str]:
+    """Return the ids of the turns in a text with lines `ROLE: text` and of the role that answers; and this role.
+
+    It is the role of a last line without text, otherwise another role than that of the last turn.  Raises UsageError
+    for an unknown role.
+    """
+    roles = list(tokenizer.roles)
+    for line in text.split("\n"):
+        match = _ROLE.match(line)
+        if match and match[1] not in roles:
+            raise UsageError(
+                f"{match[1]!r}: not a role of this model{nearest(match[1], roles)}; accepted: {', '.join(roles)}"
+            )
+    turns = turns_of_text(text, roles)
+    if turns and not turns[-1].text:
+        role = turns.pop().role
+    else:
+        role = next((name for name in roles if turns and name != turns[-1].role), roles[0])
+    ids = [token for turn in encode_turns(tokenizer, turns) for token in turn.inputs]
+    return [*ids, tokenizer.roles[role]], role
 
 
 def _decoder_case(
@@ -237,17 +279,17 @@ def _labels(loaded: LoadedModel, source: str, target: str | None) -> Case:
         raise UsageError(f"{len(given)} tags for {len(words)} words; give one tag per word, separated by spaces")
     content = sum(token not in (BOS, EOS) for token in ids)
     _check_size("source", source, content, len(ids), config.data.max_tokens)
-    batch = label_batch(torch.tensor([ids]), marks)
+    batch = _label_batch(torch.tensor([ids]), marks)
     side = Side.of([vocabulary.tokenizer.source_piece(i) for i in ids])
     if tagged:
         bounds = [*(position for position, mark in enumerate(marks) if mark), len(ids) - 1]
         spans = [list(range(begin, end)) for begin, end in itertools.pairwise(bounds)]
         side = Side(side.pieces, [[0], *spans, [len(ids) - 1]])
-        return label_case(loaded, "tags", source, side, batch, given, subjects=words)
-    return label_case(loaded, "class", text, side, batch, given)
+        return _label_case(loaded, "tags", source, side, batch, given, subjects=words)
+    return _label_case(loaded, "class", text, side, batch, given)
 
 
-def label_case(
+def _label_case(
     loaded: LoadedModel, kind: str, source: str, side: Side, batch: Batch, given: Sequence[str] | None, **fields: Any
 ) -> Case:
     """Return the case of a batch whose targets are the labels `given`, otherwise the most probable ones."""
@@ -262,7 +304,7 @@ def label_case(
     return Case(kind, source, text, batch, sides, vocabulary.label, first_id=1, forced=forced, **fields)
 
 
-def label_batch(src: Tensor, marks: list[int]) -> Batch:
+def _label_batch(src: Tensor, marks: list[int]) -> Batch:
     """Return a batch of one row with targets at the positions marked with 1."""
     tgt_in = torch.zeros(1, 0, dtype=torch.long)  # not read by networks without a decoder
     return Batch(src, None, tgt_in, torch.tensor([marks]), src.size(1), sum(marks))
@@ -283,7 +325,7 @@ def _masked(loaded: LoadedModel, source: str, target: str | None) -> Case:
     _check_size("source", source, len(words), len(ids), config.data.max_tokens)
     marks = [int(token == mask if mask in words else token not in (BOS, EOS)) for token in ids]
     src = torch.tensor([ids])
-    batch = with_predictions(network, label_batch(src, marks), first=EOS + 1)
+    batch = with_predictions(network, _label_batch(src, marks), first=EOS + 1)
     pieces = [MASK if token == mask else vocabulary.source_piece(token) for token in ids]
     return Case(
         "masked",
@@ -297,7 +339,104 @@ def _masked(loaded: LoadedModel, source: str, target: str | None) -> Case:
     )
 
 
-# ----------------------------------------------------------------------------------------------------- checks and words
+def label_row(tokenizer: Tokenizer, config: Config, text: str) -> Ids:
+    """Return the source ids of a text, and 1 at each output position that predicts a label."""
+    if config.data.kind == "tagged":
+        words = text.split()
+        return tagged_row([tokenizer.encode_word(word) for word in words], [1] * len(words))
+    if config.data.kind == "masked":
+        ids = tokenizer.masked_source(tokenizer.encode_source(text))
+        return ids, [int(token not in (BOS, EOS)) for token in ids]
+    assert isinstance(config.model, EncoderOnlyConfig | RecurrentEncoderConfig)
+    return text_source(tokenizer.encode_source(text), config.model.pooling), [1]
+
+
+def with_predictions(network: Network, batch: Batch, first: int = 1) -> Batch:
+    """Return the batch with the most probable output, from id `first` on, in place of each target except PAD."""
+    moved = batch.to(network.device)
+    with evaluating(network), torch.no_grad():
+        logits: Tensor = network(moved.src, moved.src_mask, moved.tgt_in)
+    predicted = logits[..., first:].argmax(-1).cpu() + first
+    return dataclasses.replace(batch, tgt_out=torch.where(batch.tgt_out != PAD, predicted, PAD))
+
+
+# -------------------------------------------------------------------------------------------------------------- images
+
+
+def _image(loaded: LoadedModel, source: Any, target: str | None) -> Case:
+    """Return the case of an image.
+
+    source: a number of the validation images, a `.npy` file with one image, a `.npz` file with `images` (append :NUMBER
+    if it has several), or an array (height, width[, channels]).
+    """
+    config = loaded[2]
+    assert isinstance(config.model, VisionConfig) and isinstance(config.data, ImageData)
+    image, name, label = _read_image(source, config.data)
+    size, channels, patch = config.model.image_size, config.model.channels, config.model.patch
+    if image.shape != (size, size, channels):
+        height, width, depth = image.shape
+        raise UsageError(
+            f"{name}: {height} x {width} pixels with {depth} channels; accepted by this model: {size} x {size} with "
+            f"{channels} channels. Scale or crop the image"
+        )
+    across = size // patch
+    pieces = ["<class>", *(f"{row + 1},{column + 1}" for row in range(across) for column in range(across))]
+    side = Side(pieces, [[index] for index in range(len(pieces))])
+    src = patches(torch.from_numpy(image[None]), patch).contiguous()
+    given = None if target is None else [target.strip()]
+    mean, std = (np.asarray(x, dtype=np.float32) for x in (config.data.pixels.mean, config.data.pixels.std))
+    shown = (image * std + mean).clip(0, 1)
+    pixels = {"across": across, "label": label, "pixels": packed(torch.from_numpy(shown))}
+    return _label_case(loaded, "image", name, side, _label_batch(src, [1]), given, image=pixels)
+
+
+def _read_image(source: Any, data: ImageData) -> tuple[Pixels, str, str | None]:
+    """Return the normalized image (height, width, channels), its name, and its label if known."""
+    if isinstance(source, np.ndarray):
+        return as_images(source[None], "the image", data.pixels)[0], "an image", None
+    text = str(source).strip()
+    if text.isdecimal():
+        return _select(_validation(data), int(text), "the validation images")
+    name, _, number = text.rpartition(":") if text.rpartition(":")[2].isdecimal() else (text, "", "")
+    path = Path(name)
+    if path.suffix not in (".npy", ".npz"):
+        raise UsageError(
+            f"invalid image {text!r}; accepted: a number (of the validation images), a .npy file with one image, or a "
+            ".npz file with images (FILE.npz:NUMBER if it has several)"
+        )
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; give a .npy or .npz file, or the number of an image")
+    if path.suffix == ".npy":
+        try:
+            array = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(
+                f"{path}: cannot be read: {error}; accepted: an array with one image, written by numpy.save"
+            ) from None
+        return as_images(array[None], str(path), data.pixels)[0], path.name, None
+    images = read_images(path, data.pixels)
+    count = len(images.labels)
+    if not number and count > 1:
+        raise UsageError(f"{path}: {count} images; select one: {path}:0 ... {path}:{count - 1}")
+    return _select(images, int(number or 0), path.name)
+
+
+def _select(images: LabelledImages, number: int, name: str) -> tuple[Pixels, str, str | None]:
+    if number >= len(images.labels):
+        raise UsageError(f"image {number} of {name} does not exist; accepted: 0 to {len(images.labels) - 1}")
+    return cast(Pixels, images.images[number]), f"image {number} of {name}", str(images.labels[number])
+
+
+def _validation(data: ImageData) -> LabelledImages:
+    """Return the images that training uses for validation."""
+    if data.valid is not None:
+        return named_images(data.valid, data)[1]
+    if data.train is None and data.dataset is None:
+        raise UsageError("an imported model has no validation images; specify a .npy or .npz file")
+    return split_off(named_images(data.train, data)[1], HELD_OUT)[1]
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
 
 
 def _single_line(text: str, name: str) -> str:
@@ -316,9 +455,3 @@ def _check_size(name: str, text: str, content: int, tokens: int, max_tokens: int
             f"a {name} of {tokens} tokens ({clip(text, 40)!r}) exceeds the limit {reason}, {limit} tokens; texts are"
             " not truncated: explain one sentence, or a shorter text"
         )
-
-
-def _same_word(before: str, piece: str) -> bool:
-    if piece.startswith("▁") or piece in _SPECIAL:
-        return False
-    return before == "▁" or bool(re.search(f"{_LETTER}$", before) and re.match(_LETTER, piece))

@@ -1,12 +1,16 @@
 """Explanation of one input: predictions with probabilities, attention, states, logit lens, search tree, walkthrough.
 
-Letters: T target positions, V vocabulary (or labels).
+Letters: H heads, S source positions, T target positions, Tq, Tk query and key positions, D d_model, V vocabulary (or
+labels).
 """
 
 from __future__ import annotations
 
 import math
+import re
+import tomllib
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +19,32 @@ from torch import Tensor, nn
 
 from dragoman.config.section import Section
 from dragoman.data.batching import Batch
-from dragoman.interpret.attentions import record_pass, weight_taps
-from dragoman.interpret.explain.cases import Case, LoadedModel, Side, check_no_search, read_text_case
-from dragoman.interpret.explain.image_case import read_image_case
-from dragoman.interpret.explain.maps import attention_maps, state_maps, state_taps
-from dragoman.interpret.occlusion import normalized_drops, occlusion_drops
+from dragoman.interpret.attentions import layer_number, record_pass, sides, stack_of, weight_taps
+from dragoman.interpret.explain.cases import Case, LoadedModel, Side, read_case
 from dragoman.interpret.walkthrough import Labels, compact, walkthrough
 from dragoman.models.encoder_only import EncoderOnly
 from dragoman.models.model_folder import load_network
-from dragoman.models.seq2seq import Network, evaluating
+from dragoman.models.seq2seq import LanguageModel, Network, evaluating
 from dragoman.models.vision import Vision
-from dragoman.nn.record import Recording
+from dragoman.nn.record import Recording, tap_names
 from dragoman.pages.packing import packed
 from dragoman.pages.page import render, write_page
 from dragoman.tokenizers import PAD
 
 _ALTERNATIVES = 6
 _LENS_ALTERNATIVES = 3
+
+_MAX_LOGITS = 1 << 24
+"""Logits of one batch of occluded sources."""
+
+_MAX_WEIGHTS = 2_000_000
+"""Above this number of weights, a page shows the mean of the heads of each layer."""
+
+_MAX_UNITS = 48
+"""Units shown of a state."""
+
+_FORMULAS = tomllib.loads((files(__package__) / "formulas.toml").read_text("utf-8"))
+_STATE = re.compile(r"(?:.*\.)?(?:ahead|back|cell|conv)\.(?:\w*gate|candidate|cell|hidden)")
 
 
 @dataclass(frozen=True)
@@ -54,10 +67,9 @@ class Prediction:
 class Explanation:
     """The data of a page; see `Case` for what it shares with the case of the input.
 
-    flags: as in `Translation`, and `sentences`: the source has several.  maps, states: see `explain.maps`.
-    occlusion: for translation, a map of `normalized_drops`, with `occlusion_drops` as "drops".  lens: per layer its
-    "predictions", with the most probable outputs "top", and "prob" and "rank" of each target.  walkthrough: see
-    `interpret.walkthrough`.
+    flags: as in `Translation`, and `sentences`: the source has several.  maps, states, occlusion
+    (of a translation): see `_attention_maps`, `_state_maps`, `_occlusion`.  lens: per layer its "predictions", with the
+    most probable outputs "top", and "prob" and "rank" of each target.  walkthrough: see `interpret.walkthrough`.
     """
 
     kind: str
@@ -97,7 +109,7 @@ def explain(
     Args:
         model: A run or model folder, or the result of `load_network`.
         source: A sentence; a prompt for a language model; words separated by spaces for a tagger; the number, file or
-            array of an image (`read_image_case`).
+            array of an image, see `dragoman explain --help`.
         target: Replaces the model's own output: a translation, a continuation, one tag per word, or a class.
         beam: Beam size; default: that of the model.
 
@@ -106,21 +118,17 @@ def explain(
     loaded = load_network(model, device) if isinstance(model, str | Path) else model
     network, _, config = loaded
     with evaluating(network):
-        if config.data.kind == "images":
-            check_no_search(beam, "this model predicts labels, without a search")
-            case = read_image_case(loaded, source, target)
-        else:
-            case = read_text_case(loaded, str(source), target, beam)
+        case = read_case(loaded, source, target, beam)
         batch = case.batch.to(network.device)
-        taps = [*weight_taps(network), *state_taps(network), *_layer_streams(network)]
+        taps = [*weight_taps(network), *_state_taps(network), *_layer_streams(network)]
         logits, recording = record_pass(network, batch, taps, head=None)
         shared = ("kind", "source", "text", "forced", "flags", "sides", "tree", "image")
         return Explanation(
             **{name: getattr(case, name) for name in shared},
             model=_facts(Path(str(model)).resolve().name if loaded is not model else "", loaded),
             predictions=_predictions(case, logits),
-            maps=attention_maps(network, recording),
-            states=state_maps(network, recording),
+            maps=_attention_maps(network, recording),
+            states=_state_maps(network, recording),
             occlusion=_occlusion(network, batch) if case.kind == "translation" else None,
             lens=_lens(network, case, recording),
             walkthrough=_walkthrough(network, case, batch, config.train.label_smoothing),
@@ -177,13 +185,113 @@ def _lens(network: Network, case: Case, recording: Recording) -> list[dict[str, 
 
 
 def _occlusion(network: Network, batch: Batch) -> dict[str, Any]:
-    drops = occlusion_drops(network, batch.src, batch.tgt_in, batch.tgt_out[0])
+    """Return a map of how much less probable each target token becomes when one source token is removed.
+
+        drop(t, s) = log p(y_t | y_<t, x) - log p(y_t | y_<t, x without x_s)
+
+    It requires no attention and applies to every architecture, so that attention weights can be compared with it.
+    "drops": (T, S) in nats; a negative one means that the token becomes more probable.  "weights": each row's positive
+    drops divided by their sum; a row without positive drops is 0.
+    """
+    src, targets = batch.src, batch.tgt_out[0]
+
+    def log_probs(sources: Tensor) -> Tensor:
+        """Return the log-probabilities (B, T) of the targets given each source."""
+        logits = network(sources, None, batch.tgt_in.expand(sources.size(0), -1))
+        indices = targets[None, :, None].expand(sources.size(0), -1, 1)
+        return torch.log_softmax(logits.float(), dim=-1).gather(2, indices)[..., 0]
+
+    s = src.size(1)
+    kept = torch.arange(s - 1, device=src.device).expand(s, s - 1)
+    kept = kept + (kept >= torch.arange(s, device=src.device)[:, None])  # row i: all indices except i
+    with torch.no_grad():
+        vocabulary = network(src, None, batch.tgt_in[:, :1]).size(-1)
+        rows = max(1, _MAX_LOGITS // (targets.numel() * vocabulary))
+        occluded = [log_probs(sources) for sources in src[0, kept].split(rows)]
+        drops = (log_probs(src) - torch.cat(occluded)).T
+    costs = drops.clamp(min=0)
+    weights = costs / costs.sum(1, keepdim=True).clamp(min=torch.finfo(costs.dtype).tiny)
     return {
         "rows": "output",
         "columns": "source",
-        "weights": packed(normalized_drops(drops)[None]),
+        "weights": packed(weights[None]),
         "drops": [[round(x, 3) for x in row] for row in drops.tolist()],
     }
+
+
+def _state_taps(network: Network) -> list[str]:
+    """Return the taps of all gates, states and outputs of recurrent cells and convolutions in the network's order."""
+    return [name for name in tap_names(network) if _STATE.fullmatch(name)]
+
+
+def _attention_maps(network: Network, recording: Recording) -> list[dict[str, Any]]:
+    """Return one map per layer: {"name", "stack", "layer", "heads", "averaged", "rows", "columns", "paper", "shape",
+    "weights"}.
+
+    rows, columns: sides of the case.  weights: packed (H, Tq, Tk), or (1, Tq, Tk) if `averaged` over the heads because
+    the page would be too large.  shape: of the recorded tensor.
+    """
+    recorded = {name: recording.joined(name)[0] for name in weight_taps(network)}  # (H, Tq, Tk)
+    averaged = sum(weights.numel() for weights in recorded.values()) > _MAX_WEIGHTS
+    maps = []
+    for name, weights in recorded.items():
+        rows, columns = sides(network, name)
+        maps.append(
+            {
+                **_description(network, name, weights),
+                "stack": stack_of(network, name),
+                "rows": rows,
+                "columns": columns,
+                "heads": weights.size(0),
+                "averaged": averaged and weights.size(0) > 1,
+                "weights": packed(weights.mean(0, keepdim=True) if averaged else weights),
+            }
+        )
+    return maps
+
+
+def _description(network: nn.Module, tap: str, x: Tensor) -> dict[str, Any]:
+    module, _, quantity = tap.rpartition(".")
+    name = type(network.get_submodule(module)).__name__
+    formula = _FORMULAS["formulas"].get(name, _FORMULAS["formulas"].get(f"{name}.{quantity}", ""))
+    layer = type(network.get_submodule(module.removesuffix(".cell"))).__name__
+    if " x " in formula and layer in _FORMULAS["inputs"]:
+        formula = f"{formula}; {_FORMULAS['inputs'][layer]}"
+    return {"name": tap, "layer": layer_number(tap), "paper": formula, "shape": [1, *x.shape]}
+
+
+def _state_maps(network: Network, recording: Recording) -> list[dict[str, Any]]:
+    """Return one map per gate or state: {"name", "stack", "layer", "part", "quantity", "side", "paper", "shape",
+    "high", "units", "mean", "values"}.
+
+    side: the sequence of the positions; "input", the tokens read, for a language model.  values: packed (units, T) of
+    at most 48 evenly spaced units; gates from 0 to 1, other quantities x as (x + high) / (2 high).  mean: per position
+    over all units, of the absolute values unless it is a gate.
+    """
+    maps = []
+    for name in _state_taps(network):
+        x = recording.joined(name)[0].float()  # (T, D)
+        *path, part, quantity = name.split(".")
+        stack = "encoder" if path[0] == "encoder" else "decoder"
+        x = x.flip(0) if part == "back" else x  # the backward cell reads the last token first
+        gate = quantity.endswith("gate")
+        units = sorted(set(torch.linspace(0, x.size(1) - 1, min(_MAX_UNITS, x.size(1))).round().int().tolist()))
+        shown = x[:, units].T  # (units, T)
+        high = 1.0 if gate else max(float(shown.abs().max()), math.ulp(1.0))
+        maps.append(
+            {
+                **_description(network, name, x),
+                "stack": stack,
+                "part": part,
+                "quantity": quantity,
+                "side": "source" if stack == "encoder" else "input" if isinstance(network, LanguageModel) else "output",
+                "high": high,
+                "units": units,
+                "mean": (x if gate else x.abs()).mean(1).tolist(),
+                "values": packed(shown if gate else (shown + high) / (2 * high)),
+            }
+        )
+    return maps
 
 
 def _walkthrough(network: Network, case: Case, batch: Batch, smoothing: float) -> dict[str, Any]:

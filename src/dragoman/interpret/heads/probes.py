@@ -14,8 +14,8 @@ from dragoman.data.readers.trees import penn_word
 from dragoman.data.turns import encode_turns, split_turns, turns_of_text
 from dragoman.decoding.backend import batches_within
 from dragoman.errors import UsageError
+from dragoman.interpret.explain.cases import Ids, label_row, with_predictions
 from dragoman.interpret.heads.gold_alignment import GoldAlignment, word_count
-from dragoman.interpret.inputs import Ids, label_row, with_predictions
 from dragoman.models.model_folder import load_network, read_config, wrong_model
 from dragoman.models.seq2seq import Network
 from dragoman.pipelines.dialogue import Chat

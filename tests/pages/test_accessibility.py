@@ -15,8 +15,7 @@ from translate_page import page_server, translated, write
 from dragoman.evaluation.compare import compare_runs
 from dragoman.evaluation.compare.page import write_comparison
 from dragoman.interpret.explain.explain import write_explanation
-from dragoman.interpret.heads.atlas import atlas, examples, removal_costs
-from dragoman.interpret.heads.page import write_atlas
+from dragoman.interpret.heads.atlas import atlas, examples, removal_costs, write_atlas
 from dragoman.interpret.heads.probes import translation_probe
 from dragoman.interpret.playground import write_playground
 from dragoman.interpret.walkthrough.gallery import write_gallery

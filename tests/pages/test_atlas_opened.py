@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dragoman.interpret.heads.atlas import Atlas, AtlasExample, atlas, examples, removal_costs
-from dragoman.interpret.heads.page import write_atlas
+from dragoman.interpret.heads.atlas import Atlas, AtlasExample, atlas, examples, removal_costs, write_atlas
 from dragoman.interpret.heads.probes import translation_probe
 from dragoman.tokenizers import Tokenizer
 from small_run import digit_pairs

@@ -21,9 +21,8 @@ from dragoman.data.batching import Batch, collate
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads, ablate_sublayers
 from dragoman.interpret.attentions import attentions, sublayers
-from dragoman.interpret.heads.atlas import REACH, Atlas, AtlasExample, Head, atlas, examples
+from dragoman.interpret.heads.atlas import REACH, Atlas, AtlasExample, Head, atlas, examples, print_atlas, write_atlas
 from dragoman.interpret.heads.gold_alignment import Agreement, GoldAlignment, Unit, spelled_numbers_alignment
-from dragoman.interpret.heads.page import print_atlas, write_atlas
 from dragoman.interpret.heads.probes import ProbeBatch, translation_probe
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network

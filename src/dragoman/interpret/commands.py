@@ -137,9 +137,8 @@ def atlas(
     """
     from dragoman.device import resolve_device
     from dragoman.interpret.heads.atlas import atlas as atlas_of
-    from dragoman.interpret.heads.atlas import examples
+    from dragoman.interpret.heads.atlas import examples, print_atlas, write_atlas
     from dragoman.interpret.heads.gold_alignment import read_alignment, spelled_numbers_alignment
-    from dragoman.interpret.heads.page import print_atlas, write_atlas
     from dragoman.interpret.heads.probes import load_probe
     from dragoman.pages.page import check_language
 

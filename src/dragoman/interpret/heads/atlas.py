@@ -22,11 +22,15 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.text import Text
 from torch import Tensor
 
+from dragoman.cli.tables import plain_table, print_table
 from dragoman.data.batching import Batch
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads, ablate_sublayers
@@ -44,6 +48,8 @@ from dragoman.interpret.heads.gold_alignment import Agreement
 from dragoman.interpret.heads.probes import ProbeBatch
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import replace
+from dragoman.pages.packing import packed
+from dragoman.pages.page import render, write_page
 from dragoman.tokenizers import EOS, PAD
 from dragoman.training.loss import TokenLoss
 from dragoman.training.validation import mean_loss
@@ -185,12 +191,12 @@ def atlas(network: Network, probe: ProbeBatch, cost: bool = False) -> Atlas:
     if not tokens:
         raise UsageError("the lines have no target token; give references, or a text that is not empty")
     heads = tuple(
-        dataclasses.replace(head, **error)
+        dataclasses.replace(head, **_error(head.number, *agreements.get(name, ())))
         for name in names
-        for head, error in zip(sums[name].heads(name), _errors(names[name], *agreements.get(name, ())), strict=True)
+        for head in sums[name].heads(name)
     )
-    found = Atlas(heads, probe.lines, tokens, probe.own, nll / tokens, probe.aligned)
-    return removal_costs(network, probe, found) if cost else found
+    measured = Atlas(heads, probe.lines, tokens, probe.own, nll / tokens, probe.aligned)
+    return removal_costs(network, probe, measured) if cost else measured
 
 
 # ------------------------------------------------------------------------------------------------------------ measures
@@ -296,31 +302,30 @@ def _add_links(
         read.add(of_line, ["<s>", *target[:-1]], source, gold)
 
 
-def _errors(heads: int, *agreements: Agreement) -> list[dict[str, Any]]:
-    """Return `aer` and `word` per head; empty if there is no alignment."""
-    rates = [agreement.error_rates for agreement in agreements]
-    if not rates or rates[0] is None or rates[1] is None:
-        return [{}] * heads
-    pairs = zip(rates[0], rates[1], strict=True)
-    return [{"aer": min(w, r), "word": "written" if w <= r else "read"} for w, r in pairs]
+def _error(head: int, *agreements: Agreement) -> dict[str, Any]:
+    """Return `aer` and `word` of a head, given the agreements of both words; empty if there is no alignment."""
+    rates = [agreement.error_rates[head] for agreement in agreements if agreement.error_rates is not None]
+    if len(rates) < 2:
+        return {}
+    return {"aer": min(rates), "word": "written" if rates[0] <= rates[1] else "read"}
 
 
-def removal_costs(network: Network, probe: ProbeBatch, found: Atlas) -> Atlas:
+def removal_costs(network: Network, probe: ProbeBatch, measured: Atlas) -> Atlas:
     """Return the atlas with the cost of each head and each sub-layer, ablated one at a time."""
     batches = list(probe.sample(COST_LINES))
     loss = mean_loss(network, batches)
     heads, costs = [], []
-    for head in found.heads:
+    for head in measured.heads:
         with replace(network, ablate_heads(network, {head.attention: [head.number]})):
             heads.append(dataclasses.replace(head, cost=mean_loss(network, batches) - loss))
     for name in sublayers(network):
         with replace(network, ablate_sublayers(network, [name])):
             costs.append(SubLayerCost(name, mean_loss(network, batches) - loss))
     lines = sum(batch.src.size(0) for batch in batches)
-    return dataclasses.replace(found, heads=tuple(heads), sublayers=tuple(costs), cost_lines=lines)
+    return dataclasses.replace(measured, heads=tuple(heads), sublayers=tuple(costs), cost_lines=lines)
 
 
-# ------------------------------------------------------------------------------------------------------------ examples
+# ------------------------------------------------------------------------------------------------------------- display
 
 
 def examples(network: Network, probe: ProbeBatch, count: int = 3) -> list[AtlasExample]:
@@ -331,15 +336,67 @@ def examples(network: Network, probe: ProbeBatch, count: int = 3) -> list[AtlasE
         sizes.update(zip(numbers, lengths.tolist(), strict=True))
     median = sorted(sizes.values())[len(sizes) // 2]
     typical = sorted(sizes, key=lambda n: (sizes[n] > 2 * _LONGEST_EXAMPLE, abs(sizes[n] - median), n))
-    return [_example(network, probe, number) for number in typical[:count]]
+    lines = []
+    for number in typical[:count]:
+        row = probe.row(number)
+        _, recording = record_pass(network, row, weight_taps(network))
+        maps = {name: recording.joined(f"{name}.weights")[0].cpu() for name in attentions(network)}
+        # Patches of images have no pieces, labels are none.
+        source = () if probe.source_piece is None else tuple(map(probe.source_piece, row.src[0].tolist()))
+        written = () if probe.target_piece is None else tuple(map(probe.target_piece, row.tgt_out[0].tolist()))
+        lines.append(AtlasExample(source, written, ("<s>", *written[:-1]) if written else (), maps))
+    return lines
 
 
-def _example(network: Network, probe: ProbeBatch, number: int) -> AtlasExample:
-    batch = probe.row(number)
-    _, recording = record_pass(network, batch, weight_taps(network))
-    maps = {name: recording.joined(f"{name}.weights")[0].cpu() for name in attentions(network)}
-    if probe.source_piece is None:
-        return AtlasExample((), (), (), maps)
-    source = tuple(map(probe.source_piece, batch.src[0].tolist()))
-    written = () if probe.target_piece is None else tuple(map(probe.target_piece, batch.tgt_out[0].tolist()))
-    return AtlasExample(source, written, ("<s>", *written[:-1]) if written else (), maps)
+def print_atlas(atlas: Atlas, console: Console) -> None:
+    """Print the label and the measures of every head, and the costs of the sub-layers."""
+
+    def share(value: float | None) -> str:
+        return "–" if value is None else f"{value:.2f}"
+
+    columns = ["entropy", "relative", "confidence", "offset", "weight", "same", "end", "first"]
+    columns += ["AER"] if atlas.aligned else []
+    columns += ["cost"] if atlas.cost_lines else []
+    table = plain_table("attention", "head", "label", *columns, left=("label",))
+    previous = ""
+    for head in atlas.heads:
+        offset = "–" if head.offset is None else f"{head.offset:+d}" if head.offset else "0"
+        cells = [share(head.entropy), share(head.relative_entropy), share(head.confidence), offset]
+        cells += [share(x) for x in (head.at_offset, head.same, head.end, head.first)]
+        cells += [share(head.aer)] if atlas.aligned else []
+        cells += ["–" if head.cost is None else f"{head.cost:+.4f}"] if atlas.cost_lines else []
+        name = Text(head.attention if head.attention != previous else "", "bold")
+        previous = head.attention
+        label = Text(head.label, "bold green" if head.label == "aligning" else "")
+        table.add_row(name, Text(str(head.number)), label, *map(Text, cells))
+    print_table(console, table)
+    if atlas.sublayers:
+        costs = plain_table("without", "cost")
+        for sublayer in atlas.sublayers:
+            costs.add_row(Text(sublayer.name), Text(f"{sublayer.cost:+.4f}"))
+        print_table(console, costs)
+    targets = "the model's own output" if atlas.own else "the given targets"
+    console.print(
+        f"{atlas.lines:,} lines, {atlas.tokens:,} target tokens, loss {atlas.loss:.4f} nats per token on {targets}",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def write_atlas(path: Path, atlas: Atlas, examples: Sequence[AtlasExample], model: str, language: str = "auto") -> Path:
+    """Write the page of a model named `model`, which opens in `language` (see `render`), atomically; return `path`.
+
+    Raises DragomanError if it cannot be written.
+    """
+    data = atlas.to_json() | {
+        "model": model,
+        "reach": REACH,
+        "most": MOST,
+        "broad": BROAD,
+        "examples": [
+            {name: getattr(example, name) for name in ("source", "written", "read")}
+            | {"maps": {name: packed(weights) for name, weights in example.maps.items()}}
+            for example in examples
+        ],
+    }
+    return write_page(path, render("atlas.html", language=language, title=f"Attention heads of {model}", data=data))

@@ -21,7 +21,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.data.spelled_numbers import ENGLISH_MONTHS, ENGLISH_WEEKDAYS, GERMAN_MONTHS, GERMAN_WEEKDAYS
+from dragoman.data.spelled_numbers import (
+    ENGLISH_MONTHS,
+    ENGLISH_WEEKDAYS,
+    GERMAN_MONTHS,
+    GERMAN_WEEKDAYS,
+    cardinal_pair,
+    ordinal_pair,
+)
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import clip, read_lines
 
@@ -86,14 +93,14 @@ def read_alignment(path: Path, sources: Sequence[str], targets: Sequence[str]) -
     return golds
 
 
-def alignment_error_rate(found: Iterable[Collection[Link]], golds: Iterable[GoldAlignment]) -> float:
+def alignment_error_rate(predicted: Iterable[Collection[Link]], golds: Iterable[GoldAlignment]) -> float:
     """Return the AER of predicted links over a corpus, from 0 (perfect) to 1.
 
     Raises UsageError if there is no predicted and no sure link, or if the numbers of sentences differ.
     """
     hits = total = 0
     try:
-        for links, gold in zip(found, golds, strict=True):
+        for links, gold in zip(predicted, golds, strict=True):
             a = set(links)
             hits += len(a & gold.sure) + len(a & gold.possible)
             total += len(a) + len(gold.sure)
@@ -144,14 +151,12 @@ def join_pieces(weights: Tensor, rows: Sequence[int], columns: Sequence[int], n:
 
     rows, columns: the unit of each piece, -1 for none.  A unit without pieces has zeros.
     """
-    of_rows = _membership(rows, n).to(weights)
-    of_rows = of_rows / of_rows.sum(-1, keepdim=True).clamp_min(1)
-    return of_rows @ weights @ _membership(columns, m).to(weights).T
-
-
-def _membership(units: Sequence[int], count: int) -> Tensor:
-    """Return (count, pieces), True where the piece belongs to the unit."""
-    return torch.arange(count)[:, None] == torch.tensor(units, dtype=torch.long)
+    # (units, pieces): 1 where the piece belongs to the unit
+    of_rows, of_columns = (
+        (torch.arange(count)[:, None] == torch.tensor(units, dtype=torch.long)).to(weights)
+        for units, count in ((rows, n), (columns, m))
+    )
+    return of_rows / of_rows.sum(-1, keepdim=True).clamp_min(1) @ weights @ of_columns.T
 
 
 class Agreement:
@@ -191,23 +196,18 @@ def _link_matrix(links: Collection[Link], n: int, m: int) -> Tensor:
 # ------------------------------------------------------------------------------------------------- the built-in corpus
 
 
-def _numbered(words: str, first: int = 0, step: int = 1) -> dict[str, int]:
-    return {word: first + step * i for i, word in enumerate(words.split())}
-
-
-_ENGLISH = (
-    _numbered("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-              " sixteen seventeen eighteen nineteen")
-    | _numbered("twenty thirty forty fifty sixty seventy eighty ninety", 20, 10)
-    | {"hundred": 100, "thousand": 1000}
-)  # fmt: skip
-_ENGLISH_ORDINALS = {"first": 1, "second": 2, "third": 3, "fifth": 5, "eighth": 8, "ninth": 9, "twelfth": 12}
-_GERMAN = (
-    _numbered("null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn"
-              " sechzehn siebzehn achtzehn neunzehn")
-    | _numbered("zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig", 20, 10)
-    | {"hundert": 100, "tausend": 1000, "erste": 1, "dritte": 3, "siebte": 7}
-)  # fmt: skip
+_BASE_NUMBERS = (*range(21), *range(30, 100, 10), 100, 1000)
+_ENGLISH = {
+    text.split()[-1]: number
+    for number in _BASE_NUMBERS
+    for text, _ in [cardinal_pair(number), *([ordinal_pair(number)] if number else [])]
+}
+"""The last word of "twelve", "the twelfth", "one hundred" -> the number."""
+_GERMAN_WORDS = """
+    null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn
+    achtzehn neunzehn zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig hundert tausend
+"""
+_GERMAN = dict(zip(_GERMAN_WORDS.split(), _BASE_NUMBERS, strict=True), erste=1, dritte=3, siebte=7)
 _NAMES = {
     name: -number
     for names in ((*ENGLISH_MONTHS, *ENGLISH_WEEKDAYS, "year"), (*GERMAN_MONTHS, *GERMAN_WEEKDAYS, "Jahr"))
@@ -240,13 +240,8 @@ def spelled_numbers_alignment(english: str, german: str) -> GoldAlignment:
 def _english_parts(text: str) -> Iterator[tuple[int, Unit]]:
     for number, word in enumerate(text.split()):
         for match in re.finditer(r"[A-Za-z]+", word):
-            part = match[0]
-            tens = part.removesuffix("ieth") + "y" if part.endswith("ieth") else part
-            for name in (part, tens, part.removesuffix("th")):
-                meaning = _NAMES.get(name, _ENGLISH.get(name, _ENGLISH_ORDINALS.get(name)))
-                if meaning is not None:
-                    yield meaning, Unit(number, match.start(), match.end())
-                    break
+            if (meaning := _NAMES.get(match[0], _ENGLISH.get(match[0]))) is not None:
+                yield meaning, Unit(number, match.start(), match.end())
 
 
 def _german_parts(text: str) -> Iterator[tuple[int, Unit]]:

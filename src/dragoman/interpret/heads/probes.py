@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from dragoman.config import Config
 from dragoman.data.batching import Batch, collate
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.turns import encode_turns, split_turns, turns_of_text
@@ -22,7 +21,7 @@ from dragoman.pipelines.dialogue import Chat
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.parsing import Parser
 from dragoman.pipelines.translation import Translator
-from dragoman.tokenizers import EOS, PAD, LabelVocabulary, Tokenizer, Vocabulary
+from dragoman.tokenizers import EOS, PAD, LabelVocabulary, Tokenizer
 
 _BATCH_TOKENS = 2000
 """Padded source and target tokens per batch, whose attention weights of all heads are in memory at once."""
@@ -58,7 +57,9 @@ class ProbeBatch:
         """Return one line as a batch without padding."""
         for batch, numbers in zip(self.batches, self.numbers, strict=True):
             if line in numbers:
-                return _unpadded(_rows(batch, [numbers.index(line)]))
+                row = _rows(batch, [numbers.index(line)])
+                s, t = row.src_tokens, max([0, *((row.tgt_out[0] != PAD).nonzero()[:, 0] + 1).tolist()])
+                return Batch(row.src[:, :s], None, row.tgt_in[:, :t], row.tgt_out[:, :t], s, row.tgt_tokens)
         raise UsageError(f"line {line + 1} does not exist; accepted: 1 to {self.lines}")
 
     def sample(self, limit: int) -> Iterator[Batch]:
@@ -75,11 +76,6 @@ def _rows(batch: Batch, rows: list[int]) -> Batch:
     src, tgt_out = batch.src[rows], batch.tgt_out[rows]
     src_tokens = src.shape[:2].numel() if mask is None else int(mask.sum())
     return Batch(src, mask, batch.tgt_in[rows], tgt_out, src_tokens, int((tgt_out != PAD).sum()))
-
-
-def _unpadded(row: Batch) -> Batch:
-    s, t = row.src_tokens, max([0, *((row.tgt_out[0] != PAD).nonzero()[:, 0] + 1).tolist()])
-    return Batch(row.src[:, :s], None, row.tgt_in[:, :t], row.tgt_out[:, :t], row.src_tokens, row.tgt_tokens)
 
 
 def _batches(pairs: Sequence[Ids]) -> tuple[tuple[Batch, ...], tuple[tuple[int, ...], ...]]:
@@ -119,48 +115,11 @@ def translation_probe(
     return _probe(tokenizer, pairs, own=references is None, golds=kept)
 
 
-def text_probe(generator: TextGenerator, lines: Sequence[str]) -> ProbeBatch:
-    """Return one text per line; for a model trained on one stream, all lines as one text in blocks of `max_tokens`."""
-    texts = lines if generator.ends else ["\n".join(lines)]
-    size, tokenizer = generator.max_tokens, generator.tokenizer
-    encoded = [tokenizer.encode_target(text)[: None if generator.ends else -1] for text in texts]
-    pairs: list[Ids] = [([], ids[begin : begin + size]) for ids in encoded for begin in range(0, len(ids), size)]
-    return _probe(tokenizer, pairs, own=False)
-
-
-def _dialogue_probe(chat: Chat, lines: Sequence[str]) -> ProbeBatch:
-    """Return one turn per line, `ROLE: text` or a text of the first role."""
-    tokenizer = chat.tokenizer
-    turns = [turn for line in lines for turn in encode_turns(tokenizer, turns_of_text(line, chat.roles))]
-    parts = split_turns(turns, chat.context - 1)
-    probe = _probe(tokenizer, [([], [*part.inputs, *([EOS] if part.ends else [])]) for part in parts], own=False)
-    for batch in probe.batches:
-        batch.tgt_out[:, 0] = PAD  # a role is not predicted
-    return probe
-
-
-def _parse_probe(parser: Parser, lines: Sequence[str]) -> ProbeBatch:
-    sentences = [[penn_word(word) for word in line.split()] for line in lines]
-    trees = parser.predict_linearized(sentences)
-    encode, encode_tree = parser.tokenizer.encode_source, parser.tokenizer.encode_target
-    pairs = [(encode(" ".join(words)), encode_tree(tree)) for words, tree in zip(sentences, trees, strict=True)]
-    return _probe(parser.tokenizer, pairs, own=True)
-
-
 def _probe(
     tokenizer: Tokenizer, pairs: Sequence[Ids], own: bool, golds: Sequence[GoldAlignment | None] = ()
 ) -> ProbeBatch:
     pieces = tokenizer.source_piece, tokenizer.target_piece
     return ProbeBatch(*_batches(pairs), *pieces, tokenizer.shared, own, tuple(golds))
-
-
-def _label_probe(network: Network, vocabulary: Vocabulary, config: Config, lines: Sequence[str]) -> ProbeBatch:
-    """Return texts with the labels that the model predicts, or the tokens if it is a masked language model."""
-    tokenizer = vocabulary.tokenizer if isinstance(vocabulary, LabelVocabulary) else vocabulary
-    assert isinstance(tokenizer, Tokenizer)
-    batches, numbers = _batches([label_row(tokenizer, config, line.strip()) for line in lines])
-    labelled = tuple(with_predictions(network, batch) for batch in batches)
-    return ProbeBatch(labelled, numbers, tokenizer.source_piece, None, False, True)
 
 
 def load_probe(
@@ -183,14 +142,33 @@ def load_probe(
         return translator.model, translation_probe(translator, lines, references, golds)
     if references is not None or golds is not None:
         raise wrong_model(path, config, "does not translate and accepts no references or alignments")
-    if kind == "text":
+    if kind == "text":  # one text per line, or one stream of all lines, in blocks of `max_tokens`
         generator = TextGenerator.load(path, device, engine="pytorch")
-        return generator.model, text_probe(generator, lines)
-    if kind == "dialogue":
+        texts = lines if generator.ends else ["\n".join(lines)]
+        size, tokenizer = generator.max_tokens, generator.tokenizer
+        encoded = [tokenizer.encode_target(text)[: None if generator.ends else -1] for text in texts]
+        blocks: list[Ids] = [([], ids[begin : begin + size]) for ids in encoded for begin in range(0, len(ids), size)]
+        return generator.model, _probe(tokenizer, blocks, own=False)
+    if kind == "dialogue":  # one turn per line, `ROLE: text` or a text of the first role
         chat = Chat.load(path, device, engine="pytorch")
-        return chat.model, _dialogue_probe(chat, lines)
+        turns = [turn for line in lines for turn in encode_turns(chat.tokenizer, turns_of_text(line, chat.roles))]
+        parts = split_turns(turns, chat.context - 1)
+        dialogues: list[Ids] = [([], [*part.inputs, *([EOS] if part.ends else [])]) for part in parts]
+        probe = _probe(chat.tokenizer, dialogues, own=False)
+        for batch in probe.batches:
+            batch.tgt_out[:, 0] = PAD  # a role is not predicted
+        return chat.model, probe
     if kind == "trees":
         parser = Parser.load(path, device, engine="pytorch")
-        return parser.model, _parse_probe(parser, lines)
+        sentences = [[penn_word(word) for word in line.split()] for line in lines]
+        trees = parser.predict_linearized(sentences)
+        encode, encode_tree = parser.tokenizer.encode_source, parser.tokenizer.encode_target
+        pairs = [(encode(" ".join(words)), encode_tree(tree)) for words, tree in zip(sentences, trees, strict=True)]
+        return parser.model, _probe(parser.tokenizer, pairs, own=True)
+    # With the labels that the model predicts, or the tokens if it is a masked language model.
     network, vocabulary, config = load_network(path, device)
-    return network, _label_probe(network, vocabulary, config, lines)
+    reader = vocabulary.tokenizer if isinstance(vocabulary, LabelVocabulary) else vocabulary
+    assert isinstance(reader, Tokenizer)
+    batches, numbers = _batches([label_row(reader, config, line.strip()) for line in lines])
+    labelled = tuple(with_predictions(network, batch) for batch in batches)
+    return network, ProbeBatch(labelled, numbers, reader.source_piece, None, False, True)

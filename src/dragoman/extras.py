@@ -1,7 +1,7 @@
 """Imports of what an installation may lack: packages of its extras, wings of Dragoman, plug-ins.
 
 The core trains and translates; a wing is anything else.  The core imports no wing by name and works without it: wings
-are folders, found here and in the table of commands (`cli/commands.py`).
+are folders, found here and in the table of commands (`cli/__init__.py`).
 
 PyTorch belongs to the extra `train`.  Modules import it at their top, because most of them compute with it; code that
 works without it imports such a module inside of `needs_torch`.

@@ -235,7 +235,7 @@ DESIGN = (Path(__file__).parents[2] / "docs" / "design.md").read_text(encoding="
 
 
 def test_the_design_lists_every_command() -> None:
-    from dragoman.cli.commands import COMMANDS
+    from dragoman.cli import COMMANDS
 
     assert sorted(re.findall(r"^\| `dragoman (\w+)", DESIGN, re.MULTILINE)) == sorted(COMMANDS)
 

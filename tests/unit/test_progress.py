@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dragoman.cli.progress import RichReporter
+from dragoman.cli.console import RichReporter
 from dragoman.config import BudgetSchedule, TrainConfig
 from dragoman.io.run_log import Sample, Status
 from dragoman.training.optim import Progress

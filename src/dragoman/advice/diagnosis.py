@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.cli.tables import plain_table, print_table
+from dragoman.cli.console import plain_table, print_table
 
 Severity = Literal["error", "warning", "info"]
 Role = Literal["train", "valid", "test"]

@@ -1,22 +1,114 @@
 """The command line: one function per command, which parses its arguments, calls the library and prints the result.
 
+The modules of commands are imported when they are needed: that of one command, or all by `--help`.
+
 Results are printed on standard output, progress and messages on standard error.  Exit codes: 0 success, 1 failure,
 2 usage error, 130 interrupted (work done so far is saved).
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from dragoman.cli.commands import Commands
-from dragoman.errors import DragomanError, is_out_of_memory
+from dragoman.errors import ConfigError, DragomanError, UsageError, is_out_of_memory
+from dragoman.extras import missing_wing, needs_torch, plug_ins
 from dragoman.io.writing import not_written, reason_of
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "Command", "app", "main"]
+
+COMMANDS = {
+    "demo": "dragoman.interpret.commands:demo",
+    "new": "dragoman.advice.commands:new",
+    "doctor": "dragoman.advice.commands:doctor",
+    "config": "dragoman.cli.config:config",
+    "prepare": "dragoman.cli.training:prepare",
+    "train": "dragoman.cli.training:train",
+    "average": "dragoman.cli.training:average",
+    "info": "dragoman.cli.training:info",
+    "translate": "dragoman.cli.translate:translate",
+    "score": "dragoman.cli.inference:score",
+    "evaluate": "dragoman.cli.inference:evaluate",
+    "generate": "dragoman.cli.inference:generate",
+    "chat": "dragoman.cli.inference:chat",
+    "label": "dragoman.cli.inference:label",
+    "parse": "dragoman.cli.inference:parse",
+    "compare": "dragoman.interpret.commands:compare",
+    "explain": "dragoman.interpret.commands:explain",
+    "atlas": "dragoman.interpret.commands:atlas",
+    "walkthrough": "dragoman.interpret.commands:walkthrough",
+    "gallery": "dragoman.interpret.commands:gallery",
+    "playground": "dragoman.interpret.commands:playground",
+    "serve": "dragoman.serve.command:serve",
+    "vectors": "dragoman.vectors.command:vectors",
+    "shortlist": "dragoman.cli.training:shortlist",
+    "export": "dragoman.formats.commands:export",
+    "import": "dragoman.formats.commands:import_",
+    "keys": "dragoman.serve.keys_command:app",
+}
+"""Command -> module and name of its function, or of the `typer.Typer` with its commands, in the order of `--help`.
+
+Other packages add commands in the same form by entry points of the group `dragoman.commands`.
+"""
+
+
+class Commands(TyperGroup):
+    """The commands of the installed wings and plug-ins."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names = [name for name, place in COMMANDS.items() if missing_wing(place, name) is None]
+        self.commands: dict[str, Any] = dict.fromkeys(names)  # the names, for suggestions
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*self.commands, *(name for name in plug_ins("commands") if name not in COMMANDS)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        place = COMMANDS.get(cmd_name) or plug_ins("commands").get(cmd_name)
+        if place is None:
+            return None
+        if error := missing_wing(place, f"'dragoman {cmd_name}'"):
+            raise error
+        module, _, name = place.partition(":")
+        found = getattr(importlib.import_module(module), name)
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
+            found.command(cmd_name, cls=Command)(function)
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
+
+class Command(TyperCommand):
+    """A command whose usage errors name its options as they are written on the command line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with needs_torch(f"'dragoman {ctx.info_name}'"):
+                return super().invoke(ctx)
+        except ConfigError:  # names keys of the document
+            raise
+        except UsageError as error:
+            raise UsageError(self._with_flags(str(error))) from error
+
+    def _with_flags(self, message: str) -> str:
+        """Replace `name = value`, as errors of the library write their arguments, by `--name value`."""
+        greedy = any(option.name == "greedy" for option in self.params)
+        flags = "--greedy" if greedy else "--beam 1 without --sample"
+        message = message.replace("sample = False, beam = 1", flags)
+        for option in self.params:
+            if option.param_type_name == "option":
+                flag = option.opts[0]
+                message = re.sub(rf"(?<![\w.]){option.name} = True\b", flag, message)
+                message = re.sub(rf"(?<![\w.]){option.name} = ", f"{flag} ", message)
+        return message
+
 
 app = typer.Typer(
     cls=Commands,
@@ -37,7 +129,7 @@ def _print_version(requested: bool) -> None:
 
 
 @app.callback()
-def options(
+def main_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -50,18 +142,12 @@ def _fail(message: str, code: int = 1) -> NoReturn:
     sys.exit(code)
 
 
-def _let_waiting_threads_sleep() -> None:
-    """Let waiting OpenMP threads sleep, unless the environment specifies a policy.  Call it before importing torch.
-
-    By default, waiting threads spin, which makes training many times slower if another process uses one of the cores.
-    """
-    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-
-
 def main() -> NoReturn:
     """Entry point of the command `dragoman`."""
-    _let_waiting_threads_sleep()
+    # By default, waiting OpenMP threads spin, which makes training many times slower if another process uses one of
+    # the cores.  They sleep, unless the environment specifies a policy; torch reads the variable when it is imported.
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     try:
         app()
     except DragomanError as error:

@@ -51,16 +51,22 @@ def config(
     if as_json:
         print_json({"kinds": [_document(kind) for kind in kinds], "keys": [_document(key) for key in keys]})
         return
-    from dragoman.cli.progress import console
+    from dragoman.cli.console import console
 
     out = console(stderr=False)
     if name is None:
-        _print_sections(keys, out)
+        sections: dict[str, dict[str, None]] = {}
+        for key in keys:
+            sections.setdefault(section_of(key.name), {})[key.name.rpartition(".")[2]] = None
+        _print_table(("section", "keys"), [(_title(name), ", ".join(names)) for name, names in sections.items()], out)
+        typer.echo("\nDetails: dragoman config SECTION, dragoman config KEY, dragoman config CONFIG.toml")
         return
     in_full = len(keys) <= _MOST_IN_FULL or len({key.name for key in keys}) == 1
     names = [*(kind.name for kind in kinds), *(key.name for key in keys)]
     for section in dict.fromkeys(map(section_of, names)):
-        _print_kinds([kind for kind in kinds if section_of(kind.name) == section], out)
+        if inside := [kind for kind in kinds if section_of(kind.name) == section]:
+            _print_table((inside[0].name, "meaning"), [(kind.tag, kind.meaning) for kind in inside], out)
+            typer.echo("")
         members = [key for key in keys if section_of(key.name) == section]
         if in_full:
             for key in members:
@@ -96,34 +102,13 @@ def _print_document(path: Path, overrides: Sequence[str], as_json: bool) -> None
     if as_json:
         print_json(document.model_dump(mode="json", exclude_none=True))
         return
-    given = flatten(read_document(path)) | {key.strip(): value.strip() for key, _, value in map(_parts, overrides)}
-    typer.echo(annotated_toml(document, given, given.get("model.preset")), nl=False)
-
-
-def _parts(override: str) -> tuple[str, str, str]:
-    return override.partition("=")
+    pairs = (override.partition("=") for override in overrides)
+    is_set = flatten(read_document(path)) | {key.strip(): value.strip() for key, _, value in pairs}
+    typer.echo(annotated_toml(document, is_set, is_set.get("model.preset")), nl=False)
 
 
 def _document(entry: Key | Kind) -> dict[str, Any]:
     return asdict(entry) | {"conditions": {key: list(kinds) for key, kinds in entry.conditions}}
-
-
-def _print_sections(keys: Iterable[Key], out: Console) -> None:
-    from dragoman.config.reference import section_of
-
-    sections: dict[str, list[str]] = {}
-    for key in keys:
-        names = sections.setdefault(section_of(key.name), [])
-        if (last := key.name.rpartition(".")[2]) not in names:
-            names.append(last)
-    _print_table(("section", "keys"), [(_title(name), ", ".join(names)) for name, names in sections.items()], out)
-    typer.echo("\nDetails: dragoman config SECTION, dragoman config KEY, dragoman config CONFIG.toml")
-
-
-def _print_kinds(kinds: Sequence[Kind], out: Console) -> None:
-    if kinds:
-        _print_table((kinds[0].name, "meaning"), [(kind.tag, kind.meaning) for kind in kinds], out)
-        typer.echo("")
 
 
 def _print_keys(section: str, keys: Iterable[Key], out: Console) -> None:

@@ -20,6 +20,9 @@ from dragoman.io.weights import read_header
 from dragoman.models.model_folder import find_model, load_network, read_config, verify
 from dragoman.tokenizers import LabelVocabulary, Vocabulary, load_vocabulary
 
+_STATISTICS = (".running_mean", ".running_var")
+"""Buffers of batch norms, which are not parameters."""
+
 
 def describe(path: str | Path) -> dict[str, Any]:
     """Return folder, versions, step, scores, sizes, data and settings of the model, after `verify`.
@@ -34,14 +37,14 @@ def describe(path: str | Path) -> dict[str, Any]:
         check_weights(folder, config, vocabulary)
     elif has_torch():
         load_network(folder)
-    data, section = config.data, dict(config.model)
+    data, section, tensors = config.data, dict(config.model), read_header(folder / "model.safetensors").items()
     sizes = {key: value for key, value in section.items() if isinstance(value, int) and not isinstance(value, bool)}
     kinds = {key: _kind(value) for key, value in section.items() if key != "architecture" and _kind(value)}
     return {
         "folder": str(folder),
         **({"imported": meta["imported"]} if "imported" in meta else {}),
         "data": f"{data.source_language} -> {data.target_language}" if data.kind == "parallel" else data.kind,
-        "parameters": _parameters(folder),
+        "parameters": sum(math.prod(tensor["shape"]) for name, tensor in tensors if not name.endswith(_STATISTICS)),
         "architecture": config.model.architecture,
         "sizes": ", ".join(f"{key} {value}" for key, value in sizes.items()),
         "kinds": ", ".join(f"{key} {value}" for key, value in kinds.items()),
@@ -60,34 +63,25 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 def _measured(config: Config, folder: Path, scores: dict[str, Any]) -> dict[str, Any]:
     """Return the data that the scores belong to, and the scores of the test set in the log of the run."""
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     if "bleu" in scores:
         count = config.train.validate_sentences
-        found["validation"] = f"loss of all sentences; BLEU, chrF and exact match of the first {count:,} at most"
+        measured["validation"] = f"loss of all sentences; BLEU, chrF and exact match of the first {count:,} at most"
     for row in read_log(folder.parent.parent):
         if row.get("model") == folder.name and isinstance(row.get("test"), dict):
-            found["test"] = row["test"]
-    return found
+            measured["test"] = row["test"]
+    return measured
 
 
 def _vocabulary(tokenizer: TokenizerConfig, vocabulary: Vocabulary) -> str:
-    if not isinstance(vocabulary, LabelVocabulary):
-        own = f" and {tokenizer.target.kind}," if tokenizer.target else " and"
-        target = " shared" if vocabulary.shared else f"{own} {vocabulary.target_size:,}"
-        return f"{tokenizer.kind}, {vocabulary.source_size:,}{target}"
-    source = (
-        f"{tokenizer.kind}, {vocabulary.source_size:,}"
-        if vocabulary.tokenizer
-        else f"patches of {vocabulary.patch_numbers}"
-    )
-    return f"{source}; {len(vocabulary.labels):,} labels"
-
-
-def _parameters(folder: Path) -> int:
-    """Return the number of parameters, with shared ones counted once, from the header of the weights."""
-    tensors = read_header(folder / "model.safetensors").items()
-    statistics = (".running_mean", ".running_var")  # buffers of batch norms
-    return sum(math.prod(tensor["shape"]) for name, tensor in tensors if not name.endswith(statistics))
+    source = f"{tokenizer.kind}, {vocabulary.source_size:,}"
+    if isinstance(vocabulary, LabelVocabulary):
+        source = source if vocabulary.tokenizer else f"patches of {vocabulary.patch_numbers}"
+        return f"{source}; {len(vocabulary.labels):,} labels"
+    if vocabulary.shared:
+        return f"{source} shared"
+    kind = f" {tokenizer.target.kind}," if tokenizer.target else ""
+    return f"{source} and{kind} {vocabulary.target_size:,}"
 
 
 def _engine(config: Config, unsupported: list[str]) -> str:

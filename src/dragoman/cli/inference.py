@@ -1,38 +1,19 @@
-"""Commands that run a trained model, except `translate`: score, evaluate, generate, label, parse."""
+"""Commands that run a trained model, except `translate`: score, evaluate, generate, label, parse, chat."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import (
-    AsJson,
-    Beam,
-    Device,
-    Greedy,
-    InputFile,
-    Jsonl,
-    Model,
-    OptionalSource,
-    OutputFile,
-    Quantize,
-    ReplyRole,
-    Seed,
-    Source,
-    SourceLanguage,
-    Split,
-    TargetLanguage,
-    Temperature,
-    Tokenize,
-    TopK,
-    TopP,
-)
+from dragoman.cli import options
 from dragoman.cli.streams import (
     answer_lines,
+    is_interactive,
     log,
     open_output,
     print_json,
@@ -40,21 +21,24 @@ from dragoman.cli.streams import (
     read_parallel,
     read_turns,
     show_progress,
+    typed_lines,
 )
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
+    from dragoman.data.turns import Turn
+    from dragoman.pipelines.dialogue import Chat
     from dragoman.pipelines.generation import Continuation
 
 
 def score(
-    model: Model,
+    model: options.Model,
     target: Annotated[Path, typer.Option(help="Target text, one sentence per line.")],
-    source: OptionalSource = None,
-    source_language: SourceLanguage = None,
-    target_language: TargetLanguage = None,
-    quantize: Quantize = "none",
-    device: Device = "cpu",
+    source: options.OptionalSource = None,
+    source_language: options.SourceLanguage = None,
+    target_language: options.TargetLanguage = None,
+    quantize: options.Quantize = "none",
+    device: options.Device = "cpu",
 ) -> None:
     """Print the log-probability of each target text.
 
@@ -71,12 +55,12 @@ def score(
         raise UsageError(f"{model}: a language model has no source; omit --source")
     if data.about.continues and (source_language or target_language):
         raise UsageError(f"{model}: a language model translates between no languages; omit --from and --to")
-    options: dict[str, Any] = {"device": device, "quantize": quantize}
+    loading: dict[str, Any] = {"device": device, "quantize": quantize}
     with open_output(None) as write:
         if data.kind == "dialogue":
             from dragoman.pipelines.dialogue import Chat
 
-            chat = Chat.load(model, **options)
+            chat = Chat.load(model, **loading)
             for dialogue in read_turns(target, model):
                 (scores,) = chat.score([dialogue])
                 write(f"{sum(turn.log_prob for turn in scores):.6f}\t{sum(turn.tokens for turn in scores)}")
@@ -84,7 +68,7 @@ def score(
         if source is None:
             from dragoman.pipelines.generation import TextGenerator
 
-            generator = TextGenerator.load(model, **options)
+            generator = TextGenerator.load(model, **loading)
             for text in read_input(target):
                 (text_score,) = generator.score([text])
                 write(f"{text_score.log_prob:.6f}\t{text_score.tokens}")
@@ -92,23 +76,23 @@ def score(
         from dragoman.pipelines.translation import Translator
 
         sources, targets = read_parallel(source, target)
-        translator = Translator.load(model, **options)
+        translator = Translator.load(model, **loading)
         for row in translator.score(sources, targets, source_language=source_language, target_language=target_language):
             write(f"{row.log_prob:.6f}\t{len(row.tokens)}")
 
 
 def evaluate(
-    model: Model,
-    source: Source,
+    model: options.Model,
+    source: options.Source,
     reference: Annotated[Path, typer.Option(help="Reference translations, one per line.")],
     against: Annotated[Path | None, typer.Option(help="Second model, for a significance test.")] = None,
-    source_language: SourceLanguage = None,
-    target_language: TargetLanguage = None,
-    tokenize: Tokenize = "auto",
-    split: Split = None,
-    quantize: Quantize = "none",
-    as_json: AsJson = False,
-    device: Device = "cpu",
+    source_language: options.SourceLanguage = None,
+    target_language: options.TargetLanguage = None,
+    tokenize: options.Tokenize = "auto",
+    split: options.Split = None,
+    quantize: options.Quantize = "none",
+    as_json: options.AsJson = False,
+    device: options.Device = "cpu",
 ) -> None:
     """Compute BLEU, chrF and TER, with their signatures.
 
@@ -119,13 +103,13 @@ def evaluate(
     from dragoman.pipelines.translation import Translator
 
     sources, references = read_parallel(source, reference)
-    options: dict[str, Any] = {"device": device, "quantize": quantize}
+    loading: dict[str, Any] = {"device": device, "quantize": quantize}
     languages = {"source_language": source_language, "target_language": target_language}
     evaluation = evaluate_model(
-        Translator.load(model, **options),
+        Translator.load(model, **loading),
         sources,
         [references],
-        against=None if against is None else Translator.load(against, **options),
+        against=None if against is None else Translator.load(against, **loading),
         language=target_language or read_config(model).parallel.target_language,
         tokenize=tokenize,
         split=split,
@@ -142,9 +126,9 @@ def evaluate(
 
 
 def generate(
-    model: Model,
+    model: options.Model,
     prompt: Annotated[list[str] | None, typer.Option(help="Beginning of a text. Can be repeated.")] = None,
-    input_: InputFile = None,
+    input_: options.InputFile = None,
     turns: Annotated[
         Path | None,
         typer.Option(
@@ -152,19 +136,19 @@ def generate(
             "the training data."
         ),
     ] = None,
-    role: ReplyRole = None,
-    output: OutputFile = None,
+    role: options.ReplyRole = None,
+    output: options.OutputFile = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(help="Maximum number of new tokens; default: 200, and for a reply a quarter of the context."),
     ] = None,
-    greedy: Greedy = False,
-    temperature: Temperature = 0.8,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
-    jsonl: Jsonl = False,
-    device: Device = "cpu",
+    greedy: options.Greedy = False,
+    temperature: options.Temperature = 0.8,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    jsonl: options.Jsonl = False,
+    device: options.Device = "cpu",
 ) -> None:
     """Continue prompts with a language model, or reply to dialogues.
 
@@ -188,8 +172,8 @@ def generate(
         return generator.stream(prompts, **settings)
 
     with open_output(output, input_) as write:
-        for found in stream(prompt) if prompt else answer_lines(input_, stream):
-            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else found.text)
+        for answer in stream(prompt) if prompt else answer_lines(input_, stream):
+            write(json.dumps(answer.to_json(), ensure_ascii=False) if jsonl else answer.text)
 
 
 def _reply(
@@ -201,10 +185,10 @@ def _reply(
     chat = Chat.load(model, device)
     truncated, roles = 0, set[str]()
     with open_output(output, turns) as write:
-        for found in chat.stream(read_turns(turns, model), role, **settings):
-            truncated += found.truncated
-            roles.add(found.role)
-            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else one_line(found.text))
+        for reply in chat.stream(read_turns(turns, model), role, **settings):
+            truncated += reply.truncated
+            roles.add(reply.role)
+            write(json.dumps(reply.to_json(), ensure_ascii=False) if jsonl else one_line(reply.text))
     for warning in filter(None, map(chat.role_warning, sorted(roles))):
         log(f"warning: {warning}")
     if truncated:
@@ -212,11 +196,11 @@ def _reply(
 
 
 def label(
-    model: Model,
-    input_: InputFile = None,
-    output: OutputFile = None,
-    jsonl: Jsonl = False,
-    device: Device = "cpu",
+    model: options.Model,
+    input_: options.InputFile = None,
+    output: options.OutputFile = None,
+    jsonl: options.Jsonl = False,
+    device: options.Device = "cpu",
 ) -> None:
     """Label words or texts: N lines in, N lines out, in order."""
     from dragoman.device import resolve_device
@@ -227,12 +211,16 @@ def label(
     if labeller.config.data.kind == "images":
         raise wrong_model(model, labeller.config, "does not label text")
     with open_output(output, input_) as write:
-        for found in answer_lines(input_, labeller.stream):
-            write(json.dumps(found.to_json(), ensure_ascii=False) if jsonl else str(found))
+        for labels in answer_lines(input_, labeller.stream):
+            write(json.dumps(labels.to_json(), ensure_ascii=False) if jsonl else str(labels))
 
 
 def parse(
-    model: Model, input_: InputFile = None, output: OutputFile = None, beam: Beam = None, device: Device = "cpu"
+    model: options.Model,
+    input_: options.InputFile = None,
+    output: options.OutputFile = None,
+    beam: options.Beam = None,
+    device: options.Device = "cpu",
 ) -> None:
     """Parse sentences into trees in Penn brackets.
 
@@ -249,3 +237,135 @@ def parse(
             repaired += bool(tree.children) and not well_formed
     if repaired:
         log(f"repaired: {repaired} model outputs that were not trees over the words")
+
+
+# ----------------------------------------------------------------------------------------------------------------- chat
+
+_CHAT_COMMANDS = "/role NAME (role of the model), /reset (forget all turns), /quit"
+
+
+def chat(
+    model: options.Model,
+    role: options.ReplyRole = None,
+    as_: Annotated[
+        str | None, typer.Option("--as", help="Your role; default: of two roles the other one, or 'user'.")
+    ] = None,
+    max_tokens: options.MaxReply = None,
+    greedy: options.Greedy = False,
+    temperature: options.Temperature = 0.8,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
+    device: options.Device = "cpu",
+) -> None:
+    """Talk to a model that was trained on dialogues.
+
+    At a terminal, the reply appears while it is generated. From a pipe, each input line is a turn and gets one line of
+    output; a blank line or a command gets a blank line. Commands: /role NAME (role of the model), /reset (forget all
+    turns), /quit. Begin a turn with // if it should begin with /.
+    """
+    from dragoman.pipelines.dialogue import Chat
+    from dragoman.pipelines.parts import one_line
+
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    loaded = Chat.load(model, device)
+    session = Session(loaded, role, as_, {**settings, "sample": not greedy, "max_tokens": max_tokens})
+    if warning := loaded.role_warning(session.role):
+        log(f"warning: {warning}")
+    if is_interactive():
+        log(f"You are {session.user}, the model is {session.role}. {_CHAT_COMMANDS}; or Ctrl-D.")
+
+        def show(piece: str) -> None:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+
+        for line in typed_lines(lambda: f"{session.user}: "):
+            try:
+                if session.answer(line, show) is None:
+                    return
+            except UsageError as error:
+                log(str(error))
+        return
+    with open_output(None) as write:
+        for line in read_input(None):
+            answer = session.answer(line)
+            if answer is None:
+                return
+            write(one_line(answer))
+            sys.stdout.buffer.flush()
+
+
+class Session:
+    """A dialogue with a model.
+
+    role: of the model.  user: role of the person.  settings: those of `Chat.reply`.  Raises UsageError if a role does
+    not exist or has to be specified.
+    """
+
+    def __init__(self, chat: Chat, role: str | None, user: str | None, settings: dict[str, Any]) -> None:
+        from dragoman.data.turns import Turn, default_speaker
+
+        self.chat, self.settings = chat, settings
+        self.turns: list[Turn] = []
+        self._truncated = False
+        names = [name for name in chat.roles if role is None or name != chat.check_role(role, "role = ")]
+        if user is not None:
+            self.user = chat.check_role(user, "as_ = ")
+        elif role is not None and len(names) > 1 and "user" not in names:
+            raise UsageError(f"your role is not specified; specify --as, one of {', '.join(chat.roles)}")
+        else:
+            self.user = default_speaker(names or chat.roles)
+        self.role = chat.answering_role([Turn(self.user, "")], role)
+        chat.check_settings(**settings)
+
+    def answer(self, line: str, show: Callable[[str], None] | None = None) -> str | None:
+        """Return the reply to a line of input, "" for a blank line and for a command, None for /quit.
+
+        show: receives the reply in pieces, after the name of its role.
+        """
+        if line.startswith("/") and not line.startswith("//"):
+            return self._command(line)
+        text = line.removeprefix("/").strip()
+        if not text:
+            return ""
+        from dragoman.data.turns import Turn
+
+        turns = [*self.turns, Turn(self.user, text)]
+        if show is None:
+            reply = self.chat.reply(turns, self.role, **self.settings)
+        else:
+            from dragoman.pipelines.parts import one_line
+
+            pieces = self.chat.stream_reply(turns, self.role, **self.settings)
+            show(f"{self.role}: ")
+            while True:
+                try:
+                    show(one_line(next(pieces)))
+                except StopIteration as stop:
+                    reply = stop.value
+                    break
+            show("\n")
+        if reply.truncated and not self._truncated:
+            log(f"truncated: only the newest turns fit into the context of {self.chat.context:,} tokens")
+        self._truncated = reply.truncated
+        self.turns = [*turns, Turn(self.role, reply.text)][-self.chat.context :]  # more turns never fit
+        return reply.text
+
+    def _command(self, line: str) -> str | None:
+        name, _, argument = line.strip().partition(" ")
+        if name == "/quit":
+            return None
+        if name == "/reset":
+            self.turns = []
+            log("all turns are forgotten")
+        elif name == "/role":
+            try:
+                self.role = self.chat.check_role(argument.strip(), "/role ")
+                log(f"the model is {self.role}")
+                if warning := self.chat.role_warning(self.role):
+                    log(f"warning: {warning}")
+            except UsageError as error:
+                log(str(error))
+        else:
+            log(f"{name}: no such command; accepted: {_CHAT_COMMANDS}, or // before a turn that begins with /")
+        return ""

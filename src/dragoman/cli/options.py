@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
-
-from dragoman.errors import ConfigError, UsageError
-from dragoman.extras import needs_torch
 
 Model = Annotated[Path, typer.Argument(help="Run folder, checkpoint in it, or model folder.")]
 Models = Annotated[
@@ -86,28 +81,3 @@ TargetLanguage = Annotated[
     typer.Option("--to", help="Target language of a multilingual model; a line may name another one: '>>fr<< text'."),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of sampling.")]
-
-
-class Command(TyperCommand):
-    """A command whose usage errors name its options as they are written on the command line."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            with needs_torch(f"'dragoman {ctx.info_name}'"):
-                return super().invoke(ctx)
-        except ConfigError:  # names keys of the document
-            raise
-        except UsageError as error:
-            raise UsageError(self._with_flags(str(error))) from error
-
-    def _with_flags(self, message: str) -> str:
-        """Replace `name = value`, as errors of the library write their arguments, by `--name value`."""
-        greedy = any(option.name == "greedy" for option in self.params)
-        flags = "--greedy" if greedy else "--beam 1 without --sample"
-        message = message.replace("sample = False, beam = 1", flags)
-        for option in self.params:
-            if option.param_type_name == "option":
-                flag = option.opts[0]
-                message = re.sub(rf"(?<![\w.]){option.name} = True\b", flag, message)
-                message = re.sub(rf"(?<![\w.]){option.name} = ", f"{flag} ", message)
-        return message

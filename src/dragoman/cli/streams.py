@@ -43,7 +43,7 @@ def show_progress(items: Iterator[Item], name: str, total: int | None = None) ->
     """Return the items; if standard error is a terminal, show a progress bar while they are consumed."""
     if not is_terminal(sys.stderr):
         return items
-    from dragoman.cli.progress import progress_bar
+    from dragoman.cli.console import progress_bar
 
     return progress_bar(items, name, total)
 
@@ -57,7 +57,7 @@ def print_result(result: Any, as_json: bool, print_table: Callable[[Any, Console
     if as_json:
         print_json(result if isinstance(result, dict) else result.to_json())
     else:
-        from dragoman.cli.progress import console
+        from dragoman.cli.console import console
 
         print_table(result, console(stderr=False))
 
@@ -76,32 +76,30 @@ def read_input(path: Path | None) -> Iterator[str]:
 def answer_lines(
     path: Path | None,
     answer: Callable[[Iterable[str]], Iterator[Answer]],
-    prompt: str = "> ",
     table_advice: str = "write the texts into a text file",
 ) -> Iterator[Answer]:
     """Yield the answers to the lines of a file or of standard input, in order.
 
     Lines that are typed at a terminal are answered at once, and those of a pipe when it pauses; standard output is
-    flushed with each group.  prompt: shown at a terminal.  table_advice: advice in the error for a table.
+    flushed with each group.  table_advice: advice in the error for a table.
     """
     from dragoman.io.lines import check_text_file
 
     if path is not None:
         check_text_file(path, table_advice)
     yield from answer([])  # reports invalid settings before anything is read
-    for lines in [read_input(path)] if path is not None else _groups(prompt):
+    groups: Iterable[Iterable[str]]
+    if path is not None:
+        groups = [read_input(path)]
+    elif is_terminal(sys.stdin):
+        log("Enter one text per line; Ctrl-D ends the input.")
+        groups = ([line] for line in typed_lines(lambda: "> "))
+    else:
+        groups = _ready_groups()
+    for lines in groups:
         yield from answer(lines)
         if sys.stdout is not None:
             sys.stdout.buffer.flush()
-
-
-def _groups(prompt: str) -> Iterator[Iterable[str]]:
-    """Yield the lines of standard input in groups: each typed line, or those that arrive before the input pauses."""
-    if is_terminal(sys.stdin):
-        log("Enter one text per line; Ctrl-D ends the input.")
-        yield from ([line] for line in typed_lines(lambda: prompt))
-    else:
-        yield from _ready_groups()
 
 
 def _ready_groups() -> Iterator[Iterable[str]]:
@@ -173,8 +171,8 @@ def read_turns(path: Path, model: Path) -> list[list[Turn]]:
         format = data.format
     where = "standard input" if path == Path("-") else str(path)
     lines = read_input(None if path == Path("-") else path)
-    found = parse_dialogues(lines, format, where, keep_empty=format == "jsonl")
-    return [list(dialogue.turns) for dialogue in found.dialogues]
+    parsed = parse_dialogues(lines, format, where, keep_empty=format == "jsonl")
+    return [list(dialogue.turns) for dialogue in parsed.dialogues]
 
 
 def read_parallel(source: Path, target: Path) -> tuple[list[str], list[str]]:

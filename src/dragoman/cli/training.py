@@ -19,7 +19,7 @@ from dragoman.cli.streams import log, print_result
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
-    from dragoman.cli.progress import RichReporter
+    from dragoman.cli.console import RichReporter
     from dragoman.config import Config
     from dragoman.training.trainer import TrainResult
 
@@ -40,7 +40,7 @@ def prepare(
 
     'train' prepares the data itself where this was not done. Parts that are prepared already are kept.
     """
-    from dragoman.cli.progress import RichReporter
+    from dragoman.cli.console import RichReporter
     from dragoman.config import load_config
 
     out = out or Path("runs") / config.stem
@@ -71,7 +71,7 @@ def train(
 
     For several processes: torchrun --nproc-per-node N -m dragoman train CONFIG, or --ray.
     """
-    from dragoman.cli.progress import RichReporter
+    from dragoman.cli.console import RichReporter
     from dragoman.config import load_config
 
     if workers is not None and not use_ray:

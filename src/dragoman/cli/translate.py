@@ -5,35 +5,19 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dragoman.cli.options import (
-    Beam,
-    BeamThreshold,
-    Device,
-    Jsonl,
-    Models,
-    Quantize,
-    Recombine,
-    Seed,
-    ShrinkBeam,
-    SourceLanguage,
-    Split,
-    TargetLanguage,
-    Temperature,
-    TopK,
-    TopP,
-)
+from dragoman.cli import options
 from dragoman.cli.streams import answer_lines, is_interactive, is_terminal, log, open_output, show_progress
 from dragoman.errors import DataError, UsageError
 from dragoman.extras import missing_wing, wing
 
 if TYPE_CHECKING:
     from dragoman.pipelines.form import Form
-    from dragoman.pipelines.glossary import Glossary
 
 _FORMATS = ("text", "html", "xml")
 _DOCUMENTS, _MARKUP, _BULK = "dragoman.documents.command", "dragoman.markup.command", "dragoman.bulk"
@@ -42,29 +26,29 @@ _SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 
 
 def translate(
-    models: Models,
+    models: options.Models,
     input_: Annotated[
         list[Path] | None,
         typer.Option("--input", help="Input text, one sentence per line, document, or folder. Can be repeated."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Output file; in bulk, output folder.")] = None,
-    beam: Beam = None,
-    shrink_beam: ShrinkBeam = None,
-    beam_threshold: BeamThreshold = None,
-    recombine: Recombine = None,
+    beam: options.Beam = None,
+    shrink_beam: options.ShrinkBeam = None,
+    beam_threshold: options.BeamThreshold = None,
+    recombine: options.Recombine = None,
     nbest: Annotated[int, typer.Option(help="Translations per line, best first.")] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="Sample instead of searching.")] = False,
-    temperature: Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
+    temperature: options.Temperature = 1.0,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = 0,
     alpha: Annotated[float | None, typer.Option(help="Length penalty, 0 to 10; larger favours longer output.")] = None,
     min_length: Annotated[int | None, typer.Option(help="Minimum number of tokens per translation.")] = None,
     no_repeat_ngram: Annotated[int | None, typer.Option(help="Do not repeat n-grams of this size; 0 = off.")] = None,
     prefix: Annotated[str | None, typer.Option(help="Beginning of every translation.")] = None,
-    source_language: SourceLanguage = None,
-    target_language: TargetLanguage = None,
-    split: Split = None,
+    source_language: options.SourceLanguage = None,
+    target_language: options.TargetLanguage = None,
+    split: options.Split = None,
     glossary: Annotated[
         Path | None, typer.Option(help="Preferred terms: a file with source term, tab and target term per line.")
     ] = None,
@@ -77,11 +61,11 @@ def translate(
     attributes: Annotated[
         bool, typer.Option("--attributes", help="With --format html: also translate alt, title and placeholder.")
     ] = False,
-    jsonl: Jsonl = False,
+    jsonl: options.Jsonl = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="With --jsonl: also the tokens and their log-probabilities.")
     ] = False,
-    quantize: Quantize = "auto",
+    quantize: options.Quantize = "auto",
     engine: Annotated[str, typer.Option(help="Engine: auto, native (C++, CPU only) or pytorch.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads of the native engine; default: all cores.")] = None,
     shortlist: Annotated[bool, typer.Option("--shortlist", help="Restrict targets to the model's shortlist.")] = False,
@@ -89,7 +73,7 @@ def translate(
         str | None, typer.Option(help="Column of a CSV or TSV file, or in bulk of Parquet files, to translate.")
     ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="In bulk: distribute the work over a Ray cluster.")] = False,
-    device: Device = "cpu",
+    device: options.Device = "cpu",
 ) -> None:
     """Translate text: N lines in, N lines out, in order.
 
@@ -117,12 +101,20 @@ def translate(
         "shrink_beam": shrink_beam, "beam_threshold": beam_threshold, "recombine": recombine,
     }  # fmt: skip
     settings = {name: value for name, value in settings.items() if value is not None}
-    _check_sampling(settings)
-    terms = _read_glossary(glossary, strict_glossary)
+    unused = [f"--{name.replace('_', '-')}" for name, off in _SAMPLING_DEFAULTS.items() if settings[name] != off]
+    if unused and not sample:
+        raise UsageError(f"{', '.join(unused)}: only for sampling; add --sample or omit the option")
+    terms = None
+    if glossary is not None:
+        from dragoman.pipelines.glossary import Glossary
+
+        terms = Glossary.read(glossary, strict_glossary)
+    elif strict_glossary:
+        raise UsageError("--strict-glossary: needs the terms; add --glossary FILE, or omit the option")
     languages = {"source_language": source_language, "target_language": target_language}
     languages = {name: code for name, code in languages.items() if code is not None}
     text_settings = {"split": split, "glossary": terms, **languages, **settings}
-    options: dict[str, Any] = {
+    loading: dict[str, Any] = {
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
     inputs = input_ or []
@@ -130,7 +122,7 @@ def translate(
         documents = wing(_DOCUMENTS, "a document")
         if (document := documents.find_document(inputs)) is not None:
             documents.check_document(document, inputs, output, form, prefix)
-            documents.translate_file(models, options, document, output, column, text_settings)
+            documents.translate_file(models, loading, document, output, column, text_settings)
             return
     in_bulk = ray or column is not None or _is_bulk(inputs, output)
     _check_format(
@@ -145,7 +137,7 @@ def translate(
                 "time, without --column and --ray"
             )
         bulk = wing(_BULK, "bulk translation")
-        job = bulk.Job(models[0], options, settings, prefix, jsonl, verbose, split, terms, languages)
+        job = bulk.Job(models[0], loading, settings, prefix, jsonl, verbose, split, terms, languages)
         if not inputs or output is None:
             raise UsageError(
                 "bulk translation (folders, Parquet, several files, --column, --ray) reads files and writes a folder: "
@@ -157,11 +149,11 @@ def translate(
         return
     source = inputs[0] if inputs else None
     if format_ != "text":
-        own = {"attributes": attributes} if format_ == "html" else {}
+        of_html = {"attributes": attributes} if format_ == "html" else {}
         markup = wing(_MARKUP, f"--format {format_}")
-        markup.translate_markup(models, options, source, output, format_, {**own, **text_settings})
+        markup.translate_markup(models, loading, source, output, format_, {**of_html, **text_settings})
         return
-    _translate_lines(models, options, source, output, form, {"prefix": prefix, **text_settings})
+    _translate_lines(models, loading, source, output, form, {"prefix": prefix, **text_settings})
 
 
 def _check_format(form: str, attributes: bool, others: Mapping[str, bool]) -> None:
@@ -186,26 +178,9 @@ def _is_bulk(inputs: Sequence[Path], output: Path | None) -> bool:
     return not one_file or (output is not None and output.is_dir())
 
 
-def _read_glossary(path: Path | None, strict: bool) -> Glossary | None:
-    if path is None:
-        if strict:
-            raise UsageError("--strict-glossary: needs the terms; add --glossary FILE, or omit the option")
-        return None
-    from dragoman.pipelines.glossary import Glossary
-
-    return Glossary.read(path, strict)
-
-
-def _check_sampling(settings: Mapping[str, Any]) -> None:
-    """Raise UsageError for sampling settings without `sample`."""
-    unused = [f"--{name.replace('_', '-')}" for name, off in _SAMPLING_DEFAULTS.items() if settings[name] != off]
-    if unused and not settings["sample"]:
-        raise UsageError(f"{', '.join(unused)}: only for sampling; add --sample or omit the option")
-
-
 def _translate_lines(
     models: Sequence[Path],
-    options: Mapping[str, Any],
+    loading: Mapping[str, Any],
     source: Path | None,
     output: Path | None,
     form: Form,
@@ -215,7 +190,7 @@ def _translate_lines(
     from dragoman.pipelines.form import format_translation
     from dragoman.pipelines.translation import Translator
 
-    translator = Translator.load(models, **options)
+    translator = Translator.load(models, **loading)
     log(translator.description)
     translations = answer_lines(
         source,
@@ -225,34 +200,29 @@ def _translate_lines(
     typed = source is None and output is None and is_interactive()
     structured = form in ("jsonl", "verbose")
     if source is not None and is_terminal(sys.stderr) and (output is not None or not is_terminal(sys.stdout)):
-        translations = show_progress(translations, "translating", _line_count(source))
+        from dragoman.io.lines import count_lines
+
+        total = None
+        with suppress(DataError):  # the translation reports it
+            total = count_lines(source)
+        translations = show_progress(translations, "translating", total)
     flags: Counter[str] = Counter()
-    lines = several = found = applied = 0
+    lines = several = terms = applied = 0
     with open_output(output, source) as write:
         for translation in translations:
             flags.update(translation.flags)
             lines, several = lines + 1, several + bool(translation.sentences)
-            found += len(translation.terms)
+            terms += len(translation.terms)
             applied += sum(term.applied for term in translation.terms)
             shown = f"  [{', '.join(translation.flags)}]" if typed and translation.flags and not structured else ""
             write(format_translation(translation, form) + shown)
     if typed:
         return
     if settings["glossary"] is not None and not structured:
-        log(f"glossary: {applied:,} of {found:,} terms applied")
+        log(f"glossary: {applied:,} of {terms:,} terms applied")
     if several and settings["split"] is None:
         log(f"{several:,} of {lines:,} lines were split into sentences (--no-split translates lines without splitting)")
     _log_flags(flags, structured)
-
-
-def _line_count(path: Path) -> int | None:
-    """Return the number of lines of a regular file, or None for other or damaged files."""
-    from dragoman.io.lines import count_lines
-
-    try:
-        return count_lines(path)
-    except DataError:
-        return None
 
 
 def _log_flags(flags: Mapping[str, int], jsonl: bool) -> None:

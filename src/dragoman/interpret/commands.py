@@ -9,19 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.cli.options import (
-    AsJson,
-    Beam,
-    Device,
-    Model,
-    OptionalReference,
-    OptionalSource,
-    Page,
-    PageLanguage,
-    Quiet,
-    Source,
-    Tokenize,
-)
+from dragoman.cli import options
 from dragoman.cli.streams import log, print_result, read_input, read_parallel
 from dragoman.errors import DataError, UsageError
 
@@ -34,14 +22,14 @@ def demo(
         Path | None, typer.Option(help="Output folder for the run and the report; default: demo, or demo-zh.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override, key=value. Can be repeated.")] = None,
-    lang: PageLanguage = "auto",
-    quiet: Quiet = False,
+    lang: options.PageLanguage = "auto",
+    quiet: options.Quiet = False,
 ) -> None:
     """Train a small model on a built-in corpus and write report.html.
 
     The corpus is spelled numbers and dates, English to German or Chinese. Run the command again to resume.
     """
-    from dragoman.cli.progress import RichReporter
+    from dragoman.cli.console import RichReporter
     from dragoman.cli.training import interruptible
     from dragoman.pages.page import check_language
 
@@ -60,13 +48,13 @@ def demo(
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of run folders.")],
-    out: Page = Path("compare.html"),
-    source: OptionalSource = None,
-    reference: OptionalReference = None,
-    tokenize: Tokenize = "auto",
-    lang: PageLanguage = "auto",
-    as_json: AsJson = False,
-    device: Device = "cpu",
+    out: options.Page = Path("compare.html"),
+    source: options.OptionalSource = None,
+    reference: options.OptionalReference = None,
+    tokenize: options.Tokenize = "auto",
+    lang: options.PageLanguage = "auto",
+    as_json: options.AsJson = False,
+    device: options.Device = "cpu",
 ) -> None:
     """Compare the configuration, curves, cost and scores of runs.
 
@@ -85,17 +73,17 @@ def compare(
 
 
 def explain(
-    model: Model,
+    model: options.Model,
     source: Annotated[
         str, typer.Argument(help="Sentence, prompt, or words to tag; or the number or .npy or .npz file of an image.")
     ],
     target: Annotated[
         str | None, typer.Option(help="Output to explain, without search; default: the output of the model.")
     ] = None,
-    out: Page = Path("explain.html"),
-    beam: Beam = None,
-    lang: PageLanguage = "auto",
-    device: Device = "cpu",
+    out: options.Page = Path("explain.html"),
+    beam: options.Beam = None,
+    lang: options.PageLanguage = "auto",
+    device: options.Device = "cpu",
 ) -> None:
     """Write a page with every step of the model on one input."""
     from dragoman.device import resolve_device
@@ -115,9 +103,9 @@ def explain(
 
 
 def atlas(
-    model: Model,
-    source: Source,
-    reference: OptionalReference = None,
+    model: options.Model,
+    source: options.Source,
+    reference: options.OptionalReference = None,
     alignment: Annotated[
         str | None,
         typer.Option(help=f"File of word alignments, one line per pair (0-0 1?2); German demo: {SPELLED_NUMBERS}."),
@@ -126,9 +114,9 @@ def atlas(
     cost: Annotated[
         bool, typer.Option("--cost", help="Also measure the loss without each head and sub-layer.")
     ] = False,
-    lang: PageLanguage = "auto",
-    as_json: AsJson = False,
-    device: Device = "cpu",
+    lang: options.PageLanguage = "auto",
+    as_json: options.AsJson = False,
+    device: options.Device = "cpu",
 ) -> None:
     """Describe what the attention heads of a model do.
 
@@ -172,7 +160,7 @@ def _title(model: Path) -> str:
     return f"{path.parents[1].name}, {path.name}" if path.parent.name == "checkpoints" else path.name
 
 
-def gallery(out: Page = Path("gallery.html"), lang: PageLanguage = "auto") -> None:
+def gallery(out: options.Page = Path("gallery.html"), lang: options.PageLanguage = "auto") -> None:
     """Write a page of examples worked out by hand, each number beside the computed one."""
     from dragoman.interpret.walkthrough.gallery import write_gallery
 
@@ -195,8 +183,8 @@ def walkthrough(
     ] = False,
     heads: Annotated[int, typer.Option(help="Attention heads: 1, 2 or 4.")] = 1,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the update.")] = 0.01,
-    out: Page = Path("walkthrough.html"),
-    lang: PageLanguage = "auto",
+    out: options.Page = Path("walkthrough.html"),
+    lang: options.PageLanguage = "auto",
 ) -> None:
     """Write a page with one training step of a tiny Transformer, "I am" to "我 是".
 
@@ -240,8 +228,8 @@ def playground(
     model: Annotated[
         Path | None, typer.Argument(help="Run or model folder of a Transformer, beside the tiny model of the page.")
     ] = None,
-    out: Page = Path("playground.html"),
-    lang: PageLanguage = "auto",
+    out: options.Page = Path("playground.html"),
+    lang: options.PageLanguage = "auto",
 ) -> None:
     """Write a page in which a Transformer runs, to be changed and trained.
 

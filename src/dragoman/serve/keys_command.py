@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import Command
+from dragoman.cli import Command
 from dragoman.cli.streams import log, print_json
 from dragoman.errors import UsageError
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.cli.tables import plain_table, print_table
+from dragoman.cli.console import plain_table, print_table
 from dragoman.evaluation.compare.curves import panels, values_of_test
 from dragoman.evaluation.compare.runs import Group, RunComparison, short_names
 from dragoman.evaluation.compare.scores import EvalSet

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
-from dragoman.cli.tables import plain_table, print_table
+from dragoman.cli.console import plain_table, print_table
 from dragoman.data.batching import Batch
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads, ablate_sublayers

@@ -1,14 +1,15 @@
-"""Progress of training on standard error: a live display on a terminal, lines elsewhere."""
+"""Output with rich: progress of training (a live display on a terminal, lines elsewhere), progress bars and tables."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -31,6 +32,23 @@ def progress_bar(items: Iterator[Item], name: str, total: int | None) -> Iterato
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console(), transient=True, redirect_stdout=False) as progress:
         yield from progress.track(items, total=total, description=name)
+
+
+def plain_table(*heads: str, left: Container[str] = ()) -> Table:
+    """Return a table without borders; columns are right-aligned except the first and those in `left`."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", collapse_padding=True)
+    for i, head in enumerate(heads):
+        justify = "left" if i == 0 or head in left else "right"
+        table.add_column(Text(head), justify=justify, vertical="top", no_wrap=i > 0)  # type: ignore[arg-type]
+    return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table and an empty line.  In a narrow console, lines are wrapped and numbers are not truncated."""
+    needed = Measurement.get(console, console.options.update(width=10_000), table).maximum
+    console.width = max(console.width, needed)
+    console.print(table)
+    console.print()
 
 
 _SCORES = {

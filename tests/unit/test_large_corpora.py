@@ -250,16 +250,13 @@ def test_the_temperature_repeats_small_corpora() -> None:
 def test_planning_a_block_reads_only_its_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that memory and time to the first step do not depend on the size of the corpus."""
     corpora(tmp_path, {"a": 90})
+    monkeypatch.setattr("dragoman.data.store.reader._CACHED", 4)
     store, _ = prepare(config_of(tmp_path, "a"), tmp_path / "cache")
-    read = []
-    real = store._read
-    monkeypatch.setattr(store, "_read", lambda chunk, kind: read.append(chunk) or real(chunk, kind))
     EpochPlan(store, [1.0], 60, 1, 0).batches(0)
-    assert len(read) == 3
-    monkeypatch.setattr("dragoman.data.store.reader._CACHED", 2)
+    assert store._recent.cache_info().misses == 3
     for number in range(90):
         store.pair(number)
-    assert len(store._chunks) == 2
+    assert store._recent.cache_info().currsize == 4
 
 
 # ------------------------------------------------------------------------------------------------------ batch stream

@@ -17,7 +17,7 @@ import pytest
 from dragoman.config import Config
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.store import build as build_module
-from dragoman.data.store import reader as reader_module
+from dragoman.data.store import folder as folder_module
 from dragoman.data.store.build import build_store
 from dragoman.data.store.folder import VERSION, DamagedStoreError, _digest, text_hash, write_about
 from dragoman.data.store.reader import TABLE, Store, record_hash
@@ -245,7 +245,7 @@ def test_a_damaged_store_leaves_no_file_open(
             super().__init__(path)
             opened.append(self)
 
-    monkeypatch.setattr(reader_module, "RandomAccessFile", Recorded)
+    monkeypatch.setattr(folder_module, "RandomAccessFile", Recorded)
     with pytest.raises(DamagedStoreError):
         Store(folder)
     assert len(opened) >= len(FILES) and all(file._file.closed for file in opened)
@@ -303,7 +303,7 @@ def test_a_file_with_the_name_of_a_store_is_replaced(config: Config, cache: Path
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the store were large, so that chunks are verified only when they are read."""
-    monkeypatch.setattr(reader_module, "VERIFIED", 0)
+    monkeypatch.setattr(folder_module, "VERIFIED", 0)
 
 
 @pytest.mark.parametrize(("kind", "read"), [("ids", Store.pair), ("text", Store.text)])

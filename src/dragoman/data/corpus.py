@@ -155,10 +155,11 @@ class FilterStats:
         if self.read != self.kept + self.dropped.total():
             raise DataError(f"the filter statistics do not add up: {self}. Please report this error.")
 
-    def drop_kept(self, reason: str) -> None:
-        """Count a pair that was kept as dropped."""
-        self.kept -= 1
-        self.dropped[reason] += 1
+    def add(self, other: FilterStats) -> None:
+        """Add the numbers of other pairs."""
+        self.read += other.read
+        self.kept += other.kept
+        self.dropped.update(other.dropped)
 
 
 def pair_hash(*texts: str) -> int:

@@ -14,8 +14,8 @@ import select
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -96,6 +96,21 @@ def _open_stream(path: Path) -> io.BufferedIOBase:
             return path.open("rb")
 
 
+@contextmanager
+def _opened(path: Path, position: Callable[[], str] = str) -> Iterator[io.BufferedIOBase]:
+    """Open a file for the block.  Raises DataError if it cannot be read; position: returns where damage is."""
+    try:
+        with _open_stream(path) as stream:
+            yield stream
+    except _DECOMPRESSION_ERRORS as error:
+        raise DataError(
+            f"{path}: the compressed data is truncated or damaged{position()} ({error}). "
+            "Copy or download the file again."
+        ) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
 def check_text_file(path: Path, advice: str) -> None:
     """Raise UsageError, with `advice`, if the suffix of `path` is that of a table, whose lines are not texts."""
     suffix = plain_suffix(path)
@@ -143,7 +158,10 @@ def ready_lines(descriptor: int, where: str) -> Iterator[list[bytes]]:
                 yield group
                 done, group = done + len(group), []
         try:
-            chunk = _read_ready(descriptor)
+            select.select([descriptor], [], [])
+            chunk = os.read(descriptor, _CHUNK)
+        except BlockingIOError:  # another process has read it
+            continue
         except OSError as error:
             yield group
             raise _unreadable(where, error) from error
@@ -165,14 +183,6 @@ def ready_lines(descriptor: int, where: str) -> Iterator[list[bytes]]:
         yield group
 
 
-def _read_ready(descriptor: int) -> bytes:
-    """Wait for input and return it, or b"" at its end; the descriptor may be non-blocking."""
-    while True:
-        select.select([descriptor], [], [])
-        with suppress(BlockingIOError):  # another process has read it
-            return os.read(descriptor, _CHUNK)
-
-
 def open_lines(path: Path) -> Iterator[bytes]:
     """Yield the raw lines of a file without "\\n", decompressing `.gz`, `.zst` and `.xz`.
 
@@ -180,17 +190,9 @@ def open_lines(path: Path) -> Iterator[bytes]:
     line longer than 64 MiB.
     """
     number = 0
-    try:
-        with _open_stream(path) as stream:
-            for number, line in enumerate(raw_lines(stream, str(path)), start=1):  # noqa: B007 (in the message below)
-                yield line
-    except _DECOMPRESSION_ERRORS as error:
-        raise DataError(
-            f"{path}: the compressed data is truncated or damaged after line {number:,} ({error}). "
-            "Copy or download the file again."
-        ) from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    with _opened(path, lambda: f" after line {number:,}") as stream:
+        for number, line in enumerate(raw_lines(stream, str(path)), start=1):  # noqa: B007 (in the message)
+            yield line
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
@@ -198,15 +200,8 @@ def read_chunks(path: Path) -> Iterator[bytes]:
 
     Raises DataError if the file cannot be read, is truncated or damaged.
     """
-    try:
-        with _open_stream(path) as stream:
-            yield from iter(partial(stream.read, _CHUNK), b"")
-    except _DECOMPRESSION_ERRORS as error:
-        raise DataError(
-            f"{path}: the compressed data is truncated or damaged ({error}). Copy or download the file again."
-        ) from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    with _opened(path) as stream:
+        yield from iter(partial(stream.read, _CHUNK), b"")
 
 
 def count_lines(path: Path) -> int:
@@ -214,9 +209,9 @@ def count_lines(path: Path) -> int:
 
     Raises DataError as `open_lines` does, and for a pipe or device, which cannot be read a second time.
     """
-    count, last = 0, b"\n"
     if archive_of(path) is not None:
         return sum(1 for _ in open_lines(path))
+    count, last = 0, b"\n"
     try:
         with open_regular(path) as stream:
             if path.suffix in COMPRESSED_SUFFIXES:
@@ -265,7 +260,7 @@ def archive_of(path: Path) -> Path | None:
 
 def member_names(archive: Path) -> list[str]:
     """Return the names of the files in an archive.  Raises DataError if it cannot be read."""
-    with _opened(archive) as opened:
+    with _opened_archive(archive) as opened:
         return [info.filename for info in opened.infolist() if not info.is_dir()]
 
 
@@ -275,7 +270,7 @@ def open_member(archive: Path, path: Path) -> zipfile.ZipExtFile:
     Raises DataError if it is encrypted, missing, or compressed by an unknown method; reading raises BadZipFile,
     zlib.error, EOFError or OSError if the archive is damaged.
     """
-    with _opened(archive) as opened:  # the member remains readable
+    with _opened_archive(archive) as opened:  # the member remains readable
         info = next((info for info in opened.infolist() if archive / info.filename == path), None)
         if info is None:
             raise DataError(f"{path}: {archive} contains no such file. {_ARCHIVE_AGAIN}.")
@@ -293,7 +288,7 @@ def open_member(archive: Path, path: Path) -> zipfile.ZipExtFile:
         return member
 
 
-def _opened(archive: Path) -> zipfile.ZipFile:
+def _opened_archive(archive: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(archive)
     except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:

@@ -78,9 +78,13 @@ def _acquire(folder: Path, subject: str, advice: str) -> BaseFileLock:
             lock = SoftFileLock(folder / MARKER_FILE, blocking=False)
             lock.acquire()
     except Timeout:
+        holder = "another process"
+        with suppress(UsageError, LookupError):
+            found = read_json(folder / HOLDER_FILE, UsageError, "")
+            holder = f"process {found['process']} on {found['host']} (since {found['started']})"
         marker = folder / MARKER_FILE
         stale = f"; if that process no longer exists, delete {marker}" if marker.exists() else ""
-        raise UsageError(f"{subject} is in use by {_holder(folder)}; {advice}{stale}") from None
+        raise UsageError(f"{subject} is in use by {holder}; {advice}{stale}") from None
     return lock
 
 
@@ -92,10 +96,3 @@ def _release(lock: BaseFileLock, folder: Path) -> None:
                 (folder / name).unlink()
     finally:
         lock.release()
-
-
-def _holder(folder: Path) -> str:
-    with suppress(UsageError, LookupError):
-        holder = read_json(folder / HOLDER_FILE, UsageError, "")
-        return f"process {holder['process']} on {holder['host']} (since {holder['started']})"
-    return "another process"

@@ -37,13 +37,11 @@ def train_tokenizer(
     log: receives a warning about characters that the vocabulary lacks.  Raises DataError if the text does not allow
     `vocab_size`.
     """
-    sides = iter(source), iter(target)
     if config.shared:
-        return Tokenizer(_train(config, chain(*sides), log=log))
+        return Tokenizer(_train(config, chain(source, target), log=log))
     keys = ("tokenizer", "tokenizer.target" if config.target else "tokenizer")
-    return Tokenizer(
-        *(_train(side, lines, key=key, log=log) for side, lines, key in zip(config.sides, sides, keys, strict=True))
-    )
+    sides = zip(config.sides, (iter(source), iter(target)), keys, strict=True)
+    return Tokenizer(*(_train(side, lines, key=key, log=log) for side, lines, key in sides))
 
 
 def learn_tokenizer(
@@ -73,11 +71,16 @@ def _train(
     model = io.BytesIO()
     characters = config.kind == "char"
     counts: Counter[str] = Counter()
-    if log is not None and characters and not config.byte_fallback:
-        lines = _counted(lines, counts)
+
+    def counted() -> Iterator[str]:
+        for line in lines:
+            counts.update(line)
+            yield line
+
+    counts_characters = log is not None and characters and not config.byte_fallback
     try:
         spm.SentencePieceTrainer.train(
-            sentence_iterator=lines,
+            sentence_iterator=counted() if counts_characters else lines,
             model_writer=model,
             model_type=config.kind,
             vocab_size=config.vocab_size,
@@ -94,37 +97,25 @@ def _train(
             hard_vocab_limit=True,
             num_threads=1,  # makes the vocabulary deterministic
             minloglevel=2,
-            control_symbols=[
-                f"{ROLE_PREFIX}{role}>" for role in roles
-            ],  # unlike user-defined symbols, never found in text
+            control_symbols=[f"{ROLE_PREFIX}{role}>" for role in roles],  # unlike user-defined symbols, never in text
             **(_LOSSLESS if lossless or characters else {}),
         )
     except (RuntimeError, OSError) as error:
         raise DataError(_explain_failure(config, key, str(error))) from None
-    if log is not None and (missing := _missing_characters(config, key, model.getvalue(), counts)):
-        log(missing)
-    return model.getvalue()
-
-
-def _counted(lines: Iterator[str], counts: Counter[str]) -> Iterator[str]:
-    for line in lines:
-        counts.update(line)
-        yield line
-
-
-def _missing_characters(config: SideTokenizerConfig, key: str, model: bytes, counts: Counter[str]) -> str:
-    """Return a warning about the counted characters that a model maps to <unk>; "" if there are none."""
-    processor = spm.SentencePieceProcessor(model_proto=model)
+    if log is None or not counts:
+        return model.getvalue()
+    processor = spm.SentencePieceProcessor(model_proto=model.getvalue())
     missing = [character for character in counts if UNK in processor.encode(character)]
-    if not missing:
-        return ""
-    part = sum(counts[character] for character in missing) / counts.total()
-    full = processor.get_piece_size() == config.vocab_size
-    setting = f"vocab_size (now {config.vocab_size:,})" if full else f"character_coverage ({config.character_coverage})"
-    return (
-        f"{len(missing):,} of {len(counts):,} characters ({part:.2g} of the text) are not in the vocabulary "
-        f"and become <unk>; increase {key}.{setting}, or set {key}.byte_fallback=true"
-    )
+    if missing:
+        part = sum(counts[character] for character in missing) / counts.total()
+        full = processor.get_piece_size() == config.vocab_size
+        coverage = f"character_coverage ({config.character_coverage})"
+        log(
+            f"{len(missing):,} of {len(counts):,} characters ({part:.2g} of the text) are not in the vocabulary and "
+            f"become <unk>; increase {key}.{f'vocab_size (now {config.vocab_size:,})' if full else coverage}, or set "
+            f"{key}.byte_fallback=true"
+        )
+    return model.getvalue()
 
 
 def _explain_failure(config: SideTokenizerConfig, key: str, message: str) -> str:
@@ -183,21 +174,34 @@ def add_words(tokenizer: Tokenizer, words: Sequence[str]) -> AddedWords:
     models = [source] if target is None else [source, target]
     added = [_new_pieces(model, words) for model in models]
     extended = [model + b"".join(map(_serialized, new)) for model, new in zip(models, added, strict=True)]
-    pieces = None if lists is None else _extended_lists(PieceLists.parse(lists), added[0], added[-1]).file()
+    pieces = None
+    if lists is not None:
+        old_lists = PieceLists.parse(lists)
+        if old_lists.target is None:  # one list for both sides gets the new pieces of both
+            listed = replace(old_lists, source=_union(old_lists.source, *added))
+        else:
+            listed = replace(
+                old_lists, source=_union(old_lists.source, added[0]), target=_union(old_lists.target, added[-1])
+            )
+        pieces = listed.file()
     result = Tokenizer(extended[0], None if target is None else extended[1], pieces, templates)
     old, new = Tokenizer(source, target, lists), result  # the old one without the languages around a text
-    sides = (
-        [
+    return AddedWords(
+        tokenizer=result,
+        source=[
             _before(new.source_piece(i), old.encode_source, old.source_piece)
             for i in range(old.source_size, new.source_size)
         ],
-        [
+        target=[
             _before(new.target_piece(i), old.encode_target, old.target_piece)
             for i in range(old.target_size, new.target_size)
         ],
+        present=[word for word in words if len(old.encode_source(word)) == 2 == len(old.encode_target(word))],
     )
-    present = [word for word in words if len(old.encode_source(word)) == 2 == len(old.encode_target(word))]
-    return AddedWords(result, *sides, present)
+
+
+def _union(*lists: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(chain(*lists)))
 
 
 def _problems(words: Sequence[str]) -> Iterator[str]:
@@ -209,16 +213,13 @@ def _problems(words: Sequence[str]) -> Iterator[str]:
 
 
 def _new_pieces(model: bytes, words: Sequence[str]) -> list[str]:
-    """Return the pieces that a sentencepiece model lacks, each once."""
+    """Return the pieces of words that a sentencepiece model lacks, each once, normalized as the text it searches."""
     processor = spm.SentencePieceProcessor(model_proto=model)
     known = {str(processor.id_to_piece(i)) for i in range(processor.get_piece_size())}
-    return [piece for piece in dict.fromkeys(_piece(processor, word) for word in words) if piece not in known]
-
-
-def _piece(processor: spm.SentencePieceProcessor, word: str) -> str:
-    """Return the piece of a word: normalized, as the text in which it is searched."""
-    piece = str(processor.normalize(word.strip())).replace(" ", SPACE).strip(SPACE)
-    return piece if unicodedata.name(piece[:1], "").startswith(_UNSPACED) else SPACE + piece
+    pieces = [str(processor.normalize(word.strip())).replace(" ", SPACE).strip(SPACE) for word in words]
+    unspaced = [unicodedata.name(piece[:1], "").startswith(_UNSPACED) for piece in pieces]
+    pieces = [piece if without else SPACE + piece for piece, without in zip(pieces, unspaced, strict=True)]
+    return [piece for piece in dict.fromkeys(pieces) if piece not in known]
 
 
 def _serialized(piece: str) -> bytes:
@@ -232,17 +233,6 @@ def _serialized(piece: str) -> bytes:
 def _varint(number: int) -> bytes:
     low, high = number & 127, number >> 7
     return bytes([low | 128]) + _varint(high) if high else bytes([low])
-
-
-def _extended_lists(lists: PieceLists, source: Sequence[str], target: Sequence[str]) -> PieceLists:
-    """Append the new pieces of each side to its list; one list for both sides gets those of both."""
-
-    def appended(listed: list[str], new: Sequence[str]) -> list[str]:
-        return list(dict.fromkeys([*listed, *new]))
-
-    if lists.target is None:
-        return replace(lists, source=appended(lists.source, [*source, *target]))
-    return replace(lists, source=appended(lists.source, source), target=appended(lists.target, target))
 
 
 def _before(piece: str, encode: Callable[[str], list[int]], name: Callable[[int], str]) -> list[int]:

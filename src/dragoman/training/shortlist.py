@@ -176,7 +176,8 @@ def _tokens(
     for pair in pair_filter(itertools.chain.from_iterable(map(read_pairs, specs))):
         ids = tokenizer.encode_source(pair.source), tokenizer.encode_target(pair.target)
         if reason := drop_reason((before_end(ids[0]), ids[1][:-1]), rules.max_tokens - 1):
-            stats.drop_kept(reason)
+            stats.kept -= 1
+            stats.dropped[reason] += 1
         else:
             yield ids
     stats.check()

@@ -11,8 +11,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +25,10 @@ from dragoman.data.corpus import CorpusSpec, FilterStats, read_pairs
 from dragoman.data.store.folder import (
     VERSION,
     DamagedStoreError,
-    Origin,
+    StoreFiles,
     build_once,
     content_hash,
-    describe,
+    origin_keys,
     read_about,
     text_hash,
     write_about,
@@ -145,19 +144,22 @@ class _Builder:
     ) -> None:
         """final: the folder of the store when it is complete.  folder: where it is written."""
         self.config, self.specs, self.folder = config, specs, folder
-        self.reporter, self.pool, self.given = reporter, pool, tokenizer
+        self.reporter, self.pool, self.tokenizer = reporter, pool, tokenizer
         self.rules = config.parallel.filter
         self.parts = [_Part(number) for number in range(len(specs))]
         self.written: dict[str, dict[str, Any]] = {}
-        self.origin = Origin(config, specs, final.parent, tokenizer)
-        self.found = _Stores(path for path in final.parent.glob("*/store.json") if path.parent != final)
+        self.vocabulary, self.keys = origin_keys(config, specs, final.parent, tokenizer)
+        self.stores = _Stores(path for path in final.parent.glob("*/store.json") if path.parent != final)
         self.warnings: list[str] = []
 
     def build(self) -> dict[str, Any]:
         """Write all files but `store.json`, and return its content."""
         for part, spec in zip(self.parts, self.specs, strict=True):
-            if not self._share(part):
+            stats = self.stores.link(self.keys[part.number], self.folder, part.number, self.written)
+            if stats is None:
                 self._filter(part, spec)
+            else:
+                part.stats, part.shared = stats, True
         self._refuse_empty("Check the files and the limits in [data.filter]; see 'dragoman doctor'.")
         tokenizer = self._tokenizer()
         for name, content in tokenizer.files().items():
@@ -170,19 +172,17 @@ class _Builder:
         return {
             "account": str(self._stats()),
             "warnings": self.warnings,
-            "tokenizer": self.origin.tokenizer,
+            "tokenizer": self.vocabulary,
             "parts": [
                 {"key": key, "pairs": part.stats.kept, "weight": spec.weight}
-                for key, part, spec in zip(self.origin.parts, self.parts, self.specs, strict=True)
+                for key, part, spec in zip(self.keys, self.parts, self.specs, strict=True)
             ],
         }
 
     def _stats(self) -> FilterStats:
         total = FilterStats()
         for part in self.parts:
-            total.read += part.stats.read
-            total.kept += part.stats.kept
-            total.dropped.update(part.stats.dropped)
+            total.add(part.stats)
         total.check()
         return total
 
@@ -192,46 +192,36 @@ class _Builder:
             names = ", ".join(spec.name for spec in self.specs)
             raise DataError(f"nothing to train on in {names}: {stats}. {advice}")
 
-    def _share(self, part: _Part) -> bool:
-        """Link a part that another store contains; return whether there is one."""
-        stats = self.found.link(self.origin.parts[part.number], self.folder, part.number, self.written)
-        if stats is not None:
-            part.stats, part.shared = stats, True
-        return part.shared
-
     def _filter(self, part: _Part, spec: CorpusSpec) -> None:
-        for result in self.pool.map(filter_segment, self._segments(part, spec)):
-            part.filtered.append(result)
-            part.stats.read += result.stats.read
-            part.stats.kept += result.stats.kept
-            part.stats.dropped.update(result.stats.dropped)
+        """Read a corpus and filter its segments."""
+        before = sum(other.stats.read for other in self.parts[: part.number])
 
-    def _segments(self, part: _Part, spec: CorpusSpec) -> Iterator[FilterTask]:
-        """Read a corpus and yield its segments."""
-        number, pairs = 0, list[tuple[str, str]]()
-        for count, pair in enumerate(read_pairs(spec, self.reporter.log), start=1):
-            pairs.append((pair.source, pair.target))
-            if count % _PROGRESS_EVERY == 0:
-                self.reporter.phase(_READING, f"{self._read_before(part) + count:,} pairs")
-            if len(pairs) == SEGMENT:
+        def tasks() -> Iterator[FilterTask]:
+            number, pairs = 0, list[tuple[str, str]]()
+            for count, pair in enumerate(read_pairs(spec, self.reporter.log), start=1):
+                pairs.append((pair.source, pair.target))
+                if count % _PROGRESS_EVERY == 0:
+                    self.reporter.phase(_READING, f"{before + count:,} pairs")
+                if len(pairs) == SEGMENT:
+                    yield FilterTask(self._stem(part, number), pairs, self.rules)
+                    number, pairs = number + 1, []
+            if pairs:
                 yield FilterTask(self._stem(part, number), pairs, self.rules)
-                number, pairs = number + 1, []
-        if pairs:
-            yield FilterTask(self._stem(part, number), pairs, self.rules)
 
-    def _read_before(self, part: _Part) -> int:
-        return sum(other.stats.read for other in self.parts[: part.number])
+        for result in self.pool.map(filter_segment, tasks()):
+            part.filtered.append(result)
+            part.stats.add(result.stats)
 
     def _stem(self, part: _Part, segment: int) -> str:
         return str(self.folder / part_name(part.number, f"-{segment:05}"))
 
     def _tokenizer(self) -> Tokenizer:
         """Return the given tokenizer, that of another store with the same origin, or one learned from the text."""
-        if self.given is not None:
-            return self.given
-        found = self.found.tokenizer(self.origin.tokenizer)
-        if found is not None:
-            tokenizer, self.warnings = found
+        if self.tokenizer is not None:
+            return self.tokenizer
+        shared = self.stores.tokenizer(self.vocabulary)
+        if shared is not None:
+            tokenizer, self.warnings = shared
             return tokenizer
         self.reporter.phase("learning the vocabulary")
         learned = [segment for part in self.parts[: self.config.tokenizer.corpora] for segment in part.filtered]
@@ -254,7 +244,12 @@ class _Builder:
             return
         self.reporter.phase(_ENCODING)
         total, done = sum(part.filtered[number].stats.kept for part, number in segments), 0
-        duplicates = self._duplicates([part.filtered[number] for part, number in segments])
+        duplicates = [np.zeros(0, np.uint32)] * len(segments)
+        if self.rules.drop_duplicates:
+            shared = [part_name(part.number, "-*.hashes") for part in self.parts if part.shared]
+            earlier = [path for pattern in shared for path in sorted(self.folder.glob(pattern))]
+            filtered = (part.filtered[number] for part, number in segments)
+            duplicates = find_duplicates(earlier, [(segment.stem, segment.stats.kept) for segment in filtered])
 
         def tasks() -> Iterator[EncodeTask]:
             for (part, number), positions in zip(segments, duplicates, strict=True):
@@ -266,17 +261,6 @@ class _Builder:
             self.written |= result.files
             done += part.filtered[number].stats.kept
             self.reporter.phase(_ENCODING, f"{done:,} of {total:,} pairs")
-
-    def _duplicates(self, segments: Sequence[FilteredSegment]) -> list[NDArray[np.uint32]]:
-        if not self.rules.drop_duplicates:
-            return [np.zeros(0, np.uint32)] * len(segments)
-        earlier = [
-            path
-            for part in self.parts
-            if part.shared
-            for path in sorted(self.folder.glob(part_name(part.number, "-*.hashes")))
-        ]
-        return find_duplicates(earlier, [(segment.stem, segment.stats.kept) for segment in segments])
 
 
 class _Stores:
@@ -294,7 +278,8 @@ class _Stores:
         for folder, about in self._abouts:
             if about["tokenizer"] == key:
                 with suppress(DataError, OSError):
-                    _verify(folder, {name: about["files"][name] for name in about["files"] if name.endswith(".model")})
+                    models = {name: file for name, file in about["files"].items() if name.endswith(".model")}
+                    StoreFiles(folder, models).close()  # verifies them
                     return Tokenizer.load(folder), about["warnings"]
         return None
 
@@ -307,21 +292,13 @@ class _Stores:
             prefix = part_name(keys.index(key))
             files = {name: name.replace(prefix, part_name(number), 1) for name in about["files"] if name[:3] == prefix}
             with suppress(DataError, OSError):
-                _verify(other, {name: about["files"][name] for name in files})
+                StoreFiles(other, {name: about["files"][name] for name in files}).close()
                 statistics = read_json(other / f"{prefix}.json", DataError, "")
                 for name, new in files.items():
                     _link(other / name, folder / new)
                 written |= {new: about["files"][name] for name, new in files.items()}
                 return FilterStats(statistics["read"], statistics["kept"], Counter(statistics["dropped"]))
         return None
-
-
-def _verify(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise DataError if a file differs from its size and hash."""
-    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
-        for name, found in zip(files, pool.map(lambda name: describe(folder / name), files), strict=True):
-            if found != files[name]:
-                raise DataError(f"{folder / name}: altered")
 
 
 def _link(old: Path, new: Path) -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec
-from dragoman.errors import DataError, DragomanError, TrainingError
+from dragoman.errors import DataError, DragomanError, ModelFolderError, TrainingError
 from dragoman.io.reading import RandomAccessFile, hash_file, read_json
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import atomic_folder, not_written, write_file
@@ -29,6 +32,7 @@ REMEDY = "Remove the folder; the next training run rebuilds it."
 VERIFIED = 256 << 20
 """Bytes up to which all files are verified when a folder is opened; larger ones, in pieces when they are read."""
 _MARK = "damaged"
+_OPEN_FILES = 256
 _POLL = 0.5  # seconds
 _Prepared = TypeVar("_Prepared")
 
@@ -68,11 +72,75 @@ def read_about(folder: Path, version: object) -> dict[str, Any]:
     return about
 
 
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of prepared data.  Raises DamagedStoreError."""
+    try:
+        return Tokenizer.load(folder)
+    except ModelFolderError as error:
+        raise DamagedStoreError(f"{error}. {REMEDY}") from None
+
+
 def damaged(path: Path) -> DataError:
     """Return the error for a file with damaged content; mark its folder, so that the next run rebuilds it."""
     with suppress(OSError):
         (path.parent / _MARK).touch()
     return DataError(f"{path}: was changed or is damaged. Run the command again to rebuild it.")
+
+
+class StoreFiles:
+    """The open files of a folder of prepared data, at most 256."""
+
+    def __init__(
+        self, folder: Path, expected: Mapping[str, Mapping[str, Any]], in_pieces: tuple[str, ...] = ()
+    ) -> None:
+        """Open files and verify sizes and hashes.  Raises DamagedStoreError that names all damaged files.
+
+        expected: files of `store.json`.  in_pieces: suffixes of files that are verified in pieces, when they are read,
+        if all files are more than 256 MB.
+        """
+        self._folder, self._expected = folder, expected
+        self._open: OrderedDict[str, RandomAccessFile] = OrderedDict()
+        self._lock = threading.Lock()
+        is_small = sum(file["bytes"] for file in expected.values()) <= VERIFIED
+
+        def problem(name: str) -> str:
+            try:
+                file = RandomAccessFile(folder / name)
+                if len(self._open) < _OPEN_FILES:
+                    self._open[name] = file
+                if len(file) != expected[name]["bytes"]:
+                    return f"{name} has {len(file):,} bytes instead of {expected[name]['bytes']:,}"
+                if "blake2b" not in expected[name] or (not is_small and name.endswith(in_pieces)):
+                    return ""
+                return "" if file.digest() == expected[name]["blake2b"] else f"{name} was altered (its hash differs)"
+            except OSError as error:
+                return f"{name} cannot be read ({error.strerror or error})"
+
+        with ThreadPoolExecutor() as pool:  # hashing releases the GIL
+            problems = list(filter(None, pool.map(problem, expected)))
+        if problems:
+            self.close()
+            raise DamagedStoreError(f"{folder}: {'; '.join(problems)}. {REMEDY}")
+
+    def open(self, name: str) -> RandomAccessFile:
+        """Return an open file.  Raises DataError."""
+        with self._lock:
+            file = self._open.pop(name, None)
+            if file is None:
+                try:
+                    file = RandomAccessFile(self._folder / name)
+                except OSError as error:
+                    problem = error.strerror or error
+                    raise DataError(f"{self._folder / name}: cannot be read: {problem}. Start again.") from None
+                if len(self._open) >= _OPEN_FILES:
+                    self._open.popitem(last=False)  # closed when nobody reads it
+            self._open[name] = file
+            return file
+
+    def close(self) -> None:
+        """Close all files, because Windows cannot rename a folder that contains an open file."""
+        for file in self._open.values():
+            file.close()
 
 
 def build_once(
@@ -86,17 +154,23 @@ def build_once(
     opened: opens a complete folder and raises DamagedStoreError if it is damaged.  write: writes the files into a
     temporary folder, and may enter contexts.  Raises TrainingError if the folder cannot be written.
     """
-    found = _reused(folder, opened, reporter)
-    if found is not None:
-        return found, True
+
+    def is_valid(path: Path) -> bool:
+        with suppress(DamagedStoreError):
+            opened(path)
+            return True
+        return False
+
+    existing = _reused(folder, opened, reporter)
+    if existing is not None:
+        return existing, True
     try:
         with ExitStack() as stack:
             if stack.enter_context(_turn(folder, reporter)):
-                found = _reused(folder, opened, reporter)
-                if found is not None:
-                    return found, True  # another process has built it meanwhile
-            unfinished = stack.enter_context(atomic_folder(folder, is_valid=lambda path: _is_valid(path, opened)))
-            write(unfinished, stack)
+                existing = _reused(folder, opened, reporter)
+                if existing is not None:
+                    return existing, True  # another process has built it meanwhile
+            write(stack.enter_context(atomic_folder(folder, is_valid)), stack)
         return opened(folder), False
     except OSError as error:
         raise TrainingError(not_written(f"the prepared data ({folder})", error)) from error
@@ -110,14 +184,6 @@ def _reused(folder: Path, opened: Callable[[Path], _Prepared], reporter: Reporte
     except DamagedStoreError as error:
         reporter.warn(f"prepared data is damaged and will be rebuilt: {error}")
         return None
-
-
-def _is_valid(folder: Path, opened: Callable[[Path], object]) -> bool:
-    try:
-        opened(folder)
-    except DamagedStoreError:
-        return False
-    return True
 
 
 @contextmanager
@@ -193,14 +259,6 @@ def text_hash(specs: Sequence[CorpusSpec], cache: Path | None = None) -> str:
     return digest.hexdigest()
 
 
-def files_hash(paths: Sequence[Path], cache: Path) -> str:
-    """Return a hash of the contents of files, in order, as 16 hexadecimal digits; see `text_hash`."""
-    digest, hashes = hashlib.blake2b(digest_size=8), FileHashes(cache)
-    for path in paths:
-        digest.update(bytes.fromhex(hashes.of(path)))
-    return digest.hexdigest()
-
-
 def _identity(spec: CorpusSpec, hashes: FileHashes, *more: float) -> bytes:
     """Return format, keys and contents of a corpus as bytes."""
     # Without the two original formats, so that the hash is that of runs which began before there were others.
@@ -238,24 +296,23 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     return _key(*(part for name, content in sorted(tokenizer.files().items()) for part in (name.encode(), content)))
 
 
-class Origin:
-    """Keys of the parts of a store, with which other stores find those they can share.
+def origin_keys(
+    config: Config, specs: Sequence[CorpusSpec], cache: Path, tokenizer: Tokenizer | None = None
+) -> tuple[str, list[str]]:
+    """Return the keys of the vocabulary and of each part of a store, with which other stores find what they can share.
 
-    tokenizer: of the vocabulary, which is learned from the corpora unless it is given.  parts: of the ids and text of
-    each corpus; if duplicates are dropped, they also depend on the corpora before it.
+    The vocabulary is learned from the corpora unless it is given.  A part is the ids and text of a corpus; if
+    duplicates are dropped, they also depend on the corpora before it.
     """
-
-    def __init__(
-        self, config: Config, specs: Sequence[CorpusSpec], cache: Path, tokenizer: Tokenizer | None = None
-    ) -> None:
-        hashes, settings = FileHashes(cache), json.dumps(_settings(config, tokenizer), sort_keys=True).encode()
-        corpora = [_identity(spec, hashes) for spec in specs]
-        learned = corpora[: config.tokenizer.corpora] if tokenizer is None else []
-        self.tokenizer = _key(settings, *learned)
-        self.parts = []
-        for i, corpus in enumerate(corpora):
-            before = corpora[:i] if config.parallel.filter.drop_duplicates else []
-            self.parts.append(_key(self.tokenizer.encode(), *before, corpus))
+    hashes, settings = FileHashes(cache), json.dumps(_settings(config, tokenizer), sort_keys=True).encode()
+    corpora = [_identity(spec, hashes) for spec in specs]
+    learned = corpora[: config.tokenizer.corpora] if tokenizer is None else []
+    vocabulary = _key(settings, *learned)
+    parts = []
+    for i, corpus in enumerate(corpora):
+        before = corpora[:i] if config.parallel.filter.drop_duplicates else []
+        parts.append(_key(vocabulary.encode(), *before, corpus))
+    return vocabulary, parts
 
 
 def _key(*parts: bytes) -> str:

@@ -8,12 +8,10 @@ gaps.  The table of chunks (TABLE) says where each record begins, and its hash, 
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,27 +19,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.store.folder import REMEDY, VERIFIED, VERSION, DamagedStoreError, damaged, read_about
-from dragoman.errors import DataError, ModelFolderError
-from dragoman.io.reading import RandomAccessFile, read_json
-from dragoman.tokenizers import EOS, Tokenizer
+from dragoman.data.store.folder import (
+    REMEDY,
+    VERSION,
+    DamagedStoreError,
+    StoreFiles,
+    damaged,
+    load_tokenizer,
+    read_about,
+)
+from dragoman.io.reading import read_json
+from dragoman.tokenizers import EOS
 
 PAIRS = 1024
 """Largest number of pairs in a chunk."""
-TABLE = np.dtype(
-    [
-        ("segment", "<u4"),
-        ("pairs", "<u4"),
-        ("source_tokens", "<u8"),
-        ("target_tokens", "<u8"),
-        ("ids_at", "<u8"),
-        ("ids_bytes", "<u8"),
-        ("ids_hash", "<u8"),
-        ("text_at", "<u8"),
-        ("text_bytes", "<u8"),
-        ("text_hash", "<u8"),
-    ]
-)
+_COLUMNS = "source_tokens target_tokens ids_at ids_bytes ids_hash text_at text_bytes text_hash"
+TABLE = np.dtype([("segment", "<u4"), ("pairs", "<u4"), *((name, "<u8") for name in _COLUMNS.split())])
 """A row per chunk.  Tokens are counted without the end of sentence; offsets are bytes in the files of the segment."""
 _LENGTH = np.dtype("<u4")
 
@@ -75,9 +68,6 @@ class Record:
 
     def __bytes__(self) -> bytes:
         return b"".join(part.tobytes() for part in (*self.lengths, *self.values))
-
-    def __len__(self) -> int:
-        return len(self.lengths[0])
 
     @cached_property
     def ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -119,7 +109,6 @@ def _record(sides: Sequence[Sequence[Sized]], values: Sequence[NDArray[np.generi
     return Record((src, tgt), (values[0], values[1]))
 
 
-_OPEN_FILES = 256
 _CACHED = 600
 """Chunks in memory: more than two blocks of an epoch (see `EpochPlan`)."""
 _TEXT = np.dtype(np.uint8)
@@ -148,20 +137,16 @@ class Store:
         self.text_hash: str = about["text"]
         self.parts: list[tuple[int, float]] = [(part["pairs"], part["weight"]) for part in about["parts"]]
         self.keys: list[str] = [part["key"] for part in about["parts"]]
-        self._files = _Files(folder, about["files"])
+        self._files = StoreFiles(folder, about["files"], in_pieces=(".ids", ".text", ".hashes"))
         try:
             self._load()
         except BaseException:
             self._files.close()
             raise
-        self._chunks: OrderedDict[tuple[str, int], Record] = OrderedDict()
-        self._lock = threading.Lock()
+        self._recent = lru_cache(_CACHED)(self._read)
 
     def _load(self) -> None:
-        try:
-            self.tokenizer = Tokenizer.load(self.folder)
-        except ModelFolderError as error:
-            raise DamagedStoreError(f"{error}. {REMEDY}") from None
+        self.tokenizer = load_tokenizer(self.folder)
         self._sizes = (self.tokenizer.source_size, self.tokenizer.target_size)
         tables = []
         for part in range(len(self.parts)):
@@ -184,18 +169,7 @@ class Store:
 
     def chunk(self, chunk: int, kind: str = "ids") -> Record:
         """Return the ids (without EOS) or the text of a chunk.  Raises DataError if it is damaged."""
-        key = kind, chunk
-        with self._lock:
-            found = self._chunks.get(key)
-            if found is not None:
-                self._chunks.move_to_end(key)
-                return found
-        record = self._read(chunk, kind)
-        with self._lock:
-            self._chunks[key] = record
-            while len(self._chunks) > _CACHED:
-                self._chunks.popitem(last=False)
-        return record
+        return self._recent(chunk, kind)
 
     def _read(self, chunk: int, kind: str) -> Record:
         row = self.table[chunk]
@@ -267,53 +241,3 @@ def _histogram(parts: Sequence[Mapping[str, int]]) -> NDArray[np.int64]:
     counts = np.zeros(max(total, default=0) + 1, np.int64)
     counts[list(total)] = list(total.values())
     return counts
-
-
-class _Files:
-    """The open files of a store, at most 256."""
-
-    def __init__(self, folder: Path, expected: Mapping[str, Mapping[str, Any]]) -> None:
-        """Open files and verify sizes and hashes.  Raises DamagedStoreError that names all damaged files."""
-        self._folder, self._expected = folder, expected
-        self._open: OrderedDict[str, RandomAccessFile] = OrderedDict()
-        self._lock = threading.Lock()
-        is_small = sum(file["bytes"] for file in expected.values()) <= VERIFIED
-
-        def problem(name: str) -> str:
-            try:
-                file = RandomAccessFile(folder / name)
-                if len(self._open) < _OPEN_FILES:
-                    self._open[name] = file
-                if len(file) != expected[name]["bytes"]:
-                    return f"{name} has {len(file):,} bytes instead of {expected[name]['bytes']:,}"
-                if not is_small and name.endswith((".ids", ".text", ".hashes")):
-                    return ""
-                return "" if file.digest() == expected[name]["blake2b"] else f"{name} was altered (its hash differs)"
-            except OSError as error:
-                return f"{name} cannot be read ({error.strerror or error})"
-
-        with ThreadPoolExecutor() as pool:  # hashing releases the GIL
-            problems = [found for found in pool.map(problem, expected) if found]
-        if problems:
-            self.close()
-            raise DamagedStoreError(f"{folder}: {'; '.join(problems)}. {REMEDY}")
-
-    def open(self, name: str) -> RandomAccessFile:
-        """Return an open file.  Raises DataError."""
-        with self._lock:
-            file = self._open.pop(name, None)
-            if file is None:
-                try:
-                    file = RandomAccessFile(self._folder / name)
-                except OSError as error:
-                    problem = error.strerror or error
-                    raise DataError(f"{self._folder / name}: cannot be read: {problem}. Start again.") from None
-                if len(self._open) >= _OPEN_FILES:
-                    self._open.popitem(last=False)  # closed when nobody reads it
-            self._open[name] = file
-            return file
-
-    def close(self) -> None:
-        """Close all files, because Windows cannot rename a folder that contains an open file."""
-        for file in self._open.values():
-            file.close()

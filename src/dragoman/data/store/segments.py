@@ -135,7 +135,10 @@ def encode_segment(task: EncodeTask) -> EncodedSegment:
             kept.append((pair, ids))
     segment = _write_chunks(task.stem, kept, id_type(max(tokenizer.source_size, tokenizer.target_size)))
     segment.dropped.update(dropped)
-    _finish_hashes(task, is_duplicate, segment)
+    hashes_file = Path(f"{task.stem}.hashes")
+    if hashes_file.exists():  # keep those of pairs that are no duplicates, in ascending order, for corpora added later
+        hashes, positions = sorted_hashes(task.stem, task.pairs)
+        _write(hashes_file, hashes[~is_duplicate[positions]].tobytes(), segment)
     Path(f"{task.stem}.filtered").unlink(missing_ok=True)
     return segment
 
@@ -172,14 +175,6 @@ def _count(counts: Counter[int], values: NDArray[np.generic]) -> None:
     counts.update(dict(zip(distinct.tolist(), times.tolist(), strict=True)))
 
 
-def _finish_hashes(task: EncodeTask, is_duplicate: NDArray[np.bool_], segment: EncodedSegment) -> None:
-    """Keep the hashes of the pairs that are no duplicates, in ascending order, for corpora that are added later."""
-    path = Path(f"{task.stem}.hashes")
-    if path.exists():
-        hashes, positions = sorted_hashes(task.stem, task.pairs)
-        _write(path, hashes[~is_duplicate[positions]].tobytes(), segment)
-
-
 def _write(path: Path, content: bytes, segment: EncodedSegment) -> None:
     path.write_bytes(content)
     segment.files[path.name] = {"bytes": len(content), "blake2b": hashlib.blake2b(content).hexdigest()}
@@ -198,14 +193,31 @@ def find_duplicates(earlier: Sequence[Path], segments: Sequence[tuple[str, int]]
     mistake on average (0.03 of a billion).  The hashes are sorted a range of values at a time.
 
     earlier: files of the hashes of corpora that come before, in ascending order.  segments: stem and number of pairs
-    (see `sorted_hashes`).
+    (see `sorted_hashes`) of at least one.
     """
     bounds = [_bounds(np.fromfile(path, np.uint64)) for path in earlier]
     bounds += [_bounds(sorted_hashes(*segment)[0]) for segment in segments]
     duplicates: list[list[NDArray[np.uint32]]] = [[] for _ in segments]
-    for first, last in _groups(np.diff(np.sum(bounds, axis=0)) if bounds else np.zeros(_RANGES, np.int64)):
+    for first, last in _groups(np.diff(np.sum(bounds, axis=0))):
         spans = [(int(ends[first]), int(ends[last])) for ends in bounds]
-        _search(earlier, segments, spans, duplicates)
+        parts = [
+            np.fromfile(path, np.uint64, b - a, offset=8 * a) for path, (a, b) in zip(earlier, spans, strict=False)
+        ]
+        old = sum(map(len, parts))
+        owners, positions = [], []
+        for number, ((stem, pairs), (a, b)) in enumerate(zip(segments, spans[len(earlier) :], strict=True)):
+            hashes, order = sorted_hashes(stem, pairs)
+            parts.append(hashes[a:b].copy())
+            positions.append(order[a:b].copy())
+            owners.append(np.full(b - a, number, np.uint32))
+        hashes = np.concatenate(parts)
+        sorting = np.argsort(hashes, kind="stable")  # equal hashes stay in the order of the text
+        hashes = hashes[sorting]
+        repeated = sorting[1:][hashes[1:] == hashes[:-1]]
+        repeated = repeated[repeated >= old] - old  # earlier corpora have no duplicates among themselves
+        owner, position = np.concatenate(owners)[repeated], np.concatenate(positions)[repeated]
+        for number in np.unique(owner).tolist():
+            duplicates[number].append(position[owner == number])
     empty = np.zeros(0, np.uint32)
     return [np.sort(np.concatenate(positions or [empty])) for positions in duplicates]
 
@@ -224,36 +236,6 @@ def _groups(counts: NDArray[np.int64]) -> list[tuple[int, int]]:
             first, total = i, 0
         total += count
     return [*groups, (first, len(counts))]
-
-
-def _search(
-    earlier: Sequence[Path],
-    segments: Sequence[tuple[str, int]],
-    spans: Sequence[tuple[int, int]],
-    found: list[list[NDArray[np.uint32]]],
-) -> None:
-    """Add the positions of the duplicates among the hashes in these spans of the files."""
-    count = len(earlier)
-    parts = [
-        np.fromfile(path, np.uint64, b - a, offset=8 * a) for path, (a, b) in zip(earlier, spans[:count], strict=True)
-    ]
-    owners, positions = [], []
-    for number, ((stem, pairs), (a, b)) in enumerate(zip(segments, spans[count:], strict=True)):
-        hashes, order = sorted_hashes(stem, pairs)
-        parts.append(hashes[a:b].copy())
-        positions.append(order[a:b].copy())
-        owners.append(np.full(b - a, number, np.uint32))
-    if not owners:
-        return
-    hashes = np.concatenate(parts)
-    sorting = np.argsort(hashes, kind="stable")  # equal hashes stay in the order of the text
-    hashes = hashes[sorting]
-    old = len(hashes) - sum(map(len, owners))
-    repeated = sorting[1:][hashes[1:] == hashes[:-1]]
-    repeated = repeated[repeated >= old] - old  # earlier corpora have no duplicates among themselves
-    owner, position = np.concatenate(owners)[repeated], np.concatenate(positions)[repeated]
-    for number in np.unique(owner).tolist():
-        found[number].append(position[owner == number])
 
 
 _Task = TypeVar("_Task")
@@ -294,19 +276,29 @@ class Processes(AbstractContextManager["Processes"]):
 
         if self._executor is None:
             self._executor = ProcessPoolExecutor(self._count)
-        pending: deque[Any] = deque()
+        executor = self._executor
         try:
-            for task in tasks:
-                pending.append(self._executor.submit(function, task))
-                if len(pending) > self._count + 1:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
+            yield from _in_order(
+                lambda task: executor.submit(function, task), lambda future: future.result(), tasks, self._count
+            )
         except TerminatedWorkerError as error:
             raise DragomanError(
                 f"a process that prepares the data ended: {str(error).splitlines()[0]} If the memory was exhausted, "
                 "use fewer processes: dragoman prepare CONFIG --workers 1."
             ) from None
+
+
+def _in_order(
+    submit: Callable[[_Task], Any], result: Callable[[Any], _Result], tasks: Iterator[_Task], workers: int
+) -> Iterator[_Result]:
+    """Submit tasks, and yield their results in order; one task more than there are workers waits for its turn."""
+    pending: deque[Any] = deque()
+    for task in tasks:
+        pending.append(submit(task))
+        if len(pending) > workers + 1:
+            yield result(pending.popleft())
+    while pending:
+        yield result(pending.popleft())
 
 
 class RayTasks(AbstractContextManager["RayTasks"]):
@@ -328,13 +320,7 @@ class RayTasks(AbstractContextManager["RayTasks"]):
 
     def map(self, function: Callable[[_Task], _Result], tasks: Iterator[_Task]) -> Iterator[_Result]:
         remote = self._ray.remote(num_cpus=1)(function)
-        pending: deque[Any] = deque()
-        for task in tasks:
-            pending.append(remote.remote(task))
-            if len(pending) > self._count + 1:
-                yield self._result(pending.popleft())
-        while pending:
-            yield self._result(pending.popleft())
+        yield from _in_order(remote.remote, self._result, tasks, self._count)
 
     def _result(self, reference: Any) -> Any:
         try:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,22 +17,29 @@ from numpy.typing import NDArray
 
 from dragoman.config import TokenizerConfig
 from dragoman.data.store.folder import (
-    REMEDY,
     VERIFIED,
     DamagedStoreError,
+    FileHashes,
+    StoreFiles,
     build_once,
     damaged,
-    files_hash,
+    load_tokenizer,
     read_about,
     tokenizer_hash,
     write_about,
 )
 from dragoman.data.store.reader import id_type, record_hash
-from dragoman.errors import DataError, ModelFolderError
+from dragoman.errors import DataError
 from dragoman.io.lines import read_lines
-from dragoman.io.reading import RandomAccessFile
+from dragoman.io.reading import RandomAccessFile, hash_files
 from dragoman.io.run_log import Reporter
 from dragoman.tokenizers import EOS, Tokenizer, learn_tokenizer
+
+_VERSION = "text 1"
+_BLOCK = 1 << 16
+"""Ids per block, each with a hash that is verified when the block is read."""
+_CACHED = 64
+_PROGRESS_EVERY = 10_000
 
 
 def read_paragraphs(path: Path) -> Iterator[str]:
@@ -111,21 +116,13 @@ def read_stream(paths: Iterable[Path], form: str, encode: Callable[[str], list[i
     return TextStream(np.array(ids, dtype=np.uint32), np.array(bounds, dtype=np.int64), characters)
 
 
-_VERSION = "text 1"
-_BLOCK = 1 << 16
-"""Ids per block, each with a hash that is verified when the block is read."""
-_CACHED = 64
-_PROGRESS_EVERY = 10_000
-
-
 class StoredIds:
     """The ids in a file, read in blocks, so that the memory does not depend on the size of the text."""
 
     def __init__(self, file: RandomAccessFile, item: np.dtype[np.generic], hashes: list[int], limit: int) -> None:
         """hashes: of the blocks.  limit: size of the vocabulary."""
         self._file, self._item, self._hashes, self._limit = file, item, hashes, limit
-        self._blocks: OrderedDict[int, NDArray[np.generic]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._block = lru_cache(_CACHED)(self._read)
 
     def __len__(self) -> int:
         return len(self._file) // self._item.itemsize
@@ -147,20 +144,12 @@ class StoredIds:
         except DataError as error:
             raise DamagedStoreError(str(error)) from None
 
-    def _block(self, block: int) -> NDArray[np.generic]:
-        with self._lock:
-            if block in self._blocks:
-                self._blocks.move_to_end(block)
-                return self._blocks[block]
+    def _read(self, block: int) -> NDArray[np.generic]:
         size = _BLOCK * self._item.itemsize
         content = self._file.read(block * size, min(size, len(self._file) - block * size))
         ids = np.frombuffer(content, self._item)
         if record_hash(content) != self._hashes[block] or int(ids.max(initial=0)) >= self._limit:
             raise damaged(self._file.path)
-        with self._lock:
-            self._blocks[block] = ids
-            while len(self._blocks) > _CACHED:
-                self._blocks.popitem(last=False)
         return ids
 
 
@@ -189,18 +178,19 @@ def prepare_text(
     preserves every space and line end.  tokenizer: default: learned from the files.  Raises DataError for files without
     text, and as `learn_tokenizer` does.
     """
-    text = files_hash(paths, cache)
+    text = hash_files(paths, FileHashes(cache).of)
     without = {"sampling", "corpora", "add_words"}
     used = config.model_dump(exclude=without) if tokenizer is None else tokenizer_hash(tokenizer)
     document: dict[str, Any] = {"version": _VERSION, "tokenizer": used}
     document |= {"form": form, "joins_lines": joins_lines, "text": text}
     key = hashlib.blake2b(json.dumps(document, sort_keys=True).encode(), digest_size=8).hexdigest()
     reporter.phase("reading the training data")
-
-    def write(folder: Path, _: ExitStack) -> None:
-        _write(folder, config, paths, form, joins_lines, reporter, tokenizer)
-
-    (opened, stream, warnings), existed = build_once(cache / key, _open, write, reporter)
+    (opened, stream, warnings), existed = build_once(
+        cache / key,
+        _open,
+        lambda folder, _: _write(folder, config, paths, form, joins_lines, reporter, tokenizer),
+        reporter,
+    )
     if existed:
         reporter.log(f"data: reused from {cache / key}")
     for warning in warnings:
@@ -217,9 +207,12 @@ def _write(
     reporter: Reporter,
     tokenizer: Tokenizer | None,
 ) -> None:
+    def joined(text: str) -> str:
+        return text.replace("\n", " ") if joins_lines else text
+
     def lines() -> Iterable[str]:
         for path in paths:
-            yield from map(_joined, read_paragraphs(path)) if joins_lines else read_lines(path)
+            yield from map(joined, read_paragraphs(path) if joins_lines else read_lines(path))
 
     if not any(map(str.strip, lines())):
         names = ", ".join(map(str, paths))
@@ -228,6 +221,7 @@ def _write(
     if tokenizer is None:
         reporter.phase("learning the vocabulary")
         tokenizer = learn_tokenizer(config, lines(), lossless=not joins_lines, log=warnings.append)
+    encode = tokenizer.encode_source
     item, bounds, characters, count = id_type(tokenizer.source_size), array("q", [0]), 0, 0
     hashes: list[int] = []
     pending, size = bytearray(), _BLOCK * item.itemsize
@@ -241,7 +235,8 @@ def _write(
                 file.write(block)
                 del pending[:size]
 
-        for number, (ids, length) in enumerate(texts_of(paths, form, _encoder(tokenizer, joins_lines)), start=1):
+        texts = texts_of(paths, form, lambda text: encode(joined(text))[:-1])
+        for number, (ids, length) in enumerate(texts, start=1):
             pending += np.array(ids, item).tobytes()
             count += len(ids)
             characters += length
@@ -260,37 +255,13 @@ def _write(
     write_about(folder, about, {"ids": {"bytes": (folder / "ids").stat().st_size}})  # the blocks have hashes
 
 
-def _joined(paragraph: str) -> str:
-    return paragraph.replace("\n", " ")
-
-
-def _encoder(tokenizer: Tokenizer, joins_lines: bool) -> Callable[[str], list[int]]:
-    """Return the function text -> ids without EOS."""
-
-    def encode(text: str) -> list[int]:
-        return tokenizer.encode_source(_joined(text) if joins_lines else text)[:-1]
-
-    return encode
-
-
 def _open(folder: Path) -> tuple[Tokenizer, TextStream, list[str]]:
     """Open prepared text and verify all but the ids.  Raises DamagedStoreError."""
     about = read_about(folder, _VERSION)
-    files: dict[str, RandomAccessFile] = {}
-    for name, expected in about["files"].items():
-        try:
-            file = files[name] = RandomAccessFile(folder / name)
-            actual = {"bytes": len(file)} | ({} if name == "ids" else {"blake2b": file.digest()})
-        except OSError as error:
-            raise DamagedStoreError(f"{folder / name}: cannot be read ({error.strerror or error}). {REMEDY}") from None
-        if actual != expected:
-            raise DamagedStoreError(f"{folder / name}: was altered. {REMEDY}")
-    try:
-        tokenizer = Tokenizer.load(folder)
-    except ModelFolderError as error:
-        raise DamagedStoreError(f"{error}. {REMEDY}") from None
+    files = StoreFiles(folder, about["files"])
+    tokenizer = load_tokenizer(folder)
     size = tokenizer.source_size
-    ids = StoredIds(files["ids"], id_type(size), about["blocks"], size)
+    ids = StoredIds(files.open("ids"), id_type(size), about["blocks"], size)
     if about["files"]["ids"]["bytes"] <= VERIFIED:
         ids.verify()
     bounds = np.fromfile(folder / "bounds", np.int64)

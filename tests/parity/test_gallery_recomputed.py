@@ -1,4 +1,7 @@
-"""The gallery against its twin in NumPy: the same printed numbers, the same computed ones, the same verdicts."""
+"""The gallery against the package, which computes its numbers, and against a twin in NumPy.
+
+The twin has the same printed numbers, the same computed ones and the same verdicts.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import gallery_twin
 import numpy as np
 import pytest
 from gallery_twin import CHAPTERS, Row, table
+from worked_numbers import computed, names
 
+from dragoman.interpret.walkthrough.entries import read_data
 from dragoman.interpret.walkthrough.gallery import WorkedExample, gallery
 
 PAGE = Path(__file__).parents[2] / "docs" / "learn" / "numbers.md"
@@ -21,6 +26,18 @@ TWIN = {(chapter, row.quantity): row for chapter, rows in CHAPTERS.items() for r
 @cache
 def ours() -> dict[tuple[str, str], WorkedExample]:
     return {(chapter.title["en"], item.title["en"]): item for chapter in gallery() for item in chapter.examples}
+
+
+NUMBERS = read_data("gallery_numbers.toml")
+
+
+def test_every_recorded_matrix_is_shown_and_every_shown_one_is_recorded() -> None:
+    assert [*NUMBERS] == names()
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_package_computes_the_recorded_numbers(name: str) -> None:
+    np.testing.assert_allclose(computed()[name].numpy(), NUMBERS[name], rtol=1e-12, atol=1e-15)
 
 
 def test_both_have_the_same_quantities_in_the_same_order() -> None:

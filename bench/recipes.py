@@ -150,7 +150,7 @@ def run_one(args: argparse.Namespace) -> None:
 def test_scores(config: Any, run: Path) -> dict[str, Any]:
     """Return BLEU and chrF of the test set, and BLEU by number of source words."""
     from dragoman.data.corpus import corpus_spec
-    from dragoman.evaluation.compare.scores import read_eval_set, score_translations
+    from dragoman.evaluation.compare.runs import read_eval_set, score_translations
     from dragoman.evaluation.metrics import bleu_tokenizer
     from dragoman.pipelines.translation import Translator
 

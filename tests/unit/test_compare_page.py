@@ -16,9 +16,8 @@ from rich.console import Console
 
 from dragoman.errors import DragomanError
 from dragoman.evaluation.compare import Group, RunComparison, compare_runs
-from dragoman.evaluation.compare.curves import MOST_POINTS
-from dragoman.evaluation.compare.page import columns, print_comparison, write_comparison
-from dragoman.evaluation.compare.scores import DecodedScores, EvalSet, Interval, LengthScore
+from dragoman.evaluation.compare.page import MOST_POINTS, columns, print_comparison, write_comparison
+from dragoman.evaluation.compare.runs import DecodedScores, EvalSet, Interval, LengthScore
 from fabricated_run import fabricate, learning, training_row
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -13,7 +13,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from dragoman.errors import DataError
-from dragoman.evaluation.compare.scores import length_bounds, read_eval_set, score_translations
+from dragoman.evaluation.compare.runs import length_bounds, read_eval_set, score_translations
 from small_run import digit_pairs, write_lines
 
 

@@ -22,7 +22,7 @@ from dragoman.models.build import build_model
 from dragoman.models.model_folder import save_model, unique_tensors
 from dragoman.models.seq2seq import Model, Network
 from dragoman.nn.record import record, tap_names
-from dragoman.pages.packing import packed
+from dragoman.pages.page import packed
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.labelling import Labeller
 from dragoman.pipelines.translation import Translator

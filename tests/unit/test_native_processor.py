@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.processor import usable_cores
+from dragoman.device import usable_cores
 
 CORES = 12
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dragoman.errors import DragomanError, UsageError
-from dragoman.pages.packing import packed
+from dragoman.pages.page import packed
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 
 HOSTILE = '</script><script>alert("x")</script><!-- & {{ data }} {% endblock %} \u2028 ]]>'

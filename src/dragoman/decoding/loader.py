@@ -25,12 +25,12 @@ from dragoman.decoding.native.library import VERSION, Precision, load_native, un
 from dragoman.decoding.native.service import NativeSearchService
 from dragoman.decoding.service import BatchedSearchService, SearchService
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
+from dragoman.device import resolve_device, usable_cores
 from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError, check_problems
 from dragoman.extras import has_torch, needs_torch
 from dragoman.io.reading import read_json
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, verify, wrong_model
-from dragoman.processor import usable_cores
 from dragoman.tokenizers import Tokenizer, load_vocabulary
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ def find_device(name: str | torch.device) -> str | torch.device:
     if str(name) == "cpu" or (str(name) == "auto" and not has_torch()):  # only PyTorch computes on GPUs
         return "cpu"
     with needs_torch(f"device {str(name)!r}"):
-        from dragoman.device import resolve_device
-
-    return resolve_device(str(name))
+        return resolve_device(str(name))
 
 
 def load_shortlist(path: str | Path) -> Shortlist:

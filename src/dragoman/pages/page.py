@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import math
@@ -16,6 +17,7 @@ from dragoman.io.writing import atomic_file, not_written
 
 if TYPE_CHECKING:
     import jinja2
+    from torch import Tensor
 
 LANGUAGES = ("auto", "en", "zh")
 """Languages in which a page can open; auto: that of the reader's browser."""
@@ -103,6 +105,20 @@ def plain(value: Any, digits: int) -> Any:
     if isinstance(value, Real):
         return float(f"{float(value):.{digits}g}") if math.isfinite(value) else None
     return str(value)
+
+
+def as_bytes(weights: Tensor) -> Tensor:
+    """Return round(255 w) as uint8 on the CPU; weights are clamped to [0, 1], which linear attention can exceed."""
+    return (weights.detach().float().clamp(0, 1) * 255).round().byte().cpu()
+
+
+def packed(weights: Tensor) -> dict[str, Any]:
+    """Return {"shape", "data"}: base64 of one byte per number in row-major order, for `packing.js`.
+
+    weights: from 0 to 1, or bytes from `as_bytes`.
+    """
+    numbers = (as_bytes(weights) if weights.is_floating_point() else weights).contiguous()
+    return {"shape": list(weights.shape), "data": base64.b64encode(numbers.numpy().tobytes()).decode("ascii")}
 
 
 def write_page(path: Path, page: str) -> Path:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from dragoman.errors import check_problems
 from dragoman.pages.charts import Line, draw_curves, is_number, readout, time_unit
-from dragoman.pages.packing import packed
-from dragoman.pages.page import render, write_page
+from dragoman.pages.page import packed, render, write_page
 
 _CHARTS: tuple[tuple[tuple[str, str], float | None, dict[str, tuple[str, str]]], ...] = (
     (("Loss", "损失"), None, {"loss": ("training", "训练"), "valid_loss": ("validation", "验证")}),

@@ -48,7 +48,7 @@ from dragoman.models.model_folder import read_config, wrong_model
 from dragoman.models.seq2seq import LanguageModel, Model
 from dragoman.nn.record import Recording, record, tap_names
 from dragoman.nn.state import DecodeState
-from dragoman.pages.packing import as_bytes, packed
+from dragoman.pages.page import as_bytes, packed
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import BOS, EOS, Tokenizer

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from dragoman.device import resolve_device
+from dragoman.device import resolve_device, usable_cores
 from dragoman.errors import DragomanError, TrainingError, UsageError, clip
-from dragoman.processor import usable_cores
 from dragoman.training.gradient_sum import GradientSum
 
 T = TypeVar("T")

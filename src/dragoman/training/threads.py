@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 
 from dragoman.config import TrainConfig
+from dragoman.device import usable_cores
 from dragoman.errors import TrainingError
 from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import write_file
 from dragoman.nn.fast.native.library import has_kernel_products, kernels, lacks_kernels
-from dragoman.processor import usable_cores
 from dragoman.training.distributed import DistributedContext
 
 _FILE = "threads.json"

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import FilterStats, PairFilter, SentencePair, pair_hash
 from dragoman.data.store.reader import PAIRS, TABLE, Record, id_type, ids_record, record_hash, text_record
+from dragoman.device import usable_cores
 from dragoman.errors import DragomanError
 from dragoman.extras import extra_package
-from dragoman.processor import usable_cores
 from dragoman.tokenizers import Tokenizer, TokenizerFiles
 
 SEGMENT = PAIRS * 128

@@ -1,7 +1,7 @@
 """Comparison of training runs.
 
-runs.py     reading, grouping by seeds, differences      scores.py    BLEU of a test set with intervals
-curves.py   charts                                       page.py      the tables of the terminal, and the page
+runs.py     reading, grouping by seeds, differences, BLEU of a test set with intervals
+page.py     the tables of the terminal, and the page with charts
 """
 
 from __future__ import annotations

@@ -1,27 +1,41 @@
-"""The tables of a comparison in the terminal, and its page with tables and charts."""
+"""The tables of a comparison in the terminal, and its page with tables and charts.
+
+The charts are the curves of every metric, scores with intervals, and BLEU by source length.
+"""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from dragoman.cli.console import plain_table, print_table
-from dragoman.evaluation.compare.curves import panels, values_of_test
-from dragoman.evaluation.compare.runs import Group, RunComparison, short_names
-from dragoman.evaluation.compare.scores import EvalSet
-from dragoman.pages.charts import COLORS, MARKERS, UNITS
+from dragoman.evaluation.compare.runs import Curve, EvalSet, Group, RunComparison, short_names
+from dragoman.pages.charts import COLORS, MARKERS, UNITS, WIDTH, Line, draw_curves, draw_intervals, readout, time_unit
 from dragoman.pages.page import render, write_page
 
 _ABSENT = object()
 _PER_TOKEN = ("valid.valid_loss", "valid.perplexity")
 """Numbers whose unit is the token of the run's own tokenizer."""
+MOST_POINTS = 200
+_LOSSES = ("valid_loss", "loss", "perplexity", "bits_per_character")
+_TITLES = {"loss": "training loss", "valid_loss": "validation loss", "bleu": "BLEU", "chrf": "chrF", "f1": "F1"}
+_CHINESE = {
+    "training loss": "训练损失", "validation loss": "验证损失", "perplexity": "困惑度",
+    "bits per character": "每字符比特数", "exact match": "完全匹配率",
+    "accuracy": "准确率", "precision": "精确率", "recall": "召回率",
+}  # fmt: skip
+
+
+def _pair(english: str, chinese: str) -> dict[str, str]:
+    return {"en": english, "zh": chinese}
 
 
 def _millions(value: float) -> str:
@@ -55,7 +69,7 @@ class Column:
 
     @property
     def titles(self) -> dict[str, str]:
-        return {"en": self.title, "zh": self.chinese or self.title}
+        return _pair(self.title, self.chinese or self.title)
 
 
 _COST = (
@@ -206,49 +220,37 @@ def _lengths_table(comparison: RunComparison, test: EvalSet) -> Table:
     return table
 
 
-def _notes(comparison: RunComparison) -> list[dict[str, str]]:
-    """Return, in English and Chinese, explanations of the symbols in the tables, and what limits a comparison."""
-    notes = []
+def _notes(comparison: RunComparison) -> Iterator[dict[str, str]]:
+    """Yield, in English and Chinese, explanations of the symbols in the tables, and what limits a comparison."""
     if any(len(group.runs) > 1 for group in comparison.groups):
-        notes.append(
-            (
-                "σ: standard deviation over the seeds; the number before it is the mean.",
-                "σ：不同随机种子之间的标准差，它前面的数是平均值。",
-            )
+        yield _pair(
+            "σ: standard deviation over the seeds; the number before it is the mean.",
+            "σ：不同随机种子之间的标准差，它前面的数是平均值。",
         )
     if comparison.seeds_differ:
-        notes.append(
-            (
-                "The runs have different seeds, which also change the scores; train each configuration with the same "
-                "seeds.",
-                "各次训练的随机种子不同，这也会影响得分；请用相同的随机种子训练每种配置。",
-            )
+        yield _pair(
+            "The runs have different seeds, which also change the scores; train each configuration with the same "
+            "seeds.",
+            "各次训练的随机种子不同，这也会影响得分；请用相同的随机种子训练每种配置。",
         )
     if data := _differing_data(comparison):
-        notes.append(
-            (
-                f"The runs have different data ({', '.join(data)}), so no validation score is marked as the best; "
-                "compare them on one test set with --source and --reference.",
-                f"各次训练的数据不同（{'、'.join(data)}），因此不标记最佳的验证得分；"
-                "请用 --source 和 --reference 在同一测试集上比较。",
-            )
+        yield _pair(
+            f"The runs have different data ({', '.join(data)}), so no validation score is marked as the best; "
+            "compare them on one test set with --source and --reference.",
+            f"各次训练的数据不同（{'、'.join(data)}），因此不标记最佳的验证得分；"
+            "请用 --source 和 --reference 在同一测试集上比较。",
         )
     elif any(key.startswith("tokenizer.") for key in comparison.differing):
-        notes.append(
-            (
-                "The runs have different tokenizers, so losses and perplexities per token are not marked.",
-                "各次训练的分词器不同，因此不标记按词元计算的损失和困惑度。",
-            )
+        yield _pair(
+            "The runs have different tokenizers, so losses and perplexities per token are not marked.",
+            "各次训练的分词器不同，因此不标记按词元计算的损失和困惑度。",
         )
     if comparison.test is not None:
         lines, samples = f"{len(comparison.test.sources):,}", f"{comparison.samples:,}"
-        notes.append(
-            (
-                f"±: half of the 95 % confidence interval on {lines} test lines, {samples} bootstrap resamples.",
-                f"±：95% 置信区间的一半，由 {lines} 行测试文本重采样 {samples} 次（自助法）得出。",
-            )
+        yield _pair(
+            f"±: half of the 95 % confidence interval on {lines} test lines, {samples} bootstrap resamples.",
+            f"±：95% 置信区间的一半，由 {lines} 行测试文本重采样 {samples} 次（自助法）得出。",
         )
-    return [{"en": english, "zh": chinese} for english, chinese in notes]
 
 
 def _signatures(comparison: RunComparison) -> str:
@@ -264,15 +266,14 @@ def write_comparison(path: Path, comparison: RunComparison, language: str = "aut
     shown = columns(comparison)
     charts: dict[str, Any] = {}
     count = len(comparison.runs)
-    heading = {
-        "en": "One run" if count == 1 else f"{count} runs side by side",
-        "zh": "一次训练" if count == 1 else f"{count} 次训练的对比",
-    }
+    heading = (
+        _pair(f"{count} runs side by side", f"{count} 次训练的对比") if count > 1 else _pair("One run", "一次训练")
+    )
     values = {
         "title": heading["en"],
         "heading": heading,
         "lead": _lead(comparison),
-        "notes": _notes(comparison),
+        "notes": list(_notes(comparison)),
         "colors": COLORS,
         "markers": MARKERS,
         "columns": shown,
@@ -294,15 +295,103 @@ def _lead(comparison: RunComparison) -> dict[str, str]:
     count, runs = len(comparison.groups), len(comparison.runs)
     seeds, seeds_zh = (f", {runs} runs with their seeds", f"，{runs} 次训练") if runs > count else ("", "")
     if not comparison.differing:
-        return {"en": f"One configuration{seeds}.", "zh": f"一种配置{seeds_zh}。"}
+        return _pair(f"One configuration{seeds}.", f"一种配置{seeds_zh}。")
     names = short_names(comparison.differing)
     first, more = [names[key] for key in comparison.differing[:4]], len(comparison.differing) - 4
     rest, rest_zh = (f" and {more} more keys", f"以及另外 {more} 个配置项") if more > 0 else ("", "")
-    return {
-        "en": f"{count} configurations{seeds}. They differ in {', '.join(first)}{rest}.",
-        "zh": f"{count} 种配置{seeds_zh}。它们的差异在于 {'、'.join(first)}{rest_zh}。",
-    }
+    return _pair(
+        f"{count} configurations{seeds}. They differ in {', '.join(first)}{rest}.",
+        f"{count} 种配置{seeds_zh}。它们的差异在于 {'、'.join(first)}{rest_zh}。",
+    )
 
 
 def _largest(comparison: RunComparison, key: str) -> float:
     return max(group.numbers[key].mean for group in comparison.groups if key in group.numbers)
+
+
+# --------------------------------------------------------------------------------------------------------------- charts
+
+
+def panels(comparison: RunComparison, charts: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the panels of curves, each metric over steps and over time; `charts` receives the values to show."""
+    keys = dict.fromkeys(key for run in comparison.runs for key in run.curves)
+    losses = [key for key in _LOSSES if key in keys]
+    scores = [key for key in keys if key not in _LOSSES]
+    close = {"close": _pair("close-up", "局部放大")}
+    log, linear = _pair("log scale", "对数刻度"), _pair("linear scale", "线性刻度")
+    full = _pair("full range", "完整范围")
+    for title, metrics, views in (
+        (_pair("Loss", "损失"), losses, {"log": log, "linear": linear, **close}),
+        (_pair("Scores", "得分"), scores, {"linear": full, **close}),
+    ):
+        if metrics:
+            drawn = [chart for key in metrics for chart in _metric_charts(key, list(views), comparison, charts)]
+            for chart in drawn:
+                chart["hidden"] = (chart["metric"], chart["view"]) != (metrics[0], next(iter(views)))
+            yield {"title": title, "metrics": {key: _title(key) for key in metrics}, "views": views, "charts": drawn}
+
+
+def _title(metric: str) -> dict[str, str]:
+    english = _TITLES.get(metric, metric.replace("_", " "))
+    return _pair(english, _CHINESE.get(english, english))
+
+
+def _metric_charts(
+    metric: str, views: Sequence[str], comparison: RunComparison, charts: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    longest = max((point[1] for run in comparison.runs for point in run.curves.get(metric, ())), default=0.0)
+    for axis, (unit, size) in (("steps", ("steps", 1)), ("time", time_unit(longest))):
+        lines = [
+            line
+            for i, group in enumerate(comparison.groups)
+            if (line := _line(i, group, metric, axis == "steps", size))
+        ]
+        name = f"{metric}-{axis}"
+        charts[name] = readout(lines, unit)
+        for view in views:
+            svg = draw_curves(f"{name}-{view}", lines, unit, log=view == "log", close=view == "close")
+            over, title = "步数" if axis == "steps" else "时间", _title(metric)
+            titles = _pair(f"{title['en']} over {axis}", f"{title['zh']}（横轴：{over}）")
+            yield {"title": titles, "metric": metric, "view": view, "values": name, "svg": svg}
+
+
+def _line(index: int, group: Group, metric: str, steps: bool, unit: int) -> Line | None:
+    """Return the curve of a group: that of its only run, or the mean over its seeds in the range that all cover."""
+    curves = [
+        [(step if steps else seconds / unit, value) for step, seconds, value in _thinned(run.curves[metric])]
+        for run in group.runs
+        if metric in run.curves
+    ]
+    if len(curves) < 2:
+        return Line(group.name, curves[0], index) if curves else None
+    first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    xs = sorted({x for curve in curves for x, _ in curve if first <= x <= last})
+    if not xs:
+        return Line(group.name, curves[0], index, curves[1:])
+    means = np.mean([np.interp(xs, [x for x, _ in curve], [y for _, y in curve]) for curve in curves], axis=0)
+    return Line(group.name, list(zip(xs, means.tolist(), strict=True)), index, curves)
+
+
+def values_of_test(comparison: RunComparison, test: EvalSet, charts: dict[str, Any]) -> dict[str, Any]:
+    """Return what the page shows of the test set; `charts` receives the values of the chart by length."""
+    scores, lines = [], []
+    for key, title in (("bleu", "BLEU"), ("chrf", "chrF")):
+        numbers = [(i, g.name, g.numbers) for i, g in enumerate(comparison.groups) if f"test.{key}" in g.numbers]
+        rows = [(name, i, n[f"test.{key}"].mean, n[f"test.{key}_half"].mean) for i, name, n in numbers]
+        scores.append((title, draw_intervals(f"test-{key}", rows, f"{title}: the first table has the numbers")))
+    buckets = comparison.groups[0].by_length
+    for i, group in enumerate(comparison.groups):
+        points = [(float(x), bucket.bleu.score) for x, bucket in enumerate(group.by_length)]
+        lines.append(Line(group.name, points, i, errors=[bucket.bleu.half for bucket in group.by_length]))
+    ticks, unit = [bucket.title for bucket in buckets], f"{test.unit} in the source"
+    charts["lengths"] = readout(lines, unit, ticks, 2 * WIDTH)
+    lengths = draw_curves("lengths", lines, unit, ticks=ticks, width=2 * WIDTH)
+    return {"unit": test.unit, "buckets": buckets, "scores": scores, "lengths": lengths}
+
+
+def _thinned(curve: Curve) -> Curve:
+    """Return at most MOST_POINTS points, each the mean of as many neighbours: less noise and a smaller page."""
+    size = -(-len(curve) // MOST_POINTS)
+    if size <= 1:
+        return curve
+    return tuple(tuple(np.mean(curve[i : i + size], axis=0).tolist()) for i in range(0, len(curve), size))

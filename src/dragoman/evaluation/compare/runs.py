@@ -1,4 +1,4 @@
-"""Reading runs and comparing them: configurations, learning curves, cost and scores.
+"""Reading runs and comparing them: configurations, learning curves, cost and scores, also of a decoded test set.
 
 Runs that differ only in `train.seed` form one group, with mean and standard deviation over the seeds.
 """
@@ -15,16 +15,12 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
 from dragoman.config import flatten, load_config
-from dragoman.errors import DragomanError, ModelFolderError, UsageError, check_problems, nearest
-from dragoman.evaluation.compare.scores import (
-    DecodedScores,
-    EvalSet,
-    Interval,
-    LengthScore,
-    read_eval_set,
-    score_translations,
-)
+from dragoman.data.corpus import CorpusSpec, read_pairs
+from dragoman.errors import DataError, DragomanError, ModelFolderError, UsageError, check_problems, nearest
 from dragoman.evaluation.metrics import bleu_tokenizer
 from dragoman.io.reading import COPY_AGAIN, read_json
 from dragoman.io.run_log import read_log
@@ -40,6 +36,55 @@ Curve = tuple[tuple[int, float, float], ...]
 
 SEED = "train.seed"
 _NO_CURVES = ("step", "seconds", "epoch", "learning_rate", "tokens_per_second", "memory_mb")
+_MOST_BUCKETS = 8
+_FEWEST_SENTENCES = 20
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A score in percent; `half` is half the width of its 95 % bootstrap confidence interval."""
+
+    score: float
+    half: float
+
+
+@dataclass(frozen=True)
+class LengthScore:
+    """BLEU of the `sentences` with source length `low` to `high` (None: no upper limit)."""
+
+    low: int
+    high: int | None
+    sentences: int
+    bleu: Interval
+
+    @property
+    def title(self) -> str:
+        """The range of lengths: 1–5, 26+."""
+        if self.high is None:
+            return f"{self.low}+"
+        return str(self.low) if self.high == self.low else f"{self.low}–{self.high}"
+
+
+@dataclass(frozen=True)
+class DecodedScores:
+    """BLEU and chrF2 of the translations of one model, with the signatures of sacreBLEU."""
+
+    bleu: Interval
+    chrf: Interval
+    bleu_signature: str
+    chrf_signature: str
+    by_length: tuple[LengthScore, ...]
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """A test set.  unit: of the source lengths, "words", or "characters" for text without spaces."""
+
+    sources: tuple[str, ...]
+    references: tuple[str, ...]
+    unit: str
+    lengths: tuple[int, ...]
+    bounds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -111,7 +156,7 @@ class Group:
         """Statistics of the numbers (`ComparedRun.numbers`) that at least one run has."""
         names = dict.fromkeys(name for run in self.runs for name in run.numbers)
         values = {name: [v for run in self.runs if (v := run.numbers.get(name)) is not None] for name in names}
-        return {name: Statistic.of(found) for name, found in values.items() if found}
+        return {name: Statistic.of(numbers) for name, numbers in values.items() if numbers}
 
     @property
     def by_length(self) -> tuple[LengthScore, ...]:
@@ -199,7 +244,9 @@ def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:
     problems: list[str] = []
     folders: dict[Path, Path] = {}
     for path in map(Path, given):
-        inside = _run_folders(path)
+        inside = [path]
+        if not _is_run(path):
+            inside = sorted(folder for folder in path.iterdir() if _is_run(folder)) if path.is_dir() else []
         problems += [] if inside else [_no_run(path)]
         for folder in inside:
             if folder.resolve() in folders:
@@ -221,13 +268,6 @@ def _is_run(folder: Path) -> bool:
     return (folder / "config.toml").is_file() or (folder / "log.jsonl").is_file()
 
 
-def _run_folders(path: Path) -> list[Path]:
-    """Return the run folder itself, or the run folders in it, sorted by name."""
-    if _is_run(path):
-        return [path]
-    return sorted(folder for folder in path.iterdir() if _is_run(folder)) if path.is_dir() else []
-
-
 def _no_run(path: Path) -> str:
     accepted = "accepted: a run folder written by 'dragoman train', or a folder of run folders"
     if not path.exists():
@@ -247,12 +287,15 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
     best = find_model(folder) if list_checkpoints(folder) or (folder / "best").is_file() else None
     meta = {} if best is None else read_meta(best)
     tensors = {} if best is None else read_header(best / "model.safetensors")  # the header alone
+    data_hash = None  # of a model without training state, such as an average
+    if best is not None and (best / "training.json").is_file():
+        data_hash = read_json(best / "training.json", ModelFolderError, COPY_AGAIN).get("data")
     speeds, memory = _column(rows, "tokens_per_second"), _column(rows, "memory_mb")
     return ComparedRun(
         name=name,
         folder=str(folder),
         config=config,
-        data_hash=None if best is None else _data_hash(best),
+        data_hash=data_hash,
         parameters=None if best is None else sum(math.prod(tensor["shape"]) for tensor in tensors.values()),
         steps=int(max(_column(rows, "step"))),
         seconds=max(_column(rows, "seconds"), default=0.0),
@@ -303,12 +346,6 @@ def _decoded(
     return replace(run, test=score_translations([t.text for t in translations], test, samples, tokenize))
 
 
-def _data_hash(checkpoint: Path) -> str | None:
-    """Return the hash of the training data, or None for a model without training state, such as an average."""
-    file = checkpoint / "training.json"
-    return read_json(file, ModelFolderError, COPY_AGAIN).get("data") if file.is_file() else None
-
-
 def _grouped(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: int = 0) -> RunComparison:
     members: dict[str, list[ComparedRun]] = {}
     hashes = {run.data_hash for run in runs}
@@ -322,17 +359,17 @@ def _grouped(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: 
     differing = [key for key in keys if any(config.get(key, absent) != firsts[0].get(key, absent) for config in firsts)]
     # Keys that all runs have come before keys of a single architecture.
     differing.sort(key=lambda key: -sum(key in config for config in firsts))
+    # Groups are called like the common beginning of their runs (lstm for lstm-1 and lstm-2), or like the first run.
+    prefixes = [_common_prefix([run.name for run in group]) for group in members.values()]
+    names = [
+        prefix if prefixes.count(prefix) == 1 else group[0].name
+        for prefix, group in zip(prefixes, members.values(), strict=True)
+    ]
     groups = [
         Group(name, tuple(group), {key: group[0].config[key] for key in differing if key in group[0].config})
-        for name, group in zip(_group_names(list(members.values())), members.values(), strict=True)
+        for name, group in zip(names, members.values(), strict=True)
     ]
     return RunComparison(tuple(groups), tuple(differing), test, samples)
-
-
-def _group_names(members: Sequence[Sequence[ComparedRun]]) -> list[str]:
-    """Name each group by the common prefix of its runs (lstm for lstm-1 and lstm-2), or by its first run."""
-    names = [_common_prefix([run.name for run in runs]) for runs in members]
-    return [name if names.count(name) == 1 else runs[0].name for name, runs in zip(names, members, strict=True)]
 
 
 def _common_prefix(names: Sequence[str]) -> str:
@@ -347,3 +384,60 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
     """Shorten configuration keys that stay distinct: model.position.kind -> position."""
     short = {key: key.partition(".")[2].removesuffix(".kind") or key for key in keys}
     return {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
+
+
+# ------------------------------------------------------------------------------------------------- scores of a test set
+
+
+def read_eval_set(source: Path, reference: Path) -> EvalSet:
+    """Read a test set from two line-aligned files.  Raises DataError if they are misaligned or empty."""
+    pairs = list(read_pairs(CorpusSpec(source, reference)))
+    if not pairs:
+        raise DataError(f"{source}: empty; accepted: at least 1 line")
+    sources = tuple(pair.source for pair in pairs)
+    words = [len(text.split()) for text in sources]
+    characters = [len(text.strip()) for text in sources]
+    unspaced = sum(characters) > 12 * sum(words)
+    lengths = tuple(characters if unspaced else words)
+    unit = "characters" if unspaced else "words"
+    return EvalSet(sources, tuple(pair.target for pair in pairs), unit, lengths, length_bounds(lengths))
+
+
+def length_bounds(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Return the upper bounds of all buckets but the last: round numbers in equal steps, without small buckets."""
+    usual = sorted(lengths)[(len(lengths) - 1) * 49 // 50]
+    step = next(s * 10**p for p in range(9) for s in (1, 2, 5) if usual <= _MOST_BUCKETS * s * 10**p)
+    fewest = min(_FEWEST_SENTENCES, math.ceil(len(lengths) / 20))
+    bounds: list[int] = []
+    for bound in range(step, usual + 1, step):
+        since = bounds[-1] if bounds else -1
+        inside = sum(since < length <= bound for length in lengths)
+        beyond = sum(length > bound for length in lengths)
+        if inside >= fewest and beyond >= fewest:
+            bounds.append(bound)
+    return tuple(bounds)
+
+
+def score_translations(texts: Sequence[str], test: EvalSet, samples: int, tokenize: str = "13a") -> DecodedScores:
+    """Return BLEU and chrF2 of the translations of `test.sources`, with intervals from `samples` bootstrap resamples.
+
+    tokenize: name of a tokenizer of sacreBLEU.
+    """
+    metric = BLEU(tokenize=tokenize, force=True)
+    bleu, bleu_signature = _interval(metric, texts, test.references, samples)
+    chrf, chrf_signature = _interval(CHRF(), texts, test.references, samples)
+    by_length = []
+    edges = (-1, *test.bounds, None)
+    for before, bound in itertools.pairwise(edges):
+        assert before is not None
+        inside = [i for i, n in enumerate(test.lengths) if before < n and (bound is None or n <= bound)]
+        bleu_inside, _ = _interval(metric, [texts[i] for i in inside], [test.references[i] for i in inside], samples)
+        by_length.append(LengthScore(max(1, before + 1), bound, len(inside), bleu_inside))
+    return DecodedScores(bleu, chrf, bleu_signature, chrf_signature, tuple(by_length))
+
+
+def _interval(
+    metric: BLEU | CHRF, texts: Sequence[str], references: Sequence[str], samples: int
+) -> tuple[Interval, str]:
+    result: Any = metric.corpus_score(list(texts), [list(references)], n_bootstrap=samples)
+    return Interval(float(result.score), float(result._ci)), str(metric.get_signature())

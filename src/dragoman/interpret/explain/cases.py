@@ -40,7 +40,7 @@ from dragoman.interpret.explain.beam_tree import BeamTree, search_tree
 from dragoman.io.lines import clip
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.models.vision import patches
-from dragoman.pages.packing import packed
+from dragoman.pages.page import packed
 from dragoman.pipelines.parts import one_line
 from dragoman.pipelines.pipeline import check_text
 from dragoman.tokenizers import BOS, EOS, PAD, LabelVocabulary, Tokenizer, Vocabulary

@@ -27,8 +27,7 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import LanguageModel, Network, evaluating
 from dragoman.models.vision import Vision
 from dragoman.nn.record import Recording, tap_names
-from dragoman.pages.packing import packed
-from dragoman.pages.page import render, write_page
+from dragoman.pages.page import packed, render, write_page
 from dragoman.tokenizers import PAD
 
 _ALTERNATIVES = 6

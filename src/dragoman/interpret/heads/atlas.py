@@ -48,8 +48,7 @@ from dragoman.interpret.heads.gold_alignment import Agreement
 from dragoman.interpret.heads.probes import ProbeBatch
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import replace
-from dragoman.pages.packing import packed
-from dragoman.pages.page import render, write_page
+from dragoman.pages.page import packed, render, write_page
 from dragoman.tokenizers import EOS, PAD
 from dragoman.training.loss import TokenLoss
 from dragoman.training.validation import mean_loss

@@ -16,7 +16,7 @@ from dragoman.models.seq2seq import Network
 from dragoman.models.vision import Vision
 from dragoman.nn.record import record, tap_names
 from dragoman.nn.recurrent import Cell
-from dragoman.pages.packing import packed
+from dragoman.pages.page import packed
 from dragoman.tokenizers import PAD
 
 _COLUMN = re.compile(r"(?:(encoder|decoder)\.)?(?:embedded|positioned|layers\.(\d+)\.stream)")

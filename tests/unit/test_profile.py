@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dragoman.data.profile import PROFILE, Quantiles, TrainingProfile
@@ -131,6 +132,6 @@ def test_old_models_have_none() -> None:
 
 
 def test_quantiles() -> None:
-    quantiles = Quantiles.of(list(range(1, 1001)))
+    quantiles = Quantiles.of_counts(np.bincount(range(1, 1001)))
     assert quantiles.model_dump() == {"q50": 500, "q95": 950, "q99": 990, "q995": 995, "q999": 999, "longest": 1000}
-    assert Quantiles.of([7]).longest == 7
+    assert Quantiles.of_counts(np.bincount([7])).longest == 7

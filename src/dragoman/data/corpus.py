@@ -132,8 +132,7 @@ def read_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> It
     """
     if spec.sides is None:
         return _read_table(spec, log)
-    problem = misalignment(*spec.sides)
-    if problem:
+    if problem := misalignment(*spec.sides):
         raise DataError(problem[1])
     return _read_two(*spec.sides)
 

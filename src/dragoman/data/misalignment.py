@@ -48,7 +48,10 @@ _APART = 16
 
 @dataclass(frozen=True)
 class LineFeatures:
-    """Features of the lines of a file, 13 bytes per line."""
+    """Features of the lines of a file, 13 bytes per line.
+
+    anchors: sets of the numbers and capitalized words of a line, hashed to 64 bits by their first four letters.
+    """
 
     log_length: Floats
     ending: NDArray[np.uint8]
@@ -115,15 +118,6 @@ class Shift:
         )
 
 
-def _anchors(text: str) -> int:
-    """Return a 64-bit set of the numbers and capitalized words of a line, hashed by their first four letters."""
-    found = 0
-    for word in _ANCHOR.findall(text):
-        if word[0].isupper() or word[0].isdigit():
-            found |= 1 << (zlib.crc32(word[:4].casefold().encode("utf-8", "replace")) & 63)
-    return found
-
-
 def line_features(path: Path, blocks: Sequence[range] | None = None) -> LineFeatures:
     """Return the features of every line, or of the lines in `blocks` (counted from 0, ascending).
 
@@ -132,9 +126,13 @@ def line_features(path: Path, blocks: Sequence[range] | None = None) -> LineFeat
     lengths, endings, anchors = array("I"), array("B"), array("Q")
     for raw in open_lines(path) if blocks is None else _selected(open_lines(path), blocks):
         text = raw.decode("utf-8", "replace").strip()
+        hashes = 0
+        for word in _ANCHOR.findall(text):
+            if word[0].isupper() or word[0].isdigit():
+                hashes |= 1 << (zlib.crc32(word[:4].casefold().encode("utf-8", "replace")) & 63)
         lengths.append(len(text))
         endings.append(_ENDINGS.get(text[-1:], 0))
-        anchors.append(_anchors(text))
+        anchors.append(hashes)
     log_length = np.log1p(np.array(lengths, dtype=np.float32))
     return LineFeatures(log_length, np.array(endings, dtype=np.uint8), np.array(anchors, dtype=np.uint64))
 
@@ -176,24 +174,19 @@ def locate_drift(source: LineFeatures, target: LineFeatures) -> Drift | None:
         through = path + (path[n] - path if shift == d else rest)
         rest = (np.minimum.accumulate(through[::-1])[::-1] if shift else through) - path
     total = path + rest
-    if not _matches(float(total.min()), shorter, longer, ratio):
+    # The best path must be much cheaper than pairs of lines that are far apart.
+    step = min(d + _APART, n // 4)
+    apart = ((np.arange(n) + i * step) % n for i in (1, 2, 3))
+    others = (LineFeatures(longer.log_length[i], longer.ending[i], longer.anchors[i]) for i in apart)
+    chance = np.concatenate([_costs(shorter, other, ratio) for other in others])
+    gain = (float(chance.mean()) - float(total.min()) / n) / max(float(chance.std()), 1e-6)
+    if gain < _MIN_GAIN or gain * n**0.5 < _MIN_Z:
         return None
     likely = np.flatnonzero(total <= total.min() + _TOLERANCE) + 1
     best = int(np.flatnonzero(total == total.min())[-1]) + 1
     if len(likely) <= n:  # a missing first or last line is more frequent than one between them
         best = next((end for end in (n + 1, 1) if end in likely), best)
     return Drift(int(likely[0]), int(likely[-1]), best)
-
-
-def _matches(cost: float, shorter: LineFeatures, longer: LineFeatures, ratio: float) -> bool:
-    """Return whether the best path, with this total cost, is much cheaper than pairs of lines that are far apart."""
-    n = len(shorter)
-    step = min(len(longer) - n + _APART, n // 4)
-    others = (np.arange(n) + i * step for i in (1, 2, 3))
-    parts = ((longer.log_length[i % n], longer.ending[i % n], longer.anchors[i % n]) for i in others)
-    chance = np.concatenate([_costs(shorter, LineFeatures(*part), ratio) for part in parts])
-    gain = (float(chance.mean()) - cost / n) / max(float(chance.std()), 1e-6)
-    return gain >= _MIN_GAIN and gain * n**0.5 >= _MIN_Z
 
 
 def misalignment(source: Path, target: Path) -> tuple[Drift | None, str] | None:

@@ -89,11 +89,13 @@ def _check(config: Config, warn: Callable[[str], None]) -> None:
     }
     problems = []
     for key, spec in (train | held_out).items():
-        is_error, message = _alignment(spec)
-        if is_error:
-            problems.append(f"{key}: {message}")
-        elif message:
-            warn(f"{key}: {message}")
+        if spec.sides is None:
+            continue
+        if misaligned := misalignment(*spec.sides):
+            problems.append(f"{key}: {misaligned[1]}")
+        elif shift := find_shift(*spec.sides):
+            report = problems.append if shift.certain else warn
+            report(f"{key}: {spec.name}: {shift}. {shift.advice}")
     if problems:
         raise DataError("\n".join(problems))
     for key, spec in train.items():
@@ -153,19 +155,6 @@ def _blocks(lines: int) -> list[range]:
     count = _SAMPLE // _BLOCK
     starts = [i * (lines - _BLOCK) // (count - 1) for i in range(count)]
     return [range(start, start + _BLOCK) for start in starts]
-
-
-def _alignment(spec: CorpusSpec) -> tuple[bool, str]:
-    """Return (True, message) for an error, (False, message) for a warning, (False, "") otherwise."""
-    if spec.sides is None:
-        return False, ""
-    misaligned = misalignment(*spec.sides)
-    if misaligned:
-        return True, misaligned[1]
-    shift = find_shift(*spec.sides)
-    if shift is None:
-        return False, ""
-    return shift.certain, f"{spec.name}: {shift}. {shift.advice}"
 
 
 def _language_warnings(spec: CorpusSpec, languages: tuple[str, str]) -> Iterator[str]:

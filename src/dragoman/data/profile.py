@@ -60,16 +60,9 @@ class Quantiles(BaseModel):
     longest: int
 
     @classmethod
-    def of(cls, lengths: NDArray[np.int64] | Sequence[int]) -> Quantiles:
-        """Return the quantiles of lengths, of which there must be at least one."""
-        import numpy as np  # here: loading a profile does not need it, and a server loads one
-
-        return cls.of_counts(np.bincount(lengths))
-
-    @classmethod
     def of_counts(cls, counts: NDArray[np.int64]) -> Quantiles:
         """Return the quantiles of lengths.  counts: how many lines have each length, the index."""
-        import numpy as np
+        import numpy as np  # here: loading a profile does not need it, and a server loads one
 
         total = np.cumsum(counts)
         percentiles = np.searchsorted(total, np.array([0.5, 0.95, 0.99, 0.995, 0.999, 1]) * total[-1]).tolist()
@@ -90,22 +83,14 @@ class SideProfile(BaseModel):
     characters: Quantiles
     alphabet: str
 
-    @classmethod
-    def of(cls, tokens: NDArray[np.int64], alphabet: str, texts: Sequence[str]) -> SideProfile:
-        """Return the profile of a side.
-
-        tokens: how many lines have each number of tokens, the index.  texts: the sampled lines.
-        """
-        return cls(tokens=Quantiles.of_counts(tokens), characters=Quantiles.of([*map(len, texts)]), alphabet=alphabet)
-
 
 class TrainingProfile(BaseModel):
     """Statistics of the sentence pairs that a model is trained on, after filtering.
 
     lines: number of pairs.  sampled: number of pairs in the sample, which is deterministic.  sentences_per_line: mean
-    over the sampled source lines.  several_sentences: share of the sampled source
-    lines with more than one sentence, 0 to 1.  wordless: share of the sampled source lines without words (see
-    `has_words`); 0 in profiles of earlier versions.
+    over the sampled source lines.  several_sentences: share of the sampled source lines with more than one sentence, 0
+    to 1.  wordless: share of the sampled source lines without words (see `has_words`); 0 in profiles of earlier
+    versions.
 
     The remaining fields are empty or None for fewer than 1,000 lines.  languages: codes of the source languages (see
     `languages_of`).  frequent_words: the 2,000 most frequent words of the source, most frequent first, separated by
@@ -129,22 +114,31 @@ class TrainingProfile(BaseModel):
     @classmethod
     def of(cls, store: Store, source_language: str | None) -> TrainingProfile:
         """Return the profile of the pairs in a prepared store, regardless of the weights of the corpora."""
+        import numpy as np
+
         count = min(_SAMPLE, len(store))
         numbers = sorted(random.Random(_SEED).sample(range(len(store)), count))
         sources, targets = zip(*map(store.text, numbers), strict=True)
         sentences = [len(split_sentences(text, source_language)) for text in sources]
-        source_tokens, target_tokens = (counts[1:] for counts in store.length_histograms())  # without EOS
-        source_alphabet, target_alphabet = store.alphabets(_MIN_OCCURRENCES)
-        measured = _unusual(sources, targets) if count >= _MIN_LINES else {}
+        source, target = (
+            SideProfile(
+                tokens=Quantiles.of_counts(tokens[1:]),  # without EOS
+                characters=Quantiles.of_counts(np.bincount(list(map(len, texts)))),
+                alphabet=alphabet,
+            )
+            for tokens, texts, alphabet in zip(
+                store.length_histograms(), (sources, targets), store.alphabets(_MIN_OCCURRENCES), strict=True
+            )
+        )
         return cls(
             lines=len(store),
             sampled=count,
             sentences_per_line=round(sum(sentences) / len(sentences), 4),
             several_sentences=round(sum(count > 1 for count in sentences) / len(sentences), 4),
-            source=SideProfile.of(source_tokens, source_alphabet, sources),
-            target=SideProfile.of(target_tokens, target_alphabet, targets),
+            source=source,
+            target=target,
             wordless=round(sum(not has_words(text) for text in sources) / len(sources), 4),
-            **measured,
+            **(_word_statistics(sources, targets) if count >= _MIN_LINES else {}),
         )
 
     @classmethod
@@ -214,7 +208,7 @@ def coverage(source: str, target: str, ratio: float) -> float:
     return (len(target) - ratio * len(source)) / math.sqrt(len(source)) if source else 0.0
 
 
-def _unusual(sources: Sequence[str], targets: Sequence[str]) -> dict[str, Any]:
+def _word_statistics(sources: Sequence[str], targets: Sequence[str]) -> dict[str, Any]:
     """Return the fields of a profile that need at least 1,000 lines."""
     import numpy as np
 

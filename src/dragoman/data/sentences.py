@@ -149,7 +149,7 @@ def split_sentences(text: str, language: str | None = None) -> list[str]:
         rules = rules or _rules(language_code(language) or "")
         if _is_end(text, first, start, end, rules):
             ends.append(end)
-    return [text[start:end] for start, end in pairwise([0, *ends, len(text)]) if start < end]
+    return _cut_at(text, ends)
 
 
 def list_prefix(sentence: str) -> str:
@@ -178,8 +178,8 @@ def _is_end(text: str, first: int, start: int, end: int, rules: _Rules) -> bool:
         return False
     opening = _OPENING.match(text, end)
     after = opening.end() if opening else end
-    if _closes(text, end):
-        return False
+    if text[end] in "»)]}!?:;,…" and not text[end + 1 : end + 2].isalnum():
+        return False  # a closing mark that belongs to the text before the space
     if text[after : after + 1].islower():
         return _lower_case_start(before, text, end, rules)
     if not sentence.endswith("."):
@@ -200,11 +200,6 @@ def _lower_case_start(before: str, text: str, end: int, rules: _Rules) -> bool:
         return False
     following = _WORD.match(text, end)
     return following is not None and following.group() in rules.starters
-
-
-def _closes(text: str, end: int) -> bool:
-    """Return whether the character at `end` is a closing mark that belongs to the text before the space."""
-    return text[end] in "»)]}!?:;,…" and not text[end + 1 : end + 2].isalnum()
 
 
 def _dot_ends(sentence: str, text: str, after: int, rules: _Rules) -> bool:
@@ -235,11 +230,7 @@ def _may_be_abbreviation(word: str, lower: str, rules: _Rules) -> bool:
     if rules.ordinals and set(word) <= set("IVXLCDM"):
         return True
     short = 2 <= len(word) <= 4 and word.isalpha() and not word.isupper()
-    return short and not rules.syllabic and not _VOWELS.search(_plain(word))
-
-
-def _plain(word: str) -> str:
-    return unicodedata.normalize("NFD", word.lower())
+    return short and not rules.syllabic and not _VOWELS.search(unicodedata.normalize("NFD", word.lower()))
 
 
 _QUOTES = "\"'“”‘’"
@@ -250,19 +241,15 @@ _SPACE = re.compile(r"\s+")
 Cut = Callable[[str], list[str]]
 
 
-def _split_clauses(text: str) -> list[str]:
-    return _cut_at(text, [match.end() for match in _CLAUSE_END.finditer(text)])
-
-
-def _split_words(text: str) -> list[str]:
-    return _cut_at(text, [match.end() for match in _SPACE.finditer(text)])
-
-
 def _cut_at(text: str, ends: Sequence[int]) -> list[str]:
     return [text[start:end] for start, end in pairwise([0, *ends, len(text)]) if start < end]
 
 
-_CUTS: tuple[Cut, ...] = (split_sentences, _split_clauses, _split_words)
+def _cut_after(pattern: re.Pattern[str]) -> Cut:
+    return lambda text: _cut_at(text, [match.end() for match in pattern.finditer(text)])
+
+
+_CUTS: tuple[Cut, ...] = (split_sentences, _cut_after(_CLAUSE_END), _cut_after(_SPACE))
 """Functions that cut a text into pieces whose concatenation is the text, in order of preference."""
 
 
@@ -332,7 +319,9 @@ class JoinedParts:
     def append(self, source: str, target: str) -> None:
         """Add the translation of the next part."""
         before, self._before = self._before, source
-        space = "" if before is None else _space_between(before, source)
+        space = ""
+        if before is not None:
+            space = before[len(before.rstrip()) :] + source[: len(source) - len(source.lstrip())]
         if before is not None and self.text and target and not self._gap:
             self.text += _joint(before, source, space, self.text, target, self._keep_space)
         elif self._keep_space and space.strip(" "):
@@ -344,10 +333,6 @@ class JoinedParts:
     def complete(self) -> str:
         """The joined text if no part follows."""
         return self.text + self._gap if self.text else ""
-
-
-def _space_between(before: str, after: str) -> str:
-    return before[len(before.rstrip()) :] + after[: len(after) - len(after.lstrip())]
 
 
 def _joint(before: str, after: str, space: str, left: str, right: str, keep_space: bool) -> str:

@@ -115,8 +115,7 @@ def _open(file: Path) -> Iterator[tuple[Any, Any]]:
 
 
 def _validated(batch: Any) -> Any:
-    """Check a batch of a stream, whose offsets pyarrow would otherwise follow outside of its buffers if damaged."""
-    batch.validate(full=True)
+    batch.validate(full=True)  # pyarrow would follow damaged offsets outside of its buffers
     return batch
 
 

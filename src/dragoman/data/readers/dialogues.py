@@ -97,9 +97,23 @@ def parse_dialogues(lines: Iterable[str], format: str, where: str, keep_empty: b
     dialogues, problems = DialogueSet(), list[str]()
     lines = _check_format(iter(lines), format, where)
     if format == "jsonl":
-        _jsonl(lines, dialogues, problems, keep_empty)
-    else:
-        _paragraphs(lines, format, dialogues, problems)
+        for number, line in enumerate(lines, start=1):
+            try:
+                turns = _messages(line) if line.strip() else []
+            except ValueError as error:
+                problems.append(f"line {number:,}: {error}")
+                continue
+            if keep_empty:
+                dialogues.dialogues.append(Dialogue(tuple(turns), number))
+            elif line.strip():
+                _keep(turns, number, dialogues)
+    else:  # a blank line separates dialogues
+        numbered = enumerate(lines, start=1)
+        for has_text, group in groupby(numbered, key=lambda pair: bool(pair[1].strip())):
+            if has_text:
+                rows, transcript = list(group), format == "switchboard"
+                turns = _call(rows, dialogues, problems) if transcript else list(_plain_turns(rows, problems))
+                _keep(turns, rows[0][0], dialogues, join=transcript)
     if problems:
         count = len(problems)
         shown = "".join(f"\n  - {problem}" for problem in problems[:_MAX_SHOWN])
@@ -143,19 +157,6 @@ def _other_format(line: str, format: str) -> str:
         return ""
 
 
-def _jsonl(lines: Iterable[str], found: DialogueSet, problems: list[str], keep_empty: bool) -> None:
-    for number, line in enumerate(lines, start=1):
-        try:
-            turns = _messages(line) if line.strip() else []
-        except ValueError as error:
-            problems.append(f"line {number:,}: {error}")
-            continue
-        if keep_empty:
-            found.dialogues.append(Dialogue(tuple(turns), number))
-        elif line.strip():
-            _keep(turns, number, found)
-
-
 def _messages(line: str) -> list[Turn]:
     """Return the turns of a JSON line.  Raises ValueError."""
     try:
@@ -174,17 +175,6 @@ def _messages(line: str) -> list[Turn]:
             raise ValueError(f"message {index}: {problem}")
         turns.append(Turn(role, text.strip()))
     return turns
-
-
-def _paragraphs(lines: Iterable[str], format: str, found: DialogueSet, problems: list[str]) -> None:
-    """Read dialogues that are separated by blank lines."""
-    numbered = enumerate(lines, start=1)
-    for has_text, group in groupby(numbered, key=lambda pair: bool(pair[1].strip())):
-        if has_text:
-            rows = list(group)
-            transcript = format == "switchboard"
-            turns = _call(rows, found, problems) if transcript else list(_plain_turns(rows, problems))
-            _keep(turns, rows[0][0], found, join=transcript)
 
 
 def _plain_turns(rows: list[tuple[int, str]], problems: list[str]) -> Iterator[Turn]:

@@ -32,7 +32,19 @@ def read_labelled(path: Path) -> Iterator[Example]:
     """
     suffix = plain_suffix(path)
     if suffix == ".csv":
-        yield from _csv(path)
+        rows = csv.reader((f"{line}\n" for line in read_lines(path)), strict=True)
+        try:
+            for row in rows:
+                where = f"{path}, line {rows.line_num:,}"
+                if not any(cell.strip() for cell in row):
+                    continue
+                if len(row) < 2:
+                    raise DataError(f'{where}: one column ("{clip(row[0])}"); accepted: the label, a comma, the text')
+                yield _example((row[0], " ".join(row[1:])), where, rows.line_num)
+        except csv.Error as error:
+            raise DataError(
+                f"{path}, line {rows.line_num:,}: not CSV ({error}); correct the quotes of this row"
+            ) from None
         return
     parse = {".tsv": _split("\t", "a tab"), ".jsonl": _json}.get(suffix, _split(" ", "a space"))
     for number, line in enumerate(read_lines(path), start=1):
@@ -41,8 +53,8 @@ def read_labelled(path: Path) -> Iterator[Example]:
             yield _example(parse(line, where), where, number)
 
 
-def _example(found: tuple[str, str], where: str, line: int) -> Example:
-    label, text = (part.replace("\n", " ").strip() for part in found)  # the command line reads one text per line, too
+def _example(fields: tuple[str, str], where: str, line: int) -> Example:
+    label, text = (part.replace("\n", " ").strip() for part in fields)  # the command line reads one text per line, too
     for name, value in (("label", label), ("text", text)):
         if has_lone_surrogate(value):
             raise DataError(f"{where}: the {name} is invalid Unicode (lone surrogate); remove it")
@@ -75,20 +87,6 @@ def _json(line: str, where: str) -> tuple[str, str]:
     if not isinstance(row.get("label"), str | int | float):
         raise DataError(f'{where}: "{clip(line)}" has no label; {accepted}')
     return str(row["label"]), row["text"]
-
-
-def _csv(path: Path) -> Iterator[Example]:
-    rows = csv.reader((f"{line}\n" for line in read_lines(path)), strict=True)
-    try:
-        for row in rows:
-            where = f"{path}, line {rows.line_num:,}"
-            if not any(cell.strip() for cell in row):
-                continue
-            if len(row) < 2:
-                raise DataError(f'{where}: one column ("{clip(row[0])}"); accepted: the label, a comma, the text')
-            yield _example((row[0], " ".join(row[1:])), where, rows.line_num)
-    except csv.Error as error:
-        raise DataError(f"{path}, line {rows.line_num:,}: not CSV ({error}); correct the quotes of this row") from None
 
 
 def text_source(ids: list[int], pooling: str) -> list[int]:

@@ -14,12 +14,32 @@ from dragoman.data.languages import SCRIPTS, language_code
 from dragoman.errors import DataError, clip, nearest
 from dragoman.io.lines import decode_line, has_lone_surrogate, open_lines
 
+Key = str | int
+"""Name of a column or, counted from 0, its number."""
+Decode = Callable[[bytes, int, str], str]
+"""Raw line, its number from 1 and the name of the file -> text (see `decode_line`, which is the default)."""
+
+_BREAKS = re.compile(r"[\t\r\n]+")
 _NONE: tuple[int, list[str], str] = (0, [], "")
 _HEADER = frozenset({"source", "target", "src", "tgt", "trg", "text", "translation", "original", "english"})
 _CSV_PROBLEMS = {
     "unexpected end of data": "a quotation mark is not closed before the end of the file",
     "field larger": "a field has more than 131,072 characters; probably a quotation mark is not closed",
 }
+
+
+class Row(NamedTuple):
+    """number: of the row or line, from 1.  where: file and row, for messages.  texts: one per key, () for a problem."""
+
+    number: int
+    where: str
+    texts: tuple[str, ...] = ()
+    problem: str = ""
+
+    @property
+    def message(self) -> str:
+        """The problem with its location."""
+        return f"{self.where}: {self.problem}" if self.where else self.problem
 
 
 def tsv_rows(path: Path, keys: Sequence[Key], decode: Decode = decode_line) -> Iterator[Row]:
@@ -196,28 +216,6 @@ def csv_columns(path: Path) -> list[Key]:
     )
     is_header = usual and len(set(names)) == len(names) and not any(" " in name for name in names)
     return list(first) if is_header else list(range(len(first)))
-
-
-Key = str | int
-"""Name of a column or, counted from 0, its number."""
-Decode = Callable[[bytes, int, str], str]
-"""Raw line, its number from 1 and the name of the file -> text (see `decode_line`, which is the default)."""
-
-_BREAKS = re.compile(r"[\t\r\n]+")
-
-
-class Row(NamedTuple):
-    """number: of the row or line, from 1.  where: file and row, for messages.  texts: one per key, () for a problem."""
-
-    number: int
-    where: str
-    texts: tuple[str, ...] = ()
-    problem: str = ""
-
-    @property
-    def message(self) -> str:
-        """The problem with its location."""
-        return f"{self.where}: {self.problem}" if self.where else self.problem
 
 
 def one_text(value: object, key: Key) -> str:

@@ -32,6 +32,7 @@ ACCEPTED = (
 )
 """The formats, for messages."""
 Log = Callable[[str], None]
+_SAMPLE = 1000
 
 
 class _Format(NamedTuple):
@@ -73,11 +74,6 @@ def row_advice(form: str) -> str:
     return f"Each {_FORMATS[form].form}: repair these {_FORMATS[form].form.split()[0]}s or choose other keys."
 
 
-def columns(path: Path) -> list[Key]:
-    """Return the keys of a table that may be those of text.  Raises DataError if its start cannot be read."""
-    return _FORMATS[table_format(path)].columns(path)
-
-
 def read_rows(path: Path, keys: Sequence[Key], decode: Decode = decode_line, log: Log | None = None) -> Iterator[Row]:
     """Yield the rows of a file or folder, with the texts at `keys`; () and a problem for a row that is invalid.
 
@@ -105,16 +101,13 @@ def _tmx_rows(path: Path, keys: Sequence[Key], log: Log | None) -> Iterator[Row]
             log(f"{path}: left out: {count}")
 
 
-_SAMPLE = 1000
-
-
 def text_keys(path: Path, log: Callable[[str], None]) -> tuple[Key, Key]:
     """Return the first two columns of text: most sampled values have letters, and most of these are distinct.
 
     Downloads of Tatoeba have sentence numbers, languages or author names in other columns.  Raises DataError if there
-    are fewer.
+    are fewer, or if the start of the table cannot be read.
     """
-    keys = columns(path)
+    keys = _FORMATS[table_format(path)].columns(path)
     rows = _sample(row for row in read_rows(path, keys) if row.texts) if len(keys) > 1 else []
     lettered: list[Key] = []
     varied: list[Key] = []

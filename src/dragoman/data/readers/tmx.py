@@ -9,7 +9,8 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from html.entities import name2codepoint
 from itertools import chain, islice
@@ -30,6 +31,18 @@ _MAX_SEGMENT = 1 << 20
 """Longest segment in characters: a sentence or paragraph has thousands; more means a file that is not a TMX."""
 _SAMPLE = 10_000
 _SPACES = re.compile("[ \t\r\n]+")  # other spaces, such as U+00A0 before French punctuation, belong to the text
+_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
+         (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
+         (b"<\0", "utf-16-le"), (b"\0<", "utf-16-be"))  # fmt: skip
+_DECLARATION = re.compile(rb"\s*<\?xml[^>]*?\sencoding\s*=\s*[\"']([^\"']*)")
+_ENOUGH = 8
+"""Bytes outside of ASCII that show, if they are valid UTF-8, that a file is UTF-8."""
+_MOST_SHOWN = 5
+
+_INVALID_BYTE = re.compile("[\udc80-\udcff]")  # as decoded with "surrogateescape"
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]|&#(?:x[0-9a-fA-F]{1,8}|[0-9]{1,9});")
+_LONGEST_REFERENCE = 12
+_LINE_BREAKS = "\x0b\x0c"  # vertical tab and form feed separate words
 
 TmxUnit = list[tuple[str, str]]
 """(language, text) of the variants of a unit, in the order of the file."""
@@ -51,10 +64,6 @@ class TmxCount:
     further: int = 0
     codes: int = 0
     controls: int = 0
-
-    def drop_controls(self, number: int) -> None:
-        """Add a number of removed characters."""
-        self.controls += number
 
     def __str__(self) -> str:
         """Format what was left out, "" if nothing was."""
@@ -79,7 +88,7 @@ class _Collector:
         self._unit: TmxUnit = []
         self._language, self._codes, self._size = "", 0, 0
         self._text: list[str] | None = None
-        self._root = ""
+        self.root = ""
         self.parser = parser = expat.ParserCreate()
         parser.buffer_text = True
         parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
@@ -87,17 +96,12 @@ class _Collector:
         parser.EntityDeclHandler = self._declared
         parser.SkippedEntityHandler = self._skipped
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the root element has started."""
-        return bool(self._root)
-
     def error(self, what: str) -> DataError:
         return DataError(f"{self.path}, line {self.parser.CurrentLineNumber:,}: {what}")
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
-        if not self._root:
-            self._root = name
+        if not self.root:
+            self.root = name
             if name != "tmx":
                 raise self.error(f"the root element is <{clip(name, 40)}>; accepted: a TMX file, whose root is <tmx>")
         if name == "header":
@@ -156,7 +160,7 @@ def read_tmx(path: Path, count: TmxCount | None = None) -> Iterator[TmxUnit]:
     collector = _Collector(path, count)
     is_final = False
     try:
-        for text in read_xml(path, count.drop_controls):
+        for text in _read_xml(path, count):
             collector.parser.Parse(text, False)
             yield from collector.units
             collector.units = []
@@ -164,7 +168,7 @@ def read_tmx(path: Path, count: TmxCount | None = None) -> Iterator[TmxUnit]:
         collector.parser.Parse("", True)
     except expat.ExpatError as error:
         problem = expat.errors.messages[error.code]
-        if is_final and collector.is_open:
+        if is_final and collector.root:
             raise DataError(
                 f"{path}: ends too early, after {count.read:,} complete units (line {error.lineno:,}: {problem}). "
                 "Export or copy the TMX file again; or, to use these units, delete the text after the last </tu> and "
@@ -240,7 +244,7 @@ def tmx_pairs(path: Path, languages: tuple[str, str], count: TmxCount) -> Iterat
         count.languages.update(dict.fromkeys((language for language, _ in unit), 1))
         texts = [_variants(unit, language) for language in languages]
         if all(texts):
-            count.further += sum(len(found) - 1 for found in texts)
+            count.further += sum(len(variants) - 1 for variants in texts)
             yield texts[0][0], texts[1][0]
         else:
             count.incomplete += 1
@@ -259,26 +263,24 @@ def _variants(unit: TmxUnit, language: str) -> list[str]:
     return texts
 
 
-_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
-         (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
-         (b"<\0", "utf-16-le"), (b"\0<", "utf-16-be"))  # fmt: skip
-_DECLARATION = re.compile(rb"\s*<\?xml[^>]*?\sencoding\s*=\s*[\"']([^\"']*)")
-_ENOUGH = 8
-"""Bytes outside of ASCII that show, if they are valid UTF-8, that a file is UTF-8."""
-_MOST_SHOWN = 5
+def _read_xml(path: Path, count: TmxCount) -> Iterator[str]:
+    """Yield the text of an XML file in chunks, without characters that XML does not allow, which are counted.
 
-_INVALID_BYTE = re.compile("[\udc80-\udcff]")  # as decoded with "surrogateescape"
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]|&#(?:x[0-9a-fA-F]{1,8}|[0-9]{1,9});")
-_LONGEST_REFERENCE = 12
-_LINE_BREAKS = "\x0b\x0c"  # vertical tab and form feed separate words
-
-
-def read_xml(path: Path, dropped: Callable[[int], None]) -> Iterator[str]:
-    """Yield the text of an XML file in chunks, without characters that XML does not allow.
-
-    dropped: receives numbers of such characters.  Raises DataError if the file cannot be read, if its encoding is
-    unknown, and at the end, if it contains invalid bytes, with all of their lines.
+    Raises DataError if the file cannot be read, if its encoding is unknown, and at the end, if it contains invalid
+    bytes, with all of their lines.
     """
+
+    def allowed(match: re.Match[str]) -> str:
+        reference = match[0]
+        if reference.startswith("&"):
+            code = int(reference[3:-1], 16) if reference[2] == "x" else int(reference[2:-1])
+            is_surrogate = 0xD800 <= code <= 0xDFFF
+            if code <= 0x10FFFF and not is_surrogate and not _FORBIDDEN.match(chr(code)):
+                return reference
+            reference = chr(min(code, 0x10FFFF))
+        count.controls += 1
+        return " " if reference in _LINE_BREAKS else ""
+
     chunks = read_chunks(path)
     head = next(chunks, b"")
     encoding = _encoding(path, head)
@@ -287,30 +289,9 @@ def read_xml(path: Path, dropped: Callable[[int], None]) -> Iterator[str]:
         text = kept + text
         start = text.rfind("&", max(0, len(text) - _LONGEST_REFERENCE))
         end = len(text) if start < 0 or ";" in text[start:] else start  # a reference may continue in the next chunk
-        yield _allowed(text[:end], dropped)
+        yield _FORBIDDEN.sub(allowed, text[:end])
         kept = text[end:]
-    yield _allowed(kept, dropped)
-
-
-def _allowed(text: str, dropped: Callable[[int], None]) -> str:
-    count = 0
-
-    def replaced(match: re.Match[str]) -> str:
-        nonlocal count
-        reference = match[0]
-        if reference.startswith("&"):
-            code = int(reference[3:-1], 16) if reference[2] == "x" else int(reference[2:-1])
-            is_surrogate = 0xD800 <= code <= 0xDFFF
-            if code <= 0x10FFFF and not is_surrogate and not _FORBIDDEN.match(chr(code)):
-                return reference
-            reference = chr(min(code, 0x10FFFF))
-        count += 1
-        return " " if reference in _LINE_BREAKS else ""
-
-    text = _FORBIDDEN.sub(replaced, text)
-    if count:
-        dropped(count)
-    return text
+    yield _FORBIDDEN.sub(allowed, kept)
 
 
 def _decoded(path: Path, encoding: str, chunks: Iterator[bytes]) -> Iterator[str]:
@@ -318,7 +299,7 @@ def _decoded(path: Path, encoding: str, chunks: Iterator[bytes]) -> Iterator[str
     is_wide = encoding.startswith(("utf-16", "utf-32"))  # these do not support "surrogateescape"
     decoder = codecs.getincrementaldecoder(encoding)("strict" if is_wide else "surrogateescape")
     invalid: dict[int, str] = {}
-    lines = 1
+    lines, name = 1, encoding.removesuffix("-sig").upper()
     try:
         for chunk in chain(chunks, [b""]):
             text = decoder.decode(chunk, final=not chunk)
@@ -332,20 +313,16 @@ def _decoded(path: Path, encoding: str, chunks: Iterator[bytes]) -> Iterator[str
             if not invalid:
                 yield text
     except UnicodeError as error:
-        raise DataError(f"{path}: not valid {_shown(encoding)}: {error}. Export the TMX file again as UTF-8.") from None
+        raise DataError(f"{path}: not valid {name}: {error}. Export the TMX file again as UTF-8.") from None
     if invalid:
         shown = [*invalid.values()][:_MOST_SHOWN]
         more = [f"... and {len(invalid) - len(shown):,} more"] if len(invalid) > len(shown) else []
         raise DataError(
             f"{path}: {len(invalid):,} line{'s' * (len(invalid) != 1)} with bytes that are not valid "
-            f"{_shown(encoding)}:\n" + "\n".join([*shown, *more]) + "\nRepair these lines; or, if the whole file has "
+            f"{name}:\n" + "\n".join([*shown, *more]) + "\nRepair these lines; or, if the whole file has "
             "another encoding, export it again as UTF-8, or declare the encoding in its first line: "
             '<?xml version="1.0" encoding="windows-1252"?>.'
         )
-
-
-def _shown(encoding: str) -> str:
-    return encoding.removesuffix("-sig").upper()
 
 
 def _encoding(path: Path, head: bytes) -> str:
@@ -366,17 +343,11 @@ def _encoding(path: Path, head: bytes) -> str:
         ) from None
     if not readable or codecs.lookup(declared).name == "utf-8":
         return "utf-8"  # often written with a wrong declaration of UTF-16
-    if sum(byte > 0x7F for byte in head) >= _ENOUGH and _is_utf8(head):
-        raise DataError(
-            f"{path}: declares the encoding {declared}, but is UTF-8. Correct its first line: "
-            '<?xml version="1.0" encoding="UTF-8"?>.'
-        )
+    if sum(byte > 0x7F for byte in head) >= _ENOUGH:
+        with suppress(UnicodeDecodeError):
+            codecs.getincrementaldecoder("utf-8")().decode(head)
+            raise DataError(
+                f"{path}: declares the encoding {declared}, but is UTF-8. Correct its first line: "
+                '<?xml version="1.0" encoding="UTF-8"?>.'
+            )
     return declared.lower()
-
-
-def _is_utf8(head: bytes) -> bool:
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return True

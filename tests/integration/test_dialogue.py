@@ -17,7 +17,7 @@ import torch
 
 from dragoman import Chat, TextGenerator
 from dragoman.config import Config, TokenizerConfig, dump_toml, parse_config
-from dragoman.data.turns import Prompt, Turn
+from dragoman.data.dialogues import Prompt, Turn
 from dragoman.decoding.hypothesis import Hypothesis, PartialHypothesis
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ModelFolderError, UsageError

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from dragoman.config import EncoderOnlyConfig, load_config
+from dragoman.data.dialogues import Turn, encode_turns
 from dragoman.data.store.folder import DamagedStoreError
 from dragoman.data.store.reader import Store
-from dragoman.data.turns import Turn, encode_turns
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import (

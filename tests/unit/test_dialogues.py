@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import Config, TokenizerConfig, parse_config
-from dragoman.data.readers.dialogues import parse_dialogues, read_dialogues, spoken_text
-from dragoman.data.turns import (
+from dragoman.data.dialogues import (
     Turn,
     TurnIds,
     encode_turns,
+    parse_dialogues,
     prompt_ids,
+    read_dialogues,
     role_problem,
     split_turns,
+    spoken_text,
     turns_of_text,
     windows,
 )

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import zstandard
 
+from dragoman.data.readers.arrow_tables import arrow, is_text, read_errors
 from dragoman.errors import DataError, UsageError, nearest
-from dragoman.io.arrow import arrow, is_text, read_errors
 from dragoman.io.lines import NOT_LINES, read_lines
 from dragoman.io.reading import hash_file, plain_suffix
 

@@ -26,7 +26,7 @@ from dragoman.cli.streams import (
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
-    from dragoman.data.turns import Turn
+    from dragoman.data.dialogues import Turn
     from dragoman.pipelines.dialogue import Chat
     from dragoman.pipelines.generation import Continuation
 
@@ -303,7 +303,7 @@ class Session:
     """
 
     def __init__(self, chat: Chat, role: str | None, user: str | None, settings: dict[str, Any]) -> None:
-        from dragoman.data.turns import Turn, default_speaker
+        from dragoman.data.dialogues import Turn, default_speaker
 
         self.chat, self.settings = chat, settings
         self.turns: list[Turn] = []
@@ -328,7 +328,7 @@ class Session:
         text = line.removeprefix("/").strip()
         if not text:
             return ""
-        from dragoman.data.turns import Turn
+        from dragoman.data.dialogues import Turn
 
         turns = [*self.turns, Turn(self.user, text)]
         if show is None:

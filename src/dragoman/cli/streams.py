@@ -18,7 +18,7 @@ from dragoman.io.writing import not_written
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dragoman.data.turns import Turn
+    from dragoman.data.dialogues import Turn
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
@@ -162,7 +162,7 @@ def read_turns(path: Path, model: Path) -> list[list[Turn]]:
 
     A blank line of a JSONL file is a dialogue without turns.
     """
-    from dragoman.data.readers.dialogues import parse_dialogues
+    from dragoman.data.dialogues import parse_dialogues
     from dragoman.io.reading import plain_suffix
     from dragoman.models.model_folder import read_config
 

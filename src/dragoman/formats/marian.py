@@ -47,7 +47,7 @@ from dragoman.formats.importing.names import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import marian_page
-from dragoman.io.protobuf import varint
+from dragoman.io.reading import protobuf_varint
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import BOS, EOS, PAD, SPECIAL_NAMES, UNK, Tokenizer
@@ -263,9 +263,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield number and bytes of each field of a protobuf message that has messages only, as ModelProto."""
     start = 0
     while start < len(message):
-        key, position = varint(message, start)
+        key, position = protobuf_varint(message, start)
         assert key & 7 == 2
-        length, position = varint(message, position)
+        length, position = protobuf_varint(message, position)
         yield key >> 3, message[start : position + length]
         start = position + length
 

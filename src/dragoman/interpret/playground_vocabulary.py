@@ -6,7 +6,7 @@ from typing import Any
 
 import sentencepiece as spm
 
-from dragoman.io.protobuf import fields
+from dragoman.io.reading import protobuf_fields
 from dragoman.tokenizers import EOS, Tokenizer
 from dragoman.tokenizers.pieces import SentencePieces
 
@@ -23,9 +23,9 @@ def text_settings(processor: spm.SentencePieceProcessor) -> dict[str, Any]:
 
     pieces: [text, score] by id; the score of those to which no text is encoded (special pieces, bytes) is None.
     """
-    message = list(fields(processor.serialized_model_proto()))
-    trainer = dict(fields(b"".join(content for number, content in message if number == 2)))
-    normalizer = dict(fields(b"".join(content for number, content in message if number == 3)))
+    message = list(protobuf_fields(processor.serialized_model_proto()))
+    trainer = dict(protobuf_fields(b"".join(content for number, content in message if number == 2)))
+    normalizer = dict(protobuf_fields(b"".join(content for number, content in message if number == 3)))
     return {
         "pieces": [
             [processor.id_to_piece(i), None if _is_special(processor, i) else processor.get_score(i)]
@@ -65,5 +65,9 @@ def _is_special(processor: spm.SentencePieceProcessor, i: int) -> bool:
 
 
 def _user_defined(processor: spm.SentencePieceProcessor) -> list[str]:
-    pieces = [dict(fields(content)) for number, content in fields(processor.serialized_model_proto()) if number == 1]
+    pieces = [
+        dict(protobuf_fields(content))
+        for number, content in protobuf_fields(processor.serialized_model_proto())
+        if number == 1
+    ]
     return [piece[1].decode() for piece in pieces if piece.get(3) == _USER_DEFINED]

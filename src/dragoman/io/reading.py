@@ -13,7 +13,7 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -178,3 +178,30 @@ COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
 def plain_suffix(path: Path) -> str:
     """Return the suffix of a file name, ignoring a final `.gz`, `.zst` or `.xz`."""
     return Path(path.stem).suffix if path.suffix in COMPRESSED_SUFFIXES else path.suffix
+
+
+def protobuf_fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each field of a protobuf message, such as a sentencepiece model.
+
+    A value is an integer, or bytes for texts, messages and numbers of fixed size.  Raises IndexError or KeyError for a
+    damaged message.
+    """
+    start = 0
+    while start < len(message):
+        key, start = protobuf_varint(message, start)
+        if key & 7 == 0:
+            number, start = protobuf_varint(message, start)
+            yield key >> 3, number
+        else:
+            size, start = protobuf_varint(message, start) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], start)
+            yield key >> 3, message[start : start + size]
+            start += size
+
+
+def protobuf_varint(message: bytes, position: int) -> tuple[int, int]:
+    """Return a number in a protobuf message and the position behind it."""
+    number = shift = 0
+    while message[position] & 128:
+        number |= (message[position] & 127) << shift
+        position, shift = position + 1, shift + 7
+    return number | message[position] << shift, position + 1

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
-from dragoman.data.turns import Prompt, Turn, TurnIds, encode_turns, prompt_ids, split_turns
+from dragoman.data.dialogues import Prompt, Turn, TurnIds, encode_turns, prompt_ids, split_turns
 from dragoman.decoding.hypothesis import Hypothesis, TokenStream
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import ModelFolderError, UsageError, nearest

@@ -10,7 +10,7 @@ from typing import Any
 
 from dragoman.data.readers.rows import Key, Row, named_columns, one_text
 from dragoman.errors import DataError, clip, nearest
-from dragoman.io.arrow import arrow, is_text, read_errors
+from dragoman.extras import extra_package
 from dragoman.io.reading import read_json
 
 _ROWS, _BUFFER = 1024, 1 << 20
@@ -187,3 +187,21 @@ def arrow_columns(path: Path) -> list[Key]:
             return [name for name, kind in _leaves(schema) if is_text(kind)]
     except read_errors() as error:
         raise DataError(f"{file}: cannot be read as a table: {clip(str(error), 200)}. {_AGAIN}") from None
+
+
+def arrow(name: str = "pyarrow") -> Any:
+    """Import and return a module of pyarrow.  Raises UsageError if it is not installed."""
+    return extra_package(name, "scale", "Parquet")
+
+
+def read_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions of pyarrow for files that are damaged or cannot be read."""
+    return (arrow().ArrowException, OSError, UnicodeDecodeError)
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether a type of pyarrow is that of text, possibly encoded as a dictionary."""
+    types = arrow().types
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))

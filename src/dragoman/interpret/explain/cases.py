@@ -27,11 +27,11 @@ from dragoman.config import (
     VisionConfig,
 )
 from dragoman.data.batching import Batch, collate
+from dragoman.data.dialogues import encode_turns, turns_of_text
 from dragoman.data.readers.images import HELD_OUT, LabelledImages, as_images, named_images, read_images, split_off
 from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.sentences import split_sentences
-from dragoman.data.turns import encode_turns, turns_of_text
 from dragoman.decoding.hypothesis import Hypothesis, before_end
 from dragoman.decoding.retry import has_unusual_length, search_with_retry
 from dragoman.decoding.settings import SearchSettings

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from dragoman.data.batching import Batch, collate
+from dragoman.data.dialogues import encode_turns, split_turns, turns_of_text
 from dragoman.data.readers.trees import penn_word
-from dragoman.data.turns import encode_turns, split_turns, turns_of_text
 from dragoman.decoding.backend import batches_within
 from dragoman.errors import UsageError
 from dragoman.interpret.explain.cases import Ids, label_row, with_predictions

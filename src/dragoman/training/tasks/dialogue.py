@@ -12,8 +12,7 @@ import numpy as np
 
 from dragoman.config import Config, DialogueData
 from dragoman.data.batching import Batch, collate_source
-from dragoman.data.readers.dialogues import DialogueSet, read_dialogues
-from dragoman.data.turns import MAX_ROLES, TurnIds, Window, encode_turns, windows
+from dragoman.data.dialogues import MAX_ROLES, DialogueSet, TurnIds, Window, encode_turns, read_dialogues, windows
 from dragoman.errors import DataError, nearest
 from dragoman.io.reading import hash_files
 from dragoman.io.run_log import Reporter

@@ -16,8 +16,8 @@ import pytest
 from gallery_twin import CHAPTERS, Row, table
 from worked_numbers import computed, names
 
-from dragoman.interpret.walkthrough.entries import read_data
 from dragoman.interpret.walkthrough.gallery import WorkedExample, gallery
+from dragoman.interpret.walkthrough.steps import read_data
 
 PAGE = Path(__file__).parents[2] / "docs" / "learn" / "numbers.md"
 TWIN = {(chapter, row.quantity): row for chapter, rows in CHAPTERS.items() for row in rows()}

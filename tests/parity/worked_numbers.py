@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dragoman.config import PRESETS, TransformerConfig
 from dragoman.errors import UsageError
-from dragoman.interpret.walkthrough.entries import read_data
+from dragoman.interpret.walkthrough.steps import read_data
 from dragoman.models.build import assemble
 from dragoman.nn.attention import AttentionTaps, CrossAttention, SelfAttention, Span, attend_explicit, causal_bias
 from dragoman.nn.layers import EncoderLayer, FeedForward, LayerNorm, SubLayer

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dragoman.interpret.walkthrough.entries import read_data
 from dragoman.interpret.walkthrough.gallery import WorkedExample, gallery, write_gallery
+from dragoman.interpret.walkthrough.steps import read_data
 
 SOURCES = [chapter for name in ("gallery.toml", "gallery_step.toml") for chapter in read_data(name)["chapters"]]
 INDICES = [(i, j) for i, chapter in enumerate(SOURCES) for j in range(len(chapter["examples"]))]

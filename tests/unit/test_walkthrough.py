@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dragoman.errors import UsageError
 from dragoman.interpret.walkthrough import Labels, compact, walkthrough
-from dragoman.interpret.walkthrough.entries import ENTRIES
+from dragoman.interpret.walkthrough.steps import ENTRIES
 from dragoman.interpret.walkthrough.tiny_preset import TINY_MATRICES, TINY_PAIR, tiny_model, tiny_walkthrough
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import UsageError
-from dragoman.interpret.walkthrough.backward import backward_steps, update_steps
 from dragoman.interpret.walkthrough.cells import CellReader, Reference, Vocabulary
-from dragoman.interpret.walkthrough.entries import Quantity, WalkthroughStep
 from dragoman.interpret.walkthrough.figure import figure_data
-from dragoman.interpret.walkthrough.forward import forward_steps
-from dragoman.interpret.walkthrough.quantities import Labels, Quantities
+from dragoman.interpret.walkthrough.quantities import Labels, Quantities, Quantity
+from dragoman.interpret.walkthrough.steps import WalkthroughStep, backward_steps, forward_steps, update_steps
 from dragoman.interpret.walkthrough.training_step import RecordedStep, TrainingPair, check_element
 from dragoman.models.seq2seq import Model, Network
 from dragoman.tokenizers import PAD

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.interpret.walkthrough.backward import users_of
-from dragoman.interpret.walkthrough.entries import Quantity, WalkthroughStep
+from dragoman.interpret.walkthrough.quantities import Quantity
+from dragoman.interpret.walkthrough.steps import WalkthroughStep, users_of
 
 _TERM = re.compile(r"(∂?[^\s∂ᵀ]+)(ᵀ)?(?: (∂?[^\s∂ᵀ/]+)(ᵀ)?)?( / √d_key)?")
 _TOLERANCE = 1e-4

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dragoman.interpret.walkthrough.build import compact
-from dragoman.interpret.walkthrough.entries import Text, read_data
+from dragoman.interpret.walkthrough.steps import Text, read_data
 from dragoman.interpret.walkthrough.tiny_preset import WORKED_MATRICES, tiny_walkthrough
 from dragoman.pages.page import render, write_page
 

@@ -9,10 +9,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.interpret.walkthrough.entries import Quantity
 from dragoman.interpret.walkthrough.training_step import RecordedStep
 from dragoman.models.vision import Vision
 from dragoman.tokenizers import PAD
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A tensor as matrices (heads, rows, columns), one per head, or a single one without heads.
+
+    name: the tap, or the parameter as a Python expression.  value, gradient: (H or 1, rows, columns), along the
+    vocabulary only the tokens shown.  along: the axes of rows and columns; size: how many of them the whole tensor has.
+    shape, axes: of the tensor called `name`.  rows, columns: labels, None for numbers from 0.  mark: row and column
+    of the value that the step is about.  nominal: the numbers are names, such as token ids, of which none is larger.
+    per_head: the tensor is a matrix with the columns of all heads side by side, or has an axis "head".
+    """
+
+    name: str
+    symbol: str
+    value: Tensor
+    gradient: Tensor | None
+    along: tuple[str, str]
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    size: tuple[int, int]
+    rows: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+    mark: tuple[int, int] | None = None
+    nominal: bool = False
+    per_head: bool = False
 
 
 @dataclass(frozen=True)

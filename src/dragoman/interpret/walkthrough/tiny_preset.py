@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from dragoman.config import TransformerConfig
 from dragoman.errors import UsageError, nearest
 from dragoman.interpret.walkthrough import Labels, walkthrough
-from dragoman.interpret.walkthrough.entries import read_data
+from dragoman.interpret.walkthrough.steps import read_data
 from dragoman.interpret.walkthrough.training_step import TrainingPair
 from dragoman.models.build import build_model
 from dragoman.models.transformer import Transformer

@@ -142,10 +142,7 @@ def test_an_error_in_a_process_is_the_error_of_the_command() -> None:
 
 
 def test_a_process_that_ends_is_reported() -> None:
-    with (
-        Processes(2) as pool,
-        pytest.raises(DragomanError, match=r"that prepares the data ended: .*--workers 1"),
-    ):
+    with Processes(2) as pool, pytest.raises(DragomanError, match=r"that prepares the data ended: .*--workers 1"):
         list(pool.map(kill, iter(range(4))))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,36 @@ import pytest
 from dragoman.advice.diagnosis import Diagnosis
 from dragoman.advice.doctor import diagnose
 from dragoman.advice.examine import examine
+from dragoman.advice.source_text import open_text
 from dragoman.config import parse_config
 from dragoman.data.corpus import CorpusSpec, SentencePair, corpus_spec, read_pairs
+from dragoman.data.precheck import precheck
+from dragoman.data.readers import tables
+from dragoman.data.readers.rows import Row
+from dragoman.data.readers.tables import text_keys
 from dragoman.data.store.build import build_store
 from dragoman.data.store.folder import text_hash
 from dragoman.errors import DataError, UsageError
 from dragoman.training.run import check_files
-from pair_files import FORMATS, nested, pairs_of, refusal, write_csv, write_saved, write_tmx
+from pair_files import (
+    FORMATS,
+    HEADED,
+    moses_members,
+    nested,
+    pairs_of,
+    refusal,
+    write_csv,
+    write_saved,
+    write_tmx,
+    write_zip,
+)
 from small_run import Listener, digit_pairs, small_config, small_document, write_lines
 
 PAIRS = [('A "dog", really.', "Ein Hund."), ("Two; <cats> & more", "Zwei\u2028Katzen"), ("ü", "日本")]
+SENTENCES = [
+    (f"The dog is in the house with number {i} and was there.", f"Der Hund ist in dem Haus Nummer {i} und war da.")
+    for i in range(30)
+]
 KEYS = {"source_key": "translation.en", "target_key": "translation.de"}
 NAMES = {"source_key": "en", "target_key": "de"}
 
@@ -67,9 +88,7 @@ def test_a_store_equals_that_of_the_same_pairs_as_tsv(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", FORMATS)
 def test_doctor_examines_every_format(name: str, tmp_path: Path) -> None:
     write, keys = FORMATS[name]
-    english = [f"The dog is in the house with number {i} and was there." for i in range(30)]
-    pairs = [(text, f"Der Hund ist in dem Haus Nummer {i} und war da.") for i, text in enumerate(english)]
-    path = write(tmp_path / name, [*pairs, pairs[0]])
+    path = write(tmp_path / name, [*SENTENCES, SENTENCES[0]])
     diagnosis = diagnose(path)
     assert diagnosis.healthy and diagnosis.account == "read 31 = kept 30 + duplicate 1"
     assert diagnosis.corpora[0].duplicates.lines == [32 if name == "headed.csv.gz" else 31]
@@ -300,3 +319,169 @@ def test_a_large_file_is_not_held_in_memory(tmp_path: Path) -> None:
     before = arrow.total_allocated_bytes()
     most = max(arrow.total_allocated_bytes() for _ in read_pairs(CorpusSpec(path=tmp_path / "a.parquet", **KEYS)))
     assert most - before < 12 << 20 < rows * 800
+
+
+# Archives of OPUS
+
+
+def test_languages_of_an_archive(tmp_path: Path) -> None:
+    members = moses_members(PAIRS)
+    members["A.de-en.pt_BR"] = members.pop("A.de-en.en")
+    path = write_zip(tmp_path / "a.zip", members)
+    for language in ("pt_BR", "pt", "pt-BR"):
+        assert pairs_of(path, source_key="de", target_key=language)[0] == ("Ein Hund.", 'A "dog", really.')
+    reverse = dict(reversed(moses_members(PAIRS).items()))
+    assert pairs_of(write_zip(tmp_path / "b.zip", reverse))[0] == ("Ein Hund.", 'A "dog", really.')
+
+
+def test_archives_without_exactly_one_pair(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.zip", moses_members(PAIRS))
+    message = refusal(path, source_key="en", target_key="fr")
+    assert f"{path}: contains no pair of files in 'en' and 'fr' (files: A.de-en.de, A.de-en.en" in message
+    assert "no pair of files in two languages (files: a.txt)" in refusal(write_zip(tmp_path / "b.zip", {"a.txt": "x"}))
+    two = moses_members(PAIRS) | {f"B/{name}": text for name, text in moses_members(PAIRS).items()}
+    message = refusal(write_zip(tmp_path / "c.zip", two), **NAMES)
+    assert "contains 2 pairs of files in 'en' and 'de' (A.de-en.en, B/A.de-en.en); accepted: one." in message
+
+
+def test_misaligned_and_shifted_members_are_refused_as_text_files_are(tmp_path: Path) -> None:
+    lengths = [3 + (7 * n * n) % 41 for n in range(420)]
+    members = {
+        "a.en-de.en": "".join("dog " * length + "\n" for length in lengths),
+        "a.en-de.de": "".join("hund " * length + "\n" for length in [*lengths[:100], *lengths[101:]]),
+    }
+    path = write_zip(tmp_path / "a.zip", members)
+    message = refusal(path, **NAMES)
+    assert f"{path}/a.en-de.en has 420 lines but {path}/a.en-de.de has 419" in message and "line 101" in message
+    assert "misaligned: 420 and 419 lines" in [finding.what for finding in diagnose(path).findings]
+    members["a.en-de.de"] += "hund\n"
+    write_zip(path, members)
+    data = {"source_language": "en", "target_language": "de", "train": [{"path": str(path)}]}
+    with pytest.raises(DataError, match="the target that matches a source line is 1 line earlier"):
+        precheck(parse_config({"data": data}), print)
+
+
+def test_damaged_archives(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.zip", moses_members(digit_pairs(999)))
+    content = path.read_bytes()
+    for damaged in (content[:-30], content[: len(content) // 2], b"", b"text\n"):
+        path.write_bytes(damaged)
+        message = refusal(path, **NAMES)
+        assert message.startswith(f"{path}: not a complete zip archive (")
+        assert message.endswith("Copy or download the archive again.")
+    with zipfile.ZipFile(write_zip(path, moses_members(digit_pairs(999)))) as archive:
+        start = archive.getinfo("A.de-en.en").header_offset
+    altered = bytearray(path.read_bytes())
+    altered[start + 60 : start + 64] = b"\xff\0\xff\0"
+    path.write_bytes(altered)
+    assert f"{path}/A.de-en.en: the compressed data is truncated or damaged after line" in refusal(path, **NAMES)
+    with zipfile.ZipFile(path, "w") as archive:  # not compressed, so that only the checksum reveals the damage
+        for name, text in moses_members(digit_pairs(99)).items():
+            archive.writestr(name, text)
+    path.write_bytes(path.read_bytes().replace(b"seven", b"eleven"[1:]))
+    assert "truncated or damaged after line 0 (Bad CRC-32 for file 'A.de-en.en')" in refusal(path, **NAMES)
+
+
+def set_field(path: Path, offset: int, value: int) -> None:
+    """Change a field of two bytes in all entries of the central directory."""
+    content = bytearray(path.read_bytes())
+    at = content.find(b"PK\x01\x02")
+    while at >= 0:
+        struct.pack_into("<H", content, at + offset, value)
+        at = content.find(b"PK\x01\x02", at + 4)
+    path.write_bytes(content)
+
+
+def test_encrypted_archives_and_unknown_methods(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.zip", moses_members(PAIRS))
+    set_field(path, 8, 1)
+    assert f"{path}/A.de-en.en: is encrypted; accepted: archives without a password" in refusal(path, **NAMES)
+    set_field(path, 8, 0)
+    set_field(path, 10, 97)
+    assert "is compressed by the method 97; accepted: deflate, bzip2, LZMA or none" in refusal(path, **NAMES)
+
+
+def test_a_member_that_expands_without_bound_is_refused_by_its_lines(tmp_path: Path) -> None:
+    bomb = "a" * (65 << 20)
+    path = write_zip(tmp_path / "a.zip", {"a.en-de.en": bomb, "a.en-de.de": "x\n"})
+    assert path.stat().st_size < 1 << 18
+    assert f"{path}/a.en-de.en, line 1: longer than 64 MiB" in refusal(path, **NAMES)
+
+
+def test_invalid_utf8_in_a_member(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.en-de.en", b"good\nna\xefve\n")
+        archive.writestr("a.en-de.de", b"gut\nnaiv\n")
+    assert f"{path}/a.en-de.en, line 2: byte 0xef at byte 2 of the line is not valid UTF-8" in refusal(path, **NAMES)
+    assert "invalid UTF-8" in str(diagnose(path).findings)
+
+
+# Columns of text, and one file or folder as the text of `dragoman new`
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_single_file_or_folder_is_the_text_of_a_new_configuration(name: str, tmp_path: Path) -> None:
+    write, _ = FORMATS[name]
+    path = write(tmp_path / name, SENTENCES)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    text = open_text(path, None, None, scratch, print)
+    # the archive of OPUS names German first
+    assert text.languages == (("de", "en") if name == "a.zip" else ("en", "de"))
+    pairs = [(pair.source, pair.target) for pair in text.pairs()]
+    assert pairs == ([(target, source) for source, target in SENTENCES] if name == "a.zip" else SENTENCES)
+    if name in ("a.zip", "a.tmx"):
+        text = open_text(path, None, ("de", "en"), scratch, print)
+        assert next(text.pairs()).source == SENTENCES[0][1]
+
+
+def test_languages_named_by_keys_need_no_frequent_words(tmp_path: Path) -> None:
+    rows = [json.dumps({"fr": f"x {i}", "nl": f"y {i}"}) for i in range(30)]
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    assert open_text(path, None, None, tmp_path, print).languages == ("fr", "nl")
+    path = write_tmx(tmp_path / "a.tmx", [("x", "y")], ("fr", "nl"))
+    assert open_text(path, None, None, tmp_path, print).languages == ("fr", "nl")
+
+
+def test_columns_of_text_are_found(tmp_path: Path) -> None:
+    pairs = [(f"text {i}", f"Text {i}") for i in range(30)]
+    said: list[str] = []
+    path = write_csv(tmp_path / "a.csv", [HEADED, *((str(i), *pair) for i, pair in enumerate(pairs))])
+    assert text_keys(path, said.append) == ("english", "de")
+    assert said == [f"{path}: source text in column english, target text in column de"]
+    for rows in (
+        [("eng", f"text{i}", f"Satz{i}") for i in range(30)],  # "eng" is no header: it is repeated
+        [
+            ("de" if i % 2 else "en", one, f"ein {other}") for i, (one, other) in enumerate(pairs)
+        ],  # nor is a record with sentences
+    ):
+        assert text_keys(write_csv(path, rows), said.append) == (1, 2)
+    lines = [json.dumps({"lang": "en-de", "translation": {"en": one, "de": other}}) for one, other in pairs]
+    assert text_keys(write_lines(tmp_path / "a.jsonl", lines), said.append) == ("translation.en", "translation.de")
+    write_csv(path, [("1", one) for one, _ in pairs])
+    with pytest.raises(
+        DataError, match=r"a\.csv: 1 column of text \('1 text 0'\); accepted: a source text and a target"
+    ):
+        text_keys(path, said.append)
+
+
+def test_the_sample_of_a_large_table_is_spread_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.data.readers.tables._SAMPLE", 50)
+    rows = [Row(i, "", ("Yes" if i < 100 else f"yes {i}", f"ja {i}")) for i in range(1000)]
+    numbers = [row.number for row in tables._sample(rows)]
+    assert numbers == list(range(0, 1000, 16))
+    path = write_csv(tmp_path / "a.csv", [row.texts for row in rows])
+    assert text_keys(path, print) == (0, 1)  # although the first 100 rows repeat a value
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"missing: not a configuration; use a \.toml file, .* or a folder of \.parquet"
+    ):
+        diagnose(tmp_path / "missing")
+    with pytest.raises(UsageError, match=r"no such file: .*missing\.csv"):
+        diagnose(tmp_path / "missing.csv")
+    data = {"root": str(tmp_path), "train": [{"path": "missing.parquet"}, {"source": ".", "target": "."}]}
+    with pytest.raises(UsageError, match=r"(?s)missing\.parquet.*train\.1\.source: no such file"):
+        check_files(parse_config({"data": data}))

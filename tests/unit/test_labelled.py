@@ -1,14 +1,15 @@
-"""Texts with labels in all formats, and one clear message per invalid line."""
+"""Texts with labels, and sentences with tags, in all formats, and one clear message per invalid line."""
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
 
-from dragoman.data.readers.labelled import read_labelled, text_source
+from dragoman.data.readers.labelled import TaggedSentence, read_labelled, read_tagged, tagged_row, text_source
 from dragoman.errors import DataError, ModelFolderError
-from dragoman.tokenizers import BOS, LABELS_FILE, LabelVocabulary
+from dragoman.tokenizers import BOS, EOS, LABELS_FILE, PAD, LabelVocabulary
 from small_run import write_lines
 
 FORMS = {
@@ -56,11 +57,7 @@ def test_a_csv_quote_is_read_as_csv_has_it(tmp_path: Path) -> None:
         ("a.jsonl", ['{"label": "good"}'], r"line 1: .* has no text"),
         ("a.jsonl", ['{"text": "good"}'], r"line 1: .* has no label"),
         ("a.jsonl", ['["good", "fine"]'], r"line 1: .* has no text"),
-        (
-            "a.jsonl",
-            [r'{"label": "good", "text": "\ud83d"}'],
-            r"line 1: the text is invalid Unicode",
-        ),
+        ("a.jsonl", [r'{"label": "good", "text": "\ud83d"}'], r"line 1: the text is invalid Unicode"),
         ("a.jsonl", ["[" * 100_000], r"line 1: not JSON"),
     ],
 )
@@ -87,3 +84,66 @@ def test_damaged_labels_are_refused(tmp_path: Path) -> None:
     (tmp_path / LABELS_FILE).write_text('{"labels": ["a"]', encoding="utf-8")
     with pytest.raises(ModelFolderError, match=r"labels\.json: cannot be read"):
         LabelVocabulary.load(tmp_path)
+
+
+def row(number: str, word: str, upos: str, xpos: str = "_") -> str:
+    return "\t".join([number, word, word, upos, xpos, *["_"] * 5])
+
+
+CONLLU = [
+    "# sent_id = 1",
+    row("1-2", "don't", "_"),
+    row("1", "do", "AUX", "VBP"),
+    row("2", "n't", "PART", "RB"),
+    row("2.1", "gone", "VERB", "VB"),
+    row("3", "#", "SYM", "$"),
+    "",
+    "",
+    "# sent_id = 2",
+    row("1", "ice cream", "NOUN", "NN"),
+]
+
+
+@pytest.mark.parametrize("suffix", [".conllu", ".conllu.gz"])
+def test_ranges_and_empty_nodes_are_no_words(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    text = "\n".join(CONLLU).encode()
+    path.write_bytes(gzip.compress(text) if suffix.endswith("gz") else text)
+    assert list(read_tagged(path)) == [
+        TaggedSentence(("do", "n't", "#"), ("AUX", "PART", "SYM"), 3),
+        TaggedSentence(("ice cream",), ("NOUN",), 10),
+    ]
+    assert [s.tags for s in read_tagged(path, "xpos")] == [("VBP", "RB", "$"), ("NN",)]
+
+
+def test_the_tag_follows_the_last_slash(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.txt", ["1/2/cd of/in", "", "``/`` ,/,"])
+    assert [tuple(s) for s in read_tagged(path)] == [(("1/2", "of"), ("cd", "in"), 1), (("``", ","), ("``", ","), 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "message"),
+    [
+        ("a.conllu", [CONLLU[2], "2\tx\ty"], r"a\.conllu, line 2: 3 columns; accepted: the 10 of CoNLL-U"),
+        ("a.conllu", [row("one", "x", "X")], r"line 1: column 1 is \"one\"; accepted: the number of a word"),
+        ("a.conllu", ["", row("1", "x", "_")], r"line 2: \"x\" has no tag in the column upos"),
+        ("a.txt", ["a/b", "c/d e"], r"a\.txt, line 2: \"e\" is not word/tag"),
+        ("a.txt", ["a/"], r"line 1: \"a/\" is not word/tag"),
+    ],
+)
+def test_a_bad_line_of_tags_is_named(name: str, lines: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        list(read_tagged(write_lines(tmp_path / name, lines)))
+
+
+def test_a_tag_belongs_to_the_first_piece() -> None:
+    ids, tags = tagged_row([[7], [8, 9, 10], [11, 12]], [3, 1, 2])
+    assert ids == [BOS, 7, 8, 9, 10, 11, 12, EOS]
+    assert tags == [PAD, 3, 1, PAD, PAD, 2, PAD, PAD]
+
+
+def test_the_treebank_of_the_recipe(data_root: Path) -> None:
+    sentences = list(read_tagged(data_root / "ud_english_ewt" / "train.conllu.gz"))
+    assert len(sentences) == 12_544
+    assert len({tag for s in sentences for tag in s.tags}) == 17
+    assert all(len(s.words) == len(s.tags) > 0 for s in sentences)

@@ -130,26 +130,9 @@ def test_ordinary_text_has_no_placeholders() -> None:
 
 
 UNITS = [
-    "!",
-    "f0",
-    "1",
-    "1 ",
-    "1,",
-    "123,",
-    "123 ",
-    "1.1",
-    "@",
-    "a@",
-    "a@b.",
-    "%(a",
-    "{a",
-    "</a",
-    "www.",
-    "1 mil ",
-    "1 m",
-    "1:",
-    "1h1 ",
-]
+    "!", "f0", "1", "1 ", "1,", "123,", "123 ", "1.1", "@", "a@", "a@b.", "%(a", "{a", "</a", "www.", "1 mil ",
+    "1 m", "1:", "1h1 ",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -169,26 +169,13 @@ def texts(source: list[str], target: list[str]) -> list[tuple[str, str]]:
     [
         (texts(ENGLISH, GERMAN), "en de", "src tgt", []),
         (texts(ENGLISH, GERMAN), "source target", "src tgt", []),
-        (
-            texts(GERMAN, ENGLISH),
-            "en de",
-            "src tgt",
-            ["sampled source lines do not look like 'en'", "'de'; check"],
-        ),
+        (texts(GERMAN, ENGLISH), "en de", "src tgt", ["sampled source lines do not look like 'en'", "'de'; check"]),
         (texts(GERMAN, ENGLISH), "source target", "en de", ["sampled source lines do not look like 'en'", "'de'"]),
         (texts(ENGLISH, ENGLISH[::-1]), "en de", "src tgt", ["40 of 40 sampled target lines do not look like 'de'"]),
         (texts(GERMAN, GERMAN[::-1]), "source target", "src tgt", ["source and target both look like 'de'"]),
         (texts(ENGLISH, ENGLISH), "en de", "src tgt", ["source and target are identical in 40 of 40 sampled pairs"]),
     ],
-    ids=[
-        "right",
-        "unnamed",
-        "exchanged",
-        "exchanged by suffix",
-        "same twice",
-        "same twice, unnamed",
-        "copy",
-    ],
+    ids=["right", "unnamed", "exchanged", "exchanged by suffix", "same twice", "same twice, unnamed", "copy"],
 )
 def test_languages(
     pairs: list[tuple[str, str]], languages: str, suffixes: str, words: list[str], tmp_path: Path

@@ -1,4 +1,4 @@
-"""The built-in corpus: right in both languages, fixed, and without anything shared between its parts."""
+"""The built-in corpus: right in all languages, fixed, and without anything shared between its parts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from dragoman.data.spelled_numbers import (
     cardinal_pair,
     date_pair,
     ordinal_pair,
+    target_language,
     write,
     year_pair,
 )
@@ -72,51 +74,45 @@ THIRD_OF_MARCH = [
 ]
 
 GERMAN_SMALL = [
-    "null",
-    "eins",
-    "zwei",
-    "drei",
-    "vier",
-    "fünf",
-    "sechs",
-    "sieben",
-    "acht",
-    "neun",
-    "zehn",
-    "elf",
-    "zwölf",
-    "dreizehn",
-    "vierzehn",
-    "fünfzehn",
-    "sechzehn",
-    "siebzehn",
-    "achtzehn",
-    "neunzehn",
-]
+    "null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf",
+    "dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn", "achtzehn", "neunzehn",
+]  # fmt: skip
 GERMAN_TENS = ["-", "-", "zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig"]
 ENGLISH_SMALL = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
 ENGLISH_TENS = ["-", "-", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+
+CHINESE_CARDINALS = [
+    (0, "零"), (2, "二"), (10, "十"), (12, "十二"), (20, "二十"), (100, "一百"), (101, "一百零一"),
+    (110, "一百一十"), (112, "一百一十二"), (200, "二百"), (1_001, "一千零一"), (1_010, "一千零一十"),
+    (1_100, "一千一百"), (2_022, "二千零二十二"), (10_000, "一万"), (10_010, "一万零一十"),
+    (20_301, "二万零三百零一"), (24_301, "二万四千三百零一"), (100_000, "十万"), (101_000, "十万一千"),
+    (110_000, "十一万"), (120_010, "十二万零一十"), (222_222, "二十二万二千二百二十二"), (500_012, "五十万零一十二"),
+    (501_012, "五十万一千零一十二"),
+]  # fmt: skip
+CHINESE_ORDINALS = [
+    (1, "第一"),
+    (3, "第三"),
+    (10, "第十"),
+    (12, "第十二"),
+    (103, "第一百零三"),
+    (2_031, "第二千零三十一"),
+]
+CHINESE_YEARS = [
+    (1000, "一〇〇〇年"),
+    (1066, "一〇六六年"),
+    (1901, "一九〇一年"),
+    (1987, "一九八七年"),
+    (2001, "二〇〇一年"),
+]
+CHINESE_THIRD_OF_MARCH = {
+    "plain": "一九八七年三月三日",
+    "month_first": "一九八七年三月三日",
+    "on": "在一九八七年三月三日",
+    "on_weekday": "在一九八七年三月三日星期二",
+}
 
 
 def german(number: int, before_a_noun: bool = False) -> str:
@@ -144,9 +140,38 @@ def english(number: int) -> str:
     return f"{english(number // size)} {word}" + (joint + english(rest) if rest else "")
 
 
+DIGITS = "零一二三四五六七八九"
+
+
+def below_ten_thousand(number: int) -> str:
+    """Digits with units; one 零 for zeros between other digits."""
+    text, skipped = "", False
+    for size, unit in ((1000, "千"), (100, "百"), (10, "十"), (1, "")):
+        digit = number // size % 10
+        if digit:
+            text += ("零" if skipped else "") + DIGITS[digit] + unit
+        skipped = digit == 0 and text != ""
+    return text
+
+
+def chinese(number: int) -> str:
+    """The rules of Chinese numerals, written down a second time: an independent witness."""
+    if number == 0:
+        return "零"
+    high, low = divmod(number, 10_000)
+    text = below_ten_thousand(high) + "万" if high else ""
+    text += ("零" if high and 0 < low < 1000 else "") + below_ten_thousand(low)
+    return text.removeprefix("一") if text.startswith("一十") else text
+
+
 @pytest.fixture(scope="module")
 def corpus() -> SpelledNumbers:
     return build()
+
+
+@pytest.fixture(scope="module")
+def chinese_corpus() -> SpelledNumbers:
+    return build(target="zh")
 
 
 @pytest.mark.parametrize(("number", "source", "target"), CARDINALS)
@@ -166,18 +191,43 @@ def test_years_written_by_hand(year: int, source: str, target: str) -> None:
 
 @pytest.mark.parametrize(("form", "source", "target"), THIRD_OF_MARCH)
 def test_dates_written_by_hand(form: str, source: str, target: str) -> None:
-    assert date_pair(datetime.date(1987, 3, 3), form) == (source, target)
+    day = datetime.date(1987, 3, 3)
+    assert date_pair(day, form) == (source, target)
+    assert date_pair(day, form, "zh") == (source, CHINESE_THIRD_OF_MARCH[form])
+
+
+@pytest.mark.parametrize(
+    ("pair", "expected"),
+    [(cardinal_pair, CHINESE_CARDINALS), (ordinal_pair, CHINESE_ORDINALS), (year_pair, CHINESE_YEARS)],
+)
+def test_chinese_written_by_hand(pair: Callable[..., tuple[str, str]], expected: list[tuple[int, str]]) -> None:
+    assert [pair(number, "zh") for number, _ in expected] == [(pair(number)[0], text) for number, text in expected]
+
+
+def test_months_days_and_weekdays() -> None:
+    assert date_pair(datetime.date(2000, 12, 31), "on_weekday", "zh")[1] == "在二〇〇〇年十二月三十一日星期日"
+    assert date_pair(datetime.date(2010, 10, 10), "plain", "zh")[1] == "二〇一〇年十月十日"
+    first = [datetime.date(2024, 1, day) for day in range(1, 8)]  # a Monday and the days after it
+    assert [date_pair(day, "on_weekday", "zh")[1][-3:] for day in first] == [f"星期{day}" for day in "一二三四五六日"]
 
 
 def test_numbers_of_all_sizes_agree_with_an_independent_grammar() -> None:
-    wrong = [n for n in [*range(1_300), *range(1_300, 10**6, 199)] if cardinal_pair(n) != (english(n), german(n))]
-    assert wrong == []
+    numbers = [*range(1_300), *range(1_300, 10**6, 199)]
+    assert [n for n in numbers if cardinal_pair(n) != (english(n), german(n))] == []
+    numbers = [*range(1_300), *range(1_300, 10**6, 499), *range(0, 10**6, 1_000)]
+    assert [n for n in numbers if target_language("zh").cardinal(n) != chinese(n)] == []
 
 
-def test_no_text_of_either_side_occurs_twice(corpus: SpelledNumbers) -> None:
-    pairs = corpus.train + corpus.valid + corpus.test
-    assert len({source for source, _ in pairs}) == len(pairs)
-    assert len({target for _, target in pairs}) == len(pairs)
+def test_no_text_of_either_side_occurs_twice(corpus: SpelledNumbers, chinese_corpus: SpelledNumbers) -> None:
+    for each in (corpus, chinese_corpus):
+        pairs = each.train + each.valid + each.test
+        assert len({source for source, _ in pairs}) == len(pairs) == len({target for _, target in pairs})
+
+
+def test_the_english_texts_are_the_same_for_all_targets(corpus: SpelledNumbers, chinese_corpus: SpelledNumbers) -> None:
+    for part in ("train", "valid", "test"):
+        one, other = getattr(corpus, part), getattr(chinese_corpus, part)
+        assert [source for source, _ in one] == [source for source, _ in other]
 
 
 def test_sizes_and_kinds(corpus: SpelledNumbers) -> None:
@@ -198,19 +248,36 @@ def test_all_that_is_tested_is_made_of_words_seen_in_training(corpus: SpelledNum
     assert ("zero", "null") in corpus.train
 
 
-def test_the_corpus_of_a_seed_is_always_the_same(corpus: SpelledNumbers) -> None:
-    content = json.dumps([corpus.train, corpus.valid, corpus.test], ensure_ascii=False).encode()
-    assert hashlib.sha256(content).hexdigest() == "59ccc0f4a24bfe51554905447ca5fc49bdd7746cd2609a8cdb7b606f4cbf19f1"
+def test_all_that_is_tested_is_made_of_characters_seen_in_training(chinese_corpus: SpelledNumbers) -> None:
+    train, held_out = (
+        {c for _, text in part for c in text}
+        for part in (chinese_corpus.train, chinese_corpus.valid + chinese_corpus.test)
+    )
+    assert held_out <= train == set("〇零一二三四五六七八九十百千万第年月日在星期")
+
+
+def test_the_corpus_of_a_seed_is_always_the_same(corpus: SpelledNumbers, chinese_corpus: SpelledNumbers) -> None:
+    hashes = {
+        "59ccc0f4a24bfe51554905447ca5fc49bdd7746cd2609a8cdb7b606f4cbf19f1": corpus,
+        "f760be6cb521586dfa30a2fbea4e61a4ccd8a53bd447c80369d7d327a2876e8d": chinese_corpus,
+    }
+    for sha256, each in hashes.items():
+        content = json.dumps([each.train, each.valid, each.test], ensure_ascii=False).encode()
+        assert hashlib.sha256(content).hexdigest() == sha256
     assert build(seed=2).test != corpus.test
 
 
-def test_write_gives_aligned_files_that_hold_the_corpus(tmp_path: Path, corpus: SpelledNumbers) -> None:
-    paths = write(tmp_path / "new" / "folder")
-    assert sorted(paths) == ["test.de", "test.en", "train.de", "train.en", "valid.de", "valid.en"]
+@pytest.mark.parametrize("target", ["de", "zh"])
+def test_write_gives_aligned_files_that_hold_the_corpus(
+    tmp_path: Path, target: str, corpus: SpelledNumbers, chinese_corpus: SpelledNumbers
+) -> None:
+    paths = write(tmp_path / "new" / "folder", target=target)
+    assert sorted(paths) == [f"{part}.{side}" for part in ("test", "train", "valid") for side in sorted([target, "en"])]
     assert sorted(p.name for p in (tmp_path / "new" / "folder").iterdir()) == sorted(paths)
     for part in ("train", "valid", "test"):
-        source, target = (paths[f"{part}.{side}"].read_bytes().decode().split("\n") for side in ("en", "de"))
-        assert list(zip(source, target, strict=True)) == [*getattr(corpus, part), ("", "")]
+        source, texts = (paths[f"{part}.{side}"].read_bytes().decode().split("\n") for side in ("en", target))
+        pairs = getattr(corpus if target == "de" else chinese_corpus, part)
+        assert list(zip(source, texts, strict=True)) == [*pairs, ("", "")]
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,3 +306,12 @@ def test_indices_outside_the_corpus_are_refused() -> None:
         date_pair(datetime.date(1799, 12, 31), "on_weekday")
     with pytest.raises(UsageError, match="'short'; accepted: plain, month_first, on, on_weekday"):
         date_pair(datetime.date(1987, 3, 3), "short")
+
+
+def test_an_unknown_target_is_refused(tmp_path: Path) -> None:
+    accepted = r"target 'fr': .* accepted: de \(German\), zh \(Chinese\)"
+    with pytest.raises(UsageError, match=accepted):
+        write(tmp_path / "corpus", target="fr")
+    with pytest.raises(UsageError, match=accepted):
+        cardinal_pair(3, "fr")
+    assert not (tmp_path / "corpus").exists()

@@ -1,14 +1,19 @@
-"""The store: ids of the text, every pair counted, reused while its inputs are unchanged."""
+"""The store: ids of the text, every pair counted, reused while its inputs are unchanged; every damage is noticed."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
+import shutil
 import socket
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +22,13 @@ from numpy.typing import NDArray
 from dragoman.config import Config
 from dragoman.data.batching import EpochPlan
 from dragoman.data.corpus import CorpusSpec, corpus_spec
+from dragoman.data.store import build as build_module
+from dragoman.data.store import folder as folder_module
 from dragoman.data.store.build import build_store
-from dragoman.data.store.folder import content_hash, text_hash
-from dragoman.data.store.reader import Store
-from dragoman.errors import DataError
+from dragoman.data.store.folder import VERSION, DamagedStoreError, _digest, content_hash, text_hash, write_about
+from dragoman.data.store.reader import TABLE, Store, record_hash
+from dragoman.errors import DataError, TrainingError
+from dragoman.io.reading import RandomAccessFile
 from dragoman.tokenizers import EOS
 from small_run import Listener, digit_pairs, small_config, write_corpus, write_lines
 
@@ -224,3 +232,368 @@ def test_reading_and_encoding_tell_how_far_they_are(tmp_path: Path, monkeypatch:
     ]  # fmt: skip
     _, again = prepare(config, tmp_path / "cache")
     assert again.phases == ["reading the training data"], "what is stored is not made again"
+
+
+# ----------------------------------------------------------------------------------------------------- damage
+
+FILES = ["000.chunks", "000.json", *(f"000-00000.{kind}" for kind in ("ids", "text", "hashes"))]
+
+
+def content(store: Store) -> list[object]:
+    return [(store.pair(i), store.text(i)) for i in range(len(store))]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Path]:
+    folder = tmp_path_factory.mktemp("made")
+    config = small_config(write_corpus(folder / "data", train=90))
+    prepare(config, folder / "cache")
+    return config, folder / "cache"
+
+
+@pytest.fixture
+def config(made: tuple[Config, Path]) -> Config:
+    return made[0]
+
+
+@pytest.fixture
+def cache(made: tuple[Config, Path], tmp_path: Path) -> Path:
+    return shutil.copytree(made[1], tmp_path / "cache")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def foreign(path: Path) -> None:
+    """Other bytes, but the size and the time of the last change stay."""
+    about = path.stat()
+    path.write_bytes(b"un\n" * (about.st_size // 3) + b"\n" * (about.st_size % 3))
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + bytes(8))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def a_loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize("name", [*FILES, "tokenizer.model"])
+@pytest.mark.parametrize("damage", [cut, zeroed, foreign, longer, Path.unlink], ids=lambda f: f.__name__)
+def test_a_damaged_file_is_named_and_the_store_rebuilt(
+    config: Config, cache: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    store, _ = prepare(config, cache)
+    before = content(store)
+    damage(store.folder / name)
+    again, listener = prepare(config, cache)
+    assert content(again) == before
+    first, second = listener.said
+    assert first.startswith("warning: prepared data is damaged and will be rebuilt"), first
+    assert str(store.folder) in first
+    assert name in first and "reused" not in second
+    assert "reused" in prepare(config, cache)[1].text
+    assert [path.name for path in cache.iterdir()] == [store.folder.name], "nothing damaged or half-made stays"
+
+
+@pytest.mark.parametrize("damage", [empty, a_folder, a_pipe, a_device, a_loop], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", ["000-00000.ids", "000.chunks", "tokenizer.model", "store.json"])
+def test_anything_but_a_file_is_replaced(
+    config: Config, cache: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    store, _ = prepare(config, cache)
+    before = content(store)
+    damage(store.folder / name)
+    again, listener = prepare(config, cache)
+    assert name in listener.said[0] and content(again) == before
+
+
+def test_all_damaged_files_are_named_in_one_message(config: Config, cache: Path) -> None:
+    folder = prepare(config, cache)[0].folder
+    cut(folder / "000-00000.ids")
+    zeroed(folder / "000-00000.text")
+    (folder / "000.chunks").unlink()
+    with pytest.raises(DamagedStoreError) as caught:
+        Store(folder)
+    for words in ("000-00000.ids has", "000-00000.text was altered", "000.chunks cannot be read", str(folder)):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        "null",
+        "\ufeff{}",
+        "[" * 5000 + "]" * 5000,
+        '{"version": 2}',
+        f'{{"version": {"9" * 5000}}}',
+    ],
+    ids=["empty", "cut", "array", "object", "null", "mark", "nested", "version", "digits"],
+)
+def test_junk_in_the_description_of_a_store(config: Config, cache: Path, text: str) -> None:
+    store, _ = prepare(config, cache)
+    (store.folder / "store.json").write_text(text, encoding="utf-8")
+    again, listener = prepare(config, cache)
+    assert "store.json" in listener.said[0] and content(again) == content(store)
+
+
+def test_an_edited_description_is_noticed(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    file = store.folder / "store.json"
+    file.write_text(file.read_text().replace('"weight": 1.0', '"weight": 3.0'))
+    assert file.read_text().count("3.0") == 1
+    again, listener = prepare(config, cache)
+    assert "store.json: altered" in listener.said[0] and again.parts == [(90, 1.0)]
+
+
+def test_a_store_of_other_text_under_this_name_is_noticed(config: Config, cache: Path, tmp_path: Path) -> None:
+    other = small_config(write_corpus(tmp_path / "other", train=100))
+    strange, _ = prepare(other, tmp_path / "elsewhere")
+    store, _ = prepare(config, cache)
+    before = content(store)
+    shutil.rmtree(store.folder)
+    shutil.copytree(strange.folder, store.folder)
+    again, listener = prepare(config, cache)
+    assert "another store" in listener.said[0] and content(again) == before
+
+
+def test_a_store_of_another_version_is_rebuilt(config: Config, cache: Path) -> None:
+    """Even with a digest of its own."""
+    store, _ = prepare(config, cache)
+    about = json.loads((store.folder / "store.json").read_bytes())
+    assert about["version"] == VERSION
+    about["version"] += 1
+    about["digest"] = _digest(about)
+    (store.folder / "store.json").write_text(json.dumps(about))
+    assert "of another version" in prepare(config, cache)[1].said[0]
+
+
+def describe_again(folder: Path) -> None:
+    """Write the hashes of the files as they are."""
+    about = json.loads((folder / "store.json").read_bytes())
+    write_about(folder, {key: value for key, value in about.items() if key not in ("files", "digest")}, {})
+
+
+def change_table(folder: Path, field: str, value: int) -> None:
+    table = np.fromfile(folder / "000.chunks", TABLE)
+    table[field] = value
+    table.tofile(folder / "000.chunks")
+    describe_again(folder)
+
+
+def test_a_table_with_too_few_pairs_is_refused_whatever_the_checksum_says(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    change_table(store.folder, "pairs", 89)
+    with pytest.raises(DamagedStoreError, match=r"disagree on the numbers of pairs: \[89\] and \[90\]"):
+        Store(store.folder)
+
+
+@pytest.mark.parametrize("field", ["ids_at", "ids_bytes", "ids_hash", "segment"])
+@pytest.mark.parametrize("value", [3, 2**31])
+def test_a_table_that_cannot_be_is_an_error_whatever_the_checksum_says(
+    config: Config, cache: Path, field: str, value: int
+) -> None:
+    store, _ = prepare(config, cache)
+    change_table(store.folder, field, value)
+    with pytest.raises(DataError, match=r"000-\d+\.ids: "):
+        Store(store.folder).pair(3)
+
+
+def damaged_ids(folder: Path) -> None:
+    zeroed(folder / "000-00000.ids")
+
+
+def short_table(folder: Path) -> None:
+    change_table(folder, "pairs", 89)
+
+
+@pytest.mark.parametrize("damage", [damaged_ids, short_table], ids=lambda f: f.__name__)
+def test_a_damaged_store_leaves_no_file_open(
+    config: Config, cache: Path, damage: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows cannot rename a folder that contains an open file."""
+    (folder,) = cache.iterdir()
+    damage(folder)
+    opened: list[RandomAccessFile] = []
+
+    class Recorded(RandomAccessFile):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            opened.append(self)
+
+    monkeypatch.setattr(folder_module, "RandomAccessFile", Recorded)
+    with pytest.raises(DamagedStoreError):
+        Store(folder)
+    assert len(opened) >= len(FILES) and all(file._file.closed for file in opened)
+
+
+def test_bytes_are_read_in_full_in_spite_of_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As network file systems return them."""
+    (tmp_path / "file").write_bytes(bytes(range(100)))
+    file, pread = RandomAccessFile(tmp_path / "file"), os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, count, offset: pread(descriptor, min(count, 7), offset))
+    assert file.read(5, 90) == bytes(range(5, 95))
+    with pytest.raises(DataError, match="bytes 50 to 101 are missing"):
+        file.read(50, 51)
+
+
+def test_a_store_that_another_process_finished_meanwhile_is_used(
+    config: Config, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged one is replaced."""
+    store, _ = prepare(config, cache)
+    before = content(store)
+    finished = shutil.copytree(store.folder, cache / "finished")
+    build, inodes = build_module._Builder.build, []
+
+    def overtaken(*args: Any) -> Any:
+        result = build(*args)
+        if store.folder.exists():
+            shutil.rmtree(store.folder)
+        shutil.copytree(finished, store.folder)
+        if damaged:
+            cut(store.folder / "000-00000.text")
+        inodes.append(store.folder.stat().st_ino)
+        return result
+
+    monkeypatch.setattr(build_module._Builder, "build", overtaken)
+    for damaged in (False, True):
+        (store.folder / "store.json").unlink()
+        assert content(prepare(config, cache)[0]) == before
+        assert (store.folder.stat().st_ino == inodes[-1]) is not damaged, "another process may already use it"
+        assert {path.name for path in cache.iterdir()} == {"finished", store.folder.name}
+
+
+def test_a_file_with_the_name_of_a_store_is_replaced(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    before = content(store)
+    shutil.rmtree(store.folder)
+    store.folder.write_text("not a folder")
+    again, _ = prepare(config, cache)
+    assert content(again) == before and [path.name for path in cache.iterdir()] == [store.folder.name]
+
+
+# ------------------------------------------------------------------------------------------- changes while training
+
+
+@pytest.fixture
+def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the store were large, so that chunks are verified only when they are read."""
+    monkeypatch.setattr(folder_module, "VERIFIED", 0)
+
+
+@pytest.mark.parametrize(("kind", "read"), [("ids", Store.pair), ("text", Store.text)])
+def test_a_file_that_shrinks_while_training_is_an_error_and_no_signal(
+    config: Config, cache: Path, kind: str, read: Callable[[Store, int], object]
+) -> None:
+    store, _ = prepare(config, cache)
+    os.truncate(store.folder / f"000-00000.{kind}", 40)
+    with pytest.raises(DataError, match=rf"000-00000\.{kind}: bytes .* are missing"):
+        read(store, len(store) - 1)
+
+
+@pytest.mark.usefixtures("unverified")
+@pytest.mark.parametrize(("kind", "read"), [("ids", Store.pair), ("text", Store.text)])
+@pytest.mark.parametrize("place", [0, 400, -1])
+def test_a_damaged_chunk_is_an_error_when_it_is_read_and_the_store_rebuilt(
+    config: Config, cache: Path, kind: str, read: Callable[[Store, int], object], place: int
+) -> None:
+    before = content(prepare(config, cache)[0])
+    file = next(cache.glob(f"*/000-00000.{kind}"))
+    changed = bytearray(file.read_bytes())
+    changed[place] ^= 1
+    file.write_bytes(changed)
+    store, _ = prepare(config, cache)
+    with pytest.raises(DataError, match=rf"000-00000\.{kind}: was changed or is damaged. Run the command again"):
+        read(store, 3)
+    again, listener = prepare(config, cache)
+    assert "found damaged data" in listener.said[0] and content(again) == before
+    assert "reused" in prepare(config, cache)[1].text
+
+
+def test_the_first_id_behind_the_vocabulary_is_refused(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    size, file = store.tokenizer.source_size, store.folder / "000-00000.ids"
+    first = 8 * len(store)  # after the lengths of both sides
+    for value in (size - 1, size):
+        changed = bytearray(file.read_bytes())
+        changed[first : first + 2] = value.to_bytes(2, "little")
+        file.write_bytes(changed)
+        change_table(store.folder, "ids_hash", record_hash(bytes(changed)))
+        if value < size:
+            assert Store(store.folder).pair(0)[0][0] == value
+    with pytest.raises(DataError, match=r"000-00000\.ids: was changed"):
+        Store(store.folder).pair(0)
+
+
+def test_a_replaced_store_can_still_be_read(config: Config, cache: Path) -> None:
+    store, _ = prepare(config, cache)
+    before = content(store)
+    shutil.rmtree(store.folder)
+    assert content(store) == before
+
+
+# ------------------------------------------------------------------------------------------------------- what is kept
+
+
+def test_pairs_without_any_token_are_dropped(tmp_path: Path) -> None:
+    """A zero-width space is text to Python and nothing to the tokenizer."""
+    data = write_corpus(tmp_path / "data", train=60)
+    for name, extra in (("train.src", "\u200b"), ("train.tgt", "cinq nul")):
+        lines = (data / name).read_text(encoding="utf-8").split("\n")[:-1]
+        write_lines(data / name, [*lines, extra])
+    store, _ = prepare(small_config(data), tmp_path / "cache")
+    assert store.stats == "read 61 = kept 60 + empty 1" and len(store) == 60
+    assert min(map(min, store.lengths())) > 1
+
+
+def test_a_corpus_that_cannot_be_read_is_named(config: Config, tmp_path: Path) -> None:
+    spec = corpus_spec(config, config.parallel.train[0].model_copy(update={"source": str(tmp_path / "gone.txt")}))
+    with pytest.raises(DataError, match=r"gone\.txt: cannot be read: No such file"):
+        text_hash([spec])
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_store_that_cannot_be_written_names_its_folder(config: Config, tmp_path: Path) -> None:
+    with largest_file(500), pytest.raises(TrainingError, match=r"cache/.*could not be written: .*limit on file sizes"):
+        prepare(config, tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())

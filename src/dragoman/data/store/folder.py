@@ -144,10 +144,7 @@ class StoreFiles:
 
 
 def build_once(
-    folder: Path,
-    opened: Callable[[Path], _Prepared],
-    write: Callable[[Path, ExitStack], None],
-    reporter: Reporter,
+    folder: Path, opened: Callable[[Path], _Prepared], write: Callable[[Path, ExitStack], None], reporter: Reporter
 ) -> tuple[_Prepared, bool]:
     """Open the prepared data in a folder, or write them there; return them, and whether they existed.
 

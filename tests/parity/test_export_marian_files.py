@@ -19,8 +19,8 @@ from dragoman.errors import UsageError
 from dragoman.formats import marian
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
-from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
-from dragoman.formats.importing.marian_files.comparison import DefinitionRuntime
+from dragoman.formats.importing.marian_files import DefinitionRuntime
+from dragoman.formats.importing.marian_items import MarianCheckpoint
 from dragoman.formats.parity import ParityCase
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model, Network

@@ -17,7 +17,7 @@ from dragoman.errors import DragomanError
 from dragoman.formats import onnx
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
-from dragoman.formats.onnx_runtime import OnnxRuntime
+from dragoman.formats.onnx import OnnxRuntime
 from dragoman.formats.parity import Parity, ParityCase, ParityCases, compare_models
 from dragoman.formats.target import ExportSource
 from dragoman.models.model_folder import load_network, save_model, unique_tensors

@@ -20,8 +20,8 @@ from dragoman.decoding.hypothesis import before_end
 from dragoman.errors import DragomanError
 from dragoman.formats.export import export
 from dragoman.formats.importing import importer, names
-from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint
-from dragoman.formats.importing.ctranslate2_files.comparison import reference_runtime
+from dragoman.formats.importing.ctranslate2 import reference_runtime
+from dragoman.formats.importing.ctranslate2_files import CTranslate2Checkpoint
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.parity import ParityCase
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors

@@ -13,10 +13,10 @@ import torch
 
 from damaged_checkpoints import refusal
 from dragoman import Translator
+from dragoman.formats.importing import fairseq
 from dragoman.formats.importing.importer import _plan, opened
 from dragoman.formats.importing.numpy_reference import SearchedReference
-from dragoman.formats.importing.toolkits import fairseq
-from dragoman.formats.importing.toolkits.checkpoint import FairseqCheckpoint
+from dragoman.formats.importing.toolkit_files import FairseqCheckpoint
 from dragoman.models.model_folder import load_network
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 from every_kind import covering

@@ -14,11 +14,11 @@ import torch
 
 from damaged_checkpoints import refusal
 from dragoman import Translator
+from dragoman.formats.importing import joeynmt
 from dragoman.formats.importing.importer import _plan, opened
 from dragoman.formats.importing.listed_vocabulary import restricted
 from dragoman.formats.importing.numpy_reference import SearchedReference
-from dragoman.formats.importing.toolkits import joeynmt
-from dragoman.formats.importing.toolkits.checkpoint import JoeyCheckpoint
+from dragoman.formats.importing.toolkit_files import JoeyCheckpoint
 from dragoman.models.model_folder import load_network
 from dragoman.tokenizers import EOS, Tokenizer
 from every_kind import covering

@@ -14,8 +14,8 @@ import torch
 
 from dragoman import Translator
 from dragoman.formats.importing.importer import _plan, import_model, opened
-from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
-from dragoman.formats.importing.marian_files.comparison import DefinitionRuntime
+from dragoman.formats.importing.marian_files import DefinitionRuntime
+from dragoman.formats.importing.marian_items import MarianCheckpoint
 from dragoman.models.model_folder import read_config
 from dragoman.tokenizers import BOS, PAD, UNK
 from every_kind import covering

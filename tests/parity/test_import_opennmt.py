@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from damaged_checkpoints import refusal
+from dragoman.formats.importing import eole, opennmt
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.importing.numpy_reference import SearchedReference
-from dragoman.formats.importing.toolkits import eole, opennmt
-from dragoman.formats.importing.toolkits.checkpoint import EoleCheckpoint, OpenNMTCheckpoint
+from dragoman.formats.importing.toolkit_files import EoleCheckpoint, OpenNMTCheckpoint
 from dragoman.models.model_folder import load_network
 from dragoman.tokenizers import BOS, EOS, Tokenizer
 from every_kind import covering

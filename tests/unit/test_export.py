@@ -24,10 +24,10 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.evaluation.metrics import evaluate_texts
 from dragoman.formats import ctranslate2 as converter
-from dragoman.formats.check_text import CheckText
 from dragoman.formats.export import export
 from dragoman.formats.parity import (
     TOLERANCE,
+    CheckText,
     Counts,
     FixedLengthStepper,
     Parity,

@@ -17,7 +17,7 @@ import sentencepiece as spm
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ProblemList
-from dragoman.formats.importing.json_vocabulary import json_vocabulary
+from dragoman.formats.importing.tokenizer_json import json_vocabulary
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.tokenizers.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, TokenIds
 from json_tokenizers import KINDS, TEXTS, json_tokenizer, sentencepiece_model, special_ids

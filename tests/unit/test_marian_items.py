@@ -15,8 +15,7 @@ import pytest
 
 from dragoman.errors import UsageError
 from dragoman.formats.importing.importer import import_model
-from dragoman.formats.importing.marian_files.items import SETTINGS, read_items
-from dragoman.formats.importing.marian_files.lexical import read_shortlist
+from dragoman.formats.importing.marian_items import SETTINGS, read_items, read_shortlist
 from marian_files import binary, items_of, lexical_shortlist, marian_model
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from dragoman.errors import UsageError
-from dragoman.formats.importing.toolkits.unpickler import PickledCheckpoint, plain
+from dragoman.formats.importing.unpickler import PickledCheckpoint, plain
 from importing_attacks import ATTACKS, Attack
 
 

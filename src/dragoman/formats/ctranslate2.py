@@ -20,7 +20,7 @@ from torch import Tensor
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, ModelConfig, RotaryPosition, TransformerConfig
 from dragoman.decoding.hypothesis import before_end
 from dragoman.extras import extra_package
-from dragoman.formats.importing.ctranslate2_files.table import Shape, table
+from dragoman.formats.importing.ctranslate2_files import Shape, name_table
 from dragoman.formats.importing.names import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime, ParityCase
 from dragoman.formats.target import ExportSource, tokenizer_reasons
@@ -87,7 +87,7 @@ def positions(config: Config) -> int | None:
 
 
 def write(model: ExportSource, folder: Path, quantization: str) -> None:
-    source, target = _pieces(model.tokenizer)
+    source, target = pieces_of(model.tokenizer)
     spec = specification(model.network, model.config.model, source, target)
     if isinstance(model.network, Transformer):
         spec.config.add_source_eos = model.tokenizer.sources_end
@@ -97,7 +97,7 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
 
 
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
-    return CTranslate2Runtime(folder, cast(Quantization, quantization), *_pieces(model.tokenizer))
+    return CTranslate2Runtime(folder, cast(Quantization, quantization), *pieces_of(model.tokenizer))
 
 
 def other_tokenizer(model: ExportSource, folder: Path) -> None:
@@ -110,7 +110,8 @@ def page(model: ExportSource, quantization: str) -> str:
     return ctranslate2_page(source, names[-1], quantization)
 
 
-def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
+def pieces_of(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
+    """Return the pieces of source and target by id."""
     return (
         [tokenizer.source_piece(i) for i in range(tokenizer.source_size)],
         [tokenizer.target_piece(i) for i in range(tokenizer.target_size)],
@@ -219,7 +220,7 @@ def _variables(
         bias=True, norm="layer", is_pre=True, normalizes_embeddings=True,
     )  # fmt: skip
     kind = "" if config.position.kind == "learned" else config.position.kind
-    rules = {ours: rule for ours, rule in table(shape, "none", kind, output_bias=True).items() if ours in tensors}
+    rules = {ours: rule for ours, rule in name_table(shape, "none", kind, output_bias=True).items() if ours in tensors}
     unused = [name for name in tensors if name not in rules and "positions." not in name]
     assert not unused, unused
     axes = {"source": sizes[0], "target": sizes[1], "logits": sizes[1]}

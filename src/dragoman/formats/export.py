@@ -12,10 +12,18 @@ from dragoman._version import __version__
 from dragoman.config import EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig
 from dragoman.errors import DragomanError, UsageError, check_problems
 from dragoman.formats import ctranslate2, huggingface, marian, onnx
-from dragoman.formats.check_text import CheckText, check_text, check_text_problems
 from dragoman.formats.importing.comparison import SAMPLES, TextCodec
 from dragoman.formats.importing.family import TokenizerParity
-from dragoman.formats.parity import TOLERANCE, Parity, ParityCases, compare_models, parity_cases
+from dragoman.formats.parity import (
+    TOLERANCE,
+    CheckText,
+    Parity,
+    ParityCases,
+    check_text,
+    check_text_problems,
+    compare_models,
+    parity_cases,
+)
 from dragoman.formats.target import ExportSource, Format
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.seq2seq import Model

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,25 @@ from dragoman.config import Config, TransformerConfig
 from dragoman.errors import UsageError
 from dragoman.extras import extra_package
 from dragoman.formats.importing.comparison import TextCodec
+from dragoman.formats.importing.encoder_decoder import renamed
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
-from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint
-from dragoman.formats.importing.marian_files.comparison import DefinitionRuntime, MarianTokenizer
-from dragoman.formats.importing.marian_files.family import (
+from dragoman.formats.importing.marian import stream_order
+from dragoman.formats.importing.marian_files import (
     ACTIVATIONS,
     BOS_PIECE,
     NORM_EPS,
     PAD_PIECE,
+    definition_runtime,
     has_own_specials,
-    stream_order,
+    name_table,
+    reference_tokenizer,
 )
-from dragoman.formats.importing.marian_files.items import SETTINGS
-from dragoman.formats.importing.marian_files.table import table
+from dragoman.formats.importing.marian_items import SETTINGS, MarianCheckpoint
 from dragoman.formats.importing.names import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import marian_page
-from dragoman.io.reading import protobuf_varint
+from dragoman.io.reading import protobuf_field, protobuf_fields
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import BOS, EOS, PAD, SPECIAL_NAMES, UNK, Tokenizer
@@ -124,11 +125,11 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
-    return DefinitionRuntime(MarianCheckpoint(folder / _MODEL), _vocabulary(model))
+    return definition_runtime(MarianCheckpoint(folder / _MODEL), _vocabulary(model))
 
 
 def other_tokenizer(model: ExportSource, folder: Path) -> TextCodec:
-    return MarianTokenizer(MarianCheckpoint(folder / _MODEL), _vocabulary(model))
+    return reference_tokenizer(MarianCheckpoint(folder / _MODEL), _vocabulary(model))
 
 
 def page(model: ExportSource, quantization: str) -> str:
@@ -214,14 +215,12 @@ def _is_listed(tokenizer: Tokenizer) -> bool:
         return False
     source, target, *_ = tokenizer.models
     sides = ((source, tokenizer.lists.source), (target or source, tokenizer.lists.target or tokenizer.lists.source))
-    return any(listed[len(SPECIAL_NAMES) :] != _own_pieces(content) for content, listed in sides)
-
-
-def _own_pieces(content: bytes) -> list[str]:
-    """Return the pieces behind `</s>` and `<unk>`, with the names that an import gives them."""
-    processor = spm.SentencePieceProcessor(model_proto=content)
-    pieces = [str(processor.id_to_piece(i)) for i in range(processor.get_piece_size())]
-    return [f"{piece} ({i})" if piece in SPECIAL_NAMES else piece for i, piece in enumerate(pieces) if i > 1]
+    for content, listed in sides:
+        model = spm.SentencePieceProcessor(model_proto=content)
+        pieces = [str(model.id_to_piece(i)) for i in range(model.get_piece_size())]
+        if listed != renamed(pieces, [-1, 1, -1, 0, *range(2, len(pieces))]):  # the order of an import
+            return True
+    return False
 
 
 def _vocabulary_files(model: ExportSource) -> dict[str, bytes]:
@@ -250,24 +249,13 @@ def _yaml_list(pieces: list[str]) -> bytes:
 
 def _with_specials_first(content: bytes) -> bytes:
     """Return a sentencepiece model with the first four pieces in Marian's order."""
-    fields = list(_fields(content))
-    pieces = [field for number, field in fields if number == 1]
+    parts = [(number, protobuf_field(number, part)) for number, part in protobuf_fields(content)]
+    pieces = [part for number, part in parts if number == 1]
     first = sorted(_SPECIAL, key=lambda token: _SPECIAL[token])
     reordered = [pieces[token] for token in first] + pieces[len(first) :]
-    result = b"".join(reordered + [field for number, field in fields if number != 1])
+    result = b"".join(reordered + [part for number, part in parts if number != 1])
     assert has_own_specials(spm.SentencePieceProcessor(model_proto=result))
     return result
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and bytes of each field of a protobuf message that has messages only, as ModelProto."""
-    start = 0
-    while start < len(message):
-        key, position = protobuf_varint(message, start)
-        assert key & 7 == 2
-        length, position = protobuf_varint(message, position)
-        yield key >> 3, message[start : position + length]
-        start = position + length
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
@@ -276,30 +264,17 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 def _tensors(model: ExportSource, settings: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the parameters by Marian's names.  Raises UsageError for a start that is not zero."""
     config, vocabulary = _transformer(model), _vocabulary(model)
-    source, target = settings["dim-vocabs"]
-    logits = [theirs if theirs >= 0 else -1 for theirs in vocabulary.target]
     order = stream_order(config.d_model)
-    orders = {
-        "stream": AxisOrder(order, config.d_model),
-        "source": AxisOrder(vocabulary.source, source),
-        "target": AxisOrder(vocabulary.target, target),
-        "logits": AxisOrder(logits, target),
-    }
+    orders = {"stream": AxisOrder(order, config.d_model), **vocabulary.orders(*settings["dim-vocabs"])}
     ours = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
-    ours["output.bias"] = _finite_bias(model)
-    tensors = reverted(table(settings, (), config.order), orders, ours)
+    ours["output.bias"] = _output_bias(model).float().clone()
+    if not _allows_unknown(model):  # Marian excludes `<unk>` itself, so that an import need not add the bias twice
+        ours["output.bias"][UNK] = 0
+    tensors = reverted(name_table(settings, (), config.order), orders, ours)
     assert isinstance(model.network, Transformer)
     start = torch.empty(config.d_model)
     start[order] = model.network.decoder.embedding.weight.detach()[BOS].float()
     return _from_zero(tensors, settings, start) if start.any() else tensors
-
-
-def _finite_bias(model: ExportSource) -> Tensor:
-    """Return the output bias; Marian excludes `<unk>` itself, so that an import need not add the bias twice."""
-    bias = _output_bias(model).float().clone()
-    if not _allows_unknown(model):
-        bias[UNK] = 0
-    return bias
 
 
 def _from_zero(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], start: Tensor) -> dict[str, Tensor]:

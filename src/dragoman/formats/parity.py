@@ -21,6 +21,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -28,6 +30,7 @@ from torch import Tensor
 
 from dragoman.config import Config, ParallelData, TextData
 from dragoman.config.data import resolve_path
+from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.decoding.backend import batches_within
 from dragoman.decoding.pytorch.beam import BeamStep, beam_search
 from dragoman.decoding.pytorch.generate import drain, padded
@@ -36,11 +39,50 @@ from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, UsageError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
-from dragoman.formats.check_text import CheckText
+from dragoman.io.lines import read_lines
 from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
 from dragoman.nn.state import DecodeState
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
+
+_LINES = 200
+
+
+@dataclass(frozen=True)
+class CheckText:
+    """source: file with one text per line.  reference: file with its translations, for BLEU."""
+
+    source: Path
+    reference: Path | None = None
+
+    def __str__(self) -> str:
+        return str(self.source)
+
+    def first_lines(self) -> list[str]:
+        """Return the first 200 lines of the source."""
+        return list(islice(read_lines(self.source), _LINES))
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield each line with its translation, or with an empty text.  Raises DataError if the files do not align."""
+        if self.reference is None:
+            yield from ((line, "") for line in read_lines(self.source))
+        else:
+            yield from [(pair.source, pair.target) for pair in read_pairs(CorpusSpec(self.source, self.reference))]
+
+
+def check_text(check: str | Path | None, reference: str | Path | None) -> CheckText | None:
+    """Return the text of the options `--check` and `--reference`, None without it."""
+    return None if check is None else CheckText(Path(check), None if reference is None else Path(reference))
+
+
+def check_text_problems(check: str | Path | None, reference: str | Path | None) -> list[str]:
+    """Return what is wrong with the options."""
+    files = {"check": check, "reference": reference}
+    problems = [f"--{name} {path}: no such file" for name, path in files.items() if path and not Path(path).is_file()]
+    if reference is not None and check is None:
+        problems.append(f"--reference {reference}: the translations of --check FILE, which is missing")
+    return problems
+
 
 TOLERANCE = 1e-3
 """Natural log-probabilities that differ by less than this count as equal."""

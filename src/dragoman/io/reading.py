@@ -198,6 +198,15 @@ def protobuf_fields(message: bytes) -> Iterator[tuple[int, Any]]:
             start += size
 
 
+def protobuf_field(number: int, content: bytes) -> bytes:
+    """Return a serialized field that is a text or a message.  number: 1 to 15."""
+    size, rest = [], len(content)
+    while rest >= 128:
+        size.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes([number << 3 | 2, *size, rest]) + content
+
+
 def protobuf_varint(message: bytes, position: int) -> tuple[int, int]:
     """Return a number in a protobuf message and the position behind it."""
     number = shift = 0

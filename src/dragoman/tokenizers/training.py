@@ -16,6 +16,7 @@ import sentencepiece as spm
 
 from dragoman.config import SideTokenizerConfig, TokenizerConfig
 from dragoman.errors import DataError, check_problems, clip
+from dragoman.io.reading import protobuf_field
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON
 from dragoman.tokenizers.listed_pieces import PieceLists
 from dragoman.tokenizers.pieces import ADDED_SCORE, BOS, BYTES_FILE, EOS, PAD, SPACE, UNK
@@ -224,15 +225,8 @@ def _new_pieces(model: bytes, words: Sequence[str]) -> list[str]:
 
 def _serialized(piece: str) -> bytes:
     """Return a field `pieces` of sentencepiece's ModelProto; a message may be extended by appending fields."""
-    text = piece.encode()
-    message = b"\x0a" + _varint(len(text)) + text + b"\x15" + struct.pack("<f", ADDED_SCORE)
-    message += b"\x18" + _varint(_USER_DEFINED)
-    return b"\x0a" + _varint(len(message)) + message
-
-
-def _varint(number: int) -> bytes:
-    low, high = number & 127, number >> 7
-    return bytes([low | 128]) + _varint(high) if high else bytes([low])
+    score, kind = b"\x15" + struct.pack("<f", ADDED_SCORE), bytes([0x18, _USER_DEFINED])
+    return protobuf_field(1, protobuf_field(1, piece.encode()) + score + kind)
 
 
 def _before(piece: str, encode: Callable[[str], list[int]], name: Callable[[int], str]) -> list[int]:

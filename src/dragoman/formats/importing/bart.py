@@ -12,28 +12,38 @@ Differences from our Transformer, and where each is resolved:
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import sentencepiece as spm
 import torch
 from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.formats.importing.bart_vocabulary import read_vocabulary as read_vocabulary
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators
 from dragoman.formats.importing.encoder_decoder import (
     encoder_decoder_table,
     model_document,
-    norm_rules,
-    search_document,
+    pieces_by_id,
+    renamed,
+    search_section,
     size_problems,
+    text_sections,
 )
-from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
+from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, ProblemList, accepted_values
+from dragoman.formats.importing.layer_rules import STACKS
 from dragoman.formats.importing.names import AxisOrder, Rule
+from dragoman.formats.importing.reference import transformers_package
+from dragoman.formats.importing.tokenizer_json import json_vocabulary
 from dragoman.tokenizers import BOS, EOS, Tokenizer
+from dragoman.tokenizers.json_pieces import TokenIds
+from dragoman.tokenizers.listed_pieces import PieceLists
+from dragoman.tokenizers.templates import Templates
 
 compare = compare_translators
 
@@ -71,27 +81,27 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = _complete(checkpoint.settings)
     config = parse_config(_document(checkpoint, vocabulary), where=str(checkpoint.folder), stored=True)  # checks limits
     size, positions, d_model = settings["vocab_size"], settings["max_position_embeddings"], config.model.d_model
-    table = encoder_decoder_table(settings, _tie(settings))
-    table |= {name: rule for stack in ("encoder", "decoder") for name, rule in _around(stack, settings).items()}
-    logits = list(vocabulary.target)
-    if logits[BOS] == logits[EOS]:
-        logits[BOS] = -1
-    computed = {}
-    if settings["model_type"] == "m2m_100":
-        sinusoids = fairseq_sinusoids(positions, d_model)
-        computed = {f"{stack}.positions.table": sinusoids.clone() for stack in ("encoder", "decoder")}
+    norms = {}
+    if settings["model_type"] != "m2m_100":
+        norms |= {f"{stack}.embedding_norm": f"model.{stack}.layernorm_embedding" for stack in STACKS}
+    if settings["model_type"] != "bart":
+        norms |= {f"{stack}.final_norm": f"model.{stack}.layer_norm" for stack in STACKS}
+    table, computed = encoder_decoder_table(settings, _tie(settings), norms), {}
+    for stack in STACKS:
+        if settings["model_type"] == "m2m_100":
+            computed[f"{stack}.positions.table"] = fairseq_sinusoids(positions, d_model)
+        else:
+            name = f"model.{stack}.embed_positions.weight"
+            table[f"{stack}.positions.table"] = Rule((name,), ("positions", "stream"))
     return Plan(
         config=config,
         vocabulary=vocabulary,
         table={name: _without_prefix(rule) for name, rule in table.items()},
         orders={
             "stream": AxisOrder(range(d_model), d_model),
-            "source": AxisOrder(vocabulary.source, size),
-            "target": AxisOrder(vocabulary.target, size),
-            "logits": AxisOrder(logits, size),
+            **vocabulary.orders(size, size),
             "positions": AxisOrder(range(_OFFSET, positions + _OFFSET), positions + _OFFSET),
         },
-        constants={},
         unused=r"(model\.)?(encoder|decoder)\.(version|embed_positions\.(weights|_float_tensor))"
         + ("" if _tie(settings) == "all" else r"|(model\.)?shared\.weight"),
         positions=positions,
@@ -107,17 +117,6 @@ def _complete(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tie(settings: Mapping[str, Any]) -> str:
     return "all" if settings.get("tie_word_embeddings", True) else "none"
-
-
-def _around(stack: str, settings: Mapping[str, Any]) -> dict[str, Rule]:
-    """Return the rules of a stack besides its layers."""
-    rules, theirs = {}, f"model.{stack}"
-    if settings["model_type"] != "m2m_100":
-        rules[f"{stack}.positions.table"] = Rule((f"{theirs}.embed_positions.weight",), ("positions", "stream"))
-        rules |= norm_rules(f"{stack}.embedding_norm", f"{theirs}.layernorm_embedding")
-    if settings["model_type"] != "bart":
-        rules |= norm_rules(f"{stack}.final_norm", f"{theirs}.layer_norm")
-    return rules
 
 
 def _without_prefix(rule: Rule) -> Rule:
@@ -140,22 +139,149 @@ def fairseq_sinusoids(positions: int, d_model: int) -> Tensor:
 def _document(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> dict[str, Any]:
     settings, tokenizer = _complete(checkpoint.settings), vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
-    sides = zip(("source_language", "target_language"), tokenizer.default_languages, strict=True)
     positions = settings["max_position_embeddings"]
     extra = min(50, positions // 4)  # a target has at most max_tokens + max_extra tokens, and its begin and language
-    return {
-        "data": {
-            "kind": "parallel", "train": [], "filter": {"max_tokens": max(2, positions - extra - 2)},
-            **{key: code for key, code in sides if code},
-        },
-        "tokenizer": {
-            "kind": "unigram", "vocab_size": tokenizer.source_size, "shared": True, "byte_fallback": False,
-        },
+    return text_sections(vocabulary, max(2, positions - extra - 2), tokenizer.default_languages) | {
         "model": {
             **model_document(settings, _tie(settings)),
             "order": "post" if settings["model_type"] == "bart" else "pre",
             "position": {"kind": "learned", "max_len": positions},
             "normalize_embeddings": settings["model_type"] != "m2m_100",
         },
-        "search": {**search_document(checkpoint.generation), "max_extra": extra},
-    }  # fmt: skip
+        "search": {**search_section(checkpoint.generation), "max_extra": extra},
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- vocabulary
+# Ids are those of fairseq: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the pieces of sentencepiece from the fourth
+# one on, in a list for M2M-100 (`vocab.json`), then the languages, and unused rows.
+
+
+_FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]
+_PAD, _END, _UNKNOWN = 1, 2, 3
+_CODE = re.compile(r"__([\w-]+)__|([a-z]{2,3}_[A-Z]{2})|([a-z]{3}_[A-Z][a-z]{3})")
+"""M2M-100, mBART, NLLB."""
+_MODEL = "sentencepiece.bpe.model"
+_MODULES = {
+    "MBartTokenizer": "mbart.tokenization_mbart", "MBart50Tokenizer": "mbart50.tokenization_mbart50",
+    "NllbTokenizer": "nllb.tokenization_nllb", "M2M100Tokenizer": "m2m_100.tokenization_m2m_100",
+}  # fmt: skip
+_LISTS = "tokenizer.json, or tokenizer_config.json or special_tokens_map.json with additional_special_tokens"
+
+
+def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
+    """Raises ProblemList."""
+    settings = checkpoint.settings
+    size, start = settings.get("vocab_size"), settings.get("decoder_start_token_id")
+    if type(size) is not int or type(start) is not int:
+        raise ProblemList([])  # reported with the settings
+    if settings.get("model_type") == "bart":
+        return _byte_level(checkpoint, size, start)
+    try:
+        model = checkpoint.bytes(_MODEL)
+        pieces = _pieces(checkpoint, model)
+    except RuntimeError as error:
+        raise ProblemList([f"{_MODEL} cannot be read by sentencepiece: {error}"]) from None
+    codes = _codes(checkpoint, len(pieces))
+    problems = []
+    if not codes:
+        problems.append(f"{checkpoint.folder}: no list of languages; accepted: {_LISTS}")
+    if (last := max([len(pieces) - 1, *codes.values()])) >= size:
+        problems.append(f"the vocabulary has ids up to {last:,}, but vocab_size of config.json is {size:,}")
+    if start != _END and start not in codes.values():
+        problems.append(f"decoder_start_token_id = {start}; accepted: {_END} (</s>) or a language")
+    if problems:
+        raise ProblemList(problems)
+    names = [*pieces, *(f"<unused {i}>" for i in range(len(pieces), size))]
+    for code, token in codes.items():
+        names[token] = f"<{code}>"
+    order = [_PAD, _UNKNOWN, start, _END]
+    special = set(order)
+    order += [token for token in range(size) if token not in special]
+    try:
+        frames = _frames(checkpoint, codes, order, len(pieces))
+        tokenizer = Tokenizer(model, None, PieceLists(renamed(names, order), None, tags=False).file(), frames.file())
+    except ValueError as error:
+        raise ProblemList([f"the vocabulary cannot be used: {error}"]) from None
+    return ImportedVocabulary(tokenizer, order, order)
+
+
+def _byte_level(checkpoint: Checkpoint, size: int, start: int) -> ImportedVocabulary:
+    """Return the vocabulary of BART, of which every text begins with `<s>`."""
+    ids = [checkpoint.settings.get(f"{name}_token_id") for name in ("pad", "bos", "eos")]
+    if any(type(token) is not int or not 0 <= token < size for token in (*ids, start)) or start == ids[1]:
+        raise ProblemList([f"pad, bos, eos and decoder_start_token_id = {[*ids, start]}; accepted: ids, bos != start"])
+    pad, begin, end = (int(token or 0) for token in ids)
+    vocabulary = json_vocabulary(checkpoint, TokenIds((pad, _UNKNOWN, start, end), size))
+    first = vocabulary.target.index(begin, EOS + 1)
+    frame = (first, "text", EOS)
+    assert isinstance(vocabulary.tokenizer, Tokenizer)
+    source, target, pieces, _ = vocabulary.tokenizer.models
+    tokenizer = Tokenizer(source, target, pieces, Templates(frame, frame, control=(first,)).file())
+    return ImportedVocabulary(tokenizer, vocabulary.source, vocabulary.target)
+
+
+def _pieces(checkpoint: Checkpoint, model: bytes) -> list[str]:
+    """Return the pieces by id, without languages.  Raises DragomanError, ProblemList, RuntimeError."""
+    processor = spm.SentencePieceProcessor(model_proto=model)
+    if checkpoint.settings.get("model_type") != "m2m_100" or not (checkpoint.folder / "vocab.json").exists():
+        return [*_FAIRSEQ, *(processor.id_to_piece(i) for i in range(3, processor.get_piece_size()))]
+    pieces = pieces_by_id(checkpoint.json("vocab.json"), "vocab.json")
+    if pieces[:4] != _FAIRSEQ:
+        raise ProblemList([f"vocab.json: the ids 0 to 3 are {pieces[:4]}; accepted: {_FAIRSEQ}"])
+    return pieces
+
+
+def _codes(checkpoint: Checkpoint, first: int) -> dict[str, int]:
+    """Return the languages with their ids.  first: id of the first one, where files do not list ids."""
+    ids = {
+        str(entry.get("content")): entry.get("id")
+        for entry in checkpoint.optional_json("tokenizer.json").get("added_tokens", [])
+    }
+    settings = checkpoint.optional_json("tokenizer_config.json")
+    ids |= {str(entry.get("content")): int(token) for token, entry in settings.get("added_tokens_decoder", {}).items()}
+    if languages := {code: token for name, token in ids.items() if (code := _code(name)) and type(token) is int}:
+        return languages
+    for source in (settings, checkpoint.optional_json("special_tokens_map.json")):
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            names = source.get(key)
+            if isinstance(names, list) and (codes := [code for name in map(_content, names) if (code := _code(name))]):
+                return {code: first + i for i, code in enumerate(dict.fromkeys(codes))}
+    kind = settings.get("tokenizer_class", checkpoint.settings.get("tokenizer_class"))
+    module = _MODULES.get(str(kind).removesuffix("Fast"))
+    if module is None:
+        return {}
+    transformers_package()
+    known = importlib.import_module(f"transformers.models.{module}").FAIRSEQ_LANGUAGE_CODES
+    known = known.get(str(settings.get("language_codes")), []) if isinstance(known, dict) else known  # M2M-100: groups
+    return {code: first + i for i, code in enumerate(known)}
+
+
+def _content(token: Any) -> str:
+    return str(token.get("content")) if isinstance(token, dict) else str(token)
+
+
+def _code(name: str) -> str:
+    match = _CODE.fullmatch(name)
+    return "" if match is None else next(filter(None, match.groups()))
+
+
+def _frames(checkpoint: Checkpoint, codes: Mapping[str, int], order: list[int], pieces: int) -> Templates:
+    """Return the frames, with our ids.
+
+    codes: language -> id in the checkpoint.  pieces: number of ids before the languages.
+    """
+    start = order[BOS]
+    ours = {theirs: token for token, theirs in enumerate(order)}
+    languages = {code: ours[token] for code, token in codes.items() if ours[token] > EOS}
+    control = [ours[i] for i in (0, *range(pieces, max(order) + 1)) if ours[i] > EOS]
+    settings = checkpoint.optional_json("tokenizer_config.json")
+    forced = checkpoint.generation.get("forced_bos_token_id")
+    first = next((code for code, token in codes.items() if token == forced), None)
+    defaults = settings.get("src_lang"), settings.get("tgt_lang") or first
+    source, target = (code if isinstance(code, str) and code in languages else None for code in defaults)
+    after = start != _END or bool(settings.get("legacy_behaviour"))
+    frame = ("text", EOS, "source") if after else ("source", "text", EOS)
+    if start == _END:
+        return Templates(frame, ("target", "text", EOS), (languages, languages), (source, target), tuple(control))
+    return Templates(frame, ("text", EOS), (languages, {}), (source, None), tuple(control))

@@ -16,15 +16,16 @@ from typing import Any
 
 from dragoman.config import parse_config
 from dragoman.errors import DragomanError
-from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.encoder_comparison import compare_encoders, words_of
-from dragoman.formats.importing.encoder_layers import (
+from dragoman.formats.importing.encoders import (
+    compare_encoders,
     encoder_sizes,
     feed_forward,
+    label_names,
     linear,
     norm,
     self_attention,
+    words_of,
 )
 from dragoman.formats.importing.family import (
     ACTIVATIONS,
@@ -35,9 +36,9 @@ from dragoman.formats.importing.family import (
     ProblemList,
     accepted_values,
 )
-from dragoman.formats.importing.labels import label_names
 from dragoman.formats.importing.names import AxisOrder, Rule, expanded
-from dragoman.formats.importing.wordpiece import wordpiece_vocabulary
+from dragoman.formats.importing.tokenizer_json import wordpiece_vocabulary
+from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import LabelVocabulary
 
 _KINDS = {

@@ -41,8 +41,7 @@ class Checkpoint:
     @cached_property
     def generation(self) -> dict[str, Any]:
         """The settings of decoding, of which older checkpoints have a part in `config.json`."""
-        found = self.json("generation_config.json") if (self.folder / "generation_config.json").exists() else {}
-        return self.settings | found
+        return self.settings | self.optional_json("generation_config.json")
 
     def with_settings(self, settings: dict[str, Any]) -> Checkpoint:
         """Return the same files with other settings."""
@@ -53,6 +52,10 @@ class Checkpoint:
 
     def json(self, name: str) -> dict[str, Any]:
         return read_json(self.folder / name, UsageError, _ADVICE, _MAX_VOCABULARY)
+
+    def optional_json(self, name: str) -> dict[str, Any]:
+        """Return the content of a file, {} if there is none."""
+        return self.json(name) if (self.folder / name).exists() else {}
 
     def bytes(self, name: str) -> bytes:
         return read_bytes(self.folder / name, UsageError, _ADVICE, _MAX_VOCABULARY)

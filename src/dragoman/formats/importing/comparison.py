@@ -9,9 +9,10 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Plan, TokenizerParity
+from dragoman.formats.importing.listed_vocabulary import ListedReference
+from dragoman.formats.importing.numpy_reference import NumpyTransformer, SearchedReference
 from dragoman.formats.importing.reference import (
     CausalRuntime,
     CausalTokenizer,
@@ -19,10 +20,10 @@ from dragoman.formats.importing.reference import (
     SentencepieceReference,
     TransformersRuntime,
 )
-from dragoman.formats.parity import compare_models, parity_cases
+from dragoman.formats.parity import CheckText, ExternalRuntime, compare_models, parity_cases
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
-from dragoman.tokenizers import EOS, Tokenizer
+from dragoman.tokenizers import EOS, UNK, Tokenizer
 
 _LINES = 200
 SAMPLES = (
@@ -72,10 +73,10 @@ def compare_translators(
     texts = [tokenizer.decode_target([t for t in case.source if t != EOS]) for case in cases.cases]
     theirs = ReferenceTokenizer(checkpoint.folder, plan.vocabulary)
     lines = [theirs.cleaned(line) for line in (*SAMPLES, *samples, *texts, *lines_of(check))]
-    same = compare_tokenizers(bound, theirs.between(*direction), lines, samples=())
+    same = compare_tokenizers(bound, theirs.between(*direction), lines)
     for code in tokenizer.languages[0]:
-        own = code, code if code in tokenizer.languages[1] else direction[1]
-        same += compare_tokenizers(tokenizer.between(*own), theirs.between(*own), lines[-1:], samples=())
+        sides = code, code if code in tokenizer.languages[1] else direction[1]
+        same += compare_tokenizers(tokenizer.between(*sides), theirs.between(*sides), lines[-1:])
     return Comparison(parity, same)
 
 
@@ -89,13 +90,42 @@ def compare_language_models(checkpoint: Checkpoint, folder: Path, plan: Plan, ch
     cases = parity_cases(network, tokenizer, config, check)
     runtime = CausalRuntime(checkpoint.folder, plan.vocabulary)
     parity = compare_models(network, runtime, cases, max(2, config.search.beam))
-    lines = [tokenizer.decode_target(case.prefix) for case in cases.cases]
+    lines = [*SAMPLES, *(tokenizer.decode_target(case.prefix) for case in cases.cases), *lines_of(check)]
     theirs: TextCodec = (
         SentencepieceReference(checkpoint.bytes("tokenizer.model"), plan.vocabulary)
         if not any((checkpoint.folder / name).exists() for name in ("tokenizer.json", "vocab.json"))
         else CausalTokenizer(checkpoint.folder, plan.vocabulary)
     )
-    return Comparison(parity, compare_tokenizers(tokenizer, theirs, [*lines, *lines_of(check)]))
+    return Comparison(parity, compare_tokenizers(tokenizer, theirs, lines))
+
+
+def compare_with_definition(
+    runtime: ExternalRuntime, theirs: TextCodec, folder: Path, plan: Plan, check: CheckText | None
+) -> Comparison:
+    """Compare an encoder-decoder in a model folder with a definition, or another program, and a tokenizer."""
+    network, tokenizer, config = load_network(folder)
+    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    cases = parity_cases(network, tokenizer, config, check)
+    cases = replace(cases, limit=min(cases.limit, plan.positions - 1))
+    parity = compare_models(network, runtime, cases, max(2, config.search.beam))
+    texts = [tokenizer.decode_source([t for t in case.source if t not in (EOS, UNK)]) for case in cases.cases]
+    lines = [*SAMPLES, *texts, *lines_of(check)]
+    if tokenizer.lists is not None and tokenizer.lists.tags:  # which only `transformers` has
+        lines = [line for line in lines if not line.startswith(">>")]
+    return Comparison(parity, compare_tokenizers(tokenizer, theirs, lines))
+
+
+def compare_toolkit(
+    toolkit: str,
+    model: NumpyTransformer,
+    reference: ListedReference,
+    compared: tuple[Path, Plan, CheckText | None],
+) -> Comparison:
+    """Compare a model folder with the definition of its toolkit.  compared: arguments of `Family.compare`."""
+    folder, plan, check = compared
+    name = f"{toolkit}'s definition in NumPy, float32"
+    runtime = SearchedReference(model, name, plan.vocabulary, model.sizes.end)
+    return compare_with_definition(runtime, reference, folder, plan, check)
 
 
 def lines_of(check: CheckText | None) -> list[str]:
@@ -104,14 +134,14 @@ def lines_of(check: CheckText | None) -> list[str]:
 
 
 def compare_tokenizers(
-    ours: Tokenizer, theirs: TextCodec, lines: Sequence[str], samples: Sequence[str] = SAMPLES
+    ours: Tokenizer, theirs: TextCodec, lines: Sequence[str], decode_unknown: bool = True
 ) -> TokenizerParity:
-    """Compare ids and decoded text of lines, and of samples with unusual characters."""
+    """Compare ids and decoded text of lines.  decode_unknown: whether targets with unknown tokens are decoded, too."""
     source, target, decoded = 0, 0, 0
-    lines = [*samples, *lines]
     for line in lines:
         ids = ours.encode_target(line)
         source += ours.encode_source(line) != theirs.encode_source(line)
         target += ids != theirs.encode_target(line)
-        decoded += ours.decode_target(ids) != theirs.decode_target(ids[len(ours.target_start) :])
+        if decode_unknown or UNK not in ids:
+            decoded += ours.decode_target(ids) != theirs.decode_target(ids[len(ours.target_start) :])
     return TokenizerParity(len(lines), source, target, decoded)

@@ -1,13 +1,17 @@
-"""What the encoder-decoders of `transformers` (Marian, BART, M2M-100) share: settings, and the rules of layers."""
+"""What encoder-decoders share: sections of the configuration; of Marian, BART and M2M-100 also settings and names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dragoman.formats.importing.family import ACTIVATIONS, NEVER
-from dragoman.formats.importing.names import Rule, expanded
-from dragoman.tokenizers import SPECIAL_NAMES
+from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabulary, ProblemList, integer_problems
+from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames, attention_parts
+from dragoman.formats.importing.names import Rule
+from dragoman.tokenizers import SPECIAL_NAMES, Tokenizer
+
+MAX_TOKENS = 256
+"""Longest source and target of a model whose positions have no maximum."""
 
 _SIZES = (
     "d_model", "encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads",
@@ -18,11 +22,7 @@ _IDS = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
 
 def size_problems(settings: Mapping[str, Any], even: bool) -> Iterator[str]:
     """Yield what is wrong with sizes and ids of special tokens.  even: whether d_model must be even."""
-    problems = [
-        f"{key} = {settings.get(key)!r}; accepted: an integer, at least {least}"
-        for key, least in {**dict.fromkeys(_SIZES, 1), **dict.fromkeys(_IDS, 0)}.items()
-        if type(settings.get(key)) is not int or settings[key] < least
-    ]
+    problems = integer_problems(settings, {**dict.fromkeys(_SIZES, 1), **dict.fromkeys(_IDS, 0)})
     yield from problems
     if problems:
         return
@@ -49,14 +49,43 @@ def model_document(settings: Mapping[str, Any], tie: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def search_document(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section `search` of the configuration."""
-    beams, penalty = generation.get("num_beams"), generation.get("length_penalty")
-    # Their score is divided by length ** penalty, ours by ((5 + length) / 6) ** alpha.
+def text_sections(
+    vocabulary: ImportedVocabulary, max_tokens: int = MAX_TOKENS, languages: tuple[object, object] = (None, None)
+) -> dict[str, Any]:
+    """Return the sections `data` and `tokenizer` of the configuration.  languages: codes, other values are ignored."""
+    tokenizer = vocabulary.tokenizer
+    assert isinstance(tokenizer, Tokenizer)
+    sides = zip(("source_language", "target_language"), languages, strict=True)
     return {
-        "beam": beams if type(beams) is int and 1 <= beams <= 4096 else 4,
-        "alpha": float(penalty) if isinstance(penalty, int | float) and 0 <= penalty <= 10 else 1.0,
+        "data": {
+            "kind": "parallel", "train": [], "filter": {"max_tokens": max_tokens},
+            **{key: code for key, code in sides if isinstance(code, str) and code},
+        },
+        "tokenizer": {
+            "kind": "unigram", "vocab_size": tokenizer.source_size, "shared": tokenizer.shared, "byte_fallback": False,
+        },
+    }  # fmt: skip
+
+
+def search_section(
+    settings: Mapping[str, Any], beam: str = "num_beams", alpha: str = "length_penalty", default: float = 1.0
+) -> dict[str, Any]:
+    """Return the section `search`.  beam, alpha: names of the settings.  default: of alpha.
+
+    Most scores are divided by length ** penalty, ours by ((5 + length) / 6) ** alpha.
+    """
+    width, penalty = settings.get(beam), settings.get(alpha)
+    return {
+        "beam": width if type(width) is int and 1 <= width <= 4096 else 4,
+        "alpha": float(penalty) if isinstance(penalty, int | float) and 0 <= penalty <= 10 else default,
     }
+
+
+def pieces_by_id(ids: Mapping[str, Any], name: str) -> list[str]:
+    """Return the pieces of a vocabulary in the order of their ids, from 0.  name: of its file.  Raises ProblemList."""
+    if sorted(token for token in ids.values() if type(token) is int) != list(range(len(ids))):
+        raise ProblemList([f"{name}: its ids are not 0 to {len(ids) - 1:,}, each once"])
+    return sorted(ids, key=lambda piece: int(ids[piece]))
 
 
 def renamed(pieces: Sequence[str], order: Sequence[int]) -> list[str]:
@@ -68,62 +97,39 @@ def renamed(pieces: Sequence[str], order: Sequence[int]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------- name table
 
 
-def _attention(ours: str, theirs: str) -> dict[str, Rule]:
-    """Return the rules of a multi-head attention and of its norm."""
-    queries, keys, values = (f"{theirs}.{part}_proj" for part in "qkv")
-    groups: dict[str, tuple[str, ...]] = {"qkv": (queries, keys, values)}
-    if ours.endswith("cross_attn"):
-        groups = {"q": (queries,), "kv": (keys, values)}
-    rules = {}
-    for name, parts in groups.items():
-        rules[f"{ours}.{name}.weight"] = Rule(tuple(f"{part}.weight" for part in parts), ("", "stream"))
-        rules[f"{ours}.{name}.bias"] = Rule(tuple(f"{part}.bias" for part in parts), ("",))
-    rules[f"{ours}.out.weight"] = Rule((f"{theirs}.out_proj.weight",), ("stream", ""))
-    rules[f"{ours}.out.bias"] = Rule((f"{theirs}.out_proj.bias",), ("stream",))
-    return rules
+def projected(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
+    """Return the parts of an attention, "self_attn" or "cross_attn", with the names of fairseq and BART."""
+    return attention_parts(ours, *(f"{theirs}.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")))
 
 
-def norm_rules(ours: str, theirs: str) -> dict[str, Rule]:
-    return {f"{ours}.{part}": Rule((f"{theirs}.{part}",), ("stream",)) for part in ("weight", "bias")}
-
-
-def _layer(stack: str) -> dict[str, Rule]:
-    """Return the rules of a layer; `{}` is its number."""
-    ours, theirs = f"{stack}.layers.{{}}", f"model.{stack}.layers.{{}}"
-    rules = {
-        **_attention(f"{ours}.self_attn", f"{theirs}.self_attn"),
-        **norm_rules(f"{ours}.around_self_attn.norm", f"{theirs}.self_attn_layer_norm"),
-        f"{ours}.ffn.inner.weight": Rule((f"{theirs}.fc1.weight",), ("", "stream")),
-        f"{ours}.ffn.inner.bias": Rule((f"{theirs}.fc1.bias",), ("",)),
-        f"{ours}.ffn.outer.weight": Rule((f"{theirs}.fc2.weight",), ("stream", "")),
-        f"{ours}.ffn.outer.bias": Rule((f"{theirs}.fc2.bias",), ("stream",)),
-        **norm_rules(f"{ours}.around_ffn.norm", f"{theirs}.final_layer_norm"),
+def bart_parts(stack: str, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """Return the parts of a layer, in fairseq, and with the prefix "model." in `transformers`."""
+    theirs = f"{prefix}{stack}.layers.{{}}"
+    parts = {
+        **projected("self_attn", f"{theirs}.self_attn"),
+        "around_self_attn.norm": (f"{theirs}.self_attn_layer_norm",),
+        "ffn.inner": (f"{theirs}.fc1",),
+        "ffn.outer": (f"{theirs}.fc2",),
+        "around_ffn.norm": (f"{theirs}.final_layer_norm",),
     }
     if stack == "decoder":
-        rules |= _attention(f"{ours}.cross_attn", f"{theirs}.encoder_attn")
-        rules |= norm_rules(f"{ours}.around_cross_attn.norm", f"{theirs}.encoder_attn_layer_norm")
-    return rules
+        parts |= projected("cross_attn", f"{theirs}.encoder_attn")
+        parts["around_cross_attn.norm"] = (f"{theirs}.encoder_attn_layer_norm",)
+    return parts
 
 
-_SHARED, _SOURCE, _TARGET = ("model.shared.weight", *(f"model.{s}.embed_tokens.weight" for s in ("encoder", "decoder")))
-_EMBEDDINGS = {
-    "all": {"encoder.embedding.weight": Rule((f"{_SHARED}|{_SOURCE}|{_TARGET}|lm_head.weight",), ("source", "stream"))},
-    "target": {
-        "encoder.embedding.weight": Rule((_SOURCE,), ("source", "stream")),
-        "decoder.embedding.weight": Rule((f"{_TARGET}|lm_head.weight",), ("target", "stream")),
-    },
-    "none": {
-        "encoder.embedding.weight": Rule((_SOURCE,), ("source", "stream")),
-        "decoder.embedding.weight": Rule((_TARGET,), ("target", "stream")),
-        "output.weight": Rule(("lm_head.weight",), ("target", "stream")),
-    },
-}
-
-
-def encoder_decoder_table(settings: Mapping[str, Any], tie: str) -> dict[str, Rule]:
-    """Return the rules of embeddings, layers and output bias."""
-    table = dict(_EMBEDDINGS[tie])
-    for stack in ("encoder", "decoder"):
-        table |= expanded(_layer(stack), settings[f"{stack}_layers"])
+def encoder_decoder_table(
+    settings: Mapping[str, Any], tie: str, norms: Mapping[str, str] | None = None
+) -> dict[str, Rule]:
+    """Return the rules of embeddings, layers and output bias.  norms: of the stacks, see `TransformerNames.others`."""
+    shared, source, target = ("model.shared.weight", *(f"model.{stack}.embed_tokens.weight" for stack in STACKS))
+    embeddings = {
+        "encoder.embedding": f"{shared}|{source}" if tie == "all" else source,
+        "decoder.embedding": target,
+        "output": "lm_head.weight",
+    }
+    layers = {stack: bart_parts(stack, "model.") for stack in STACKS}
+    names = TransformerNames(layers, embeddings | dict(norms or {}), Naming(stream="stream"))
+    table = names.rules((settings["encoder_layers"], settings["decoder_layers"]), tie)
     table["output.bias"] = Rule(("final_logits_bias",), ("logits",), added=NEVER, optional=True)
     return table

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,11 +11,11 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dragoman.config import Config
-from dragoman.errors import UsageError
-from dragoman.formats.check_text import CheckText
+from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.names import AxisOrders, Table
-from dragoman.tokenizers import Vocabulary
+from dragoman.formats.importing.names import AxisOrder, AxisOrders, Table
+from dragoman.formats.parity import CheckText
+from dragoman.tokenizers import BOS, EOS, Vocabulary
 
 ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "swish": "silu",
@@ -24,6 +25,9 @@ ACTIVATIONS = {
 NEVER = -100.0
 """Logit of tokens that a checkpoint lacks: below every other one, and finite, so that losses stay finite."""
 
+OFF: tuple[Any, ...] = (False, None, 0, 0.0, "")
+"""Values of a setting that is off."""
+
 
 class ProblemList(UsageError):
     """Several problems of one part of a checkpoint."""
@@ -31,6 +35,17 @@ class ProblemList(UsageError):
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = list(problems)
+
+
+@contextmanager
+def collecting(problems: list[str]) -> Iterator[None]:
+    """Add what a DragomanError reports to a list of problems."""
+    try:
+        yield
+    except ProblemList as error:
+        problems += error.problems
+    except DragomanError as error:
+        problems.append(str(error))
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,22 @@ class ImportedVocabulary:
     tokenizer: Vocabulary
     source: list[int]
     target: list[int]
+
+    def orders(self, source_size: int = 0, target_size: int = 0) -> dict[str, AxisOrder]:
+        """Return the orders of the axes "source" and "target" (rows of matrices) and "logits" (the output bias).
+
+        source_size, target_size: rows in the checkpoint; default: up to the last one that is used.  BOS that is the
+        same token as EOS has a row of matrices, but is a token of its own in the output.
+        """
+        sizes = source_size or max(self.source) + 1, target_size or max(self.target) + 1
+        logits = list(self.target)
+        if logits[BOS] == logits[EOS]:
+            logits[BOS] = -1
+        return {
+            "source": AxisOrder(self.source, sizes[0]),
+            "target": AxisOrder(self.target, sizes[1]),
+            "logits": AxisOrder(logits, sizes[1]),
+        }
 
 
 @dataclass(frozen=True)
@@ -61,9 +92,9 @@ class Plan:
     vocabulary: ImportedVocabulary
     table: Table
     orders: AxisOrders
-    constants: Mapping[str, Callable[[tuple[int, ...]], Tensor | None]]
-    unused: str
     positions: int
+    constants: Mapping[str, Callable[[tuple[int, ...]], Tensor | None]] = field(default_factory=dict)
+    unused: str = ""
     files: Callable[[str], Mapping[str, bytes]] = field(default=lambda weights: {})
     computed: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -150,3 +181,25 @@ def accepted_values(settings: Mapping[str, Any], accepted: Mapping[str, Sequence
         for key, values in accepted.items()
         if key in settings and not any(settings[key] == v and type(settings[key]) is type(v) for v in values)
     ]
+
+
+def integer_problems(
+    settings: Mapping[str, Any], least: Mapping[str, int], prefix: str = "", nullable: Sequence[str] = ()
+) -> list[str]:
+    """Return a problem for each setting that is not an integer.
+
+    least: setting -> least value.  prefix: of names in messages.  nullable: settings that may be null.
+    """
+    return [
+        f"{prefix}{key} = {settings.get(key)!r}; accepted: an integer, at least {low}"
+        + (", or null" if key in nullable else "")
+        for key, low in least.items()
+        if (type(settings.get(key)) is not int or settings[key] < low)
+        and not (key in nullable and settings.get(key) is None)
+    ]
+
+
+def part(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a group of settings, empty if it is missing or no group."""
+    group = settings.get(key)
+    return group if isinstance(group, Mapping) else {}

@@ -13,21 +13,31 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import DragomanError, TrainingError, UsageError, check_problems
-from dragoman.formats import ctranslate2
-from dragoman.formats.check_text import check_text, check_text_problems
-from dragoman.formats.importing import bart, bert, gpt2, llama, marian, t5, vit
+from dragoman.formats.ctranslate2 import package as ctranslate2_package
+from dragoman.formats.importing import (
+    bart,
+    bert,
+    ctranslate2,
+    eole,
+    fairseq,
+    gpt2,
+    joeynmt,
+    llama,
+    marian,
+    marian_files,
+    opennmt,
+    t5,
+    vit,
+)
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.ctranslate2_files import family as ctranslate2_family
-from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint, is_ctranslate2
-from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, ProblemList
+from dragoman.formats.importing.ctranslate2_files import CTranslate2Checkpoint, is_ctranslate2
+from dragoman.formats.importing.encoders import label_names
+from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, collecting
 from dragoman.formats.importing.hub import download, hub_package, is_hub_name
-from dragoman.formats.importing.marian_files import family as marian_family
-from dragoman.formats.importing.marian_files.checkpoint import MarianCheckpoint, find_models
+from dragoman.formats.importing.marian_items import MarianCheckpoint, find_models
 from dragoman.formats.importing.names import converted, listed, table_problems
-from dragoman.formats.importing.placeholders import importable_settings, placeholder_vocabulary
 from dragoman.formats.importing.reference import transformers_package
-from dragoman.formats.importing.toolkits import eole, fairseq, joeynmt, opennmt
-from dragoman.formats.importing.toolkits.checkpoint import (
+from dragoman.formats.importing.toolkit_files import (
     EoleCheckpoint,
     FairseqCheckpoint,
     JoeyCheckpoint,
@@ -36,11 +46,12 @@ from dragoman.formats.importing.toolkits.checkpoint import (
     is_eole,
     opened_checkpoint,
 )
-from dragoman.formats.parity import TOLERANCE
+from dragoman.formats.parity import TOLERANCE, check_text, check_text_problems
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.build import assemble
 from dragoman.models.model_folder import read_meta, save_model, unique_tensors
 from dragoman.registry import find
+from dragoman.tokenizers import LabelVocabulary, Tokenizer
 
 FAMILIES: Mapping[str, Family] = {
     "bart": bart,
@@ -58,8 +69,8 @@ FAMILIES: Mapping[str, Family] = {
 }
 """`model_type` of a checkpoint -> the module that imports it."""
 _FORMATS: Mapping[type[Checkpoint], tuple[str, Family]] = {
-    MarianCheckpoint: ("marian files", marian_family),
-    CTranslate2Checkpoint: ("ctranslate2", ctranslate2_family),
+    MarianCheckpoint: ("marian files", marian_files),
+    CTranslate2Checkpoint: ("ctranslate2", ctranslate2),
     JoeyCheckpoint: ("joeynmt", joeynmt),
     FairseqCheckpoint: ("fairseq", fairseq),
     OpenNMTCheckpoint: ("opennmt", opennmt),
@@ -106,24 +117,32 @@ def import_model(
         plan.vocabulary.tokenizer.target_size,
         shared=plan.vocabulary.tokenizer.shared,
     )
-    tensors = converted(plan.table, plan.orders, checkpoint.tensors) | dict(plan.computed)
-    assert tensors.keys() == unique_tensors(network).keys()
+    shapes = {name: tuple(tensor.shape) for name, tensor in unique_tensors(network).items()}
+    tensors = converted(plan.table, plan.orders, checkpoint.tensors, shapes) | dict(plan.computed)
+    assert tensors.keys() == shapes.keys()
     origin = {"family": name, "settings": checkpoint.settings}
     origin |= {} if hub is None else {"hub": {"name": hub, "commit": checkpoint.folder.name}}
     try:
         with atomic_folder(folder) as unfinished:
             save_model(unfinished, plan.config, plan.vocabulary.tokenizer, tensors, {"step": 0, "imported": name})
-            _write_others(plan, unfinished)
-            found = _family(checkpoint)[1].compare(checkpoint, unfinished, plan, text)
-            _check_parity(found)
-            facts = origin | asdict(found)
+            for other, content in plan.files(read_meta(unfinished)["sha256"]["model.safetensors"]).items():
+                (unfinished / other).write_bytes(content)
+            comparison = _family(checkpoint)[1].compare(checkpoint, unfinished, plan, text)
+            if not comparison.met:
+                rows = "\n".join(f"  {line}" for line in comparison.lines())
+                raise DragomanError(
+                    "parity not met, nothing was written; accepted: log-probability differences below "
+                    f"{TOLERANCE:g}, no different outputs, and the same tokens. Please report this with config.json of "
+                    f"the checkpoint.\n{rows}"
+                )
+            facts = origin | asdict(comparison)
             (unfinished / _REPORT).write_text(json.dumps(facts, indent=1, ensure_ascii=False, default=str))
     except OSError as error:
         raise DragomanError(not_written(folder, error)) from error
     except TrainingError as error:  # of `save_model`, with advice about training
         cause = error.__cause__
         raise DragomanError(not_written(folder, cause)) if isinstance(cause, OSError) else error from cause
-    return Imported(found.parity, found.tokenizer, folder, name)
+    return Imported(comparison.parity, comparison.tokenizer, folder, name)
 
 
 def opened(source: Path) -> Checkpoint:
@@ -171,7 +190,7 @@ def _check_request(source: Path, folder: Path, text_problems: Sequence[str]) -> 
             "such as Helsinki-NLP/opus-mt-en-de"
         )
     elif is_ctranslate2(source):
-        needed = ctranslate2.package
+        needed = ctranslate2_package
     elif not (source / "config.json").is_file():
         if find_models(source) or find_checkpoints(source):
             needed = None
@@ -197,11 +216,6 @@ def _package_problems(needed: Callable[[], Any]) -> list[str]:
     return []
 
 
-def _write_others(plan: Plan, folder: Path) -> None:
-    for name, content in plan.files(read_meta(folder)["sha256"]["model.safetensors"]).items():
-        (folder / name).write_bytes(content)
-
-
 # ------------------------------------------------------------------------------------------------------------ checking
 
 
@@ -210,35 +224,23 @@ def _plan(checkpoint: Checkpoint) -> tuple[str, Plan]:
     name, family = _family(checkpoint)
     unsupported = family.unsupported(checkpoint.settings)
     problems = list(unsupported)
-    vocabulary = _vocabulary(family, checkpoint, problems)
+    vocabulary: ImportedVocabulary | None = None
+    with collecting(problems):
+        vocabulary = family.read_vocabulary(checkpoint)
     tensors: dict[str, Tensor] | None = None
-    try:
+    with collecting(problems):
         tensors = checkpoint.tensors
-    except DragomanError as error:
-        problems.append(str(error))
     plan = None
     if vocabulary is not None and not unsupported:
-        try:
+        with collecting(problems):
             plan = family.plan(checkpoint, vocabulary)
             problems += [] if tensors is None else _tensor_problems(plan, tensors)
-        except DragomanError as error:
-            problems.append(str(error))
     elif tensors is not None:
         others = _other_problems(family, checkpoint, vocabulary, tensors)
         problems += [problem for problem in others if problem not in problems]
     check_problems(f"{checkpoint.folder}: cannot be imported:", problems)
     assert plan is not None
     return name, plan
-
-
-def _vocabulary(family: Family, checkpoint: Checkpoint, problems: list[str]) -> ImportedVocabulary | None:
-    try:
-        return family.read_vocabulary(checkpoint)
-    except ProblemList as error:
-        problems += error.problems
-    except DragomanError as error:
-        problems.append(str(error))
-    return None
 
 
 def _other_problems(
@@ -250,8 +252,8 @@ def _other_problems(
     """
     if type(checkpoint) is not Checkpoint:
         return []
-    assumed = checkpoint.with_settings(importable_settings(checkpoint.settings))
-    vocabulary = vocabulary or placeholder_vocabulary(assumed.settings)
+    assumed = checkpoint.with_settings(_importable_settings(checkpoint.settings))
+    vocabulary = vocabulary or _placeholder_vocabulary(assumed.settings)
     if vocabulary is None or family.unsupported(assumed.settings):
         return []
     try:
@@ -268,8 +270,10 @@ def _tensor_problems(plan: Plan, tensors: Mapping[str, Tensor]) -> list[str]:
     others = {name: tensor for name, tensor in tensors.items() if name not in plan.constants}
     problems = list(table_problems(plan.table, plan.orders, others, shapes, plan.unused))
     for name, expected in plan.constants.items():
-        found = tensors.get(name)
-        if found is not None and not _are_close(found, expected(tuple(found.shape))):
+        if (tensor := tensors.get(name)) is None:
+            continue
+        values = expected(tuple(tensor.shape))
+        if values is None or not torch.allclose(tensor.float(), values, atol=1e-3):  # may be stored in float16
             problems.append(f"{name}: not the values that the model computes for it")
     used = [name for name in others if re.fullmatch(plan.unused, name) is None]
     infinite = [name for name in used if not bool(torch.isfinite(others[name]).all())]
@@ -277,15 +281,64 @@ def _tensor_problems(plan: Plan, tensors: Mapping[str, Tensor]) -> list[str]:
     return problems
 
 
-def _are_close(found: Tensor, expected: Tensor | None) -> bool:
-    """Return whether numbers that may have been stored in float16 are the expected ones."""
-    return expected is not None and torch.allclose(found.float(), expected, atol=1e-3)
+# -------------------------------------------------------------------------------------------------------- placeholders
+# With them, the tensors of a checkpoint that cannot be imported can be compared with its settings, so that one message
+# contains all reasons.
 
 
-def _check_parity(found: Comparison) -> None:
-    if not found.met:
-        rows = "\n".join(f"  {line}" for line in found.lines())
-        raise DragomanError(
-            f"parity not met, nothing was written; accepted: log-probability differences below {TOLERANCE:g}, no "
-            f"different outputs, and the same tokens. Please report this with config.json of the checkpoint.\n{rows}"
-        )
+_PLACEHOLDERS: dict[str, Any] = {
+    "activation_function": "relu", "hidden_act": "relu", "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True, "use_sliding_window": False, "sliding_window": None, "layer_types": None,
+    "rope_scaling": None, "rope_parameters": None, "rope_theta": 10_000.0, "partial_rotary_factor": 1.0,
+}  # fmt: skip
+"""Settings that change neither names nor shapes of tensors -> a value that each family accepts."""
+_MAX_SIZE = 1 << 24
+
+
+def _importable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with accepted values of those that do not change the tensors."""
+    found = dict(settings) | {key: value for key, value in _PLACEHOLDERS.items() if key in settings}
+    if "feed_forward_proj" in found:  # T5: the activation and whether it is gated, which changes the tensors
+        gated = str(found["feed_forward_proj"]).startswith("gated-")
+        found["feed_forward_proj"] = "gated-relu" if gated else "relu"
+        found.pop("dense_act_fn", None)
+    return found
+
+
+def _placeholder_vocabulary(settings: Mapping[str, Any]) -> ImportedVocabulary | None:
+    """Return a vocabulary of the size that the settings name, None if they name none."""
+    source = settings.get("vocab_size")
+    target = source if settings.get("decoder_vocab_size") is None else settings["decoder_vocab_size"]
+    if any(type(size) is not int or not 4 <= size <= _MAX_SIZE for size in (source, target)):
+        return None
+    tokenizer = _SizesOnly(int(str(source)), int(str(target)))
+    rows = list(range(tokenizer.source_size)), list(range(tokenizer.target_size))
+    if "Classification" not in str(settings.get("architectures")):
+        return ImportedVocabulary(tokenizer, *rows)
+    try:
+        labels = label_names(settings)
+    except DragomanError:
+        return None
+    return ImportedVocabulary(LabelVocabulary(labels, tokenizer), rows[0], [-1, *range(len(labels))])
+
+
+class _SizesOnly(Tokenizer):
+    """The sizes of a tokenizer that cannot be read."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self._sizes, self.shared = (source, target), source == target
+
+    @property
+    def source_size(self) -> int:
+        return self._sizes[0]
+
+    @property
+    def target_size(self) -> int:
+        return self._sizes[1]
+
+    @property
+    def default_languages(self) -> tuple[str | None, str | None]:
+        return None, None
+
+    def files(self) -> dict[str, bytes]:
+        return {}

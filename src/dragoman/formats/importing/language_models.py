@@ -17,8 +17,8 @@ import sentencepiece as spm
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary, ProblemList
-from dragoman.formats.importing.json_vocabulary import json_vocabulary
 from dragoman.formats.importing.names import AxisOrder, Rule
+from dragoman.formats.importing.tokenizer_json import json_vocabulary
 from dragoman.tokenizers import BOS, EOS
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import sentencepiece as spm
 
-from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoder_decoder import renamed
-from dragoman.formats.importing.family import ImportedVocabulary, ProblemList
+from dragoman.formats.importing.family import ImportedVocabulary, ProblemList, collecting
+from dragoman.io.reading import protobuf_field, protobuf_fields
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.tokenizers.listed_pieces import PieceLists
 from dragoman.tokenizers.templates import NO_SOURCE_END
@@ -79,22 +79,19 @@ def listed_vocabulary(
     sources have the end of sentence.
     """
     paths = sentencepiece_models(checkpoint.folder)
-    models, problems = [], []
-    for path, listed in zip(paths, (source, target or source), strict=True):
-        try:
+    lists = (source, target or source)
+    models: list[bytes] = []
+    problems: list[str] = []
+    for path, listed in zip(paths, lists, strict=True):
+        with collecting(problems):
             models.append(checkpoint.bytes(path.name))
-            problems += _foreign(spm.SentencePieceProcessor(model_proto=models[-1]), path, listed)
-        except RuntimeError as error:
-            problems.append(f"{path.name} cannot be read by sentencepiece: {error}")
-        except DragomanError as error:
-            problems.append(str(error))
+            _check_belongs(models[-1], path, listed)
     if problems:
         raise ProblemList(list(dict.fromkeys(problems)))
     if restrict:
-        lists = (source, target or source)
         models = [restricted(model, listed.tokens) for model, listed in zip(models, lists, strict=True)]
-    orders = [listed.order for listed in (source, target or source)]
-    names = [renamed(listed.tokens, order) for listed, order in zip((source, target or source), orders, strict=True)]
+    orders = [listed.order for listed in lists]
+    names = [renamed(listed.tokens, order) for listed, order in zip(lists, orders, strict=True)]
     file = PieceLists(names[0], None if target is None else names[1], tags=False).file()
     try:
         frames = None if source_ends else NO_SOURCE_END.file()
@@ -104,16 +101,22 @@ def listed_vocabulary(
     return ImportedVocabulary(tokenizer, *orders)
 
 
-def _foreign(model: spm.SentencePieceProcessor, path: Path, listed: TokenList) -> list[str]:
-    """Return a problem if a sentencepiece model belongs to another vocabulary."""
-    own = {str(model.id_to_piece(i)) for i in range(model.get_piece_size())}
+def _check_belongs(content: bytes, path: Path, listed: TokenList) -> None:
+    """Raise ProblemList if a sentencepiece model cannot be read, or belongs to another vocabulary."""
+    try:
+        model = spm.SentencePieceProcessor(model_proto=content)
+    except RuntimeError as error:
+        raise ProblemList([f"{path.name} cannot be read by sentencepiece: {error}"]) from None
+    pieces = {str(model.id_to_piece(i)) for i in range(model.get_piece_size())}
     rest = [token for i, token in enumerate(listed.tokens) if i not in listed.special]
-    known = sum(token in own for token in rest)
-    if known >= _LEAST_KNOWN * len(rest):
-        return []
-    return [
-        f"{path.name}: only {known:,} of {len(rest):,} tokens of {listed.name} are its pieces; accepted: its own model"
-    ]
+    known = sum(token in pieces for token in rest)
+    if known < _LEAST_KNOWN * len(rest):
+        raise ProblemList(
+            [
+                f"{path.name}: only {known:,} of {len(rest):,} tokens of {listed.name} are its pieces; accepted: its "
+                "own model"
+            ]
+        )
 
 
 def restricted(model: bytes, tokens: Sequence[str]) -> bytes:
@@ -122,66 +125,22 @@ def restricted(model: bytes, tokens: Sequence[str]) -> bytes:
     This is what `SetVocabulary` of sentencepiece does: other pieces get the type "unused", and a word is segmented into
     the remaining ones.  model: of a valid file, a `ModelProto`.
     """
-    kept, position, out = set(tokens), 0, bytearray()
-    while position < len(model):
-        start = position
-        key, position = _number(model, position)
-        size, begin = _field_size(model, position, key & 7)
-        position = begin + size
-        if key == _PIECE:
-            body = model[begin:position]
-            kind = _new_type(body, kept)
-            body += b"" if kind is None else bytes([_TYPE, kind])  # the last value of a field counts
-            out += bytes([_PIECE]) + _encoded(len(body)) + body
-        else:
-            out += model[start:position]
+    kept, out = set(tokens), bytearray()
+    for number, content in protobuf_fields(model):
+        if number == _PIECE:
+            piece = dict(protobuf_fields(content))  # the last value of a field counts
+            text, kind = piece.get(_TEXT, b"").decode(), piece.get(_TYPE, _NORMAL)
+            wanted = _NORMAL if text in kept or len(text) == 1 else _UNUSED
+            if kind not in _FIXED_TYPES and kind != wanted:
+                content += bytes([_TYPE << 3, wanted])
+        out += protobuf_field(number, content)
     return bytes(out)
 
 
-_PIECE, _TEXT, _TYPE = 0x0A, 0x0A, 0x18
-"""Keys of protocol buffers: the pieces of a model; the text and the type of a piece."""
+_PIECE, _TEXT, _TYPE = 1, 1, 3
+"""Fields of protocol buffers: the pieces of a model; the text and the type of a piece."""
 _NORMAL, _UNUSED, _FIXED_TYPES = 1, 5, (2, 3, 4)
 """Types of pieces; those of unknown, control and user-defined symbols stay."""
-
-
-def _new_type(piece: bytes, kept: set[str]) -> int | None:
-    """Return the type of a serialized piece, None if it stays."""
-    position, text, kind = 0, "", _NORMAL
-    while position < len(piece):
-        key, position = _number(piece, position)
-        size, begin = _field_size(piece, position, key & 7)
-        if key == _TEXT:
-            text = piece[begin : begin + size].decode()
-        elif key == _TYPE:
-            kind = _number(piece, begin)[0]
-        position = begin + size
-    wanted = _NORMAL if text in kept or len(text) == 1 else _UNUSED
-    return None if kind in _FIXED_TYPES or kind == wanted else wanted
-
-
-def _number(content: bytes, position: int) -> tuple[int, int]:
-    """Return a number of variable length, and the position after it."""
-    value = shift = 0
-    while True:
-        byte = content[position]
-        value, shift, position = value | (byte & 0x7F) << shift, shift + 7, position + 1
-        if byte < 0x80:
-            return value, position
-
-
-def _field_size(content: bytes, position: int, wire: int) -> tuple[int, int]:
-    """Return the bytes of a field and where they begin."""
-    if wire == 2:
-        return _number(content, position)
-    return {1: 8, 5: 4}[wire] if wire else _number(content, position)[1] - position, position
-
-
-def _encoded(number: int) -> bytes:
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*out, number])
 
 
 class ListedReference:
@@ -196,8 +155,12 @@ class ListedReference:
     ) -> None:
         self.source_ends = source_ends
         self.models = [spm.SentencePieceProcessor(model_proto=model) for model in models]
-        self.lists, self.theirs = lists, (vocabulary.source, vocabulary.target)
-        self.numbers = [{token: i for i, token in enumerate(listed.tokens)} for listed in lists]
+        self.target, self.tokens = vocabulary.target, lists[1].tokens
+        self.ids = []
+        """Of each side: token -> our id, UNK for special tokens."""
+        for listed, order in zip(lists, (vocabulary.source, vocabulary.target), strict=True):
+            ours = {theirs: token for token, theirs in enumerate(order)} | dict.fromkeys(listed.special, UNK)
+            self.ids.append({token: ours[theirs] for theirs, token in enumerate(listed.tokens)})
 
     def encode_source(self, text: str) -> list[int]:
         ids = self._encode(text, 0)
@@ -207,10 +170,10 @@ class ListedReference:
         return [*self._encode(text, 1), EOS]
 
     def _encode(self, text: str, side: int) -> list[int]:
-        numbers, special, order = self.numbers[side], self.lists[side].special, self.theirs[side]
-        ids = [numbers.get(piece, special[UNK]) for piece in self.models[side].encode(text, out_type=str)]
-        return [UNK if token in special else order.index(token) for token in ids]
+        return [self.ids[side].get(piece, UNK) for piece in self.models[side].encode(text, out_type=str)]
 
     def decode_target(self, ids: Sequence[int]) -> str:
-        kept = [self.theirs[1][token] for token in ids if token not in (PAD, UNK, BOS, EOS)]
-        return str(self.models[1].decode([self.lists[1].tokens[token] for token in kept])).strip()
+        kept = [self.tokens[self.target[token]] for token in ids if token not in (PAD, UNK, BOS, EOS)]
+        return str(
+            self.models[1].decode(kept)
+        ).strip()  # ours has no space at an end that begins after an unknown token

@@ -21,17 +21,25 @@ import torch
 from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators
 from dragoman.formats.importing.encoder_decoder import (
     encoder_decoder_table,
     model_document,
+    pieces_by_id,
     renamed,
-    search_document,
+    search_section,
     size_problems,
+    text_sections,
 )
-from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, ProblemList, accepted_values
+from dragoman.formats.importing.family import (
+    ACTIVATIONS,
+    ImportedVocabulary,
+    Plan,
+    ProblemList,
+    accepted_values,
+    collecting,
+)
 from dragoman.formats.importing.names import AxisOrder, Rule
 from dragoman.nn.position_tables import sinusoid_table
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
@@ -73,63 +81,45 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     problems: list[str] = []
     settings = checkpoint.settings
 
-    def pieces(name: str, size: object) -> list[str]:
-        try:
-            return _pieces(checkpoint.json(name), name, size)
-        except ProblemList as error:
-            problems.extend(error.problems)
-        except DragomanError as error:
-            problems.append(str(error))
-        return []
-
-    def model(name: str) -> bytes:
-        try:
-            return checkpoint.bytes(name)
-        except DragomanError as error:
-            problems.append(str(error))
-            return b""
-
-    models = model("source.spm"), model("target.spm")
-    source, target = pieces("vocab.json", settings.get("vocab_size")), None
-    if _has_two_lists(checkpoint):
+    sizes = {"vocab.json": settings.get("vocab_size")}
+    if checkpoint.optional_json("tokenizer_config.json").get("separate_vocabs"):
         size = settings.get("decoder_vocab_size")
-        target = pieces("target_vocab.json", settings.get("vocab_size") if size is None else size)
-    if target is not None and _tie(settings) == "all":
+        sizes["target_vocab.json"] = settings.get("vocab_size") if size is None else size
+    models, lists = [], []
+    for name in ("source.spm", "target.spm"):
+        with collecting(problems):
+            models.append(checkpoint.bytes(name))
+    for name, size in sizes.items():
+        with collecting(problems):
+            lists.append(_pieces(checkpoint.json(name), name, size))
+    if len(sizes) == 2 and _tie(settings) == "all":
         problems.append("two vocabularies (separate_vocabs) share one matrix (share_encoder_decoder_embeddings)")
     if problems:
         raise ProblemList(problems)
-    orders = [_order(side, settings, name) for side, name in ((source, "vocab.json"), (target, "target_vocab.json"))]
-    lists = PieceLists(renamed(source, orders[0]), target and renamed(target, orders[1]), tags=True)
+    orders = [_order(pieces, settings, name) for pieces, name in zip(lists, sizes, strict=True)]
+    names = [renamed(pieces, order) for pieces, order in zip(lists, orders, strict=True)]
     try:
-        tokenizer = Tokenizer(*models, lists.file())
+        file = PieceLists(names[0], names[1] if len(names) == 2 else None, tags=True).file()
+        tokenizer = Tokenizer(models[0], models[1], file)
     except RuntimeError as error:
         raise ProblemList([f"source.spm or target.spm cannot be read by sentencepiece: {error}"]) from None
     except ValueError as error:
         raise ProblemList([f"the vocabulary cannot be used: {error}"]) from None
-    return ImportedVocabulary(tokenizer, orders[0], orders[1] or orders[0])
-
-
-def _has_two_lists(checkpoint: Checkpoint) -> bool:
-    if not (checkpoint.folder / "tokenizer_config.json").exists():
-        return False
-    return bool(checkpoint.json("tokenizer_config.json").get("separate_vocabs"))
+    return ImportedVocabulary(tokenizer, orders[0], orders[-1])
 
 
 def _pieces(ids: Mapping[str, Any], name: str, size: object) -> list[str]:
     """Return the pieces in the order of their ids, which are 0 .. size - 1.  Raises ProblemList."""
     if len(ids) != size:
         raise ProblemList([f"{name}: {len(ids):,} pieces, but the vocabulary of config.json has {size}"])
-    if sorted(token for token in ids.values() if type(token) is int) != list(range(len(ids))):
-        raise ProblemList([f"{name}: its ids are not 0 to {len(ids) - 1:,}, each once"])
+    pieces = pieces_by_id(ids, name)
     if "<unk>" not in ids:
         raise ProblemList([f"{name}: no piece <unk>"])
-    return sorted(ids, key=lambda piece: int(ids[piece]))
+    return pieces
 
 
-def _order(pieces: list[str] | None, settings: Mapping[str, Any], name: str) -> list[int]:
+def _order(pieces: list[str], settings: Mapping[str, Any], name: str) -> list[int]:
     """Return for each of our ids that of the checkpoint."""
-    if pieces is None:
-        return []
     special = {
         PAD: settings.get(PADDING, -1), UNK: pieces.index("<unk>"), BOS: settings.get("decoder_start_token_id"),
         EOS: settings.get("eos_token_id"),
@@ -149,7 +139,12 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     config = parse_config(_document(checkpoint, vocabulary), where=str(checkpoint.folder), stored=True)  # checks limits
     d_model, positions = config.model.d_model, settings["max_position_embeddings"]
     stream = stream_order(d_model)
-    sizes = max(vocabulary.source) + 1, max(vocabulary.target) + 1
+    orders = vocabulary.orders()
+    logits, start = list(vocabulary.target), vocabulary.target[BOS]
+    excluded = checkpoint.generation.get("bad_words_ids")
+    # `bad_words_ids` alone excludes the start token after the softmax, as our search excludes BOS.
+    if checkpoint.generation.get("renormalize_logits") and isinstance(excluded, list) and [start] in excluded:
+        logits[BOS] = -1
 
     def table(shape: tuple[int, ...]) -> Tensor | None:
         if shape != (positions, d_model):
@@ -162,9 +157,8 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         table=name_table(settings),
         orders={
             "stream": AxisOrder(stream, d_model),
-            "source": AxisOrder(vocabulary.source, sizes[0]),
-            "target": AxisOrder(vocabulary.target, sizes[1]),
-            "logits": AxisOrder(_generated(checkpoint.generation, vocabulary), sizes[1]),
+            **orders,
+            "logits": AxisOrder(logits, orders["target"].size),
         },
         constants={f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")},
         unused="" if _tie(settings) == "all" else r"model\.shared\.weight",
@@ -184,37 +178,12 @@ def _tie(settings: Mapping[str, Any]) -> str:
     return "all" if settings.get("share_encoder_decoder_embeddings", True) else "target"
 
 
-def _generated(generation: Mapping[str, Any], vocabulary: ImportedVocabulary) -> list[int]:
-    """Return the order of the target, with -1 for a start token that generation excludes from the softmax.
-
-    `bad_words_ids` alone excludes it after the softmax, as our search excludes BOS.
-    """
-    order, start = list(vocabulary.target), vocabulary.target[BOS]
-    excluded = generation.get("bad_words_ids")
-    if generation.get("renormalize_logits") and isinstance(excluded, list) and [start] in excluded:
-        order[BOS] = -1
-    return order
-
-
 def _document(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> dict[str, Any]:
-    settings, generation, tokenizer = checkpoint.settings, checkpoint.generation, vocabulary.tokenizer
-    names = checkpoint.json("tokenizer_config.json") if (checkpoint.folder / "tokenizer_config.json").exists() else {}
-    sides = {"source_language": names.get("source_lang"), "target_language": names.get("target_lang")}
-    return {
-        "data": {
-            "kind": "parallel",
-            "train": [],
-            "filter": {"max_tokens": settings["max_position_embeddings"]},
-            **{key: value for key, value in sides.items() if isinstance(value, str) and value},
-        },
-        "tokenizer": {
-            "kind": "unigram",
-            "vocab_size": tokenizer.source_size,
-            "shared": tokenizer.shared,
-            "byte_fallback": False,
-        },
+    settings, names = checkpoint.settings, checkpoint.optional_json("tokenizer_config.json")
+    languages = names.get("source_lang"), names.get("target_lang")
+    return text_sections(vocabulary, settings["max_position_embeddings"], languages) | {
         "model": model_document(settings, _tie(settings)),
-        "search": search_document(generation),
+        "search": search_section(checkpoint.generation),
     }
 
 

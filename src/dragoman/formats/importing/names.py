@@ -35,11 +35,12 @@ class Rule:
     """One of our tensors.
 
     theirs: names of tensors, concatenated along the first axis; "a|b" are names of one tensor, of which a file contains
-    at least one.  axes: name of each axis, "" for an axis that keeps its order.  added: value of entries that we add.
-    optional: zeros if a checkpoint lacks it.  transposed: matrices of a checkpoint are (in, out), ours (out, in).
-    flat: whether the last axis joins all remaining ones, as those of a convolution.  row: name of a matrix whose first
-    row is added to each row, "" for none.  factors: for each name in `theirs` a number by which its values are
-    multiplied, () for none.  sizes: for each name in `theirs` the length of its first axis, () for equal lengths.
+    at least one; (), with `optional`, for zeros.  axes: name of each axis, "" for an axis that keeps its order.  added:
+    value of entries that we add.  optional: zeros if a checkpoint lacks it.  transposed: matrices of a checkpoint are
+    (in, out), ours (out, in).  flat: whether the last axis joins all remaining ones, as those of a convolution.  row:
+    name of a matrix whose first row is added to each row, "" for none.  factors: for each name in `theirs` a number by
+    which its values are multiplied, () for none.  sizes: for each name in `theirs` the length of its first axis, () for
+    equal lengths.
     """
 
     theirs: tuple[str, ...]
@@ -88,7 +89,7 @@ def table_problems(
             yield f"{part.replace('|', ', ')}: the tensors differ, but the settings tie them"
     for ours, rule in table.items():
         parts = _found(rule, tensors)
-        if parts is None:
+        if not parts:
             continue
         if not all(part.is_floating_point() for part in parts):
             yield f"{', '.join(rule.theirs)}: not floating-point numbers"
@@ -98,9 +99,28 @@ def table_problems(
             yield f"{' + '.join(part.split('|')[0] for part in rule.theirs)}: {problem}"
 
 
-def converted(table: Table, orders: AxisOrders, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return our tensors, in float32; `table_problems` yields nothing for the arguments."""
-    return {ours: _convert(rule, orders, tensors) for ours, rule in table.items()}
+def converted(
+    table: Table, orders: AxisOrders, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Return our tensors, in float32; `table_problems` yields nothing for the arguments.  shapes: of our tensors."""
+    result = {}
+    for ours, rule in table.items():
+        parts = _found(rule, tensors)
+        if not parts:
+            sizes = zip(rule.axes, shapes[ours], strict=True)
+            parts = [torch.zeros([orders[name].size if name else size for name, size in sizes])]
+        elif rule.factors:
+            parts = [part.float() * factor for part, factor in zip(parts, rule.factors, strict=True)]
+        tensor = torch.cat([part.float() for part in parts])
+        if rule.row:
+            tensor = tensor + tensors[rule.row][0].float()
+        for axis, name in enumerate(rule.axes):
+            if name:
+                indices = torch.tensor(orders[name].indices)
+                tensor = tensor.index_select(axis, indices.clamp(min=0))
+                tensor.index_fill_(axis, (indices < 0).nonzero().flatten(), rule.added)
+        result[ours] = tensor
+    return result
 
 
 def reverted(table: Table, orders: AxisOrders, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -126,23 +146,6 @@ def reverted(table: Table, orders: AxisOrders, tensors: Mapping[str, Tensor]) ->
             own = piece if factor == 1 else piece / factor
             found |= dict.fromkeys(part.split("|"), own.T if rule.transposed and own.dim() == 2 else own)
     return found
-
-
-def _convert(rule: Rule, orders: AxisOrders, tensors: Mapping[str, Tensor]) -> Tensor:
-    parts = _found(rule, tensors)
-    if parts is None:
-        indices = torch.tensor(orders[rule.axes[0]].indices)
-        return torch.zeros(len(indices)).masked_fill_(indices < 0, rule.added)
-    factors = rule.factors or [1.0] * len(parts)
-    tensor = torch.cat([part.float() * factor for part, factor in zip(parts, factors, strict=True)])
-    if rule.row:
-        tensor = tensor + tensors[rule.row][0].float()
-    for axis, name in enumerate(rule.axes):
-        if name:
-            indices = torch.tensor(orders[name].indices)
-            tensor = tensor.index_select(axis, indices.clamp(min=0))
-            tensor.index_fill_(axis, (indices < 0).nonzero().flatten(), rule.added)
-    return tensor
 
 
 def _parts(table: Table) -> Iterable[str]:

@@ -1,20 +1,25 @@
 """Definitions of models in NumPy, which imported models are compared with where no other program can be installed.
 
-A definition reads the parameters of a checkpoint under their own names and shares no code with our models, so that
-wrong names, transpositions, orders, positions and norms become differences.
+A definition reads the parameters of a checkpoint in their own layout and shares no code with our models, so that wrong
+transpositions, orders, ties, positions and norms become differences.
 
-Letters: B sentences, N rows (B times beams), S source length, T positions, D d_model, V vocabulary.
+Letters: B sentences, N rows (B times beams), S source length, T positions, H heads, D d_model, V vocabulary.  Vectors
+are rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary
+from dragoman.formats.importing.layer_rules import TransformerNames
 from dragoman.formats.parity import ParityCase
 from dragoman.tokenizers import BOS, PAD
 
@@ -137,3 +142,199 @@ def _log_softmax(logits: Floats) -> Floats:
     shifted = logits - logits.max(-1, keepdims=True)
     result: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
     return result
+
+
+# --------------------------------------------------------------------------------------------------------- Transformers
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a definition needs besides names and tensors.
+
+    layers: of encoder and decoder; first: number of the first one.  activation: as in `model.activation`.  scale:
+    factor of the embeddings.  begin: first token of the decoder, None for a vector of zeros.  end: end of sentence.
+    positions: returns the table (T, D) of a stack for the first position and T.  output_bias: its name.
+    """
+
+    heads: int
+    layers: tuple[int, int]
+    is_pre: bool
+    activation: str
+    eps: float
+    scale: float
+    begin: int | None
+    end: int
+    positions: Callable[[str, int, int], Floats]
+    first: int = 0
+    output_bias: str = ""
+
+
+class NumpyTransformer:
+    """A Transformer, written from the documented architecture of Marian and of the toolkits, a `NumpyReference`.
+
+    Its state has the inputs of self-attention so far (N, T, D) of each layer, or the cells of an SSRU (N, D).
+    """
+
+    def __init__(
+        self,
+        names: TransformerNames,
+        sizes: Sizes,
+        tensors: Mapping[str, Any],
+        dtype: type[np.floating[Any]] = np.float32,
+    ) -> None:
+        self.names, self.sizes, self.dtype = names, sizes, dtype
+        self.p = {name: np.asarray(tensor, dtype) for name, tensor in tensors.items()}
+        self.activation = _ACTIVATIONS[sizes.activation]
+        # Of several names of one tensor, the one that the file contains.
+        parts = ((name, theirs.split("|")) for name, theirs in names.others.items())
+        self.others = {name: next((each for each in part if each in self.p), part[0]) for name, part in parts}
+        self.d_model = self.p[self.others["decoder.embedding"]].shape[1]
+
+    def encode(self, sources: Sequence[Sequence[int]]) -> Memory:
+        longest = max(map(len, sources))
+        mask = np.arange(longest) < np.array([len(row) for row in sources])[:, None]
+        ids = np.array([[*row, *[self.sizes.end] * (longest - len(row))] for row in sources])
+        x = self._with_positions(self._embedded("encoder", ids), "encoder", 0)
+        for layer in range(self.sizes.layers[0]):
+
+            def itself(y: Floats, layer: int = layer) -> Floats:
+                return self._attention("encoder", layer, "self_attn", y, y, mask)
+
+            x = self._sublayer(x, "encoder", layer, "self_attn", itself)
+            x = self._feed_forward(x, "encoder", layer)
+        return Memory(self._last(x, "encoder"), mask)
+
+    def start(self, rows: int) -> State:
+        is_recurrent = "ssru.gate" in self.names.layers["decoder"]
+        shape = (rows, self.d_model) if is_recurrent else (rows, 0, self.d_model)
+        return [np.zeros(shape, self.dtype)] * self.sizes.layers[1]
+
+    def step(self, tokens: Ids | None, position: int, state: State, memory: Memory) -> Floats:
+        rows = len(memory.mask)
+        if tokens is None and self.sizes.begin is not None:
+            tokens = np.full(rows, self.sizes.begin)
+        x = np.zeros((rows, 1, self.d_model), self.dtype)
+        if tokens is not None:
+            x = self._embedded("decoder", tokens[:, None])
+        x = self._with_positions(x, "decoder", position)
+        for layer in range(self.sizes.layers[1]):
+
+            def source(y: Floats, layer: int = layer) -> Floats:
+                return self._attention("decoder", layer, "cross_attn", y, memory.states, memory.mask)
+
+            x = self._past(x, layer, state)
+            x = self._sublayer(x, "decoder", layer, "cross_attn", source)
+            x = self._feed_forward(x, "decoder", layer)
+        return self._last(x, "decoder")[:, 0]
+
+    def logits(self, hidden: Floats) -> Floats:
+        logits: Floats = hidden @ self.p[self.others["output"]].T
+        return logits + self.p.get(self.sizes.output_bias, 0)
+
+    def _embedded(self, stack: str, ids: Ids) -> Floats:
+        """Return (N, T, D) for ids (N, T)."""
+        x: Floats = self.p[self.others[f"{stack}.embedding"]][ids] * self.dtype(self.sizes.scale)
+        return x
+
+    def _with_positions(self, x: Floats, stack: str, first: int) -> Floats:
+        x = x + self.sizes.positions(stack, first, x.shape[1]).astype(self.dtype)
+        name = self.others.get(f"{stack}.embedding_norm")
+        return x if name is None else self._norm(x, name)
+
+    def _last(self, x: Floats, stack: str) -> Floats:
+        return self._norm(x, self.others[f"{stack}.final_norm"]) if self.sizes.is_pre else x
+
+    def _past(self, x: Floats, layer: int, state: State) -> Floats:
+        """Apply the sub-layer that reads the past of the target, self-attention or an SSRU, and update its state."""
+
+        def attention(y: Floats) -> Floats:
+            state[layer] = np.concatenate([state[layer], y], axis=1)
+            seen = np.ones(state[layer].shape[:2], bool)
+            return self._attention("decoder", layer, "self_attn", y, state[layer], seen)
+
+        def recurrence(y: Floats) -> Floats:
+            forget = 1 / (1 + np.exp(-self._affine(y[:, 0], *self._in_layer("decoder", layer, "ssru.gate"))))
+            candidate = self._affine(y[:, 0], *self._in_layer("decoder", layer, "ssru.project"))
+            state[layer] = forget * state[layer] + (1 - forget) * candidate
+            return np.maximum(state[layer], 0)[:, None]
+
+        if state[layer].ndim == 2:
+            return self._sublayer(x, "decoder", layer, "ssru", recurrence)
+        return self._sublayer(x, "decoder", layer, "self_attn", attention)
+
+    def _sublayer(self, x: Floats, stack: str, layer: int, part: str, function: Callable[[Floats], Floats]) -> Floats:
+        (norm,) = self._in_layer(stack, layer, f"around_{part}.norm")
+        if self.sizes.is_pre:
+            return x + function(self._norm(x, norm))
+        return self._norm(x + function(x), norm)
+
+    def _feed_forward(self, x: Floats, stack: str, layer: int) -> Floats:
+        inner, outer = self._in_layer(stack, layer, "ffn.inner", "ffn.outer")
+
+        def network(y: Floats) -> Floats:
+            return self._affine(self.activation(self._affine(y, inner)), outer)
+
+        return self._sublayer(x, stack, layer, "ffn", network)
+
+    def _attention(
+        self, stack: str, layer: int, kind: str, x: Floats, memory: Floats, mask: NDArray[np.bool_]
+    ) -> Floats:
+        inputs = ("self_attn.qkv",) if kind == "self_attn" else ("cross_attn.q", "cross_attn.kv")
+        q, k, v, out = self._in_layer(stack, layer, *inputs, f"{kind}.out")
+        queries, keys, values = (self._split(self._affine(y, name)) for y, name in ((x, q), (memory, k), (memory, v)))
+        scores = queries @ keys.swapaxes(-1, -2) / self.dtype(math.sqrt(queries.shape[-1]))  # (N, H, T, S)
+        scores = np.where(mask[:, None, None], scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = (weights / weights.sum(-1, keepdims=True)) @ values
+        return self._affine(mixed.swapaxes(1, 2).reshape(x.shape), out)
+
+    def _split(self, x: Floats) -> Floats:
+        return x.reshape(*x.shape[:2], self.sizes.heads, -1).swapaxes(1, 2)
+
+    def _affine(self, x: Floats, name: str) -> Floats:
+        naming = self.names.naming
+        weight = self.p[naming.weight(name)]
+        result: Floats = x @ (weight if naming.transposed else weight.T)
+        return result if naming.bias is None else result + self.p.get(naming.bias(name), 0)
+
+    def _norm(self, x: Floats, name: str) -> Floats:
+        naming = self.names.naming
+        assert naming.shift is not None
+        centred = x - x.mean(-1, keepdims=True)
+        normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + self.dtype(self.sizes.eps))
+        result: Floats = normed * self.p[naming.gain(name)] + self.p[naming.shift(name)]
+        return result
+
+    def _in_layer(self, stack: str, layer: int, *parts: str) -> list[str]:
+        """Return the names of parts of a layer."""
+        number = layer + self.sizes.first
+        return [name.format(number) for part in parts for name in self.names.layers[stack][part]]
+
+
+def interleaved_sinusoids(first: int, count: int, d_model: int) -> Floats:
+    """Sines at even features and cosines at odd ones, with the rates of the paper, (count, D)."""
+    rates = np.exp(np.arange(0, d_model, 2) * -(math.log(10000.0) / d_model))
+    angles = np.arange(first, first + count)[:, None] * rates
+    table = np.zeros((count, d_model))
+    table[:, 0::2], table[:, 1::2] = np.sin(angles), np.cos(angles)
+    return table
+
+
+def halved_sinusoids(first: int, count: int, d_model: int) -> Floats:
+    """Sines, then cosines, of the positions from `first`; the slowest rate is 1/10000, (count, D)."""
+    half = d_model // 2
+    angles = np.arange(first, first + count)[:, None] * np.exp(
+        np.arange(half) * -(math.log(10000.0) / max(1, half - 1))
+    )
+    return np.concatenate([np.sin(angles), np.cos(angles), np.zeros((count, d_model % 2))], axis=1)
+
+
+def _gelu(x: Floats) -> Floats:
+    result: Floats = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()  # NumPy has no error function
+    return result
+
+
+_ACTIVATIONS: Mapping[str, Callable[[Floats], Floats]] = {
+    "relu": lambda x: np.maximum(x, 0), "gelu": _gelu, "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+}  # fmt: skip

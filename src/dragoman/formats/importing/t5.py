@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ import sentencepiece as spm
 import torch
 
 from dragoman.config import parse_config
-from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators
+from dragoman.formats.importing.encoder_decoder import search_section, text_sections
 from dragoman.formats.importing.family import (
     ACTIVATIONS,
     NEVER,
@@ -34,9 +35,12 @@ from dragoman.formats.importing.family import (
     Plan,
     ProblemList,
     accepted_values,
+    integer_problems,
 )
-from dragoman.formats.importing.json_vocabulary import json_vocabulary
-from dragoman.formats.importing.names import AxisOrder, Rule, expanded
+from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames, attention_parts
+from dragoman.formats.importing.names import Rule
+from dragoman.formats.importing.tokenizer_json import json_vocabulary
+from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS, SPECIAL_NAMES, UNK, Tokenizer
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.tokenizers.listed_pieces import PieceLists
@@ -59,9 +63,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     values = _settings(settings)
     problems = accepted_values(settings, {"is_encoder_decoder": (True,), "model_type": ("t5", "mt5")})
     least = dict.fromkeys(_SIZES, 1) | {"num_decoder_layers": 1, "relative_attention_max_distance": 1}
-    for key, low in (least | {"pad_token_id": 0, "eos_token_id": 0}).items():
-        if type(values.get(key)) is not int or values[key] < low:
-            problems.append(f"{key} = {values.get(key)!r}; accepted: an integer, at least {low}")
+    problems += integer_problems(values, least | {"pad_token_id": 0, "eos_token_id": 0})
     buckets = values["relative_attention_num_buckets"]
     if type(buckets) is not int or buckets < 4 or buckets % 4:
         problems.append(f"relative_attention_num_buckets = {buckets!r}; accepted: a multiple of 4")
@@ -111,16 +113,11 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     values, size = _settings(checkpoint.settings), checkpoint.settings.get("vocab_size")
     if type(size) is not int or not 4 <= size <= 1 << 24:
         raise ProblemList([f"vocab_size = {size!r}; accepted: an integer, at least 4"])
-    facts = _tokenizer_facts(checkpoint)
+    facts = checkpoint.optional_json("tokenizer_config.json")
     name = facts.get("tokenizer_class") or checkpoint.settings.get("tokenizer_class") or ""
     if str(name).startswith("ByT5"):
         return _bytes(size, values, _sentinels(facts, 125))
     return _listed(checkpoint, size, values, _sentinels(facts, 100))
-
-
-def _tokenizer_facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    name = "tokenizer_config.json"
-    return checkpoint.json(name) if (checkpoint.folder / name).exists() else {}
 
 
 def _sentinels(facts: Mapping[str, Any], default: int) -> int:
@@ -210,13 +207,11 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         positions = 512 if values["model_type"] == "t5" and not _has_bytes(vocabulary) else 1024
     document = _document(checkpoint, values, vocabulary, tied, positions)
     config = parse_config(document, where=str(checkpoint.folder), stored=True)  # checks limits
-    order = AxisOrder(vocabulary.source, values["vocab_size"])
     return Plan(
         config=config,
         vocabulary=vocabulary,
         table=_table(values, tied),
-        orders={"tokens": order},
-        constants={},
+        orders=vocabulary.orders(values["vocab_size"], values["vocab_size"]),
         # Stored by early versions and never used.
         unused=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
         positions=positions,
@@ -251,14 +246,12 @@ def _scales_output(values: Mapping[str, Any]) -> bool:
 def _document(
     checkpoint: Checkpoint, values: Mapping[str, Any], vocabulary: ImportedVocabulary, tied: bool, positions: int
 ) -> dict[str, Any]:
-    generation, dropout, size = checkpoint.generation, values["dropout_rate"], vocabulary.tokenizer.source_size
+    dropout, in_bytes = values["dropout_rate"], _has_bytes(vocabulary)
     activation, gated = _feed_forward(values)
-    beams, penalty = generation.get("num_beams"), generation.get("length_penalty")
-    in_bytes = _has_bytes(vocabulary)
-    tokenizer = {"kind": "char", "byte_fallback": True} if in_bytes else {"kind": "unigram", "byte_fallback": False}
-    return {
-        "data": {"kind": "parallel", "train": [], "filter": {"max_tokens": positions}},
-        "tokenizer": {"vocab_size": size, "shared": True, **tokenizer},
+    document = text_sections(vocabulary, positions)
+    if in_bytes:
+        document["tokenizer"] |= {"kind": "char", "byte_fallback": True}
+    return document | {
         "model": {
             "architecture": "transformer", "d_model": values["d_model"], "d_ff": values["d_ff"],
             "n_heads": values["num_heads"], "d_key": values["d_kv"], "d_value": values["d_kv"],
@@ -272,59 +265,44 @@ def _document(
             "tie": "all" if tied else "embeddings",
             "dropout": dropout, "attention_dropout": dropout, "activation_dropout": dropout,
         },
-        # Their score is divided by length ** penalty, ours by ((5 + length) / 6) ** alpha.
-        "search": {
-            "beam": beams if type(beams) is int and 1 <= beams <= 4096 else 4,
-            "alpha": float(penalty) if isinstance(penalty, int | float) and 0 <= penalty <= 10 else 1.0,
-            **({"max_extra": 300} if in_bytes else {}),  # a translation can have several bytes per byte of the source
-        },
+        # With bytes, a translation can have several per byte of the source.
+        "search": search_section(checkpoint.generation) | ({"max_extra": 300} if in_bytes else {}),
     }  # fmt: skip
 
 
-def _attention(ours: str, theirs: str, norm: str, scale: float) -> dict[str, Rule]:
-    """Return the rules of a multi-head attention and of its norm.  scale: of the queries."""
-    queries, keys, values = (f"{theirs}.{part}.weight" for part in "qkv")
-    rules = {f"{ours}.qkv.weight": Rule((queries, keys, values), ("", ""), factors=(scale, 1.0, 1.0))}
-    if ours.endswith("cross_attn"):
-        rules = {
-            f"{ours}.q.weight": Rule((queries,), ("", ""), factors=(scale,)),
-            f"{ours}.kv.weight": Rule((keys, values), ("", "")),
-        }
-    layer, _, part = ours.rpartition(".")
-    return {
-        **rules,
-        f"{ours}.out.weight": Rule((f"{theirs}.o.weight",), ("", "")),
-        f"{layer}.around_{part}.norm.weight": Rule((f"{norm}.layer_norm.weight",), ("",)),
-    }
-
-
-def _layer(stack: str, values: Mapping[str, Any]) -> dict[str, Rule]:
-    """Return the rules of a layer; `{}` is its number."""
-    ours, theirs, scale = f"{stack}.layers.{{}}", f"{stack}.block.{{}}.layer", math.sqrt(values["d_kv"])
-    rules = _attention(f"{ours}.self_attn", f"{theirs}.0.SelfAttention", f"{theirs}.0", scale)
-    last = f"{theirs}.1"
-    if stack == "decoder":
-        rules |= _attention(f"{ours}.cross_attn", f"{theirs}.1.EncDecAttention", f"{theirs}.1", scale)
-        last = f"{theirs}.2"
-    inner = ("wi_0", "wi_1") if _feed_forward(values)[1] else ("wi",)
-    return rules | {
-        f"{ours}.ffn.inner.weight": Rule(tuple(f"{last}.DenseReluDense.{name}.weight" for name in inner), ("", "")),
-        f"{ours}.ffn.outer.weight": Rule((f"{last}.DenseReluDense.wo.weight",), ("", "")),
-        f"{ours}.around_ffn.norm.weight": Rule((f"{last}.layer_norm.weight",), ("",)),
-    }
-
-
 def _table(values: Mapping[str, Any], tied: bool) -> dict[str, Rule]:
-    embedding = "shared.weight|encoder.embed_tokens.weight|decoder.embed_tokens.weight"
-    table = {"encoder.embedding.weight": Rule((embedding + "|lm_head.weight" * tied,), ("tokens", ""))}
-    if not tied:
-        table["output.weight"] = Rule(("lm_head.weight",), ("tokens", ""))
-    table["output.bias"] = Rule(("lm_head.bias",), ("tokens",), added=NEVER, optional=True)
-    layers = {"encoder": values["num_layers"], "decoder": values["num_decoder_layers"]}
-    for stack, count in layers.items():
+    inner = ("wi_0", "wi_1") if _feed_forward(values)[1] else ("wi",)
+    names = {
+        "encoder.embedding": "shared.weight|encoder.embed_tokens.weight",
+        "decoder.embedding": "decoder.embed_tokens.weight",
+        "output": "lm_head.weight",
+    }
+    layers = {}
+    for stack in STACKS:
+        theirs, last = f"{stack}.block.{{}}.layer", 2 if stack == "decoder" else 1
+        attention = {"self_attn": f"{theirs}.0.SelfAttention"}
+        if stack == "decoder":
+            attention["cross_attn"] = f"{theirs}.1.EncDecAttention"
+        parts = {}
+        for index, (ours, name) in enumerate(attention.items()):
+            parts |= attention_parts(ours, *(f"{name}.{part}" for part in "qkvo"))
+            parts[f"around_{ours}.norm"] = (f"{theirs}.{index}.layer_norm",)
+        parts["ffn.inner"] = tuple(f"{theirs}.{last}.DenseReluDense.{name}" for name in inner)
+        parts["ffn.outer"] = (f"{theirs}.{last}.DenseReluDense.wo",)
+        parts["around_ffn.norm"] = (f"{theirs}.{last}.layer_norm",)
+        layers[stack] = parts
+        names[f"{stack}.final_norm"] = f"{stack}.final_layer_norm"
+    counts, tie = (values["num_layers"], values["num_decoder_layers"]), "all" if tied else "embeddings"
+    table = TransformerNames(layers, names, Naming(bias=None, shift=None)).rules(counts, tie)
+    scale = math.sqrt(values["d_kv"])  # of the queries
+    for name, rule in table.items():
+        if name.endswith(("self_attn.qkv.weight", "cross_attn.q.weight")):
+            table[name] = replace(rule, factors=(scale, 1.0, 1.0)[: len(rule.theirs)])
+    if _scales_output(values):
+        norm = "decoder.final_norm.weight"
+        table[norm] = replace(table[norm], factors=(values["d_model"] ** -0.5,))
+    table["output.bias"] = Rule(("lm_head.bias",), ("logits",), added=NEVER, optional=True)
+    for stack in STACKS:
         bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        scale = values["d_model"] ** -0.5 if stack == "decoder" and _scales_output(values) else 1.0
-        table |= expanded(_layer(stack, values), count)
         table[f"{stack}.positions.table"] = Rule((bias,), ("", ""))
-        table[f"{stack}.final_norm.weight"] = Rule((f"{stack}.final_layer_norm.weight",), ("",), factors=(scale,))
     return table

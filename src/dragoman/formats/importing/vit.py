@@ -21,11 +21,12 @@ from torch import Tensor
 from dragoman.config import ImageData, VisionConfig, parse_config
 from dragoman.data.readers.images import as_images
 from dragoman.errors import DragomanError, UsageError
-from dragoman.formats.check_text import CheckText
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.encoder_layers import (
+from dragoman.formats.importing.encoders import (
+    compare_labels,
     encoder_sizes,
     feed_forward,
+    label_names,
     linear,
     norm,
     self_attention,
@@ -39,9 +40,9 @@ from dragoman.formats.importing.family import (
     ProblemList,
     accepted_values,
 )
-from dragoman.formats.importing.labels import compare_labels, label_names
 from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 from dragoman.formats.importing.reference import reference_model
+from dragoman.formats.parity import CheckText
 from dragoman.models.model_folder import load_network
 from dragoman.models.vision import patches
 from dragoman.tokenizers import LabelVocabulary

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,10 @@ from torch import Tensor
 
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.family import NEVER, ProblemList
+from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames
+from dragoman.formats.importing.listed_vocabulary import TokenList
+from dragoman.formats.importing.names import Rule
 from dragoman.io.reading import MAX_JSON, read_bytes, read_text
 
 MODEL = "model.bin"
@@ -58,10 +64,9 @@ class CTranslate2Checkpoint(Checkpoint):
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The name of the specification, its scalars, and the content of `config.json`."""
-        own = self.json("config.json") if (self.folder / "config.json").exists() else {}
         name, revision, variables = self._content
         scalars = {key: value.item() for key, value in variables.items() if not value.dim()}
-        return {"specification": name, "revision": revision, **scalars, **own}
+        return {"specification": name, "revision": revision, **scalars, **self.optional_json("config.json")}
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -175,3 +180,131 @@ def _tensor(name: str, kind: int, shape: Sequence[int], data: memoryview) -> Ten
     if size * dtype.itemsize != len(data) or not size:
         raise _Damaged(f"{name}: {len(data):,} bytes for shape {tuple(shape)} of {dtype}")
     return torch.frombuffer(data, dtype=dtype).clone().reshape(tuple(shape))
+
+
+TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "decoder_start_token": "<s>"}
+"""Special tokens of `config.json`, with their defaults."""
+_PADDING = ("<pad>", "<blank>", "[PAD]")
+
+
+def token_lists(checkpoint: CTranslate2Checkpoint) -> list[TokenList]:
+    """Return the list of both sides, or of the source and of the target.  Raises ProblemList."""
+    settings = checkpoint.settings
+    unknown, begin, end, start = (settings.get(key, default) for key, default in TOKENS.items())
+    sides, problems = checkpoint.vocabularies, []
+    lists = []
+    for index, (name, tokens) in enumerate(sides):
+        numbers = {token: i for i, token in enumerate(tokens)}
+        if len(numbers) < len(tokens):
+            problems.append(f"{name}: the same token twice")
+        is_target = index == len(sides) - 1
+        required = {"unk_token": unknown, "eos_token": end} | ({"decoder_start_token": start} if is_target else {})
+        for key, token in required.items():
+            if token not in numbers:
+                problems.append(f"{name}: no token {token!r}, the {key} of config.json")
+        first = start if is_target else begin
+        if settings.get("decoder/start_from_zero_embedding") and is_target:
+            first = None  # a vector of zeros
+        ids = unk, bos, eos = tuple(numbers.get(token, -1) for token in (unknown, first, end))
+        padding = [numbers[token] for token in _PADDING if token in numbers and numbers[token] not in ids]
+        lists.append(TokenList(tokens, (padding[0] if padding else -1, unk, bos, eos), name))
+    if problems:
+        raise ProblemList(problems)
+    return lists
+
+
+MATRICES = ("encoder/embeddings_0/weight", "decoder/embeddings/weight", "decoder/projection/weight")
+"""Embeddings of source and target, output layer."""
+TABLES = tuple(f"{stack}/position_encodings/encodings" for stack in STACKS)
+_BIAS = "decoder/projection/bias"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the names and shapes of the variables say.  layers: of encoder and decoder."""
+
+    layers: tuple[int, int]
+    d_model: int
+    d_ff: int
+    gated: bool
+    bias: bool
+    norm: str
+    is_pre: bool
+    normalizes_embeddings: bool
+
+
+def read_shape(tensors: Mapping[str, Tensor]) -> Shape:
+    """Return the shape of a model; what is missing counts as 1, and is reported with the tensors."""
+
+    def size(name: str, axis: int) -> int:
+        tensor = tensors.get(name)
+        return tensor.size(axis) if tensor is not None and tensor.dim() > axis else 1
+
+    def layers(stack: str) -> int:
+        numbers = [int(match[1]) for name in tensors if (match := re.match(rf"{stack}/layer_(\d{{1,4}})/", name))]
+        return max(numbers, default=0) + 1
+
+    return Shape(
+        layers=(layers("encoder"), layers("decoder")),
+        d_model=size(MATRICES[0], 1),
+        d_ff=size("encoder/layer_0/ffn/linear_0/weight", 0),
+        gated="encoder/layer_0/ffn/linear_0_noact/weight" in tensors,
+        bias=any(re.fullmatch(r".*/layer_\d+/.*/linear_.*/bias", name) for name in tensors),
+        norm="layer" if "encoder/layer_0/ffn/layer_norm/beta" in tensors else "rms",
+        is_pre="encoder/layer_norm/gamma" in tensors,
+        normalizes_embeddings="encoder/layernorm_embedding/gamma" in tensors,
+    )
+
+
+_RELATIVE = {
+    "shaw": {"keys": "relative_position_keys", "values": "relative_position_values"},
+    "t5": {"table": "relative_attention_bias"},
+}
+"""Kind of positions -> our name of a table -> its name in each layer."""
+
+
+def name_table(shape: Shape, tie: str, position: str, output_bias: bool) -> dict[str, Rule]:
+    """Return the rules.  Stacks and layers have the same names as the classes of CTranslate2's specification.
+
+    position: kind of our positions.
+    """
+    others = dict(zip(("encoder.embedding", "decoder.embedding", "output"), MATRICES, strict=True))
+    for stack in STACKS:
+        if shape.is_pre:
+            others[f"{stack}.final_norm"] = f"{stack}/layer_norm"
+        if shape.normalizes_embeddings:
+            others[f"{stack}.embedding_norm"] = f"{stack}/layernorm_embedding"
+    naming = Naming(
+        weight="{}/weight".format, bias="{}/bias".format if shape.bias else None, gain="{}/gamma".format,
+        shift="{}/beta".format if shape.norm == "layer" else None,
+    )  # fmt: skip
+    layers = {stack: _layer_parts(stack, shape) for stack in STACKS}
+    rules = TransformerNames(layers, others, naming).rules(shape.layers, tie)
+    for stack, count in zip(STACKS, shape.layers, strict=True):
+        if position == "learned":
+            name = f"{stack}/position_encodings/encodings"
+            rules[f"{stack}.positions.table"] = Rule((name,), (f"{stack} positions", ""))
+        for ours, theirs in _RELATIVE.get(position, {}).items():
+            copies = "|".join(f"{stack}/layer_{i}/self_attention/{theirs}" for i in range(count))
+            rules[f"{stack}.positions.{ours}"] = Rule((copies,), ("", ""))
+    if output_bias:
+        rules["output.bias"] = Rule((_BIAS,), ("logits",), added=NEVER, optional=True)
+    return rules
+
+
+def _layer_parts(stack: str, shape: Shape) -> dict[str, tuple[str, ...]]:
+    theirs = f"{stack}/layer_{{}}"
+    parts = {
+        "self_attn.qkv": (f"{theirs}/self_attention/linear_0",),
+        "self_attn.out": (f"{theirs}/self_attention/linear_1",),
+        "around_self_attn.norm": (f"{theirs}/self_attention/layer_norm",),
+        "ffn.inner": (f"{theirs}/ffn/linear_0", *([f"{theirs}/ffn/linear_0_noact"] if shape.gated else [])),
+        "ffn.outer": (f"{theirs}/ffn/linear_1",),
+        "around_ffn.norm": (f"{theirs}/ffn/layer_norm",),
+    }
+    if stack == "decoder":
+        parts |= {
+            f"cross_attn.{name}": (f"{theirs}/attention/linear_{i}",) for i, name in enumerate(("q", "kv", "out"))
+        }
+        parts["around_cross_attn.norm"] = (f"{theirs}/attention/layer_norm",)
+    return parts

@@ -19,19 +19,28 @@ import torch
 from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.errors import DragomanError
+from dragoman.errors import DragomanError, UsageError
+from dragoman.formats.ctranslate2 import CTranslate2Runtime, pieces_of
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.ctranslate2_files.checkpoint import CTranslate2Checkpoint
-from dragoman.formats.importing.ctranslate2_files.comparison import compare_with_ctranslate2
-from dragoman.formats.importing.ctranslate2_files.lists import TOKENS, token_lists
-from dragoman.formats.importing.ctranslate2_files.table import MATRICES, STACKS, TABLES, Shape, read_shape, table
-from dragoman.formats.importing.family import ImportedVocabulary, Plan
-from dragoman.formats.importing.listed_vocabulary import listed_vocabulary
+from dragoman.formats.importing.comparison import compare_with_definition
+from dragoman.formats.importing.ctranslate2_files import (
+    MATRICES,
+    TABLES,
+    TOKENS,
+    CTranslate2Checkpoint,
+    Shape,
+    name_table,
+    read_shape,
+    token_lists,
+)
+from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, text_sections
+from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan
+from dragoman.formats.importing.layer_rules import STACKS
+from dragoman.formats.importing.listed_vocabulary import ListedReference, listed_vocabulary
 from dragoman.formats.importing.names import AxisOrder
+from dragoman.formats.parity import CheckText
 from dragoman.nn.positions import sinusoids
-from dragoman.tokenizers import BOS, EOS, Tokenizer
-
-compare = compare_with_ctranslate2
+from dragoman.tokenizers import Tokenizer
 
 _ACTIVATIONS = {0: "relu", 1: "gelu_tanh", 2: "silu", 3: "gelu", 6: "sigmoid"}
 _ANY = object()
@@ -59,8 +68,6 @@ _SCALARS: dict[str, tuple[Any, ...]] = {
 _SAME = ("num_heads", "pre_norm", "activation", "scale_embeddings")
 """Scalars of both stacks that are one setting of ours."""
 _PER_LAYER = ("head_dim", "num_heads_kv", "relative_attention_max_distance", "rotary_base", "rotary_dim")
-_MAX_TOKENS = 256
-"""Longest source of models without a maximum: those with relative positions."""
 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
@@ -102,31 +109,16 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     """Read the tokenizer of an exported model, or sentencepiece models beside the lists of tokens."""
     assert isinstance(checkpoint, CTranslate2Checkpoint)
     lists = token_lists(checkpoint)
-    own, source_ends = _own_tokenizer(checkpoint.folder), bool(checkpoint.settings.get("add_source_eos", False))
-    if (
-        own is not None
-        and own.sources_end is source_ends
-        and all(
-            side.order == list(range(len(side.tokens))) and list(side.tokens) == pieces
-            for side, pieces in zip((lists[0], lists[-1]), _pieces(own), strict=True)
-        )
-    ):
-        return ImportedVocabulary(own, lists[0].order, lists[-1].order)
-    return listed_vocabulary(checkpoint, lists[0], lists[1] if len(lists) == 2 else None, source_ends=source_ends)
-
-
-def _own_tokenizer(folder: Path) -> Tokenizer | None:
+    source_ends = bool(checkpoint.settings.get("add_source_eos", False))
     try:
-        return Tokenizer.load(folder)
+        tokenizer = Tokenizer.load(checkpoint.folder)
     except DragomanError:
-        return None
-
-
-def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
-    return (
-        [tokenizer.source_piece(i) for i in range(tokenizer.source_size)],
-        [tokenizer.target_piece(i) for i in range(tokenizer.target_size)],
-    )
+        tokenizer = None
+    if tokenizer is not None and tokenizer.sources_end is source_ends:
+        sides = zip((lists[0], lists[-1]), pieces_of(tokenizer), strict=True)
+        if all(side.order == list(range(len(pieces))) and list(side.tokens) == pieces for side, pieces in sides):
+            return ImportedVocabulary(tokenizer, lists[0].order, lists[-1].order)
+    return listed_vocabulary(checkpoint, lists[0], lists[1] if len(lists) == 2 else None, source_ends=source_ends)
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan
@@ -136,36 +128,25 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     assert isinstance(checkpoint, CTranslate2Checkpoint)
     tensors = checkpoint.tensors
     sizes = [len(tokens) for _, tokens in checkpoint.vocabularies]
+    orders = vocabulary.orders(sizes[0], sizes[-1])
     shape = read_shape(tensors)
     position, rows = _position(checkpoint, shape)
-    positions = min(rows) if rows else _MAX_TOKENS
-    logits = list(vocabulary.target)
-    if logits[BOS] == logits[EOS]:
-        logits[BOS] = -1
-    bias = "decoder/projection/bias" in tensors or min(logits) < 0
+    positions = min(rows) if rows else MAX_TOKENS
+    bias = "decoder/projection/bias" in tensors or min(orders["logits"].indices) < 0
     document = _document(checkpoint, vocabulary, shape) | {"search": {"beam": 4, "alpha": 1.0}}
     document["model"] |= {"position": position, "output_bias": bias, "tie": _tie(tensors, len(sizes) == 1)}
-    document["data"]["filter"] = {"max_tokens": _MAX_TOKENS}
     if rows:  # a target has at most max_tokens + max_extra tokens, and its begin
         extra = min(50, positions // 4)
         document["search"]["max_extra"] = extra
-        document["data"]["filter"] = {"max_tokens": max(2, min(_MAX_TOKENS, positions - extra - 2))}
+        document["data"]["filter"] = {"max_tokens": max(2, min(MAX_TOKENS, positions - extra - 2))}
     config = parse_config(document, where=str(checkpoint.folder), stored=True)
     return Plan(
         config=config,
         vocabulary=vocabulary,
-        table=table(shape, document["model"]["tie"], position["kind"], bias),
-        orders={
-            "source": AxisOrder(vocabulary.source, sizes[0]),
-            "target": AxisOrder(vocabulary.target, sizes[-1]),
-            "logits": AxisOrder(logits, sizes[-1]),
-            **{
-                f"{stack} positions": AxisOrder(range(positions), size)
-                for stack, size in zip(STACKS, rows, strict=False)
-            },
-        },
-        constants=_constants(position),
-        unused="",
+        table=name_table(shape, document["model"]["tie"], position["kind"], bias),
+        orders=orders
+        | {f"{stack} positions": AxisOrder(range(positions), n) for stack, n in zip(STACKS, rows, strict=False)},
+        constants=dict.fromkeys(TABLES, _expected(position)) if position["kind"] in ("none", "sinusoidal") else {},
         positions=positions,
     )
 
@@ -207,10 +188,6 @@ def _expected(position: Mapping[str, Any]) -> Callable[[tuple[int, ...]], Tensor
     return made
 
 
-def _constants(position: Mapping[str, Any]) -> dict[str, Callable[[tuple[int, ...]], Tensor | None]]:
-    return dict.fromkeys(TABLES, _expected(position)) if position["kind"] in ("none", "sinusoidal") else {}
-
-
 def _tie(tensors: Mapping[str, Tensor], is_shared: bool) -> str:
     """Return which matrices are equal: an alias, or stored twice."""
     source, target, output = (tensors.get(name) for name in MATRICES)
@@ -222,7 +199,7 @@ def _tie(tensors: Mapping[str, Tensor], is_shared: bool) -> str:
 
 
 def _document(checkpoint: CTranslate2Checkpoint, vocabulary: ImportedVocabulary, shape: Shape) -> dict[str, Any]:
-    settings, tokenizer = checkpoint.settings, vocabulary.tokenizer
+    settings = checkpoint.settings
     heads, first = settings["encoder/num_heads"], "encoder/layer_0/self_attention"
     eps = settings.get("layer_norm_epsilon") or (1e-5 if shape.norm == "layer" else 1e-6)
     model = {
@@ -237,10 +214,29 @@ def _document(checkpoint: CTranslate2Checkpoint, vocabulary: ImportedVocabulary,
         model["n_kv_heads"] = groups
     if (head := settings.get(f"{first}/head_dim")) is not None and head * heads != shape.d_model:
         model["d_value"] = head
-    return {
-        "data": {"kind": "parallel", "train": []},
-        "tokenizer": {
-            "kind": "unigram", "vocab_size": tokenizer.source_size, "shared": tokenizer.shared, "byte_fallback": False,
-        },
-        "model": model,
-    }  # fmt: skip
+    return text_sections(vocabulary) | {"model": model}
+
+
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
+    assert isinstance(checkpoint, CTranslate2Checkpoint)
+    lists, tokenizer = token_lists(checkpoint), plan.vocabulary.tokenizer
+    assert isinstance(tokenizer, Tokenizer)
+    models = [model for model in tokenizer.models[:2] if model is not None]
+    theirs = ListedReference([models[0], models[-1]], [lists[0], lists[-1]], plan.vocabulary, tokenizer.sources_end)
+    return compare_with_definition(reference_runtime(checkpoint, plan), theirs, folder, plan, check)
+
+
+def reference_runtime(checkpoint: CTranslate2Checkpoint, plan: Plan) -> CTranslate2Runtime:
+    """Return CTranslate2 with the checkpoint, in float32, on our ids."""
+    lists = token_lists(checkpoint)
+    pieces = [
+        ["" if token < 0 else side.tokens[token] for token in order]
+        for side, order in zip((lists[0], lists[-1]), (plan.vocabulary.source, plan.vocabulary.target), strict=True)
+    ]
+    try:
+        return CTranslate2Runtime(checkpoint.folder, "float32", *pieces)
+    except RuntimeError as error:
+        raise UsageError(
+            f"{checkpoint.folder}: CTranslate2 cannot load the model: {error}; copy the folder again, completely, with "
+            "config.json"
+        ) from error

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.marian_files.checkpoint import parse_yaml
-from dragoman.formats.importing.toolkits.unpickler import PickledCheckpoint, plain
+from dragoman.formats.importing.marian_items import parse_yaml
+from dragoman.formats.importing.unpickler import PickledCheckpoint, plain
 from dragoman.io.reading import read_text
 from dragoman.io.weights import load_file
 

@@ -1,0 +1,276 @@
+"""The Transformer of OpenNMT-py 3, and what it shares with that of eole.
+
+Differences from our Transformer, and where each is resolved:
+
+- Sources have no end of sentence: `data.frames`.
+- Vocabularies are part of the checkpoint; special tokens are found by their names.
+- Biases of attention and feed-forward networks are optional; missing ones are 0.
+- The order is always pre-norm, embeddings are always scaled, and sinusoids are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dragoman.config import parse_config
+from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.comparison import compare_toolkit
+from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, text_sections
+from dragoman.formats.importing.family import (
+    OFF,
+    Comparison,
+    ImportedVocabulary,
+    Plan,
+    ProblemList,
+    accepted_values,
+    integer_problems,
+)
+from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames, attention_parts
+from dragoman.formats.importing.listed_vocabulary import (
+    ListedReference,
+    TokenList,
+    listed_vocabulary,
+    sentencepiece_models,
+)
+from dragoman.formats.importing.names import AxisOrder, Rule
+from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
+from dragoman.formats.importing.toolkit_files import OpenNMTCheckpoint
+from dragoman.formats.parity import CheckText
+from dragoman.tokenizers import BOS, EOS
+
+_ACTIVATIONS = {"relu": "relu", "gelu": "gelu"}
+_EPS = 1e-6
+"""Of checkpoints without `norm_eps`."""
+_ACCEPTED: dict[str, tuple[Any, ...]] = {
+    "model_task": ("seq2seq",),
+    "model_type": ("text",),
+    "encoder_type": ("transformer",),
+    "decoder_type": ("transformer",),
+    "self_attn_type": ("scaled-dot", "scaled-dot-flash"),
+    "position_encoding": (True,),
+    "position_encoding_type": ("SinusoidalInterleaved", None),
+    "pos_ffn_activation_fn": tuple(_ACTIVATIONS),
+    "layer_norm": ("standard",),
+    "generator_function": ("softmax",),
+    "lora_layers": ([],),
+    "quant_layers": ([],),
+    **dict.fromkeys(
+        (
+            "aan_useffn", "copy_attn", "lora_embedding", "max_relative_positions", "multiquery", "n_src_feats",
+            "num_experts", "num_kv", "parallel_residual", "relative_positions_buckets", "shared_layer_norm",
+            "sliding_window", "src_prefix", "src_suffix", "tgt_prefix", "tgt_suffix",
+        ),
+        OFF,
+    ),
+}  # fmt: skip
+"""Setting -> accepted values; an absent setting has an accepted default."""
+_REQUIRED = ("encoder_type", "decoder_type", "position_encoding")
+_SIDES = ("src", "tgt")
+_SPECIAL = {"pad_token": "<blank>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+_TRANSFORMS = (
+    "sentencepiece", "filtertoolong", "clean", "switchout", "tokendrop", "tokenmask", "bart", "filterfeats",
+)  # fmt: skip
+"""Sentencepiece, and transforms that only training uses."""
+
+
+def unsupported(settings: Mapping[str, Any]) -> list[str]:
+    problems = accepted_values(settings, _ACCEPTED)
+    problems += [f"{key} is missing; accepted: {_ACCEPTED[key][0]!r}" for key in _REQUIRED if key not in settings]
+    widths = [settings.get(f"{stack}_hid_size") for stack in ("enc", "dec")]
+    if widths[0] != widths[1]:
+        problems.append(f"enc_hid_size = {widths[0]!r}, dec_hid_size = {widths[1]!r}; accepted: equal")
+    problems += size_problems(settings, ("enc_layers", "dec_layers", "heads", "transformer_ff"), widths[0])
+    return problems + text_problems(settings)
+
+
+def size_problems(settings: Mapping[str, Any], keys: Sequence[str], width: object) -> list[str]:
+    """Return what is wrong with sizes.  width: of the embeddings; settings: with "heads" and "norm_eps"."""
+    problems = integer_problems(settings, dict.fromkeys(keys, 1))
+    eps = settings.get("norm_eps", 1e-6)
+    if type(eps) is not float or not 0 < eps < 1:
+        problems.append(f"norm_eps = {eps!r}; accepted: a number between 0 and 1")
+    if not problems and (type(width) is not int or width % settings["heads"] or width % 2):
+        problems.append(f"hidden_size = {width!r}; accepted: even, and a multiple of heads = {settings['heads']}")
+    return problems
+
+
+def text_problems(settings: Mapping[str, Any]) -> list[str]:
+    """Return a problem for transforms that change the text in another way than sentencepiece does."""
+    found = settings.get("transforms")
+    others = [name for name in found if name not in _TRANSFORMS] if isinstance(found, list) else []
+    problems = [f"transforms = {', '.join(map(repr, others))}; accepted: {', '.join(map(repr, _TRANSFORMS))}"]
+    if any(settings.get(f"{side}_subword_vocab") and settings.get(f"{side}_vocab_threshold") for side in _SIDES):
+        return [*problems[: len(others)], "subword_vocab with vocab_threshold; accepted: all pieces of sentencepiece"]
+    return problems[: len(others)]
+
+
+def tie_of(settings: Mapping[str, Any]) -> str:
+    if settings.get("share_embeddings"):
+        return "all" if settings.get("share_decoder_embeddings") else "embeddings"
+    return "target" if settings.get("share_decoder_embeddings") else "none"
+
+
+# ---------------------------------------------------------------------------------------------------------- vocabulary
+
+
+def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
+    assert isinstance(checkpoint, OpenNMTCheckpoint)
+    lists = token_lists(checkpoint.vocabulary)
+    return imported_vocabulary(checkpoint, lists, bool(checkpoint.settings.get("share_embeddings")))
+
+
+def token_lists(vocabulary: Mapping[str, Any]) -> list[TokenList]:
+    """Return the lists "src" and "tgt" of a vocabulary.  Raises ProblemList."""
+    special = vocabulary.get("specials")
+    names = _SPECIAL | ({key: special[key] for key in _SPECIAL if key in special} if isinstance(special, dict) else {})
+    start = vocabulary.get("decoder_start_token", names["bos_token"])
+    found, problems = [], []
+    for side in _SIDES:
+        tokens = vocabulary.get(side)
+        if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+            problems.append(f"vocabulary, {side}: not a list of tokens; accepted: OpenNMT-py 3 and eole")
+            continue
+        if len(set(tokens)) < len(tokens):
+            problems.append(f"vocabulary, {side}: the same token twice")
+        own = names if side == "src" else names | {"bos_token": start}
+        ids = pad, unk, bos, eos = tuple(tokens.index(name) if name in tokens else -1 for name in own.values())
+        needed = ("unk_token",) if side == "src" else ("unk_token", "bos_token", "eos_token")
+        missing = [f"{key} {own[key]!r}" for key, token in zip(own, ids, strict=True) if key in needed and token < 0]
+        if missing:
+            problems.append(f"vocabulary, {side}: no {', '.join(missing)}; accepted: lists with special tokens")
+        if bos == eos != -1:
+            problems.append(f"decoder_start_token = {start!r}; accepted: another token than the end of sentence")
+        found.append(TokenList(tokens, (pad, unk, bos, eos), f"the vocabulary {side}"))
+    if problems:
+        raise ProblemList(problems)
+    return found
+
+
+def imported_vocabulary(checkpoint: Checkpoint, lists: Sequence[TokenList], is_shared: bool) -> ImportedVocabulary:
+    """Return the vocabulary of two lists.  is_shared: whether both sides have one embedding.  Raises ProblemList."""
+    source, target = lists
+    same = source.tokens == target.tokens and source.special == target.special
+    if is_shared and not same:
+        raise ProblemList(["share_embeddings = True, but the vocabularies of source and target differ"])
+    return listed_vocabulary(checkpoint, source, None if same else target, source_ends=False)
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+
+
+def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
+    assert isinstance(checkpoint, OpenNMTCheckpoint)
+    settings = checkpoint.settings
+    content = text_sections(vocabulary) | {
+        "model": model_section(
+            {
+                "d_model": settings["enc_hid_size"], "d_ff": settings["transformer_ff"], "n_heads": settings["heads"],
+                "encoder_layers": settings["enc_layers"], "decoder_layers": settings["dec_layers"],
+                "norm": {"kind": "layer", "eps": settings.get("norm_eps", _EPS)},
+                "activation": _ACTIVATIONS[settings.get("pos_ffn_activation_fn", "relu")],
+            },
+            tie_of(settings),
+            settings.get("dropout"),
+        ),
+        "search": {"beam": 5, "alpha": 1.0},
+    }  # fmt: skip
+    return Plan(
+        config=parse_config(content, where=str(checkpoint.folder), stored=True),
+        vocabulary=vocabulary,
+        table=name_table(_names(), (settings["enc_layers"], settings["dec_layers"]), tie_of(settings)),
+        orders=token_orders(vocabulary, checkpoint.vocabulary),
+        positions=MAX_TOKENS,
+        unused=r"(encoder|decoder)\.embeddings\.make_embedding\.pe\.pe",
+    )
+
+
+def model_section(model: Mapping[str, Any], tie: str, dropout: object) -> dict[str, Any]:
+    """Return the section `model` of the configuration.  dropout: a list with one rate per phase of training."""
+    return {
+        "architecture": "transformer", "order": "pre", "tie": tie, "output_bias": True, **model,
+        "dropout": dropout[0] if isinstance(dropout, list) and dropout else 0.1,
+    }  # fmt: skip
+
+
+def token_orders(vocabulary: ImportedVocabulary, lists: Mapping[str, Any]) -> dict[str, AxisOrder]:
+    return vocabulary.orders(*(len(listed.tokens) for listed in token_lists(lists)))
+
+
+# ---------------------------------------------------------------------------------------------------------- name table
+
+
+def name_table(names: TransformerNames, layers: tuple[int, int], tie: str) -> dict[str, Rule]:
+    return names.rules(layers, tie) | {"output.bias": Rule(("generator.bias",), ("target",), optional=True)}
+
+
+def opennmt_names(
+    embeddings: Mapping[str, str], layers: Mapping[str, str], parts: Mapping[str, Mapping[str, str]]
+) -> TransformerNames:
+    """Return the names of a model.
+
+    embeddings: as in `TransformerNames.others`.  layers: the layers of each stack, such as "decoder.layers.{}".  parts:
+    of a layer besides attention, without that prefix.
+    """
+    found = {}
+    for stack, theirs in layers.items():
+        found[stack] = {ours: (f"{theirs}.{name}",) for ours, name in parts[stack].items()}
+        attentions = {"self_attn": "self_attn"} | ({"cross_attn": "context_attn"} if stack == "decoder" else {})
+        for ours, name in attentions.items():
+            matrices = ("linear_query", "linear_keys", "linear_values", "final_linear")
+            found[stack] |= attention_parts(ours, *(f"{theirs}.{name}.{matrix}" for matrix in matrices))
+    norms = {f"{stack}.final_norm": f"{stack}.layer_norm" for stack in STACKS}
+    return TransformerNames(found, {**embeddings, **norms}, Naming(optional_bias=True))
+
+
+def _names() -> TransformerNames:
+    tables = [f"{stack}.embeddings.make_embedding.emb_luts.0.weight" for stack in STACKS]
+    embeddings = {"encoder.embedding": tables[0], "decoder.embedding": tables[1], "output": "generator.weight"}
+    ffn = {
+        "ffn.inner": "feed_forward.w_1", "ffn.outer": "feed_forward.w_2", "around_ffn.norm": "feed_forward.layer_norm",
+    }  # fmt: skip
+    parts = {
+        "encoder": ffn | {"around_self_attn.norm": "layer_norm"},
+        "decoder": ffn | {"around_self_attn.norm": "layer_norm_1", "around_cross_attn.norm": "layer_norm_2"},
+    }
+    layers = {"encoder": "encoder.transformer.{}", "decoder": "decoder.transformer_layers.{}"}
+    return opennmt_names(embeddings, layers, parts)
+
+
+# ---------------------------------------------------------------------------------------------------------- comparison
+
+
+def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
+    assert isinstance(checkpoint, OpenNMTCheckpoint)
+    reference = reference_tokenizer(checkpoint, checkpoint.vocabulary, plan)
+    return compare_toolkit("OpenNMT-py", definition(checkpoint), reference, (folder, plan, check))
+
+
+def reference_tokenizer(checkpoint: Checkpoint, lists: Mapping[str, Any], plan: Plan) -> ListedReference:
+    models = [checkpoint.bytes(path.name) for path in sentencepiece_models(checkpoint.folder)]
+    return ListedReference(models, token_lists(lists), plan.vocabulary, source_ends=False)
+
+
+def definition(checkpoint: OpenNMTCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:
+    """Return the model of a checkpoint in NumPy."""
+    settings = {"norm_eps": _EPS} | checkpoint.settings
+    sizes = definition_sizes(
+        settings, (settings["enc_layers"], settings["dec_layers"]), settings["enc_hid_size"],
+        _ACTIVATIONS[settings.get("pos_ffn_activation_fn", "relu")], token_lists(checkpoint.vocabulary)[1],
+    )  # fmt: skip
+    tensors = {name: tensor.float().numpy() for name, tensor in checkpoint.tensors.items()}
+    return NumpyTransformer(_names(), sizes, tensors, dtype)
+
+
+def definition_sizes(
+    settings: Mapping[str, Any], layers: tuple[int, int], width: int, activation: str, target: TokenList
+) -> Sizes:
+    """settings: with "heads" and "norm_eps"."""
+    return Sizes(
+        heads=settings["heads"], layers=layers, is_pre=True, activation=activation, eps=settings["norm_eps"],
+        scale=width**0.5, begin=target.special[BOS], end=target.special[EOS], output_bias="generator.bias",
+        positions=lambda stack, first, count: interleaved_sinusoids(first, count, width),
+    )  # fmt: skip

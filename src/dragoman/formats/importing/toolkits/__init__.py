@@ -1,1 +1,0 @@
-"""Transformer checkpoints of other toolkits."""

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from dragoman.config import parse_config
 from dragoman.errors import UsageError
-from dragoman.formats import huggingface, huggingface_custom
+from dragoman.formats import huggingface
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
@@ -184,7 +184,7 @@ def test_the_folder(exported: Path) -> None:
         "config.json", "generation_config.json", "model.safetensors", "modeling_dragoman.py", "source.spm",
         "target.spm", "vocab.json", "tokenizer_config.json", "README.md", "export.json",
     }  # fmt: skip
-    ours = Path(huggingface_custom.__file__).parent / "modeling_dragoman.py"
+    ours = Path(huggingface.__file__).parent / "modeling_dragoman.py"
     assert (folder / "modeling_dragoman.py").read_bytes() == ours.read_bytes()
     facts = json.loads((folder / "export.json").read_text())
     assert facts["format"] == "huggingface" and facts["parity"]["greedy"]["different"] == 0
@@ -193,7 +193,7 @@ def test_the_folder(exported: Path) -> None:
 
 
 def test_the_code_needs_nothing_but_torch_and_transformers() -> None:
-    tree = ast.parse((Path(huggingface_custom.__file__).parent / "modeling_dragoman.py").read_text())
+    tree = ast.parse((Path(huggingface.__file__).parent / "modeling_dragoman.py").read_text())
     found = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     found |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     standard = {"math", "collections.abc", "typing"}
@@ -271,7 +271,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_wrong_code_leaves_no_folder(mutant: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, before, after = MUTANTS[mutant]
-    source = (Path(huggingface_custom.__file__).parent / "modeling_dragoman.py").read_text()
+    source = (Path(huggingface.__file__).parent / "modeling_dragoman.py").read_text()
     assert source.count(before) == 1
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "mutated_dragoman.py").write_text(source.replace(before, after))
@@ -289,5 +289,5 @@ def test_wrong_code_leaves_no_folder(mutant: str, cli: Cli, tmp_path: Path, monk
 
 def test_a_wrong_weight_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = write_lines(tmp_path / "lines.txt", ["one two", "three"])
-    model, place = model_of(tmp_path, "as multi30k"), (huggingface_custom, "reverted")
+    model, place = model_of(tmp_path, "as multi30k"), (huggingface, "reverted")
     check_wrong_weight(model, "huggingface", place, "encoder.layers.0.ffn.outer.weight", lines, monkeypatch)

@@ -19,7 +19,7 @@ from dragoman.errors import UsageError
 from dragoman.formats import marian
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
-from dragoman.formats.importing.marian_files import DefinitionRuntime
+from dragoman.formats.importing.marian_files import definition_runtime
 from dragoman.formats.importing.marian_items import MarianCheckpoint
 from dragoman.formats.parity import ParityCase
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
@@ -203,7 +203,7 @@ def test_marian_generates_the_same_tokens(exported: Path) -> None:
     assert isinstance(network, Model) and isinstance(vocabulary, Tokenizer)
     from dragoman.formats.target import ExportSource
 
-    runtime = DefinitionRuntime(checkpoint, marian._vocabulary(ExportSource(network, vocabulary, config)))
+    runtime = definition_runtime(checkpoint, marian._vocabulary(ExportSource(network, vocabulary, config)))
     theirs = package.Translator(
         config=str(exported / "there" / "decoder.yml"), beam_size=1, cpu_threads=1, quiet=True, max_length_factor=2,
         allow_special=True,

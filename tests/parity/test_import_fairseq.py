@@ -15,7 +15,7 @@ from damaged_checkpoints import refusal
 from dragoman import Translator
 from dragoman.formats.importing import fairseq
 from dragoman.formats.importing.importer import _plan, opened
-from dragoman.formats.importing.numpy_reference import SearchedReference
+from dragoman.formats.importing.numpy_reference import SearchedModel
 from dragoman.formats.importing.toolkit_files import FairseqCheckpoint
 from dragoman.models.model_folder import load_network
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
@@ -41,7 +41,7 @@ def test_logits_are_those_of_the_definition(imported: tuple[str, Path, Path], dt
     assert isinstance(checkpoint, FairseqCheckpoint)
     vocabulary = _plan(checkpoint)[1].vocabulary
     own = fairseq.definition(checkpoint, np.dtype(dtype).type)
-    runtime = SearchedReference(own, "", vocabulary, vocabulary.target[EOS])
+    runtime = SearchedModel(own, "", (vocabulary.source, vocabulary.target), vocabulary.target[EOS])
     tokenizer = vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     kept = [token for token in range(tokenizer.target_size) if token not in (PAD, BOS)]

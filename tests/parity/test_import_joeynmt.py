@@ -17,7 +17,7 @@ from dragoman import Translator
 from dragoman.formats.importing import joeynmt
 from dragoman.formats.importing.importer import _plan, opened
 from dragoman.formats.importing.listed_vocabulary import restricted
-from dragoman.formats.importing.numpy_reference import SearchedReference
+from dragoman.formats.importing.numpy_reference import SearchedModel
 from dragoman.formats.importing.toolkit_files import JoeyCheckpoint
 from dragoman.models.model_folder import load_network
 from dragoman.tokenizers import EOS, Tokenizer
@@ -43,7 +43,7 @@ def test_logits_are_those_of_the_definition(imported: tuple[str, Path, Path], dt
     assert isinstance(checkpoint, JoeyCheckpoint)
     plan = _plan(checkpoint)[1]
     own = joeynmt.definition(checkpoint, np.dtype(dtype).type)
-    runtime = SearchedReference(own, "", plan.vocabulary, plan.vocabulary.target[EOS])
+    runtime = SearchedModel(own, "", (plan.vocabulary.source, plan.vocabulary.target), plan.vocabulary.target[EOS])
     tokenizer = plan.vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     for source, target in cases(tokenizer, LINES):

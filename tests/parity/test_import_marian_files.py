@@ -14,7 +14,7 @@ import torch
 
 from dragoman import Translator
 from dragoman.formats.importing.importer import _plan, import_model, opened
-from dragoman.formats.importing.marian_files import DefinitionRuntime
+from dragoman.formats.importing.marian_files import definition_runtime
 from dragoman.formats.importing.marian_items import MarianCheckpoint
 from dragoman.models.model_folder import read_config
 from dragoman.tokenizers import BOS, PAD, UNK
@@ -41,7 +41,7 @@ def test_logits_are_those_of_the_definition(imported: tuple[Path, Path], dtype: 
     checkpoint = opened(imported[0])
     assert isinstance(checkpoint, MarianCheckpoint)
     vocabulary = _plan(checkpoint)[1].vocabulary
-    runtime = DefinitionRuntime(checkpoint, vocabulary, dtype)
+    runtime = definition_runtime(checkpoint, vocabulary, dtype)
     network, tokenizer = loaded(imported[1])
     network.to(torch.float64 if dtype is np.float64 else torch.float32)
     kept = [token for token in range(tokenizer.target_size) if token not in (PAD, BOS, UNK)]

@@ -17,7 +17,7 @@ from damaged_checkpoints import refusal
 from dragoman.formats.importing import eole, opennmt
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.importer import _plan, import_model, opened
-from dragoman.formats.importing.numpy_reference import SearchedReference
+from dragoman.formats.importing.numpy_reference import SearchedModel
 from dragoman.formats.importing.toolkit_files import EoleCheckpoint, OpenNMTCheckpoint
 from dragoman.models.model_folder import load_network
 from dragoman.tokenizers import BOS, EOS, Tokenizer
@@ -46,7 +46,7 @@ def test_logits_are_those_of_the_definition(imported: tuple[str, Path, Path], dt
     checkpoint = opened(folder)
     family, plan = _plan(checkpoint)
     own = FAMILIES[family].definition(checkpoint, np.dtype(dtype).type)
-    runtime = SearchedReference(own, "", plan.vocabulary, plan.vocabulary.target[EOS])
+    runtime = SearchedModel(own, "", (plan.vocabulary.source, plan.vocabulary.target), plan.vocabulary.target[EOS])
     tokenizer = plan.vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer) and not tokenizer.sources_end
     for source, target in cases(tokenizer, LINES):

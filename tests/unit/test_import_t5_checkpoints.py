@@ -166,7 +166,7 @@ def test_unused_and_stored_copies_of_tensors_are_accepted(checkpoint: Path, tmp_
 def test_factors_of_a_rule_multiply_its_tensors() -> None:
     tensors = {"a": torch.ones(2, 3), "b": torch.ones(1, 3)}
     rules = expanded({"x.{}": Rule(("a", "b"), ("", "f"), factors=(2.0, 0.5))}, 1)
-    (found,) = converted(rules, {"f": AxisOrder([2, -1], 3)}, tensors).values()
+    (found,) = converted(rules, {"f": AxisOrder([2, -1], 3)}, tensors, {}).values()
     assert found.tolist() == [[2, 0], [2, 0], [0.5, 0]]
 
 

@@ -12,7 +12,7 @@ from dragoman._version import __version__
 from dragoman.config import EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig
 from dragoman.errors import DragomanError, UsageError, check_problems
 from dragoman.formats import ctranslate2, huggingface, marian, onnx
-from dragoman.formats.importing.comparison import SAMPLES, TextCodec
+from dragoman.formats.importing.comparison import SAMPLES, compare_tokenizers, lines_of
 from dragoman.formats.importing.family import TokenizerParity
 from dragoman.formats.parity import (
     TOLERANCE,
@@ -28,7 +28,7 @@ from dragoman.formats.target import ExportSource, Format
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.seq2seq import Model
 from dragoman.registry import find
-from dragoman.tokenizers import UNK, Tokenizer
+from dragoman.tokenizers import Tokenizer
 
 FORMATS: Mapping[str, Format] = {"ctranslate2": ctranslate2, "huggingface": huggingface, "marian": marian, "onnx": onnx}
 """By the name on the command line."""
@@ -167,7 +167,14 @@ def _write_model(
     done = Export(folder, quantization, report("float32"), None)
     tokenizer = target.other_tokenizer(model, folder)
     if tokenizer is not None:
-        done = replace(done, tokenizer=_compare_tokenizers(model.tokenizer, tokenizer, cases, check))
+        ours = model.tokenizer
+        lines = [*SAMPLES, *(ours.decode_source(case.source) for case in cases.cases), *lines_of(check)]
+        # Without a list of pieces our tokenizer has no language tags, and decodes unknown pieces to a question mark;
+        # those of `transformers` decode them to nothing.
+        if ours.lists is None or not ours.lists.tags:
+            lines = [line for line in lines if not line.startswith(">>")]
+        same = compare_tokenizers(ours, tokenizer, lines, decode_unknown=ours.lists is not None)
+        done = replace(done, tokenizer=same)
     if not done.met:
         rows = "\n".join(f"  {line}" for line in done.report())
         raise DragomanError(
@@ -175,28 +182,6 @@ def _write_model(
             f"different outputs. Please report this with the configuration of the model.\n{rows}"
         )
     return done if quantization == "float32" else replace(done, quantized=report(quantization))
-
-
-def _compare_tokenizers(
-    ours: Tokenizer, theirs: TextCodec, cases: ParityCases, check: CheckText | None
-) -> TokenizerParity:
-    """Compare ids and decoded text.
-
-    Without a list of pieces our tokenizer has no language tags, and decodes unknown pieces to a question mark; those of
-    `transformers` decode them to nothing.
-    """
-    given = [] if check is None else check.first_lines()
-    lines = [*SAMPLES, *(ours.decode_source(case.source) for case in cases.cases), *given]
-    if ours.lists is None or not ours.lists.tags:
-        lines = [line for line in lines if not line.startswith(">>")]
-    source, target, decoded = 0, 0, 0
-    for line in lines:
-        ids = ours.encode_target(line)
-        source += ours.encode_source(line) != theirs.encode_source(line)
-        target += ids != theirs.encode_target(line)
-        if ours.lists is not None or UNK not in ids:
-            decoded += ours.decode_target(ids) != theirs.decode_target(ids)
-    return TokenizerParity(len(lines), source, target, decoded)
 
 
 def _write_description(done: Export, target: Format, model: ExportSource, format: str, origin: Path) -> None:

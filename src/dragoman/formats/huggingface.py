@@ -1,7 +1,11 @@
-"""Export to `transformers`: encoder-decoders to MarianMT if it has their layers, else with a class of their own
-(`huggingface_custom`); language models to GPT-2 or Llama (`huggingface_causal`).
+"""Export to `transformers`: encoder-decoders to MarianMT if it has their layers, else with a class of their own;
+language models to GPT-2 or Llama (`huggingface_causal`).
 
 MarianMT: the inverse of `formats.importing.marian`, whose name table it uses.
+
+A class of their own: the folder contains `modeling_dragoman.py`, whose modules have the names of ours, so that the
+weights are ours with other rows of tokens.  The parity report uses the class of this package, of which the folder
+contains a copy; no code from a folder is executed.
 
 Ids of the tokens are shifted.  Theirs of the end of sentence and of unknown pieces are 0 and 1, as in OPUS-MT.  2 is
 their padding token, which starts the target: our BOS.  Our PAD occurs in no sequence, but its logit is part of the
@@ -22,11 +26,10 @@ from torch import Tensor
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, TransformerConfig
 from dragoman.errors import DragomanError
 from dragoman.formats import huggingface_causal as causal
-from dragoman.formats import huggingface_custom as custom
 from dragoman.formats.importing.comparison import TextCodec
 from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabulary
 from dragoman.formats.importing.marian import PADDING, name_table, stream_order
-from dragoman.formats.importing.names import AxisOrder, reverted
+from dragoman.formats.importing.names import AxisOrder, Rule, reverted
 from dragoman.formats.importing.reference import (
     ReferenceTokenizer,
     TransformersRuntime,
@@ -42,6 +45,14 @@ from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 PROGRAM = "transformers"
 _MARIAN = "MarianMT of transformers"
 QUANTIZATIONS: tuple[str, ...] = ("float32",)
+_CUSTOM = "modeling_dragoman.py of transformers"
+_CODE = "modeling_dragoman"
+_CLASSES = {"AutoConfig": "DragomanConfig", "AutoModelForSeq2SeqLM": "DragomanForSeq2SeqLM"}
+_SAME = (
+    "d_model", "d_ff", "n_heads", "encoder_layers", "decoder_layers", "order", "normalize_embeddings", "activation",
+    "gated", "bias", "scale_embeddings", "output_bias", "dropout", "attention_dropout", "activation_dropout",
+)  # fmt: skip
+"""Settings that have the same name and meaning there."""
 _EOS, _UNK, _START, _PAD = 0, 1, 2, 3
 _POSITIONS = 512
 """Smallest number of positions that is written; their table is computed, not trained."""
@@ -57,7 +68,21 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
         return causal.unsupported(config, tokenizer)
     if not isinstance(model, TransformerConfig):
         return [f"architecture = {model.architecture!r}; the export to {PROGRAM} supports transformer, decoder_only"]
-    return custom.unsupported(config, tokenizer) if _marian_reasons(model) else tokenizer_reasons(_MARIAN, tokenizer)
+    if not _marian_reasons(model):
+        return tokenizer_reasons(_MARIAN, tokenizer)
+    positions = ("none", "sinusoidal", "learned", "rotary", "t5", "alibi")
+    reasons = accepted_settings(
+        _CUSTOM,
+        {
+            "norm.kind": (model.norm.kind, ("layer", "rms")),
+            "position.kind": (model.position.kind, positions),
+            "attention.kind": (model.attention.kind, ("softmax",)),
+            "decoder_self": (model.decoder_self, ("attention",)),
+        },
+    )
+    if tokenizer.lists is not None and tokenizer.lists.sentinels:
+        reasons.append("tokenizer with the sentinels of T5; MarianTokenizer, which is exported, has none")
+    return reasons + tokenizer_reasons(_CUSTOM, tokenizer)
 
 
 def _marian_reasons(model: TransformerConfig) -> list[str]:
@@ -102,7 +127,7 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
         _save(loader(settings), causal.tensors(model), causal.generation_settings(model), folder, computed=set())
         files = causal.tokenizer_files(model)
     elif _is_custom(model):
-        custom.write(model, _vocabulary(model), _custom_settings(model), folder)
+        _write_custom(model, folder)
         with _writing():
             _generation(model).save_pretrained(folder)
         files = _tokenizer_files(model)
@@ -153,7 +178,12 @@ def _writing() -> Iterator[None]:
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
     if _is_causal(model):
         return causal.runtime(model, folder)
-    network = custom.load(folder) if _is_custom(model) else None
+    network: Any = None
+    if _is_custom(model):
+        from dragoman.formats.modeling_dragoman import DragomanForSeq2SeqLM
+
+        with calling(f"load {folder}"):
+            network = DragomanForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     return TransformersRuntime(folder, _vocabulary(model), _output_bias(model), network)
 
 
@@ -207,10 +237,38 @@ def _special_tokens() -> dict[str, int]:
     return {"pad_token_id": _START, "eos_token_id": _EOS, "decoder_start_token_id": _START}
 
 
-def _custom_settings(model: ExportSource) -> dict[str, Any]:
-    config = model.config.model
+def _write_custom(model: ExportSource, folder: Path) -> None:
+    """Write the code, the settings and the weights of a class of its own."""
+    import safetensors.torch
+
+    config, vocabulary = model.config.model, _vocabulary(model)
     assert isinstance(config, TransformerConfig)
-    return custom.model_settings(config, _vocabulary(model), _tie(model)) | _special_tokens()
+    sizes = {"source": max(vocabulary.source) + 1, "target": max(vocabulary.target) + 1}
+    settings = {
+        "model_type": "dragoman",
+        "architectures": [_CLASSES["AutoModelForSeq2SeqLM"]],
+        "auto_map": {auto: f"{_CODE}.{name}" for auto, name in _CLASSES.items()},
+        "dtype": "float32",
+        "vocab_size": sizes["source"],
+        "decoder_vocab_size": sizes["target"],
+        **{key: getattr(config, key) for key in _SAME},
+        "n_kv_heads": config.n_kv_heads or config.n_heads,
+        "d_key": config.key_size,
+        "d_value": config.d_head,
+        "norm": config.norm.kind,
+        "norm_eps": config.norm.eps,
+        "position": config.position.model_dump(),
+        "tie": _tie(model),
+        **_special_tokens(),
+    }
+    (folder / f"{_CODE}.py").write_bytes((Path(__file__).parent / f"{_CODE}.py").read_bytes())
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    ours = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
+    axes = {"encoder.embedding.weight": "source", "decoder.embedding.weight": "target"}
+    axes |= {"output.weight": "target", "output.bias": "target"}
+    table = {name: Rule((name,), (axes.get(name, ""), *[""] * (each.dim() - 1))) for name, each in ours.items()}
+    theirs = {name: each.contiguous() for name, each in reverted(table, vocabulary.orders(), ours).items()}
+    (folder / "model.safetensors").write_bytes(safetensors.torch.save(theirs, metadata={"format": "pt"}))
 
 
 def _generation(model: ExportSource) -> Any:
@@ -248,12 +306,9 @@ def _vocabulary(model: ExportSource) -> ImportedVocabulary:
 
 
 def _tensors(model: ExportSource, settings: dict[str, Any]) -> dict[str, Tensor]:
-    vocabulary = _vocabulary(model)
     orders = {
         "stream": AxisOrder(stream_order(settings["d_model"]), settings["d_model"]),
-        "source": AxisOrder(vocabulary.source, settings["vocab_size"]),
-        "target": AxisOrder(vocabulary.target, settings["decoder_vocab_size"]),
-        "logits": AxisOrder(vocabulary.target, settings["decoder_vocab_size"]),
+        **_vocabulary(model).orders(),
     }
     tensors = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
     return reverted(name_table(settings), orders, tensors)

@@ -81,7 +81,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = _complete(checkpoint.settings)
     config = parse_config(_document(checkpoint, vocabulary), where=str(checkpoint.folder), stored=True)  # checks limits
     size, positions, d_model = settings["vocab_size"], settings["max_position_embeddings"], config.model.d_model
-    norms = {}
+    norms: dict[str, str] = {}
     if settings["model_type"] != "m2m_100":
         norms |= {f"{stack}.embedding_norm": f"model.{stack}.layernorm_embedding" for stack in STACKS}
     if settings["model_type"] != "bart":

@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config import parse_config
-from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoders import (
+    NAMING,
     compare_encoders,
     encoder_sizes,
-    feed_forward,
     label_names,
-    linear,
-    norm,
-    self_attention,
+    layer_parts,
     words_of,
 )
 from dragoman.formats.importing.family import (
@@ -35,7 +32,9 @@ from dragoman.formats.importing.family import (
     Plan,
     ProblemList,
     accepted_values,
+    collecting,
 )
+from dragoman.formats.importing.layer_rules import part_rules
 from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 from dragoman.formats.importing.tokenizer_json import wordpiece_vocabulary
 from dragoman.formats.parity import CheckText
@@ -86,17 +85,11 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     labels: list[str] = []
     words = None
     settings = checkpoint.settings
-    try:
+    with collecting(problems):
         words = wordpiece_vocabulary(checkpoint, settings.get("vocab_size"))
-    except ProblemList as error:
-        problems += error.problems
-    except DragomanError as error:
-        problems.append(str(error))
     if _kind(settings) != "masked":
-        try:
+        with collecting(problems):
             labels = label_names(settings)
-        except ProblemList as error:
-            problems += error.problems
     if problems or words is None:
         raise ProblemList(problems)
     if not labels:
@@ -119,9 +112,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         orders={
             "words": AxisOrder(vocabulary.source, settings["vocab_size"]),
             "labels": AxisOrder(labels, max(labels) + 1),
-            "qkv": AxisOrder(range(3 * settings["hidden_size"]), 3 * settings["hidden_size"]),
         },
-        constants={},
         unused=unused,
         positions=settings["max_position_embeddings"],
     )
@@ -149,45 +140,29 @@ def _document(settings: Mapping[str, Any], vocabulary: ImportedVocabulary) -> di
 
 
 def _table(settings: Mapping[str, Any]) -> dict[str, Rule]:
-    ours, theirs, embeddings = "encoder.layers.{}", "bert.encoder.layer.{}", "bert.embeddings"
-    attention = [f"{theirs}.attention.self.{name}" for name in ("query", "key", "value")]
-    layer = {
-        **self_attention(f"{ours}.self_attn", attention, f"{theirs}.attention.output.dense"),
-        **norm(f"{ours}.around_self_attn.norm", f"{theirs}.attention.output.LayerNorm"),
-        **feed_forward(f"{ours}.ffn", f"{theirs}.intermediate.dense", f"{theirs}.output.dense"),
-        **norm(f"{ours}.around_ffn.norm", f"{theirs}.output.LayerNorm"),
-    }
-    segments = f"{embeddings}.token_type_embeddings.weight"
-    return {
-        "encoder.embedding.weight": Rule((f"{embeddings}.word_embeddings.weight",), ("words", "")),
-        "encoder.positions.table": Rule((f"{embeddings}.position_embeddings.weight",), ("", ""), row=segments),
-        **norm("encoder.embedding_norm", f"{embeddings}.LayerNorm"),
-        **expanded(layer, settings["num_hidden_layers"]),
-        **_output(settings),
-    }
-
-
-def _output(settings: Mapping[str, Any]) -> dict[str, Rule]:
-    """Return the rules of the head and the output layer, and of the embeddings if it shares them."""
-    kind, words, predictions = _kind(settings), "bert.embeddings.word_embeddings.weight", "cls.predictions"
-    if kind != "masked":
-        return {
-            **(linear("head.inner", "bert.pooler.dense") if kind == "labelled" else {}),
-            "output.weight": Rule(("classifier.weight",), ("labels", "")),
-            "output.bias": Rule(("classifier.bias",), ("labels",), added=NEVER),
-        }
-    head = {
-        **linear("head.inner", f"{predictions}.transform.dense"),
-        **norm("head.norm", f"{predictions}.transform.LayerNorm"),
-    }
+    kind, embeddings, predictions = _kind(settings), "bert.embeddings", "cls.predictions"
+    parts = layer_parts("bert.encoder.layer.{}", "attention.self", ("attention.output.LayerNorm", "output.LayerNorm"))
+    around = {"encoder.embedding_norm": (f"{embeddings}.LayerNorm",)}
+    if kind == "labelled":
+        around["head.inner"] = ("bert.pooler.dense",)
+    if kind == "masked":
+        around |= {"head.inner": (f"{predictions}.transform.dense",)}
+        around |= {"head.norm": (f"{predictions}.transform.LayerNorm",)}
+    words, segments = f"{embeddings}.word_embeddings.weight", f"{embeddings}.token_type_embeddings.weight"
     matrix, bias = f"{predictions}.decoder.weight", f"{predictions}.decoder.bias"
-    if settings.get("tie_word_embeddings", True):
-        shared = Rule((f"{words}|{matrix}",), ("words", ""))
-        return head | {
-            "encoder.embedding.weight": shared,
-            "output.bias": Rule((f"{predictions}.bias|{bias}",), ("labels",)),
-        }
-    return head | {"output.weight": Rule((matrix,), ("labels", "")), "output.bias": Rule((bias,), ("labels",))}
+    if kind != "masked":
+        matrix, bias = "classifier.weight", "classifier.bias"
+    is_tied = kind == "masked" and settings.get("tie_word_embeddings", True)
+    if is_tied:
+        words, bias = f"{words}|{matrix}", f"{predictions}.bias|{bias}"
+    return {
+        **part_rules("", around, NAMING),
+        **expanded(part_rules("encoder.layers.{}.", parts, NAMING), settings["num_hidden_layers"]),
+        "encoder.embedding.weight": Rule((words,), ("words", "")),
+        "encoder.positions.table": Rule((f"{embeddings}.position_embeddings.weight",), ("", ""), row=segments),
+        **({} if is_tied else {"output.weight": Rule((matrix,), ("labels", ""))}),
+        "output.bias": Rule((bias,), ("labels",), added=0.0 if kind == "masked" else NEVER),
+    }
 
 
 def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:

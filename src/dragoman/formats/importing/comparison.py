@@ -12,7 +12,7 @@ from torch import Tensor
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import Comparison, Plan, TokenizerParity
 from dragoman.formats.importing.listed_vocabulary import ListedReference
-from dragoman.formats.importing.numpy_reference import NumpyTransformer, SearchedReference
+from dragoman.formats.importing.numpy_reference import NumpyTransformer, SearchedModel
 from dragoman.formats.importing.reference import (
     CausalRuntime,
     CausalTokenizer,
@@ -124,7 +124,8 @@ def compare_toolkit(
     """Compare a model folder with the definition of its toolkit.  compared: arguments of `Family.compare`."""
     folder, plan, check = compared
     name = f"{toolkit}'s definition in NumPy, float32"
-    runtime = SearchedReference(model, name, plan.vocabulary, model.sizes.end)
+    ids = plan.vocabulary.source, plan.vocabulary.target
+    runtime = SearchedModel(model, name, ids, model.sizes.end)
     return compare_with_definition(runtime, reference, folder, plan, check)
 
 

@@ -14,8 +14,15 @@ from torch import Tensor
 from dragoman.errors import DataError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import SAMPLES
-from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan, ProblemList, TokenizerParity
-from dragoman.formats.importing.names import Rule
+from dragoman.formats.importing.family import (
+    Comparison,
+    ImportedVocabulary,
+    Plan,
+    ProblemList,
+    TokenizerParity,
+    integer_problems,
+)
+from dragoman.formats.importing.layer_rules import Naming
 from dragoman.formats.importing.reference import ReferenceTokenizer, reference_model
 from dragoman.formats.parity import TOLERANCE, CheckText, Counts
 from dragoman.models.model_folder import load_network
@@ -26,40 +33,30 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermedia
 
 def encoder_sizes(settings: Mapping[str, Any], others: Sequence[str] = ()) -> list[str]:
     """Return the problems of sizes, which must be integers of at least 1.  others: further sizes."""
-    problems = [
-        f"{key} = {settings.get(key)!r}; accepted: an integer, at least 1"
-        for key in (*_SIZES, *others)
-        if type(settings.get(key)) is not int or settings[key] < 1
-    ]
+    problems = integer_problems(settings, dict.fromkeys((*_SIZES, *others), 1))
     if not problems and settings["hidden_size"] % settings["num_attention_heads"]:
         problems.append(f"hidden_size = {settings['hidden_size']}; accepted: a multiple of num_attention_heads")
     return problems
 
 
-def linear(ours: str, theirs: str, flat: bool = False) -> dict[str, Rule]:
+NAMING = Naming(gain="{0}.weight|{0}.gamma".format, shift="{0}.bias|{0}.beta".format)
+"""Of layers; the parts of a layer norm are called gamma and beta in old checkpoints."""
+
+
+def layer_parts(theirs: str, attention: str, norms: tuple[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return the parts of a layer.
+
+    theirs: its name, with `{}` for the number; attention: the prefix of queries, keys and values; norms: names of those
+    of attention and of the feed-forward network, all three after `theirs`.
+    """
     return {
-        f"{ours}.weight": Rule((f"{theirs}.weight",), ("", ""), flat=flat),
-        f"{ours}.bias": Rule((f"{theirs}.bias",), ("",)),
+        "self_attn.qkv": tuple(f"{theirs}.{attention}.{name}" for name in ("query", "key", "value")),
+        "self_attn.out": (f"{theirs}.attention.output.dense",),
+        "around_self_attn.norm": (f"{theirs}.{norms[0]}",),
+        "ffn.inner": (f"{theirs}.intermediate.dense",),
+        "ffn.outer": (f"{theirs}.output.dense",),
+        "around_ffn.norm": (f"{theirs}.{norms[1]}",),
     }
-
-
-def norm(ours: str, theirs: str) -> dict[str, Rule]:
-    """Return the rules of a layer norm, whose parts are called gamma and beta in old checkpoints."""
-    parts = {"weight": "gamma", "bias": "beta"}
-    return {f"{ours}.{part}": Rule((f"{theirs}.{part}|{theirs}.{old}",), ("",)) for part, old in parts.items()}
-
-
-def self_attention(ours: str, theirs: Sequence[str], out: str, biases: bool = True) -> dict[str, Rule]:
-    """theirs: names of the projections to queries, keys and values.  biases: whether these have biases."""
-    return {
-        f"{ours}.qkv.weight": Rule(tuple(f"{name}.weight" for name in theirs), ("", "")),
-        f"{ours}.qkv.bias": Rule(tuple(f"{name}.bias" for name in theirs), ("qkv",), optional=not biases),
-        **linear(f"{ours}.out", out),
-    }
-
-
-def feed_forward(ours: str, inner: str, outer: str) -> dict[str, Rule]:
-    return {**linear(f"{ours}.inner", inner), **linear(f"{ours}.outer", outer)}
 
 
 Input = TypeVar("Input")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from dragoman.config import parse_config
 from dragoman.errors import UsageError
@@ -155,23 +156,24 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     positions = min(limits)
     extra = min(50, positions // 4)  # a target has at most max_tokens + max_extra tokens, and its begin and end
     languages = settings.get("source_lang"), settings.get("target_lang")
-    content = text_sections(vocabulary, max(2, min(MAX_TOKENS, positions - extra - 2)), languages) | {
-        "model": {
-            "architecture": "transformer", "d_model": settings["encoder_embed_dim"],
-            "d_ff": settings["encoder_ffn_embed_dim"], "n_heads": settings["encoder_attention_heads"],
-            "encoder_layers": settings["encoder_layers"], "decoder_layers": settings["decoder_layers"],
-            "tie": _tie(settings), "order": "pre" if settings.get("encoder_normalize_before") else "post",
-            "output_bias": True, "activation": _ACTIVATIONS[settings.get("activation_fn", "relu")],
-            "norm": {"kind": "layer", "eps": _EPS},
-            "scale_embeddings": not settings.get("no_scale_embedding", False),
-            "normalize_embeddings": bool(settings.get("layernorm_embedding", False)),
-            "position": {"kind": "learned", "max_len": positions},
-            **{key: settings[key] for key in ("dropout", "attention_dropout", "activation_dropout") if key in settings},
-        },
-        "search": {"beam": 5, "alpha": 1.0, "max_extra": extra},
+    model: dict[str, Any] = {
+        "architecture": "transformer", "d_model": settings["encoder_embed_dim"],
+        "d_ff": settings["encoder_ffn_embed_dim"], "n_heads": settings["encoder_attention_heads"],
+        "encoder_layers": settings["encoder_layers"], "decoder_layers": settings["decoder_layers"],
+        "tie": _tie(settings), "order": "pre" if settings.get("encoder_normalize_before") else "post",
+        "output_bias": True, "activation": _ACTIVATIONS[settings.get("activation_fn", "relu")],
+        "norm": {"kind": "layer", "eps": _EPS}, "scale_embeddings": not settings.get("no_scale_embedding", False),
+        "normalize_embeddings": bool(settings.get("layernorm_embedding", False)),
+        "position": {"kind": "learned", "max_len": positions},
+        **{key: settings[key] for key in ("dropout", "attention_dropout", "activation_dropout") if key in settings},
     }  # fmt: skip
+    content = text_sections(vocabulary, max(2, min(MAX_TOKENS, positions - extra - 2)), languages) | {
+        "model": model,
+        "search": {"beam": 5, "alpha": 1.0, "max_extra": extra},
+    }
     counts = settings["encoder_layers"], settings["decoder_layers"]
-    table, orders, computed = _names(settings).rules(counts, _tie(settings)), vocabulary.orders(), {}
+    table, orders = _names(settings).rules(counts, _tie(settings)), vocabulary.orders()
+    computed: dict[str, Tensor] = {}
     table["output.bias"] = Rule(("decoder.output_projection.bias",), ("logits",), added=NEVER, optional=True)
     for stack, limit in zip(STACKS, limits, strict=True):
         if settings.get("encoder_learned_pos"):

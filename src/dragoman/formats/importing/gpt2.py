@@ -18,6 +18,7 @@ from dragoman.formats.importing.comparison import compare_language_models
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
 from dragoman.formats.importing.language_models import OUTPUT_BIAS, document, number_problems, vocabulary_orders
 from dragoman.formats.importing.language_models import read_vocabulary as read_vocabulary
+from dragoman.formats.importing.layer_rules import Naming, part_rules
 from dragoman.formats.importing.names import Rule, expanded
 
 compare = compare_language_models
@@ -35,7 +36,7 @@ _SIZES = {
 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
-    problems = [*accepted_values(settings, _ACCEPTED), *number_problems(settings, _SIZES, optional="n_inner")]
+    problems = [*accepted_values(settings, _ACCEPTED), *number_problems(settings, _SIZES, ("n_inner",))]
     if not problems and settings["n_embd"] % settings["n_head"]:
         problems.append(f"n_embd = {settings['n_embd']}; accepted: a multiple of n_head = {settings['n_head']}")
     return problems
@@ -60,40 +61,33 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         vocabulary=vocabulary,
         table=name_table(settings["n_layer"], tied=model["tie"] == "all"),
         orders=vocabulary_orders(vocabulary),
-        constants={},
         unused=r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",
         positions=positions,
     )
 
 
-def _names(name: str) -> str:
-    return f"transformer.{name}|{name}"
-
-
-def _pair(ours: str, theirs: str, matrix: bool) -> dict[str, Rule]:
-    """Return the rules of the weight and the bias of a product (matrix) or a norm."""
-    weight = Rule((_names(f"{theirs}.weight"),), ("", "") if matrix else ("",), transposed=matrix)
-    return {f"{ours}.weight": weight, f"{ours}.bias": Rule((_names(f"{theirs}.bias"),), ("",))}
-
-
+_NAMING = Naming(
+    weight="transformer.{0}.weight|{0}.weight".format, bias="transformer.{0}.bias|{0}.bias".format,
+    gain="transformer.{0}.weight|{0}.weight".format, shift="transformer.{0}.bias|{0}.bias".format, transposed=True,
+)  # fmt: skip
 _LAYER = {
-    **_pair("layers.{0}.around_self_attn.norm", "h.{0}.ln_1", matrix=False),
-    **_pair("layers.{0}.self_attn.qkv", "h.{0}.attn.c_attn", matrix=True),
-    **_pair("layers.{0}.self_attn.out", "h.{0}.attn.c_proj", matrix=True),
-    **_pair("layers.{0}.around_ffn.norm", "h.{0}.ln_2", matrix=False),
-    **_pair("layers.{0}.ffn.inner", "h.{0}.mlp.c_fc", matrix=True),
-    **_pair("layers.{0}.ffn.outer", "h.{0}.mlp.c_proj", matrix=True),
+    "around_self_attn.norm": ("h.{}.ln_1",),
+    "self_attn.qkv": ("h.{}.attn.c_attn",),
+    "self_attn.out": ("h.{}.attn.c_proj",),
+    "around_ffn.norm": ("h.{}.ln_2",),
+    "ffn.inner": ("h.{}.mlp.c_fc",),
+    "ffn.outer": ("h.{}.mlp.c_proj",),
 }
 
 
 def name_table(layers: int, tied: bool) -> dict[str, Rule]:
     """Return the rules of a model.  tied: whether the output layer is the embedding."""
-    embedding, output = _names("wte.weight"), "lm_head.weight"
+    embedding, output = _NAMING.weight("wte"), "lm_head.weight"
     return {
         "embedding.weight": Rule((f"{embedding}|{output}" if tied else embedding,), ("token", "")),
-        "positions.table": Rule((_names("wpe.weight"),), ("", "")),
-        **expanded(_LAYER, layers),
-        **_pair("final_norm", "ln_f", matrix=False),
+        "positions.table": Rule((_NAMING.weight("wpe"),), ("", "")),
+        **expanded(part_rules("layers.{}.", _LAYER, _NAMING), layers),
+        **part_rules("", {"final_norm": ("ln_f",)}, _NAMING),
         **({} if tied else {"output.weight": Rule((output,), ("token", ""))}),
         **OUTPUT_BIAS,
     }

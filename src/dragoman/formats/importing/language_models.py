@@ -9,35 +9,29 @@ is such a copy, too: as input it is the special token, and it is never generated
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sentencepiece as spm
 
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.family import NEVER, ImportedVocabulary, ProblemList
+from dragoman.formats.importing.family import NEVER, ImportedVocabulary, ProblemList, integer_problems
 from dragoman.formats.importing.names import AxisOrder, Rule
 from dragoman.formats.importing.tokenizer_json import json_vocabulary
-from dragoman.tokenizers import BOS, EOS
+from dragoman.tokenizers import EOS
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
 OUTPUT_BIAS = {"output.bias": Rule(("lm_head.bias",), ("logits",), added=NEVER, optional=True)}
 _MAX_TOKENS = 65_536
 
 
-def number_problems(settings: Mapping[str, Any], sizes: Mapping[str, int], optional: str = "") -> Iterator[str]:
-    """Yield a problem for each setting that is not an integer.
-
-    sizes: setting -> least value.  optional: names of those that may be null, separated by spaces.
-    """
-    for key, least in sizes.items():
-        value, null = settings.get(key), key in optional.split()
-        if key == "eos_token_id" and isinstance(value, list):
-            yield several_ends(value)
-            continue
-        if (type(value) is not int or value < least) and not (null and value is None):
-            yield f"{key} = {value!r}; accepted: an integer, at least {least}{', or null' if null else ''}"
+def number_problems(settings: Mapping[str, Any], sizes: Mapping[str, int], nullable: Sequence[str] = ()) -> list[str]:
+    """Return a problem for each setting that is not an integer, and for several ends; see `integer_problems`."""
+    if isinstance(ends := settings.get("eos_token_id"), list):
+        sizes = {key: least for key, least in sizes.items() if key != "eos_token_id"}
+        return [*integer_problems(settings, sizes, nullable=nullable), several_ends(ends)]
+    return integer_problems(settings, sizes, nullable=nullable)
 
 
 def several_ends(ends: Sequence[object]) -> str:
@@ -92,13 +86,8 @@ def _unknown(checkpoint: Checkpoint) -> int | None:
 
 def vocabulary_orders(vocabulary: ImportedVocabulary) -> dict[str, AxisOrder]:
     """Return the orders of the axes "token" (rows of matrices) and "logits" (the bias of the output)."""
-    theirs = vocabulary.target
-    size = max(theirs) + 1
-    logits = [-1 if token == BOS and theirs[BOS] == theirs[EOS] else row for token, row in enumerate(theirs)]
-    return {
-        "token": AxisOrder([theirs[EOS] if row < 0 else row for row in theirs], size),
-        "logits": AxisOrder(logits, size),
-    }
+    theirs, logits = vocabulary.target, vocabulary.orders()["logits"]
+    return {"token": AxisOrder([theirs[EOS] if row < 0 else row for row in theirs], logits.size), "logits": logits}
 
 
 def document(vocabulary: ImportedVocabulary, positions: int, model: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,18 +72,20 @@ def part_rules(prefix: str, parts: Parts, naming: Naming = Naming()) -> dict[str
     """Return the rules of linear layers and norms.  prefix: of our names."""
     rules = {}
     for part, theirs in parts.items():
+        name = f"{prefix}{part}"
         if part.endswith("norm"):
-            names, axes = (naming.gain, naming.shift), (naming.stream,)
-        else:
-            # The last layer of attention or of a feed-forward network writes the residual stream, the first one reads
-            # it.  The cells of an SSRU do both, since they are added to it.
-            names, last, cells = (naming.weight, naming.bias), part.endswith(("out", "outer")), part.startswith("ssru.")
-            axes = (naming.stream if last or cells else "", "" if last else naming.stream)
-        is_matrix = len(axes) == 2
-        transposed, optional = naming.transposed and is_matrix, naming.optional_bias and is_matrix
-        rules[f"{prefix}{part}.weight"] = Rule(tuple(map(names[0], theirs)), axes, transposed=transposed)
-        if names[1] is not None and part != "ssru.project":
-            rules[f"{prefix}{part}.bias"] = Rule(tuple(map(names[1], theirs)), axes[:1], optional=optional)
+            rules[f"{name}.weight"] = Rule(tuple(map(naming.gain, theirs)), (naming.stream,))
+            if naming.shift is not None:
+                rules[f"{name}.bias"] = Rule(tuple(map(naming.shift, theirs)), (naming.stream,))
+            continue
+        # The last layer of attention or of a feed-forward network writes the residual stream, the first one reads it.
+        # The cells of an SSRU do both, since they are added to it.
+        is_last, is_cell = part.endswith(("out", "outer")), part.startswith("ssru.")
+        axes = naming.stream if is_last or is_cell else "", "" if is_last else naming.stream
+        rules[f"{name}.weight"] = Rule(tuple(map(naming.weight, theirs)), axes, transposed=naming.transposed)
+        if naming.bias is not None and part != "ssru.project":
+            biases = tuple(map(naming.bias, theirs))
+            rules[f"{name}.bias"] = Rule(biases, axes[:1], optional=naming.optional_bias)
     return rules
 
 

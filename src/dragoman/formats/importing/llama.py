@@ -12,11 +12,10 @@ Differences from our language model, and where each is resolved:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dragoman.config import RotaryPosition, parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -24,6 +23,7 @@ from dragoman.formats.importing.comparison import compare_language_models
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
 from dragoman.formats.importing.language_models import OUTPUT_BIAS, document, number_problems, vocabulary_orders
 from dragoman.formats.importing.language_models import read_vocabulary as read_vocabulary
+from dragoman.formats.importing.layer_rules import Naming, part_rules
 from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 
 compare = compare_language_models
@@ -47,8 +47,8 @@ _SCALINGS: dict[str, dict[str, str]] = {
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
     problems = accepted_values(settings, {"hidden_act": tuple(ACTIVATIONS), "use_sliding_window": (False,)})
-    problems += number_problems(settings, _SIZES, optional="num_key_value_heads head_dim")
-    problems += number_problems({"sliding_window": _window(settings)}, {"sliding_window": 2}, optional="sliding_window")
+    problems += number_problems(settings, _SIZES, ("num_key_value_heads", "head_dim"))
+    problems += number_problems({"sliding_window": _window(settings)}, {"sliding_window": 2}, ("sliding_window",))
     problems += _scaling_problems(_rope(settings))
     base = _base(settings)
     if type(base) not in (int, float) or not 1 < base <= 1e9:
@@ -131,7 +131,7 @@ def _base(settings: Mapping[str, Any]) -> Any:
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     positions, heads = settings["max_position_embeddings"], settings["num_attention_heads"]
-    biases: tuple[str, ...] = tuple(_MATRICES) if settings.get("attention_bias", False) else ()
+    biases: tuple[str, ...] = MATRICES if settings.get("attention_bias", False) else ()
     if settings["model_type"] == "qwen2":
         biases = (_QKV,)
     size, width = _head_size(settings), settings["hidden_size"]
@@ -155,73 +155,54 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         vocabulary=vocabulary,
         table=name_table(settings, layers, tied=model["tie"] == "all", biases=biases),
         orders={**vocabulary_orders(vocabulary), "qkv": qkv_order(heads, _groups(settings), size)},
-        constants={},
         unused=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
         positions=config.data.max_tokens,
-        computed=_zeros(settings, [each for each in _MATRICES if biases and each not in biases]),
     )
 
 
-def _zeros(settings: Mapping[str, Any], matrices: Sequence[str]) -> dict[str, Tensor]:
-    """Return the biases that a checkpoint lacks."""
-    width, inner = settings["hidden_size"], settings["intermediate_size"]
-    sizes = {"layers.{}.self_attn.out": width, "layers.{}.ffn.inner": 2 * inner, "layers.{}.ffn.outer": width}
-    return {
-        f"{name.format(layer)}.bias": torch.zeros(sizes[name])
-        for layer in range(settings["num_hidden_layers"])
-        for name in matrices
-    }
-
-
 def qkv_order(heads: int, groups: int, size: int) -> AxisOrder:
-    """Return the order of the rows of queries, keys and values.  size: of a head."""
-    rows = _qkv_rows(heads, groups, size)
-    return AxisOrder(rows, len(rows))
+    """Return the order of the rows of queries, keys and values: ours 2k and 2k + 1 are theirs k and k + size/2.
 
-
-def _qkv_rows(heads: int, groups: int, size: int) -> list[int]:
-    """Return the order of the rows of queries, keys and values: ours 2k and 2k + 1 are theirs k and k + size/2."""
+    size: of a head.
+    """
     rows = np.arange((heads + 2 * groups) * size).reshape(-1, size)
     pairs = np.arange(size).reshape(2, -1).T.flatten()
     rows[: heads + groups] = rows[: heads + groups, pairs]
-    order: list[int] = rows.flatten().tolist()
-    return order
+    return AxisOrder(rows.flatten().tolist(), rows.size)
 
 
-_QKV = "layers.{}.self_attn.qkv"
-_MATRICES = {
-    _QKV: (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "qkv"),
-    "layers.{}.self_attn.out": (("self_attn.o_proj",), ""),
-    "layers.{}.ffn.inner": (("mlp.gate_proj", "mlp.up_proj"), ""),
-    "layers.{}.ffn.outer": (("mlp.down_proj",), ""),
+_QKV = "self_attn.qkv"
+_LAYER = {
+    _QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.out": ("self_attn.o_proj",),
+    "ffn.inner": ("mlp.gate_proj", "mlp.up_proj"),
+    "ffn.outer": ("mlp.down_proj",),
+    "around_self_attn.norm": ("input_layernorm",),
+    "around_ffn.norm": ("post_attention_layernorm",),
 }
-MATRICES = tuple(_MATRICES)
+MATRICES = tuple(part for part in _LAYER if not part.endswith("norm"))
 """Our names of the products of a layer."""
-_NORMS = {"around_self_attn": "input_layernorm", "around_ffn": "post_attention_layernorm"}
-
-
-def _layer(settings: Mapping[str, Any], biases: Sequence[str]) -> dict[str, Rule]:
-    rules = {
-        f"layers.{{}}.{ours}.norm.weight": Rule((f"model.layers.{{}}.{theirs}.weight",), ("",))
-        for ours, theirs in _NORMS.items()
-    }
-    size, groups = _head_size(settings), _groups(settings)
-    rows = (settings["num_attention_heads"] * size, groups * size, groups * size)
-    for ours, (parts, axis) in _MATRICES.items():
-        names = [f"model.layers.{{}}.{part}" for part in parts]
-        sizes = rows if ours == _QKV else ()
-        rules[f"{ours}.weight"] = Rule(tuple(f"{name}.weight" for name in names), (axis, ""), sizes=sizes)
-        if ours in biases:
-            rules[f"{ours}.bias"] = Rule(tuple(f"{name}.bias" for name in names), (axis,), sizes=sizes)
-    return rules
 
 
 def name_table(settings: Mapping[str, Any], layers: int, tied: bool, biases: Sequence[str]) -> dict[str, Rule]:
-    """Return the rules of a model.  biases: names in `MATRICES` of the products that have one in the checkpoint."""
+    """Return the rules of a model.
+
+    biases: names in `MATRICES` of the products that have one in the checkpoint; if any has, those of others are zeros.
+    """
+    parts = {part: tuple(f"model.layers.{{}}.{name}" for name in theirs) for part, theirs in _LAYER.items()}
+    layer = part_rules("layers.{}.", parts, Naming(shift=None, bias="{}.bias".format if biases else None))
+    size, groups = _head_size(settings), _groups(settings)
+    for name, rule in layer.items():
+        part, _, kind = name.removeprefix("layers.{}.").rpartition(".")
+        if part == _QKV:
+            rows = settings["num_attention_heads"] * size, groups * size, groups * size
+            layer[name] = replace(rule, axes=("qkv", *rule.axes[1:]), sizes=rows)
+        elif kind == "bias" and part not in biases:
+            layer[name] = Rule((), ("",), optional=True)
     embedding, output = "model.embed_tokens.weight", "lm_head.weight"
     return {
         "embedding.weight": Rule((f"{embedding}|{output}" if tied else embedding,), ("token", "")),
-        **expanded(_layer(settings, biases), layers),
+        **expanded(layer, layers),
         "final_norm.weight": Rule(("model.norm.weight",), ("",)),
         **({} if tied else {"output.weight": Rule((output,), ("token", ""))}),
         **OUTPUT_BIAS,

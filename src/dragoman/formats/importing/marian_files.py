@@ -46,7 +46,7 @@ from dragoman.formats.importing.listed_vocabulary import ListedReference, TokenL
 from dragoman.formats.importing.marian import stream_order
 from dragoman.formats.importing.marian_items import MarianCheckpoint, read_shortlist
 from dragoman.formats.importing.names import AxisOrder, Rule
-from dragoman.formats.importing.numpy_reference import NumpyTransformer, SearchedReference, Sizes, halved_sinusoids
+from dragoman.formats.importing.numpy_reference import NumpyTransformer, SearchedModel, Sizes, halved_sinusoids
 from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.tokenizers.listed_pieces import PieceLists
@@ -200,7 +200,10 @@ def has_own_specials(model: spm.SentencePieceProcessor) -> bool:
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     assert isinstance(checkpoint, MarianCheckpoint)
     settings = checkpoint.settings
-    config = parse_config(_document(checkpoint, vocabulary), where=str(checkpoint.model), stored=True)  # checks limits
+    order = _ORDERS[_operations(settings)]  # type: ignore[index]  # `unsupported` has checked them
+    config = parse_config(
+        _document(checkpoint, vocabulary, order), where=str(checkpoint.model), stored=True
+    )  # checks limits
     d_model = config.model.d_model
     source, target = settings["dim-vocabs"]
     logits = list(vocabulary.target)
@@ -217,7 +220,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     return Plan(
         config=config,
         vocabulary=vocabulary,
-        table=name_table(settings, checkpoint.tensors, config.model.order),
+        table=name_table(settings, checkpoint.tensors, order),
         orders={
             "stream": AxisOrder(stream_order(d_model), d_model),
             **vocabulary.orders(source, target),
@@ -233,7 +236,7 @@ def allows_unknown(checkpoint: MarianCheckpoint) -> bool:
     return checkpoint.generation.get("allow-unk") is True
 
 
-def _document(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary) -> dict[str, Any]:
+def _document(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary, order: str) -> dict[str, Any]:
     settings = checkpoint.settings
     # The names of Firefox's models contain the languages: model.ende.intgemm.alphas.bin.
     codes = re.fullmatch(r"model\.([a-z]{2})([a-z]{2})\..*", checkpoint.model.name)
@@ -244,7 +247,7 @@ def _document(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary) -> d
             "decoder_layers": settings["dec-depth"], "tie": _tie(settings), "output_bias": True,
             "activation": ACTIVATIONS[settings.get("transformer-ffn-activation", "swish")],
             "decoder_self": "ssru" if settings.get("transformer-decoder-autoreg") == "rnn" else "attention",
-            "order": _ORDERS[_operations(settings)],  # type: ignore[index]
+            "order": order,
             "norm": {"kind": "layer", "eps": NORM_EPS}, "position": {"kind": "sinusoidal", "full_range": True},
             "dropout": 0.1,
         },
@@ -286,15 +289,16 @@ def _names(settings: Mapping[str, Any], tensors: Container[str], is_pre: bool) -
     others = {"encoder.embedding": sides[0], "decoder.embedding": sides[1], "output": output}
     layers = {}
     for stack in STACKS:
-        theirs, parts = f"{stack}_l{{}}", {}
-        attentions = {"self_attn": f"{theirs}_self"} | (
-            {"cross_attn": f"{theirs}_context"} if stack != "encoder" else {}
-        )
-        if stack == "decoder" and settings.get("transformer-decoder-autoreg") == "rnn":
-            del attentions["self_attn"]
-            parts = {"ssru.project": (f"{theirs}_rnn_W",), "ssru.gate": (f"{theirs}_rnn_Wf",)}
-            # The norm before this sub-layer has another name than the norm after it.
-            parts["around_ssru.norm"] = (f"{theirs}_rnn" if is_pre else f"{theirs}_rnn_ffn",)
+        theirs = f"{stack}_l{{}}"
+        parts: dict[str, tuple[str, ...]] = {}
+        attentions = {"self_attn": f"{theirs}_self"}
+        if stack == "decoder":
+            attentions["cross_attn"] = f"{theirs}_context"
+            if settings.get("transformer-decoder-autoreg") == "rnn":
+                del attentions["self_attn"]
+                parts = {"ssru.project": (f"{theirs}_rnn_W",), "ssru.gate": (f"{theirs}_rnn_Wf",)}
+                # The norm before this sub-layer has another name than the norm after it.
+                parts["around_ssru.norm"] = (f"{theirs}_rnn" if is_pre else f"{theirs}_rnn_ffn",)
         for ours, name in attentions.items():
             parts |= attention_parts(ours, *(f"{name}_W{part}" for part in "qkvo"))
             parts[f"around_{ours}.norm"] = (f"{name}_Wo",)
@@ -324,7 +328,7 @@ def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText |
 
 def definition_runtime(
     checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary, dtype: type[np.floating[Any]] = np.float32
-) -> SearchedReference:
+) -> SearchedModel:
     """Return Marian's definition in NumPy on the ids of the imported model."""
     settings, tensors = checkpoint.settings, {name: each.numpy() for name, each in checkpoint.tensors.items()}
     is_pre, width = "n" in settings.get("transformer-preprocess", ""), settings["dim-emb"]
@@ -337,9 +341,9 @@ def definition_runtime(
         scale=width**0.5, begin=None, end=_END, output_bias=_OUTPUT_BIAS,
         positions=lambda stack, first, count: halved_sinusoids(first, count, width),
     )  # fmt: skip
-    never = () if allows_unknown(checkpoint) else (_UNK,)
+    ids, never = (vocabulary.source, vocabulary.target), () if allows_unknown(checkpoint) else (_UNK,)
     model = NumpyTransformer(names, sizes, tensors, dtype)
-    return SearchedReference(model, "Marian's definition in NumPy, float32", vocabulary, _END, never=never)
+    return SearchedModel(model, "Marian's definition in NumPy, float32", ids, _END, never)
 
 
 def reference_tokenizer(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary) -> ListedReference:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dragoman.formats.importing.family import NEVER, ImportedVocabulary
+from dragoman.formats.importing.family import NEVER
 from dragoman.formats.importing.layer_rules import TransformerNames
 from dragoman.formats.parity import ParityCase
 from dragoman.tokenizers import BOS, PAD
@@ -27,21 +27,13 @@ Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
 State = list[Floats]
 """What each decoder layer keeps of the past, with one row per row of the batch."""
+Memory = dict[str, NDArray[Any]]
+"""The encoded source, with one row per row of the batch."""
 _BATCH = 16
 
 
-class Memory:
-    """The encoded source of each row.  states: (N, S, D); mask: (N, S), True = a token."""
-
-    def __init__(self, states: Floats, mask: NDArray[np.bool_]) -> None:
-        self.states, self.mask = states, mask
-
-    def select(self, rows: Ids) -> Memory:
-        return Memory(self.states[rows], self.mask[rows])
-
-
-class NumpyReference(Protocol):
-    """An encoder-decoder, on the ids of its checkpoint."""
+class SearchableModel(Protocol):
+    """An encoder-decoder that advances by a position, on its own ids."""
 
     def encode(self, sources: Sequence[Sequence[int]]) -> Memory:
         """sources: ids with the end of sentence."""
@@ -59,15 +51,23 @@ class NumpyReference(Protocol):
 _quiet = np.errstate(invalid="ignore")
 
 
-class SearchedReference:
-    """A definition on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
+class SearchedModel:
+    """A model on our ids, with a greedy search and a beam search: a `formats.parity.ExternalRuntime`."""
 
     def __init__(
-        self, model: NumpyReference, name: str, vocabulary: ImportedVocabulary, end: int, never: Sequence[int] = ()
+        self,
+        model: SearchableModel,
+        name: str,
+        ids: tuple[Sequence[int], Sequence[int]],
+        end: int,
+        never: Sequence[int] = (),
     ) -> None:
-        """end: the end of sentence in the checkpoint.  never: ids whose logits become NEVER."""
+        """ids: for each of our ids of source and target that of the model, -1 if it has none.
+
+        end: the end of sentence.  never: ids whose logits become NEVER.
+        """
         self.model, self.name, self.end, self.never = model, name, end, list(never)
-        self.source, self.target = vocabulary.source, vocabulary.target
+        self.source, self.target = ids
         self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
         self.excluded = [token for token in (self.target[PAD], self.target[BOS]) if token not in (-1, end)]
 
@@ -112,7 +112,7 @@ class SearchedReference:
         """
         count = len(sources)
         state = self.model.start(count * width)
-        memory = self.model.encode(sources).select(np.repeat(np.arange(count), width))
+        memory = {name: part.repeat(width, axis=0) for name, part in self.model.encode(sources).items()}
         total = np.tile(np.where(np.arange(width) == 0, 0, -np.inf), (count, 1))  # one beam before the first token
         tokens = np.zeros((count, width, 0), np.int64)
         for position in range(length):
@@ -170,7 +170,7 @@ class Sizes:
 
 
 class NumpyTransformer:
-    """A Transformer, written from the documented architecture of Marian and of the toolkits, a `NumpyReference`.
+    """A Transformer, written from the documented architecture of Marian and of the toolkits: a `SearchableModel`.
 
     Its state has the inputs of self-attention so far (N, T, D) of each layer, or the cells of an SSRU (N, D).
     """
@@ -202,7 +202,7 @@ class NumpyTransformer:
 
             x = self._sublayer(x, "encoder", layer, "self_attn", itself)
             x = self._feed_forward(x, "encoder", layer)
-        return Memory(self._last(x, "encoder"), mask)
+        return {"states": self._last(x, "encoder"), "mask": mask}
 
     def start(self, rows: int) -> State:
         is_recurrent = "ssru.gate" in self.names.layers["decoder"]
@@ -210,7 +210,7 @@ class NumpyTransformer:
         return [np.zeros(shape, self.dtype)] * self.sizes.layers[1]
 
     def step(self, tokens: Ids | None, position: int, state: State, memory: Memory) -> Floats:
-        rows = len(memory.mask)
+        rows = len(memory["mask"])
         if tokens is None and self.sizes.begin is not None:
             tokens = np.full(rows, self.sizes.begin)
         x = np.zeros((rows, 1, self.d_model), self.dtype)
@@ -220,7 +220,7 @@ class NumpyTransformer:
         for layer in range(self.sizes.layers[1]):
 
             def source(y: Floats, layer: int = layer) -> Floats:
-                return self._attention("decoder", layer, "cross_attn", y, memory.states, memory.mask)
+                return self._attention("decoder", layer, "cross_attn", y, memory["states"], memory["mask"])
 
             x = self._past(x, layer, state)
             x = self._sublayer(x, "decoder", layer, "cross_attn", source)

@@ -215,7 +215,7 @@ def opennmt_names(
     embeddings: as in `TransformerNames.others`.  layers: the layers of each stack, such as "decoder.layers.{}".  parts:
     of a layer besides attention, without that prefix.
     """
-    found = {}
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
     for stack, theirs in layers.items():
         found[stack] = {ours: (f"{theirs}.{name}",) for ours, name in parts[stack].items()}
         attentions = {"self_attn": "self_attn"} | ({"cross_attn": "context_attn"} if stack == "decoder" else {})

@@ -283,7 +283,7 @@ def _table(values: Mapping[str, Any], tied: bool) -> dict[str, Rule]:
         attention = {"self_attn": f"{theirs}.0.SelfAttention"}
         if stack == "decoder":
             attention["cross_attn"] = f"{theirs}.1.EncDecAttention"
-        parts = {}
+        parts: dict[str, tuple[str, ...]] = {}
         for index, (ours, name) in enumerate(attention.items()):
             parts |= attention_parts(ours, *(f"{name}.{part}" for part in "qkvo"))
             parts[f"around_{ours}.norm"] = (f"{theirs}.{index}.layer_norm",)

@@ -11,6 +11,7 @@ Differences from our `vision`, and where each is resolved:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,14 @@ from torch import Tensor
 
 from dragoman.config import ImageData, VisionConfig, parse_config
 from dragoman.data.readers.images import as_images
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoders import (
+    NAMING,
     compare_labels,
     encoder_sizes,
-    feed_forward,
     label_names,
-    linear,
-    norm,
-    self_attention,
+    layer_parts,
 )
 from dragoman.formats.importing.family import (
     ACTIVATIONS,
@@ -39,7 +38,9 @@ from dragoman.formats.importing.family import (
     Plan,
     ProblemList,
     accepted_values,
+    collecting,
 )
+from dragoman.formats.importing.layer_rules import part_rules
 from dragoman.formats.importing.names import AxisOrder, Rule, expanded
 from dragoman.formats.importing.reference import reference_model
 from dragoman.formats.parity import CheckText
@@ -70,14 +71,10 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     problems: list[str] = []
     labels: list[str] = []
     settings = checkpoint.settings
-    try:
+    with collecting(problems):
         labels = label_names(settings)
-    except ProblemList as error:
-        problems += error.problems
-    try:
+    with collecting(problems):
         problems += _preparation_problems(checkpoint.json(_PREPROCESSOR), settings.get("num_channels"))
-    except DragomanError as error:
-        problems.append(str(error))
     if problems:
         raise ProblemList(problems)
     sizes = settings.get("patch_size"), settings.get("num_channels")
@@ -102,15 +99,13 @@ def _preparation_problems(found: Mapping[str, Any], channels: object) -> Iterato
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
-    labels, d_model = vocabulary.target, settings["hidden_size"]
+    labels = vocabulary.target
     config = parse_config(_document(checkpoint), where=str(checkpoint.folder), stored=True)  # checks limits
     return Plan(
         config=config,
         vocabulary=vocabulary,
         table=_table(settings),
-        orders={"labels": AxisOrder(labels, len(labels) - 1), "qkv": AxisOrder(range(3 * d_model), 3 * d_model)},
-        constants={},
-        unused="",
+        orders={"labels": AxisOrder(labels, len(labels) - 1)},
         positions=1 + (settings["image_size"] // settings["patch_size"]) ** 2,
     )
 
@@ -137,21 +132,15 @@ def _document(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _table(settings: Mapping[str, Any]) -> dict[str, Rule]:
-    ours, theirs = "layers.{0}", "vit.encoder.layer.{0}"
-    attention = [f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value")]
-    biases = settings.get("qkv_bias", True)
-    layer = {
-        **self_attention(f"{ours}.self_attn", attention, f"{theirs}.attention.output.dense", biases),
-        **norm(f"{ours}.around_self_attn.norm", f"{theirs}.layernorm_before"),
-        **feed_forward(f"{ours}.ffn", f"{theirs}.intermediate.dense", f"{theirs}.output.dense"),
-        **norm(f"{ours}.around_ffn.norm", f"{theirs}.layernorm_after"),
-    }
-    return {
+    parts = layer_parts("vit.encoder.layer.{}", "attention.attention", ("layernorm_before", "layernorm_after"))
+    layer, bias = part_rules("layers.{}.", parts, NAMING), "layers.{}.self_attn.qkv.bias"
+    layer[bias] = replace(layer[bias], optional=not settings.get("qkv_bias", True))
+    around = {"embedding": ("vit.embeddings.patch_embeddings.projection",), "final_norm": ("vit.layernorm",)}
+    table = part_rules("", around, NAMING) | expanded(layer, settings["num_hidden_layers"])
+    return table | {
+        "embedding.weight": replace(table["embedding.weight"], flat=True),
         "class_token": Rule(("vit.embeddings.cls_token",), ("",)),
-        **linear("embedding", "vit.embeddings.patch_embeddings.projection", flat=True),
         "positions.table": Rule(("vit.embeddings.position_embeddings",), ("", "")),
-        **expanded(layer, settings["num_hidden_layers"]),
-        **norm("final_norm", "vit.layernorm"),
         "output.weight": Rule(("classifier.weight",), ("labels", "")),
         "output.bias": Rule(("classifier.bias",), ("labels",), added=NEVER),
     }

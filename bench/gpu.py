@@ -63,7 +63,7 @@ def kernels() -> None:
     from torch.nn import functional as F
 
     from dragoman.nn.attention import attend_explicit, causal_bias
-    from dragoman.nn.fast.cuda import attention, loss, rows
+    from dragoman.nn.fast.cuda import layers
     from dragoman.training.loss import cross_entropy
 
     torch.manual_seed(1)
@@ -82,7 +82,7 @@ def kernels() -> None:
             mask[1:, ..., 17:] = -math.inf
             pos = torch.arange(24, device="cuda")
             full = mask + causal_bias(pos, pos, mask.dtype) if causal else mask
-            out, expected = attention.attend(*own, mask, causal), attend_explicit(*plain, full.double())[0]
+            out, expected = layers.attend(*own, mask, causal), attend_explicit(*plain, full.double())[0]
             grad = torch.randn_like(out)
             out.backward(grad)
             expected.backward(grad.double())
@@ -92,10 +92,10 @@ def kernels() -> None:
         w, b = (torch.randn(512, device="cuda") for _ in range(2))
         own = [t.clone().requires_grad_() for t in (u, r, w, b)]
         plain = [t.double().requires_grad_() for t in (u, r, w, b)]
-        rows.seed_rows(7)
-        kept = rows.add_and_norm(torch.ones_like(u), None, 0.1, None)
-        rows.seed_rows(7)
-        out = rows.add_and_norm(own[0], own[1], 0.1, rows.Norm(own[2], own[3], 1e-5, True))
+        layers.seed_rows(7)
+        kept = layers.add_and_norm(torch.ones_like(u), None, 0.1)
+        layers.seed_rows(7)
+        out = layers.add_and_norm(own[0], own[1], 0.1, (own[2], own[3], 1e-5))
         expected = F.layer_norm(plain[0] * (256 / 230) * (kept > 0) + plain[1], (512,), plain[2], plain[3], 1e-5)
         grad = torch.randn_like(out)
         out.backward(grad)
@@ -111,7 +111,7 @@ def kernels() -> None:
         copy = logits.double().requires_grad_()
         expected_loss = cross_entropy(copy[5:], targets[5:], 0.1)
         expected_loss[0].backward()
-        found_loss = loss.loss_gradient_(logits, targets, 0.1, 0)
+        found_loss = layers.loss_gradient_(logits, targets, 0.1, 0)
         wanted_loss = [e.detach() for e in expected_loss]
         show(f"loss {dtype}: {error(found_loss, wanted_loss)}, gradient {error([logits], [copy.grad])}")
     from torch.profiler import ProfilerActivity
@@ -126,7 +126,7 @@ def kernels() -> None:
             def run(kind: str = kind, x: Any = x, mask: Any = mask) -> None:
                 q, k, v = (t.view(*t.shape[:2], 16, 64).transpose(1, 2) for t in x.split(1024, 2))
                 if kind == "kernel":
-                    out = attention.attend(q, k, v, mask, False)
+                    out = layers.attend(q, k, v, mask, False)
                 else:
                     out = F.scaled_dot_product_attention(q, k, v, mask)
                 out.backward(out.detach())

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dragoman.nn.attention import CrossAttention, SelfAttention, attend_explicit, causal_bias, mask_to_bias
 from dragoman.nn.fast import _WITHOUT_CUDNN, attend_short
-from dragoman.nn.fast.cuda import launch
+from dragoman.nn.fast.cuda import layers as gpu
 from dragoman.nn.positions import Positions
 
 N, H, TQ, TK, DH = 3, 4, 5, 7, 6
@@ -130,7 +130,7 @@ def test_the_kernel_of_cudnn_is_not_used_on_gpus(monkeypatch: pytest.MonkeyPatch
         return attend(*tensors, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
-    monkeypatch.setattr(launch, "kernels", lambda: None)  # as without Triton
+    monkeypatch.setattr(gpu, "kernels", lambda: None)  # as without Triton
     layer, x = SelfAttention(D, H), torch.randn(1, 150, D)
     layer(x, Positions(), None)
     monkeypatch.setattr(Tensor, "is_cuda", True, raising=False)

@@ -18,7 +18,7 @@ import dragoman.training.loss
 from dragoman.config.model import TransformerConfig
 from dragoman.models.build import build_model
 from dragoman.nn.attention import attend_explicit, causal_bias, mask_to_bias
-from dragoman.nn.fast.cuda import attention, launch, loss, rows
+from dragoman.nn.fast.cuda import layers
 from dragoman.training.loss import TokenLoss, cross_entropy
 
 PAD = 0
@@ -26,7 +26,7 @@ PAD = 0
 
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(launch, "interprets", True)
+    monkeypatch.setattr(layers, "interprets", True)
     torch.manual_seed(3)
     yield
 
@@ -64,8 +64,8 @@ def test_attention(
         pos = torch.arange(tq)
         twin_bias = causal_bias(pos, pos, q.dtype) + (0 if bias is None else bias)
     fast, plain = ([x.clone().requires_grad_() for x in (q, k, v)] for _ in range(2))
-    assert attention.can_attend(*fast, bias)
-    out = attention.attend(*fast, bias, causal)
+    assert layers.can_attend(*fast, bias)
+    out = layers.attend(*fast, bias, causal)
     expected = attend_explicit(*plain, twin_bias)[0]
     torch.testing.assert_close(out, expected)
     grad = torch.randn_like(expected)
@@ -77,7 +77,7 @@ def test_attention(
 
 def test_gradients_of_packed_heads_are_packed() -> None:
     q, k, v = (x.requires_grad_() for x in packed(2, 6, (4, 8), (2, 8), (2, 8)))
-    out = attention.attend(q, k, v, None, True)
+    out = layers.attend(q, k, v, None, True)
     dq, dk, dv = torch.autograd.grad(out.sum(), (q, k, v))
     assert dq._base is dk._base is dv._base is not None  # joined without a copy
 
@@ -90,13 +90,13 @@ def test_add_and_norm(norm: str | None, has_residual: bool, dropout: float) -> N
     x, residual = (torch.randn(5, 7, width) for _ in range(2))
     weight, bias = torch.randn(width), torch.randn(width) if norm == "layer" else None
     parameters = [p.requires_grad_() for p in ([] if norm is None else [weight] if bias is None else [weight, bias])]
-    rows.seed_rows(11)
-    fast_norm = None if norm is None else rows.Norm(weight, bias, 1e-5, norm == "layer")
+    layers.seed_rows(11)
+    fast_norm = None if norm is None else (weight, bias, 1e-5)
     fast = [x.clone().requires_grad_(), residual.clone().requires_grad_()]
-    out = rows.add_and_norm(fast[0], fast[1] if has_residual else None, dropout, fast_norm)
+    out = layers.add_and_norm(fast[0], fast[1] if has_residual else None, dropout, fast_norm, norm != "rms")
     # The mask of this call, by dropping ones.
-    rows.seed_rows(11)
-    kept = rows.add_and_norm(torch.ones_like(x), None, dropout, None) if dropout else torch.ones_like(x)
+    layers.seed_rows(11)
+    kept = layers.add_and_norm(torch.ones_like(x), None, dropout) if dropout else torch.ones_like(x)
     if dropout:
         values = kept.unique()
         torch.testing.assert_close(values, torch.tensor([0.0, 256 / (256 - round(dropout * 256))]))
@@ -120,10 +120,10 @@ def test_add_and_norm(norm: str | None, has_residual: bool, dropout: float) -> N
 
 def test_calls_of_a_pass_drop_other_elements() -> None:
     x = torch.ones(4, 64)
-    rows.seed_rows(5)
-    first, second = (rows.add_and_norm(x, None, 0.5, None) for _ in range(2))
-    rows.seed_rows(5)
-    assert torch.equal(rows.add_and_norm(x, None, 0.5, None), first)
+    layers.seed_rows(5)
+    first, second = (layers.add_and_norm(x, None, 0.5) for _ in range(2))
+    layers.seed_rows(5)
+    assert torch.equal(layers.add_and_norm(x, None, 0.5), first)
     assert not torch.equal(first, second)
 
 
@@ -136,7 +136,7 @@ def test_loss(vocab: int, smoothing: float) -> None:
     counted = targets != PAD
     expected = cross_entropy(plain[counted], targets[counted], smoothing)
     expected[0].backward()
-    found = loss.loss_gradient_(logits, targets, smoothing, PAD)
+    found = layers.loss_gradient_(logits, targets, smoothing, PAD)
     torch.testing.assert_close(found, (expected[0].detach(), expected[1].detach()))
     torch.testing.assert_close(logits, plain.grad, atol=1e-6, rtol=1e-5)
     assert not logits[2].any()
@@ -156,7 +156,7 @@ def test_gradients_of_a_model(options: dict[str, object], monkeypatch: pytest.Mo
     mask = torch.arange(7) < torch.tensor([[7], [4], [6]])
     results = []
     for interprets in (True, False):
-        monkeypatch.setattr(launch, "interprets", interprets)
+        monkeypatch.setattr(layers, "interprets", interprets)
         network = build_model(config, 20, 20)
         found = network(src, mask, tgt, TokenLoss(tgt, 0.1, padded=True))
         found.smoothed.backward()
@@ -166,11 +166,11 @@ def test_gradients_of_a_model(options: dict[str, object], monkeypatch: pytest.Mo
 
 def test_a_model_uses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    for module, name in ((attention, "attend"), (rows, "add_and_norm"), (loss, "loss_gradient_")):
-        own = getattr(module, name)
-        for user in (attention, rows, dragoman.nn.fast.dropout, dragoman.training.loss):
-            if getattr(user, name, None) is own:
-                monkeypatch.setattr(user, name, lambda *a, own=own, name=name: called.append(name) or own(*a))
+    for name in ("attend", "add_and_norm", "loss_gradient_"):
+        kernel = getattr(layers, name)
+        for user in (layers, dragoman.nn.fast.dropout, dragoman.training.loss):
+            if hasattr(user, name):
+                monkeypatch.setattr(user, name, lambda *a, kernel=kernel, name=name: called.append(name) or kernel(*a))
     sizes = {"d_model": 16, "d_ff": 16, "n_heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}
     network = build_model(TransformerConfig(**sizes), 20, 20)  # type: ignore[arg-type]
     tokens = torch.randint(3, 20, (2, 4))

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from dragoman.nn.attention import SelfAttention
 from dragoman.nn.fast.dropout import Dropout, seed_dropout
 from dragoman.nn.fast.native import kernels
-from dragoman.nn.fast.native.kernels import attend, empty, join_heads
-from dragoman.nn.fast.native.layer_kernels import (
+from dragoman.nn.fast.native.kernels import (
     add_and_norm,
     add_and_norm_backward,
     add_bias_relu_,
+    attend,
+    empty,
+    join_heads,
     relu_backward_,
     sum_rows,
 )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn.fast.cuda.loss import can_compute_loss, loss_gradient_
+from dragoman.nn.fast.cuda.layers import can_compute_loss, loss_gradient_
 from dragoman.nn.fast.native.kernels import multiply, smoothed_loss_, uses_kernels
 from dragoman.nn.layers import OutputProjection
 from dragoman.tokenizers import PAD

@@ -30,7 +30,7 @@ from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import SelfAttention
-from dragoman.nn.fast.cuda.launch import uses_triton
+from dragoman.nn.fast.cuda.layers import uses_triton
 from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPositions
 from dragoman.nn.ssru import SSRUDecoderLayer
 

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.fast import functions
-from dragoman.nn.fast.cuda import attention as gpu_attention
-from dragoman.nn.fast.cuda import rows as gpu_rows
-from dragoman.nn.fast.cuda.launch import uses_triton
+from dragoman.nn.fast.cuda import layers as gpu
+from dragoman.nn.fast.cuda.layers import uses_triton
 from dragoman.nn.fast.dropout import Dropout
 from dragoman.nn.fast.native.kernels import drop, uses_kernels
 
@@ -70,8 +69,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool = 
     q (N, H, Tq, Dk), k (N, Hkv, Tk, Dk), v (N, Hkv, Tk, Dh).  bias: broadcastable to (N, H, Tq, Tk), without gradient,
     or None.  causal: mask the later of Tq = Tk positions in addition.
     """
-    if gpu_attention.can_attend(q, k, v, bias):
-        return gpu_attention.attend(q, k, v, bias, causal)
+    if gpu.can_attend(q, k, v, bias):
+        return gpu.attend(q, k, v, bias, causal)
     is_short = q.device.type == "cpu" and q.size(2) * k.size(2) <= _SHORT
     if causal and (is_short or bias is not None):
         later = q.new_full((q.size(2), q.size(2)), -math.inf).triu_(1)
@@ -135,8 +134,8 @@ def add_and_norm(
     observe: called with the sum, for what is recorded; None = not needed.
     """
     weight, bias = norm.weight, norm.bias
-    if observe is None and gpu_rows.can_add_and_norm(x):
-        return gpu_rows.add_and_norm(x, residual, dropout.rate, gpu_rows.Norm(weight, bias, norm.eps, True))
+    if observe is None and gpu.can_add_and_norm(x):
+        return gpu.add_and_norm(x, residual, dropout.rate, (weight, bias, norm.eps))
     if not _can_fuse(x, residual, weight, bias) or not _determines_input(x, weight, bias):
         return None
     drawn = dropout.draw(x.shape)
@@ -148,8 +147,8 @@ def add_and_norm(
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Return (x - mean) / sqrt(variance + eps) * weight + bias over the features of x (..., D)."""
-    if gpu_rows.can_add_and_norm(x):
-        return gpu_rows.add_and_norm(x, None, 0.0, gpu_rows.Norm(weight, bias, eps, True))
+    if gpu.can_add_and_norm(x):
+        return gpu.add_and_norm(x, None, 0.0, (weight, bias, eps))
     if _determines_input(x, weight, bias):
         return functions.LayerNormFromResult.apply(x, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
     return F.layer_norm(x, weight.shape, weight, bias, eps)
@@ -157,8 +156,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight over the features of x (..., D)."""
-    if gpu_rows.can_add_and_norm(x):
-        return gpu_rows.add_and_norm(x, None, 0.0, gpu_rows.Norm(weight, None, eps, False))
+    if gpu.can_add_and_norm(x):
+        return gpu.add_and_norm(x, None, 0.0, (weight, None, eps), centered=False)
     if x.device.type == "cpu":  # F.rms_norm is a chain of small operations there, at half the speed
         return functions.RMSNormalize.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
     return F.rms_norm(x, weight.shape, weight, eps)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.nn.fast.cuda.rows import add_and_norm, calls, can_add_and_norm, seed_rows, set_calls
+from dragoman.nn.fast.cuda.layers import add_and_norm, calls, can_add_and_norm, seed_rows, set_calls
 from dragoman.nn.fast.native.kernels import drop
 
 _generator = np.random.SFC64(0)
@@ -134,7 +134,7 @@ class Dropout(nn.Module):
         if not self.is_active:
             return x if residual is None else residual + x
         if can_add_and_norm(x):
-            return add_and_norm(x, residual, self.p, None)
+            return add_and_norm(x, residual, self.p)
         if x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16):
             out: Tensor = _MaskedAdd.apply(x.float(), residual, _threshold(self.p))  # type: ignore[no-untyped-call]
             return out.to(x.dtype) if residual is None else out

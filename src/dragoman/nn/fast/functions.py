@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from dragoman.nn.fast.native import kernels, layer_kernels
+from dragoman.nn.fast.native import kernels
 from dragoman.nn.fast.native.kernels import multiply_by_kernels as multiply
 
 
@@ -31,7 +31,7 @@ class LinearLayer(torch.autograd.Function):
         return (
             multiply(grad, weight).view_as(x) if needs_x else None,
             multiply(grad.t(), rows) if needs_weight else None,
-            layer_kernels.sum_rows(grad.contiguous()) if needs_bias else None,
+            kernels.sum_rows(grad.contiguous()) if needs_bias else None,
         )
 
 
@@ -44,7 +44,7 @@ class ReluNetwork(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None) -> Tensor:
         hidden = multiply(x.reshape(-1, x.size(-1)), w1.t())
-        positive = layer_kernels.add_bias_relu_(hidden, b1)
+        positive = kernels.add_bias_relu_(hidden, b1)
         ctx.save_for_backward(x, hidden, positive, w1, w2)
         return multiply(hidden, w2.t(), b2).view(*x.shape[:-1], w2.size(0))
 
@@ -57,13 +57,13 @@ class ReluNetwork(torch.autograd.Function):
         # A second matrix of this size would not fit between the gradients of weights that earlier layers have left.
         grad_hidden = multiply(grad, w2, out=hidden)
         increment_version(hidden)  # PyTorch then refuses a second backward pass
-        grad_b1 = layer_kernels.relu_backward_(grad_hidden, positive)
+        grad_b1 = kernels.relu_backward_(grad_hidden, positive)
         return (
             multiply(grad_hidden, w1).view_as(x) if needs_x else None,
             multiply(grad_hidden.t(), rows) if needs_w1 else None,
             grad_b1 if needs_b1 else None,
             grad_w2,
-            layer_kernels.sum_rows(grad) if needs_b2 else None,
+            kernels.sum_rows(grad) if needs_b2 else None,
         )
 
 
@@ -77,9 +77,7 @@ class AddAndNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout: Any
     ) -> Tensor:
-        out, inverse, kept = layer_kernels.add_and_norm(
-            x.contiguous(), residual.contiguous(), weight, bias, eps, dropout
-        )
+        out, inverse, kept = kernels.add_and_norm(x.contiguous(), residual.contiguous(), weight, bias, eps, dropout)
         ctx.save_for_backward(out, weight, bias, inverse, kept)
         ctx.scale = 1.0 if dropout is None else dropout[2]
         return out
@@ -88,7 +86,7 @@ class AddAndNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         out, weight, bias, inverse, kept = ctx.saved_tensors
         grad = grads[0].contiguous()
-        return (*layer_kernels.add_and_norm_backward(grad, out, weight, bias, inverse, kept, ctx.scale), None, None)
+        return (*kernels.add_and_norm_backward(grad, out, weight, bias, inverse, kept, ctx.scale), None, None)
 
 
 class LayerNormFromResult(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""The kernels.  Only `launch.py` and the modules that call it import this file, because it needs Triton.
+"""The kernels.  Only `layers.py` imports this file, because it needs Triton.
 
 Sums within a row are in float32, or float64 for float64; every element is summed in an order that depends neither on
 the other rows nor on the number of blocks, except gradients of norm weights, whose partial sums depend on the number of

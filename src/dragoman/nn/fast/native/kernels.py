@@ -1,7 +1,10 @@
-"""The C++ kernels as functions of tensors, each with a twin in PyTorch that runs where they are not used.
+"""The C++ kernels as functions of tensors.
 
-The kernels sum each element in an order that depends neither on the number of threads nor on the other rows.  Matrix
-products are computed by PyTorch on Intel's processors (native/library.py).
+`multiply` and `drop` run in PyTorch where the kernels are not used; the others require them, and their twins are the
+layers of `nn/layers.py` and `nn/attention.py`.  The kernels sum each element in an order that depends neither on the
+number of threads nor on the other rows.  Matrix products are computed by PyTorch on Intel's processors (library.py).
+
+Rows of a tensor (..., D) are its vectors of D features.
 """
 
 from __future__ import annotations
@@ -62,12 +65,12 @@ def multiply_by_kernels(
     library.dragoman_multiply(
         torch.get_num_threads(), _integers(a.size(0), b.size(1), a.size(1)),
         _integers(*a.stride(), *b.stride(), out.stride(0)), a.data_ptr(), b.data_ptr(),
-        pointer(bias), add, out.data_ptr(),
+        _pointer(bias), add, out.data_ptr(),
     )  # fmt: skip
     return out
 
 
-def pointer(x: Tensor | None) -> int | None:
+def _pointer(x: Tensor | None) -> int | None:
     """Return the address of a tensor, or None for None."""
     return None if x is None else x.data_ptr()
 
@@ -113,8 +116,6 @@ def smoothed_loss_(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[T
 
     targets: (M, 1), int64.  Requires kernels.
     """
-    library = kernels()
-    assert library is not None
     rows, vocab = logits.shape
     targets = targets.contiguous()
     if targets.shape != (rows, 1) or targets.dtype != torch.int64 or not logits.is_contiguous():
@@ -123,7 +124,7 @@ def smoothed_loss_(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[T
     if low < 0 or high >= vocab:
         raise IndexError(f"targets from {low} to {high}; accepted: 0 to {vocab - 1}")
     sums = torch.zeros(2, dtype=torch.float64)
-    library.dragoman_smoothed_loss(
+    kernels().dragoman_smoothed_loss(
         torch.get_num_threads(), rows, vocab, logits.data_ptr(), targets.data_ptr(), smoothing, sums.data_ptr()
     )
     return sums[0].float(), sums[1].float()
@@ -147,7 +148,7 @@ def drop(random: Tensor, threshold: int, scale: float, x: Tensor, residual: Tens
     out = empty(*x.shape)
     library.dragoman_drop(
         torch.get_num_threads(), x.numel(), random.data_ptr(), threshold, scale, x.data_ptr(),
-        pointer(residual), out.data_ptr(),
+        _pointer(residual), out.data_ptr(),
     )  # fmt: skip
     return out
 
@@ -157,17 +158,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor
 
     q (N, H, Tq, Dk), k (N, Hkv, Tk, Dk), v (N, Hkv, Tk, Dh), bias: broadcastable to (N, H, Tq, Tk).  Requires kernels.
     """
-    library = kernels()
-    assert library is not None
     sizes = _attention_sizes(q, k, v)
     n, h, _, tq, tk, _, dh = sizes
     q, k, v = map(_with_contiguous_features, (q, k, v))
     if bias is not None:
         bias = _with_contiguous_features(bias.expand(n, h, tq, tk))
     weights, out = empty(n, h, tq, tk), empty(n, tq, h, dh).transpose(1, 2)
-    library.dragoman_attend(
+    kernels().dragoman_attend(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, q if bias is None else bias, out),
-        q.data_ptr(), k.data_ptr(), v.data_ptr(), pointer(bias), weights.data_ptr(),
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), _pointer(bias), weights.data_ptr(),
         out.data_ptr(),
     )  # fmt: skip
     return out, weights
@@ -175,15 +174,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor
 
 def attend_backward(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v of `attend`; grad: that of the output, (N, H, Tq, Dh)."""
-    library = kernels()
-    assert library is not None
     sizes = _attention_sizes(q, k, v)
     n, h, _, tq, tk, _, dh = sizes
     if weights.shape != (n, h, tq, tk) or not weights.is_contiguous() or grad.shape != (n, h, tq, dh):
         raise ValueError(f"weights {tuple(weights.shape)}, grad {tuple(grad.shape)} of {sizes}; accepted: equal sizes")
     q, k, v, grad = map(_with_contiguous_features, (q, k, v, grad))
     grads = _empty_heads(q, k, v)
-    library.dragoman_attend_backward(
+    kernels().dragoman_attend_backward(
         torch.get_num_threads(), _integers(*sizes), _head_strides(q, k, v, grad, *grads),
         *(x.data_ptr() for x in (q, k, v, weights, grad, *grads)),
     )  # fmt: skip
@@ -242,3 +239,105 @@ def _with_contiguous_features(x: Tensor) -> Tensor:
 
 def _head_strides(*tensors: Tensor) -> ctypes.Array[ctypes.c_int64]:
     return _integers(*(stride for x in tensors for stride in x.stride()[:3]))
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """Return the sums (D,) over the rows of x (..., D)."""
+    rows, columns = _rows(x)
+    sums = torch.empty(columns)
+    kernels().dragoman_sum_rows(torch.get_num_threads(), rows, columns, x.data_ptr(), sums.data_ptr())
+    return sums
+
+
+def add_bias_relu_(x: Tensor, bias: Tensor | None) -> Tensor:
+    """Replace x (..., F) of M rows by max(x + bias, 0); bias (F,).  Return the bits (M, F / 16) of what is not 0."""
+    rows, columns = _rows(x)
+    if bias is not None:
+        _check_vectors(columns, bias)
+    positive = _bits(rows, columns)
+    kernels().dragoman_add_bias_relu(
+        torch.get_num_threads(), rows, columns, _pointer(bias), x.data_ptr(), positive.data_ptr()
+    )
+    return positive
+
+
+def relu_backward_(grad: Tensor, positive: Tensor) -> Tensor:
+    """Set grad (..., F) to 0 where a bit of `add_bias_relu_` is 0, and return its sums (F,) over the rows."""
+    rows, columns = _rows(grad)
+    _check_bits(rows, columns, positive)
+    sums = torch.empty(columns)
+    kernels().dragoman_relu_backward(
+        torch.get_num_threads(), rows, columns, positive.data_ptr(), grad.data_ptr(), sums.data_ptr()
+    )
+    return sums
+
+
+def add_and_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout: tuple[Tensor, int, float] | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the layer norm (..., D) of residual + dropout(x), and for the backward pass 1 / standard deviation (M,)
+    and the bits (M, D / 16) of the elements that dropout has kept, or None.
+
+    x, residual (..., D) of M rows, weight, bias (D,), dropout: random bytes of the shape of x, threshold and scale, as
+    for `drop`.
+    """
+    rows, columns = _rows(x, residual)
+    _check_vectors(columns, weight, bias)
+    random, threshold, scale = dropout or (None, 0, 1.0)
+    if random is not None and (random.shape != x.shape or random.dtype != torch.uint8 or not random.is_contiguous()):
+        raise ValueError(f"random: {tuple(random.shape)} {random.dtype}; accepted: {tuple(x.shape)} uint8, contiguous")
+    out, inverse = empty(*x.shape), torch.empty(rows)
+    kept = None if random is None else _bits(rows, columns)
+    kernels().dragoman_add_and_norm(
+        torch.get_num_threads(), rows, columns, threshold, scale, _pointer(random), x.data_ptr(), residual.data_ptr(),
+        weight.data_ptr(), bias.data_ptr(), eps, _pointer(kept), inverse.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
+    return out, inverse, kept
+
+
+def add_and_norm_backward(
+    grad: Tensor, out: Tensor, weight: Tensor, bias: Tensor, inverse: Tensor, kept: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of x, residual, weight and bias of `add_and_norm`; grad (..., D): that of its result `out`.
+
+    No weight may be 0, because the input of the norm is computed from its result.
+    """
+    rows, columns = _rows(grad, out)
+    _check_vectors(columns, weight, bias)
+    _check_vectors(rows, inverse)
+    if kept is not None:
+        _check_bits(rows, columns, kept)
+    grad_residual, sums = empty(*out.shape), torch.empty(2, columns)
+    grad_x = grad_residual if kept is None else empty(*out.shape)
+    kernels().dragoman_add_and_norm_backward(
+        torch.get_num_threads(), rows, columns, scale, _pointer(kept), out.data_ptr(), weight.data_ptr(),
+        bias.data_ptr(), inverse.data_ptr(), grad.data_ptr(), grad_residual.data_ptr(), grad_x.data_ptr(),
+        sums.data_ptr(),
+    )  # fmt: skip
+    return grad_x, grad_residual, sums[0], sums[1]
+
+
+def _rows(*tensors: Tensor) -> tuple[int, int]:
+    """Return the numbers of rows and columns; raise ValueError unless the kernels can read and write all tensors."""
+    shape = tensors[0].shape
+    if not all(x.shape == shape and x.is_contiguous() and x.dtype == torch.float32 for x in tensors):
+        found = [(tuple(x.shape), x.stride(), x.dtype) for x in tensors]
+        raise ValueError(f"tensors: {found}; accepted: equal shapes, contiguous, float32")
+    return shape[:-1].numel(), shape[-1]
+
+
+def _check_vectors(size: int, *vectors: Tensor) -> None:
+    if not all(x.shape == (size,) and x.is_contiguous() and x.dtype == torch.float32 for x in vectors):
+        found = [(tuple(x.shape), x.stride(), x.dtype) for x in vectors]
+        raise ValueError(f"vectors: {found}; accepted: {size} contiguous elements, float32")
+
+
+def _bits(rows: int, columns: int) -> Tensor:
+    """Return an empty tensor for a bit per element of a matrix, 16 of a row in each word."""
+    return torch.empty(rows, (columns + 15) // 16, dtype=torch.int16)
+
+
+def _check_bits(rows: int, columns: int, bits: Tensor) -> None:
+    shape = rows, (columns + 15) // 16
+    if bits.shape != shape or bits.dtype != torch.int16 or not bits.is_contiguous():
+        raise ValueError(f"bits: {tuple(bits.shape)} {bits.dtype}; accepted: {shape} int16, contiguous")

@@ -13,6 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 _INSTRUCTIONS = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 
@@ -20,8 +21,8 @@ _disabled = False
 _products: bool | None = None  # None: as the processor prefers
 
 
-def kernels() -> ctypes.CDLL | None:
-    """Return the C interface of csrc/api.cpp, or None if PyTorch's operations are to be used."""
+def kernels() -> Any:
+    """Return the C interface of csrc/api.cpp, a `ctypes.CDLL`, or None if PyTorch's operations are to be used."""
     return None if _disabled else _load()
 
 

@@ -25,10 +25,11 @@ from dragoman.interpret.playground import (
     model_spec,
     playground_data,
     quantized,
+    text_settings,
     unsupported,
+    unsupported_vocabulary,
     write_playground,
 )
-from dragoman.interpret.playground_vocabulary import text_settings, unsupported_vocabulary
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, tiny_model
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network

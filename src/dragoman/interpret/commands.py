@@ -151,13 +151,9 @@ def atlas(
     found = atlas_of(network, probe, cost)
     print_result(found, as_json, print_atlas)
     if out is not None:
-        log(f"page: {write_atlas(out, found, examples(network, probe), _title(model), lang)}")
-
-
-def _title(model: Path) -> str:
-    """Return the name of the run, and the checkpoint if one was specified."""
-    path = model.resolve()
-    return f"{path.parents[1].name}, {path.name}" if path.parent.name == "checkpoints" else path.name
+        path = model.resolve()  # the page names the run, and the checkpoint if one was specified
+        name = f"{path.parents[1].name}, {path.name}" if path.parent.name == "checkpoints" else path.name
+        log(f"page: {write_atlas(out, found, examples(network, probe), name, lang)}")
 
 
 def gallery(out: options.Page = Path("gallery.html"), lang: options.PageLanguage = "auto") -> None:

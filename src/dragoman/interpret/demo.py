@@ -94,7 +94,13 @@ def run_demo(
     right = sum(t.text == reference for t, (_, reference) in zip(translations, pairs, strict=True))
     exact = right / len(pairs)
     if console is not None:
-        _show(console, language, translations, [r for _, r in pairs])
+        table = Table(title="Unseen numbers and dates", title_justify="left")
+        for heading in ("English", f"{language.name} (model)", ""):
+            table.add_column(heading)
+        for translation, (_, reference) in zip(translations[:6], pairs, strict=False):
+            mark = "[green]✓" if translation.text == reference else f"[red]✗ {reference}"
+            table.add_row(translation.source, translation.text, mark)
+        console.print(table)
     reporter.result(
         f"exact match on {len(pairs):,} unseen items: {exact:.1%} ({result.progress.seconds:.0f} s of training)"
     )
@@ -103,35 +109,15 @@ def run_demo(
     return exact
 
 
-def _show(
-    console: Console, language: TargetLanguage, translations: Sequence[Translation], references: Sequence[str]
-) -> None:
-    """Print the first test items with their translations."""
-    table = Table(title="Unseen numbers and dates", title_justify="left")
-    for heading in ("English", f"{language.name} (model)", ""):
-        table.add_column(heading)
-    for translation, reference in list(zip(translations, references, strict=True))[:6]:
-        mark = "[green]✓" if translation.text == reference else f"[red]✗ {reference}"
-        table.add_row(translation.source, translation.text, mark)
-    console.print(table)
-
-
-def picture(translator: Translator, source: str) -> tuple[Translation, AttentionPicture]:
-    """Return the translation of a text and the cross-attention of all layers and heads."""
-    translation = translator.translate([source])[0]
+def _attention(translator: Translator, source: str) -> AttentionPicture:
+    """Return the cross-attention of all layers and heads in the translation of a text."""
     tokenizer, model = translator.tokenizer, translator.to_torch().model
-    src = tokenizer.encode_source(source)
-    tgt = tokenizer.encode_target(translation.text)
+    src, tgt = tokenizer.encode_source(source), tokenizer.encode_target(translator.translate([source])[0].text)
+    src_ids, tgt_in = (torch.tensor([ids], device=translator.device) for ids in (src, [BOS, *tgt[:-1]]))
     with torch.no_grad(), record(model, "decoder.layers.*.cross_attn.weights") as recorded:
-        model(
-            torch.tensor([src], device=translator.device),
-            None,
-            torch.tensor([[BOS, *tgt[:-1]]], device=translator.device),
-        )
+        model(src_ids, None, tgt_in)
     weights = [tensors[0][0] for tensors in recorded.values()]
-    return translation, AttentionPicture(
-        [tokenizer.source_piece(i) for i in src], [tokenizer.target_piece(i) for i in tgt], weights
-    )
+    return AttentionPicture([tokenizer.source_piece(i) for i in src], [tokenizer.target_piece(i) for i in tgt], weights)
 
 
 def _report(
@@ -170,5 +156,5 @@ def _report(
             "target": language.name_zh,
             "word_order": language.word_order_zh,
         },
-        attention=picture(translator, language.example([s.source for s in samples if s.correct]))[1],
+        attention=_attention(translator, language.example([s.source for s in samples if s.correct])),
     )

@@ -8,23 +8,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sentencepiece as spm
 import torch
 from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.config.model import TransformerConfig
 from dragoman.errors import UsageError
-from dragoman.interpret.playground_vocabulary import text_settings, unsupported_vocabulary
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, tiny_model
+from dragoman.io.reading import protobuf_fields
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Network
 from dragoman.nn.layers import RMSNorm
 from dragoman.pages.page import render, write_page
-from dragoman.tokenizers import Tokenizer
+from dragoman.tokenizers import EOS, Tokenizer
 from dragoman.tokenizers.pieces import SentencePieces
 
 _MAX_BYTES = 10_000_000
 _EXAMPLES = 6
+_VOCABULARY_KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}  # TrainerSpec.ModelType
+_VOCABULARIES: dict[str, tuple[Any, ...]] = {
+    "kind": ("bpe", "unigram", "char"),
+    "normalization": ("nmt_nfkc", "nfkc", "identity"),
+}
+_USER_DEFINED = 4  # SentencePiece.Type
 
 
 def write_playground(path: str | Path, model: str | Path | None = None, language: str = "auto") -> Path:
@@ -107,15 +114,58 @@ def unsupported(config: Config, vocabulary: Any) -> list[str]:
         "position.fraction": (getattr(section.position, "fraction", 1.0), (1.0,)),
         "position.scaling": (getattr(getattr(section.position, "scaling", None), "kind", "none"), ("none",)),
     }
-    found = [
+    problems = [
         f"model.{key} = {value!r}; accepted: {', '.join(map(repr, accepted))}"
         for key, (value, accepted) in kinds.items()
         if value not in accepted
     ]
     if config.data.kind != "parallel":
-        found.append(f"data.kind = {config.data.kind!r}; accepted: 'parallel'")
-    found += unsupported_vocabulary(vocabulary)
-    return found
+        problems.append(f"data.kind = {config.data.kind!r}; accepted: 'parallel'")
+    return problems + unsupported_vocabulary(vocabulary)
+
+
+def text_settings(processor: spm.SentencePieceProcessor) -> dict[str, Any]:
+    """Return the pieces, kind and normalization of a sentencepiece model, read from its protobuf message.
+
+    pieces: [text, score] by id; the score of those to which no text is encoded (special pieces, bytes) is None.
+    """
+    message = list(protobuf_fields(processor.serialized_model_proto()))
+    trainer = dict(protobuf_fields(b"".join(content for number, content in message if number == 2)))
+    normalizer = dict(protobuf_fields(b"".join(content for number, content in message if number == 3)))
+    ids, at = range(processor.get_piece_size()), processor
+    special = [at.is_control(i) or at.is_unknown(i) or at.is_unused(i) or at.is_byte(i) for i in ids]
+    return {
+        "pieces": [[at.id_to_piece(i), None if special[i] else at.get_score(i)] for i in ids],
+        "kind": _VOCABULARY_KINDS.get(trainer.get(3, 1), "other"),
+        "normalization": normalizer.get(1, b"").decode(),
+        "prefix": bool(normalizer.get(3, 1)),  # add_dummy_prefix
+        "trim": bool(normalizer.get(4, 1)),  # remove_extra_whitespaces
+    }
+
+
+def unsupported_vocabulary(vocabulary: Any) -> list[str]:
+    """Return what `tokenizer.js` lacks for a vocabulary; an empty list if nothing."""
+    vocabularies = vocabulary.pieces if isinstance(vocabulary, Tokenizer) else (None,)
+    sides = [side.model for side in dict.fromkeys(vocabularies) if isinstance(side, SentencePieces)]
+    if len(sides) < len(set(vocabularies)):
+        return ["its tokenizer has ids that are not those of a sentencepiece model"]
+    problems = []
+    for side in sides:
+        settings = text_settings(side)
+        problems += [
+            f"tokenizer.{key} = {settings[key]!r}; accepted: {', '.join(map(repr, accepted))}"
+            for key, accepted in _VOCABULARIES.items()
+            if settings[key] not in accepted
+        ]
+        message = protobuf_fields(side.serialized_model_proto())
+        pieces = [dict(protobuf_fields(content)) for number, content in message if number == 1]
+        words = [piece[1].decode() for piece in pieces if piece.get(3) == _USER_DEFINED and piece[1] != b"\n"]
+        if words:
+            problems.append(f"its tokenizer has user-defined tokens, such as {words[0]!r}")
+    plain = [[*side.encode("a"), EOS] for side in (sides[0], sides[-1])]
+    if [vocabulary.encode_source("a"), vocabulary.encode_target("a")] != plain:
+        problems.append("its sentences are surrounded by other tokens than the end of sentence, such as languages")
+    return problems
 
 
 def model_spec(network: Network, *, exact: bool) -> dict[str, Any]:

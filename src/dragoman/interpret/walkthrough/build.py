@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -76,9 +77,8 @@ def walkthrough(
     steps = [*forward, *backward_steps(forward), *update_steps(quantities, learning_rate, max_features)]
     limits = _axis_limits(steps, max_features)
     reader = CellReader(forward, lambda quantity: _shown(quantity, limits), _vocabulary(quantities, smoothing))
-    writer = _StepWriter(steps, reader, limits, network.parameter_count() <= _MAX_EXACT)
     return {
-        "steps": [writer.json(step) for step in steps],
+        "steps": list(_steps_json(steps, reader, limits, exact=network.parameter_count() <= _MAX_EXACT)),
         "figure": figure_data(recorded, labels),
         "updates": recorded.updates,
         "loss": recorded.loss,
@@ -142,24 +142,67 @@ def _axis_limits(steps: Sequence[WalkthroughStep], max_features: int) -> dict[st
         positions -= 1
 
 
-class _StepWriter:
-    """Steps as plain JSON: numbers with six digits unless the model is small, non-finite ones as text ("−∞")."""
+def _steps_json(
+    steps: Sequence[WalkthroughStep], reader: CellReader, limits: Mapping[str, int], exact: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the steps as plain JSON: numbers with six digits unless `exact`, non-finite ones as text ("−∞")."""
+    number_of: dict[Reference, int] = {}
+    numbers = itertools.count()  # of the tensors, one per head, in the order of the steps
+    for step in steps:
+        kind = "gradient" if step.gradients else "value"
+        for quantity in step.quantities:
+            for head in range(quantity.value.size(0)):
+                reference = Reference(kind, quantity.name, head if quantity.per_head else None)
+                number_of.setdefault(reference, next(numbers))
 
-    def __init__(
-        self, steps: Sequence[WalkthroughStep], reader: CellReader, limits: Mapping[str, int], exact: bool
-    ) -> None:
-        self.limits, self.exact, self.reader = limits, exact, reader
-        self.numbers_of: dict[tuple[str, str, int | None], int] = {}
-        tensors = (
-            (step, quantity, head) for step in steps for quantity in step.quantities for head in _heads(quantity)
-        )
-        for index, (step, quantity, head) in enumerate(tensors):
-            kind = "gradient" if step.gradients else "value"
-            self.numbers_of.setdefault((kind, quantity.name, head), index)
+    def plain(x: Any) -> Any:
+        """Replace each reference by the number of its tensor, and round numbers."""
+        if isinstance(x, Reference):
+            return number_of[x]
+        if isinstance(x, dict):
+            return {key: plain(item) for key, item in x.items()}
+        if isinstance(x, list | tuple):
+            return [plain(item) for item in x]
+        if not isinstance(x, float):
+            return x
+        if not math.isfinite(x):
+            return "NaN" if math.isnan(x) else "∞" if x > 0 else "−∞"
+        return x if exact else float(f"{x:.6g}")
 
-    def json(self, step: WalkthroughStep) -> dict[str, Any]:
+    def tensors(step: WalkthroughStep, quantity: Quantity) -> Iterator[dict[str, Any]]:
+        """Yield one tensor per head."""
+        matrices = quantity.gradient if step.gradients else quantity.value
+        assert matrices is not None
+        rows, columns = shown = _shown(quantity, limits)
+        cut = [[n, size, axis] for n, size, axis in zip(shown, quantity.size, quantity.along, strict=True) if n < size]
+        cells = reader.cells(step, quantity)
+        for head, matrix in enumerate(matrices[:, :rows, :columns].tolist()):
+            optional = {
+                "head": head if quantity.per_head else None,
+                "shown": cut or None,
+                "mark": quantity.mark,
+                "nominal": quantity.nominal or None,
+                "cells": None if cells is None else cells[head],
+            }
+            yield {
+                "name": quantity.name,
+                "symbol": f"∂{quantity.symbol}" if step.gradients else quantity.symbol,
+                "kind": "gradient" if step.gradients else "value",
+                "shape": quantity.shape,
+                "axes": quantity.axes,
+                "rows": None if quantity.rows is None else list(quantity.rows[:rows]),
+                "columns": None if quantity.columns is None else list(quantity.columns[:columns]),
+                "values": matrix,
+            } | {key: value for key, value in optional.items() if value is not None}
+
+    for step in steps:
         entry = step.entry
-        found: dict[str, Any] = {
+        optional = {
+            "formula_zh": entry.formula_zh or None,
+            "equation": step.equation,
+            "symbols": reader.symbols(step) or None,
+        }
+        result = {
             "id": step.name,
             "part": step.part,
             "box": entry.box,
@@ -167,58 +210,10 @@ class _StepWriter:
             "formula": entry.formula,
             "source": entry.source,
             "note": entry.text,
-            "uses": [list(use) for use in step.uses],
-            "tensors": [head for quantity in step.quantities for head in self._heads(step, quantity)],
+            "uses": step.uses,
+            "tensors": [tensor for quantity in step.quantities for tensor in tensors(step, quantity)],
         }
-        symbols = self.reader.symbols(step) or None
-        optional = {"formula_zh": entry.formula_zh or None, "equation": step.equation, "symbols": symbols}
-        return found | {key: value for key, value in optional.items() if value is not None}
-
-    def _heads(self, step: WalkthroughStep, quantity: Quantity) -> Iterator[dict[str, Any]]:
-        """Yield one entry per head."""
-        gradients = step.gradients
-        matrices = quantity.gradient if gradients else quantity.value
-        assert matrices is not None
-        rows, columns = shown = _shown(quantity, self.limits)
-        cut = [[n, size, axis] for n, size, axis in zip(shown, quantity.size, quantity.along, strict=True) if n < size]
-        cells = self.reader.cells(step, quantity)
-        for head, matrix in enumerate(matrices[:, :rows, :columns].tolist()):
-            found: dict[str, Any] = {
-                "name": quantity.name,
-                "symbol": f"∂{quantity.symbol}" if gradients else quantity.symbol,
-                "kind": "gradient" if gradients else "value",
-                "shape": list(quantity.shape),
-                "axes": list(quantity.axes),
-                "rows": None if quantity.rows is None else list(quantity.rows[:rows]),
-                "columns": None if quantity.columns is None else list(quantity.columns[:columns]),
-                "values": self._numbers(matrix),
-            }
-            optional = {
-                "head": head if quantity.per_head else None,
-                "shown": cut or None,
-                "mark": None if quantity.mark is None else list(quantity.mark),
-                "nominal": quantity.nominal or None,
-                "cells": None if cells is None else self._referring(cells[head]),
-            }
-            yield found | {key: value for key, value in optional.items() if value is not None}
-
-    def _referring(self, x: Any) -> Any:
-        """Replace each reference to a tensor by its number in the order of all tensors, and round numbers."""
-        if isinstance(x, Reference):
-            return self.numbers_of[x]
-        if isinstance(x, dict):
-            return {key: self._referring(item) for key, item in x.items()}
-        return [self._referring(item) for item in x] if isinstance(x, list) else self._numbers(x)
-
-    def _numbers(self, x: Any) -> Any:
-        if isinstance(x, str | bool):
-            return x
-        return [self._numbers(item) for item in x] if isinstance(x, list) else _number(x, self.exact)
-
-
-def _heads(quantity: Quantity) -> Sequence[int | None]:
-    """Return the numbers of the heads, or one None for a tensor without heads."""
-    return range(quantity.value.size(0)) if quantity.per_head else [None] * quantity.value.size(0)
+        yield plain(result | {key: value for key, value in optional.items() if value is not None})
 
 
 def _vocabulary(q: Quantities, smoothing: float) -> Vocabulary | None:
@@ -237,9 +232,3 @@ def _shown(quantity: Quantity, limits: Mapping[str, int]) -> tuple[int, int]:
         min(size, limits.get(axis, size)) for size, axis in zip(quantity.value.shape[1:], quantity.along, strict=True)
     )
     return rows, columns
-
-
-def _number(x: float, exact: bool) -> float | int | str:
-    if not math.isfinite(x):
-        return "NaN" if math.isnan(x) else "∞" if x > 0 else "−∞"
-    return x if exact or isinstance(x, int) else float(f"{x:.6g}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -114,13 +114,23 @@ class CellReader:
                 return self._against_targets(Operand(quantity, gradient=True))
             if quantity.name.endswith("_attn.scores"):
                 return self._softmax_gradient(quantity)
-            terms = self._gradient_terms(source, quantity)
-            return None if terms is None else self._sum(terms, Operand(quantity, gradient=True))
+            result = Operand(quantity, gradient=True)
+            if (own := _equations(source.entry.parameter_gradients).get(f"∂{quantity.symbol}")) is not None:
+                terms = self._terms(own, source, quantity)
+                return None if terms is None else self._sum(terms, result)
+            total: list[Term] = []  # over the steps that use the quantity
+            for user, index in self.users(quantity.name):
+                of_user = user.entry.terms[index : index + 1]
+                terms = self._terms(_plain(of_user[0]), user, quantity) if of_user else None
+                if terms is None:
+                    return None
+                total += terms
+            return self._sum(total, result) if total else None
         equation = _equations(source.entry.formula).get(quantity.symbol)
         if equation is None:
             return None
         if match := re.fullmatch(r"softmax\((\S+)\)", equation):
-            operand = self._scope(source)(match[1])
+            operand = _operand(self._known(source), match[1])
             return None if operand is None else self._softmax(operand, quantity)
         if "γ ⊙" in equation:
             return self._norm(source, quantity)
@@ -151,51 +161,23 @@ class CellReader:
         free = [q for q in used if q is None or q.symbol not in _symbols(step.entry.formula) or q.symbol in own]
         return known | {s: q for s, q in zip(dict.fromkeys(symbols), free, strict=False) if q is not None}
 
-    def _scope(self, step: WalkthroughStep) -> Callable[[str], Operand | None]:
-        """Return the tensor of each symbol in the formulas of a step."""
-        known = self._known(step)
-
-        def find(symbol: str, transposed: bool = False) -> Operand | None:
-            quantity = known.get(symbol.removeprefix("∂"))
-            gradient = symbol.startswith("∂")
-            if quantity is None or (gradient and quantity.gradient is None):
-                return None
-            return Operand(quantity, gradient, transposed)
-
-        return find
-
     def _terms(self, text: str, step: WalkthroughStep, result: Quantity) -> list[Term] | None:
         """Parse a sum of products; None if it contains anything else."""
-        find: Any = self._scope(step)
-        terms = []
+        known, terms = self._known(step), []
         for part in text.split(" + "):
             factor = 1.0
             if part.startswith("√d_model · "):
                 part, factor = part.removeprefix("√d_model · "), math.sqrt(result.size[1])
             if (match := _TERM.fullmatch(part)) is None:
                 return None
-            left, right = find(match[1], bool(match[2])), find(match[3], bool(match[4])) if match[3] else None
+            left = _operand(known, match[1], bool(match[2]))
+            right = _operand(known, match[3], bool(match[4])) if match[3] else None
             if left is None or (match[3] and right is None):
                 return None
             if match[5]:
                 factor = 1 / math.sqrt(right.quantity.value.size(2) if right else 1)
             terms.append(Term(left, right, factor))
         return terms
-
-    def _gradient_terms(self, step: WalkthroughStep, quantity: Quantity) -> list[Term] | None:
-        """Return the terms of a gradient: that of a parameter, or the sum over the steps that use the quantity."""
-        own = _equations(step.entry.parameter_gradients).get(f"∂{quantity.symbol}")
-        if own is not None:
-            return self._terms(own, step, quantity)
-        found: list[Term] = []
-        for user, index in self.users(quantity.name):
-            if index >= len(user.entry.terms):
-                return None
-            terms = self._terms(_plain(user.entry.terms[index]), user, quantity)
-            if terms is None:
-                return None
-            found += terms
-        return found or None
 
     # ---------------------------------------------------------------------------------------------------------- cells
 
@@ -214,12 +196,19 @@ class CellReader:
                 visible[head] += _product(
                     term, pair, target[head], [operand.visible(self.shown) for operand in operands]
                 )
-                parts[head].append(_term_json(term, pair))
+                entry: dict[str, Any] = {"left": term.left.reference(pair.left)}
+                if term.right is not None:
+                    entry["right"] = term.right.reference(pair.right)
+                if any(pair[2:]):
+                    entry["at"] = list(pair[2:])
+                if term.factor != 1:
+                    entry["factor"] = term.factor
+                parts[head].append(entry)
             complete &= not (term.right is not None and "word" in term.left.quantity.along)
         rows, columns = shown
         rest = (target - visible)[:, :rows, :columns]
         if complete:
-            if not torch.allclose(whole, target, rtol=_TOLERANCE, atol=_TOLERANCE * float(target.abs().max()) + 1e-12):
+            if not _agree(whole, target):
                 return None
             rest = (whole - visible)[:, :rows, :columns]
         hidden = bool(rest.abs().max() > 1e-9 * max(1.0, float(target.abs().max())))
@@ -257,9 +246,7 @@ class CellReader:
         if weights is None or weights.gradient is None or scores.gradient is None:
             return None
         a, g = Operand(weights).matrix, Operand(weights, gradient=True).matrix
-        found = a * (g - (a * g).sum(-1, keepdim=True))
-        target = scores.gradient.double()
-        if not torch.allclose(found, target, rtol=_TOLERANCE, atol=_TOLERANCE * float(target.abs().max()) + 1e-12):
+        if not _agree(a * (g - (a * g).sum(-1, keepdim=True)), scores.gradient.double()):
             return None
         rows, columns = self.shown(scores)
         rest = (a * g)[:, :rows, columns:].sum(-1)
@@ -292,6 +279,19 @@ class CellReader:
             return None
         names = {s: Reference("value", q.name, None) for s in "Rμσγβ" if (q := found.get(s)) is not None}
         return [{"function": "norm", "quantities": names}]
+
+
+def _operand(known: Mapping[str, Quantity], symbol: str, transposed: bool = False) -> Operand | None:
+    """Return the tensor of a symbol in a formula; None if it is not recorded."""
+    quantity, gradient = known.get(symbol.removeprefix("∂")), symbol.startswith("∂")
+    if quantity is None or (gradient and quantity.gradient is None):
+        return None
+    return Operand(quantity, gradient, transposed)
+
+
+def _agree(computed: Tensor, recorded: Tensor) -> bool:
+    atol = _TOLERANCE * float(recorded.abs().max()) + 1e-12
+    return torch.allclose(computed, recorded, rtol=_TOLERANCE, atol=atol)
 
 
 def _equations(formula: str) -> dict[str, str]:
@@ -363,14 +363,3 @@ def _product(term: Term, pair: _Pair, target: Tensor, factors: Sequence[Tensor])
     product = torch.zeros_like(target)
     product[pair.row : pair.row + left.size(0)] = term.factor * (left @ right)
     return product
-
-
-def _term_json(term: Term, pair: _Pair) -> dict[str, Any]:
-    found: dict[str, Any] = {"left": term.left.reference(pair.left)}
-    if term.right is not None:
-        found["right"] = term.right.reference(pair.right)
-    if any(pair[2:]):
-        found["at"] = list(pair[2:])
-    if term.factor != 1:
-        found["factor"] = term.factor
-    return found

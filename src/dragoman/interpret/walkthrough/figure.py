@@ -57,21 +57,32 @@ def figure_data(recorded: Recorded, labels: Labels) -> dict[str, Any]:
     value of a key, √Σ_h (A_h · |∂L/∂Z_h|)².  outputs: {"position", "loss", "probability"} of the targets, and "rows",
     the positions of the last column from which each is computed.
     """
-    source = list(labels.source)
+    source, logits = list(labels.source), recorded.values.get("output.logits")
+    vision = isinstance(recorded.network, Vision)
+    pooling = "first" if vision else getattr(recorded.network, "pooling", "none")
+    length = recorded.pair.src.size(1)
+    # The positions that the output of a whole text or image reads; otherwise each position has its own.
+    pooled = {"first": [0], "last": [length - 1], "mean": list(range(length))}.get(pooling)
+    outputs = []
+    for position, target in enumerate(recorded.pair.targets[0].tolist()):
+        if target != PAD:
+            probability = None if logits is None else float(torch.softmax(logits[position].double(), -1)[target])
+            rows, loss = pooled or [position], recorded.losses[position]
+            outputs.append({"position": position, "loss": loss, "probability": probability, "rows": rows})
     return {
         "labels": {
-            "source": ["[class]", *source] if isinstance(recorded.network, Vision) else source,
+            "source": ["[class]", *source] if vision else source,
             "input": list(labels.target_in),
             "output": list(labels.targets),
         },
         "columns": _columns(recorded),
         "attention": _attention(recorded),
-        "outputs": _outputs(recorded),
+        "outputs": outputs,
     }
 
 
 def _columns(recorded: Recorded) -> list[dict[str, Any]]:
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    columns: dict[tuple[str, int], dict[str, Any]] = {}
     single = "decoder" if recorded.pair.src.numel() == 0 else "encoder"
     for name in recorded.values:
         if (match := _COLUMN.fullmatch(name)) is None:
@@ -80,21 +91,26 @@ def _columns(recorded: Recorded) -> list[dict[str, Any]]:
         gradient = recorded.gradients.get(name)
         norms = None if gradient is None else gradient.double().norm(dim=-1).tolist()
         module = recorded.network.get_submodule(name.rpartition(".")[0]) if layer else None
-        found[stack, layer] = {
+        columns[stack, layer] = {
             "stack": stack,
             "layer": layer,
             "name": name,
             "gradient": norms,
             "recurrent": any(isinstance(part, Cell) for part in module.modules()) if module is not None else False,
         }
-    return sorted(found.values(), key=lambda column: (column["stack"] == "decoder", column["layer"]))
+    return sorted(columns.values(), key=lambda column: (column["stack"] == "decoder", column["layer"]))
 
 
 def _attention(recorded: Recorded) -> list[dict[str, Any]]:
     maps = []
     for name in weight_taps(recorded.network):
         weights = recorded.values[name].double()
-        flow = _flow(recorded, name, weights)
+        # The norm of the gradient that each query sends to the value of each key, (Tq, Tk).
+        results = (recorded.gradients.get(name.removesuffix("weights") + result) for result in ("heads", "context"))
+        gradient, flow = next((x for x in results if x is not None), None), None
+        if gradient is not None:
+            norms = _heads(gradient.double()).norm(dim=-1, keepdim=True)  # (H, Tq, 1)
+            flow = (_heads(weights) * norms).square().sum(0).sqrt()
         largest = 0.0 if flow is None else float(flow.max())
         maps.append(
             {
@@ -111,36 +127,3 @@ def _attention(recorded: Recorded) -> list[dict[str, Any]]:
 
 def _heads(x: Tensor) -> Tensor:
     return x if x.dim() == 3 else x[None]
-
-
-def _flow(recorded: Recorded, name: str, weights: Tensor) -> Tensor | None:
-    """Return the norm of the gradient that each query sends to the value of each key, (Tq, Tk)."""
-    path = name.removesuffix("weights")
-    results = (recorded.gradients.get(f"{path}{result}") for result in ("heads", "context"))
-    gradient = next((x for x in results if x is not None), None)
-    if gradient is None:
-        return None
-    norms = _heads(gradient.double()).norm(dim=-1, keepdim=True)  # (H, Tq, 1)
-    flow: Tensor = (_heads(weights) * norms).square().sum(0).sqrt()
-    return flow
-
-
-def _outputs(recorded: Recorded) -> list[dict[str, Any]]:
-    logits = recorded.values.get("output.logits")
-    found = []
-    for position, target in enumerate(recorded.pair.targets[0].tolist()):
-        if target == PAD:
-            continue
-        probability = None if logits is None else float(torch.softmax(logits[position].double(), -1)[target])
-        rows = _pooled(recorded) or [position]
-        found.append(
-            {"position": position, "loss": recorded.losses[position], "probability": probability, "rows": rows}
-        )
-    return found
-
-
-def _pooled(recorded: Recorded) -> list[int] | None:
-    """Return the positions that the output of a whole text or image reads; None if each position has its own."""
-    pooling = "first" if isinstance(recorded.network, Vision) else getattr(recorded.network, "pooling", "none")
-    source = recorded.pair.src.size(1)
-    return {"first": [0], "last": [source - 1], "mean": list(range(source))}.get(pooling)

@@ -61,7 +61,14 @@ class Quantities:
         self.network = recorded.network
         self.pair = recorded.pair
         self.labels = labels
-        self.shown_ids = self._choose_ids(max_tokens)
+        # All ids of a small vocabulary, otherwise the targets and then the most probable tokens.
+        logits, self.shown_ids = self.recorded.values.get("output.logits"), list[int]()
+        if logits is not None:
+            self.shown_ids = list(range(logits.size(-1)))
+            if logits.size(-1) > max_tokens:
+                targets = [target for target in self.pair.targets[0].tolist() if target != PAD]
+                probable = logits.softmax(-1).amax(0).argsort(descending=True)[: 2 * max_tokens].tolist()
+                self.shown_ids = list(dict.fromkeys([*targets, *probable]))[:max_tokens]
 
     def described(self, description: str, parent: str, inner: str) -> Quantity | None:
         """Return the tensor of a `tensors` entry ("W_Q qkv.weight[0]", see `steps.toml`), None if the model lacks it.
@@ -76,7 +83,7 @@ class Quantities:
             if name in self.recorded.parameters and index in ("ids", ":"):
                 return self._rows(name, symbol, index, parent)
             if name in self.recorded.parameters:
-                return self._parameter(name, symbol, index, inner, self._heads_of(symbol, parent, inner))
+                return self._parameter(name, symbol, index, parent, inner)
         return None
 
     def _tap(self, name: str, symbol: str) -> Quantity:
@@ -91,13 +98,11 @@ class Quantities:
         )  # fmt: skip
         return self._shown_tokens(quantity) if columns == "word" else quantity
 
-    def _heads_of(self, symbol: str, parent: str, inner: str) -> int:
-        """Return the number of heads side by side in the columns of W_Q, W_K, W_V and their biases, otherwise 1."""
+    def _parameter(self, name: str, symbol: str, index: str, parent: str, inner: str) -> Quantity:
+        # The columns of W_Q, W_K, W_V and their biases are those of all heads side by side.
         result = {"Q": "queries", "K": "keys", "V": "values"}.get(symbol.partition("_")[2], "")
-        found = (self.recorded.values.get(child(path, result)) for path in (parent, inner))
-        return next((x.size(0) for x in found if x is not None and x.dim() == 3), 1)
-
-    def _parameter(self, name: str, symbol: str, index: str, inner: str, heads: int) -> Quantity:
+        projected = (self.recorded.values.get(child(path, result)) for path in (parent, inner))
+        heads = next((x.size(0) for x in projected if x is not None and x.dim() == 3), 1)
         tensors, part, label = self._with_gradient(name), slice(None), name
         if index:
             parts = self.network.get_submodule(inner).parts
@@ -148,15 +153,6 @@ class Quantities:
     def number(self, name: str, symbol: str, value: float) -> Quantity:
         matrix = torch.tensor([[value]], dtype=torch.float64)
         return _quantity(name, symbol, (matrix, None), ("one", "one"), rows=[""], columns=[""])
-
-    def _choose_ids(self, max_tokens: int) -> list[int]:
-        """Return all ids of a small vocabulary, otherwise the targets and then the most probable tokens."""
-        logits = self.recorded.values.get("output.logits")
-        if logits is None or logits.size(-1) <= max_tokens:
-            return [] if logits is None else list(range(logits.size(-1)))
-        targets = [target for target in self.pair.targets[0].tolist() if target != PAD]
-        probable = logits.softmax(-1).amax(0).argsort(descending=True)[: 2 * max_tokens].tolist()
-        return list(dict.fromkeys([*targets, *probable]))[:max_tokens]
 
     def _shown_tokens(self, quantity: Quantity) -> Quantity:
         """Return the columns of the tokens shown, with their labels."""

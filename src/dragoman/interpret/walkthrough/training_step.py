@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from dragoman.errors import nearest
 from dragoman.models.seq2seq import Network, evaluating
-from dragoman.nn.record import Recording, record, tap_names
+from dragoman.nn.record import record
 from dragoman.tokenizers import PAD
 from dragoman.training.loss import cross_entropy
 
@@ -65,9 +66,15 @@ class RecordedStep:
         element: tuple[str, int, int] | None,
     ) -> None:
         self.network, self.pair = network, pair
+        order: dict[str, None] = {}  # the taps in the order of their first call
         with evaluating(network):
-            with torch.enable_grad():
-                logits, seen, order = _forward(network, pair)
+            with torch.enable_grad(), record(network, "*", gradients=True) as seen, ExitStack() as hooks:
+                for name in seen:
+                    hook = network.get_submodule(name).register_forward_hook(
+                        lambda *call, name=name: order.setdefault(name)
+                    )
+                    hooks.enter_context(hook)
+                logits = network(pair.src, pair.src_mask, pair.tgt_in)[0]
                 losses = {
                     t: cross_entropy(logits[t : t + 1], pair.targets[0, t : t + 1], smoothing)[0]
                     for t, target in enumerate(pair.targets[0].tolist())
@@ -147,22 +154,6 @@ def check_element(network: Network, element: tuple[str, int, int]) -> list[str]:
             f"{name}[{row}, {column}] does not exist; accepted: rows 0 to {rows - 1} and columns 0 to {columns - 1}"
         ]
     return []
-
-
-def _forward(network: Network, pair: TrainingPair) -> tuple[Tensor, Recording, list[str]]:
-    """Return logits (T, V), the recording, and the taps in the order of their first call."""
-    order: dict[str, None] = {}
-    handles = [
-        network.get_submodule(name).register_forward_hook(lambda *call, name=name: order.setdefault(name))
-        for name in tap_names(network)
-    ]
-    try:
-        with record(network, "*", gradients=True) as seen:
-            logits = network(pair.src, pair.src_mask, pair.tgt_in)[0]
-    finally:
-        for handle in handles:
-            handle.remove()
-    return logits, seen, list(order)
 
 
 def _shares(losses: Mapping[int, Tensor], parameter: Tensor) -> dict[tuple[int, ...], Tensor]:

@@ -21,7 +21,7 @@ their wheels were patched, and `strip` can damage them."""
 SOURCES = {".a", ".c", ".cpp", ".h", ".hpp", ".pxd", ".pxi", ".pyi", ".pyx"}
 COMPILE = """
 import py_compile, sys
-import dragoman.cli, dragoman.serve.command, dragoman.serve.start, dragoman.decoding.native.pack
+import dragoman.cli, dragoman.serve.command, dragoman.serve.app, dragoman.decoding.native.pack
 import dragoman.decoding.native.weights, dragoman.documents, dragoman.markup, dragoman.markup.xml, lxml, uvloop
 for module in list(sys.modules.values()):
     path = getattr(module, "__file__", None) or ""

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from dragoman.documents.runs import PREFIXES
+from dragoman.documents.office import PREFIXES
 
 Sample = Callable[[Callable[[bytes], bytes]], bytes]
 """Returns a document with the change that a function makes to it, or to the member with the text of an archive."""

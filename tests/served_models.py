@@ -16,8 +16,7 @@ from safetensors.numpy import load_file, save
 from dragoman.config.server import ModelEntry, ServerConfig
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Directions
-from dragoman.serve.model_source import model_sources
-from dragoman.serve.models import Direction
+from dragoman.serve.models import Direction, model_sources
 
 TEXTS = ["one two three", "four five six seven", "nine eight", "zero one"]
 TARGETS = ("xa", "xb", "xc")

@@ -130,18 +130,18 @@ TWO_WORKERS = """
 import os, sys
 from pathlib import Path
 import ray
-from dragoman.bulk import Job, cluster, translate_bulk
+from dragoman.bulk import Job, translate_bulk, work
 
 model, texts, out, died = map(Path, sys.argv[1:])
 
-class Fragile(cluster.RayWorker):
+class Fragile(work.RayWorker):
     def translate(self, *given):
         if not died.exists():
             died.touch()
             os._exit(1)
         return super().translate(*given)
 
-cluster.RayWorker = Fragile
+work.RayWorker = Fragile
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 job = Job(model, search={"beam": 1})
 translate_bulk(job, [texts], out, ray=True)

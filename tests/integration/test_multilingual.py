@@ -15,8 +15,7 @@ from dragoman.errors import UsageError
 from dragoman.models.model_folder import build_for, save_model, unique_tensors
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.directions import Directions
-from dragoman.serve.model_source import model_sources
-from dragoman.serve.models import Direction
+from dragoman.serve.models import Direction, model_sources
 from dragoman.tokenizers import EOS, Tokenizer
 from dragoman.tokenizers.templates import Templates
 from served_models import copied_model

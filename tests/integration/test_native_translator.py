@@ -228,7 +228,7 @@ def test_an_idle_server_does_without_large_modules(run: Path) -> None:
     Translator.load(run)
     program = f"""
 import sys
-import dragoman.serve.start
+import dragoman.serve.app
 from dragoman import Translator
 from dragoman.serve.models import Direction
 from dragoman.serve.directions import Directions

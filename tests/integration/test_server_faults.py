@@ -20,8 +20,8 @@ import httpx2 as httpx
 import pytest
 
 from dragoman.serve.app import create_server
+from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
-from dragoman.serve.keys import KeyStore
 from running_server import copying_direction, serving, until
 from tiny_translator import round_trip
 

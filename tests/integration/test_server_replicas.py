@@ -28,7 +28,7 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.pipelines.translation import Translator
 from dragoman.serve import database as databases
 from dragoman.serve import ray as ray_serve
-from dragoman.serve.keys import KeyStore
+from dragoman.serve.database import KeyStore
 from dragoman.serve.ray import Machine, Plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"

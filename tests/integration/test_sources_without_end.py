@@ -89,17 +89,17 @@ def test_one_token_is_a_source(model: Path) -> None:
 
 
 def test_markup_is_aligned_by_attention(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dragoman.markup import word_alignment
+    from dragoman.markup import projection
     from dragoman.markup.html import translate_html
 
     used: list[Any] = []
-    original = word_alignment._shares
+    original = projection._shares
 
     def shares(*arguments: Any) -> Any:
         used.append(arguments)
         return original(*arguments)
 
-    monkeypatch.setattr(word_alignment, "_shares", shares)
+    monkeypatch.setattr(projection, "_shares", shares)
     translator = Translator.load(model, engine="pytorch", quantize="none")
     (found,) = translate_html(translator, ["<p>one <b>three</b> two</p>"])
     assert "<b>" in found and used

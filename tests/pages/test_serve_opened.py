@@ -23,9 +23,9 @@ def address() -> Iterator[str]:
     uvicorn = pytest.importorskip("uvicorn", reason="no uvicorn to serve with: pip install 'dragoman[serve]'")
 
     from dragoman.serve.app import create_app
+    from dragoman.serve.pages import ViewerModel
     from dragoman.serve.uvicorn_server import listen
     from dragoman.serve.viewer import ViewedModel
-    from dragoman.serve.viewer_routes import ViewerModel
 
     translators = {"tiny": (tiny_translator(), ("en", "de")), "copying": (copying_translator(), ("en", "en"))}
     models = {

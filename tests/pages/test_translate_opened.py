@@ -11,8 +11,8 @@ import pytest
 from translate_page import open_page, page_server, translated, write
 
 from dragoman.serve.app import create_server
+from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
-from dragoman.serve.keys import KeyStore
 from running_server import direction_of, serving
 from tiny_translator import round_trip, tiny_translator
 

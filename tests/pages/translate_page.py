@@ -22,7 +22,7 @@ def page_server(**limits: Any) -> Iterator[str]:
     from dragoman.serve.app import create_server
     from dragoman.serve.directions import Directions
     from dragoman.serve.http import Limits
-    from dragoman.serve.viewer_routes import Viewer
+    from dragoman.serve.pages import Viewer
     from running_server import copying_direction, direction_of, serving
 
     copying = [copying_direction(*pair) for pair in [("en", "de"), ("de", "en"), ("en", "ar")]]

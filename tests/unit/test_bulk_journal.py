@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from dragoman.bulk import Job, Summary, cluster, journal, run, translate_bulk
+from dragoman.bulk import Job, Summary, journal, run, translate_bulk, work
 from dragoman.bulk.shards import find_shards
 from dragoman.bulk.work import ChunkResult, Results
 from dragoman.cli.translate import _is_bulk as is_bulk
@@ -229,7 +229,7 @@ def test_another_backend_is_refused_if_nothing_is_left_to_do(
     def stop(*given: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(cluster, "translate_on_ray", on_ray)
+    monkeypatch.setattr(work, "translate_on_ray", on_ray)
     done = bulk(source, tmp_path / "done")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(journal.Journal, "finish", stop)

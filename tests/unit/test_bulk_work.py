@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.bulk import Job, cluster
+from dragoman.bulk import Job, work
 from dragoman.bulk.work import Chunk, ChunkResult
 from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
@@ -89,9 +89,9 @@ class Cluster:
 def spread(
     monkeypatch: pytest.MonkeyPatch, ray: Cluster, count: int = 20, check_backend: Callable[[str], object] = str
 ) -> Iterator[tuple[Chunk, ChunkResult]]:
-    monkeypatch.setattr(cluster, "extra_package", lambda *names: ray)
+    monkeypatch.setattr(work, "extra_package", lambda *names: ray)
     chunks = (Chunk("a", number, [f"line {number}"], "text") for number in range(count))
-    return cluster.translate_on_ray(Job(Path("m")), {}, chunks, count, check_backend)
+    return work.translate_on_ray(Job(Path("m")), {}, chunks, count, check_backend)
 
 
 def test_each_chunk_is_returned_once_although_workers_die(monkeypatch: pytest.MonkeyPatch) -> None:

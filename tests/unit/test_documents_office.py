@@ -21,7 +21,7 @@ from openpyxl.cell.text import InlineFont
 from pptx.util import Inches
 
 from document_translator import PieceTranslator, longer, translated, upper
-from dragoman.documents.runs import PREFIXES, Paragraph
+from dragoman.documents.office import PREFIXES, Paragraph
 from dragoman.documents.xml_spans import Edits, parse_xml
 from dragoman.errors import DataError
 

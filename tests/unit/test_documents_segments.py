@@ -7,8 +7,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from document_translator import PieceTranslator, says, upper
-from dragoman.documents.marks import Mark, pair_marks
-from dragoman.documents.segments import Break, DocumentTranslator, is_identifier, plain_text, source_text
+from dragoman.documents.segments import (
+    Break,
+    DocumentTranslator,
+    Mark,
+    is_identifier,
+    pair_marks,
+    plain_text,
+    source_text,
+)
 from dragoman.errors import DataError
 from dragoman.markup.segment import Segment, Tag
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dragoman.errors import UsageError
 from dragoman.markup import Segment, Tag, plain_text, translate_segments
-from dragoman.markup.word_alignment import Region, align_regions, find_units
+from dragoman.markup.projection import Region, align_regions, find_units
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
 from word_translator import parse, reversed_order, word_translator, written
 

@@ -44,10 +44,9 @@ from dragoman.serve.app import create_app, create_server, load_models
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Limits
 from dragoman.serve.models import Direction
-from dragoman.serve.page import HEADERS
+from dragoman.serve.pages import HEADERS, MAX_BYTES, MAX_CHARACTERS, Viewer, ViewerModel
 from dragoman.serve.uvicorn_server import listen
 from dragoman.serve.viewer import Event, ViewedModel, stream_continuation, stream_translation
-from dragoman.serve.viewer_routes import MAX_BYTES, MAX_CHARACTERS, Viewer, ViewerModel
 from dragoman.tokenizers import BOS, EOS
 from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config
 from running_server import until

@@ -20,11 +20,9 @@ from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_server
-from dragoman.serve.cache import TranslationCache, settings_key
-from dragoman.serve.directions import Directions
-from dragoman.serve.model_source import model_sources
-from dragoman.serve.models import Direction
-from dragoman.serve.reloader import Reloader
+from dragoman.serve.directions import Directions, TranslationCache, settings_key
+from dragoman.serve.models import Direction, model_sources
+from dragoman.serve.uvicorn_server import Reloader
 from running_server import copying_direction, direction_of
 from served_models import copied_model
 from tiny_translator import tiny_translator

@@ -19,13 +19,11 @@ import pytest
 from dragoman.errors import DragomanError, UsageError
 from dragoman.serve import app as server_app
 from dragoman.serve import database as databases
-from dragoman.serve import glossaries, uploads
+from dragoman.serve import uploads
 from dragoman.serve.app import create_server
-from dragoman.serve.database import DatabaseError
+from dragoman.serve.database import DatabaseError, GlossaryStore, KeyStore
 from dragoman.serve.directions import Directions
-from dragoman.serve.glossaries import GlossaryStore
 from dragoman.serve.http import Overloaded
-from dragoman.serve.keys import KeyStore
 from dragoman.serve.uploads import Document, DocumentJobs
 from running_server import copying_direction, serving, until
 
@@ -170,8 +168,8 @@ def test_documents_are_dropped_without_further_requests(
 
 
 def test_deleted_documents_are_overwritten_at_once(database: Path) -> None:
-    limit = uploads.DocumentLimit(1, 10)
-    store = uploads.DocumentStore(database, 600, (limit, limit))
+    limit = databases.DocumentLimit(1, 10)
+    store = databases.DocumentStore(database, 600, (limit, limit))
     assert store.add("a", "me", "a.txt", "key", 5) and not store.add("b", "me", "b.txt", "key", 5)
     store.finish("a", b"the text of somebody", 20, None)
     assert b"the text" in b"".join(path.read_bytes() for path in database.parent.iterdir())
@@ -183,8 +181,8 @@ def test_deleted_documents_are_overwritten_at_once(database: Path) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_too_many_documents(database: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "_OF_ALL", uploads.DocumentLimit(2, 100))
-    monkeypatch.setattr(uploads, "_OF_CLIENT", uploads.DocumentLimit(1, 10))
+    monkeypatch.setattr(uploads, "_OF_ALL", databases.DocumentLimit(2, 100))
+    monkeypatch.setattr(uploads, "_OF_CLIENT", databases.DocumentLimit(1, 10))
 
     async def refused(jobs: DocumentJobs, client: str, size: int = 1) -> None:
         work = content(b"y")
@@ -233,8 +231,8 @@ def test_errors_of_documents_have_the_status_of_those_of_texts(
 
 
 def test_the_size_of_glossaries_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glossaries, "_MOST_BYTES", 1_000)
-    monkeypatch.setattr(glossaries, "_MOST_BYTES_OF_ALL", 1_500)
+    monkeypatch.setattr(databases, "_MOST_BYTES", 1_000)
+    monkeypatch.setattr(databases, "_MOST_BYTES_OF_ALL", 1_500)
     store = GlossaryStore()
 
     def add(owner: str, length: int) -> None:

@@ -18,11 +18,10 @@ from dragoman.decoding.service import BatchedSearchService
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.translation import Translator
+from dragoman.serve.app import create_application
 from dragoman.serve.directions import Directions
-from dragoman.serve.model_source import model_sources
-from dragoman.serve.models import Direction
-from dragoman.serve.reloader import Reloader
-from dragoman.serve.start import create_application
+from dragoman.serve.models import Direction, model_sources
+from dragoman.serve.uvicorn_server import Reloader
 from served_models import TEXTS, copied_model, translated
 from small_run import Cli
 

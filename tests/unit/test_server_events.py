@@ -22,9 +22,9 @@ from dragoman.decoding.service import Search, SearchService
 from dragoman.errors import DragomanError
 from dragoman.serve import streaming
 from dragoman.serve.app import create_server
+from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Limits
-from dragoman.serve.keys import KeyStore
 from dragoman.serve.models import Direction
 from running_server import copying_direction, direction_of, of_sentences, serving, until
 from tiny_translator import copying_translator, round_trip, tiny_translator

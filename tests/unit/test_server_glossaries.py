@@ -13,10 +13,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from dragoman.errors import UsageError
-from dragoman.serve import glossaries
+from dragoman.serve import database
 from dragoman.serve.app import create_server
+from dragoman.serve.database import GlossaryStore, StoredGlossary
 from dragoman.serve.directions import Directions
-from dragoman.serve.glossaries import GlossaryStore, StoredGlossary
 from running_server import copying_direction
 
 PAIR = {"source_lang": "en", "target_lang": "de"}
@@ -72,7 +72,7 @@ def test_the_time_of_creation_always_has_microseconds(monkeypatch: pytest.Monkey
         def now(cls, tz: Any = None) -> datetime:
             return datetime(2030, 1, 1, tzinfo=UTC)
 
-    monkeypatch.setattr(glossaries, "datetime", Whole)
+    monkeypatch.setattr(database, "datetime", Whole)
     assert GlossaryStore().add("me", "n", {}).created == "2030-01-01T00:00:00.000000+00:00"
 
 
@@ -100,7 +100,7 @@ def test_changes_of_several_processes_are_all_kept(tmp_path: Path) -> None:
 
 
 def test_a_glossary_that_grows_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glossaries, "_MOST_BYTES", 100)
+    monkeypatch.setattr(database, "_MOST_BYTES", 100)
     store = GlossaryStore()
     stored = store.add("me", "n", {("en", "de"): {"a": "b"}})
     with pytest.raises(UsageError, match="delete some first"):

@@ -16,8 +16,7 @@ from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction
-from dragoman.serve.reloader import Reloader
-from dragoman.serve.uvicorn_server import DrainingServer, server_config
+from dragoman.serve.uvicorn_server import DrainingServer, Reloader, server_config
 from running_server import serving, until
 from served_models import (
     TARGETS,

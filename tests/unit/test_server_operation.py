@@ -21,10 +21,9 @@ from dragoman.config.server import LimitsConfig, ModelEntry, SearchOverrides, Se
 from dragoman.errors import ConfigError, UsageError
 from dragoman.serve import admission, uvicorn_server
 from dragoman.serve.app import create_server
-from dragoman.serve.database import DatabaseBusy
+from dragoman.serve.database import DatabaseBusy, KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.gateway import LOG
-from dragoman.serve.keys import KeyStore
 from dragoman.serve.uvicorn_server import DrainingServer, server_config
 from running_server import copying_direction, serving, until
 

@@ -10,8 +10,7 @@ from starlette.testclient import TestClient
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Limits
-from dragoman.serve.page import SCRIPTS, STYLES
-from dragoman.serve.viewer_routes import Viewer
+from dragoman.serve.pages import TRANSLATE_SCRIPTS, TRANSLATE_STYLES, Viewer
 from running_server import copying_direction
 
 
@@ -26,7 +25,7 @@ def test_the_page_and_its_files_may_load_nothing_from_elsewhere() -> None:
         page = opened.get("/")
         linked = re.findall(r'(?:src|href)="(web/[^"]*)"', page.text)
         answers = [page, *(opened.get(f"/{path}") for path in linked)]
-    assert sorted(linked) == sorted(f"web/{name}" for name in (*STYLES, *SCRIPTS))
+    assert sorted(linked) == sorted(f"web/{name}" for name in (*TRANSLATE_STYLES, *TRANSLATE_SCRIPTS))
     for answer in answers:
         policy = answer.headers["content-security-policy"]
         assert answer.status_code == 200 and policy.startswith("default-src 'none'; script-src 'self'; ")
@@ -43,7 +42,7 @@ def test_the_page_and_its_files_may_load_nothing_from_elsewhere() -> None:
 
 def test_every_address_is_relative_so_that_a_proxy_may_add_a_prefix() -> None:
     with client() as opened:
-        text = "\n".join([opened.get("/").text, *(opened.get(f"/web/{name}").text for name in SCRIPTS)])
+        text = "\n".join([opened.get("/").text, *(opened.get(f"/web/{name}").text for name in TRANSLATE_SCRIPTS)])
     assert not re.findall(r'(?:src|href)="/', text)
     assert not re.findall(r'(?:fetch|post|upload)\(["`]/', text)
 

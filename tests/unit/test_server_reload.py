@@ -13,9 +13,8 @@ from dragoman.config.server import ModelEntry, SearchOverrides, ServerConfig, wi
 from dragoman.errors import UsageError
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Directions
-from dragoman.serve.model_source import model_sources
-from dragoman.serve.models import Direction
-from dragoman.serve.reloader import Reloader
+from dragoman.serve.models import Direction, model_sources
+from dragoman.serve.uvicorn_server import Reloader
 from served_models import (
     TEXTS,
     closed,

@@ -14,9 +14,8 @@ from dragoman.errors import UsageError
 from dragoman.models.model_folder import find_model, read_meta
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Directions
-from dragoman.serve.model_source import model_sources
-from dragoman.serve.models import Direction
-from dragoman.serve.reloader import Reloader
+from dragoman.serve.models import Direction, model_sources
+from dragoman.serve.uvicorn_server import Reloader
 from dragoman.tokenizers import EOS, UNK
 from served_models import TEXTS, copied_model, offline, translated
 from small_run import Cli

@@ -34,7 +34,7 @@ def test_a_damaged_language_model_is_refused_at_the_start(cli: Cli, tmp_path: Pa
 def test_a_server_of_language_models_has_the_viewer() -> None:
     from starlette.testclient import TestClient
 
-    from dragoman.serve.start import check, create_application
+    from dragoman.serve.app import check, create_application
 
     models, said = [{"path": str(GOLDEN / "language_v1")}], list[str]()
 

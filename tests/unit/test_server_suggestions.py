@@ -20,12 +20,12 @@ from starlette.testclient import TestClient
 from dragoman.config.server import read_server_config
 from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
 from dragoman.errors import DragomanError, UsageError
-from dragoman.serve import suggestions
+from dragoman.serve import libretranslate
 from dragoman.serve.app import create_server
+from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Limits
-from dragoman.serve.keys import KeyStore
-from dragoman.serve.suggestions import SuggestionFile
+from dragoman.serve.libretranslate import SuggestionFile
 from running_server import copying_direction
 
 VALUES = {"q": "A dog\nruns.", "s": 'Ein "Hund" läuft 🐕.', "source": "en", "target": "de"}
@@ -120,7 +120,7 @@ def append_many(path: Path, name: str, count: int) -> None:
 
 def test_threads_and_processes_append_whole_lines(file: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from dragoman.serve.suggestions import SuggestionFile\n"
+        "import sys; from pathlib import Path; from dragoman.serve.libretranslate import SuggestionFile\n"
         "stored = SuggestionFile(Path(sys.argv[1]))\n"
         "for number in range(50): stored.append('en', 'de', f'{sys.argv[2]} {number} ' + 'x' * 5000, 'y')"
     )
@@ -166,7 +166,7 @@ def test_a_full_disk_is_reported_and_leaves_no_part_of_a_line(file: Path, monkey
 
 def test_a_file_that_another_program_locks_is_reported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fcntl = pytest.importorskip("fcntl")
-    monkeypatch.setattr(suggestions, "_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(libretranslate, "_LOCK_SECONDS", 0.1)
     store = SuggestionFile(file)
     with file.open("rb") as other, ThreadPoolExecutor(3) as threads:
         fcntl.flock(other, fcntl.LOCK_EX)

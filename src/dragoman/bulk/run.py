@@ -76,7 +76,7 @@ def translate_bulk(
         if worker is not None:
             results = ((chunk, worker.translate(chunk.texts, chunk.form)) for chunk in scheduler.chunks())
         else:
-            from dragoman.bulk.cluster import translate_on_ray
+            from dragoman.bulk.work import translate_on_ray
 
             count = sum(map(len, scheduler.missing.values()))
             results = translate_on_ray(job, sha256, scheduler.chunks(), count, journal.check_backend)

@@ -50,7 +50,7 @@ COMMANDS = {
     "shortlist": "dragoman.cli.training:shortlist",
     "export": "dragoman.formats.commands:export",
     "import": "dragoman.formats.commands:import_",
-    "keys": "dragoman.serve.keys_command:app",
+    "keys": "dragoman.serve.command:app",
 }
 """Command -> module and name of its function, or of the `typer.Typer` with its commands, in the order of `--help`.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dragoman.documents.text import document_text
 from dragoman.documents.translation import (
     SUFFIXES,
     DocumentReport,
     document_format,
+    document_text,
     translate_bytes,
     translate_document,
 )

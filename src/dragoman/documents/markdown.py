@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from dragoman.documents.encoding import decode_text
-from dragoman.documents.marks import Mark, pair_marks
-from dragoman.documents.segments import DocumentTranslator
+from dragoman.documents.plain import decode_text
+from dragoman.documents.segments import DocumentTranslator, Mark, pair_marks
 from dragoman.errors import DataError, clip
 from dragoman.extras import extra_package
 from dragoman.markup.segment import Segment, Tag

@@ -1,17 +1,250 @@
-"""Office Open XML: docx, pptx and xlsx.
+"""Office documents: Office Open XML (docx, pptx, xlsx) and OpenDocument text (odt).
 
-The content types of an archive say which members have text: they are the same for all producers, unlike the names of
-the members.
+The most frequent formatting of a paragraph of Office Open XML, or of a hyperlink in it, needs no tag; text with other
+formatting stands between an open and a close tag, and so do links of pptx, which are formatting.  Runs of equal
+formatting are joined.  Everything that is not text (fields, footnote references, drawings, bookmarks, formulas) is an
+empty tag, which keeps its source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from dragoman.documents.archive import Archive
-from dragoman.documents.runs import PREFIXES, Paragraph, paragraphs
-from dragoman.documents.segments import DocumentTranslator, is_identifier, plain_text
+from dragoman.documents.segments import DocumentTranslator, Mark, MarkedText, is_identifier, pair_marks, plain_text
+from dragoman.documents.xml_spans import Edits, Inline, Node, Role, Span, escape
 from dragoman.errors import DataError
+from dragoman.markup.segment import Segment
+
+_OOXML, _STRICT = "http://schemas.openxmlformats.org", "http://purl.oclc.org/ooxml"
+PREFIXES = {
+    root: prefix
+    for prefix, part in (("w", "wordprocessingml"), ("a", "drawingml"), ("x", "spreadsheetml"))
+    for root in (f"{_OOXML}/{part}/2006/main", f"{_STRICT}/{part}/main")
+}
+"""Namespaces of the transitional and the strict variant."""
+
+_PARAGRAPHS = {"w:p", "a:p", "x:si", "x:is"}
+_RUNS, _PROPERTIES, _TEXTS = {"w:r", "a:r", "x:r"}, {"w:rPr", "a:rPr", "x:rPr"}, {"w:t", "a:t", "x:t"}
+_CONTAINERS = {"w:hyperlink", "w:ins", "w:moveTo", "w:smartTag", "w:customXml", "w:dir", "w:bdo", "w:sdt"}
+_BREAKS = {"w:br", "w:cr", "w:tab", "w:ptab", "a:br"}
+_EDGES = {"w:pPr", "a:pPr", "a:endParaRPr", "w:smartTagPr", "w:customXmlPr", "w:sdtPr", "w:sdtEndPr", "x:phoneticPr"}
+"""Properties, which stand at the start or the end of their parent."""
+_DROPPED = {"w:proofErr", "w:lastRenderedPageBreak", "w:softHyphen", "x:rPh"}
+"""Marks that refer to the characters of the source: spelling errors, page breaks of the layout, pronunciation."""
+_EQUIVALENT = re.compile(
+    rb"<[\w.]+:(?:lang|noProof)\b(?:[^>\"']|\"[^\"]*\"|'[^']*')*/>"
+    rb"|\s(?:[\w.]+:)?(?:lang|altLang|dirty|err|noProof|smtClean|hint)=\"[^\"]*\""
+)
+"""Parts of the properties that do not affect formatting: language and state of the spelling checker."""
+_PREFIX = re.compile(rb"<([\w.-]+:)")
+_NO_PROPERTIES = re.compile(rb"<([\w.:]+)\s*(?:/>|>\s*</\1>)|")
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Text with the source of its properties, None if it is not in a run."""
+
+    text: str
+    properties: bytes | None
+
+    @property
+    def key(self) -> bytes | None:
+        """The properties in a form that is equal for equal formatting."""
+        if self.properties is None:
+            return None
+        key = _EQUIVALENT.sub(b"", self.properties)
+        return b"" if _NO_PROPERTIES.fullmatch(key) else key
+
+
+@dataclass(frozen=True)
+class _Format:
+    """Content of an open or close mark: spans of the source, and the properties of the text after an open mark."""
+
+    spans: tuple[Span | bytes, ...] = ()
+    properties: bytes | None = None
+
+
+def paragraphs(root: Node) -> Iterator[Node]:
+    """Yield the paragraphs of a document, also those in text boxes inside other paragraphs."""
+    return (node for node in root.iter() if node.name in _PARAGRAPHS)
+
+
+class Paragraph:
+    """A paragraph that is translated.
+
+    segment: its text with tags.  edits: the replacements of the document that it belongs to.
+    """
+
+    def __init__(self, node: Node, edits: Edits) -> None:
+        self._node, self._edits = node, edits
+        tag = _PREFIX.match(edits.source, node.start)
+        self._prefix = tag[1] if tag else b""
+        items, self._properties = self._level(node)
+        self._marked: MarkedText = pair_marks(items)
+
+    @property
+    def segment(self) -> Segment:
+        """The text with its tags."""
+        return self._marked.segment
+
+    def replace(self, translated: Segment) -> None:
+        """Write the translation, which has the tags of `segment`."""
+        if translated == self.segment:
+            return
+        content = [child for child in self._node.nodes if child.name not in _EDGES]
+        span = content[0].start, content[-1].end
+        self._edits.replace(span, lambda: self._written(translated))
+
+    def _written(self, segment: Segment) -> bytes:
+        parts: list[bytes] = []
+        properties = [self._properties]
+        for item in segment:
+            if isinstance(item, str):
+                parts.append(self._run(item, properties[-1]))
+                continue
+            form: _Format = self._marked.mark(item).content
+            parts.append(self._edits.render_all(form.spans))
+            if item.kind == "open":
+                properties.append(form.properties)
+            elif item.kind == "close":
+                properties.pop()
+        return b"".join(parts)
+
+    def _run(self, text: str, properties: bytes | None) -> bytes:
+        """Return the source of a run."""
+        prefix = self._prefix
+        keep = b' xml:space="preserve"' if not self._node.name.startswith("a:") and text != text.strip() else b""
+        content = b"<%bt%b>%b</%bt>" % (prefix, keep, escape(text), prefix)
+        return content if properties is None else b"<%br>%b%b</%br>" % (prefix, properties, content, prefix)
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def _level(self, parent: Node) -> tuple[list[str | Mark], bytes | None]:
+        """Return texts and marks of the content of a paragraph or container, and its most frequent properties."""
+        items = _merge_spaces(list(self._items(parent)))
+        sizes: Counter[bytes | None] = Counter()
+        first: dict[bytes | None, bytes | None] = {}
+        for item in items:
+            if isinstance(item, _Text):
+                sizes[item.key] += len(item.text)
+                first.setdefault(item.key, item.properties)
+        base = max(sizes, key=lambda key: (b":hlink" not in (key or b""), sizes[key]), default=None)
+        result: list[str | Mark] = []
+        for _, group in itertools.groupby(items, key=lambda item: isinstance(item, _Text) and (item.key,)):
+            members = list(group)
+            texts = [item for item in members if isinstance(item, _Text)]
+            if not texts:
+                result += [item for item in members if not isinstance(item, _Text)]
+            elif texts[0].key == base:
+                result.append("".join(item.text for item in texts))
+            else:
+                key, text = f"format {len(result)}", "".join(item.text for item in texts)
+                form = _Format((), texts[0].properties)
+                result += [Mark("open", "<r>", key, form), text, Mark("close", "</r>", key, _Format())]
+        return result, first.get(base)
+
+    def _items(self, parent: Node) -> Iterator[_Text | str | Mark]:
+        nodes = [*parent.nodes]
+        index = 0
+        while index < len(nodes):
+            node = nodes[index]
+            end = _field_end(nodes, index)
+            if end is not None:
+                yield from self._field(nodes[index : end + 1])
+                index = end
+            elif node.name in _CONTAINERS:
+                yield from self._container(node)
+            elif node.name in _RUNS:
+                yield from self._run_items(node)
+            elif node.name in _TEXTS:
+                yield _Text(node.text, None)
+            elif node.name not in _EDGES | _DROPPED:
+                yield self._mark("break" if node.name in _BREAKS else "empty", [(node.start, node.end)])
+            index += 1
+
+    def _run_items(self, run: Node) -> Iterator[_Text | str | Mark]:
+        properties = next((node for node in run.nodes if node.name in _PROPERTIES), None)
+        source = self._edits.source[properties.start : properties.end] if properties else b""
+        for node in run.nodes:
+            if node.name in _TEXTS:
+                keeps_space = node.name != "w:t" or node.attributes.get("xml:space") == "preserve"
+                yield _Text(node.text if keeps_space else node.text.strip(), source)
+            elif node.name == "w:noBreakHyphen":
+                yield _Text("\u2011", source)
+            elif node is not properties and node.name not in _DROPPED:
+                spans = (run.open_span, source, (node.start, node.end), run.close_span)
+                yield self._mark("break" if node.name in _BREAKS else "empty", spans)
+
+    def _container(self, node: Node) -> Iterator[_Text | str | Mark]:
+        """Yield the content of a hyperlink, an insertion or a content control between an open and a close mark."""
+        inner = node.child("w:sdtContent") if node.name == "w:sdt" else node
+        if inner is None or inner.inner_start == inner.inner_end:
+            yield self._mark("empty", [(node.start, node.end)])
+            return
+        head = max([child.end for child in inner.nodes if child.name in _EDGES], default=inner.inner_start)
+        yield from self._pair((node.start, head), (inner.inner_end, node.end), inner)
+
+    def _field(self, nodes: Sequence[Node]) -> Iterator[_Text | str | Mark]:
+        """Yield a complex field: a hyperlink has text to translate, other fields are computed."""
+        separate = next((i for i, node in enumerate(nodes) if "separate" in _field_marks(node)), None)
+        is_link = separate is not None and _instruction(nodes[:separate]).startswith("HYPERLINK")
+        if separate is None or not is_link or len(nodes) < separate + 3:
+            yield self._mark("empty", [(nodes[0].start, nodes[-1].end)])
+            return
+        inner = Node("", {}, nodes[separate].end, nodes[separate].end, nodes[-1].start)
+        inner.children = list(nodes[separate + 1 : -1])
+        yield from self._pair((nodes[0].start, inner.start), (inner.end, nodes[-1].end), inner)
+
+    def _pair(self, opening: Span, closing: Span, inner: Node) -> Iterator[_Text | str | Mark]:
+        items, properties = self._level(inner)
+        key = f"pair {opening[0]}"
+        yield Mark("open", self._raw([opening]), key, _Format((opening,), properties))
+        yield from items
+        yield Mark("close", self._raw([closing]), key, _Format((closing,)))
+
+    def _mark(self, role: str, spans: Sequence[Span | bytes]) -> Mark:
+        return Mark("break" if role == "break" else "empty", self._raw(spans), "", _Format(tuple(spans)))
+
+    def _raw(self, spans: Sequence[Span | bytes]) -> str:
+        parts = (part if isinstance(part, bytes) else self._edits.source[part[0] : part[1]] for part in spans)
+        return b"".join(parts).decode()
+
+
+def _merge_spaces(items: list[_Text | str | Mark]) -> list[_Text | str | Mark]:
+    """Give a single space between texts the formatting of the text before it, so that it needs no tag."""
+    for index in range(1, len(items)):
+        before, item = items[index - 1], items[index]
+        if isinstance(item, _Text) and isinstance(before, _Text) and item.text in (" ", "\u00a0"):
+            items[index] = _Text(item.text, before.properties)
+    return items
+
+
+def _field_marks(run: Node) -> list[str]:
+    """Return the types of the field characters in a run: begin, separate, end."""
+    return [node.attributes.get("w:fldCharType", "") for node in run.nodes if node.name == "w:fldChar"]
+
+
+def _field_end(nodes: Sequence[Node], start: int) -> int | None:
+    """Return the index of the run that ends the complex field that begins at `start`, None if there is none."""
+    if "begin" not in _field_marks(nodes[start]):
+        return None
+    depth = 0
+    for index in range(start, len(nodes)):
+        for kind in _field_marks(nodes[index]):
+            depth += {"begin": 1, "end": -1}.get(kind, 0)
+        if not depth:
+            return index
+    return None
+
+
+def _instruction(nodes: Sequence[Node]) -> str:
+    return "".join(node.text for run in nodes for node in run.nodes if node.name == "w:instrText").strip()
+
 
 _CONTENT_TYPES = "[Content_Types].xml"
 _APPLICATIONS = {"docx": "word", "pptx": "presentation|powerpoint", "xlsx": "spreadsheet|excel"}
@@ -91,3 +324,59 @@ def _field_names(archive: Archive, types: dict[str, str]) -> frozenset[str]:
         for node in archive.edit(name, PREFIXES)[0].iter()
         if node.name in _FIELD_NAMES
     )
+
+
+_OASIS = "urn:oasis:names:tc:opendocument:xmlns"
+_ODT_PREFIXES = {
+    f"{_OASIS}:text:1.0": "text",
+    f"{_OASIS}:office:1.0": "office",
+    f"{_OASIS}:table:1.0": "table",
+    f"{_OASIS}:manifest:1.0": "manifest",
+}
+_MIME = b"application/vnd.oasis.opendocument.text"
+_PARTS = ("content.xml", "styles.xml")
+_ODT_PARAGRAPHS = {"text:p", "text:h"}
+_PAIRS = {"text:span", "text:a", "text:meta"}
+_ODT_BREAKS = {"text:line-break", "text:tab"}
+_KEPT = {"office:annotation", "text:tracked-changes", "office:scripts", "office:forms"}
+"""Elements whose paragraphs are not part of the text: comments and deleted text."""
+
+
+def translate_odt(data: bytes, translator: DocumentTranslator) -> bytes:
+    """Translate a text document.  Comments, fields and tracked deletions are kept.  Raises DataError."""
+    archive = Archive(data)
+    _check(archive)
+    paragraphs = []
+    for name in _PARTS:
+        if name in archive:
+            root, edits = archive.edit(name, _ODT_PREFIXES)
+            nodes = (node for node in root.iter(_has_no_text) if node.name in _ODT_PARAGRAPHS)
+            paragraphs += [Inline(node, edits, _role, collapse=True) for node in nodes]
+    translator.translate_blocks(paragraphs)
+    return archive.edited()
+
+
+def _check(archive: Archive) -> None:
+    if "mimetype" not in archive or not archive.read("mimetype").strip().startswith(_MIME):
+        mimetype = archive.read("mimetype").decode("ascii", "replace")[:80] if "mimetype" in archive else "none"
+        raise DataError(
+            f"its type (member mimetype) is {mimetype!r}; accepted: {_MIME.decode()}, a text document (.odt)"
+        )
+    if "META-INF/manifest.xml" in archive:
+        root, _ = archive.edit("META-INF/manifest.xml", _ODT_PREFIXES)
+        if any(node.name == "manifest:encryption-data" for node in root.iter()):
+            raise DataError("is encrypted; save the document without a password")
+
+
+def _has_no_text(node: Node) -> bool:
+    """Return whether an element has no text to translate: a comment, or a table cell with a number or a formula."""
+    if node.name == "table:table-cell":
+        kind = node.attributes.get("office:value-type", "string")
+        return kind != "string" or "table:formula" in node.attributes
+    return node.name in _KEPT
+
+
+def _role(node: Node) -> Role:
+    if node.name in _PAIRS:
+        return Role("pair")
+    return Role("break" if node.name in _ODT_BREAKS else "empty")

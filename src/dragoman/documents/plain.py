@@ -1,12 +1,52 @@
-"""Plain text: every line is translated, and blank lines and line ends are kept."""
+"""Text, tables and JSON: text files in which only the text of lines, cells and values is replaced."""
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from dragoman.documents.encoding import decode_text
-from dragoman.documents.marks import find_marks
-from dragoman.documents.segments import DocumentTranslator, source_text
+from dragoman.documents.segments import DocumentTranslator, find_marks, is_identifier, source_text, translate_messages
+from dragoman.errors import DataError, UsageError, nearest
+
+_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+
+
+def decode_text(data: bytes, encoding: str | None = None) -> tuple[str, Callable[[str], bytes]]:
+    """Return the text of a file without its byte order mark, and a function that encodes a text in the same way.
+
+    encoding: default: that of the byte order mark, or UTF-8.  Raises DataError for invalid bytes; the function, for
+    characters that the encoding lacks.
+    """
+    bom = b""
+    for mark, name in _BOMS:
+        if data.startswith(mark):
+            bom, encoding = mark, name
+            break
+    name = encoding or "utf-8"
+    try:
+        text = data[len(bom) :].decode(name)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"line {line:,}: byte 0x{data[len(bom) + error.start]:02x} is not valid {name.upper()}; accepted: UTF-8, "
+            "or UTF-16 with a byte order mark. Convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8"
+        ) from None
+    return text, lambda text: bom + _encoded(text, name)
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    try:
+        return text.encode(encoding)
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"the translation has the character {text[error.start]!r}, which {encoding.upper()} lacks; convert the "
+            "file to UTF-8 first"
+        ) from None
+
 
 _LINE_END = re.compile(r"(?P<break>\r\n|\n|\r)")
 
@@ -16,3 +56,147 @@ def translate_txt(data: bytes, translator: DocumentTranslator) -> bytes:
     text, encode = decode_text(data)
     [translated] = translator.segments([find_marks(text, _LINE_END)])
     return encode(source_text(translated))
+
+
+_DELIMITERS = ",;\t|"
+
+
+class _Cell(NamedTuple):
+    """A cell: its span in the file, its text, and whether it is quoted.  column: index from 0."""
+
+    start: int
+    end: int
+    text: str
+    quoted: bool
+    column: int
+
+
+def translate_csv(data: bytes, translator: DocumentTranslator, columns: Sequence[str | int] | None = None) -> bytes:
+    """Translate the cells of a CSV file, separated by the most frequent of `, ; | tab` in its first row.
+
+    columns: names in the first row, which is then kept, or numbers from 0.  Default: all cells with words, except
+    identifiers such as A12.  Raises DataError, and UsageError for unknown columns.
+    """
+    text, encode = decode_text(data)
+    first = re.sub(r'"[^"]*"', "", text[: _row_end(text)])
+    counts = Counter(character for character in first if character in _DELIMITERS)
+    delimiter = max(_DELIMITERS, key=lambda one: counts[one])
+    return encode(_translate_cells(text, delimiter, translator, columns))
+
+
+def translate_tsv(data: bytes, translator: DocumentTranslator, columns: Sequence[str | int] | None = None) -> bytes:
+    """Translate the cells of a table separated by tabs; see `translate_csv`."""
+    text, encode = decode_text(data)
+    return encode(_translate_cells(text, "\t", translator, columns))
+
+
+def _row_end(text: str) -> int:
+    quotes = 0
+    for match in re.finditer(r'"|\n', text):
+        if match[0] == '"':
+            quotes += 1
+        elif quotes % 2 == 0:
+            return match.start()
+    return len(text)
+
+
+def _translate_cells(
+    text: str, delimiter: str, translator: DocumentTranslator, columns: Sequence[str | int] | None
+) -> str:
+    rows = _rows(text, delimiter)
+    cells = [cell for row in rows for cell in row]
+    if columns is None:
+        chosen = [cell for cell in cells if not is_identifier(cell.text)]
+    else:
+        numbers = _numbers(rows[0] if rows else [], columns)
+        header = rows[0] if any(isinstance(column, str) for column in columns) else []
+        chosen = [cell for cell in cells if cell.column in numbers and cell not in header]
+    translated = translate_messages(translator, [cell.text for cell in chosen])
+    parts: list[str] = []
+    end = 0
+    for cell, value in zip(chosen, translated, strict=True):
+        if value != cell.text:
+            quoted = cell.quoted or any(character in value for character in f'{delimiter}"\r\n')
+            parts += [text[end : cell.start], '"' + value.replace('"', '""') + '"' if quoted else value]
+            end = cell.end
+    return "".join([*parts, text[end:]])
+
+
+def _rows(text: str, delimiter: str) -> list[list[_Cell]]:
+    """Return the cells of all rows.
+
+    A cell that begins with a quotation mark ends at the next single one.  Between tabs, this mark has to be in the same
+    line; otherwise the first one is an ordinary character.
+    """
+    mark = re.escape(delimiter)
+    other, plain = ('[^"]', rf'(?!")[^{mark}\r\n]*') if delimiter != "\t" else (r'[^"\r\n]', r"[^\t\r\n]*")
+    cell = re.compile(rf'(?:"(?P<quoted>{other}*(?:""{other}*)*)"|(?P<plain>{plain}))(?P<end>{mark}|\r?\n|\r|\Z)')
+    rows: list[list[_Cell]] = [[]]
+    position = 0
+    while position < len(text) or rows[-1]:
+        match = cell.match(text, position)
+        if match is None:
+            line = text.count("\n", 0, position) + 1
+            raise DataError(
+                f"line {line:,}: a quotation mark that begins a cell is not closed, or text follows the closing one; a "
+                'quotation mark in a quoted cell is written as "". Repair the cell.'
+            )
+        kind = "plain" if match["quoted"] is None else "quoted"
+        start, end = (match.start(kind), match.end(kind)) if kind == "plain" else (position, match.start("end"))
+        value = match[kind].replace('""', '"') if kind == "quoted" else match[kind]
+        rows[-1].append(_Cell(start, end, value, kind == "quoted", len(rows[-1])))
+        position = match.end()
+        if match["end"] != delimiter:
+            if position >= len(text):
+                break
+            rows.append([])
+    return rows
+
+
+def _numbers(header: Sequence[_Cell], columns: Sequence[str | int]) -> set[int]:
+    names = [cell.text for cell in header]
+    numbers = set()
+    for column in columns:
+        number = names.index(column) if column in names else column
+        if not isinstance(number, int) or not 0 <= number < len(names):
+            known = ", ".join(map(repr, names[:20]))
+            hint = nearest(column, names) if isinstance(column, str) else ""
+            raise UsageError(
+                f"no column {column!r}{hint}; accepted: {known}, the names in the first row, or 0 to {len(names) - 1}"
+            )
+        numbers.add(number)
+    return numbers
+
+
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?')
+
+
+def translate_json(data: bytes, translator: DocumentTranslator) -> bytes:
+    """Translate the string values of a JSON document; identifiers such as "en_US" are kept.  Raises DataError.
+
+    Non-ASCII characters are written as \\u escapes if the source has escapes and no such characters.
+    """
+    text, encode = decode_text(data)
+    _check(text)
+    ascii_only = text.isascii() and "\\u" in text
+    values = [match for match in _STRING.finditer(text) if not match[1]]
+    decoded = [json.loads(match[0]) for match in values]
+    chosen = [i for i, value in enumerate(decoded) if not is_identifier(value)]
+    translated = translate_messages(translator, [decoded[i] for i in chosen])
+    parts: list[str] = []
+    end = 0
+    for index, value in zip(chosen, translated, strict=True):
+        match = values[index]
+        if value != decoded[index]:
+            parts += [text[end : match.start()], json.dumps(value, ensure_ascii=ascii_only)]
+            end = match.end()
+    return encode("".join([*parts, text[end:]]))
+
+
+def _check(text: str) -> None:
+    try:
+        json.loads(text)
+    except RecursionError:
+        raise DataError("not JSON: brackets nested too deeply. Repair the file.") from None
+    except ValueError as error:
+        raise DataError(f"not JSON: {error}. Repair the file.") from None

@@ -11,9 +11,8 @@ import html
 import re
 from collections.abc import Callable, Sequence
 
-from dragoman.documents.encoding import decode_text
-from dragoman.documents.marks import find_marks
-from dragoman.documents.segments import DocumentTranslator, source_text
+from dragoman.documents.plain import decode_text
+from dragoman.documents.segments import DocumentTranslator, find_marks, source_text
 from dragoman.errors import DataError
 from dragoman.markup.segment import Segment
 

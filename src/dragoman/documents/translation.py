@@ -1,28 +1,26 @@
-"""Translation of documents: the map from formats to their readers, files in, files out."""
+"""Translation of documents: the map from formats to their readers, files in, files out, and their text alone."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from dragoman.documents.gettext import translate_po
-from dragoman.documents.json_values import translate_json
+from dragoman.documents.exchange import translate_po, translate_tmx, translate_xliff
 from dragoman.documents.markdown import translate_markdown
-from dragoman.documents.office import translate_docx, translate_pptx, translate_xlsx
-from dragoman.documents.opendocument import translate_odt
-from dragoman.documents.plain import translate_txt
+from dragoman.documents.office import translate_docx, translate_odt, translate_pptx, translate_xlsx
+from dragoman.documents.plain import translate_csv, translate_json, translate_tsv, translate_txt
 from dragoman.documents.segments import DocumentTranslator, Track
 from dragoman.documents.subtitles import translate_srt, translate_vtt
-from dragoman.documents.tables import translate_csv, translate_tsv
-from dragoman.documents.tmx import translate_tmx
 from dragoman.documents.web import translate_epub, translate_html_file
-from dragoman.documents.xliff import translate_xliff
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.reading import as_path, read_bytes
 from dragoman.io.writing import atomic_file, not_written
+from dragoman.markup.html import translate_html
+from dragoman.markup.segment import Segment
 from dragoman.registry import find, registered
 
 if TYPE_CHECKING:
@@ -182,3 +180,72 @@ def _check_target(target: Path, source: Path | None) -> None:
         raise UsageError(f"{target}: is a folder; give the name of a file")
     if not target.parent.is_dir():
         raise UsageError(f"{target}: the folder {target.parent} does not exist; create it first")
+
+
+def document_text(data: bytes, format: str, characters: int = 4000) -> str:
+    """Return the text of a document that would be translated, one segment per line, to identify its language.
+
+    characters: enough of them; the rest is not read.  Raises UsageError for TMX, whose texts are in several languages,
+    and DataError if the document is damaged, encrypted or unsafe.
+    """
+    if format == "tmx":
+        raise UsageError("a TMX file has texts in several languages; specify its source language")
+    reader = _TextReader(characters)
+    with suppress(_EnoughError):
+        read_segments(data, format, reader)
+    return "\n".join(reader.texts)
+
+
+class _EnoughError(Exception):
+    """Enough text has been read."""
+
+
+class _PageTexts(Exception):
+    """The texts of a page, which are not translated."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        super().__init__()
+        self.texts = texts
+
+
+class _PageReader:
+    """Takes the place of a translator, to receive the texts of a page."""
+
+    def translate(self, texts: Sequence[str], **settings: Any) -> Any:
+        raise _PageTexts(texts)
+
+
+class _TextReader(DocumentTranslator):
+    """Collects the segments of a document, and leaves them as they are."""
+
+    def __init__(self, characters: int) -> None:
+        super().__init__(cast(Any, _PageReader()))
+        self.texts: list[str] = []
+        self._missing = characters
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        return None, None
+
+    def _add(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self.texts.append(text)
+            self._missing -= len(text)
+            if self._missing <= 0:
+                raise _EnoughError
+
+    def segments(self, segments: Sequence[Segment]) -> list[Segment]:
+        self._add([_with_line_ends(segment) for segment in segments])
+        return list(segments)
+
+    def page(self, text: str, attributes: bool = False) -> str:
+        try:
+            translate_html(self.translator, [text], attributes=attributes)
+        except _PageTexts as found:
+            self._add(found.texts)
+        return text
+
+
+def _with_line_ends(segment: Segment) -> str:
+    """Return the text of a segment with the line ends, which are tags, and without other tags."""
+    return "".join(item if isinstance(item, str) else item.raw if item.raw.isspace() else "" for item in segment)

@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from dragoman.documents.archive import Archive
-from dragoman.documents.encoding import decode_text
-from dragoman.documents.inline import Inline, Role
+from dragoman.documents.plain import decode_text
 from dragoman.documents.segments import DocumentTranslator
+from dragoman.documents.xml_spans import Inline, Role
 from dragoman.errors import DataError, clip
 
 _CHARSET = re.compile(

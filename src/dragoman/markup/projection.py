@@ -1,15 +1,302 @@
-"""The positions of tags in a translation, from the alignment of its units (see `word_alignment.py`)."""
+"""The positions of tags in a translation, from the alignment of its words with those of the source.
+
+Words are aligned by the attention of the model.
+
+Legend: m units of the source, n units of the translation; a unit is a word, a punctuation mark, or a subword of a
+script without spaces.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.markup.word_alignment import Block, Floats, Span
+from dragoman.errors import UsageError
+from dragoman.pipelines.parts import Part, SplitLine, one_line, valid
+from dragoman.tokenizers import EOS
+
+if TYPE_CHECKING:
+    from dragoman.pipelines.translation import Translation, Translator
+    from dragoman.tokenizers import Tokenizer
+
+Floats = NDArray[np.floating[Any]]
+Span = tuple[int, int]
+
+_SPACELESS = (
+    (0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x9FFF),
+    (0xF900, 0xFAFF), (0x20000, 0x3FFFF),
+)  # fmt: skip
+"""Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana and Han."""
+_JOINER = "\u200d"
+_MOST_UNITS = 200
+"""Maximum number of units of a block that is aligned by position."""
+_DIAGONAL, _EQUAL = 2.0, 2.0
+"""Preference for units at the same relative position and for equal units (bench/markup.py, commit a1d07576)."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of a text and its translation.
+
+    start: position of `source` in the text.  first: position of `target` in the translation.  ids: source and target
+    ids of a search, both with the end of sentence; None for a part that was not translated by a search.
+    """
+
+    start: int
+    source: str
+    first: int
+    target: str
+    ids: tuple[list[int], list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """The units of a region as spans of the text (m) and of its translation (n).
+
+    weights: (n, m), the share of each source unit in each target unit; rows sum to 1.
+    """
+
+    source: list[Span]
+    target: list[Span]
+    weights: Floats
+
+
+def find_regions(tokenizer: Tokenizer, line: SplitLine, translation: Translation) -> list[Region]:
+    """Return the translated parts of a line in order, without those that have no text.
+
+    If the text of the translation is not that of its tokens, the line is one region, which is aligned by position.
+    """
+    text = valid(line.text, "text")
+    text = text if line.keep_space else one_line(text)
+    searches = iter(_target_ids(tokenizer, translation))
+    found: list[Region] = []
+    at = after = 0  # position in the text and in the translation
+    for part in line.parts:
+        at = max(at, text.find(part.text, at))
+        ids = next(searches, []) if part.ids else []
+        target = part.mark + one_line(tokenizer.decode_target(ids)) if part.ids else part.text.strip()
+        if target.strip():
+            first = translation.text.find(target, after)
+            if first < 0:
+                return [Region(0, text, 0, translation.text)]
+            after = first + len(target)
+            found += _part_regions(part, line.keep_space, at, first, target, ids)
+        at += len(part.text)
+    return found
+
+
+def _target_ids(tokenizer: Tokenizer, translation: Translation) -> list[list[int]]:
+    """Return the target ids of each search, with the end of sentence."""
+    found: list[list[int]] = [[]]
+    for token in tokenizer.target_ids(translation.tokens):
+        found[-1].append(token)
+        if token == EOS:
+            found.append([])
+    return found[:-1]
+
+
+def _part_regions(part: Part, stripped: bool, start: int, first: int, target: str, ids: list[int]) -> Iterator[Region]:
+    """Yield the list mark of a part, which is copied, and its body.  stripped: whether it is translated so."""
+    text = part.text
+    if stripped or not ids:
+        start += len(text) - len(text.lstrip())
+        text = text.strip()
+    if part.mark:
+        mark = part.mark.rstrip()
+        yield Region(start, mark, first, mark)
+        start, first = start + len(part.mark), first + len(part.mark)
+        text, target = text.removeprefix(part.mark), target.removeprefix(part.mark)
+    yield Region(start, text, first, target, (part.ids, ids) if ids else None)
+
+
+def align_regions(
+    translator: Translator, lines: Sequence[Sequence[Region]], cuts: Sequence[Collection[int]], batch_tokens: int
+) -> list[list[Block]]:
+    """Return the aligned units of the regions of each line.
+
+    Without cross-attention, and in regions that no tag divides, units are aligned by relative position.
+
+    cuts: positions of tags in each text; words are divided there, and so are their copies in the translation.
+    """
+    divided = [
+        (region, _cuts_within(region, cut_line))
+        for line, cut_line in zip(lines, map(sorted, cuts), strict=True)
+        for region in line
+    ]
+    pairs = [region.ids for region, cut in divided if region.ids and cut]
+    weights: Iterable[Floats | None] = ()
+    if pairs:
+        try:
+            weights = translator.backend.align(pairs, batch_tokens)
+        except UsageError:  # the model has no cross-attention
+            weights = itertools.repeat(None)
+    attention, rest = iter(weights), iter(divided)
+    return [
+        [
+            block
+            for region, cut in itertools.islice(rest, len(line))
+            for block in _blocks(translator.tokenizer, region, cut, next(attention) if region.ids and cut else None)
+        ]
+        for line in lines
+    ]
+
+
+def _cuts_within(region: Region, cuts: Sequence[int]) -> set[int]:
+    """Return the cuts inside of a region, from its beginning.  cuts: in order."""
+    first, end = bisect_right(cuts, region.start), bisect_left(cuts, region.start + len(region.source))
+    return {cut - region.start for cut in cuts[first:end]}
+
+
+def _blocks(tokenizer: Tokenizer, region: Region, cuts: Collection[int], attention: Floats | None) -> Iterator[Block]:
+    """Yield the aligned units of a region.  attention: (target tokens, source tokens), or None.
+
+    Without attention, a long region is divided into blocks of equal size.
+    """
+    source_pieces: list[Span] = []
+    target_pieces: list[Span] = []
+    if region.ids:
+        source_pieces = tokenizer.source_spans(region.source)
+        target_pieces = tokenizer.target_spans(region.ids[1][:-1])
+    source = target = find_units(region.source, _starts(region.source, source_pieces), cuts)
+    if region.target != region.source:
+        target = find_units(region.target, _starts(region.target, target_pieces), _copied_cuts(region, cuts))
+    without_end = (len(target_pieces) + 1, len(source_pieces))
+    if attention is not None and attention.shape in (without_end, (without_end[0], without_end[1] + 1)):
+        in_source = _shares(len(region.source), source_pieces, source)
+        in_target = _shares(len(region.target), target_pieces, target)
+        weights = in_target.T @ attention[:-1, : len(source_pieces)] @ in_source
+        yield _block(region, source, target, weights)
+        return
+    count = max(1, math.ceil(max(len(source), len(target)) / _MOST_UNITS))
+    for i in range(count):
+        ours, theirs = (u[i * len(u) // count : (i + 1) * len(u) // count] for u in (source, target))
+        yield _block(region, ours, theirs, None)
+
+
+def _block(region: Region, source: Sequence[Span], target: Sequence[Span], attention: Floats | None) -> Block:
+    """Return a block.  attention: (n, m) of units, or None."""
+    if region.source == region.target:
+        weights: Floats = np.eye(len(source))
+    else:
+        units = np.ones((len(target), len(source))) if attention is None else attention
+        weights = _unit_weights(units, _equal(region, source, target), attention is not None)
+    start, first = region.start, region.first
+    return Block([(a + start, b + start) for a, b in source], [(a + first, b + first) for a, b in target], weights)
+
+
+def _copied_cuts(region: Region, cuts: Collection[int]) -> set[int]:
+    """Return the positions in the target at which copies of divided source words are divided.
+
+    A number at the end of a word, such as the mark of a footnote, is divided from its translation as well.
+    """
+    if not cuts:
+        return set()
+    found: set[int] = set()
+    words = [(a, b) for a, b in find_units(region.source) if any(a < cut < b for cut in cuts)]
+    for a, b in words:
+        inside = sorted(cut - a for cut in cuts if a < cut < b)
+        word, tail = region.source[a:b], region.source[a + inside[-1] : b]
+        for c, d in find_units(region.target):
+            translated = region.target[c:d]
+            if translated == word:
+                found.update(c + cut for cut in inside)
+            elif tail.isdigit() and translated.endswith(tail) and not translated.isdigit():
+                found.add(d - len(tail))
+    return found
+
+
+def _shares(length: int, pieces: Sequence[Span], units: Sequence[Span]) -> Floats:
+    """Return the share of each unit in each piece, (pieces, units); whitespace belongs to no unit."""
+    unit_at = np.full(length + 1, -1)
+    for index, (start, end) in enumerate(units):
+        unit_at[start:end] = index
+    starts, ends = np.array(pieces, int).reshape(-1, 2).T
+    sizes = np.maximum(ends - starts, 1)  # all bytes of a character belong to its unit
+    rows = np.repeat(np.arange(len(pieces)), sizes)
+    found = unit_at[np.arange(len(rows)) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)]
+    cells = (rows * len(units) + found)[found >= 0]
+    counts = np.bincount(cells, minlength=len(pieces) * len(units)).reshape(len(pieces), len(units))
+    shares: Floats = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    return shares
+
+
+def _equal(region: Region, source: Sequence[Span], target: Sequence[Span]) -> Floats:
+    """Return 1 for each target unit that equals a source unit in all but case, else 0, (n, m)."""
+    sides = (region.source, source), (region.target, target)
+    ours, theirs = ([text[a:b].casefold() for a, b in units] for text, units in sides)
+    equal = [[unit == word for unit in ours] for word in theirs]
+    return np.array(equal, float).reshape(len(target), len(source))
+
+
+def _unit_weights(attention: Floats, equal: Floats, attends: bool) -> Floats:
+    """Return the weights of a block, (n, m).
+
+    Attention to a unit counts relative to the mean attention that it receives, since that of some units, such as full
+    stops, is high in all rows.
+    """
+    n, m = attention.shape
+    if not n or not m:
+        return attention
+    distance = np.abs((np.arange(n)[:, None] + 0.5) / n - (np.arange(m)[None] + 0.5) / m)  # (n, m)
+    rows = attention / np.maximum(attention.sum(1, keepdims=True), 1e-9)
+    relative = rows / np.maximum(rows.mean(0, keepdims=True), 1e-9)
+    weights = (relative + 1e-6) * np.exp(-(_DIAGONAL if attends else max(n, m)) * distance) * (1 + _EQUAL * equal)
+    normalized: Floats = weights / weights.sum(1, keepdims=True)
+    return normalized
+
+
+def _starts(text: str, pieces: Iterable[Span]) -> set[int]:
+    """Return the first characters of subwords, without the whitespace before them."""
+    return {end - len(text[start:end].lstrip()) for start, end in pieces if start < end}
+
+
+def find_units(text: str, pieces: Collection[int] = (), cuts: Collection[int] = ()) -> list[Span]:
+    """Return the spans of the units of a text: words, other characters, and subwords of scripts without spaces.
+
+    Combining marks and joined characters stay with the character before them.
+
+    pieces: first characters of subwords.  cuts: positions at which units are divided in any case.
+    """
+    found: list[Span] = []
+    start, kind = 0, " "
+    for index, character in enumerate(text):
+        now = _kind(character)
+        if index > start and index not in cuts:
+            if kind != " " and (now == "mark" or text[index - 1] == _JOINER):
+                continue
+            if now == kind and (now in (" ", "word") or (now == "spaceless" and index not in pieces)):
+                continue
+        if kind != " " and index > start:
+            found.append((start, index))
+        start, kind = index, now
+    if kind != " ":
+        found.append((start, len(text)))
+    return found
+
+
+@lru_cache(maxsize=1 << 16)
+def _kind(character: str) -> str:
+    """Return "word", "spaceless", "mark" (combined with the character before it), " " or "other"."""
+    if character.isspace():
+        return " "
+    code = ord(character)
+    if code > 0x2FF:
+        category = unicodedata.category(character)
+        if category[0] == "M" or category == "Cf" or 0x1F3FB <= code <= 0x1F3FF:
+            return "mark"
+        if character.isalnum() and any(low <= code <= high for low, high in _SPACELESS):
+            return "spaceless"
+    return "word" if character.isalnum() or character == "_" else "other"
+
 
 _HARD, _COST = 0.5, 0.6
 """A target unit in the range of a pair of tags gains its share of the source units of the pair, and `_HARD` if the

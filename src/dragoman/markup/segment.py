@@ -50,8 +50,7 @@ def translate_segments(translator: Translator, segments: Sequence[Segment], **se
     settings: arguments of `Translator.translate`.  Raises UsageError for invalid settings and tags that are not well
     nested.
     """
-    from dragoman.markup.projection import project_nodes
-    from dragoman.markup.word_alignment import align_regions, find_regions  # here: they load NumPy
+    from dragoman.markup.projection import align_regions, find_regions, project_nodes  # here: they load NumPy
 
     texts = [plain_text(segment) for segment in segments]
     roots = [_parse(segment, number) for number, segment in enumerate(segments, start=1)]

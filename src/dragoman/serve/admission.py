@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from dragoman.serve.database import ApiKey, KeyStore
 from dragoman.serve.http import BadRequest, Overloaded, QuotaExceeded, header
-from dragoman.serve.keys import ApiKey, KeyStore
 
 _MEASURED = 1.0
 """Seconds over which the speed is averaged."""

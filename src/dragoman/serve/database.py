@@ -1,13 +1,24 @@
-"""The SQLite files of a server, which several processes and threads use at the same time."""
+"""What a server stores in SQLite: API keys, glossaries and documents, shared by several processes and threads.
+
+The tables of a server are in one file, or without one in memory.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import secrets
 import threading
-from collections.abc import Iterator
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dragoman.errors import UsageError
 
@@ -155,3 +166,305 @@ def _is_shared(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
     folder = path.resolve().parent
     nearest = next((kinds[each] for each in (folder, *folder.parents) if each in kinds), "")
     return nearest.startswith(_NETWORK)
+
+
+_KEY_TABLES = (
+    "CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, hash TEXT UNIQUE NOT NULL, name TEXT NOT NULL, "
+    "per_minute INTEGER, characters INTEGER, created TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS usage (key TEXT NOT NULL, month TEXT NOT NULL, characters INTEGER NOT NULL, "
+    "PRIMARY KEY (key, month))",
+)
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A key without its secret.
+
+    per_minute: requests.  characters: of source text per calendar month (UTC).  None = unlimited.  used: characters of
+    this month.  created: ISO 8601 in UTC.
+    """
+
+    id: str
+    name: str
+    per_minute: int | None
+    characters: int | None
+    created: str
+    used: int = 0
+
+
+class KeyStore:
+    """API keys, stored by the SHA-256 of their secrets; a secret has 256 random bits, so its hash needs no salt.
+
+    Several processes may use the same file: a key that one of them adds or revokes is known to the others at once.
+    Raises UsageError for a file that is not a database of keys.
+    """
+
+    def __init__(self, path: Path | None, create: bool = True) -> None:
+        self._database = Database(path, *_KEY_TABLES, create=create)
+        self._unsaved: Counter[str] = Counter()
+        self._counting = threading.Lock()  # not held while the database is written
+
+    def add(self, name: str, per_minute: int | None = None, characters: int | None = None) -> tuple[ApiKey, str]:
+        """Create a key; return it and its secret, which is not stored.  Raises UsageError for an invalid name."""
+        if not name.strip() or len(name) > 200:
+            raise UsageError(f"name = {name!r:.60}; accepted: 1 to 200 characters")
+        key = ApiKey(secrets.token_hex(4), name.strip(), per_minute, characters, datetime.now(UTC).isoformat())
+        secret = secrets.token_urlsafe(32)
+        values = key.id, _hash(secret), key.name, per_minute, characters, key.created
+        self._database.write("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?)", *values)
+        return key, secret
+
+    def all(self) -> list[ApiKey]:
+        """Return all keys, oldest first."""
+        return self._select("TRUE ORDER BY created, id")
+
+    def find(self, secret: str) -> ApiKey | None:
+        """Return the key with a secret."""
+        return next(iter(self._select("hash = ?", _hash(secret))), None)
+
+    def revoke(self, identifier: str) -> bool:
+        """Delete a key with its use; return whether it existed."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM usage WHERE key = ?", (identifier,))
+            return connection.execute("DELETE FROM keys WHERE id = ?", (identifier,)).rowcount > 0
+
+    def charge(self, identifier: str, characters: int) -> None:
+        """Add to the use of a key; `save` writes it."""
+        with self._counting:
+            self._unsaved[identifier] += characters
+
+    def save(self) -> None:
+        """Write the use since the last call.  Raises DatabaseError, and keeps it for the next call."""
+        with self._counting:
+            unsaved, self._unsaved = self._unsaved, Counter()
+        if not unsaved:
+            return
+        rows = [(_month(), characters, identifier) for identifier, characters in unsaved.items()]
+        try:
+            with self._database.transaction() as connection:
+                connection.executemany(
+                    "INSERT INTO usage SELECT id, ?, ? FROM keys WHERE id = ? "
+                    "ON CONFLICT (key, month) DO UPDATE SET characters = characters + excluded.characters",
+                    rows,
+                )
+        except DatabaseError:
+            with self._counting:
+                self._unsaved.update(unsaved)
+            raise
+
+    def close(self) -> None:
+        """Write the use, and close the database."""
+        self.save()
+        self._database.close()
+
+    def _select(self, condition: str, *values: str) -> list[ApiKey]:
+        query = (
+            "SELECT id, name, per_minute, keys.characters, created, coalesce(usage.characters, 0) FROM keys "
+            f"LEFT JOIN usage ON usage.key = keys.id AND usage.month = ? WHERE {condition}"
+        )
+        rows = self._database.read(query, _month(), *values)
+        return [
+            ApiKey(identifier, name, per_minute, characters, created, used + self._unsaved[identifier])
+            for identifier, name, per_minute, characters, created, used in rows
+        ]
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def _month() -> str:
+    return datetime.now(UTC).strftime("%Y-%m")
+
+
+Dictionaries = Mapping[tuple[str, str], dict[str, str]]
+"""Target terms by source terms, by source and target language."""
+
+_MOST_GLOSSARIES = 1_000
+"""Glossaries of one owner."""
+_MOST_BYTES = 10 << 20
+"""Size of the glossaries of one owner, as JSON."""
+_MOST_BYTES_OF_ALL = 256 << 20
+"""Size of the glossaries of all owners, who are unlimited in number if keys are not checked."""
+_GLOSSARY_COLUMNS = "SELECT id, name, dictionaries, created FROM multilingual_glossaries WHERE "
+
+
+@dataclass(frozen=True)
+class StoredGlossary:
+    """A stored glossary; created: ISO 8601 in UTC, with microseconds."""
+
+    id: str
+    name: str
+    dictionaries: Dictionaries
+    created: str
+
+
+class GlossaryStore:
+    """Glossaries by owner; several server processes may share the file.
+
+    path: file of the database; None = in memory, until the server ends.  `add`, `change` and `delete` may wait for
+    other processes and are called in a thread.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._database = Database(
+            path,
+            "CREATE TABLE IF NOT EXISTS multilingual_glossaries (id TEXT PRIMARY KEY, owner TEXT NOT NULL, "
+            "name TEXT NOT NULL, dictionaries TEXT NOT NULL, created TEXT NOT NULL)",
+        )
+
+    def add(self, owner: str, name: str, dictionaries: Dictionaries) -> StoredGlossary:
+        """Store a glossary.  Raises UsageError if the owner, or all owners together, have too many."""
+        created = datetime.now(UTC).isoformat(timespec="microseconds")  # clients expect them, also if they are 0
+        stored = StoredGlossary(str(uuid.uuid4()), name, dictionaries, created)
+        text = _glossary_json(dictionaries)
+        with self._database.transaction() as connection:
+            _check_room(connection, owner, stored.id, text)
+            values = stored.id, owner, name, text, created
+            connection.execute("INSERT INTO multilingual_glossaries VALUES (?, ?, ?, ?, ?)", values)
+        return stored
+
+    def owned_by(self, owner: str) -> list[StoredGlossary]:
+        """Return the glossaries of an owner, oldest first."""
+        return [
+            _read_glossary(row)
+            for row in self._database.read(f"{_GLOSSARY_COLUMNS} owner = ? ORDER BY created, id", owner)
+        ]
+
+    def find(self, owner: str, identifier: str) -> StoredGlossary | None:
+        """Return a glossary of an owner."""
+        rows = self._database.read(f"{_GLOSSARY_COLUMNS} owner = ? AND id = ?", owner, identifier)
+        return _read_glossary(rows[0]) if rows else None
+
+    def change(
+        self, owner: str, identifier: str, change: Callable[[StoredGlossary], StoredGlossary]
+    ) -> StoredGlossary | None:
+        """Store what `change` returns for a glossary of an owner, if there is one, and return it.
+
+        Changes of several processes follow each other.  Raises UsageError as `add` does.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(f"{_GLOSSARY_COLUMNS} owner = ? AND id = ?", (owner, identifier)).fetchall()
+            if not rows:
+                return None
+            changed = change(_read_glossary(rows[0]))
+            text = _glossary_json(changed.dictionaries)
+            _check_room(connection, owner, identifier, text)
+            statement = "UPDATE multilingual_glossaries SET name = ?, dictionaries = ? WHERE id = ?"
+            connection.execute(statement, (changed.name, text, identifier))
+        return changed
+
+    def delete(self, owner: str, identifier: str) -> bool:
+        """Delete a glossary; return whether the owner had it."""
+        statement = "DELETE FROM multilingual_glossaries WHERE owner = ? AND id = ?"
+        return self._database.write(statement, owner, identifier) > 0
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+
+def _check_room(connection: sqlite3.Connection, owner: str, identifier: str, text: str) -> None:
+    """Raise UsageError if a glossary exceeds the limits, together with all glossaries of other identifiers."""
+    query = (
+        "SELECT count(*), coalesce(sum(length(CAST(dictionaries AS BLOB))), 0) FROM multilingual_glossaries "
+        "WHERE id != ?"
+    )
+    count, size = connection.execute(f"{query} AND owner = ?", (identifier, owner)).fetchone()
+    _, of_all = connection.execute(query, (identifier,)).fetchone()
+    new = len(text.encode())
+    if count >= _MOST_GLOSSARIES:
+        raise UsageError(f"{_MOST_GLOSSARIES:,} glossaries are stored already; delete some first")
+    if size + new > _MOST_BYTES:
+        raise UsageError(f"glossaries with more than {_MOST_BYTES >> 20} MiB of entries; delete some first")
+    if of_all + new > _MOST_BYTES_OF_ALL:
+        raise UsageError(
+            f"the glossaries of all users have reached the limit of {_MOST_BYTES_OF_ALL >> 20} MiB; "
+            "contact the operator of the server"
+        )
+
+
+def _glossary_json(dictionaries: Dictionaries) -> str:
+    rows: list[Any] = [[*languages, entries] for languages, entries in dictionaries.items()]
+    return json.dumps(rows, ensure_ascii=False)
+
+
+def _read_glossary(row: tuple[str, str, str, str]) -> StoredGlossary:
+    identifier, name, text, created = row
+    dictionaries = {(source, target): entries for source, target, entries in json.loads(text)}
+    return StoredGlossary(identifier, name, dictionaries, created)
+
+
+class DocumentLimit(NamedTuple):
+    """A number of documents and of their bytes."""
+
+    number: int
+    bytes: int
+
+    def allows(self, sizes: Sequence[int], size: int) -> bool:
+        """Return whether a document of `size` bytes is accepted beside those of `sizes`."""
+        return len(sizes) < self.number and sum(sizes) + size <= self.bytes
+
+
+class DocumentStore:
+    """The state of documents by identifier; several server processes may share the file.
+
+    kept_seconds: time after which a document is deleted.  limits: of all clients and of each.
+    Raises UsageError for a file that is not a database.
+    """
+
+    def __init__(self, path: Path, kept_seconds: float, limits: tuple[DocumentLimit, DocumentLimit]) -> None:
+        self._kept_seconds, self._limits = kept_seconds, limits
+        self._database = Database(
+            path,
+            "CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, begun REAL NOT NULL, client TEXT NOT NULL, "
+            "name TEXT NOT NULL, key TEXT NOT NULL, size INTEGER NOT NULL, data BLOB, characters INTEGER, error TEXT)",
+        )
+
+    def add(self, identifier: str, client: str, name: str, key: str, size: int) -> bool:
+        """Store a document that is being translated, unless there are too many; return whether it is stored.
+
+        size: of the upload in bytes.
+        """
+        statement = (
+            "INSERT INTO uploads (id, begun, client, name, key, size) SELECT ?, ?, ?, ?, ?, ? WHERE "
+            "(SELECT count(*) < ? AND coalesce(sum(size), 0) + ? <= ? FROM uploads WHERE begun >= ?) AND "
+            "(SELECT count(*) < ? AND coalesce(sum(size), 0) + ? <= ? FROM uploads WHERE begun >= ? "
+            "AND client = ?)"
+        )
+        of_all, own_sizes = self._limits
+        values = identifier, time.time(), client, name, key, size
+        counted = of_all.number, size, of_all.bytes, self._oldest, own_sizes.number, size, own_sizes.bytes, self._oldest
+        return self._database.write(statement, *values, *counted, client) > 0
+
+    def finish(self, identifier: str, data: bytes | None, characters: int, error: str | None) -> None:
+        """Store the translation of a document, or the error."""
+        self._database.write(
+            "UPDATE uploads SET data = ?, characters = ?, error = ?, size = ? WHERE id = ?",
+            data, characters, error, len(data or b""), identifier,
+        )  # fmt: skip
+
+    def find(self, identifier: str) -> tuple[str, str, int, bytes | None, int, str | None] | None:
+        """Return name, key, size, data, characters and error of a document; None if it is unknown."""
+        query = "SELECT name, key, size, data, coalesce(characters, 0), error FROM uploads WHERE id = ? AND begun >= ?"
+        return next(iter(self._database.read(query, identifier, self._oldest)), None)
+
+    def delete(self, *identifiers: str) -> None:
+        """Delete documents."""
+        marks = ", ".join("?" * len(identifiers))
+        if self._database.write(f"DELETE FROM uploads WHERE id IN ({marks})", *identifiers):
+            self._database.clear_log()
+
+    def drop_old(self) -> None:
+        """Delete expired documents."""
+        if self._database.read("SELECT 1 FROM uploads WHERE begun < ? LIMIT 1", self._oldest):
+            self._database.write("DELETE FROM uploads WHERE begun < ?", self._oldest)
+            self._database.clear_log()
+
+    @property
+    def _oldest(self) -> float:
+        return time.time() - self._kept_seconds
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()

@@ -15,9 +15,9 @@ from starlette.responses import Response
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.admission import Client, Clients
-from dragoman.serve.deepl_glossaries import DeepLGlossaries, source_language, target_language
+from dragoman.serve.database import GlossaryStore
 from dragoman.serve.directions import Directions, Options, english_name, identify, route_of, translate_texts
-from dragoman.serve.glossaries import GlossaryStore
+from dragoman.serve.glossaries import DeepLGlossaries, source_language, target_language
 from dragoman.serve.http import BadRequest, Limits, Parameter, parameters, read_body, unless_disconnected
 from dragoman.serve.operations import CODE, FILE, FLAG, MULTIPART, NUMBER, TEXT, Operation, array, fields
 from dragoman.serve.uploads import Document, DocumentJobs, Job, Upload, read_upload, translate_upload, upload_text
@@ -245,7 +245,7 @@ class DeepL:
 def _markup(values: dict[str, Any]) -> Callable[..., list[str]] | None:
     """Return the function that translates texts with tags, with the options of a request."""
     if _TAGS.read(values) == "html":
-        from dragoman.markup.html import translate_html  # like `dragoman.documents`, see files.py
+        from dragoman.markup.html import translate_html  # like `dragoman.documents`, see uploads.py
 
         return translate_html
     if _TAGS.read(values) != "xml":

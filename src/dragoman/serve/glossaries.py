@@ -1,131 +1,317 @@
-"""The glossaries that clients store on the server, in SQLite."""
+"""Glossaries of DeepL's interface: of one direction (version 2), and of several that can be changed (version 3)."""
 
 from __future__ import annotations
 
-import json
-import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import asyncio
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
-from dragoman.errors import UsageError
-from dragoman.serve.database import Database
+from starlette.requests import Request
+from starlette.responses import Response
 
-if TYPE_CHECKING:
-    import sqlite3
+from dragoman.pipelines.glossary import Glossary
+from dragoman.serve.admission import Client, Clients
+from dragoman.serve.database import Dictionaries, GlossaryStore, StoredGlossary
+from dragoman.serve.directions import Directions, model_code
+from dragoman.serve.http import BadRequest, ErrorFormat, Limits, Parameter, parameters, read_body
+from dragoman.serve.operations import CODE, FLAG, NOT_EMPTY, NUMBER, TEXT, Operation, array, fields, object_of
 
-Dictionaries = Mapping[tuple[str, str], dict[str, str]]
-"""Target terms by source terms, by source and target language."""
-
-_MOST = 1_000
-"""Glossaries of one owner."""
-_MOST_BYTES = 10 << 20
-"""Size of the glossaries of one owner, as JSON."""
-_MOST_BYTES_OF_ALL = 256 << 20
-"""Size of the glossaries of all owners, who are unlimited in number if keys are not checked."""
-_COLUMNS = "SELECT id, name, dictionaries, created FROM multilingual_glossaries WHERE "
+DEEPL_ERRORS = ErrorFormat("message", 456, failure="translation failed: ")
 
 
-@dataclass(frozen=True)
-class StoredGlossary:
-    """A stored glossary; created: ISO 8601 in UTC, with microseconds."""
-
-    id: str
-    name: str
-    dictionaries: Dictionaries
-    created: str
+def required(values: Mapping[str, Any], name: str) -> str:
+    """Return a parameter that is a text.  Raises BadRequest if it is missing."""
+    value = values.get(name)
+    if not isinstance(value, str) or not value:
+        raise BadRequest(f"Parameter '{name}' not specified")
+    return value
 
 
-class GlossaryStore:
-    """Glossaries by owner; several server processes may share the file.
+def source_language(directions: Directions, code: Any) -> str:
+    """Return the code that the models use for a source language.  Raises BadRequest for an unknown one."""
+    known = model_code(directions, code)
+    if known not in directions.sources:
+        raise BadRequest(f"Value for 'source_lang' not supported: {str(code)[:40]}")
+    return known
 
-    path: file of the database; None = in memory, until the server ends.  `add`, `change` and `delete` may wait for
-    other processes and are called in a thread.
-    """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._database = Database(
-            path,
-            "CREATE TABLE IF NOT EXISTS multilingual_glossaries (id TEXT PRIMARY KEY, owner TEXT NOT NULL, "
-            "name TEXT NOT NULL, dictionaries TEXT NOT NULL, created TEXT NOT NULL)",
+def target_language(directions: Directions, values: Mapping[str, Any]) -> str:
+    """Return `target_lang` as the client has written it.  Raises BadRequest for an unknown language."""
+    target = required(values, "target_lang")
+    if model_code(directions, target) not in directions.languages:
+        raise BadRequest(f"Value for 'target_lang' not supported: {target[:40]}")
+    return target
+
+
+def language_pair(directions: Directions, values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the codes that the models use for `source_lang` and `target_lang`.  Raises BadRequest."""
+    source = source_language(directions, required(values, "source_lang"))
+    return source, model_code(directions, target_language(directions, values))
+
+
+_NOT_FOUND = "Glossary not found"
+_NAME = Parameter("name", NOT_EMPTY, required=True)
+_FORMAT = Parameter(
+    "entries_format", {"enum": ["tsv", "csv"], "default": "tsv"},
+    refusal="Unsupported value for 'entries_format'; accepted: {accepted}",
+)  # fmt: skip
+_DICTIONARY = (
+    Parameter("source_lang", CODE, required=True),
+    Parameter("target_lang", CODE, required=True),
+    Parameter("entries", {**NOT_EMPTY, "description": "a source and a target term per line"}, required=True),
+    _FORMAT,
+)
+_DICTIONARIES = Parameter("dictionaries", array(object_of(_DICTIONARY), minItems=1), required=True)
+_INFO = fields(source_lang=CODE, target_lang=CODE, entry_count=NUMBER)
+_GLOSSARY = fields(
+    glossary_id=TEXT, name=TEXT, ready=FLAG, source_lang=CODE, target_lang=CODE, creation_time=TEXT, entry_count=NUMBER
+)
+_MULTILINGUAL = fields(glossary_id=TEXT, name=TEXT, creation_time=TEXT, dictionaries=array(_INFO))
+
+
+class DeepLGlossaries:
+    """The operations, and the glossaries of requests for translations."""
+
+    def __init__(self, directions: Directions, limits: Limits, clients: Clients, store: GlossaryStore) -> None:
+        self.directions, self.limits, self.clients, self.store = directions, limits, clients, store
+
+    def operations(self) -> list[Operation]:
+        """Return the operations for a server."""
+        create, all, show = "Store a glossary", "List the glossaries of the key", "Describe a glossary"
+        delete, entries, rename = "Delete a glossary", "Entries of a glossary", "Rename a glossary, or add terms"
+        pair, v2, v3, json = _DICTIONARY[:2], "/v2/glossaries", "/v3/glossaries", "application/json"
+        new = _NAME, _DICTIONARIES
+        terms = fields(
+            dictionaries=array(fields("", **{parameter.name: parameter.schema for parameter in _DICTIONARY}))
         )
+        changes = [replace(parameter, required=False) for parameter in new]
+        put, remove = "Store a dictionary", "Delete a dictionary"
+        one, several = fields(glossaries=array(_GLOSSARY)), fields(glossaries=array(_MULTILINGUAL))
+        return [
+            Operation("GET", "/v2/glossary-language-pairs", self.pairs, "List the directions", fields()),
+            Operation("GET", v2, self.all, all, one),
+            Operation("POST", v2, self.create, create, _GLOSSARY, (_NAME, *_DICTIONARY), status=201),
+            Operation("GET", f"{v2}/{{id}}", self.show, show, _GLOSSARY),
+            Operation("DELETE", f"{v2}/{{id}}", self.delete, delete, status=204),
+            Operation("GET", f"{v2}/{{id}}/entries", self.entries, entries),
+            Operation("GET", v3, self.all_multilingual, all, several),
+            Operation(
+                "POST",
+                v3,
+                self.create_multilingual,
+                create,
+                _MULTILINGUAL,
+                (_NAME, _DICTIONARIES),
+                forms=json,
+                status=201,
+            ),
+            Operation("GET", f"{v3}/{{id}}", self.show_multilingual, show, _MULTILINGUAL),
+            Operation("PATCH", f"{v3}/{{id}}", self.update, rename, _MULTILINGUAL, changes, forms=json),
+            Operation("DELETE", f"{v3}/{{id}}", self.delete, delete, status=204),
+            Operation(
+                "GET", f"{v3}/{{id}}/entries", self.dictionary_entries, "Entries of a dictionary", terms, query=pair
+            ),
+            Operation("PUT", f"{v3}/{{id}}/dictionaries", self.replace_dictionary, put, _INFO, _DICTIONARY, forms=json),
+            Operation("DELETE", f"{v3}/{{id}}/dictionaries", self.delete_dictionary, remove, query=pair, status=204),
+        ]
 
-    def add(self, owner: str, name: str, dictionaries: Dictionaries) -> StoredGlossary:
-        """Store a glossary.  Raises UsageError if the owner, or all owners together, have too many."""
-        created = datetime.now(UTC).isoformat(timespec="microseconds")  # clients expect them, also if they are 0
-        stored = StoredGlossary(str(uuid.uuid4()), name, dictionaries, created)
-        text = _written(dictionaries)
-        with self._database.transaction() as connection:
-            _check_room(connection, owner, stored.id, text)
-            values = stored.id, owner, name, text, created
-            connection.execute("INSERT INTO multilingual_glossaries VALUES (?, ?, ?, ?, ?)", values)
-        return stored
+    def of_request(self, client: Client, values: Mapping[str, Any]) -> Glossary | None:
+        """Return the glossary that a request for a translation names.  Raises BadRequest."""
+        identifier = values.get("glossary_id")
+        if not identifier:
+            return None
+        if not values.get("source_lang"):
+            raise BadRequest("Use of a glossary requires the source_lang parameter to be specified")
+        stored = self.store.find(client.owner, str(identifier))
+        if stored is None:
+            raise BadRequest(_NOT_FOUND, 404)
+        return Glossary(_dictionary(stored, language_pair(self.directions, values), 400))
 
-    def owned_by(self, owner: str) -> list[StoredGlossary]:
-        """Return the glossaries of an owner, oldest first."""
-        return [_read(row) for row in self._database.read(f"{_COLUMNS} owner = ? ORDER BY created, id", owner)]
+    async def _read(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """Return the owner of the glossaries and the parameters of a request."""
+        values = parameters(request, await read_body(request, self.limits))
+        return self.clients.identify(request, missing=403).owner, values
 
-    def find(self, owner: str, identifier: str) -> StoredGlossary | None:
-        """Return a glossary of an owner."""
-        rows = self._database.read(f"{_COLUMNS} owner = ? AND id = ?", owner, identifier)
-        return _read(rows[0]) if rows else None
+    async def _stored(self, request: Request) -> tuple[StoredGlossary, dict[str, Any]]:
+        owner, values = await self._read(request)
+        stored = self.store.find(owner, request.path_params["id"])
+        if stored is None:
+            raise BadRequest(_NOT_FOUND, 404)
+        return stored, values
 
-    def change(
-        self, owner: str, identifier: str, change: Callable[[StoredGlossary], StoredGlossary]
-    ) -> StoredGlossary | None:
-        """Store what `change` returns for a glossary of an owner, if there is one, and return it.
+    def _terms(self, values: Any) -> Dictionaries:
+        """Return the dictionary that a request describes.  Raises BadRequest and UsageError."""
+        if not isinstance(values, dict):
+            raise BadRequest("Parameter 'dictionaries' not supported; accepted: a list of objects")
+        pair = language_pair(self.directions, values)
+        if pair[1] not in self.directions.targets(pair[0]):
+            raise BadRequest(f"Glossaries from {pair[0]} to {pair[1]} are not supported: no model translates them")
+        return {pair: _entries(values)}
 
-        Changes of several processes follow each other.  Raises UsageError as `add` does.
-        """
-        with self._database.transaction() as connection:
-            rows = connection.execute(f"{_COLUMNS} owner = ? AND id = ?", (owner, identifier)).fetchall()
-            if not rows:
-                return None
-            changed = change(_read(rows[0]))
-            text = _written(changed.dictionaries)
-            _check_room(connection, owner, identifier, text)
-            statement = "UPDATE multilingual_glossaries SET name = ?, dictionaries = ? WHERE id = ?"
-            connection.execute(statement, (changed.name, text, identifier))
+    def _dictionaries(self, values: Mapping[str, Any]) -> Dictionaries:
+        dictionaries = values.get("dictionaries")
+        if not isinstance(dictionaries, list) or not dictionaries:
+            raise BadRequest("Parameter 'dictionaries' not specified; accepted: a list of at least one")
+        listed = [row for dictionary in dictionaries for row in self._terms(dictionary).items()]
+        if len(dict(listed)) < len(listed):
+            raise BadRequest("Parameter 'dictionaries' not supported: two dictionaries have the same languages")
+        return dict(listed)
+
+    async def pairs(self, request: Request) -> dict[str, Any]:
+        pairs = sorted(self.directions.by_pair)
+        return {"supported_languages": [{"source_lang": source, "target_lang": target} for source, target in pairs]}
+
+    async def create(self, request: Request) -> dict[str, Any]:
+        owner, values = await self._read(request)
+        name = required(values, "name")
+        return _shown(await asyncio.to_thread(self.store.add, owner, name, self._terms(values)))
+
+    async def all(self, request: Request) -> dict[str, Any]:
+        owned = self.store.owned_by(self.clients.identify(request, missing=403).owner)
+        return {"glossaries": [_shown(stored) for stored in owned if len(stored.dictionaries) == 1]}
+
+    async def show(self, request: Request) -> dict[str, Any]:
+        return _shown((await self._stored(request))[0])
+
+    async def entries(self, request: Request) -> Response:
+        stored, _ = await self._stored(request)
+        return Response(_tsv(_only(stored)[1]), media_type="text/tab-separated-values")
+
+    async def delete(self, request: Request) -> Response:
+        owner, _ = await self._read(request)
+        if not await asyncio.to_thread(self.store.delete, owner, request.path_params["id"]):
+            raise BadRequest(_NOT_FOUND, 404)
+        return Response(status_code=204)
+
+    async def create_multilingual(self, request: Request) -> dict[str, Any]:
+        owner, values = await self._read(request)
+        name, dictionaries = required(values, "name"), self._dictionaries(values)
+        return _shown_multilingual(await asyncio.to_thread(self.store.add, owner, name, dictionaries))
+
+    async def all_multilingual(self, request: Request) -> dict[str, Any]:
+        owned = self.store.owned_by(self.clients.identify(request, missing=403).owner)
+        return {"glossaries": [*map(_shown_multilingual, owned)]}
+
+    async def show_multilingual(self, request: Request) -> dict[str, Any]:
+        return _shown_multilingual((await self._stored(request))[0])
+
+    async def update(self, request: Request) -> dict[str, Any]:
+        """Change the name, and add terms to dictionaries; terms that exist are replaced."""
+        owner, values = await self._read(request)
+        name = required(values, "name") if "name" in values else None
+        added = self._dictionaries(values) if "dictionaries" in values else {}
+
+        def change(stored: StoredGlossary) -> StoredGlossary:
+            merged = {pair: stored.dictionaries.get(pair, {}) | entries for pair, entries in added.items()}
+            return replace(stored, name=name or stored.name, dictionaries={**stored.dictionaries, **merged})
+
+        return _shown_multilingual(await self._changed(owner, request, change))
+
+    async def replace_dictionary(self, request: Request) -> dict[str, Any]:
+        owner, values = await self._read(request)
+        new = self._terms(values)
+
+        def change(stored: StoredGlossary) -> StoredGlossary:
+            return replace(stored, dictionaries={**stored.dictionaries, **new})
+
+        await self._changed(owner, request, change)
+        return next(_dictionary_infos(new))
+
+    async def delete_dictionary(self, request: Request) -> Response:
+        owner, values = await self._read(request)
+
+        def change(stored: StoredGlossary) -> StoredGlossary:
+            pair = language_pair(self.directions, values)
+            _dictionary(stored, pair, 404)
+            return replace(stored, dictionaries={other: e for other, e in stored.dictionaries.items() if other != pair})
+
+        await self._changed(owner, request, change)
+        return Response(status_code=204)
+
+    async def _changed(self, owner: str, request: Request, change: Any) -> StoredGlossary:
+        changed = await asyncio.to_thread(self.store.change, owner, request.path_params["id"], change)
+        if changed is None:
+            raise BadRequest(_NOT_FOUND, 404)
         return changed
 
-    def delete(self, owner: str, identifier: str) -> bool:
-        """Delete a glossary; return whether the owner had it."""
-        statement = "DELETE FROM multilingual_glossaries WHERE owner = ? AND id = ?"
-        return self._database.write(statement, owner, identifier) > 0
-
-    def close(self) -> None:
-        """Close the database."""
-        self._database.close()
+    async def dictionary_entries(self, request: Request) -> dict[str, Any]:
+        stored, values = await self._stored(request)
+        source, target = pair = language_pair(self.directions, values)
+        entries = _tsv(_dictionary(stored, pair, 404))
+        row = {"source_lang": source, "target_lang": target, "entries": entries, "entries_format": "tsv"}
+        return {"dictionaries": [row]}
 
 
-def _check_room(connection: sqlite3.Connection, owner: str, identifier: str, text: str) -> None:
-    """Raise UsageError if a glossary exceeds the limits, together with all glossaries of other identifiers."""
-    query = (
-        "SELECT count(*), coalesce(sum(length(CAST(dictionaries AS BLOB))), 0) FROM multilingual_glossaries "
-        "WHERE id != ?"
-    )
-    count, size = connection.execute(f"{query} AND owner = ?", (identifier, owner)).fetchone()
-    _, of_all = connection.execute(query, (identifier,)).fetchone()
-    new = len(text.encode())
-    if count >= _MOST:
-        raise UsageError(f"{_MOST:,} glossaries are stored already; delete some first")
-    if size + new > _MOST_BYTES:
-        raise UsageError(f"glossaries with more than {_MOST_BYTES >> 20} MiB of entries; delete some first")
-    if of_all + new > _MOST_BYTES_OF_ALL:
-        raise UsageError(
-            f"the glossaries of all users have reached the limit of {_MOST_BYTES_OF_ALL >> 20} MiB; "
-            "contact the operator of the server"
-        )
+def _dictionary(stored: StoredGlossary, pair: tuple[str, str], status: int) -> dict[str, str]:
+    """Return the terms of a glossary for a pair of languages.  Raises BadRequest with `status`."""
+    if pair not in stored.dictionaries:
+        has = ", ".join(" to ".join(languages) for languages in stored.dictionaries) or "none"
+        raise BadRequest(f"The glossary has no dictionary from {pair[0]} to {pair[1]}; it has: {has}", status)
+    return stored.dictionaries[pair]
 
 
-def _written(dictionaries: Dictionaries) -> str:
-    rows: list[Any] = [[*languages, entries] for languages, entries in dictionaries.items()]
-    return json.dumps(rows, ensure_ascii=False)
+def _only(stored: StoredGlossary) -> tuple[tuple[str, str], dict[str, str]]:
+    """Return the only dictionary of a glossary for the routes of version 2.  Raises BadRequest."""
+    if len(stored.dictionaries) != 1:
+        raise BadRequest(f"The glossary has {len(stored.dictionaries)} dictionaries; use /v3/glossaries")
+    return next(iter(stored.dictionaries.items()))
 
 
-def _read(row: tuple[str, str, str, str]) -> StoredGlossary:
-    identifier, name, text, created = row
-    dictionaries = {(source, target): entries for source, target, entries in json.loads(text)}
-    return StoredGlossary(identifier, name, dictionaries, created)
+def _shown(stored: StoredGlossary) -> dict[str, Any]:
+    (source, target), entries = _only(stored)
+    return {
+        "glossary_id": stored.id,
+        "name": stored.name,
+        "ready": True,
+        "source_lang": source,
+        "target_lang": target,
+        "creation_time": stored.created,
+        "entry_count": len(entries),
+    }
+
+
+def _shown_multilingual(stored: StoredGlossary) -> dict[str, Any]:
+    named = {"glossary_id": stored.id, "name": stored.name, "creation_time": stored.created}
+    return {**named, "dictionaries": [*_dictionary_infos(stored.dictionaries)]}
+
+
+def _dictionary_infos(dictionaries: Dictionaries) -> Iterator[dict[str, Any]]:
+    for (source, target), entries in dictionaries.items():
+        yield {"source_lang": source, "target_lang": target, "entry_count": len(entries)}
+
+
+def _tsv(entries: Mapping[str, str]) -> str:
+    return "\n".join(f"{source}\t{target}" for source, target in entries.items())
+
+
+def _entries(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the terms of a request, `entries` in the format `entries_format`.  Raises BadRequest and UsageError."""
+    text = required(values, "entries")
+    delimiter = {"tsv": "\t", "csv": ","}[_FORMAT.read(values)]
+    entries: dict[str, str] = {}
+    for number, row in enumerate(_rows(text, delimiter), start=1):
+        if len(row) < 2:
+            raise BadRequest(f"Invalid glossary entries: line {number} has no target term")
+        source = row[0].strip()
+        if source in entries:
+            raise BadRequest(f"Invalid glossary entries: line {number}: {source[:40]!r} stands before")
+        entries[source] = row[1].strip()
+    if not entries:
+        raise BadRequest("Invalid glossary entries: no entries")
+    Glossary(entries)  # raises UsageError for invalid terms
+    return entries
+
+
+def _rows(text: str, delimiter: str) -> list[list[str]]:
+    lines = io.StringIO(text, newline="")
+    try:
+        if delimiter == "\t":
+            rows = list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE))
+        else:
+            rows = list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise BadRequest(f"Invalid glossary entries: {error}") from None
+    return [row for row in rows if row]

@@ -15,9 +15,8 @@ from starlette.types import ASGIApp
 from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError, clip
 from dragoman.extras import extra_package
-from dragoman.serve.reloader import Reloader
-from dragoman.serve.start import check, create_application
-from dragoman.serve.uvicorn_server import listen
+from dragoman.serve.app import check, create_application
+from dragoman.serve.uvicorn_server import Reloader, listen
 
 _FEATURE = "serving on Ray"
 _NAME = "dragoman"

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -24,84 +24,8 @@ from dragoman.errors import DragomanError
 from dragoman.pipelines.glossary import Glossary, Term
 from dragoman.pipelines.translated import Translation
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.database import Database, DatabaseError
+from dragoman.serve.database import DatabaseError, DocumentLimit, DocumentStore
 from dragoman.serve.http import INTERNAL_ERROR, BadRequest, Overloaded
-
-
-class DocumentLimit(NamedTuple):
-    """A number of documents and of their bytes."""
-
-    number: int
-    bytes: int
-
-    def allows(self, sizes: Sequence[int], size: int) -> bool:
-        """Return whether a document of `size` bytes is accepted beside those of `sizes`."""
-        return len(sizes) < self.number and sum(sizes) + size <= self.bytes
-
-
-class DocumentStore:
-    """The state of documents by identifier; several server processes may share the file.
-
-    kept_seconds: time after which a document is deleted.  limits: of all clients and of each.
-    Raises UsageError for a file that is not a database.
-    """
-
-    def __init__(self, path: Path, kept_seconds: float, limits: tuple[DocumentLimit, DocumentLimit]) -> None:
-        self._kept_seconds, self._limits = kept_seconds, limits
-        self._database = Database(
-            path,
-            "CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, begun REAL NOT NULL, client TEXT NOT NULL, "
-            "name TEXT NOT NULL, key TEXT NOT NULL, size INTEGER NOT NULL, data BLOB, characters INTEGER, error TEXT)",
-        )
-
-    def add(self, identifier: str, client: str, name: str, key: str, size: int) -> bool:
-        """Store a document that is being translated, unless there are too many; return whether it is stored.
-
-        size: of the upload in bytes.
-        """
-        statement = (
-            "INSERT INTO uploads (id, begun, client, name, key, size) SELECT ?, ?, ?, ?, ?, ? WHERE "
-            "(SELECT count(*) < ? AND coalesce(sum(size), 0) + ? <= ? FROM uploads WHERE begun >= ?) AND "
-            "(SELECT count(*) < ? AND coalesce(sum(size), 0) + ? <= ? FROM uploads WHERE begun >= ? "
-            "AND client = ?)"
-        )
-        of_all, own_sizes = self._limits
-        values = identifier, time.time(), client, name, key, size
-        counted = of_all.number, size, of_all.bytes, self._oldest, own_sizes.number, size, own_sizes.bytes, self._oldest
-        return self._database.write(statement, *values, *counted, client) > 0
-
-    def finish(self, identifier: str, data: bytes | None, characters: int, error: str | None) -> None:
-        """Store the translation of a document, or the error."""
-        self._database.write(
-            "UPDATE uploads SET data = ?, characters = ?, error = ?, size = ? WHERE id = ?",
-            data, characters, error, len(data or b""), identifier,
-        )  # fmt: skip
-
-    def find(self, identifier: str) -> tuple[str, str, int, bytes | None, int, str | None] | None:
-        """Return name, key, size, data, characters and error of a document; None if it is unknown."""
-        query = "SELECT name, key, size, data, coalesce(characters, 0), error FROM uploads WHERE id = ? AND begun >= ?"
-        return next(iter(self._database.read(query, identifier, self._oldest)), None)
-
-    def delete(self, *identifiers: str) -> None:
-        """Delete documents."""
-        marks = ", ".join("?" * len(identifiers))
-        if self._database.write(f"DELETE FROM uploads WHERE id IN ({marks})", *identifiers):
-            self._database.clear_log()
-
-    def drop_old(self) -> None:
-        """Delete expired documents."""
-        if self._database.read("SELECT 1 FROM uploads WHERE begun < ? LIMIT 1", self._oldest):
-            self._database.write("DELETE FROM uploads WHERE begun < ?", self._oldest)
-            self._database.clear_log()
-
-    @property
-    def _oldest(self) -> float:
-        return time.time() - self._kept_seconds
-
-    def close(self) -> None:
-        """Close the database."""
-        self._database.close()
-
 
 _LOG = logging.getLogger(__name__)
 _KEPT_SECONDS = 600.0

@@ -1,34 +1,88 @@
-"""The viewer: a page that shows the search of a model step by step, on the models that the server has loaded."""
+"""The pages of a server and their files: the one that translates, and the viewer, which shows a search step by step."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from dragoman.errors import nearest
-from dragoman.pages.page import plain, render
+from dragoman.pages.page import plain, read_assets, render
 from dragoman.serve.directions import Directions, estimated_tokens
 from dragoman.serve.http import BadRequest, Disconnected, ErrorFormat, Limits, answered, header, read_body, too_slow
 from dragoman.serve.models import Direction, Slot
-from dragoman.serve.page import HEADERS, page_routes
 from dragoman.serve.streaming import answer_in_pieces
 
 if TYPE_CHECKING:
     from dragoman.serve.viewer import ViewedModel  # imports torch, which the server does not need
 
-STYLES = ("colors.css", "page.css", "language.css", "maps.css", "figure.css", "serve.css")
-SCRIPTS = (
+TRANSLATE_STYLES = ("colors.css", "page.css", "language.css", "translate.css", "translate_tools.css")
+TRANSLATE_SCRIPTS = (
+    "page.js",
+    "language.js",
+    "translate_languages.js",
+    "translate_requests.js",
+    "translate_result.js",
+    "translate_glossary.js",
+    "translate_files.js",
+    "translate_suggest.js",
+    "translate.js",
+)
+TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+"""Headers of pages and their files: nothing is loaded from elsewhere, and no other page embeds them."""
+
+
+def page_routes(prefix: str, page: Callable[[], str], styles: Sequence[str], scripts: Sequence[str]) -> list[Route]:
+    """Return the routes of a page, at `prefix` and a slash, and of its files.  page: returns its HTML."""
+
+    def html(request: Request) -> Response:
+        return HTMLResponse(page(), headers=HEADERS)
+
+    def file(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in styles and name not in scripts:
+            return PlainTextResponse("Not Found", 404, HEADERS)
+        return Response(read_assets(name), headers=HEADERS, media_type=TYPES[PurePosixPath(name).suffix])
+
+    return [Route(f"{prefix}/", html), Route(f"{prefix}/web/{{name}}", file)]
+
+
+def translation_page(limits: Limits, with_viewer: bool) -> list[Route]:
+    """Return the routes of the page that translates.  with_viewer: link to the viewer at /viewer/."""
+
+    @functools.cache
+    def page() -> str:  # rendered at the first request, because it imports jinja2
+        return render(
+            "translate.html",
+            styles=TRANSLATE_STYLES,
+            scripts=TRANSLATE_SCRIPTS,
+            viewer=with_viewer,
+            most_bytes=limits.body,
+        )
+
+    return page_routes("", page, TRANSLATE_STYLES, TRANSLATE_SCRIPTS)
+
+
+VIEWER_STYLES = ("colors.css", "page.css", "language.css", "maps.css", "figure.css", "serve.css")
+VIEWER_SCRIPTS = (
     "page.js", "language.js", "packing.js", "maps.js", "figure.js", "serve_stage.js", "serve_pane.js", "serve.js",
 )  # fmt: skip
 MAX_CHARACTERS = 5000
@@ -131,10 +185,10 @@ class Viewer:
         """Return the routes; the page is at `prefix` + "/"."""
 
         def page() -> str:
-            return render("serve.html", models=list(self.models), styles=STYLES, scripts=SCRIPTS)
+            return render("serve.html", models=list(self.models), styles=VIEWER_STYLES, scripts=VIEWER_SCRIPTS)
 
         return [
-            *page_routes(prefix, page, STYLES, SCRIPTS),
+            *page_routes(prefix, page, VIEWER_STYLES, VIEWER_SCRIPTS),
             Route(f"{prefix}/models", answered(self._describe, _ERRORS), methods=["GET"]),
             Route(f"{prefix}/translate/stream", answered(self._stream, _ERRORS), methods=["POST"]),
         ]

@@ -1,0 +1,353 @@
+"""Files that translators exchange: gettext (po), XLIFF and TMX.  Texts without a translation receive one.
+
+Existing translations stay, also those that a person has still to check: fuzzy entries of gettext, for example.
+"""
+
+from __future__ import annotations
+
+import gettext as python_gettext
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dragoman.data.languages import language_code
+from dragoman.documents.plain import decode_text
+from dragoman.documents.segments import DocumentTranslator, translate_messages
+from dragoman.documents.xml_spans import Edits, Inline, Node, Role, parse_xml
+from dragoman.errors import DataError, UsageError, clip
+from dragoman.markup.segment import Segment
+
+_LINE = re.compile(
+    r"(?P<indent>[ \t]*)(?P<key>msgctxt|msgid_plural|msgid|msgstr(?:\[(?P<number>\d+)\])?)?[ \t]*(?P<text>\".*\")[ \t]*"
+)
+_ESCAPED = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_CHARSET = re.compile(rb"charset=([\w.:-]+)")
+_LANGUAGE = re.compile(r"^Language:[ \t]*([\w@.-]+)", re.MULTILINE)
+_PLURALS = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+)")
+
+
+@dataclass
+class _Entry:
+    """An entry: its texts by key, such as "msgid" or "msgstr[0]", and the lines of each."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def forms(self) -> list[str]:
+        """The keys of the translations."""
+        return [key for key in self.texts if key.startswith("msgstr")]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the entry has a text and no translation."""
+        return bool(self.texts.get("msgid")) and bool(self.forms) and not any(self.texts[key] for key in self.forms)
+
+
+def translate_po(data: bytes, translator: DocumentTranslator) -> bytes:
+    """Translate the entries of a catalogue that have no translation.  Raises DataError.
+
+    The plural form of one is translated from `msgid`, the others from `msgid_plural`.
+    """
+    charset = _CHARSET.search(data)
+    name = charset[1].decode() if charset else None
+    text, encode = _decoded(data, None if name in (None, "CHARSET") else name)
+    lines = text.split("\n")
+    entries = _entries(lines)
+    if not entries:
+        raise DataError("contains no entry (msgid and msgstr). Give a catalogue of gettext")
+    header = next((entry.texts.get("msgstr", "") for entry in entries if entry.texts.get("msgid") == ""), "")
+    language = _LANGUAGE.search(header)
+    translator.check_languages(target=language[1] if language else None)
+    singular = _index_of_one(header)
+    chosen = [entry for entry in entries if entry.is_open]
+    sources = [_sources(entry, singular) for entry in chosen]
+    unique = list(dict.fromkeys(source for own in sources for source in own.values()))
+    translated = dict(zip(unique, translate_messages(translator, unique), strict=True))
+    replaced: dict[int, list[str]] = {}
+    for entry, own in zip(chosen, sources, strict=True):
+        for key, source in own.items():
+            first, *others = entry.lines[key]
+            replaced[first] = _written(key, translated[source], lines[first])
+            replaced.update((index, []) for index in others)
+    kept = (replaced.get(index, [line]) for index, line in enumerate(lines))
+    return encode("\n".join(line for group in kept for line in group))
+
+
+def _decoded(data: bytes, charset: str | None) -> tuple[str, Callable[[str], bytes]]:
+    try:
+        return decode_text(data, charset)
+    except LookupError:
+        raise DataError(f"declares the unknown charset {clip(str(charset), 40)!r}; save the file as UTF-8") from None
+
+
+def _entries(lines: Sequence[str]) -> list[_Entry]:
+    entries: list[_Entry] = []
+    key = ""
+    for index, line in enumerate(lines):
+        line = line.rstrip("\r")
+        match = _LINE.fullmatch(line)
+        if match is None:
+            if line.strip() and not line.lstrip().startswith("#"):
+                raise DataError(f"line {index + 1:,}: {clip(line)!r} is not a line of a catalogue. Repair the line.")
+            key = ""
+            continue
+        if match["key"]:
+            key = match["key"]
+            if not entries or key == "msgctxt" or (key == "msgid" and entries[-1].texts.keys() - {"msgctxt"}):
+                entries.append(_Entry())
+            entries[-1].texts[key], entries[-1].lines[key] = "", []
+        if not key:
+            raise DataError(f"line {index + 1:,}: a text that belongs to no msgid or msgstr. Repair the line.")
+        entries[-1].texts[key] += _unescaped(match["text"][1:-1])
+        entries[-1].lines[key].append(index)
+    return entries
+
+
+def _sources(entry: _Entry, singular: int) -> dict[str, str]:
+    """Return the text to translate for each form."""
+    plural = entry.texts.get("msgid_plural")
+    if plural is None:
+        return dict.fromkeys(entry.forms, entry.texts["msgid"])
+    only_one = len(entry.forms) == 1
+    return {
+        key: entry.texts["msgid"] if key == f"msgstr[{singular}]" and not only_one else plural for key in entry.forms
+    }
+
+
+def _index_of_one(header: str) -> int:
+    """Return the number of the plural form for one, by the rule of the header."""
+    match = _PLURALS.search(header)
+    if match is None:
+        return 0
+    try:
+        return int(python_gettext.c2py(match[2].strip())(1))
+    except (ValueError, ArithmeticError, RecursionError):
+        return 0
+
+
+def _written(key: str, text: str, line: str) -> list[str]:
+    """Return the lines of a translation: one, or one per line of the text after an empty one."""
+    end = "\r" if line.endswith("\r") else ""
+    parts = re.findall(r"[^\n]*\n|[^\n]+", text) or [""]
+    quoted = [f'"{_escape(part)}"' for part in parts]
+    return [f"{key} {quoted[0]}{end}"] if len(parts) == 1 else [f'{key} ""{end}', *(one + end for one in quoted)]
+
+
+def _escape(text: str) -> str:
+    text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+
+
+def _unescaped(text: str) -> str:
+    def replaced(match: re.Match[str]) -> str:
+        escape = match[1]
+        if escape[0] in "01234567":
+            return chr(int(escape, 8))
+        return chr(int(escape[1:], 16)) if len(escape) > 1 else _ESCAPES.get(escape, escape)
+
+    return _ESCAPED.sub(replaced, text)
+
+
+_PREFIXES = {"urn:oasis:names:tc:xliff:document:1.2": "1", "urn:oasis:names:tc:xliff:document:2.0": "2"}
+_PAIRS = {"1:g", "1:mrk", "2:pc", "2:mrk"}
+_OPENING = {"1:bpt": ("rid", "id"), "1:bx": ("rid", "id"), "2:sc": ("id",), "2:sm": ("id",)}
+_CLOSING = {"1:ept": ("rid", "id"), "1:ex": ("rid", "id"), "2:ec": ("startRef",), "2:em": ("startRef",)}
+_STATE = re.compile(rb"\sstate(?:-qualifier)?\s*=\s*(?:\"[^\"]*\"|'[^']*')")
+_OPEN_STATES = {"new", "needs-translation"}
+_MACHINE = b' state="needs-review-translation" state-qualifier="mt-suggestion"'
+
+
+class _Unit(NamedTuple):
+    """A unit: the elements source and target, and the element whose state is that of the translation."""
+
+    source: Node
+    target: Node | None
+    holder: Node
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a text without a translation; a target in the state "new" is a copy of the source."""
+        target = self.target
+        is_missing = target is None or not (target.text.strip() or [*target.nodes])
+        is_new = target is not None and target.attributes.get("state") in _OPEN_STATES
+        return bool(self.source.text.strip()) and (is_missing or is_new)
+
+
+class _XliffTranslation(Inline):
+    """The source of a unit, whose translation is written into the target."""
+
+    def __init__(self, unit: _Unit, edits: Edits) -> None:
+        keeps_space = "preserve" in (node.attributes.get("xml:space") for node in (unit.source, unit.holder))
+        super().__init__(unit.source, edits, _xliff_role, collapse=not keeps_space)
+        self._unit = unit
+
+    def replace(self, translated: Segment) -> None:
+        """Write the translation into the target, which is created if it is missing."""
+        source, target, holder = self._unit
+        text = self._edits.source
+        is_first = source.name == "1:source"
+        if target is None:
+            tag = re.sub(rb"source$", b"target", _qualified_name(text, source))
+        else:
+            tag = _STATE.sub(b"", text[target.start + 1 : target.inner_start].rstrip(b"/> \t\r\n"))
+        form = b"<%b%b>%%b</%b>" % (tag.replace(b"%", b"%%"), _MACHINE if is_first else b"", tag.split()[0])
+        span = (target.start, target.end) if target else (source.end, source.end)
+        self._edits.replace(span, lambda: form % self.written(translated))
+        if not is_first:
+            self._set_state(holder)
+
+    def _set_state(self, segment: Node) -> None:
+        if "state" not in segment.attributes:
+            end = segment.inner_start - (2 if self._edits.source[segment.inner_start - 2] == ord("/") else 1)
+            self._edits.replace((end, end), b' state="translated"')
+            return
+        tag = self._edits.source[segment.start : segment.inner_start]
+        match = re.search(rb"\sstate\s*=\s*[\"']([^\"']*)", tag)
+        if match:
+            self._edits.replace((segment.start + match.start(1), segment.start + match.end(1)), b"translated")
+
+
+def translate_xliff(data: bytes, translator: DocumentTranslator) -> bytes:
+    """Translate the units of an XLIFF file that have no translation.
+
+    Raises DataError if the file is damaged or of another version, or if its languages are not those of the model.
+    """
+    root, source, encode = parse_xml(data, _PREFIXES)
+    if root.name not in ("1:xliff", "2:xliff"):
+        raise DataError(f"the root element is <{root.name}>; accepted: <xliff> in the namespace of version 1.2 or 2.0")
+    for node in root.iter():
+        if node.name in ("1:file", "2:xliff"):
+            names = ("source-language", "target-language") if node.name == "1:file" else ("srcLang", "trgLang")
+            translator.check_languages(*(node.attributes.get(name) for name in names))
+    edits = Edits(source)
+    units = _units_of_first(root) if root.name == "1:xliff" else _units_of_second(root)
+    translator.translate_blocks([_XliffTranslation(unit, edits) for unit in units if unit.is_open])
+    _set_target_language(root, edits, translator.languages[1])
+    return encode(edits.render())
+
+
+def _is_kept(node: Node) -> bool:
+    return node.attributes.get("translate") == "no"
+
+
+def _units_of_first(root: Node) -> Iterator[_Unit]:
+    for node in root.iter(_is_kept):
+        source = node.child("1:source") if node.name == "1:trans-unit" else None
+        if source is not None:
+            yield _Unit(source, node.child("1:target"), node)
+
+
+def _units_of_second(root: Node) -> Iterator[_Unit]:
+    for node in root.iter(_is_kept):
+        source = node.child("2:source") if node.name == "2:segment" else None
+        if source is not None:
+            yield _Unit(source, node.child("2:target"), node)
+
+
+def _xliff_role(node: Node) -> Role:
+    if node.name in _PAIRS and not _is_kept(node) and node.attributes.get("mtype") != "protected":
+        return Role("pair")
+    for elements, kind in ((_OPENING, "open"), (_CLOSING, "close")):
+        names = elements.get(node.name, ())
+        key = next((node.attributes[name] for name in names if name in node.attributes), None)
+        if key is not None:
+            return Role("open" if kind == "open" else "close", f"{node.name[0]} {key}")
+    return Role("empty")
+
+
+def _qualified_name(source: bytes, node: Node) -> bytes:
+    match = re.compile(rb"<([^\s/>]+)").match(source, node.start)
+    assert match is not None
+    return match[1]
+
+
+def _set_target_language(root: Node, edits: Edits, language: str | None) -> None:
+    """Add the target language to a file of version 2.0, which requires it, if it is missing."""
+    if root.name == "2:xliff" and "trgLang" not in root.attributes and language and edits:
+        edits.replace((root.inner_start - 1,) * 2, f' trgLang="{language.replace("_", "-")}"'.encode())
+
+
+class _TmxTranslation(Inline):
+    """A segment of the source language, whose translation is written into the variant of the target language.
+
+    variant: None: a new variant is added.
+    """
+
+    def __init__(self, unit: Node, source: Node, variant: Node | None, language: str, edits: Edits) -> None:
+        super().__init__(source, edits, _tmx_role, collapse=True)
+        self._unit, self._variant, self._language = unit, variant, language
+
+    def replace(self, translated: Segment) -> None:
+        """Write the translation into the empty segment of the target language, or into a new variant."""
+        empty = self._variant.child("seg") if self._variant else None
+        if empty is not None:
+            self._edits.replace((empty.start, empty.end), lambda: b"<seg>%b</seg>" % self.written(translated))
+            return
+        variants = [node for node in self._unit.nodes if node.name == "tuv"]
+        first, before = variants[0], variants[-1].end
+        space = _indentation(self._edits.source, first.start)
+        language = self._language.replace("_", "-").encode()
+        form = b'%b<tuv xml:lang="%b"><seg>%%b</seg></tuv>' % (space, language)
+        self._edits.replace((before, before), lambda: form % self.written(translated))
+
+
+def translate_tmx(data: bytes, translator: DocumentTranslator) -> bytes:
+    """Translate the units of a TMX file that have a text in the source language of the model and none in its target.
+
+    Raises UsageError if the model has no language codes, and DataError if no unit has its source language.
+    """
+    source_language, target_language = translator.languages
+    if not source_language or not target_language:
+        raise UsageError(
+            "the model has no language codes, which select the variants of a TMX file; set data.source_language and "
+            "data.target_language in the configuration of the model"
+        )
+    root, source, encode = parse_xml(data, {})
+    if root.name != "tmx":
+        raise DataError(f"the root element is <{root.name}>; accepted: a TMX file, whose root is <tmx>")
+    edits = Edits(source)
+    found: list[_TmxTranslation] = []
+    languages: set[str | None] = set()
+    for unit in root.iter():
+        if unit.name != "tu":
+            continue
+        variants = {language_code(_language(node)): node for node in reversed([*unit.nodes]) if node.name == "tuv"}
+        languages.update(variants)
+        segment = _segment(variants.get(language_code(source_language)))
+        variant = variants.get(language_code(target_language))
+        target = _segment(variant)
+        if segment is not None and segment.text.strip() and (target is None or not target.text.strip()):
+            found.append(_TmxTranslation(unit, segment, variant if target else None, target_language, edits))
+    if language_code(source_language) not in languages:
+        known = ", ".join(sorted(filter(None, languages))) or "none"
+        raise DataError(
+            f"no unit has a variant in {source_language!r}, the source language of the model (has: {known})"
+        )
+    translator.translate_blocks(found)
+    return encode(edits.render())
+
+
+def _indentation(source: bytes, start: int) -> bytes:
+    """Return the line end and the spaces before an element, b"" if something else stands on its line."""
+    line = source.rfind(b"\n", 0, start)
+    space = source[line:start] if line >= 0 else b"-"
+    return b"" if space.strip() else space
+
+
+def _language(variant: Node) -> str:
+    return variant.attributes.get("xml:lang") or variant.attributes.get("lang") or ""
+
+
+def _segment(variant: Node | None) -> Node | None:
+    return variant.child("seg") if variant is not None else None
+
+
+def _tmx_role(node: Node) -> Role:
+    if node.name == "hi":
+        return Role("pair")
+    if node.name in ("bpt", "ept") and "i" in node.attributes:
+        return Role("open" if node.name == "bpt" else "close", node.attributes["i"])
+    return Role("empty")

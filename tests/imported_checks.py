@@ -1,24 +1,30 @@
-"""Checks of imported models that hold of every family."""
+"""Checks of imported models that hold of every family, damages to checkpoints, and attacks by pickles."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import builtins
+import functools
+import json
+import os
+import pickle
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+from torch import Tensor
 
 from dragoman import Translator
 from dragoman.decoding.native.library import load_native, unavailable_reason
-from dragoman.errors import DragomanError
+from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, EOS, Tokenizer
-from small_run import write_lines
 
 
 def loaded(folder: Path) -> tuple[Model, Tokenizer]:
@@ -47,15 +53,6 @@ def logits(folder: Path, dtype: torch.dtype, source: list[int], target: list[int
     return found
 
 
-def imported_toolkit(source: Path, family: str, lines: Sequence[str]) -> Path:
-    """The folder of a model that was imported from a toolkit, after a comparison without differences."""
-    done = import_model(source, source.parent / "model", write_lines(source.parent / "lines.txt", lines))
-    assert done.family == family and done.parity.met and done.tokenizer and done.tokenizer.met
-    assert done.parity.greedy.same == len(lines)  # type: ignore[attr-defined]
-    assert done.parity.beam.different == 0  # type: ignore[attr-defined]
-    return done.folder
-
-
 def check_native_engine(folder: Path, lines: Sequence[str], tolerance: float = 1e-4, **options: Any) -> None:
     """Both backends translate the lines alike, by greedy search and by beam search."""
     if load_native() is None:
@@ -81,3 +78,63 @@ def check_wrong_weight(
     with pytest.raises(DragomanError, match="parity not met, nothing was written"):
         export(model, out, format, check=lines)
     assert not out.exists()
+
+
+# ------------------------------------------------------------------------------------------------------------- damages
+
+
+def set_values(folder: Path, file: str = "config.json", **values: Any) -> None:
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | values))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    change(tensors)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def refusal(folder: Path, error: type[DragomanError] = UsageError) -> str:
+    """The message of a refused import, which leaves nothing behind."""
+    before = sorted(path.name for path in folder.parent.iterdir())
+    with pytest.raises(error) as caught:
+        import_model(folder, folder.parent / "model")
+    assert sorted(path.name for path in folder.parent.iterdir()) == before
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------- attacks
+
+
+class Attack:
+    """refused: regular expression of the name that the unpickler refuses."""
+
+    def __init__(self, payload: Any, refused: str) -> None:
+        self.payload, self.refused = payload, refused
+
+    def pickle(self, protocol: int) -> bytes:
+        return pickle.dumps({"model": self.payload}, protocol=protocol)
+
+    def succeed(self, content: bytes) -> None:
+        pickle.loads(content)
+
+
+class _Call:
+    """Unpickled, it calls a function."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+ATTACKS: dict[str, Callable[[Path], Attack]] = {
+    "mkdir": lambda path: Attack(_Call(os.mkdir, str(path)), r"posix\.mkdir"),
+    "system": lambda path: Attack(_Call(os.system, f"mkdir {path}"), r"posix\.system"),
+    "eval": lambda path: Attack(_Call(builtins.eval, f"__import__('os').mkdir({str(path)!r})"), r"builtins\.eval"),
+    "exec": lambda path: Attack(_Call(builtins.exec, f"import os; os.mkdir({str(path)!r})"), r"builtins\.exec"),
+    "getattr": lambda path: Attack(_Call(builtins.getattr, _Call(os.mkdir, str(path)), "x", 1), r"builtins\.getattr"),
+    "partial": lambda path: Attack(_Call(functools.partial(os.mkdir, str(path))), r"functools\.partial"),
+}  # fmt: skip
+"""By name, an attack that creates a path."""

@@ -15,10 +15,9 @@ from encoder_checkpoints import bert_checkpoint, vit_checkpoint
 from language_checkpoints import language_checkpoint
 from marian_checkpoints import marian_checkpoint
 from marian_files import marian_model
-from opennmt_checkpoints import written
 from small_run import write_lines
 from t5_checkpoints import t5_checkpoint
-from toolkit_checkpoints import fairseq_checkpoint, joey_checkpoint
+from toolkit_checkpoints import fairseq_checkpoint, joey_checkpoint, opennmt_checkpoint
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ FAMILIES: dict[str, Case] = {
     ),
     "joeynmt": _own(lambda path: joey_checkpoint(path, "untied"), "joeynmt", "ctranslate2"),
     "fairseq": _own(lambda path: fairseq_checkpoint(path, "learned"), "fairseq", "ctranslate2"),
-    "opennmt": _own(lambda path: written(path, "opennmt", "biases"), "opennmt", "ctranslate2"),
-    "eole": _own(lambda path: written(path, "eole", "untied"), "eole", "ctranslate2"),
+    "opennmt": _own(lambda path: opennmt_checkpoint(path, "biases", "opennmt"), "opennmt", "ctranslate2"),
+    "eole": _own(lambda path: opennmt_checkpoint(path, "untied", "eole"), "eole", "ctranslate2"),
     "gpt2": _language_model("gpt2, one layer, untied"),
     "llama": _language_model("llama, one layer, tied"),
     "mistral": _language_model("mistral, window, one layer"),

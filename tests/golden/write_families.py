@@ -73,9 +73,9 @@ def _fairseq(name: str) -> Write:
 
 
 def _opennmt(toolkit: str, name: str) -> Write:
-    from opennmt_checkpoints import written
+    from toolkit_checkpoints import opennmt_checkpoint
 
-    return lambda path: written(path, toolkit, name)
+    return lambda path: opennmt_checkpoint(path, name, toolkit)
 
 
 _NARROW = {

@@ -14,7 +14,6 @@ import sentencepiece as spm
 import torch
 
 from ctranslate2_folders import FOLDERS, foreign_folder
-from damaged_checkpoints import refusal, set_values
 from dragoman.config import parse_config
 from dragoman.decoding.hypothesis import before_end
 from dragoman.errors import DragomanError
@@ -27,7 +26,7 @@ from dragoman.formats.parity import ParityCase
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
 from dragoman.tokenizers import BOS, EOS, Tokenizer
 from every_kind import TRANSFORMERS
-from imported_checks import check_native_engine, loaded
+from imported_checks import check_native_engine, loaded, refusal, set_values
 from marian_files import LINES
 from small_run import digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer

@@ -13,7 +13,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from damaged_checkpoints import change_tensors, refusal, set_values
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.formats.importing import importer, names
 from dragoman.formats.importing.importer import import_model
@@ -22,6 +21,7 @@ from dragoman.nn.record import record
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.tasks.text import MaskedTask
 from encoder_checkpoints import WORDS, bert_checkpoint, vit_checkpoint
+from imported_checks import change_tensors, refusal, set_values
 from small_run import Cli, write_lines
 
 pytest.importorskip("transformers")

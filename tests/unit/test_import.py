@@ -13,13 +13,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from damaged_checkpoints import change_tensors, refusal, set_values
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.importing import importer, names
 from dragoman.formats.importing.importer import FAMILIES, import_model
 from dragoman.formats.importing.reference import ReferenceTokenizer
 from dragoman.formats.parity import Parity
 from dragoman.models.model_folder import load_network, read_config, read_meta, verify
+from imported_checks import change_tensors, refusal, set_values
 from marian_checkpoints import LINES, marian_checkpoint
 from small_run import Cli, write_lines
 

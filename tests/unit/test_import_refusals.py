@@ -16,8 +16,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from damaged_checkpoints import change_tensors, refusal, set_values
 from dragoman.formats.importing.importer import FAMILIES as MODEL_TYPES
+from imported_checks import change_tensors, refusal, set_values
 from imported_families import FAMILIES
 
 pytest.importorskip("transformers")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from damaged_checkpoints import change_tensors, refusal, set_values
 from dragoman import Translator, record
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import DragomanError, UsageError
@@ -21,6 +20,7 @@ from dragoman.formats.importing.names import AxisOrder, Rule, converted, expande
 from dragoman.models.model_folder import load_network, read_config
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, PAD, Tokenizer
+from imported_checks import change_tensors, refusal, set_values
 from small_run import Cli, write_lines
 from t5_checkpoints import LINES, t5_checkpoint
 

@@ -10,9 +10,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from damaged_checkpoints import refusal, set_values
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import read_config, read_meta, verify
+from imported_checks import refusal, set_values
 from language_checkpoints import language_checkpoint
 from small_run import Cli
 

@@ -18,7 +18,7 @@ import torch
 
 from dragoman.errors import UsageError
 from dragoman.formats.importing.unpickler import PickledCheckpoint, plain
-from importing_attacks import ATTACKS, Attack
+from imported_checks import ATTACKS, Attack
 
 
 def read(path: Path, content: Any, **options: Any) -> PickledCheckpoint:

@@ -16,15 +16,14 @@ import pytest
 import torch
 
 from ctranslate2_folders import foreign_folder
-from damaged_checkpoints import refusal
+from imported_checks import refusal
 from marian_files import marian_model
-from opennmt_checkpoints import opennmt_options, written
-from toolkit_checkpoints import fairseq_checkpoint, joey_checkpoint, joey_settings
+from toolkit_checkpoints import fairseq_checkpoint, joey_checkpoint, joey_settings, opennmt_checkpoint, opennmt_options
 
 FOLDERS: dict[str, Callable[[Path], Any]] = {
-    "opennmt": lambda path: written(path, "opennmt", "biases"),
-    "opennmt shards": lambda path: written(path, "opennmt", "untied"),
-    "eole": lambda path: written(path, "eole", "tied"),
+    "opennmt": lambda path: opennmt_checkpoint(path, "biases", "opennmt"),
+    "opennmt shards": lambda path: opennmt_checkpoint(path, "untied", "opennmt"),
+    "eole": lambda path: opennmt_checkpoint(path, "tied", "eole"),
     "joeynmt": lambda path: joey_checkpoint(path, "pre"),
     "fairseq": lambda path: fairseq_checkpoint(path, "tied"),
     "ctranslate2": lambda path: foreign_folder(path, "fairseq"),
@@ -87,11 +86,15 @@ def test_a_checkpoint_without_weights(tmp_path: Path) -> None:
 
 
 def _eole(folder: Path, layers: int) -> Path:
-    written(folder, "eole", "tied")
+    opennmt_checkpoint(folder, "tied", "eole")
     settings = json.loads((folder / "config.json").read_text())
     settings["model"]["decoder"]["layers"] = layers
     (folder / "config.json").write_text(json.dumps(settings))
     return folder
+
+
+def _opennmt(folder: Path, layers: int) -> Path:
+    return opennmt_checkpoint(folder, "tied", "opennmt", settings=opennmt_options("tied") | {"dec_layers": layers})
 
 
 def _joeynmt(folder: Path, layers: int) -> Path:
@@ -101,11 +104,7 @@ def _joeynmt(folder: Path, layers: int) -> Path:
 
 
 LAYERS: dict[str, tuple[Callable[[Path, int], Path], str]] = {
-    "opennmt": (
-        lambda path, layers: written(
-            path, "opennmt", "tied", settings=opennmt_options("tied") | {"dec_layers": layers}
-        ), "decoder.transformer_layers",
-    ),
+    "opennmt": (_opennmt, "decoder.transformer_layers"),
     "eole": (_eole, "decoder.transformer_layers"),
     "joeynmt": (_joeynmt, "decoder.layers"),
     "fairseq": (lambda path, layers: fairseq_checkpoint(path, "tied", decoder_layers=layers), "decoder.layers"),
@@ -142,13 +141,13 @@ def test_other_numbers_of_tokens(change: int, tmp_path: Path) -> None:
     def changed(tokens: list[str]) -> list[str]:
         return tokens[:change] if change < 0 else [*tokens, "more", "most"]
 
-    folder = written(tmp_path / "eole" / "checkpoint", "eole", "tied")
+    folder = opennmt_checkpoint(tmp_path / "eole" / "checkpoint", "tied", "eole")
     vocabulary = json.loads((folder / "vocab.json").read_text())
     vocabulary |= {side: changed(vocabulary[side]) for side in ("src", "tgt")}
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     assert "the settings and the vocabulary require" in refusal(folder)
 
-    folder = written(tmp_path / "opennmt" / "checkpoint", "opennmt", "tied")
+    folder = opennmt_checkpoint(tmp_path / "opennmt" / "checkpoint", "tied", "opennmt")
     content = torch.load(folder / "m.pt", weights_only=False)
     content["vocab"] |= {side: changed(content["vocab"][side]) for side in ("src", "tgt")}
     torch.save(content, folder / "m.pt")

@@ -22,6 +22,7 @@ from typing import Any, Literal, Union, get_args
 from pydantic import BaseModel, create_model
 
 from dragoman.config import BlockConfig, Config, OtherPosition, TrainConfig
+from dragoman.config.data import DATA_KINDS
 from dragoman.config.document import ADDED_ARCHITECTURES, ADDED_METRICS
 from dragoman.config.errors import forget_names, tag_of
 from dragoman.config.section import Section
@@ -35,6 +36,7 @@ KINDS = {
     "norm": "make(d_model, **keys of the section) -> Module",
     "activation": "make(Tensor) -> Tensor",
     "architecture": "make(config, src_vocab, tgt_vocab, shared) -> Network; data=(kinds of [data])",
+    "task": "make(config, folder of prepared data, Reporter, Vocabulary or None) -> Task; about=DataKind(...)",
     "metric": "make(hypotheses, references) -> float, in percent; lower_is_better=False",
     "reporter": "make(run folder) -> Reporter, or None",
     "importer": "a formats.importing Family; the name is `model_type` of config.json",
@@ -86,17 +88,19 @@ def register(kind: str, name: str | type[Section], make: Any, **details: Any) ->
         section = section if section or kind == "activation" else _section(tag, kind)
         for model in _with_subclasses(BlockConfig):
             _extend(model, kind, tag, section)
-    elif kind == "architecture":
+    elif kind in ("architecture", "task"):
         if section is None:
-            raise UsageError(f"register: architecture {tag!r} needs a Section with its keys instead of a name")
-        _extend(Config, "model", tag, section)
-        for data in details["data"]:
+            raise UsageError(f"register: {kind} {tag!r} needs a Section with its keys instead of a name")
+        _extend(Config, "model" if kind == "architecture" else "data", tag, section)
+        if kind == "task":
+            DATA_KINDS[tag] = details["about"]
+        for data in details.get("data", ()):
             ADDED_ARCHITECTURES.setdefault(data, []).append(tag)
     elif kind == "metric":
         _extend(TrainConfig, "metric", tag, None)
         ADDED_METRICS.setdefault("parallel", []).append(tag)
     _PARTS[kind, tag] = Part(kind, tag, make, details)
-    if kind in ("position", "norm", "attention", "activation", "architecture", "metric"):
+    if kind in ("position", "norm", "attention", "activation", "architecture", "task", "metric"):
         Config.model_rebuild(force=True)
         forget_names()
 
@@ -201,7 +205,7 @@ def _package(made: Any) -> str:
 def _kinds_in(config: Config) -> list[tuple[str, str]]:
     model: Any = config.model
     pairs = [(key, getattr(model, key, None)) for key in ("attention", "position", "norm", "activation")]
-    pairs += [("architecture", model.architecture), ("metric", config.train.metric)]
+    pairs += [("architecture", model.architecture), ("task", config.data), ("metric", config.train.metric)]
     return [(kind, value if isinstance(value, str) else str(getattr(value, "kind", ""))) for kind, value in pairs]
 
 

@@ -199,7 +199,7 @@ from dragoman.documents import translate_document
 from dragoman.errors import UsageError
 from dragoman.formats.export import export
 from dragoman.registry import register
-from dragoman.training.validation import metric_value
+from dragoman.training.trainer import metric_value
 
 
 class Scaled(nn.Module):

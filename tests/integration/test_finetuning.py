@@ -18,8 +18,7 @@ from dragoman.io.weights import load_file
 from dragoman.models.model_folder import find_model, list_checkpoints, load_network, read_config, read_meta
 from dragoman.nn.lora import merged
 from dragoman.tokenizers import Tokenizer
-from dragoman.training.averaging import average_run
-from dragoman.training.run import open_run
+from dragoman.training.run import average_run, open_run
 from dragoman.training.trainer import train
 from small_run import Cli, Listener, small_config, trained, weights, write_corpus, write_lines
 
@@ -285,7 +284,7 @@ def test_adapters_are_merged_into_the_saved_model_and_stored_alone(place: Path) 
 
 
 def test_scores_are_those_of_the_saved_model(place: Path) -> None:
-    from dragoman.training.averaging import _validation_scores, with_root_of_run
+    from dragoman.training.run import _validation_scores, with_root_of_run
 
     run = train(load_config(place / "tune.toml", LORA), place / "run").run
     folder = list_checkpoints(run)[-1]

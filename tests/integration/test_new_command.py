@@ -11,7 +11,7 @@ import pytest
 from dragoman import load_config, plan_training, train
 from dragoman.advice import choice, measurement
 from dragoman.advice.choice import Size
-from dragoman.advice.source_text import open_text
+from dragoman.advice.text import open_text
 from dragoman.data.held_out import letters_hash
 from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.training.run import check_files

@@ -21,7 +21,7 @@ from dragoman.data.store.build import build_store
 from dragoman.data.store.folder import content_hash
 from dragoman.data.store.segments import Processes, RayTasks
 from dragoman.errors import DragomanError, TrainingError
-from dragoman.training.preparation import prepare
+from dragoman.training.run import prepare
 from small_run import Listener, small_config, write_corpus
 
 
@@ -61,7 +61,7 @@ from pathlib import Path
 import ray
 from dragoman.config import load_config
 from dragoman.data.store import build
-from dragoman.training.preparation import prepare
+from dragoman.training.run import prepare
 build.SEGMENT = 100
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 prepare(load_config(Path(sys.argv[1])), sys.argv[2], ray=True)

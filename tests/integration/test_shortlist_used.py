@@ -15,7 +15,7 @@ from dragoman.decoding.shortlist import SHORTLIST
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.models.model_folder import find_model, read_meta
 from dragoman.pipelines.translation import Translator
-from dragoman.training.averaging import average_run
+from dragoman.training.run import average_run
 from dragoman.training.shortlist import learn_shortlist
 from dragoman.training.trainer import train
 from small_run import Cli, digit_pairs, small_config, trained, write_corpus, write_lines

@@ -31,10 +31,9 @@ from dragoman.models.model_folder import (
     read_pointer,
     verify,
 )
-from dragoman.training.averaging import average_run
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
-from dragoman.training.run import open_run
+from dragoman.training.run import average_run, open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.translation import TranslationValidation
 from dragoman.training.trainer import Trainer, train

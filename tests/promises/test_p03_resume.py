@@ -20,8 +20,7 @@ import torch
 from dragoman.errors import ConfigError, TrainingError, UsageError
 from dragoman.io.run_log import Reporter, Status, read_log
 from dragoman.models.model_folder import list_checkpoints, load_network, read_pointer, verify
-from dragoman.training.averaging import average_run
-from dragoman.training.run import validated_checkpoints
+from dragoman.training.run import average_run, validated_checkpoints
 from dragoman.training.trainer import TrainResult, train
 from processes import fork_server
 from small_run import Listener, digit_pairs, small_config, train_in_child, weights, write_corpus, write_lines
@@ -498,10 +497,10 @@ def test_a_resumed_run_has_the_threads_that_it_began_with(
     monkeypatch.setattr(torch, "get_num_threads", lambda: current[-1])
     monkeypatch.setattr(torch, "set_num_threads", current.append)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("dragoman.training.threads.usable_cores", lambda: 2)
+    monkeypatch.setattr("dragoman.training.cpu.usable_cores", lambda: 2)
     config = small_config(data, "train.budget=9 steps", "train.save_every=2 steps")
     for seconds, killed in (({1: 2.0, 2: 1.0}, 5), ({1: 1.0, 2: 2.0}, 7), ({1: 1.0, 2: 2.0}, 10)):
-        monkeypatch.setattr("dragoman.training.threads.measure_threads", lambda work, numbers, s=seconds: s)
+        monkeypatch.setattr("dragoman.training.cpu.measure_threads", lambda work, numbers, s=seconds: s)
         with nullcontext() if killed > 9 else pytest.raises(Killed):
             train(config, tmp_path / "run", reporter=Threads(killed))
         assert current[-1] == 2, "as before the training"

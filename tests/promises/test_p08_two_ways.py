@@ -20,7 +20,7 @@ from dragoman.nn.record import replace
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
-from dragoman.training.optim import Progress
+from dragoman.training.progress import Progress
 from dragoman.training.run import TrainingRun
 from dragoman.training.trainer import Trainer
 

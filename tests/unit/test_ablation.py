@@ -25,7 +25,7 @@ from dragoman.interpret.attentions import attentions, sublayers
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record, replace
 from dragoman.tokenizers import EOS
-from dragoman.training.validation import mean_loss
+from dragoman.training.loss import mean_loss
 from every_kind import TRANSLATORS, built
 from small_networks import EXACT
 from small_run import digit_pairs

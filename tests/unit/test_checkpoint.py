@@ -34,10 +34,9 @@ from dragoman.models.model_folder import (
     write_pointer,
 )
 from dragoman.tokenizers import Tokenizer
-from dragoman.training.averaging import average_run
 from dragoman.training.checkpoint import read_training
 from dragoman.training.optim import build_optimizer
-from dragoman.training.run import open_run
+from dragoman.training.run import average_run, open_run
 from small_run import small_config, trained, write_corpus
 
 

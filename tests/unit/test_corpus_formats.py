@@ -16,7 +16,7 @@ import pytest
 from dragoman.advice.diagnosis import Diagnosis
 from dragoman.advice.doctor import diagnose
 from dragoman.advice.examine import examine
-from dragoman.advice.source_text import open_text
+from dragoman.advice.text import open_text
 from dragoman.config import parse_config
 from dragoman.data.corpus import CorpusSpec, SentencePair, corpus_spec, read_pairs
 from dragoman.data.precheck import precheck

@@ -26,7 +26,7 @@ from dragoman.data.dialogues import (
 from dragoman.errors import ConfigError, DataError
 from dragoman.io.run_log import Messages
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer, learn_tokenizer
-from dragoman.training.tasks.dialogue import DialogueTask
+from dragoman.training.tasks.text import DialogueTask
 from small_run import write_lines
 
 SMALL = TokenizerConfig(vocab_size=60, byte_fallback=False, normalization="identity")
@@ -314,7 +314,7 @@ def config_of(folder: Path, *overrides: str) -> Config:
 
 def task_of(folder: Path, *overrides: str) -> tuple[DialogueTask, str]:
     config, messages = config_of(folder, *overrides), Messages()
-    return DialogueTask(config, config.data, messages), "\n".join(messages.texts)  # type: ignore[arg-type]
+    return DialogueTask(config, folder, messages), "\n".join(messages.texts)
 
 
 @pytest.fixture

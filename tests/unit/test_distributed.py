@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from dragoman.errors import DragomanError, TrainingError, UsageError
-from dragoman.training.distributed import DistributedContext, ProcessGroup, open_context
-from dragoman.training.gradient_sum import GradientSum
+from dragoman.training.distributed import DistributedContext, GradientSum, ProcessGroup, open_context
 from processes import run_processes, start_processes, wait_for_file
 
 SIZE = 3

@@ -13,7 +13,7 @@ import pytest
 
 from dragoman.advice import doctor, measurement
 from dragoman.errors import UsageError
-from dragoman.training.allocator import keep_freed_memory
+from dragoman.training.cpu import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from small_run import write_corpus, write_toml
 

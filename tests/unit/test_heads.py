@@ -28,7 +28,7 @@ from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Network
 from dragoman.nn.record import replace
 from dragoman.tokenizers import EOS
-from dragoman.training.validation import mean_loss
+from dragoman.training.loss import mean_loss
 from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config
 from small_networks import SIZES, VARIANTS, shaken
 from small_run import Cli, digit_pairs, small_config, write_corpus, write_lines

@@ -201,7 +201,7 @@ def test_only_the_distributed_context_imports_torch_distributed() -> None:
         for path in FILES
         if any(f"{module}.{name}".startswith("torch.distributed") for module, name in imports(path.read_text("utf-8")))
     }
-    assert importers == {"training/distributed.py", "training/gradient_sum.py", "training/sharded.py"}
+    assert importers == {"training/distributed.py", "training/sharded.py"}
 
 
 def test_no_module_for_odds_and_ends() -> None:

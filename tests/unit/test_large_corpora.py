@@ -28,7 +28,7 @@ from dragoman.data.store.folder import text_hash
 from dragoman.data.store.reader import Store
 from dragoman.data.store.segments import Processes, ThisProcess, WorkerPool, find_duplicates
 from dragoman.training.batch_stream import BatchStream
-from dragoman.training.optim import Progress
+from dragoman.training.progress import Progress
 from dragoman.training.run import open_run
 from dragoman.training.tasks.task import Task
 from small_run import Listener, digit_pairs, small_document, write_lines

@@ -13,11 +13,10 @@ from dragoman.data.batching import Batch
 from dragoman.errors import TrainingError, UsageError
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import unique_tensors
-from dragoman.training import loss_scaling, outcomes
+from dragoman.training import loss, progress
 from dragoman.training.distributed import DistributedContext
-from dragoman.training.loss import Loss
-from dragoman.training.loss_scaling import LossScale, check_float16
-from dragoman.training.optimizers import Adam
+from dragoman.training.loss import Loss, LossScale, check_float16
+from dragoman.training.optim import Adam
 from dragoman.training.run import open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.trainer import Trainer, TrainResult, train
@@ -47,7 +46,7 @@ def build(data: Path, tmp_path: Path) -> Callable[..., Trainer]:
 
 
 def test_the_scale_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_scaling, "INTERVAL", 3)
+    monkeypatch.setattr(loss, "SCALE_INTERVAL", 3)
     ours = LossScale(torch.device("cpu"))
     theirs = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=3)
     parameter = torch.nn.Parameter(torch.zeros(2))
@@ -66,7 +65,7 @@ def test_the_scale_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_scale_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_scaling, "INTERVAL", 1)
+    monkeypatch.setattr(loss, "SCALE_INTERVAL", 1)
     scale = LossScale(torch.device("cpu"))
     for finite, limit in ((True, 2.0**24), (False, 1.0)):
         for _ in range(30):
@@ -139,7 +138,7 @@ class StopAt(Reporter):
 def test_a_resumed_training_has_the_same_bytes(
     reads: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_scaling, "INTERVAL", 2)  # the scale grows until gradients overflow
+    monkeypatch.setattr(loss, "SCALE_INTERVAL", 2)  # the scale grows until gradients overflow
     read_later(monkeypatch, reads)
     config = small_config(data, *FP16, "train.save_every=4 steps", "train.schedule.peak=0.005")
     said = Listener()
@@ -183,7 +182,7 @@ def test_a_training_in_float16_learns(data: Path, tmp_path: Path) -> None:
 def train_in_float16(data: Path, run: Path) -> None:
     import os
 
-    loss_scaling.INTERVAL = 2
+    loss.SCALE_INTERVAL = 2
     seen: list[TrainingStep] = []
     real = TrainingStep.restore_scale
     TrainingStep.restore_scale = lambda self, progress: (seen.append(self), real(self, progress))[1]  # type: ignore
@@ -213,7 +212,7 @@ def read_later(monkeypatch: pytest.MonkeyPatch, reads: bool) -> None:
         self.reads = reads
 
     monkeypatch.setattr(TrainingStep, "__init__", init)
-    monkeypatch.setattr(outcomes, "INTERVAL", 0.0 if reads else 1e9)
+    monkeypatch.setattr(progress, "READ_INTERVAL", 0.0 if reads else 1e9)
 
 
 def with_bad_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.advice import measurement
-from dragoman.advice.choice import CorpusFacts, Size, Speed, choose_training, enough_tokens
-from dragoman.advice.document import nested
+from dragoman.advice.choice import CorpusFacts, Size, Speed, choose_training, enough_tokens, nested
 from dragoman.advice.measurement import StepTiming, corpus_facts, measure_speeds
 from dragoman.config import Config
 from dragoman.errors import UsageError

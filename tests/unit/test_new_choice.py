@@ -25,8 +25,9 @@ from dragoman.advice.choice import (
     enough_tokens,
     expect,
     model_settings,
+    nested,
+    render,
 )
-from dragoman.advice.document import nested, render
 from dragoman.advice.measurement import corpus_facts
 from dragoman.config import parse_config
 from dragoman.models.size import count_parameters

@@ -26,8 +26,8 @@ from dragoman.config import (
 )
 from dragoman.nn.layers import OutputProjection
 from dragoman.nn.positions import Learned
-from dragoman.training.optim import Progress, amount, budget_fraction, build_optimizer, learning_rate, state_size
-from dragoman.training.optimizers import is_for_muon, orthogonalize
+from dragoman.training.optim import build_optimizer, is_for_muon, learning_rate, orthogonalize, state_size
+from dragoman.training.progress import Progress, amount, budget_fraction
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_training_does_not_import_the_compiler() -> None:
     """Its import takes more than a second and 70 MB."""
     program = (
         "import sys, torch\nfrom dragoman.config import AdamConfig\n"
-        "from dragoman.training.optim import build_optimizer\n"
+        "from dragoman.training.progress import build_optimizer\n"
         "model = torch.nn.Linear(2, 2); optimizer = build_optimizer(AdamConfig(), model)\n"
         "model(torch.ones(1, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
         "assert 'torch._dynamo' not in sys.modules"

@@ -16,7 +16,7 @@ from dragoman.training.forecast import (
     plan_warnings,
     warmup_warning,
 )
-from dragoman.training.optim import Progress
+from dragoman.training.progress import Progress
 from dragoman.training.tasks.task import Task
 
 

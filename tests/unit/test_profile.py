@@ -15,7 +15,7 @@ from dragoman.errors import ModelFolderError
 from dragoman.io.run_log import Reporter
 from dragoman.models.model_folder import find_model, list_checkpoints, load_network, read_meta, read_profile
 from dragoman.pipelines.translation import Translator
-from dragoman.training.averaging import average_run
+from dragoman.training.run import average_run
 from dragoman.training.trainer import train
 from small_run import small_config, write_lines
 

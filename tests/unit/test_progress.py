@@ -15,8 +15,7 @@ from rich.console import Console
 from dragoman.cli.console import RichReporter
 from dragoman.config import BudgetSchedule, TrainConfig
 from dragoman.io.run_log import Sample, Status
-from dragoman.training.optim import Progress
-from dragoman.training.status import ProgressEstimator
+from dragoman.training.progress import Progress, ProgressEstimator
 
 STATUS = Status(
     step=1, used=0.001, loss=7.123, targets=100, learning_rate=1e-5, tokens_per_second=4512.3, warming_up=True,

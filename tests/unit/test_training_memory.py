@@ -20,8 +20,7 @@ from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import unique_tensors
 from dragoman.nn.layers import BatchNorm
 from dragoman.tokenizers import PAD
-from dragoman.training.distributed import DistributedContext
-from dragoman.training.gradient_sum import GradientSum
+from dragoman.training.distributed import DistributedContext, GradientSum
 from dragoman.training.memory import BatchPart, accumulate, rows_of, split_parts
 from dragoman.training.run import open_run
 from dragoman.training.step import TrainingStep

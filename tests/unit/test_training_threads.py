@@ -14,10 +14,10 @@ import torch
 from dragoman.cli import main
 from dragoman.errors import TrainingError
 from dragoman.io.run_log import Reporter
-from dragoman.training import threads
+from dragoman.training import cpu
+from dragoman.training.cpu import ThreadControl, candidates, choose, measure_threads
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.run import open_run
-from dragoman.training.threads import ThreadControl, candidates, choose, measure_threads
 from dragoman.training.trainer import Trainer, train
 from small_run import Listener, small_config, weights, write_corpus
 
@@ -82,7 +82,7 @@ def test_few_threads_are_not_measured_where_steps_take_long(seconds: dict[int, f
 @pytest.fixture
 def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Builds the control of a run on a machine with four cores; `speeds` are what is measured."""
-    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    monkeypatch.setattr(cpu, "usable_cores", lambda: 4)
     torch.set_num_threads(4)
     (tmp_path / "run").mkdir()
     write_corpus(tmp_path / "data", train=20)
@@ -92,7 +92,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             assert speeds is not None, "nothing is measured here"
             return {number: speeds[number] for number in numbers}
 
-        monkeypatch.setattr(threads, "measure_threads", measured)
+        monkeypatch.setattr(cpu, "measure_threads", measured)
         listener = Listener()
         config = small_config(tmp_path / "data", *overrides).train
         return ThreadControl(tmp_path / "run", config, torch.device("cpu"), listener), listener
@@ -154,12 +154,12 @@ def test_the_configuration_and_the_environment_are_respected(control: Build, mon
     assert listener.said == ["warning: train.threads is 6, but this process may use 4 cores only"]
     explicit.restore()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(threads, "usable_cores", lambda: 1)
+    monkeypatch.setattr(cpu, "usable_cores", lambda: 1)
     explicit, listener = control("train.threads=2")
     explicit.start(nothing, resumed=True)
     assert listener.text == ("warning: train.threads is 2, but this process may use 1 core only (OMP_NUM_THREADS=1)")
     explicit.restore()
-    monkeypatch.setattr(threads, "usable_cores", lambda: 3)
+    monkeypatch.setattr(cpu, "usable_cores", lambda: 3)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     torch.set_num_threads(3)  # as PyTorch reads the variable
     found, _ = control("train.budget=1 min")
@@ -168,7 +168,7 @@ def test_the_configuration_and_the_environment_are_respected(control: Build, mon
 
 
 def test_no_more_threads_than_cores_are_measured(control: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "usable_cores", lambda: 2)
+    monkeypatch.setattr(cpu, "usable_cores", lambda: 2)
     found, _ = control(speeds={1: 2.0, 2: 1.0})
     found.start(nothing, resumed=False)
     assert torch.get_num_threads() == 2
@@ -184,13 +184,13 @@ def test_measured_again_only_a_budget_of_time_changes_the_number(
     speeds.update({1: 1.0, 4: 2.0})
     found.recheck(nothing)
     assert torch.get_num_threads() == 4, "not due yet"
-    monkeypatch.setattr(threads.time, "monotonic", lambda: found._next)
+    monkeypatch.setattr(cpu.time, "monotonic", lambda: found._next)
     found.recheck(nothing)
     assert torch.get_num_threads() == number
     said = "threads: 1 instead of 4, 2.0 times as fast" if number == 1 else "1 thread would be 2.0 times as fast as 4"
     assert said in listener.text
     for _ in range(2):
-        monkeypatch.setattr(threads.time, "monotonic", lambda: found._next)
+        monkeypatch.setattr(cpu.time, "monotonic", lambda: found._next)
         found.recheck(nothing)
     assert listener.text.count(said) == 1
 
@@ -213,8 +213,8 @@ def test_other_kernels_than_before_are_reported(
     before: bool, option: str, control: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def use(found: bool) -> None:
-        monkeypatch.setattr(threads, "kernels", lambda: object() if found else None)
-        monkeypatch.setattr(threads, "has_kernel_products", lambda: found)
+        monkeypatch.setattr(cpu, "kernels", lambda: object() if found else None)
+        monkeypatch.setattr(cpu, "has_kernel_products", lambda: found)
 
     use(before)
     control(option, speeds=SPEEDS)[0].start(nothing, resumed=False)
@@ -236,11 +236,11 @@ def test_other_kernels_than_before_are_reported(
 def test_other_products_than_before_are_reported(
     control: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "kernels", object)
-    monkeypatch.setattr(threads, "has_kernel_products", lambda: False)
+    monkeypatch.setattr(cpu, "kernels", object)
+    monkeypatch.setattr(cpu, "has_kernel_products", lambda: False)
     control(speeds=SPEEDS)[0].start(nothing, resumed=False)
     assert (stored(tmp_path)["kernels"], stored(tmp_path)["kernel_products"]) == (True, False)
-    monkeypatch.setattr(threads, "has_kernel_products", lambda: True)
+    monkeypatch.setattr(cpu, "has_kernel_products", lambda: True)
     other, listener = control(speeds=SPEEDS)
     other.start(nothing, resumed=True)
     said = "with the C++ kernels except that of matrix products before, and continues with the C++ kernels, as"
@@ -249,7 +249,7 @@ def test_other_products_than_before_are_reported(
 
 def test_kernels_that_were_not_built_are_reported(control: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     for lacks in (False, True):
-        monkeypatch.setattr(threads, "lacks_kernels", lambda lacks=lacks: lacks)
+        monkeypatch.setattr(cpu, "lacks_kernels", lambda lacks=lacks: lacks)
         found, listener = control(speeds=SPEEDS)
         found.start(nothing, resumed=False)
         assert ("install a C++ compiler (g++)" in listener.text) == lacks
@@ -277,7 +277,7 @@ def test_a_stored_number_that_would_not_be_chosen_here_is_compared(
     (tmp_path / "run" / "threads.json").write_text('{"threads": 64}')
     found, listener = control(speeds={1: 3.0, 2: 2.0, 4: 1.0, 64: 5.0})
     found.start(nothing, resumed=True)
-    monkeypatch.setattr(threads.time, "monotonic", lambda: found._next)
+    monkeypatch.setattr(cpu.time, "monotonic", lambda: found._next)
     found.recheck(nothing)
     assert "warning: 4 threads would be 5.0 times as fast as 64" in listener.text
 

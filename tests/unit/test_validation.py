@@ -8,7 +8,7 @@ import torch
 from dragoman.config import EncoderOnlyConfig
 from dragoman.data.batching import Batch, collate_source
 from dragoman.models.build import build_model
-from dragoman.training.validation import AccuracyHead, label_scores, mean_loss
+from dragoman.training.loss import AccuracyHead, label_scores, mean_loss
 
 
 def test_label_scores_are_means_over_labels() -> None:

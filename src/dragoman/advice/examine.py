@@ -21,8 +21,8 @@ from dragoman.advice.diagnosis import (
     Role,
     SideReport,
     SplitOverlap,
+    add_findings,
 )
-from dragoman.advice.findings import add_findings
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash
 from dragoman.data.languages import LanguageCheck, file_language, language_code

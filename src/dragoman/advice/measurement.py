@@ -22,13 +22,13 @@ from dragoman.advice.choice import (
     choose_vocabulary,
     enough_tokens,
     model_settings,
+    nested,
     optimizer_settings,
 )
-from dragoman.advice.document import nested
 from dragoman.config import Config, parse_config
 from dragoman.errors import DataError, UsageError
 from dragoman.io.run_log import Reporter
-from dragoman.training.allocator import keep_freed_memory
+from dragoman.training.cpu import keep_freed_memory
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.run import TrainingRun, open_run
 from dragoman.training.tasks.translation import TranslationTask

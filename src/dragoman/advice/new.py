@@ -21,12 +21,12 @@ from dragoman.advice.choice import (
     choose_training,
     choose_vocabulary,
     expect,
+    nested,
+    render,
 )
-from dragoman.advice.document import nested, render
 from dragoman.advice.examine import examine
 from dragoman.advice.measurement import corpus_facts, measure_speeds
-from dragoman.advice.source_text import ParallelText, check_text_files, open_text
-from dragoman.advice.split import NAMES, Split, split_text
+from dragoman.advice.text import NAMES, ParallelText, Split, check_text_files, open_text, split_text
 from dragoman.config import Config, load_config, parse_config
 from dragoman.config.section import Duration, DurationField
 from dragoman.data.held_out import TEST, TRAIN, VALID

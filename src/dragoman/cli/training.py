@@ -46,7 +46,7 @@ def prepare(
     out = out or Path("runs") / config.stem
     document = load_config(config, overrides or [], run=out)
     with RichReporter(quiet) as reporter:
-        from dragoman.training.preparation import prepare as prepare_data
+        from dragoman.training.run import prepare as prepare_data
 
         store = prepare_data(document, out, workers=workers, ray=ray, reporter=reporter)
         size = sum(file.stat().st_size for file in store.folder.iterdir())
@@ -131,7 +131,7 @@ def interruptible(run: Path, reporter: RichReporter | None) -> Iterator[None]:
 
 def _report_end(document: Config, result: TrainResult, reporter: RichReporter) -> None:
     """Report epochs, steps and time, and whether the machine was slower than 'dragoman new' expected."""
-    from dragoman.training.optim import expected_share
+    from dragoman.training.progress import expected_share
 
     progress, share = result.progress, expected_share(document.train, result.progress)
     steps = f"{result.epochs:.1f} epochs, {progress.step:,} steps"
@@ -177,7 +177,7 @@ def average(
     The model folder is RUN/checkpoints/average-lastN. The best checkpoint of the run stays the same.
     """
     from dragoman.models.model_folder import find_model, read_config, read_meta
-    from dragoman.training.averaging import average_run
+    from dragoman.training.run import average_run
 
     folder = average_run(run, last)
     typer.echo(folder)

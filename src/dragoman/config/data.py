@@ -313,7 +313,7 @@ class ParallelData(_DataSection):
         return self.filter.max_tokens
 
 
-class _FileData(_DataSection):
+class FileData(_DataSection):
     """Data in files of one format."""
 
     root: Root = ""
@@ -327,7 +327,7 @@ class _FileData(_DataSection):
         return None if self.valid is None else resolve_path(self.valid, self.root)
 
 
-class TextData(_FileData):
+class TextData(FileData):
     """Plain text for a language model: one stream cut into blocks, or separate lines or paragraphs."""
 
     kind: Literal["text"] = "text"
@@ -339,7 +339,7 @@ class TextData(_FileData):
     max_tokens: limits.TokensPerBlock = setting(256, "maximum tokens per block, line or paragraph", example=512)
 
 
-class DialogueData(_FileData):
+class DialogueData(FileData):
     """Dialogues for a language model; a dialogue is a list of turns with role and text."""
 
     kind: Literal["dialogue"] = "dialogue"
@@ -365,7 +365,7 @@ class DialogueData(_FileData):
             )
 
 
-class MaskedData(_FileData):
+class MaskedData(FileData):
     """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
@@ -373,7 +373,7 @@ class MaskedData(_FileData):
     max_tokens: limits.TokensPerExample = setting(256, "maximum tokens per sequence", example=512)
 
 
-class TaggedData(_FileData):
+class TaggedData(FileData):
     """Sentences with a tag per word: CoNLL-U (`.conllu`), or lines of `word/tag`."""
 
     kind: Literal["tagged"] = "tagged"
@@ -383,14 +383,14 @@ class TaggedData(_FileData):
     max_tokens: limits.TokensPerExample = setting(256, "maximum tokens per sentence", example=512)
 
 
-class LabelledData(_FileData):
+class LabelledData(FileData):
     """Texts with one label: `.tsv`, `.csv` (label first), `.jsonl` (`label`, `text`), or lines of `label text`."""
 
     kind: Literal["labelled"] = "labelled"
     max_tokens: limits.TokensPerExample = setting(256, "maximum tokens per text", example=512)
 
 
-class TreeData(_FileData):
+class TreeData(FileData):
     """Constituency trees in Penn brackets; sentences are translated into trees (Vinyals et al. 2015)."""
 
     kind: Literal["trees"] = "trees"

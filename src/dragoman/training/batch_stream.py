@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dragoman.data.batching import Batch
 from dragoman.tokenizers import PAD
-from dragoman.training.optim import Progress
+from dragoman.training.progress import Progress
 from dragoman.training.tasks.task import Task
 
 Ints = NDArray[np.int64]

@@ -29,7 +29,7 @@ from dragoman.nn.layers import BatchNorm
 from dragoman.nn.positions import RecurrentOverEmbeddings, RecurrentPositions
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.memory import Gradients
-from dragoman.training.optim import Progress
+from dragoman.training.progress import Progress
 from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.task import Task
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from dragoman.config import Config, Duration, TrainConfig
 from dragoman.config.model import ModelConfig, TransformerConfig
-from dragoman.training.optim import Progress, learning_rate
+from dragoman.training.optim import learning_rate
+from dragoman.training.progress import Progress
 from dragoman.training.tasks.task import Task
 
 _LOW_FOR_SGD = 0.01

@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy (Szegedy et al. 2016; Vaswani et al. 2017, section 5.4).
+"""The loss: label-smoothed cross-entropy (Szegedy et al. 2016; Vaswani et al. 2017, section 5.4), its scale, scores.
 
 With smoothing e the target distribution is (1 - e) on the correct token plus e / V on each of the V tokens.
 `cross_entropy` computes it from logits.  `chunked_cross_entropy` computes the same from hidden states without storing
@@ -9,16 +9,21 @@ Letters: M target tokens (padding excluded), D d_model, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dragoman.data.batching import Batch
+from dragoman.errors import UsageError
+from dragoman.models.seq2seq import Network, evaluating
 from dragoman.nn.fast.cuda.layers import can_compute_loss, loss_gradient_
 from dragoman.nn.fast.native.kernels import multiply, smoothed_loss_, uses_kernels
 from dragoman.nn.layers import OutputProjection
+from dragoman.nn.recurrent import LSTM
 from dragoman.tokenizers import PAD
 
 _CPU_ROWS = 256
@@ -212,3 +217,104 @@ class TokenLoss:
         else:
             smoothed, nll = cross_entropy(rows, targets, self.smoothing, self.padded)
         return Loss(smoothed, nll.detach(), targets.numel())
+
+
+def mean_loss(network: Network, batches: Iterable[Batch]) -> float:
+    """Return the negative log-likelihood in nats per target token, computed by teacher forcing in evaluation mode.
+
+    The end of a sentence counts as a token; labels are not smoothed.  Raises UsageError if no target counts.
+    """
+    nll, tokens = 0.0, 0
+    with evaluating(network), torch.no_grad():
+        for batch in batches:
+            batch = batch.to(network.device)
+            loss = network(batch.src, batch.src_mask, batch.tgt_in, TokenLoss(batch.tgt_out, 0.0))
+            nll, tokens = nll + float(loss.nll), tokens + loss.tokens
+    if not tokens:
+        raise UsageError("no target tokens to score; give at least one line with a target")
+    return nll / tokens
+
+
+def loss_scores(network: Network, batches: Iterable[Batch]) -> dict[str, float]:
+    """Return `valid_loss` (nats per target token, not smoothed) and `perplexity`."""
+    loss = mean_loss(network, batches)
+    return {"valid_loss": loss, "perplexity": math.exp(min(loss, 50.0))}
+
+
+def label_scores(network: Network, batches: Iterable[Batch]) -> dict[str, float]:
+    """Return `valid_loss` (nats per label, not smoothed) and `accuracy` (percent of the labels)."""
+    nll, correct, count = 0.0, 0, 0
+    with evaluating(network), torch.no_grad():
+        for batch in batches:
+            batch = batch.to(network.device)
+            found = network(batch.src, batch.src_mask, batch.tgt_in, AccuracyHead(batch.tgt_out))
+            nll, correct, count = nll + found[0], correct + found[1], count + found[2]
+    return {"valid_loss": nll / count, "accuracy": 100 * correct / count}
+
+
+class AccuracyHead:
+    """A `models.seq2seq.Head` that returns the loss in nats, the number of correct labels and the number of labels."""
+
+    def __init__(self, targets: Tensor) -> None:
+        self.targets = targets  # (B, T), PAD where nothing counts
+
+    def __call__(self, hidden: Tensor, output: nn.Module) -> tuple[float, int, int]:
+        rows, targets = counted_rows(hidden, self.targets)
+        logits = output(rows)  # (M, V)
+        _, nll = cross_entropy(logits, targets, 0.0)
+        best = logits[:, 1:].argmax(-1) + 1  # PAD is not a label
+        return float(nll), int((best == targets).sum()), targets.numel()
+
+
+INITIAL_SCALE, LARGEST_SCALE = 2.0**16, 2.0**24
+SCALE_INTERVAL = 2000
+
+
+class LossScale:
+    """Dynamic loss scaling for float16 (Micikevicius et al. 2018): a power of two from 1 to 2**24.
+
+    Gradients below about 6e-8 are 0 in float16, so the loss is multiplied by a scale before the backward pass, and the
+    gradients are divided by it.  The scale is halved if a gradient overflows, and doubled after 2,000 steps without an
+    overflow, as by `torch.amp.GradScaler`; here it never leaves the device, and its state is part of `Progress`.
+
+    scale: the factor of the loss.  steps: those since it was changed.  before: the scale of the last step.  They are
+    replaced in each update, never changed in place, so that a reference keeps its value.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = self.before = torch.tensor(INITIAL_SCALE, device=device)
+        self.steps = torch.tensor(0.0, device=device)
+
+    def load(self, scale: float, steps: int) -> None:
+        """Continue from the state of a checkpoint; a scale of 0 stands for a run that has not begun."""
+        if scale:
+            self.scale, self.steps = torch.full_like(self.scale, scale), torch.full_like(self.steps, steps)
+
+    def unscale(self, gradients: list[Tensor]) -> None:
+        """Divide the gradients by the scale, in place; exact, because it is a power of two."""
+        local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]  # of weights split over processes
+        if local:
+            torch._foreach_mul_(local, 1 / self.scale)
+
+    def update(self, finite: Tensor) -> None:
+        """Choose the scale of the next step.  finite: whether all gradients are finite, a boolean."""
+        steps = torch.where(finite, self.steps + 1, 0.0)
+        grows = steps >= SCALE_INTERVAL
+        factor = torch.where(finite, torch.where(grows, 2.0, 1.0), 0.5)
+        self.before = self.scale
+        self.scale = (self.scale * factor).clamp(1.0, LARGEST_SCALE)
+        self.steps = torch.where(grows, 0.0, steps)
+
+
+def check_float16(model: Network) -> None:
+    """Raise UsageError if the model has an LSTM and the processor no float16 implementation of it."""
+    if model.device.type != "cpu" or not any(isinstance(module, LSTM) for module in model.modules()):
+        return
+    try:
+        with torch.autocast("cpu", dtype=torch.float16):
+            nn.LSTM(8, 8)(torch.zeros(1, 1, 8))
+    except RuntimeError:
+        raise UsageError(
+            'train.precision = "fp16": this processor cannot compute an LSTM in float16; accepted on it: "float32" or '
+            '"bf16", or train with fp16 on a GPU'
+        ) from None

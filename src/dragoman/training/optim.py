@@ -1,79 +1,214 @@
-"""Optimizer, learning rate schedule and the progress of a run."""
+"""The optimizers Adam, AdamW, SGD, and Muon with AdamW, and the learning rate schedules.
+
+The functions that compute a step are those of `torch.optim`, except that of Muon.  Its classes are not used, because
+creating one imports the compiler of PyTorch, which takes more than a second and 70 MB.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from dragoman.config import (
+    AdamConfig,
+    AdamWConfig,
     BudgetSchedule,
     ConstantSchedule,
     CosineSchedule,
-    Duration,
     InverseSqrtSchedule,
     LinearSchedule,
     MuonConfig,
     Schedule,
     SGDConfig,
-    TrainConfig,
     WarmupStableDecaySchedule,
 )
 from dragoman.config import Optimizer as OptimizerConfig
-from dragoman.training.optimizers import SGD, Adam, MuonWithAdamW, Optimizer
+from dragoman.nn.layers import OutputProjection
+from dragoman.nn.positions import Positions
+
+Group = dict[str, Any]
+_NEWTON_SCHULZ = 3.4445, -4.775, 2.0315
+"""Coefficients of x, x^3 and x^5, which act on the singular values."""
 
 
-@dataclass
-class Progress:
-    """State of a run; with the weights and the optimizer's moments, all that is needed to resume it.
+class Optimizer(ABC):
+    """Groups of parameters with common settings, among them the learning rate `lr`, and the state of each parameter.
 
-    step: updates, including skipped ones.  epoch, block, batch: position in the data (see `BatchStream`).  tokens:
-    source + target, without padding.  seconds: training, validation and saving, over all sessions.  stale: validations
-    since the best one.  skipped, bad_in_a_row: steps with a loss or gradient that is not finite.  validated: amount at
-    the last validation.
-    overflows: steps skipped because a gradient exceeded the range of float16, not included in `skipped`.  loss_scale,
-    scale_steps: state of `LossScale`; 0 before the first step, and in other precisions.  split_batches, skipped_pairs:
-    batches that did not fit into the memory, and pairs or rows that did not fit by themselves, in all processes.
-    grid: whether the batches of the run are planned for few shapes, decided at its start.
+    can_skip: whether `found_inf` has an effect.  found_inf: a tensor on the device; where it is 1, `step` changes
+    nothing, without a transfer to the host; None means 0.
     """
 
-    step: int = 0
-    epoch: int = 0
-    block: int = 0
-    batch: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    best: float | None = None
-    best_step: int = 0
-    stale: int = 0
-    skipped: int = 0
-    bad_in_a_row: int = 0
-    validated: float = 0.0
-    overflows: int = 0
-    loss_scale: float = 0.0
-    scale_steps: int = 0
-    split_batches: int = 0
-    skipped_pairs: int = 0
-    grid: bool = False
+    can_skip = False
+    found_inf: Tensor | None = None
+
+    def __init__(self, groups: list[Group]) -> None:
+        self.param_groups: list[Group] = [{"lr": 0.0, **group} for group in groups if group["params"]]
+        self.state: defaultdict[Tensor, dict[str, Tensor]] = defaultdict(dict)
+
+    def zero_grad(self) -> None:
+        """Remove all gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    @abstractmethod
+    def step(self) -> None:
+        """Update the parameters that have a gradient."""
 
 
-def amount(unit: str, progress: Progress, done: float) -> float:
-    """Return the progress in a unit of `Duration`.  done: fraction of the current epoch."""
-    if unit == "epochs":
-        return progress.epoch + done
-    return float({"steps": progress.step, "tokens": progress.tokens, "seconds": progress.seconds}[unit])
+class _GroupwiseOptimizer(Optimizer):
+    """Updates one group of parameters after the other."""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            if chosen := [p for p in group["params"] if p.grad is not None]:
+                self._update(group, chosen, [p.grad for p in chosen])
+
+    @abstractmethod
+    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """Update parameters of one group."""
 
 
-def budget_fraction(budget: Duration, progress: Progress, done: float) -> float:
-    """Return the used fraction of the budget: 0 at the start, 1 or more at the end.  done: see `amount`."""
-    return amount(budget.unit, progress, done) / budget.amount
+class Adam(_GroupwiseOptimizer):
+    """Adam (Kingma and Ba 2015); AdamW (Loshchilov and Hutter 2019) for a configuration of AdamW or Muon."""
+
+    can_skip = True
+
+    def __init__(self, config: AdamConfig | AdamWConfig | MuonConfig, parameters: list[nn.Parameter]) -> None:
+        decay = getattr(config, "weight_decay", 0.0)
+        self._is_decoupled = not isinstance(config, AdamConfig)
+        common = {"betas": (config.beta1, config.beta2), "eps": config.eps}
+        super().__init__([{**group, **common} for group in decayed(parameters, decay)])
+        # Now, beside the weights: between the gradients of the first step, they would split the memory that is free in
+        # later steps into pieces too small for activations.
+        for p in parameters:
+            step = torch.zeros((), dtype=torch.float32, device=p.device)
+            self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+
+    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        means, squares, steps = ([self.state[p][key] for p in parameters] for key in ("exp_avg", "exp_avg_sq", "step"))
+        beta1, beta2 = group["betas"]
+        adam(
+            parameters, gradients, means, squares, [], steps, fused=True, amsgrad=False, beta1=beta1, beta2=beta2,
+            lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+            decoupled_weight_decay=self._is_decoupled, found_inf=self.found_inf,
+        )  # fmt: skip
 
 
-def expected_share(config: TrainConfig, progress: Progress) -> float:
-    """Return the tokens processed, as a fraction of those expected in the time; 1 for other budgets than a time."""
-    expected = config.expected_speed * progress.seconds
-    return progress.tokens / expected if expected and config.budget.unit == "seconds" else 1.0
+class SGD(_GroupwiseOptimizer):
+    """Gradient descent with momentum and L2 regularization."""
+
+    def __init__(self, config: SGDConfig, parameters: list[nn.Parameter]) -> None:
+        super().__init__(decayed(parameters, config.weight_decay))
+        self._momentum = config.momentum
+
+    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        key = "momentum_buffer"
+        buffers: list[Tensor | None] = [self.state[p].get(key) for p in parameters]
+        # Not fused: PyTorch's fused SGD requires that all parameters get their first gradient in the same step.
+        sgd(
+            parameters, gradients, buffers, fused=False, weight_decay=group["weight_decay"], momentum=self._momentum,
+            lr=group["lr"], dampening=0.0, nesterov=False, maximize=False,
+        )  # fmt: skip
+        for parameter, buffer in zip(parameters, buffers, strict=True):
+            if buffer is not None:
+                self.state[parameter][key] = buffer
+
+
+class Muon(_GroupwiseOptimizer):
+    """Nesterov momentum whose matrices are orthogonalized (Jordan et al. 2024), with decoupled weight decay.
+
+    An update has the root mean square of a typical update of AdamW, 0.2, for every shape (Liu et al. 2025).
+    """
+
+    def __init__(self, config: MuonConfig, matrices: list[nn.Parameter]) -> None:
+        super().__init__([{"params": matrices, "weight_decay": config.weight_decay, "momentum": config.momentum}])
+
+    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        momentum, rate = group["momentum"], group["lr"]
+        with _one_thread():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                state = self.state[parameter]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+                update = orthogonalize(gradient.lerp(mean, momentum))
+                parameter.mul_(1 - rate * group["weight_decay"])
+                parameter.add_(update, alpha=-0.2 * rate * math.sqrt(max(parameter.shape)))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Use one thread on a CPU: to wake others for hundreds of small products takes longer than the products."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Return about U V^T for a matrix (N, M) with the singular value decomposition U S V^T.
+
+    After five steps of a Newton-Schulz iteration (Jordan et al. 2024), a singular value of at least a hundredth of the
+    norm of the matrix is between 0.68 and 1.14.  The precision is bfloat16 on a GPU; on a CPU, PyTorch multiplies
+    matrices of this size faster in float32.
+    """
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.to(torch.bfloat16) if matrix.is_cuda else matrix
+    x = x.T if is_tall else x
+    x = x / x.norm().clamp(min=1e-7)
+    a, b, c = _NEWTON_SCHULZ
+    for _ in range(5):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.T if is_tall else x).to(matrix.dtype)
+
+
+class MuonWithAdamW(Optimizer):
+    """Muon for the matrices of the layers, AdamW for all other parameters."""
+
+    def __init__(self, config: MuonConfig, model: nn.Module) -> None:
+        chosen = is_for_muon(model)
+        super().__init__([])
+        self._muon = Muon(config, [p for p, for_muon in chosen.items() if for_muon])
+        self._adamw = Adam(config, [p for p, for_muon in chosen.items() if not for_muon])
+        self.state = self._muon.state = self._adamw.state
+        self.param_groups += [*self._muon.param_groups, *self._adamw.param_groups]
+
+    def step(self) -> None:
+        self._muon.step()
+        self._adamw.step()
+
+
+def decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[Group]:
+    """Return the groups of matrices, to which weight decay applies, and of vectors; one group without weight decay."""
+    if not weight_decay:
+        return [{"params": parameters, "weight_decay": 0.0}]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def is_for_muon(model: nn.Module) -> dict[nn.Parameter, bool]:
+    """Return whether each parameter is a matrix of a layer: not of an embedding, of positions or of the output."""
+    excluded: set[nn.Parameter] = set()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | OutputProjection | Positions):
+            excluded.update(module.parameters(recurse=False))
+    return {p: p.dim() == 2 and p not in excluded for p in model.parameters() if p.requires_grad}
 
 
 def learning_rate(schedule: Schedule, d_model: int, step: int, used: float) -> float:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,15 @@ from torch import Tensor
 
 from dragoman._version import __version__
 from dragoman.config import Config, LoRAConfig, ModelConfig, dump_toml, flatten, load_config, move_root, resolve_path
-from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError, nearest
+from dragoman.data.corpus import corpus_spec
+from dragoman.data.precheck import precheck
+from dragoman.data.profile import TrainingProfile
+from dragoman.data.store.build import build_store
+from dragoman.data.store.reader import Store
+from dragoman.data.store.segments import Processes, RayTasks
+from dragoman.device import resolve_device
+from dragoman.errors import ConfigError, DataError, ModelFolderError, TrainingError, UsageError, nearest
+from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import recover_folders, remove_folder, write_file, writing
 from dragoman.models.build import assemble
@@ -26,7 +34,11 @@ from dragoman.models.model_folder import (
     build_for,
     described_files,
     list_checkpoints,
+    load_tensors,
+    read_config,
     read_meta,
+    read_profile,
+    runs_inside,
     save_model,
     unfinished_folder,
     unique_tensors,
@@ -36,13 +48,13 @@ from dragoman.models.seq2seq import Network
 from dragoman.models.size import check_memory, count_parameters
 from dragoman.nn.lora import adapter_size, add_adapters, merged
 from dragoman.registry import parts_of
-from dragoman.tokenizers import load_vocabulary
-from dragoman.training.checkpoint import adapter_file, training_files, training_json
-from dragoman.training.initial import InitialModel, open_initial
-from dragoman.training.optim import Progress, state_size
-from dragoman.training.optimizers import Optimizer
+from dragoman.tokenizers import Tokenizer, Vocabulary, load_vocabulary
+from dragoman.training.checkpoint import InitialModel, adapter_file, open_initial, training_files, training_json
+from dragoman.training.optim import Optimizer, state_size
+from dragoman.training.progress import Progress
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
+from dragoman.training.tasks.translation import TranslationValidation
 
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
                "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
@@ -390,3 +402,97 @@ def _is_validated(checkpoint: Path) -> bool:
     except ModelFolderError:
         return True
     return bool(meta.get("validated", not meta.get("interrupted")))  # earlier versions wrote "interrupted": true
+
+
+def average_run(folder: Path, last: int) -> Path:
+    """Average the last checkpoints of a run into `checkpoints/average-last<N>` and point `average` to it.
+
+    Its `meta.json` has the validation scores of a translation model whose validation data still exist.  `best` is
+    unchanged.  Raises UsageError if `last` is below 2 or above the number of validated checkpoints, and while the run
+    is in training, because training removes checkpoints.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder; specify a run folder written by 'dragoman train'")
+    if not list_checkpoints(folder) and (inside := runs_inside(folder)):
+        raise UsageError(f"{folder}: not a run; specify a run inside it: {', '.join(map(str, inside))}")
+    with lock_run(folder):
+        found = validated_checkpoints(folder)
+        if last < 2 or len(found) < last:
+            accepted = f"accepted: 2 to {len(found)}" if len(found) > 1 else "an average needs at least 2"
+            raise UsageError(f"{folder}: cannot average the last {last} checkpoints; it has {len(found)}, {accepted}")
+        config, vocabulary = read_config(found[-1]), load_vocabulary(found[-1])
+        target = folder / "checkpoints" / f"average-last{last}"
+        weights, profile = average_tensors(found[-last:]), read_profile(found[-1])
+        scores = _validation_scores(with_root_of_run(config, found[-1]), vocabulary, weights, profile)
+        meta = {"step": int(found[-1].name), "scores": scores, "averaged": [p.name for p in found[-last:]]}
+        meta |= {key: value for key, value in read_meta(found[-1]).items() if key in ("init_from", "parts")}
+        save_model(target, config, vocabulary, weights, meta, profile=profile)
+        write_pointer(folder, "average", target)
+        return target
+
+
+def with_root_of_run(config: Config, checkpoint: Path) -> Config:
+    """Return the configuration of a checkpoint with the `data.root` of its run, relative to the current directory.
+
+    The `data.root` of the checkpoint itself is relative to the directory in which the training was started.
+    """
+    run = checkpoint.parent.parent
+    if checkpoint.parent.name != "checkpoints" or not (run / "config.toml").is_file():
+        return config
+    try:
+        root = move_root(load_config(run / "config.toml", stored=True).data.root, Path(), start=run)
+    except ConfigError:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
+
+
+def _validation_scores(
+    config: Config, vocabulary: Vocabulary, weights: Mapping[str, Tensor], profile: TrainingProfile | None
+) -> dict[str, Any]:
+    """Return the validation scores of a translation model; {} for other tasks, which need their training data."""
+    if not config.data.about.translates or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
+        return {}
+    try:
+        validation = TranslationValidation(
+            config, corpus_spec(config, config.parallel.valid), vocabulary, Reporter(), profile
+        )
+    except (UsageError, DataError):  # the data were moved or changed
+        return {}
+    network = build_for(config, vocabulary)
+    load_tensors(network, weights, Path("average"))
+    return validation(network.to(resolve_device(config.train.device)))
+
+
+def prepare(
+    config: Config,
+    out: str | Path,
+    *,
+    workers: int | None = None,
+    ray: bool = False,
+    reporter: Reporter | None = None,
+) -> Store:
+    """Prepare the training data of the run `out`, in `prepared` beside it, where training finds them.
+
+    workers: processes; default: one per core.  ray: use the Ray cluster at RAY_ADDRESS instead, or Ray on this machine;
+    the folder must have the same path on all machines.  Raises as `train` does for the data, and UsageError for other
+    data than parallel text, which are prepared in memory when training starts.
+    """
+    check_files(config)
+    if not config.data.about.translates:
+        raise UsageError(
+            f'data.kind = {config.data.kind!r}: nothing to prepare; accepted: "parallel". Start training: its data '
+            "are read into memory"
+        )
+    reporter = reporter or Reporter()
+    reporter.phase("checking the data")
+    cache = Path(out).parent / "prepared"
+    precheck(config, reporter.warn, cache)
+    initial = open_initial(config, Path(out), reporter)
+    tokenizer = initial.vocabulary if initial is not None and isinstance(initial.vocabulary, Tokenizer) else None
+    specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
+    pool: AbstractContextManager[Processes | RayTasks] = RayTasks() if ray else Processes(workers)
+    with pool as used:
+        store = build_store(config, specs, cache, reporter, used, tokenizer)
+    reporter.phase("describing the training data")
+    TrainingProfile.cached(store, config.parallel.source_language)
+    return store

@@ -31,7 +31,7 @@ from dragoman.nn.attention import CrossAttention
 from dragoman.training import captured
 from dragoman.training.checkpoint import moments, read_progress, training_parts
 from dragoman.training.distributed import DistributedContext, ProcessGroup
-from dragoman.training.optim import Progress
+from dragoman.training.progress import Progress
 from dragoman.training.run import TrainingRun
 from dragoman.training.step import TrainingStep
 

@@ -20,7 +20,7 @@ from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, read_config, read_meta
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import Tokenizer
-from dragoman.training.averaging import with_root_of_run
+from dragoman.training.run import with_root_of_run
 
 TokenPair = tuple[list[int], list[int]]
 """Source and target ids, as encoded."""

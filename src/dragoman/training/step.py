@@ -22,12 +22,11 @@ from dragoman.nn.positions import Positions
 from dragoman.tokenizers import PAD
 from dragoman.training.checkpoint import read_training
 from dragoman.training.distributed import DistributedContext
-from dragoman.training.loss import Loss, TokenLoss
-from dragoman.training.loss_scaling import LossScale, check_float16
+from dragoman.training.loss import Loss, LossScale, TokenLoss, check_float16
 from dragoman.training.memory import BatchPart, Gradients, accumulate
-from dragoman.training.optim import Progress, build_optimizer, state_size
+from dragoman.training.optim import build_optimizer, state_size
+from dragoman.training.progress import Progress
 from dragoman.training.run import TrainingRun
-from dragoman.training.validation import swapped_weights
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -256,6 +255,25 @@ class TrainingStep:
                 state[parameter] = {k: torch.empty_like(v, device=parameter.device) for k, v in values.items()}
             tensors += [state[parameter][key] for key in sorted(values)]
         self.context.copy_from_main(tensors)
+
+
+@contextmanager
+def swapped_weights(model: Network, weights: Mapping[str, Tensor] | None) -> Generator[None, None, None]:
+    """Replace the weights of the model (e.g. by a moving average) and restore them afterwards; None: no change."""
+    if weights is None:
+        yield
+        return
+    own = {name: p.clone() for name, p in unique_tensors(model).items()}
+    _copy_into(model, weights)
+    try:
+        yield
+    finally:
+        _copy_into(model, own)
+
+
+def _copy_into(model: Network, weights: Mapping[str, Tensor]) -> None:
+    for name, parameter in unique_tensors(model).items():
+        parameter.copy_(weights[name])
 
 
 def _restore(kept: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -10,18 +10,21 @@ decisions from the same numbers: the main process reads the clock and validates,
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config import Config, Duration
+from dragoman.config import Config, Duration, TrainConfig
 from dragoman.data.batching import Batch
 from dragoman.data.precheck import precheck
 from dragoman.errors import TrainingError, UsageError
@@ -29,24 +32,43 @@ from dragoman.io.lock import lock_run
 from dragoman.io.run_log import NoLog, Reporter, RunLog, read_log
 from dragoman.models.model_folder import list_checkpoints
 from dragoman.models.seq2seq import Network
-from dragoman.registry import reporters
-from dragoman.training.allocator import keep_freed_memory, return_freed_memory
+from dragoman.registry import is_lower_better, reporters
 from dragoman.training.batch_size import resolve_batch_tokens
 from dragoman.training.batch_stream import BatchStream
 from dragoman.training.captured import use_grid
+from dragoman.training.cpu import ThreadControl, keep_freed_memory, return_freed_memory
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
 from dragoman.training.forecast import forecast_of, forecast_problems, plan_warnings, warmup_warning
-from dragoman.training.interrupt import Interrupt
 from dragoman.training.memory import Gradients, try_rows
-from dragoman.training.optim import Progress, amount, budget_fraction, learning_rate
-from dragoman.training.outcomes import Outcome, Outcomes
+from dragoman.training.optim import learning_rate
+from dragoman.training.progress import Outcome, Outcomes, Progress, ProgressEstimator, Window, amount, budget_fraction
 from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
 from dragoman.training.sharded import build_step, check_sharding
-from dragoman.training.status import ProgressEstimator, Window
 from dragoman.training.tasks.task import Score
 from dragoman.training.tasks.translation import TranslationValidation
-from dragoman.training.threads import ThreadControl
-from dragoman.training.validation import metric_value
+
+
+class Interrupt:
+    """Records SIGINT and SIGTERM, so that training stops after the current step; a second signal stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def __enter__(self) -> Interrupt:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
+        self._previous = {number: signal.signal(number, self._handle) for number in numbers}
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
 
 _MAX_SAVING_SHARE = 0.05  # fraction of train.save_every above which the duration of saving gets a warning
 _ADVICE = "Lower the learning rate, set train.clip_norm=1, or check the data with 'dragoman doctor'."
@@ -397,6 +419,13 @@ class Trainer:
             values = f"{self.config.metric} {abs(metric_value(self.config, scores)):.2f} and {abs(best):.2f}"
             self.reporter.log(f"the average of the last {count} checkpoints is {than} ({values}); using {used}")
         return scores if better else self.scores
+
+
+def metric_value(config: TrainConfig, scores: Mapping[str, Any]) -> float:
+    """Return the value of train.metric, negated if lower is better."""
+    if config.metric == "loss":
+        return -float(scores["valid_loss"])
+    return float(scores[config.metric]) * (-1 if is_lower_better(config.metric) else 1)
 
 
 def _failure(run: TrainingRun, context: DistributedContext, what: str, advice: str = _ADVICE) -> TrainingError:

@@ -50,8 +50,7 @@ from dragoman.models.seq2seq import Network
 from dragoman.nn.record import replace
 from dragoman.pages.page import packed, render, write_page
 from dragoman.tokenizers import EOS, PAD
-from dragoman.training.loss import TokenLoss
-from dragoman.training.validation import mean_loss
+from dragoman.training.loss import TokenLoss, mean_loss
 
 REACH = 7
 """Profiles have the offsets -REACH to REACH."""

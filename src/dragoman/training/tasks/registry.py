@@ -1,29 +1,23 @@
-"""The mapping from kinds of [data] to tasks."""
+"""The tasks, by kind of [data]."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from dragoman.config import (
-    Config,
-    DialogueData,
-    ImageData,
-    LabelledData,
-    MaskedData,
-    ParallelData,
-    TaggedData,
-    TextData,
-    TreeData,
-)
+from dragoman.config import Config
 from dragoman.io.run_log import Reporter
-from dragoman.tokenizers import LabelVocabulary, Tokenizer, Vocabulary
-from dragoman.training.tasks.dialogue import DialogueTask
-from dragoman.training.tasks.images import ImageTask
-from dragoman.training.tasks.labelling import ClassTask, TaggingTask
-from dragoman.training.tasks.parsing import ParsingTask
+from dragoman.registry import find
+from dragoman.tokenizers import Vocabulary
+from dragoman.training.tasks.labelling import ClassTask, ImageTask, TaggingTask
 from dragoman.training.tasks.task import Task
-from dragoman.training.tasks.text import LanguageTask, MaskedTask
-from dragoman.training.tasks.translation import TranslationTask
+from dragoman.training.tasks.text import DialogueTask, LanguageTask, MaskedTask
+from dragoman.training.tasks.translation import ParsingTask, TranslationTask
+
+_TASKS: dict[str, Callable[..., Task]] = {
+    "parallel": TranslationTask, "trees": ParsingTask, "text": LanguageTask, "dialogue": DialogueTask,
+    "masked": MaskedTask, "tagged": TaggingTask, "labelled": ClassTask, "images": ImageTask,
+}  # fmt: skip
 
 
 def open_task(config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None) -> Task:
@@ -32,22 +26,9 @@ def open_task(config: Config, prepared: Path, reporter: Reporter, vocabulary: Vo
     prepared: folder of prepared data.  reporter: receives the counts.  vocabulary: of a model that was trained on data
     of the same kind; default: learned from the data.
     """
-    labels = vocabulary if isinstance(vocabulary, LabelVocabulary) else None
-    tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
-    match config.data:
-        case ParallelData():
-            return TranslationTask(config, prepared, reporter, tokenizer)
-        case TreeData():
-            return ParsingTask(config, config.data, prepared, reporter, tokenizer)
-        case TextData():
-            return LanguageTask(config, config.data, prepared, reporter, tokenizer)
-        case DialogueData():
-            return DialogueTask(config, config.data, reporter, tokenizer)
-        case MaskedData():
-            return MaskedTask(config, config.data, prepared, reporter, tokenizer)
-        case TaggedData():
-            return TaggingTask(config, config.data, reporter, labels)
-        case LabelledData():
-            return ClassTask(config, config.data, reporter, labels)
-        case ImageData():
-            return ImageTask(config, config.data, reporter, labels)
+    make = _TASKS.get(config.data.kind)
+    if make is None:
+        added = find("task", config.data.kind)
+        assert added is not None  # checked by the configuration
+        make = added.make
+    return make(config, prepared, reporter, vocabulary)

@@ -1,8 +1,12 @@
-"""Language models of plain text: the next token (Radford et al. 2018), or masked tokens (Devlin et al. 2019)."""
+"""Language models: the next token of plain text (Radford et al. 2018) or of dialogues, or masked tokens.
+
+Masked language modelling: Devlin et al. 2019; models of dialogues: Vinyals and Le 2015.
+"""
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -11,23 +15,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config import Config, MaskedData, TextData
-from dragoman.data.batching import Batch, collate
+from dragoman.config import Config, DialogueData, MaskedData, TextData
+from dragoman.data.batching import Batch, collate, collate_source
+from dragoman.data.dialogues import MAX_ROLES, DialogueSet, TurnIds, Window, encode_turns, read_dialogues, windows
 from dragoman.data.store.text import TextStream, prepare_text, read_stream
+from dragoman.errors import DataError, nearest
+from dragoman.io.reading import hash_files
 from dragoman.io.run_log import Reporter
 from dragoman.models.seq2seq import Network
-from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
+from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer, Vocabulary, learn_tokenizer
+from dragoman.training.loss import label_scores, loss_scores, mean_loss
 from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
-from dragoman.training.validation import label_scores, loss_scores
 
 
 class LanguageTask(RowTask):
     """Windows of text without a source; each starts with BOS, as generated text does."""
 
     def __init__(
-        self, config: Config, data: TextData, prepared: Path, reporter: Reporter, tokenizer: Tokenizer | None = None
+        self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None
     ) -> None:
-        self.data = data
+        assert isinstance(config.data, TextData)
+        data = self.data = config.data
+        tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
         text = prepare_text(config.tokenizer, data.train_paths(), data.form, prepared, reporter, tokenizer=tokenizer)
         self.tokenizer, self.stream = text.tokenizer, text.stream
         reporter.log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
@@ -83,9 +92,11 @@ class MaskedTask(RowTask):
     """
 
     def __init__(
-        self, config: Config, data: MaskedData, prepared: Path, reporter: Reporter, tokenizer: Tokenizer | None = None
+        self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None
     ) -> None:
-        self.data = data
+        assert isinstance(config.data, MaskedData)
+        data = self.data = config.data
+        tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
         paths = data.train_paths()
         text = prepare_text(
             config.tokenizer, paths, "paragraphs", prepared, reporter, joins_lines=True, tokenizer=tokenizer
@@ -133,3 +144,142 @@ class MaskedTask(RowTask):
         stream, rng = self._read([path]), np.random.default_rng(0)  # the same masks for every seed of the run
         rows = [self._masked(stream.window(span), rng) for span in self._windows(stream)[0]]
         return partial(label_scores, batches=self.valid_batches(rows, path))
+
+
+_ROLES_SCORED = 8
+"""The loss per role is reported for at most this many roles."""
+
+
+class DialogueTask(RowTask):
+    """Windows of dialogues without a source.  Every turn is predicted once per epoch, after the role that speaks."""
+
+    def __init__(
+        self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None
+    ) -> None:
+        """vocabulary: a tokenizer with the roles of the dialogues; default: learned from them."""
+        assert isinstance(config.data, DialogueData)
+        data = self.data = config.data
+        paths = data.train_paths()
+        found = DialogueSet()
+        for path in paths:
+            found.extend(read_dialogues(path, data.format))
+        refuse_empty(found.turns, paths, "no dialogue has a turn with text")
+        roles = found.roles()
+        _check_roles(list(roles), data)
+        if isinstance(vocabulary, Tokenizer):
+            tokenizer = vocabulary
+            for path in paths:
+                _check_known("data.train", path, read_dialogues(path, data.format), tokenizer.roles)
+        else:
+            texts = [line for dialogue in found.dialogues for turn in dialogue.turns for line in turn.text.split("\n")]
+            tokenizer = learn_tokenizer(config.tokenizer, texts, lossless=True, roles=list(roles), log=reporter.warn)
+        self.tokenizer = tokenizer
+        super().__init__(config, self.tokenizer, hash_files(paths))
+        self._ids, self._targets, bounds = array("I"), array("I"), array("q", [0])
+        encoded = self._encode(found)
+        cut = self._windows(encoded)
+        for inputs, targets in self._rows(cut, self._loss_roles()):
+            self._ids.extend(inputs)
+            self._targets.extend(targets)
+            bounds.append(len(self._ids))
+        self._bounds = np.array(bounds, dtype=np.int64)
+        self.lengths = np.diff(self._bounds)
+        self._tokens = len(self._targets) - self._targets.count(PAD)
+        reporter.log(f"data: {_summary(found, roles)}; {self._window_summary(encoded, cut)}")
+
+    def _encode(self, found: DialogueSet) -> list[list[TurnIds]]:
+        return [encode_turns(self.tokenizer, dialogue.turns) for dialogue in found.dialogues]
+
+    def _windows(self, encoded: Iterable[list[TurnIds]]) -> list[Window]:
+        return [w for turns in encoded for w in windows(turns, self.data.max_tokens, self.data.context_tokens)]
+
+    def _loss_roles(self) -> frozenset[int] | None:
+        """Return the ids of the roles that are learned, None for all."""
+        return frozenset(self.tokenizer.roles[role] for role in self.data.loss_roles) or None
+
+    def _rows(self, cut: Iterable[Window], roles: frozenset[int] | None) -> list[Row]:
+        """Return the rows of windows in which at least one target counts."""
+        return [row for row in (window.row(roles) for window in cut) if any(row[1])]
+
+    def _window_summary(self, encoded: list[list[TurnIds]], cut: list[Window]) -> str:
+        unused = len(cut) - len(self.lengths)
+        split = sum(not turn.ends for window in cut for turn in window.turns)
+        longest = max(len(turn.text) + 1 for turns in encoded for turn in turns)
+        summary = f"longest turn: {longest:,} tokens; {len(self.lengths):,} windows, {len(self._ids):,} tokens, "
+        summary += f"{self._tokens:,} to predict"
+        if split:
+            summary += f"; cuts inside a turn of more than {self.data.max_tokens - 2:,} tokens: {split:,}"
+        return summary + (f"; windows without a turn of data.loss_roles: {unused:,}" if unused else "")
+
+    def rows(self, indices: list[int], key: tuple[int, int, int]) -> list[Row]:
+        spans = [slice(self._bounds[i], self._bounds[i + 1]) for i in indices]
+        return [(self._ids[span].tolist(), self._targets[span].tolist()) for span in spans]
+
+    def collate(self, rows: list[Row]) -> Batch:
+        """Return a batch with src (B, 0); rows are inputs and targets of equal length."""
+        tgt_in, _ = collate_source([inputs for inputs, _ in rows])
+        tgt_out, _ = collate_source([targets for _, targets in rows])
+        return Batch(tgt_in.new_zeros(len(rows), 0), None, tgt_in, tgt_out, 0, int((tgt_out != PAD).sum()))
+
+    def tokens(self) -> int:
+        return self._tokens
+
+    def validation(self) -> Score | None:
+        path = self.data.valid_path()
+        if path is None:
+            return None
+        found = read_dialogues(path, self.data.format)
+        _check_known("data.valid", path, found, self.tokenizer.roles)
+        cut, names = self._windows(self._encode(found)), self.data.loss_roles or tuple(found.roles())
+        by_role: dict[str, tuple[list[Batch], int]] = {}
+        for name in names:
+            if rows := self._rows(cut, frozenset([self.tokenizer.roles[name]])):
+                batches = self.valid_batches(rows, path)
+                by_role[name] = batches, sum(batch.tgt_tokens for batch in batches)
+        if not by_role:
+            raise DataError(f"data.valid: {path} contains no examples; specify another file, or remove data.valid")
+        tokens = sum(count for _, count in by_role.values())
+        spoken = (turn for dialogue in found.dialogues for turn in dialogue.turns if turn.role in by_role)
+        characters = sum(len(turn.text) + 1 for turn in spoken)  # the end of a turn counts
+
+        def score(network: Network) -> dict[str, Any]:
+            losses = {name: mean_loss(network, batches) for name, (batches, _) in by_role.items()}
+            loss = sum(losses[name] * count for name, (_, count) in by_role.items()) / tokens
+            scores = {"valid_loss": loss, "perplexity": math.exp(min(loss, 50.0))}
+            scores["bits_per_character"] = loss * tokens / characters / math.log(2)
+            if 1 < len(losses) <= _ROLES_SCORED:
+                scores |= {f"loss_{name}": value for name, value in losses.items()}
+            return scores
+
+        return score
+
+
+def _summary(found: DialogueSet, roles: dict[str, int]) -> str:
+    counts = ", ".join(f"{role} {count:,}" for role, count in roles.items())
+    longest = max(len(dialogue.turns) for dialogue in found.dialogues)
+    return f"{found.account()}; turns by role: {counts}; longest dialogue: {longest:,} turns"
+
+
+def _check_roles(roles: list[str], data: DialogueData) -> None:
+    """Raise DataError for too many roles, and for `loss_roles` that do not occur."""
+    if len(roles) > MAX_ROLES:
+        shown = ", ".join(map(repr, roles[:8]))
+        raise DataError(
+            f"{len(roles):,} roles ({shown}, ...); accepted: at most {MAX_ROLES}. Give speakers of many dialogues the "
+            "same roles, such as A and B, or choose another data.format"
+        )
+    unknown = [f"{role!r}{nearest(role, roles)}" for role in data.loss_roles if role not in roles]
+    if unknown:
+        raise DataError(
+            f"data.loss_roles: {', '.join(unknown)} does not speak in the training data; accepted: {', '.join(roles)}"
+        )
+
+
+def _check_known(key: str, path: Path, found: DialogueSet, known: dict[str, int]) -> None:
+    """Raise DataError for roles without an id."""
+    unknown = [f"{role!r}{nearest(role, known)}" for role in found.roles() if role not in known]
+    if unknown:
+        raise DataError(
+            f"{key}: {path}: {', '.join(unknown)} does not speak in the training data; accepted: "
+            f"{', '.join(known)}. Correct the roles, or train on data that contains them"
+        )

@@ -1,4 +1,4 @@
-"""The number of threads of a training on a CPU, and whether it uses the C++ kernels.
+"""Training on a CPU: the number of threads, whether the C++ kernels are used, and how glibc allocates memory.
 
 The number changes the order of sums, and so the last bits of every step.  With a budget in steps, epochs or tokens, a
 resumed run has to end with the same bytes, so that it keeps its number, which is stored in the run folder.  With a
@@ -8,9 +8,11 @@ Which kernels are used depends on the processor; a run that is resumed on anothe
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -237,3 +239,28 @@ def choose(seconds: dict[int, float]) -> int:
     """Return the smallest number of threads that is at most 10 % slower than the fastest."""
     fastest = min(seconds.values())
     return min(number for number, found in seconds.items() if found <= _MIN_SPEEDUP * fastest)
+
+
+# glibc maps each large block separately and unmaps it when it is freed, so that every step has page faults; but it
+# raises the size from which it does so with every block that is freed, up to 32 MB.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> bool:
+    """Configure glibc to keep freed memory, which makes steps up to 1.5 times faster; False for another C library."""
+    return _configure(1 << 30, (1 << 31) - 1)
+
+
+def return_freed_memory() -> bool:
+    """Configure glibc to return freed blocks of 1 MiB or more; return False if the C library is another one."""
+    return _configure(1 << 20, 1 << 20)
+
+
+def _configure(mmap_threshold: int, trim_threshold: int) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, mmap_threshold) and mallopt(_TRIM_THRESHOLD, trim_threshold))

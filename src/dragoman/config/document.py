@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from dragoman.config.data import (
     DATA_KINDS,
@@ -301,7 +301,7 @@ def parse_config(
     for section, tag, default in (("data", "kind", "parallel"), ("model", "architecture", "transformer")):
         if isinstance(content := document.get(section), dict) and not (init_from and section == "model"):
             content.setdefault(tag, default)
-    problems = apply_overrides(document, overrides, Config)
+    problems = _apply_overrides(document, overrides)
     problems += _expand_preset(document)
     if init_from is not None:
         problems += _complete(document, init_from, run)
@@ -345,56 +345,45 @@ _DEEPEST = 8
 _ONE_LINE = "an override sets one key and must be a single line; pass each key=value as a separate argument"
 
 
-def apply_overrides(document: dict[str, Any], overrides: Iterable[str], root: type[BaseModel]) -> list[str]:
-    """Apply `key=value` overrides to a document of the model `root`; return the problems.
+def _apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> list[str]:
+    """Apply `key=value` overrides to a document; return the problems.
 
     Kinds are applied first, so that the order of overrides does not matter.  A new kind removes the other keys of its
     section; a new architecture removes the keys that it does not have.
     """
     overrides = [overrides] if isinstance(overrides, str | bytes) or not isinstance(overrides, Iterable) else overrides
-    texts = list(overrides)
-    problems = [f"override {text!r:.60}: must be a str, key=value" for text in texts if not isinstance(text, str)]
-    pairs = [text.partition("=") for text in texts if isinstance(text, str)]
-    problems += _not_overrides(["".join(pair) for pair in pairs])
-    pairs = [pair for pair in pairs if pair[1] and pair[0].strip()]
-    for key, _, value in sorted(pairs, key=lambda pair: not pair[0].strip().endswith((".kind", ".architecture"))):
-        *parents, last = key.strip().split(".")
+    problems, pairs, previous = [], [], ""
+    for text in overrides:
+        if not isinstance(text, str):
+            problems.append(f"override {text!r:.60}: must be a str, key=value")
+            continue
+        key, equals, value = text.partition("=")
+        if equals and key.strip():
+            pairs.append((key.strip(), value))
+            previous = text
+            continue
+        advice = "write key=value, such as train.seed=2"
+        if previous and key.strip():  # perhaps a part of a value that was not quoted
+            advice += f"; a value that contains spaces is quoted: {shlex.quote(clip(f'{previous} {text}'))}"
+        problems.append(f"{clip(text)!r}: not an override; {advice}")
+    for key, value in sorted(pairs, key=lambda pair: not pair[0].endswith((".kind", ".architecture"))):
+        *parents, last = key.split(".")
         try:
             if len(parents) >= _DEEPEST:
                 raise ValueError(f"a key with {len(parents) + 1:,} parts; no setting has more than {_DEEPEST}")
             section, parsed = _section(document, parents), _parsed(value)
         except ValueError as error:
-            problems.append(f"{clip(key.strip())}: {error}")
+            problems.append(f"{clip(key)}: {error}")
             continue
-        if last in ("kind", "architecture") and section.get(last) != parsed:
-            _remove_other_keys(section, models_at(root, parents), parsed)
+        models = models_at(Config, parents)
+        if last in ("kind", "architecture") and section.get(last) != parsed and len(models) > 1:
+            chosen = next((model for model in models if tag_of(model) == parsed), None)
+            # Sizes mean the same in all architectures, but a key such as `eps` differs between kinds.
+            shared = chosen.model_fields if chosen is not None and "architecture" in chosen.model_fields else {}
+            for other in section.keys() - shared.keys():
+                del section[other]
         section[last] = parsed
     return problems
-
-
-def _not_overrides(texts: list[str]) -> Iterator[str]:
-    """Yield a message for each text without a key or `=`, which may follow a value that was not quoted."""
-    previous = ""
-    for text in texts:
-        key, equals, _ = text.partition("=")
-        if equals and key.strip():
-            previous = text
-            continue
-        advice = "write key=value, such as train.seed=2"
-        if previous and key.strip():
-            advice += f"; a value that contains spaces is quoted: {shlex.quote(clip(f'{previous} {text}'))}"
-        yield f"{clip(text)!r}: not an override; {advice}"
-
-
-def _remove_other_keys(section: dict[str, Any], models: list[type[BaseModel]], tag: Any) -> None:
-    """Remove the keys that the variant `tag` of `models` does not share with the others."""
-    if len(models) < 2:
-        return
-    chosen = next((m for m in models if tag_of(m) == tag), None)
-    # Sizes mean the same in all architectures, but a key such as `eps` differs between kinds.
-    shared = chosen.model_fields if chosen is not None and "architecture" in chosen.model_fields else {}
-    for key in section.keys() - shared.keys():
-        del section[key]
 
 
 def _parsed(value: str) -> Any:

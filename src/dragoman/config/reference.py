@@ -47,6 +47,9 @@ class Key:
         value = self.example.strip('"')
         return shlex.quote(f"{self.name}={value}")
 
+    def is_of(self, kind: Kind) -> bool:
+        return self.name in kind.keys and all(kind.tag in tags for name, tags in self.conditions if name == kind.name)
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -71,10 +74,24 @@ def section_of(name: str) -> str:
 def all_keys() -> tuple[Key, ...]:
     """Return all keys, section by section in the order of the document.  Entries of lists have the index 0."""
     by_name: dict[tuple[str, ...], list[_Chosen]] = {}
-    for name, chosen, *rest in _walk(Config, "", ()):
-        by_name.setdefault((name, *rest), []).append(chosen)
+    for name, chosen, field, models in _fields(Config, "", ()):
+        if any(name == selecting for selecting, _ in chosen):
+            continue  # described with the section that it selects
+        meaning, example = field.description or "", toml_value(field.examples[0]) if field.examples else ""
+        if len(models) > 1:
+            tags = [tag_of(model) for model in models]
+            default = tags[0] if field.is_required() else tag_of(type(field.default))
+            name, value, default = f"{name}.{tag_key(models[0])}", ", ".join(map(toml_value, tags)), toml_value(default)
+        elif "." in name:
+            value, default = _value(field), _default(field)
+        else:
+            continue  # sections of the document have no value of their own
+        by_name.setdefault((name, value, default, meaning, example), []).append(chosen)
     keys = [Key(name, _conditions(chosen), *rest) for (name, *rest), chosen in by_name.items()]
-    keys.append(_preset())
+    # `parse_config` expands the preset, which the models do not contain.
+    accepted, meaning = ", ".join(map(toml_value, PRESETS)), "sizes of a published model; other keys override them"
+    tag = TransformerConfig.model_fields["architecture"].default
+    keys.append(Key("model.preset", (("model.architecture", (tag,)),), accepted, "none", meaning, '"big"'))
     sections = list(dict.fromkeys(section_of(key.name) for key in keys))
     return tuple(sorted(keys, key=lambda key: sections.index(section_of(key.name))))
 
@@ -83,59 +100,33 @@ def all_keys() -> tuple[Key, ...]:
 def all_kinds() -> tuple[Kind, ...]:
     """Return all kinds of all sections, in the order of the document."""
     by_kind: dict[tuple[str, str, str, tuple[str, ...]], list[_Chosen]] = {}
-    for key, chosen, models in _unions(Config, "", ()):
+    for section, chosen, models in _unions():
         for model in models:
             meaning = " ".join((model.__dict__.get("__doc__") or "").split("\n\n")[0].split())
-            names = tuple(f"{section_of(key)}.{name}" for name in model.model_fields if name != tag_key(model))
-            by_kind.setdefault((key, tag_of(model), meaning, names), []).append(chosen)
+            names = tuple(f"{section}.{name}" for name in model.model_fields if name != tag_key(model))
+            by_kind.setdefault((f"{section}.{tag_key(model)}", tag_of(model), meaning, names), []).append(chosen)
     return tuple(
         Kind(key, tag, _conditions(chosen), meaning, names) for (key, tag, meaning, names), chosen in by_kind.items()
     )
 
 
-def _walk(model: type[BaseModel], prefix: str, chosen: _Chosen) -> Iterator[tuple[str, _Chosen, str, str, str, str]]:
-    """Yield name, selected kinds, value, default, meaning and example of all keys in a section and its sections."""
-    for name, field in model.model_fields.items():
-        key, models = f"{prefix}{name}", _sections(field)
-        if any(key == selecting for selecting, _ in chosen):
-            continue  # described with the section that it selects
-        example = toml_value(field.examples[0]) if field.examples else ""
-        meaning = field.description or ""
-        if len(models) > 1:
-            tags, tag = [tag_of(m) for m in models], f"{key}.{tag_key(models[0])}"
-            default = tags[0] if field.is_required() else tag_of(type(field.default))
-            yield tag, chosen, ", ".join(map(toml_value, tags)), toml_value(default), meaning, example
-            for m in models:
-                yield from _walk(m, f"{key}.", (*chosen, (tag, tag_of(m))))
-            continue
-        if prefix:  # sections of the document have no value of their own
-            yield key, chosen, _value(field), _default(field), meaning, example
-        if models:
-            yield from _walk(models[0], f"{key}.0." if _is_list(field) else f"{key}.", chosen)
-
-
-def _unions(
+def _fields(
     model: type[BaseModel], prefix: str, chosen: _Chosen
-) -> Iterator[tuple[str, _Chosen, list[type[BaseModel]]]]:
-    """Yield each key that selects a kind, with the kinds selected above it and the models of its kinds."""
+) -> Iterator[tuple[str, _Chosen, FieldInfo, list[type[BaseModel]]]]:
+    """Yield the name of every field in a section and its sections, the kinds that lead to it, and its own kinds."""
     for name, field in model.model_fields.items():
-        key, models = f"{prefix}{name}", _sections(field)
-        tag = f"{key}.{tag_key(models[0])}" if len(models) > 1 else ""
-        if tag:
-            yield tag, chosen, models
-        for m in models:
-            yield from _unions(m, f"{key}.", (*chosen, (tag, tag_of(m))) if tag else chosen)
+        key, models = f"{prefix}{name}", [m for m in models_in(field.annotation) if m is not Duration]
+        yield key, chosen, field, models
+        if len(models) > 1:
+            for m in models:
+                yield from _fields(m, f"{key}.", (*chosen, (f"{key}.{tag_key(m)}", tag_of(m))))
+        elif models:
+            yield from _fields(models[0], f"{key}.0." if _is_list(field) else f"{key}.", chosen)
 
 
-def _preset() -> Key:
-    """Return the key `model.preset`, which `parse_config` expands and the models do not contain."""
-    accepted, meaning = ", ".join(map(toml_value, PRESETS)), "sizes of a published model; other keys override them"
-    tag = TransformerConfig.model_fields["architecture"].default
-    return Key("model.preset", (("model.architecture", (tag,)),), accepted, "none", meaning, '"big"')
-
-
-def _sections(field: FieldInfo) -> list[type[BaseModel]]:
-    return [model for model in models_in(field.annotation) if model is not Duration]
+def _unions() -> Iterator[tuple[str, _Chosen, list[type[BaseModel]]]]:
+    """Yield the sections that have kinds, the kinds that lead to them, and the models of their kinds."""
+    return ((name, chosen, models) for name, chosen, _, models in _fields(Config, "", ()) if len(models) > 1)
 
 
 def _conditions(chosen: Iterable[_Chosen]) -> Conditions:
@@ -150,8 +141,8 @@ def _conditions(chosen: Iterable[_Chosen]) -> Conditions:
 def _tags() -> dict[str, set[str]]:
     """Return the set of kinds per key that selects them."""
     tags: dict[str, set[str]] = {}
-    for key, _, models in _unions(Config, "", ()):
-        tags.setdefault(key, set()).update(map(tag_of, models))
+    for section, _, models in _unions():
+        tags.setdefault(f"{section}.{tag_key(models[0])}", set()).update(map(tag_of, models))
     return tags
 
 
@@ -210,17 +201,17 @@ def look_up(name: str) -> tuple[list[Kind], list[Key]]:
     Raises UsageError with the nearest name.
     """
     wanted = _without_index(name.strip().strip("[]").strip())
-    for matches in (_is_named, _is_in, _ends_with):
+    for matches in (str.__eq__, _is_in, _ends_with):
         if keys := [key for key in all_keys() if matches(_without_index(key.name), wanted)]:
             # A section is described without the kinds of its inner sections.
             selecting = {key.name for key in keys if matches is not _is_in or section_of(key.name) == wanted}
             return [kind for kind in all_kinds() if kind.name in selecting], keys
     if kinds := [kind for kind in all_kinds() if kind.tag == wanted]:
-        return kinds, [key for key in all_keys() if any(_belongs(key, kind) for kind in kinds)]
+        return kinds, [key for key in all_keys() if any(key.is_of(kind) for kind in kinds)]
     names = {_without_index(key.name) for key in all_keys()}
     other, last = native_name(wanted.rpartition(".")[2]), wanted.rpartition(".")[2]
     near = f" (did you mean {other!r}?)" if other else nearest(wanted, names)
-    near = near or nearest(last, {found.rpartition(".")[2] for found in names} | {kind.tag for kind in all_kinds()})
+    near = near or nearest(last, {name.rpartition(".")[2] for name in names} | {kind.tag for kind in all_kinds()})
     raise UsageError(
         f"{clip(wanted)!r}: no such key, section or kind{near}; accepted: a name such as train.seed, model.norm or "
         "rotary, or a CONFIG.toml; 'dragoman config' lists all sections"
@@ -231,10 +222,6 @@ def _without_index(name: str) -> str:
     return re.sub(r"\.\d+(?=\.|$)|\[\]", "", name)
 
 
-def _is_named(name: str, wanted: str) -> bool:
-    return name == wanted
-
-
 def _is_in(name: str, wanted: str) -> bool:
     """Return whether a key is in a section, or selects the kind of one of its sections."""
     section = section_of(name)
@@ -243,11 +230,6 @@ def _is_in(name: str, wanted: str) -> bool:
 
 def _ends_with(name: str, wanted: str) -> bool:
     return name.endswith(f".{wanted}") or section_of(name).endswith(f".{wanted}")
-
-
-def _belongs(key: Key, kind: Kind) -> bool:
-    """Return whether a kind has a key."""
-    return key.name in kind.keys and all(kind.tag in tags for name, tags in key.conditions if name == kind.name)
 
 
 # ------------------------------------------------------------------------------------------ documents with all defaults

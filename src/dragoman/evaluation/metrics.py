@@ -87,26 +87,6 @@ class SignificanceTest:
 
 
 @dataclass(frozen=True)
-class TrainTestOverlap:
-    """Number of the `total` test lines that are also training lines; examples: line number (from 1) and text."""
-
-    seen: int
-    total: int
-    examples: tuple[tuple[int, str], ...]
-
-    @property
-    def warning(self) -> str:
-        """A one-sentence warning, or "" if there is no overlap."""
-        if not self.seen:
-            return ""
-        line, text = self.examples[0]
-        return (
-            f"{self.seen} of {self.total} test lines ({self.seen / self.total:.1%}) are also in the training text "
-            f"(first: line {line}, {clip(text)!r}), so scores are too optimistic; remove them from the training text"
-        )
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """Scores of one system on one test set.
 
@@ -257,18 +237,21 @@ def compare_systems(
     return SignificanceTest(bleu, chrf, ter, samples)
 
 
-def train_test_overlap(
-    train_sources: Iterable[str], test_sources: Sequence[str], examples: int = 5
-) -> TrainTestOverlap:
-    """Find test lines that are also training lines, ignoring case, whitespace and blank lines."""
+def train_test_overlap(train_sources: Iterable[str], test_sources: Sequence[str]) -> str:
+    """Return a warning if test lines are also training lines, ignoring case, whitespace and blank lines, or ""."""
     wanted: dict[str, list[int]] = {}
     for number, text in enumerate(test_sources, start=1):
         wanted.setdefault(_normalized(text), []).append(number)
     wanted.pop("", None)
     seen = {key for text in train_sources if (key := _normalized(text)) in wanted}
     lines = sorted(number for key in seen for number in wanted[key])
-    first = tuple((number, test_sources[number - 1]) for number in lines[:examples])
-    return TrainTestOverlap(len(lines), len(test_sources), first)
+    if not lines:
+        return ""
+    first, total = lines[0], len(test_sources)
+    return (
+        f"{len(lines)} of {total} test lines ({len(lines) / total:.1%}) are also in the training text (first: line "
+        f"{first}, {clip(test_sources[first - 1])!r}), so scores are too optimistic; remove them from the training text"
+    )
 
 
 def overlap_warning(model: str | Path, sources: Sequence[str]) -> str:
@@ -280,7 +263,7 @@ def overlap_warning(model: str | Path, sources: Sequence[str]) -> str:
     config = read_config(model)
     try:
         pairs = itertools.chain.from_iterable(read_pairs(corpus_spec(config, one)) for one in config.parallel.train)
-        return train_test_overlap((pair.source for pair in pairs), sources).warning
+        return train_test_overlap((pair.source for pair in pairs), sources)
     except (DataError, UsageError):
         return ""  # a model is often evaluated on another machine than it was trained on
 

@@ -165,13 +165,9 @@ def draw_curves(
             format_axis(axes.xaxis)
         axes.set_xlabel(unit, loc="right")
         _set_y_axis(axes, values, log, close, top)
-        return _with_chinese(chart.svg(label), unit)
-
-
-def _with_chinese(svg: str, unit: str) -> str:
-    """Return the SVG with the name of the x axis in both languages."""
-    both = f'><tspan lang="en">{html.escape(unit)}</tspan><tspan lang="zh">{UNITS.get(unit, unit)}</tspan></text>'
-    return svg.replace(f">{html.escape(unit)}</text>", both)
+        name = html.escape(unit)
+        in_both = f'<tspan lang="en">{name}</tspan><tspan lang="zh">{UNITS.get(unit, unit)}</tspan>'
+        return chart.svg(label).replace(f">{name}</text>", f">{in_both}</text>")
 
 
 def readout(

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from dragoman.errors import check_problems
 from dragoman.pages.charts import Line, draw_curves, is_number, readout, time_unit
 from dragoman.pages.page import packed, render, write_page
 
@@ -78,27 +77,14 @@ class DemoReport:
 def write_report(path: Path, report: DemoReport, language: str = "auto") -> Path:
     """Write the page, which opens in `language` (see `render`), to `path` atomically and return `path`.
 
-    Raises UsageError if the report is inconsistent, DragomanError if the file cannot be written.
+    Raises DragomanError if the file cannot be written.
     """
-    _check(report)
     values: dict[str, Any] = {}
     charts = list(_charts(report, values))
     attention = asdict(report.attention) | {"weights": [packed(weights) for weights in report.attention.weights]}
     data = {**asdict(report), "charts": values, "attention": attention}
     page = render("report.html", language=language, title=report.title, report=report, charts=charts, data=data)
     return write_page(path, page)
-
-
-def _check(report: DemoReport) -> None:
-    problems = []
-    if not 0.0 <= report.exact_match <= 1.0:
-        problems.append(f"exact_match = {report.exact_match}; accepted: a share from 0 to 1")
-    picture = report.attention
-    accepted = len(picture.target_tokens), len(picture.source_tokens)
-    for layer, weights in enumerate(picture.weights):
-        if (shape := tuple(weights.shape[1:])) != accepted:
-            problems.append(f"attention layer {layer}: weights of shape {shape} per head; accepted: {accepted}")
-    check_problems("inconsistent report:", problems)
 
 
 def _charts(report: DemoReport, values: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -135,20 +135,14 @@ def differences(group: Group, comparison: RunComparison) -> list[str]:
 
 def best_groups(comparison: RunComparison, column: Column) -> list[Group]:
     """Return the groups with the best number; none for a cost, if all are equal, or if the data differ."""
-    if not _is_comparable(comparison, column):
+    # Validation scores are compared on the same data, and those per token also with the same tokens.
+    if column.key.startswith("valid.") and _differing_data(comparison):
+        return []
+    if column.key in _PER_TOKEN and any(key.startswith("tokenizer.") for key in comparison.differing):
         return []
     having = [group for group in comparison.groups if column.key in group.numbers]
     worth = [column.better * group.numbers[column.key].mean for group in having]
     return [group for group, value in zip(having, worth, strict=True) if min(worth) < value == max(worth)]
-
-
-def _is_comparable(comparison: RunComparison, column: Column) -> bool:
-    """Return whether the groups were measured on the same data: numbers per token also with the same tokens."""
-    if not column.key.startswith("valid."):
-        return True
-    return not _differing_data(comparison) and not (
-        column.key in _PER_TOKEN and any(key.startswith("tokenizer.") for key in comparison.differing)
-    )
 
 
 def _differing_data(comparison: RunComparison) -> list[str]:
@@ -179,14 +173,9 @@ def _numbers_table(comparison: RunComparison) -> Table:
     several = comparison.seeds_differ or any(len(group.runs) > 1 for group in comparison.groups)
     table = plain_table("run", *(["seeds"] if several else []), *(column.title for column in shown))
     for group in comparison.groups:
-        cells = (
-            Text(
-                " ".join(cell_text(group, column)).strip(),
-                "bold green" if group in best[column.key] else "",
-                no_wrap=True,
-            )
-            for column in shown
-        )
+        styles = ("bold green" if group in best[column.key] else "" for column in shown)
+        texts = (" ".join(cell_text(group, column)).strip() for column in shown)
+        cells = (Text(text, style, no_wrap=True) for text, style in zip(texts, styles, strict=True))
         table.add_row(_label(group, comparison), *([Text(_seeds(group))] if several else []), *cells)
     return table
 

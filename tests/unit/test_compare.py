@@ -1,17 +1,24 @@
-"""Runs side by side: what is read from their folders, seeds as groups, what differs, and what is refused."""
+"""Runs side by side: what is read from their folders, seeds as groups, what differs, scores with intervals."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
-from dragoman.config import flatten
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.evaluation.compare import Statistic, compare_runs, short_names
+from dragoman.evaluation.compare.runs import length_bounds, read_eval_set, score_translations
 from fabricated_run import fabricate, learning, training_row, validation_row
+from small_run import digit_pairs, write_lines
 
 
 def test_the_numbers_are_those_of_the_folder(tmp_path: Path) -> None:
@@ -78,9 +85,7 @@ def test_copies_of_the_same_data_are_no_difference(tmp_path: Path) -> None:
     assert compare_runs(runs).differing == ()
 
 
-def test_flatten_and_short_names() -> None:
-    nested = {"a": {"b": [5, {"c": "x"}], "d": None}, "e": True}
-    assert flatten(nested) == {"a.b.0": 5, "a.b.1.c": "x", "a.d": None, "e": True}
+def test_short_names() -> None:
     assert short_names(["model.position.kind", "model.n_heads", "train.optimizer.kind"]) == {
         "model.position.kind": "position",
         "model.n_heads": "n_heads",
@@ -153,15 +158,15 @@ def test_every_folder_that_cannot_be_compared_is_named(tmp_path: Path) -> None:
     (torn / "checkpoints" / "00000012" / "model.safetensors").write_bytes(b"no tensors")
     (tmp_path / "nothing").mkdir()
     (tmp_path / "file").write_text("text")
-    given = [tmp_path / name for name in ("transformr", "nothing", "file")]
+    wrong = [tmp_path / name for name in ("transformr", "nothing", "file")]
     with pytest.raises(UsageError) as caught:
-        compare_runs([good, good, *given, empty, lost, torn])
+        compare_runs([good, good, *wrong, empty, lost, torn])
     message = str(caught.value)
     for words in (
         f"{good}: specified twice",
-        f"{given[0]}: no such folder (did you mean '{good}'?); accepted: a run folder",
-        f"{given[1]}: no run (neither it nor a folder in it contains config.toml",
-        f"{given[2]}: no run (it is a file)",
+        f"{wrong[0]}: no such folder (did you mean '{good}'?); accepted: a run folder",
+        f"{wrong[1]}: no run (neither it nor a folder in it contains config.toml",
+        f"{wrong[2]}: no run (it is a file)",
         f"{empty}: log.jsonl has no rows yet; continue with: dragoman train CONFIG --out {empty}",
         f"{lost}/checkpoints/00000012: missing, but",
         "model.safetensors: not a safetensors file",
@@ -180,3 +185,65 @@ def test_wrong_calls_are_refused(tmp_path: Path) -> None:
         compare_runs([])
     with pytest.raises(DragomanError, match="a\\.en"):
         compare_runs([run], tmp_path / "a.en", tmp_path / "a.de")
+
+
+# ------------------------------------------------------------------------------------------------ scores of a test set
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=400))
+def test_buckets_are_few_and_none_is_nearly_empty(lengths: list[int]) -> None:
+    bounds = length_bounds(lengths)
+    assert list(bounds) == sorted(set(bounds)) and len(bounds) <= 8
+    edges = (-1, *bounds, 10**9)
+    sizes = [sum(a < n <= b for n in lengths) for a, b in itertools.pairwise(edges)]
+    assert sum(sizes) == len(lengths)
+    assert min(sizes) >= min(20, len(lengths) / 20)
+
+
+def test_scores_and_intervals_are_those_of_sacrebleu(tmp_path: Path) -> None:
+    pairs = digit_pairs(60, longest=12)
+    references = [target for _, target in pairs]
+    write_lines(tmp_path / "test.src", [source for source, _ in pairs])
+    write_lines(tmp_path / "test.ref", references)
+    texts = [text if i % 3 else text.replace("un", "sies") for i, text in enumerate(references)]
+    material = read_eval_set(tmp_path / "test.src", tmp_path / "test.ref")
+    found = score_translations(texts, material, samples=200)
+    for metric, interval in ((BLEU(force=True), found.bleu), (CHRF(), found.chrf)):
+        theirs: Any = metric.corpus_score(texts, [references], n_bootstrap=200)
+        assert (interval.score, interval.half) == (theirs.score, theirs._ci)
+    assert 0 < found.bleu.half < 20 and found.bleu.score < 100
+    assert "bs:200" in found.bleu_signature and "chrF" not in found.bleu_signature
+    assert sum(bucket.sentences for bucket in found.by_length) == 60
+    assert found.by_length[-1].high is None and found.by_length[0].low == 1
+    one = [i for i, n in enumerate(material.lengths) if n <= material.bounds[0]]
+    alone = BLEU(force=True).corpus_score([texts[i] for i in one], [[references[i] for i in one]])
+    assert found.by_length[0].bleu.score == pytest.approx(alone.score)
+
+
+def test_bleu_is_counted_with_the_tokenizer_given(tmp_path: Path) -> None:
+    references = ["他在公园里和朋友一起踢足球。", "我昨天买了一本新的书。"]
+    write_lines(tmp_path / "zh", references)
+    material = read_eval_set(tmp_path / "zh", tmp_path / "zh")
+    found = score_translations(["他在公园里和朋友们一起踢足球。", "我昨天买了一本新书。"], material, 2, "zh")
+    assert found.bleu.score == pytest.approx(81.22, abs=0.01) and "tok:zh" in found.bleu_signature
+    assert found.by_length[0].bleu.score > 0
+
+
+def test_titles_of_buckets(tmp_path: Path) -> None:
+    sources = [" ".join(["word"] * n) for n in range(1, 41) for _ in range(3)]
+    write_lines(tmp_path / "a", sources)
+    material = read_eval_set(tmp_path / "a", tmp_path / "a")
+    titles = [bucket.title for bucket in score_translations(sources, material, 2).by_length]
+    assert titles == ["1–5", "6–10", "11–15", "16–20", "21–25", "26–30", "31–35", "36+"]
+
+
+def test_text_without_spaces_is_measured_in_characters(tmp_path: Path) -> None:
+    write_lines(tmp_path / "zh", ["他在公园里和他的朋友们一起踢足球到很晚才回家去吃晚饭"] * 3)
+    material = read_eval_set(tmp_path / "zh", tmp_path / "zh")
+    assert material.unit == "characters" and material.lengths == (26, 26, 26)
+
+
+def test_an_empty_test_set_is_refused(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a", [])
+    with pytest.raises(DataError, match="empty; accepted: at least 1 line"):
+        read_eval_set(tmp_path / "a", tmp_path / "a")

@@ -82,10 +82,7 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
     ("override", "words"),
     [
         ("train.seed=18446744073709551616", "out of range; accepted: 0 to 9,223,372,036,854,775,807"),
-        (
-            "tokenizer.vocab_size=2147483648",
-            "tokenizer.vocab_size = 2147483648: out of range; accepted: 8 to 1,048,576",
-        ),
+        ("tokenizer.vocab_size=2147483648", "vocab_size = 2147483648: out of range; accepted: 8 to 1,048,576"),
         ("data.train.0.weight=1e-300", "data.train.0.weight = 1e-300: out of range; accepted: 0.0001 to 1,000"),
         ("data.train.0.weight=1e300", "out of range; accepted: 0.0001 to 1,000"),
         ("model.d_ff=999999999999999999", "model.d_ff = 999999999999999999: out of range; accepted: 1 to 262,144"),
@@ -100,7 +97,7 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
             'train.optimizer.kind is "sgd"',
         ),
         ("tokenizer.character_coverage=0.95", "tokenizer.character_coverage = 0.95: out of range; accepted: 0.98 to 1"),
-        ("model.norm.eps=1e300", "model.norm.kind: missing"),
+        ("model.norm={kind = 'layer', eps = 1e300}", "model.norm.eps = 1e+300: out of range; accepted: 1"),
         ("search.no_repeat_ngram=1", "1 forbids every repeated token, even commas; accepted: 0 (off) or 2 to 10,000"),
         ("search.shrink_beam=2", "search.shrink_beam = 2: must be true or false"),
         ("train.clip_norm=1e-9", "accepted: 0 (no clipping) or 1e-06 to 1,000,000"),
@@ -118,7 +115,7 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("data.target_language=EN", 'source_language and target_language are both "en"; give each side its own code'),
         ("data.source_language=XX", 'source_language and target_language are both "XX"; give each side'),
         ("data.valid={source = './train.src', target = 'train.tgt'}", "valid is the same data as train.0"),
-        ("data.filter.max_characters=10", "max_tokens"),
+        ("data.filter={min_characters = 20, max_characters = 10}", "min_characters 20 is more than max"),
         ("train.schedule.warmup=25", "train.schedule.warmup is 25 steps, more than the budget of 24 steps"),
         ("train.average=5", "makes 4 checkpoints; accepted: 0 to 4"),
         ("train.seed=1\ntrain.keep=3", "an override sets one key and must be a single line"),
@@ -131,17 +128,14 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("data.train.99999999999999999999.weight=1", "no such index"),
         ("data.train." + "9" * 5000 + ".weight=1", "no such index"),
         ("data.train.1.weight=1", "'1': no such index; data.train is a list of 1"),
+        ("train.early_stopping=5", "no such key (did you mean 'train.patience'?); accepted here: budget"),
+        ("train.max-grad-norm=5", "(did you mean 'train.clip_norm'?)"),
+        ("lr=3", "lr: no such key (did you mean 'train.schedule.peak'?); accepted here: data, tokenizer"),
+        ("model.seed=3", "(did you mean 'train.seed'?)"),
     ],
     ids=lambda text: text[:40].replace("\n", " "),
 )
 def test_settings_that_make_no_sense_are_refused_in_one_short_message(override: str, words: str) -> None:
-    if override == "data.filter.max_characters=10":
-        override, words = "data.filter={min_characters = 20, max_characters = 10}", "min_characters 20 is more than max"
-    if override == "model.norm.eps=1e300":
-        override, words = (
-            "model.norm={kind = 'layer', eps = 1e300}",
-            "model.norm.eps = 1e+300: out of range; accepted: 1",
-        )
     began = time.process_time()
     (problem,) = problems(override)
     assert words in problem
@@ -292,17 +286,10 @@ def test_the_kind_that_a_section_already_has_keeps_its_keys() -> None:
 
 @pytest.mark.parametrize(
     "override",
-    [
-        "train.device=mps:0",
-        "train.device=cuda:1000",
-        "search.no_repeat_ngram=1",
-        "train.budget=0.5 steps",
-        "train.schedule.warmup=99999999",
-        "train.schedule.peak=1e9",
-        "train.clip_norm=1e-9",
-        "data.filter.max_ratio=1e300",
-    ],
-)
+    ["train.device=mps:0", "train.device=cuda:1000", "search.no_repeat_ngram=1", "train.budget=0.5 steps",
+     "train.schedule.warmup=99999999", "train.schedule.peak=1e9", "train.clip_norm=1e-9",
+     "data.filter.max_ratio=1e300"],
+)  # fmt: skip
 def test_a_stored_document_keeps_what_was_accepted_when_it_was_written(override: str) -> None:
     document = small_document(Path("data"))
     config = parse_config(document, [override], stored=True)
@@ -389,10 +376,7 @@ def test_no_message_is_that_of_pydantic(monkeypatch: pytest.MonkeyPatch) -> None
         ({"train": {"source": "a"}}, "data.train: must be a list; write [[data.train]] with two brackets"),
         ({"kind": "text", "train": [{"source": "a"}]}, "data.train.0 = {'source': 'a'}: must be text, in quotes"),
         ({"kind": "text", "train": []}, "data.train = []: empty; at least one entry is required"),
-        (
-            {"kind": "tagged", "train": ["a"], "column": "\udc80"},
-            "data.column = '\\udc80': invalid Unicode (lone surrogate)",
-        ),
+        ({"kind": "tagged", "train": ["a"], "column": "\udc80"}, "data.column = '\\udc80': invalid Unicode (lone"),
         ({"kind": "text", "train": ["a"], "valid": datetime.date(2026, 1, 2)}, "data.valid = 2026-01-02: must be text"),
         ({"kind": "text", "train": ["a"], 1: 2}, "data: the key 1 must be text"),
         ({"train": [{"source": "a", "target": "b"}], "beam": 3}, "no such key (did you mean 'search.beam'?); accepted"),
@@ -402,22 +386,3 @@ def test_messages_for_lists_dates_and_misplaced_keys(document: dict[Any, Any], w
     with pytest.raises(ConfigError) as caught:
         parse_config({"data": document})
     assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("train.early_stopping=5", "no such key (did you mean 'train.patience'?); accepted here: budget"),
-        ("train.max-grad-norm=5", "(did you mean 'train.clip_norm'?)"),
-        ("lr=3", "lr: no such key (did you mean 'train.schedule.peak'?); accepted here: data, tokenizer"),
-        ("model.seed=3", "(did you mean 'train.seed'?)"),
-        ("model.kernel=3", 'no such key with architecture "transformer"; available with model.architecture = "conv'),
-        (
-            "model.n_layers=3",
-            'available with model.architecture = "decoder_only", "encoder_only", "vision", "recurrent',
-        ),
-    ],
-)
-def test_a_key_of_another_section_is_reported_with_that_section(override: str, words: str) -> None:
-    (problem,) = problems(override)
-    assert words in problem

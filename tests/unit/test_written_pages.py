@@ -1,4 +1,4 @@
-"""The comparison's page and its tables: nothing from outside, the numbers of the logs, and all of it drawn."""
+"""The pages of the demo's report and of a comparison: self-contained, safe whatever the texts are, complete, drawn."""
 
 from __future__ import annotations
 
@@ -8,20 +8,55 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from dragoman.errors import DragomanError
 from dragoman.evaluation.compare import Group, RunComparison, compare_runs
 from dragoman.evaluation.compare.page import MOST_POINTS, columns, print_comparison, write_comparison
 from dragoman.evaluation.compare.runs import DecodedScores, EvalSet, Interval, LengthScore
+from dragoman.pages.page import packed
+from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
 from fabricated_run import fabricate, learning, training_row
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-HOSTILE = "</script><script>alert(1)<b>{{ data }}{% endblock %}"
+HOSTILE = '</script><script>alert("x")</script><!-- & {{ data }} {% endblock %} \u2028 ]]>'
+REPORT = DemoReport(
+    target="German",
+    target_code="de",
+    word_order="The unit precedes the ten.",
+    title="Zahlen & <small> Wörter",
+    config={"model": {"kind": "transformer", "d_model": 64}, "train": {"seed": 7, "folder": Path("runs/demo")}},
+    parameters=2_500_000,
+    seconds=200.0,
+    device="cpu",
+    history=[
+        {
+            "step": s,
+            "loss": 6 / s,
+            "learning_rate": 1e-4,
+            "tokens_per_second": 9e3,
+            "seconds": s / 2,
+            "exact_match": 0.5,
+        }
+        for s in range(1, 12)
+    ],
+    exact_match=0.75,
+    test_items=40,
+    samples=[
+        Sample("two", "zwei", "zwei", True, -0.1),
+        Sample("thirty-one", "einunddreißig", "einundvierzig", False, -2.5),
+        Sample("<b>", "<i>", "<i>", True, -0.2),
+    ],
+    attention=AttentionPicture(
+        ["▁two", "</s>"], ["▁z", "wei", "</s>"], [torch.tensor([[[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]] * 4)] * 5
+    ),
+)
 
 
 @pytest.fixture
@@ -47,16 +82,30 @@ def decoded(better: int) -> DecodedScores:
     return DecodedScores(bleu, chrf, "nrefs:1|bs:200", "nrefs:1|nc:6", rows)
 
 
-class _Page(html.parser.HTMLParser):
-    """The cells of the tables in English, and the text of each script by its type."""
+@pytest.fixture(params=["report", "comparison"])
+def written(request: pytest.FixtureRequest, comparison: RunComparison) -> Callable[[Path], Path]:
+    """A function that writes one of the pages."""
+    if request.param == "report":
+        return lambda path: write_report(path, REPORT)
+    return lambda path: write_comparison(path, comparison)
+
+
+class Page(html.parser.HTMLParser):
+    """The cells of the tables in English, the scripts, and the data of a page."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[list[str]] = []
-        self.scripts: dict[str, str] = {}
-        self._script: str | None = None
+        self.scripts: list[tuple[str | None, str]] = []
+        """Type and text of each script, as a browser would cut it out."""
+        self._in_script = False
         self._in_cell = False
         self._spans: list[bool] = []
+
+    @property
+    def data(self) -> Any:
+        (text,) = [text for kind, text in self.scripts if kind == "application/json"]
+        return json.loads(text)
 
     @property
     def _chinese(self) -> bool:
@@ -71,29 +120,152 @@ class _Page(html.parser.HTMLParser):
         if tag == "span":
             self._spans.append(self._chinese or ("lang", "zh") in attrs)
         if tag == "script":
-            self._script = dict(attrs).get("type") or "script"
+            self.scripts.append((dict(attrs).get("type"), ""))
+            self._in_script = True
 
     def handle_endtag(self, tag: str) -> None:
         self._in_cell = self._in_cell and tag not in ("td", "th")
-        self._script = None if tag == "script" else self._script
+        self._in_script = self._in_script and tag != "script"
         if tag == "span":
             self._spans.pop()
 
     def handle_data(self, data: str) -> None:
-        if self._script:
-            self.scripts[self._script] = data
+        if self._in_script:
+            kind, text = self.scripts[-1]
+            self.scripts[-1] = (kind, text + data)
         elif self._in_cell and not self._chinese:
             self.rows[-1][-1] += data + " "
 
 
-def read(path: Path) -> _Page:
-    page = _Page()
+def read(path: Path) -> Page:
+    page = Page()
     page.feed(path.read_text("utf-8"))
     return page
 
 
 def words(cell: str) -> str:
     return " ".join(cell.split())
+
+
+def drawn(path: Path, folder: Path) -> str:
+    """The page's elements after its scripts have run, without the scripts."""
+    if BROWSER is None:
+        pytest.skip("no chromium on this machine to open the page with")
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000",
+        f"--user-data-dir={folder}", "--dump-dom", path.as_uri(),
+    ]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, check=True, timeout=300).stdout.decode("utf-8")
+    return re.sub(r"<script.*?</script>|<style.*?</style>|<noscript.*?</noscript>", "", dom, flags=re.DOTALL)
+
+
+def test_a_page_asks_for_nothing_from_outside(written: Callable[[Path], Path], tmp_path: Path) -> None:
+    page = written(tmp_path / "page.html").read_text("utf-8")
+    assert "default-src 'none'" in page and "{{" not in page and "{%" not in page
+    loads = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#]*)|url\(([^)#]*)\)|@import|fetch\(|XMLHttpRequest""", page)
+    assert set(loads) == {("data:,", ""), ("", "")}  # the empty icon, and links inside the page
+    assert set(re.findall(r"https?://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}
+    assert "innerHTML" not in page
+
+
+def test_a_write_that_fails_leaves_the_old_page(
+    written: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "out" / "page.html"
+    assert written(path) == path
+    old = path.read_bytes()
+    monkeypatch.setattr("dragoman.io.writing.os.fsync", full)
+    with pytest.raises(DragomanError, match=r"page\.html could not be written: the disk is full\. Free some space"):
+        written(path)
+    assert path.read_bytes() == old and list(path.parent.iterdir()) == [path]
+
+
+# ----------------------------------------------------------------------------------------------------------- the report
+
+
+def test_the_page_holds_the_whole_report(tmp_path: Path) -> None:
+    history = [
+        {"step": 10, "loss": 5.25, "learning_rate": 0.001, "tokens_per_second": 900.5, "seconds": 1.5},
+        {"step": 20, "seconds": 3.5, "exact_match": 0.125, "valid_loss": 1.75, "bleu": 30.5},
+    ]
+    report = dataclasses.replace(REPORT, history=history, exact_match=0.875)
+    path = write_report(tmp_path / "report.html", report)
+    expected = dataclasses.asdict(report)
+    expected["config"]["train"]["folder"] = str(Path("runs/demo"))
+    expected["attention"]["weights"] = [packed(weights) for weights in report.attention.weights]
+    data = read(path).data
+    charts = data.pop("charts")
+    assert data == expected
+    scores = [
+        {"name": {"en": "exact match, %", "zh": "完全匹配率（%）"}, "group": 0, "points": [[20, 12.5]]},
+        {"name": {"en": "BLEU", "zh": "BLEU"}, "group": 1, "points": [[20, 30.5]]},
+    ]
+    assert charts["exact_match-step"]["lines"] == scores
+    assert charts["loss-seconds"]["unit"] == {"en": "seconds", "zh": "秒"}
+    assert "<title>Zahlen &amp; &lt;small&gt; Wörter</title>" in path.read_text("utf-8")
+
+
+def test_no_text_can_end_its_script_or_become_structure(tmp_path: Path) -> None:
+    samples = [Sample(HOSTILE, HOSTILE, HOSTILE, True, 0.0)]
+    hostile = dataclasses.replace(REPORT, title=HOSTILE, device=HOSTILE, samples=samples)
+    path = write_report(tmp_path / "report.html", hostile)
+    page = read(path)
+    assert [kind for kind, _ in page.scripts] == ["application/json", None]
+    assert page.data["title"] == page.data["samples"][0]["source"] == HOSTILE
+    assert path.read_text("utf-8").count("<script") == 2 and 'alert("x")' not in path.read_text("utf-8")
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    history = [{"step": 1, "loss": float("nan")}, {"step": 2, "loss": float("-inf")}, {"step": 3, "loss": 1 / 3}]
+    page = read(write_report(tmp_path / "report.html", dataclasses.replace(REPORT, history=history)))
+    assert [row["loss"] for row in page.data["history"]] == [None, None, 0.333333]
+
+
+def test_every_part_of_a_report_is_drawn(tmp_path: Path) -> None:
+    page = drawn(write_report(tmp_path / "report.html", REPORT), tmp_path / "browser")
+    assert 'class="problem"' not in page
+    assert "30 of 40 texts" in page.replace("\u00a0", " ")
+    assert "75.0" in page
+    curves = re.findall(r'<g data-group="(\d)">\s*<path d="M [\d.]+ [\d.]+\s*L', page)
+    assert curves == ["0"] * 4 * 2, "four quantities over steps and over time"
+    assert page.count('<option value="') == 5 + 4 + 1
+    sizes = re.findall(r'<canvas class="cells"[^>]* width="(\d+)" height="(\d+)"', page)
+    assert sizes == [("2", "3")], "S columns, T rows"
+    assert re.findall(r'class="heat[^>]* aria-valuemax="(\d+)"', page) == ["5"]
+    assert page.count('class="link') >= 5
+    rows = re.findall(r'<tr class="(\w+)">', page)
+    assert rows == ["wrong", "right", "right"]
+    assert '<mark class="bad">vierz</mark>' in page
+    assert "&lt;b&gt;" in page
+    assert "<b></td>" not in page
+    assert "NaN" not in page and "undefined" not in page
+
+
+def test_the_page_names_the_target_language(tmp_path: Path) -> None:
+    chinese = dataclasses.replace(REPORT, target="Chinese", target_code="zh", word_order="The year comes first.")
+    page = drawn(write_report(tmp_path / "report.html", chinese), tmp_path / "browser")
+    assert "German" not in page and 'lang="de"' not in page
+    for words in ("Chinese (model)", "numbers and dates in Chinese", "For each Chinese token", "The year comes first."):
+        assert words in page
+    assert '<td lang="zh">' in page
+
+
+def test_a_run_without_results_is_reported(tmp_path: Path) -> None:
+    empty = dataclasses.replace(
+        REPORT, history=[], samples=[], attention=AttentionPicture([], [], []), exact_match=0.0, config={}
+    )
+    page = drawn(write_report(tmp_path / "report.html", empty), tmp_path / "browser")
+    assert 'class="problem"' not in page
+    assert page.count("The log contains no such values.") == 8
+    assert "No attention was recorded." in page
+    assert "No matches." in page
+    assert "NaN" not in page
+
+
+# --------------------------------------------------------------------------------------------------------- a comparison
 
 
 def test_the_table_holds_the_numbers_without_a_script(comparison: RunComparison, tmp_path: Path) -> None:
@@ -144,28 +316,20 @@ def test_no_run_is_the_best_where_the_data_differ(
     assert (reason in " ".join(capsys.readouterr().out.split())) and (reason in path.read_text("utf-8"))
 
 
-def test_the_page_asks_for_nothing_from_outside(comparison: RunComparison, tmp_path: Path) -> None:
-    page = write_comparison(tmp_path / "compare.html", comparison).read_text("utf-8")
-    assert "default-src 'none'" in page and "{{" not in page and "{%" not in page
-    loads = re.findall(r"""(?:src|href)\s*=\s*["']([^"'#]*)|url\(([^)#]*)\)|@import|fetch\(|XMLHttpRequest""", page)
-    assert set(loads) == {("data:,", ""), ("", "")}  # the empty icon, and links inside the page
-    assert set(re.findall(r"https?://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}
-    assert "innerHTML" not in page
-
-
 def test_no_name_can_become_structure(comparison: RunComparison, tmp_path: Path) -> None:
+    name = "</script><script>alert(1)<b>{{ data }}{% endblock %}"
     first, second = comparison.groups
-    hostile = dataclasses.replace(comparison, groups=(dataclasses.replace(first, name=HOSTILE), second))
+    hostile = dataclasses.replace(comparison, groups=(dataclasses.replace(first, name=name), second))
     page = read(write_comparison(tmp_path / "compare.html", hostile))
-    assert HOSTILE in words(page.rows[1][0]) and set(page.scripts) == {"application/json", "script"}
-    data = json.loads(page.scripts["application/json"])
-    assert data["charts"]["bleu-steps"]["lines"][0]["name"] == HOSTILE
-    assert "alert(1)" not in page.scripts["script"]
+    assert name in words(page.rows[1][0])
+    assert [kind for kind, _ in page.scripts] == ["application/json", None]
+    assert page.data["charts"]["bleu-steps"]["lines"][0]["name"] == name
+    assert "alert(1)" not in page.scripts[1][1]
 
 
 def test_curves_are_those_of_the_log_and_long_ones_are_means(comparison: RunComparison, tmp_path: Path) -> None:
     page = read(write_comparison(tmp_path / "compare.html", comparison))
-    data: dict[str, Any] = json.loads(page.scripts["application/json"])
+    data = page.data
     metrics = ["valid_loss", "loss", "perplexity", "bleu"]
     assert list(data["charts"]) == [f"{m}-{axis}" for m in metrics for axis in ("steps", "time")] + ["lengths"]
     lstm, wide = data["charts"]["bleu-steps"]["lines"]
@@ -174,7 +338,7 @@ def test_curves_are_those_of_the_log_and_long_ones_are_means(comparison: RunComp
     assert data["charts"]["bleu-time"]["lines"][1]["points"] == [[2, 17], [3.5, 34]]
     count = 3 * MOST_POINTS + 1
     long = compare_runs([fabricate(tmp_path / "long", [training_row(s, s % 4 + 1.0) for s in range(1, count + 1)])])
-    data = json.loads(read(write_comparison(tmp_path / "long.html", long)).scripts["application/json"])
+    data = read(write_comparison(tmp_path / "long.html", long)).data
     points = data["charts"]["loss-steps"]["lines"][0]["points"]
     assert len(points) == 151 and points[0] == [2.5, 2.5] and points[-1][0] == count
     assert data["charts"]["loss-time"]["lines"][0]["points"][0] == [0.625, 2.5]
@@ -234,37 +398,7 @@ def test_the_terminal_never_cuts_a_number(comparison: RunComparison, width: int)
     assert "…" not in text and "9 test lines, 200 bootstrap resamples" in text
 
 
-def test_a_write_that_fails_leaves_the_old_page(
-    comparison: RunComparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    path = tmp_path / "out" / "compare.html"
-    write_comparison(path, comparison)
-    old = path.read_bytes()
-    monkeypatch.setattr("dragoman.io.writing.os.fsync", full)
-    with pytest.raises(DragomanError, match=r"compare\.html could not be written: the disk is full\. Free some space"):
-        write_comparison(path, comparison)
-    assert path.read_bytes() == old and list(path.parent.iterdir()) == [path]
-
-
-# ---------------------------------------------------------------------------------------------------- in a real browser
-
-
-def drawn(path: Path, folder: Path) -> str:
-    """The page's elements after its scripts have run, without the scripts."""
-    if BROWSER is None:
-        pytest.skip("no chromium on this machine to open the page with")
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000",
-        f"--user-data-dir={folder}", "--dump-dom", path.as_uri(),
-    ]  # fmt: skip
-    dom = subprocess.run(command, capture_output=True, check=True, timeout=300).stdout.decode("utf-8")
-    return re.sub(r"<script.*?</script>|<style.*?</style>|<noscript.*?</noscript>", "", dom, flags=re.DOTALL)
-
-
-def test_every_part_is_drawn(comparison: RunComparison, tmp_path: Path) -> None:
+def test_every_part_of_a_comparison_is_drawn(comparison: RunComparison, tmp_path: Path) -> None:
     page = drawn(write_comparison(tmp_path / "compare.html", comparison), tmp_path / "browser")
     assert "NaN" not in page and "undefined" not in page
     figures = re.findall(r"<figure.*?</figure>", page, flags=re.DOTALL)

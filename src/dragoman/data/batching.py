@@ -7,7 +7,7 @@ the size of the corpora, and the order of a block follows from (seed, epoch, blo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -49,28 +49,26 @@ class Batch:
             pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
             return pinned.to(device, non_blocking=True)
 
-        mask = None if self.src_mask is None else move(self.src_mask)
-        moved = [move(tensor) for tensor in (self.src, self.tgt_in, self.tgt_out)]
-        return Batch(moved[0], mask, moved[1], moved[2], self.src_tokens, self.tgt_tokens)
+        return self._changed(move)
+
+    def pinned(self) -> Batch:
+        """Return the batch in memory from which a GPU reads without the processor."""
+        return self._changed(Tensor.pin_memory)
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        src, tgt_in, tgt_out = map(change, (self.src, self.tgt_in, self.tgt_out))
+        mask = None if self.src_mask is None else change(self.src_mask)
+        return Batch(src, mask, tgt_in, tgt_out, self.src_tokens, self.tgt_tokens)
 
     def padded(self, rows: int, src_length: int, tgt_length: int) -> Batch:
         """Return the batch with this shape; further rows have a source of one token, and no targets."""
-        more, src_more, tgt_more = (
-            rows - len(self.src),
-            src_length - self.src.size(1),
-            tgt_length - self.tgt_out.size(1),
-        )
+        more = rows - len(self.src)
+        src_more, tgt_more = src_length - self.src.size(1), tgt_length - self.tgt_out.size(1)
         mask = torch.ones_like(self.src, dtype=torch.bool) if self.src_mask is None else self.src_mask
         mask = F.pad(mask, (0, src_more, 0, more))
         mask[len(self.src) :, :1] = True  # attention to no position at all is undefined
         src = F.pad(self.src, (0, src_more, 0, more), value=PAD)
         tgt_in, tgt_out = (F.pad(t, (0, tgt_more, 0, more), value=PAD) for t in (self.tgt_in, self.tgt_out))
-        return Batch(src, mask, tgt_in, tgt_out, self.src_tokens, self.tgt_tokens)
-
-    def pinned(self) -> Batch:
-        """Return the batch in memory from which a GPU reads without the processor."""
-        mask = None if self.src_mask is None else self.src_mask.pin_memory()
-        src, tgt_in, tgt_out = (t.pin_memory() for t in (self.src, self.tgt_in, self.tgt_out))
         return Batch(src, mask, tgt_in, tgt_out, self.src_tokens, self.tgt_tokens)
 
 
@@ -193,7 +191,6 @@ class EpochPlan:
         return np.concatenate(drawn)
 
     def _numbers(self, chunks: Ints) -> Ints:
-        """Return the numbers of the pairs of chunks."""
         first, count = self._store.begins[chunks], self._store.table["pairs"][chunks].astype(np.int64)
         return np.repeat(first - np.cumsum(count) + count, count) + np.arange(count.sum())
 

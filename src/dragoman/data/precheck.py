@@ -232,7 +232,6 @@ def _overlap_warnings(train: list[CorpusSpec], held_out: dict[str, CorpusSpec]) 
 
 
 def _keys(spec: CorpusSpec) -> Iterator[int]:
-    """Yield a hash of every pair."""
     if spec.sides is None:
         return (hash((pair.source.strip().encode(), pair.target.strip().encode())) for pair in read_pairs(spec))
     sides = [(raw.strip() for raw in open_lines(path)) for path in spec.sides]

@@ -323,7 +323,12 @@ class JoinedParts:
         if before is not None:
             space = before[len(before.rstrip()) :] + source[: len(source) - len(source.lstrip())]
         if before is not None and self.text and target and not self._gap:
-            self.text += _joint(before, source, space, self.text, target, self._keep_space)
+            if _spaceless(self.text, target):
+                self.text += space if self._keep_space and space.strip(" ") else ""
+            elif self._keep_space and space:
+                self.text += space
+            elif space or _spaceless(before, source):
+                self.text += " "
         elif self._keep_space and space.strip(" "):
             self._gap += space
         if target:
@@ -333,15 +338,6 @@ class JoinedParts:
     def complete(self) -> str:
         """The joined text if no part follows."""
         return self.text + self._gap if self.text else ""
-
-
-def _joint(before: str, after: str, space: str, left: str, right: str, keep_space: bool) -> str:
-    """Return the separator of the translations `left` and `right`; before, after: their sources."""
-    if _spaceless(left, right):
-        return space if keep_space and space.strip(" ") else ""
-    if keep_space and space:
-        return space
-    return " " if space or _spaceless(before, after) else ""
 
 
 def _spaceless(left: str, right: str) -> bool:

@@ -108,7 +108,11 @@ def atomic_folder(path: Path, is_valid: Callable[[Path], bool] | None = None) ->
     unfinished = path.with_name(f".{path.name}{process}.unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path.parent, f".{path.name}.{host}.")
+        prefix = f".{path.name}.{host}."
+        for left in path.parent.iterdir():  # of processes of this machine that were killed
+            number = left.name.removeprefix(prefix).removesuffix(".unfinished")
+            if left.name == f"{prefix}{number}.unfinished" and number.isdecimal() and not _is_running(int(number)):
+                shutil.rmtree(left, ignore_errors=True)
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         yield unfinished
@@ -122,14 +126,6 @@ def atomic_folder(path: Path, is_valid: Callable[[Path], bool] | None = None) ->
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the temporary folders that killed processes of this machine have left."""
-    for left in parent.iterdir():
-        number = left.name.removeprefix(prefix).removesuffix(".unfinished")
-        if left.name == f"{prefix}{number}.unfinished" and number.isdecimal() and not _is_running(int(number)):
-            shutil.rmtree(left, ignore_errors=True)
-
-
 def _is_running(process: int) -> bool:
     """Return whether a process of this machine exists; True on systems other than POSIX."""
     if os.name != "posix":
@@ -139,7 +135,7 @@ def _is_running(process: int) -> bool:
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
+        pass
     return True
 
 

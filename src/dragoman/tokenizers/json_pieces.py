@@ -146,15 +146,20 @@ class JsonPieces(Pieces):
     @cached_property
     def _names(self) -> list[str]:
         """Pieces by id; different ones have different names."""
-        tokens = [self._model.id_to_token(theirs) for theirs in self._theirs[EOS + 1 :]]
-        shown = _Shown(self._model)
-        names = [
-            *SPECIAL_NAMES,
-            *(
-                f"<unused {theirs}>" if token is None else shown.name(token, theirs in self._added)
-                for token, theirs in zip(tokens, self._theirs[EOS + 1 :], strict=True)
-            ),
-        ]
+        decoder = "" if self._model.decoder is None else self._model.decoder.__getstate__().decode()
+        is_byte_level = '"ByteLevel"' in decoder
+        prefix = str(self._model.model.continuing_subword_prefix) if '"WordPiece"' in decoder else ""
+        names = list(SPECIAL_NAMES)
+        for theirs in self._theirs[EOS + 1 :]:
+            token = self._model.id_to_token(theirs)
+            if token is None:
+                names.append(f"<unused {theirs}>")
+            elif theirs in self._added:  # not a token of the model, so that it is written as text
+                names.append(token.replace(" ", SPACE))
+            elif prefix:  # ##ing is inside of a word
+                names.append(token.removeprefix(prefix) if token.startswith(prefix) else SPACE + token)
+            else:
+                names.append(_shown_bytes(token) if is_byte_level else token)
         seen: Counter[str] = Counter()
         for index, name in enumerate(names):
             seen[name] += 1
@@ -167,34 +172,21 @@ class JsonPieces(Pieces):
         return {name: token for token, name in enumerate(self._names) if token > EOS}
 
 
-class _Shown:
-    """How the tokens of a model are shown to people."""
-
-    def __init__(self, model: Any) -> None:
-        decoder = "" if model.decoder is None else model.decoder.__getstate__().decode()
-        self._is_byte_level = '"ByteLevel"' in decoder
-        self._prefix = str(model.model.continuing_subword_prefix) if '"WordPiece"' in decoder else ""
-
-    def name(self, token: str, is_added: bool) -> str:
-        """is_added: whether the token is not one of the model, so that it is written as text."""
-        if is_added:
-            return token.replace(" ", SPACE)
-        if self._prefix:  # ##ing is inside of a word
-            return token.removeprefix(self._prefix) if token.startswith(self._prefix) else SPACE + token
-        if not self._is_byte_level or not set(token) <= _BYTES.keys():
-            return token
-        text = bytes(_BYTES[character] for character in token).decode("utf-8", "surrogateescape")
-        return "".join(
-            f"<0x{ord(each) - 0xDC00:02X}>" if "\udc80" <= each <= "\udcff" else each.replace(" ", SPACE)
-            for each in text
-        )
-
-
 # The byte for which each character stands in byte-level BPE (Radford et al. 2019): printable characters of Latin-1
 # stand for themselves, those from U+0100 for the other bytes in ascending order.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _BYTES = {chr(byte): byte for byte in _PRINTABLE}
 _BYTES |= {chr(0x100 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)}
+
+
+def _shown_bytes(token: str) -> str:
+    """Return the text of a token of byte-level BPE, with `<0xC3>` for bytes that are not valid UTF-8."""
+    if not set(token) <= _BYTES.keys():
+        return token
+    text = bytes(_BYTES[character] for character in token).decode("utf-8", "surrogateescape")
+    return "".join(
+        f"<0x{ord(each) - 0xDC00:02X}>" if "\udc80" <= each <= "\udcff" else each.replace(" ", SPACE) for each in text
+    )
 
 
 def _loaded(content: bytes) -> Any:

@@ -141,18 +141,19 @@ class Tokenizer:
         rates: of the source and of the target; 0 is the usual segmentation.
         """
         rng = random.Random(seed)
-        of_source, of_target = rates
+        before, after = self._direction.source
+        start = self._direction.target
 
-        def source(text: str) -> list[int]:
-            before, after = self._direction.source
-            drawn = self._source.sample(text, of_source, rng) if of_source else self._source.encode(text)
-            return [*before, *drawn, *after] or [EOS]
+        def drawn(pieces: Pieces, text: str, rate: float) -> list[int]:
+            return pieces.sample(text, rate, rng) if rate else pieces.encode(text)
 
-        def target(text: str) -> list[int]:
-            drawn = self._target.sample(text, of_target, rng) if of_target else self._target.encode(text)
-            return [*self._direction.target, *drawn, EOS]
-
-        return [(source(src), target(tgt)) for src, tgt in pairs]
+        return [
+            (
+                [*before, *drawn(self._source, source, rates[0]), *after] or [EOS],
+                [*start, *drawn(self._target, target, rates[1]), EOS],
+            )
+            for source, target in pairs
+        ]
 
     def encode_word(self, word: str) -> list[int]:
         """Return the ids of a single source word, at least one."""

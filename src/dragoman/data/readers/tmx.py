@@ -251,7 +251,6 @@ def tmx_pairs(path: Path, languages: tuple[str, str], count: TmxCount) -> Iterat
 
 
 def _variants(unit: TmxUnit, language: str) -> list[str]:
-    """Return the texts in a language that are not empty."""
     wanted = language.casefold().replace("_", "-")
     is_plain = "-" not in wanted
     texts = []

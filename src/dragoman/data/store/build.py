@@ -193,7 +193,6 @@ class _Builder:
             raise DataError(f"nothing to train on in {names}: {stats}. {advice}")
 
     def _filter(self, part: _Part, spec: CorpusSpec) -> None:
-        """Read a corpus and filter its segments."""
         before = sum(other.stats.read for other in self.parts[: part.number])
 
         def tasks() -> Iterator[FilterTask]:

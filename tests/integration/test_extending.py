@@ -42,10 +42,10 @@ def dragoman(*args: str | Path, plug_in: Path | None = None) -> subprocess.Compl
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package of the page, installed in a folder."""
     folder = tmp_path_factory.mktemp("packages")
-    module, section = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    module, section, task = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
     (folder / "my_kinds.py").write_text(
-        f"{module}\n{section}\n"
-        'register("position", LogDistanceSection, LogDistance)\n\n\n'
+        f"{module}\n{section}\n{task}\n"
+        'register("position", LogDistanceSection, LogDistance)\n\n\n\n'
         "def greet(name: str) -> None:\n    'Greet somebody.'\n    print('Hello', name)\n",
         encoding="utf-8",
     )
@@ -140,6 +140,28 @@ def test_a_package_adds_a_command_and_a_section_with_keys(package: Path, tmp_pat
     assert shown.returncode == 0 and "start = 0.5" in shown.stdout, shown.stderr
     wrong = dragoman("config", config, kind, "model.position.end=2", plug_in=package)
     assert "model.position.end: no such key" in wrong.stderr and "accepted here: kind, start" in wrong.stderr
+
+
+def test_the_task_of_the_page_trains(package: Path, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("who is it?\nit is me.\n" * 20)
+    config = tmp_path / "questions.toml"
+    config.write_text(
+        '[data]\nkind = "questions"\ntrain = ["lines.txt"]\n[tokenizer]\nkind = "char"\n'
+        '[model]\narchitecture = "encoder_only"\npooling = "mean"\nd_model = 8\nn_heads = 2\nd_ff = 8\nn_layers = 1\n'
+        '[train]\nbudget = "20 steps"\nschedule = {kind = "constant", rate = 0.05}\n'
+    )
+    run = tmp_path / "run"
+    trained = dragoman("train", config, "--out", run, plug_in=package)
+    assert trained.returncode == 0, trained.stderr
+    meta = json.loads((run / (run / "last").read_text().strip() / "meta.json").read_text())
+    assert [(part["kind"], part["name"]) for part in meta["parts"]] == [("task", "questions")]
+    source = tmp_path / "source.txt"
+    source.write_text("who is it\nit is me.\n")
+    labelled = dragoman("label", run, "--input", source, plug_in=package)
+    assert labelled.stdout.split() == ["yes", "no"], labelled.stdout + labelled.stderr
+    wrong = dragoman("train", config, "data.marks=!", "--out", run, plug_in=package)
+    assert wrong.returncode == 2 and "data.marks: no such key" in wrong.stderr and "mark, " in wrong.stderr
+    assert "data.kind" in dragoman("train", config, "--out", run).stderr
 
 
 class HalvedNorm(LayerNorm):

@@ -83,12 +83,12 @@ class Labeller(Pipeline):
     def stream(self, inputs: Iterable[Any], *, batch_tokens: int = 4000, window: int = 2000) -> Iterator[Labelled]:
         """Label lazily: read `window` inputs, sort them by length, label them and yield the results in order."""
         check_positive(batch_tokens=batch_tokens)
-        steps: dict[str, tuple[Any, Any]] = {
-            "images": (lambda image, _: image, self._images),
-            "tagged": (words_of, self._words),
-            "labelled": (check_text, self._texts),
-        }
-        prepare, run = steps[self.config.data.kind]
+        prepare: Any = check_text
+        run: Any = self._texts
+        if isinstance(self.config.data, ImageData):
+            prepare, run = lambda image, _: image, self._images
+        elif self.config.data.about.labels == "word":
+            prepare, run = words_of, self._words
         return stream_windows(inputs, window, prepare, lambda items: run(items, batch_tokens))
 
     def _words(self, sentences: Sequence[list[str]], batch_tokens: int) -> list[Labelled]:

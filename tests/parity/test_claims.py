@@ -31,8 +31,8 @@ from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit,
 from dragoman.nn.fast import attend_short, split_heads
 from dragoman.nn.linear_attention import causal_linear_attention
 from dragoman.nn.positions import Positions, Rotary, Sinusoidal
+from dragoman.nn.record import Tap
 from dragoman.nn.recurrent import VanillaRNN
-from dragoman.nn.taps import Tap
 from linear_recurrence import causal_linear_recurrence
 
 H, T, DH, V = 3, 7, 4, 23

@@ -26,7 +26,7 @@ from dragoman.nn.fast.native.library import with_products, without_kernels
 from dragoman.nn.layers import FeedForward, LayerNorm, SubLayer
 from dragoman.nn.lora import LoRALinear
 from dragoman.nn.positions import Positions
-from dragoman.nn.taps import Tap
+from dragoman.nn.record import Tap
 
 pytestmark = pytest.mark.usefixtures("training_kernels")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit
 from dragoman.nn.fast import attend_short
 from dragoman.nn.positions import Positions
-from dragoman.nn.taps import Tap
+from dragoman.nn.record import Tap
 
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 

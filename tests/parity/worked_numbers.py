@@ -23,8 +23,7 @@ from dragoman.models.build import assemble
 from dragoman.nn.attention import AttentionTaps, CrossAttention, SelfAttention, Span, attend_explicit, causal_bias
 from dragoman.nn.layers import EncoderLayer, FeedForward, LayerNorm, SubLayer
 from dragoman.nn.positions import Learned, Positions, Rotary, sinusoids
-from dragoman.nn.record import record
-from dragoman.nn.taps import Tap
+from dragoman.nn.record import Tap, record
 from dragoman.training.loss import cross_entropy
 
 GIVEN = {

@@ -18,8 +18,8 @@ from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding.pytorch.beam import beam_search
 from dragoman.decoding.pytorch.generate import drain
 from dragoman.decoding.pytorch.stepper import SearchRequest
-from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
+from dragoman.models.transformer import DecoderOnly
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSLATORS, built, built_network, covering, model_config, readable

@@ -20,9 +20,8 @@ from dragoman.models.seq2seq import Model, Network
 from dragoman.nn import attention, fast
 from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.nn.layers import LayerNorm
-from dragoman.nn.record import record, replace, tap_names
+from dragoman.nn.record import ReadOnlyTap, record, replace, tap_names
 from dragoman.nn.recurrent import Cell
-from dragoman.nn.taps import ReadOnlyTap
 from dragoman.tokenizers import EOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built, built_network, covering, readable

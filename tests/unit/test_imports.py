@@ -93,7 +93,7 @@ def imports(text: str) -> Iterator[tuple[str, str]]:
 
 
 def imported_modules(text: str, modules: Mapping[str, Path] = MODULES) -> set[str]:
-    """The modules of Dragoman that the source imports; `from dragoman.nn import taps` imports `dragoman.nn.taps`."""
+    """The imported modules of Dragoman; `from dragoman.nn import record` imports `dragoman.nn.record`."""
     found = set()
     for module, name in imports(text):
         submodule = f"{module}.{name}"
@@ -135,15 +135,15 @@ def graph() -> dict[str, set[str]]:
 def test_imports_are_found_wherever_they_stand() -> None:
     text = (
         "import os, dragoman.cli\n"
-        "def f():\n    from dragoman import errors\n    from dragoman.nn.taps import Tap\n"
+        "def f():\n    from dragoman import errors\n    from dragoman.nn.record import Tap\n"
         "if TYPE_CHECKING:\n    from dragoman.config import Config\n"
     )
-    assert imported_modules(text) == {"dragoman.cli", "dragoman.errors", "dragoman.nn.taps", "dragoman.config"}
+    assert imported_modules(text) == {"dragoman.cli", "dragoman.errors", "dragoman.nn.record", "dragoman.config"}
 
 
 def test_upward_imports_are_found() -> None:
-    assert upward_imports("dragoman.nn.taps", {"dragoman.errors", "dragoman.nn.state"}) == []
-    assert upward_imports("dragoman.nn.taps", {"dragoman.data.store.reader", "dragoman"}) == [
+    assert upward_imports("dragoman.nn.record", {"dragoman.errors", "dragoman.nn.state"}) == []
+    assert upward_imports("dragoman.nn.record", {"dragoman.data.store.reader", "dragoman"}) == [
         "dragoman",
         "dragoman.data.store.reader",
     ]

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from dragoman.config import LoRAConfig
 from dragoman.data.batching import Batch, collate
-from dragoman.models.encoder_only import EncoderOnly
 from dragoman.models.model_folder import load_tensors, unique_tensors
-from dragoman.models.seq2seq import Network, evaluating
+from dragoman.models.seq2seq import EncoderOnly, Network, evaluating
 from dragoman.nn.lora import LoRALinear, adapter_size, adapters, add_adapters, merged, without_adapters
 from dragoman.training.loss import TokenLoss
 from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built_network, readable

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.errors import UsageError
-from dragoman.nn.record import Recording, record, replace, tap_names
-from dragoman.nn.taps import ReadOnlyTap, Tap, any_active, any_intervened
+from dragoman.nn.record import ReadOnlyTap, Recording, Tap, any_active, any_intervened, record, replace, tap_names
 from every_kind import TRANSLATORS, built
 
 V, B, S, T = 17, 3, 5, 4

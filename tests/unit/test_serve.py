@@ -34,9 +34,8 @@ from dragoman.decoding.pytorch.stepper import ModelStepper
 from dragoman.errors import DragomanError, UsageError
 from dragoman.interpret.walkthrough import Labels, walkthrough
 from dragoman.models.build import build_model
-from dragoman.models.decoder_only import DecoderOnly
-from dragoman.nn.record import record
-from dragoman.nn.taps import Tap
+from dragoman.models.transformer import DecoderOnly
+from dragoman.nn.record import Tap, record
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from dragoman.serve import viewer

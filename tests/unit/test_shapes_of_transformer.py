@@ -14,8 +14,8 @@ from dragoman.config import DecoderOnlyConfig, EncoderOnlyConfig
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.errors import UsageError
 from dragoman.models.build import build_model
-from dragoman.models.decoder_only import DecoderOnly
-from dragoman.models.encoder_only import EncoderOnly
+from dragoman.models.seq2seq import EncoderOnly
+from dragoman.models.transformer import DecoderOnly
 from dragoman.nn.attention import Span, causal_bias
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import TokenLoss

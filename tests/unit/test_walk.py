@@ -25,7 +25,7 @@ from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.io.run_log import Reporter
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
-from dragoman.nn.taps import any_active
+from dragoman.nn.record import any_active
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_server
 from dragoman.training.distributed import DistributedContext
@@ -104,8 +104,8 @@ def test_a_walk_counts_files_functions_and_moves() -> None:
     length_penalty(3, 1.0)
     any_active()
     sys.setprofile(before)
-    assert list(walk.files) == ["nn/taps.py", "decoding/hypothesis.py"] and walk.moves == 3
-    assert len(walk.files["nn/taps.py"]) == 2, "the function and its generator"
+    assert list(walk.files) == ["nn/record.py", "decoding/hypothesis.py"] and walk.moves == 3
+    assert len(walk.files["nn/record.py"]) == 2, "the function and its generator"
 
 
 def test_a_walk_above_its_ceiling_is_refused(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:

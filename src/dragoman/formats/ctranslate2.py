@@ -25,9 +25,8 @@ from dragoman.formats.importing.names import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime, ParityCase
 from dragoman.formats.target import ExportSource, tokenizer_reasons
 from dragoman.formats.usage import ctranslate2_page
-from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network
-from dragoman.models.transformer import Decoder, Encoder, Transformer
+from dragoman.models.transformer import Decoder, DecoderOnly, Encoder, Transformer
 from dragoman.nn.positions import T5
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 

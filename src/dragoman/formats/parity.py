@@ -40,8 +40,8 @@ from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import DataError, UsageError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
 from dragoman.io.lines import read_lines
-from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model
+from dragoman.models.transformer import DecoderOnly
 from dragoman.nn.state import DecodeState
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 

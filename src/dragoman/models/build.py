@@ -9,67 +9,21 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from dragoman.config import (
-    AlibiPosition,
-    BlockConfig,
-    ConvolutionalConfig,
-    DecoderOnlyConfig,
-    EncoderOnlyConfig,
-    GRUCell,
-    GRUConfig,
-    LearnedPosition,
-    LinearAttention,
-    LSTMCell,
-    LSTMConfig,
-    ModelConfig,
-    NoPosition,
-    RecurrentCell,
-    RecurrentConfig,
-    RecurrentEncoderConfig,
-    RecurrentLMConfig,
-    RecurrentPosition,
-    RNNCell,
-    RNNConfig,
-    RotaryPosition,
-    ShawPosition,
-    SinusoidalPosition,
-    T5Position,
-    TransformerConfig,
-    VisionConfig,
-)
-from dragoman.models.convolutional import Convolutional, ConvolutionalDecoder, ConvolutionalEncoder, PositionedEmbedding
-from dragoman.models.decoder_only import DecoderOnly
-from dragoman.models.encoder_only import EncoderOnly
-from dragoman.models.recurrent import (
-    Bridge,
-    Recurrent,
-    RecurrentDecoder,
-    RecurrentEncoder,
-    RecurrentEncoderOnly,
-    RecurrentLM,
-)
-from dragoman.models.seq2seq import Network
-from dragoman.models.transformer import Decoder, Encoder, StackParts, Transformer
+from dragoman import config as sections
+from dragoman.config import BlockConfig, ModelConfig
+from dragoman.models import convolutional, recurrent
+from dragoman.models.seq2seq import EncoderOnly, Network
+from dragoman.models.transformer import Decoder, DecoderOnly, Encoder, StackParts, Transformer
 from dragoman.models.vision import Vision
-from dragoman.nn import positions
+from dragoman.nn import convolution, layers, positions, recurrent_attention
 from dragoman.nn.attention import CrossAttention, SelfAttention
-from dragoman.nn.convolution import (
-    ConvolutionalDecoderLayer,
-    ConvolutionalEncoderLayer,
-    GatedConvolution,
-    MultiStepAttention,
-)
 from dragoman.nn.layers import (
     ACTIVATIONS,
-    BatchNorm,
     DecoderLayer,
-    DenseHead,
     Embedding,
     EncoderLayer,
     FeedForward,
-    LayerNorm,
     OutputProjection,
-    RMSNorm,
     SubLayer,
 )
 from dragoman.nn.linear_attention import LinearSelfAttention
@@ -83,13 +37,23 @@ from dragoman.nn.recurrent import (
     RecurrentEncoderLayer,
     VanillaRNN,
 )
-from dragoman.nn.recurrent_attention import AdditiveAttention, BahdanauLayer, DotAttention, GeneralAttention, LuongLayer
 from dragoman.nn.ssru import SSRU, SSRUDecoderLayer
 from dragoman.registry import find
 
 Attention = TypeVar("Attention", SelfAttention, CrossAttention)
+RecurrentSeq2Seq = sections.RNNConfig | sections.GRUConfig | sections.LSTMConfig
+OneStack = (
+    sections.DecoderOnlyConfig
+    | sections.EncoderOnlyConfig
+    | sections.RecurrentLMConfig
+    | sections.RecurrentEncoderConfig
+)
 
-_NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm}
+_NORMS: dict[str, Callable[..., nn.Module]] = {
+    "layer": layers.LayerNorm,
+    "rms": layers.RMSNorm,
+    "batch": layers.BatchNorm,
+}
 """Kind of norm -> its class, whose arguments after d_model are the other keys of the section."""
 
 
@@ -107,33 +71,44 @@ def build_model(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: 
 
 def assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, *, shared: bool = True) -> Network:
     """Build a model as `build_model` does, with uninitialized weights."""
-    network = _assemble(config, src_vocab, tgt_vocab, shared)
-    network.config = config
-    return network
-
-
-def _assemble(config: ModelConfig, src_vocab: int, tgt_vocab: int, shared: bool) -> Network:
+    network: Network
     match config:
-        case TransformerConfig():
-            sizes = src_vocab, tgt_vocab
-            return _transformer(
-                config, *_embeddings(config, *sizes, shared, config.scale_embeddings, config.output_bias)
-            )
-        case RecurrentConfig():
-            return _recurrent(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
-        case ConvolutionalConfig():
-            return _convolutional(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
-        case DecoderOnlyConfig():
-            return _decoder_only(config, tgt_vocab)
-        case EncoderOnlyConfig():
-            return _encoder_only(config, src_vocab, tgt_vocab)
-        case RecurrentLMConfig():
-            return _recurrent_lm(config, tgt_vocab)
-        case RecurrentEncoderConfig():
-            return _recurrent_encoder_only(config, src_vocab, tgt_vocab)
-        case VisionConfig():
-            return _vision(config, src_vocab, tgt_vocab)
-    network: Network = _registered("architecture", config.architecture)(config, src_vocab, tgt_vocab, shared)
+        case sections.TransformerConfig():
+            conventions = config.scale_embeddings, config.output_bias
+            src, tgt, output = _embeddings(config, src_vocab, tgt_vocab, shared, *conventions)
+            decoder_layers = [_decoder_layer(config) for _ in range(config.decoder_layers)]
+            decoder = Decoder(tgt, _stack(config, decoder_layers, bidirectional=False))
+            network = Transformer(_encoder(config, src, config.encoder_layers), decoder, output)
+        case sections.DecoderOnlyConfig():
+            embedding, output = _ends(config, tgt_vocab, tgt_vocab, config.scale_embeddings, config.output_bias)
+            stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=False)
+            network = DecoderOnly(embedding, stack, output)
+        case sections.EncoderOnlyConfig():
+            embedding, output = _ends(config, src_vocab, tgt_vocab, config.scale_embeddings, config.output_bias)
+            encoder = _encoder(config, embedding, config.n_layers)
+            network = EncoderOnly(encoder, _head(config), output, config.pooling)
+        case sections.VisionConfig():
+            linear = nn.Linear(src_vocab, config.d_model)
+            output = _output(config.d_model, tgt_vocab, None, config.output_bias)
+            stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=True)
+            network = Vision(linear, stack, output, config.n_patches)
+        case sections.RecurrentConfig():
+            network = _recurrent(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
+        case sections.RecurrentLMConfig():
+            embedding, output = _ends(config, tgt_vocab, tgt_vocab)
+            sizes = config.d_model, config.d_model, config.initial_state.kind
+            lm_layers = [RecurrentDecoderLayer(_cell(config.cell, *sizes)) for _ in range(config.n_layers)]
+            network = recurrent.RecurrentLM(embedding, lm_layers, config.dropout, output)
+        case sections.RecurrentEncoderConfig():
+            embedding, output = _ends(config, src_vocab, tgt_vocab)
+            encoder_layers = _recurrent_encoder_layers(config, config.n_layers)
+            reader = recurrent.RecurrentEncoder(embedding, encoder_layers, config.dropout)
+            network = recurrent.RecurrentEncoderOnly(reader, output, config.pooling, config.directions)
+        case sections.ConvolutionalConfig():
+            network = _convolutional(config, *_embeddings(config, src_vocab, tgt_vocab, shared))
+        case _:
+            network = _registered("architecture", config.architecture)(config, src_vocab, tgt_vocab, shared)
+    network.config = config
     return network
 
 
@@ -145,72 +120,30 @@ def _registered(kind: str, name: str) -> Callable[..., Any]:
     return made
 
 
-def _transformer(config: TransformerConfig, src: Embedding, tgt: Embedding, output: OutputProjection) -> Transformer:
-    layers = [_decoder_layer(config) for _ in range(config.decoder_layers)]
-    decoder = Decoder(tgt, _stack(config, layers, bidirectional=False))
-    return Transformer(_encoder(config, src, config.encoder_layers), decoder, output)
-
-
-def _decoder_only(config: DecoderOnlyConfig, vocab: int) -> DecoderOnly:
-    embedding = Embedding(vocab, config.d_model, config.scale_embeddings)
-    output = _output(config.d_model, vocab, embedding if config.tie == "all" else None, config.output_bias)
-    stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=False)
-    return DecoderOnly(embedding, stack, output)
-
-
-def _encoder_only(config: EncoderOnlyConfig, vocab: int, labels: int) -> EncoderOnly:
-    embedding = Embedding(vocab, config.d_model, config.scale_embeddings)
-    output = _output(config.d_model, labels, embedding if config.tie == "all" else None, config.output_bias)
-    return EncoderOnly(_encoder(config, embedding, config.n_layers), _head(config), output, config.pooling)
-
-
-def _head(config: EncoderOnlyConfig) -> nn.Module:
-    match config.head:
-        case "linear":
-            return nn.Identity()
-        case "tanh":
-            return DenseHead(config.d_model, "tanh", nn.Identity())
-        case "transform":
-            return DenseHead(config.d_model, config.activation, _norm(config))
-
-
-def _vision(config: VisionConfig, patch_values: int, classes: int) -> Vision:
-    embedding = nn.Linear(patch_values, config.d_model)
-    output = _output(config.d_model, classes, None, config.output_bias)
-    stack = _stack(config, _encoder_layers(config, config.n_layers), bidirectional=True)
-    return Vision(embedding, stack, output, config.n_patches)
-
-
 def _recurrent(
-    config: RNNConfig | GRUConfig | LSTMConfig, src: Embedding, tgt: Embedding, output: OutputProjection
-) -> Recurrent:
-    d = config.d_model
-    encoder_layers = _recurrent_encoder_layers(config, config.encoder_layers)
-    others = (RecurrentDecoderLayer(_cell(config.cell, d, d)) for _ in range(config.decoder_layers - 1))
-    decoder_layers = [_first_recurrent_layer(config), *others]
-    bridge = Bridge(d, config.directions, config.decoder_layers, decoder_layers[0].cell.parts)
-    encoder = RecurrentEncoder(src, encoder_layers, config.dropout)
-    return Recurrent(encoder, RecurrentDecoder(tgt, decoder_layers, bridge, config.dropout), output)
-
-
-def _recurrent_lm(config: RecurrentLMConfig, vocab: int) -> RecurrentLM:
-    d = config.d_model
-    embedding = Embedding(vocab, d)
-    output = _output(d, vocab, embedding if config.tie == "all" else None)
-    cells = [_cell(config.cell, d, d, config.initial_state.kind) for _ in range(config.n_layers)]
-    return RecurrentLM(embedding, map(RecurrentDecoderLayer, cells), config.dropout, output)
-
-
-def _recurrent_encoder_only(config: RecurrentEncoderConfig, vocab: int, labels: int) -> RecurrentEncoderOnly:
-    embedding = Embedding(vocab, config.d_model)
-    output = _output(config.d_model, labels, embedding if config.tie == "all" else None)
-    layers = _recurrent_encoder_layers(config, config.n_layers)
-    encoder = RecurrentEncoder(embedding, layers, config.dropout)
-    return RecurrentEncoderOnly(encoder, output, config.pooling, config.directions)
+    config: RecurrentSeq2Seq, src: Embedding, tgt: Embedding, output: OutputProjection
+) -> recurrent.Recurrent:
+    d, attention = config.d_model, config.attention
+    encoder = recurrent.RecurrentEncoder(src, _recurrent_encoder_layers(config, config.encoder_layers), config.dropout)
+    reads_source = attention.kind != "none" or attention.context == "every_step"
+    # The first cell reads the embedding, and if it reads the source, also the context vector or the vector fed back.
+    cell = _cell(config.cell, 2 * d if reads_source else d, d)
+    first: RecurrentDecoderLayer
+    if attention.kind == "bahdanau":
+        first = recurrent_attention.BahdanauLayer(cell, recurrent_attention.AdditiveAttention(d), d)
+    elif attention.kind == "luong":
+        dot, general = recurrent_attention.DotAttention, recurrent_attention.GeneralAttention
+        first = recurrent_attention.LuongLayer(cell, dot() if attention.score == "dot" else general(d), d)
+    else:
+        first = ContextLayer(cell) if reads_source else RecurrentDecoderLayer(cell)
+    others = [RecurrentDecoderLayer(_cell(config.cell, d, d)) for _ in range(config.decoder_layers - 1)]
+    bridge = recurrent.Bridge(d, config.directions, config.decoder_layers, cell.parts)
+    decoder = recurrent.RecurrentDecoder(tgt, [first, *others], bridge, config.dropout)
+    return recurrent.Recurrent(encoder, decoder, output)
 
 
 def _recurrent_encoder_layers(
-    config: RNNConfig | GRUConfig | LSTMConfig | RecurrentEncoderConfig, count: int
+    config: RecurrentSeq2Seq | sections.RecurrentEncoderConfig, count: int
 ) -> list[RecurrentEncoderLayer]:
     """Return layers of which each of two directions has d_model / 2 features, so that all vectors have d_model."""
     d, directions, initial = config.d_model, config.directions, config.initial_state.kind
@@ -220,45 +153,38 @@ def _recurrent_encoder_layers(
     ]
 
 
-def _cell(cell: RecurrentCell, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> Cell:
+def _cell(cell: sections.RecurrentCell, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> Cell:
     match cell:
-        case RNNCell(activation=activation):
+        case sections.RNNCell(activation=activation):
             return VanillaRNN(d_in, d_model, activation, initial_state)
-        case GRUCell():
+        case sections.GRUCell():
             return GRU(d_in, d_model, initial_state)
-        case LSTMCell():
+        case sections.LSTMCell():
             return LSTM(d_in, d_model, initial_state)
 
 
-def _first_recurrent_layer(config: RNNConfig | GRUConfig | LSTMConfig) -> RecurrentDecoderLayer:
-    d, attention = config.d_model, config.attention
-    if attention.kind == "none" and attention.context == "bridge":
-        return RecurrentDecoderLayer(_cell(config.cell, d, d))
-    cell = _cell(config.cell, 2 * d, d)  # reads [embedding; context vector, or vector fed back]
-    if attention.kind == "none":
-        return ContextLayer(cell)
-    if attention.kind == "bahdanau":
-        return BahdanauLayer(cell, AdditiveAttention(d), d)
-    return LuongLayer(cell, DotAttention() if attention.score == "dot" else GeneralAttention(d), d)
-
-
 def _convolutional(
-    config: ConvolutionalConfig, src: Embedding, tgt: Embedding, output: OutputProjection
-) -> Convolutional:
+    config: sections.ConvolutionalConfig, src: Embedding, tgt: Embedding, output: OutputProjection
+) -> convolutional.Convolutional:
     d, dropout = config.d_model, config.dropout
 
-    def conv() -> GatedConvolution:
-        return GatedConvolution(d, config.kernel, dropout)
+    def conv() -> convolution.GatedConvolution:
+        return convolution.GatedConvolution(d, config.kernel, dropout)
 
-    encoder_layers = [ConvolutionalEncoderLayer(conv()) for _ in range(config.encoder_layers)]
-    decoder_layers = [ConvolutionalDecoderLayer(conv(), MultiStepAttention(d)) for _ in range(config.decoder_layers)]
-    encoder = ConvolutionalEncoder(PositionedEmbedding(src, config.max_positions, dropout), encoder_layers)
-    decoder = ConvolutionalDecoder(PositionedEmbedding(tgt, config.max_positions, dropout), decoder_layers, dropout)
-    return Convolutional(encoder, decoder, output)
+    encoder_layers = [convolution.ConvolutionalEncoderLayer(conv()) for _ in range(config.encoder_layers)]
+    decoder_layers = [
+        convolution.ConvolutionalDecoderLayer(conv(), convolution.MultiStepAttention(d))
+        for _ in range(config.decoder_layers)
+    ]
+    positioned = convolutional.PositionedEmbedding
+    encoder = convolutional.ConvolutionalEncoder(positioned(src, config.max_positions, dropout), encoder_layers)
+    tgt_embedding = positioned(tgt, config.max_positions, dropout)
+    decoder = convolutional.ConvolutionalDecoder(tgt_embedding, decoder_layers, dropout)
+    return convolutional.Convolutional(encoder, decoder, output)
 
 
 def _embeddings(
-    config: TransformerConfig | RecurrentConfig | ConvolutionalConfig,
+    config: sections.TransformerConfig | sections.RecurrentConfig | sections.ConvolutionalConfig,
     src_vocab: int,
     tgt_vocab: int,
     shared: bool,
@@ -271,6 +197,14 @@ def _embeddings(
     return src, tgt, _output(config.d_model, tgt_vocab, tgt if config.tie in ("all", "target") else None, bias)
 
 
+def _ends(
+    config: OneStack, vocab: int, outputs: int, scaled: bool = True, bias: bool = False
+) -> tuple[Embedding, OutputProjection]:
+    """Build the embedding and the output layer of a model with one stack, tied as configured."""
+    embedding = Embedding(vocab, config.d_model, scaled)
+    return embedding, _output(config.d_model, outputs, embedding if config.tie == "all" else None, bias)
+
+
 def _output(d_model: int, vocab: int, tied: Embedding | None, bias: bool = False) -> OutputProjection:
     output = OutputProjection(d_model, vocab, bias)
     if tied is not None:
@@ -278,14 +212,24 @@ def _output(d_model: int, vocab: int, tied: Embedding | None, bias: bool = False
     return output
 
 
-def _encoder(config: BlockConfig, embedding: Embedding, layers: int) -> Encoder:
-    return Encoder(embedding, _stack(config, _encoder_layers(config, layers), bidirectional=True))
+def _head(config: sections.EncoderOnlyConfig) -> nn.Module:
+    match config.head:
+        case "linear":
+            return nn.Identity()
+        case "tanh":
+            return layers.DenseHead(config.d_model, "tanh", nn.Identity())
+        case "transform":
+            return layers.DenseHead(config.d_model, config.activation, _norm(config))
 
 
-def _stack(config: BlockConfig, layers: Iterable[nn.Module], bidirectional: bool) -> StackParts:
+def _encoder(config: BlockConfig, embedding: Embedding, count: int) -> Encoder:
+    return Encoder(embedding, _stack(config, _encoder_layers(config, count), bidirectional=True))
+
+
+def _stack(config: BlockConfig, modules: Iterable[nn.Module], bidirectional: bool) -> StackParts:
     return StackParts(
         positions=_positions(config, bidirectional),
-        layers=layers,
+        layers=modules,
         dropout=config.dropout,
         # With pre-norm the output of the last layer is not yet normalized.
         final_norm=_norm(config) if config.order == "pre" else nn.Identity(),
@@ -295,23 +239,23 @@ def _stack(config: BlockConfig, layers: Iterable[nn.Module], bidirectional: bool
 
 def _positions(config: BlockConfig, bidirectional: bool) -> positions.Positions:
     match config.position:
-        case NoPosition():
+        case sections.NoPosition():
             return positions.Positions()
-        case SinusoidalPosition():
+        case sections.SinusoidalPosition():
             return positions.Sinusoidal(config.d_model, config.position.full_range)
-        case LearnedPosition(max_len=max_len):
+        case sections.LearnedPosition(max_len=max_len):
             return positions.Learned(config.d_model, max_len)
-        case RecurrentPosition(source="embeddings"):
+        case sections.RecurrentPosition(source="embeddings"):
             return positions.RecurrentOverEmbeddings(config.d_model)
-        case RecurrentPosition():
+        case sections.RecurrentPosition():
             return positions.RecurrentPositions(config.d_model)
-        case ShawPosition(clip=clip):
+        case sections.ShawPosition(clip=clip):
             return positions.Shaw(config.d_head, clip, config.key_size)
-        case T5Position(buckets=buckets, max_distance=max_distance):
+        case sections.T5Position(buckets=buckets, max_distance=max_distance):
             return positions.T5(config.n_heads, buckets, max_distance, bidirectional)
-        case RotaryPosition(base=base, fraction=fraction, scaling=scaling):
+        case sections.RotaryPosition(base=base, fraction=fraction, scaling=scaling):
             return positions.Rotary(config.key_size, base, fraction, scaling.numbers)
-        case AlibiPosition():
+        case sections.AlibiPosition():
             return positions.Alibi(config.n_heads)
     scheme: positions.Positions = _registered("position", config.position.kind)(config, bidirectional)
     return scheme
@@ -328,7 +272,7 @@ def _encoder_layers(config: BlockConfig, count: int) -> list[EncoderLayer]:
     return [EncoderLayer(_self_attention(config), _feed_forward(config), sublayer) for _ in range(count)]
 
 
-def _decoder_layer(config: TransformerConfig) -> DecoderLayer | SSRUDecoderLayer:
+def _decoder_layer(config: sections.TransformerConfig) -> DecoderLayer | SSRUDecoderLayer:
     cross_attn, ffn = _softmax_attention(CrossAttention, config), _feed_forward(config)
     sublayer = partial(_sublayer, config)
     if config.decoder_self == "ssru":
@@ -337,7 +281,7 @@ def _decoder_layer(config: TransformerConfig) -> DecoderLayer | SSRUDecoderLayer
 
 
 def _self_attention(config: BlockConfig) -> SelfAttention | LinearSelfAttention:
-    if isinstance(config.attention, LinearAttention):
+    if isinstance(config.attention, sections.LinearAttention):
         feature_map = config.attention.feature_map
         return LinearSelfAttention(
             config.d_model, config.n_heads, feature_map, config.bias, config.d_key, config.d_value

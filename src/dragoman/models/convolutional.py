@@ -18,8 +18,8 @@ from dragoman.nn.attention import padding_bias
 from dragoman.nn.convolution import ConvolutionalDecoderLayer, ConvolutionalEncoderLayer, ConvolutionState
 from dragoman.nn.fast import Dropout
 from dragoman.nn.layers import Embedding
+from dragoman.nn.record import Tap
 from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState
-from dragoman.nn.taps import Tap
 
 _STD = 0.1
 """Standard deviation of token and position embeddings (section 3.5); small, because scores are not scaled."""

@@ -13,14 +13,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from dragoman.models.encoder_only import EncoderOnly, Pooling
-from dragoman.models.seq2seq import EncoderDecoder, LanguageModel, Memory
+from dragoman.models.seq2seq import EncoderDecoder, EncoderOnly, LanguageModel, Memory, Pooling
 from dragoman.nn.attention import padding_bias
 from dragoman.nn.fast import Dropout
 from dragoman.nn.layers import Embedding
+from dragoman.nn.record import Tap
 from dragoman.nn.recurrent import RecurrentDecoderLayer, RecurrentState, State, final_states, reversal
 from dragoman.nn.state import DecodeState, LayerState
-from dragoman.nn.taps import Tap
 
 
 class _RecurrentStack(nn.Module):

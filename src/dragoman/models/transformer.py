@@ -1,11 +1,11 @@
-"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017).
+"""The Transformer of "Attention Is All You Need" (Vaswani et al. 2017), and its decoder alone as a language model.
 
 Shapes: B sentences, K beams, N = B*K rows, S source length, T target length, Tk keys so far, H heads, D d_model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dragoman.models.seq2seq import EncoderDecoder, Memory
+from dragoman.models.seq2seq import EncoderDecoder, LanguageModel, Memory
 from dragoman.nn import fast
 from dragoman.nn.attention import Span, add_biases, causal_bias, padding_bias
 from dragoman.nn.fast.dropout import Dropout, repeated_dropout
-from dragoman.nn.layers import DecoderLayer, Embedding
+from dragoman.nn.layers import DecoderLayer, Embedding, EncoderLayer
 from dragoman.nn.positions import Positions
+from dragoman.nn.record import Tap
 from dragoman.nn.ssru import SSRUDecoderLayer
-from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState, SelfState
-from dragoman.nn.taps import Tap
+from dragoman.nn.state import CrossKeyValues, DecodeState, LayerState, LinearSums, SelfKeyValues, SelfState
 
 
 @dataclass(frozen=True)
@@ -152,3 +152,34 @@ class Transformer(EncoderDecoder):
     architecture = "transformer"
     encoder: Encoder
     decoder: Decoder
+
+
+class DecoderOnly(Stack, LanguageModel):
+    """A language model, which continues a text (Radford et al. 2018): a stack with an output layer, in which every
+    position attends to itself and to earlier positions.
+    """
+
+    architecture = "decoder_only"
+    embedding: Embedding
+
+    def __init__(self, embedding: Embedding, parts: StackParts, output: nn.Module) -> None:
+        super().__init__(embedding, parts)
+        self.output = output
+
+    def start(self, memory: Memory, beams: int, max_len: int) -> DecodeState:
+        rows = memory.states.size(0) * beams
+        layers: list[LayerState] = []
+        for layer in self.layers if max_len else ():
+            assert isinstance(layer, EncoderLayer)
+            layers.append(layer.self_attn.new_cache(rows, max_len, like=memory.states))
+        return DecodeState(layers, beams)
+
+    def decode_hidden(self, tokens: Tensor, state: DecodeState) -> Tensor:
+        x, span = self.embed_next(tokens, state)
+        caches: Sequence[LayerState | None] = state.layers or [None] * len(self.layers)  # None: tokens are all there is
+        for layer, cache in zip(self.layers, caches, strict=True):
+            assert cache is None or isinstance(cache, SelfKeyValues | LinearSums)
+            x = self.apply_layer(layer, x, span, cache)
+        state.length += tokens.size(1)
+        out: Tensor = self.final_norm(x)
+        return out

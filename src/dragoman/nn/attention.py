@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from dragoman.nn import fast
 from dragoman.nn.fast import Dropout, Linear
 from dragoman.nn.positions import Positions
+from dragoman.nn.record import Tap, any_active, any_intervened
 from dragoman.nn.state import CrossKeyValues, SelfKeyValues
-from dragoman.nn.taps import Tap, any_active, any_intervened
 
 
 class AttentionTaps(NamedTuple):

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.fast import Dropout, Linear, linear
+from dragoman.nn.record import Tap
 from dragoman.nn.state import CrossKeyValues, LayerState
-from dragoman.nn.taps import Tap
 
 _HALF = math.sqrt(0.5)
 

@@ -16,8 +16,8 @@ from dragoman.nn import fast
 from dragoman.nn.attention import CrossAttention, SelfAttention, Span
 from dragoman.nn.fast import Dropout, Linear
 from dragoman.nn.linear_attention import LinearSelfAttention
+from dragoman.nn.record import ReadOnlyTap, Tap, any_active, any_intervened
 from dragoman.nn.state import CrossKeyValues, SelfState
-from dragoman.nn.taps import ReadOnlyTap, Tap, any_active, any_intervened
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -1,4 +1,14 @@
-"""Record or replace the tensors that pass the taps of a model (`dragoman.nn.taps`), selected by name pattern."""
+"""Named points of a model, where a quantity of the paper can be recorded or replaced.
+
+A `Tap` is an identity module.  A forward hook on it sees the tensor, and a hook that returns a tensor replaces it; the
+path of the tap in the model (`decoder.layers.0.cross_attn.weights`) is its name.  `record` and `replace` put hooks on
+the taps whose names match a pattern.
+
+Fused kernels do not compute some quantities (attention weights and scores, the statistics of a norm, gates).  Code that
+has both a kernel and a formula asks its taps whether they are `active` (have hooks) and `is_intervened` (a hook may
+replace the tensor or need its gradient).  Only then does the output come from the formula; if hooks only observe, the
+formula is computed in addition to the kernel, and the output is bit-identical to that without hooks.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +23,54 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.errors import UsageError, nearest
-from dragoman.nn.taps import ReadOnlyTap, Tap
+
+
+class Tap(nn.Module):
+    """The identity, with named axes such as ("row", "head", "query", "key").
+
+    observers: number of hooks that return nothing and need no gradient.
+    """
+
+    def __init__(self, *axes: str) -> None:
+        super().__init__()
+        self.axes = axes
+        self.observers = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether the tap has hooks, so that a quantity that a fused kernel omits must be computed."""
+        return bool(self._forward_hooks)
+
+    @property
+    def is_intervened(self) -> bool:
+        """Whether a hook may replace the tensor or needs its gradient, so that the output must depend on it."""
+        return len(self._forward_hooks) > self.observers
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # nn.Module.__call__ takes as long as a small matrix product; without hooks it is not needed.
+        return super().__call__(x) if self._forward_hooks else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class ReadOnlyTap(Tap):
+    """A quantity on which no output depends: it can be recorded but not replaced."""
+
+
+def any_active(*taps: Tap) -> bool:
+    return any(tap._forward_hooks for tap in taps)
+
+
+def any_intervened(*taps: Tap) -> bool:
+    return any(tap.is_intervened for tap in taps)
+
 
 Change = Tensor | Sequence[Tensor] | Callable[[Tensor], Tensor]
 """A replacement: one tensor for all calls, one tensor per call (as recorded), or a function of the original tensor."""
+
+_Hook = Callable[[nn.Module, Any, Tensor], Tensor | None]
+"""A forward hook of PyTorch: module, inputs, output -> new output, or None to leave it."""
 
 _TIME = ("position", "query", "key")
 """Axes along which successive calls of a search or of a recurrent network are concatenated."""
@@ -53,13 +107,13 @@ class Recording(dict[str, list[Tensor]]):
 
         Raises UsageError if there is no gradient.
         """
-        found = [tensor.grad for tensor in self[name]]
-        if any(grad is None for grad in found):
+        gradients = [tensor.grad for tensor in self[name] if tensor.grad is not None]
+        if len(gradients) < len(self[name]):
             raise UsageError(
                 f"{name} has no gradient: record it with gradients=True, run the model with gradients enabled, and call"
                 " backward() on a loss that depends on it, inside or after the `with` block"
             )
-        return [grad for grad in found if grad is not None]
+        return gradients
 
     def gradient(self, name: str) -> Tensor:
         """Return the gradients concatenated as in `joined`."""
@@ -116,11 +170,8 @@ def _matching(model: nn.Module, patterns: Iterable[str]) -> dict[str, Tap]:
 
 
 @contextmanager
-def _hooked(tap: Tap, hook: Callable[[Tensor], Tensor | None], observes: bool) -> Generator[None, None, None]:
-    def module_hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
-        return hook(output)
-
-    handle = tap.register_forward_hook(module_hook)
+def _hooked(tap: Tap, hook: _Hook, observes: bool) -> Generator[None, None, None]:
+    handle = tap.register_forward_hook(hook)
     tap.observers += observes
     try:
         yield
@@ -129,10 +180,10 @@ def _hooked(tap: Tap, hook: Callable[[Tensor], Tensor | None], observes: bool) -
         tap.observers -= observes
 
 
-def _recorder(into: list[Tensor], gradients: bool) -> Callable[[Tensor], Tensor | None]:
+def _recorder(into: list[Tensor], gradients: bool) -> _Hook:
     thread = threading.get_ident()
 
-    def keep(x: Tensor) -> Tensor | None:
+    def hook(module: nn.Module, inputs: Any, x: Tensor) -> Tensor | None:
         if not gradients:
             if threading.get_ident() == thread:  # a server may use the model in other threads meanwhile
                 into.append(x.detach())
@@ -145,13 +196,13 @@ def _recorder(into: list[Tensor], gradients: bool) -> Callable[[Tensor], Tensor 
         into.append(x)
         return x
 
-    return keep
+    return hook
 
 
-def _replacer(name: str, change: Change) -> Callable[[Tensor], Tensor | None]:
+def _replacer(name: str, change: Change) -> _Hook:
     calls = 0
 
-    def hook(x: Tensor) -> Tensor:
+    def hook(module: nn.Module, inputs: Any, x: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
         if callable(change) and not isinstance(change, Tensor):

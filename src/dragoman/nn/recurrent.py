@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.fast import linear
+from dragoman.nn.record import Tap, any_active, any_intervened
 from dragoman.nn.state import CrossKeyValues, LayerState
-from dragoman.nn.taps import Tap, any_active, any_intervened
 
 State = tuple[Tensor, ...]
 """(N, D) each: the hidden state, followed by the cell state of an LSTM."""

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.fast import Linear, linear
+from dragoman.nn.record import Tap
 from dragoman.nn.recurrent import Cell, RecurrentDecoderLayer, RecurrentState, State
 from dragoman.nn.state import CrossKeyValues
-from dragoman.nn.taps import Tap
 
 
 class RecurrentAttention(nn.Module, ABC):

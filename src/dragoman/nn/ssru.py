@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from dragoman.nn.attention import CrossAttention, Span
 from dragoman.nn.fast import Linear
 from dragoman.nn.layers import FeedForward, SubLayer
+from dragoman.nn.record import Tap
 from dragoman.nn.state import CrossKeyValues, SelfState, SSRUCells
-from dragoman.nn.taps import Tap
 
 
 def recurrence_by_steps(f: Tensor, b: Tensor, first: Tensor) -> Tensor:

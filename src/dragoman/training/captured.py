@@ -21,9 +21,8 @@ from torch import Tensor
 from dragoman.config import TrainConfig
 from dragoman.data.batching import Batch, grid_shape
 from dragoman.errors import is_out_of_memory
-from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Network
-from dragoman.models.transformer import Transformer
+from dragoman.models.transformer import DecoderOnly, Transformer
 from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.nn.layers import BatchNorm
 from dragoman.nn.positions import RecurrentOverEmbeddings, RecurrentPositions

@@ -26,9 +26,8 @@ from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.sampling import uniforms
 from dragoman.decoding.pytorch.stepper import check_prefixes
 from dragoman.decoding.settings import SearchSettings
-from dragoman.models.decoder_only import DecoderOnly
 from dragoman.models.seq2seq import Model, Network, evaluating
-from dragoman.models.transformer import Transformer
+from dragoman.models.transformer import DecoderOnly, Transformer
 from dragoman.nn.attention import SelfAttention
 from dragoman.nn.fast.cuda.layers import uses_triton
 from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPositions

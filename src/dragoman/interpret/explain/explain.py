@@ -22,9 +22,8 @@ from dragoman.data.batching import Batch
 from dragoman.interpret.attentions import layer_number, record_pass, sides, stack_of, weight_taps
 from dragoman.interpret.explain.cases import Case, LoadedModel, Side, read_case
 from dragoman.interpret.walkthrough import Labels, compact, walkthrough
-from dragoman.models.encoder_only import EncoderOnly
 from dragoman.models.model_folder import load_network
-from dragoman.models.seq2seq import LanguageModel, Network, evaluating
+from dragoman.models.seq2seq import EncoderOnly, LanguageModel, Network, evaluating
 from dragoman.models.vision import Vision
 from dragoman.nn.record import Recording, tap_names
 from dragoman.pages.page import packed, render, write_page

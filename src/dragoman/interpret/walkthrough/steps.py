@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.interpret.walkthrough.quantities import Quantities, Quantity, child
-from dragoman.models.decoder_only import DecoderOnly
-from dragoman.models.transformer import Decoder
+from dragoman.models.transformer import Decoder, DecoderOnly
 from dragoman.models.vision import Vision
 from dragoman.nn.layers import ACTIVATIONS, FeedForward
 from dragoman.nn.recurrent import Cell, ContextLayer

@@ -154,12 +154,6 @@ def test_names_that_a_header_lacks(tmp_path: Path) -> None:
     assert f"{path}: the header cannot be read: a quotation mark is not closed" in refusal(path, **NAMES)
 
 
-def test_a_truncated_compressed_csv(tmp_path: Path) -> None:
-    content = gzip.compress(b"".join(b"%d,%d\n" % (i, i * i) for i in range(9999)))
-    (tmp_path / "a.csv.gz").write_bytes(content[:-999])
-    assert "the compressed data is truncated or damaged after line" in refusal(tmp_path / "a.csv.gz")
-
-
 # TMX
 
 
@@ -180,11 +174,8 @@ def test_invalid_translation_memories(tmp_path: Path) -> None:
     message = refusal(path, source_key="en", target_key="fr")
     assert f"{path}: no unit has a text in both 'en' and 'fr' (found: en (3), de (3))" in message
     assert "source_key and target_key" in message
-    content = path.read_bytes()
-    path.write_bytes(content[:-40])
+    path.write_bytes(path.read_bytes()[:-40])
     assert "ends too early, after 2 complete units" in refusal(path, **NAMES)
-    path.write_bytes(b'<!DOCTYPE tmx [<!ENTITY a "b">]>' + content)
-    assert "declares the entity 'a', which is refused" in refusal(path, **NAMES)
     for keys in ({"source_key": 2}, {"source_key": "en"}):
         with pytest.raises(UsageError, match=r"accepted for \.tmx: two language codes, such as 'en' and 'de'"):
             CorpusSpec(path=path, **keys)  # type: ignore[arg-type]

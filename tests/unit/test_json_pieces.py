@@ -147,19 +147,12 @@ def test_damaged_tokenizers(content: bytes, tmp_path: Path) -> None:
     [
         {"size": 0}, {"size": "9"}, {"size": True}, {"special": None}, {"special": {"pad": 1}}, {"size": 20},
         {"special": {"pad": None, "unk": None, "bos": -1, "eos": 1}},
-        {"special": {"pad": None, "unk": None, "bos": 1, "eos": 10_000}},
+        {"special": {"pad": None, "unk": None, "bos": 1, "eos": 10_000}}, b"", b"[]", b"[" * 100_000, b"\xff",
     ],
 )  # fmt: skip
-def test_damaged_ids(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_damaged_ids(fields: dict[str, Any] | bytes, tmp_path: Path) -> None:
     right = json.loads(imported("byte-level")[0].files()[TOKEN_IDS_FILE])
-    write(tmp_path, ids=json.dumps(right | fields).encode())
-    with pytest.raises(ModelFolderError, match=r"token_ids\.json"):
-        Tokenizer.load(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"[" * 100_000, b"\xff"])
-def test_ids_that_are_not_json(content: bytes, tmp_path: Path) -> None:
-    write(tmp_path, ids=content)
+    write(tmp_path, ids=fields if isinstance(fields, bytes) else json.dumps(right | fields).encode())
     with pytest.raises(ModelFolderError, match=r"token_ids\.json"):
         Tokenizer.load(tmp_path)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -120,31 +122,6 @@ def test_sentinels_are_stored() -> None:
     assert b"sentinels" not in plain.file() and PieceLists.parse(plain.file()) == plain
 
 
-def test_files_are_loaded_again(tmp_path: Path) -> None:
-    tokenizer = listed()
-    for name, content in tokenizer.files().items():
-        (tmp_path / name).write_bytes(content)
-    again = Tokenizer.load(tmp_path)
-    assert again.models == tokenizer.models and again.encode_source("one") == tokenizer.encode_source("one")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", b"[]", b"\xff", b"[" * 100_000, b'{"source": ["a"], "target": null, "tags": true}',
-        json.dumps({"source": list("abcda"), "target": None, "tags": True}).encode(),
-        json.dumps({"source": list("abcde"), "target": [1, 2, 3, 4, 5], "tags": True}).encode(),
-        json.dumps({"source": list("abcde"), "target": None, "tags": "yes"}).encode(),
-        json.dumps({"source": list("abcde"), "target": None, "tags": True, "sentinels": 1}).encode(),
-    ],
-)  # fmt: skip
-def test_damaged_lists(content: bytes, tmp_path: Path) -> None:
-    for name, own in (listed().files() | {PIECES_FILE: content}).items():
-        (tmp_path / name).write_bytes(own)
-    with pytest.raises(ModelFolderError, match=r"pieces\.json"):
-        Tokenizer.load(tmp_path)
-
-
 FIRST = EOS + 1
 SENTINEL = FIRST + 256
 LINES = ["a b", "", "é日\N{GRINNING FACE}", "\0\t\x7f ", "x<extra_id_1>é <extra_id_0>", "<extra_id_3> <extra_id_x>"]
@@ -192,23 +169,40 @@ def test_invalid_bytes_are_decoded_to_nothing() -> None:
     assert tokenizer.decode_target([FIRST + 0xE6, UNK, SENTINEL, FIRST + 0x97, FIRST + 0xA5]) == "日"
 
 
-def test_the_file_is_loaded_again(tmp_path: Path) -> None:
-    for name, content in in_bytes().files().items():
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(("made", "file"), [(listed, PIECES_FILE), (in_bytes, BYTES_FILE)])
+def test_files_are_loaded_again(made: Callable[[], Tokenizer], file: str, tmp_path: Path) -> None:
+    tokenizer = made()
+    for name, content in tokenizer.files().items():
         (tmp_path / name).write_bytes(content)
-    assert [path.name for path in tmp_path.iterdir()] == [BYTES_FILE]
+    assert (tmp_path / file).is_file()
     again = Tokenizer.load(tmp_path)
-    assert again.models == in_bytes().models and Tokenizer(*again.models).target_size == FIRST + 261
+    assert again.models == tokenizer.models and again.encode_source("one") == tokenizer.encode_source("one")
+    assert Tokenizer(*again.models).target_size == tokenizer.target_size
+
+
+DAMAGED_LISTS = [
+    b"", b"[]", b"\xff", b"[" * 100_000, b'{"source": ["a"], "target": null, "tags": true}',
+    json.dumps({"source": list("abcda"), "target": None, "tags": True}).encode(),
+    json.dumps({"source": list("abcde"), "target": [1, 2, 3, 4, 5], "tags": True}).encode(),
+    json.dumps({"source": list("abcde"), "target": None, "tags": "yes"}).encode(),
+    json.dumps({"source": list("abcde"), "target": None, "tags": True, "sentinels": 1}).encode(),
+]  # fmt: skip
+DAMAGED_BYTES = [
+    b"", b"[]", b'{"bytes"', b'{"bytes": 255, "sentinels": 1, "unused": 0}', b'{"bytes": 256, "sentinels": 1}',
+    b'{"bytes": 256, "sentinels": -1, "unused": 0}', b'{"bytes": 256, "sentinels": 1e9, "unused": 0}',
+    b'{"bytes": ' + b"[" * 100_000, json.dumps({"bytes": 256, "sentinels": True, "unused": 0}).encode(),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"", b"[]", b'{"bytes"', b'{"bytes": 255, "sentinels": 1, "unused": 0}', b'{"bytes": 256, "sentinels": 1}',
-        b'{"bytes": 256, "sentinels": -1, "unused": 0}', b'{"bytes": 256, "sentinels": 1e9, "unused": 0}',
-        b'{"bytes": ' + b"[" * 100_000, json.dumps({"bytes": 256, "sentinels": True, "unused": 0}).encode(),
-    ],
-)  # fmt: skip
-def test_damaged_files(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / BYTES_FILE).write_bytes(content)
-    with pytest.raises(ModelFolderError, match=r"bytes\.json"):
+    ("file", "content"), [*((PIECES_FILE, c) for c in DAMAGED_LISTS), *((BYTES_FILE, c) for c in DAMAGED_BYTES)]
+)
+def test_damaged_files(file: str, content: bytes, tmp_path: Path) -> None:
+    files = listed().files() if file == PIECES_FILE else {}
+    for name, other in (files | {file: content}).items():
+        (tmp_path / name).write_bytes(other)
+    with pytest.raises(ModelFolderError, match=re.escape(file)):
         Tokenizer.load(tmp_path)

@@ -12,7 +12,7 @@ from dragoman.data.profile import PROFILE, Quantiles, TrainingProfile
 from dragoman.data.store.reader import Store
 from dragoman.decoding.loader import EngineChoice
 from dragoman.errors import ModelFolderError
-from dragoman.io.run_log import Reporter
+from dragoman.io.run_log import Messages
 from dragoman.models.model_folder import find_model, list_checkpoints, load_network, read_meta, read_profile
 from dragoman.pipelines.translation import Translator
 from dragoman.training.run import average_run
@@ -20,16 +20,6 @@ from dragoman.training.trainer import train
 from small_run import small_config, write_lines
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-
-
-class Messages(Reporter):
-    """Collects what a training logs."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_lines(folder / f"valid.{side}", ["one two three"])
     messages = Messages()
     train(small_config(folder, "tokenizer.byte_fallback=false", "train.keep=4"), folder / "run", reporter=messages)
-    (folder / "run" / "messages").write_text("\n".join(messages.lines))
+    (folder / "run" / "messages").write_text("\n".join(messages.texts))
     return folder / "run"
 
 
@@ -66,9 +56,7 @@ def test_every_checkpoint_has_the_same_profile(run: Path) -> None:
 
 def test_training_logs_it(run: Path) -> None:
     told = (run / "messages").read_text()
-    assert (
-        "data: 1.25 sentences per source line, so 'translate' splits lines into sentences; 95 % of the source" in told
-    )
+    assert "data: 1.25 sentences per source line, so 'translate' splits lines into sentences; 95 % of the" in told
 
 
 @pytest.mark.parametrize(("share", "single"), [(0.0, True), (0.5, True), (0.51, False), (1.0, False)])

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -177,21 +178,26 @@ def test_characters_that_become_unk_are_counted() -> None:
     assert len(found) == 2
 
 
-def test_a_vocabulary_larger_than_the_text_allows_says_how_large(texts: tuple[list[str], list[str]]) -> None:
-    with pytest.raises(DataError, match=r"vocab_size = 5000 is more than this text allows; accepted: at most \d+"):
-        train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=5000), *texts)
-
-
-def test_a_vocabulary_smaller_than_the_characters_says_so(texts: tuple[list[str], list[str]]) -> None:
-    with pytest.raises(DataError, match="vocab_size = 9 is less than the"):
-        train_tokenizer(TokenizerConfig(vocab_size=9, byte_fallback=False), *texts)
-
-
-def test_a_vocabulary_of_characters_without_room_for_bytes_says_how_large(texts: tuple[list[str], list[str]]) -> None:
-    own = TokenizerConfig.model_validate({"shared": False, "target": {"kind": "char", "vocab_size": 260}})
-    config = own.model_copy(update={"vocab_size": 20, "byte_fallback": False})
-    with pytest.raises(DataError, match=r"tokenizer\.target\.vocab_size = 260 is less than .*; accepted: at least 261"):
-        train_tokenizer(config, *texts)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"kind": "unigram", "vocab_size": 5000},
+            r"vocab_size = 5000 is more than this text allows; accepted: at most \d+",
+        ),
+        ({"vocab_size": 9, "byte_fallback": False}, "vocab_size = 9 is less than the"),
+        (
+            {"shared": False, "vocab_size": 40, "byte_fallback": False, "target": {"kind": "char", "vocab_size": 260}},
+            r"tokenizer\.target\.vocab_size = 260 is less than .*; accepted: at least 261",
+        ),
+    ],
+    ids=["too large", "less than the characters", "no room for bytes"],
+)
+def test_a_vocabulary_of_another_size_than_possible_says_so(
+    texts: tuple[list[str], list[str]], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        train_tokenizer(TokenizerConfig.model_validate(settings), *texts)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def test_there_are_keys_of_every_section() -> None:
 
 @pytest.mark.parametrize("key", all_keys(), ids=lambda key: key.name)
 def test_every_key_has_a_meaning_and_an_example(key: Key) -> None:
-    assert len(key.meaning.split()) >= 2, "write Field(description=...) in src/dragoman/config"
-    assert key.example, "write Field(examples=[...]) in src/dragoman/config"
+    assert len(key.meaning.split()) >= 2, "write its meaning in src/dragoman/config"
+    assert key.example, "write example=... in src/dragoman/config"
     assert key.value and (key.default or key.value == "section")
     assert not key.meaning.endswith(".") and key.meaning[0] != " "
 

@@ -4,7 +4,6 @@ document.py   the whole document: reading, overrides, train.init_from, validatio
 data.py       [data] and [tokenizer]; paths of the document; what follows from the kind of data
 model.py      [model]
 positions.py  [model.position]
-recurrent.py  [model] of recurrent networks
 train.py      [train] and [search]
 server.py     the document of `dragoman serve`
 section.py    the base class of sections
@@ -14,7 +13,6 @@ reference.py  descriptions of all keys, read from the models
 """
 
 from dragoman.config.data import CorpusConfig as CorpusConfig
-from dragoman.config.data import DataConfig as DataConfig
 from dragoman.config.data import DialogueData as DialogueData
 from dragoman.config.data import FilterConfig as FilterConfig
 from dragoman.config.data import ImageData as ImageData
@@ -36,18 +34,33 @@ from dragoman.config.document import load_config as load_config
 from dragoman.config.document import parse_config as parse_config
 from dragoman.config.document import read_document as read_document
 from dragoman.config.model import PRESETS as PRESETS
+from dragoman.config.model import BahdanauAttention as BahdanauAttention
 from dragoman.config.model import BatchNormConfig as BatchNormConfig
 from dragoman.config.model import BlockConfig as BlockConfig
 from dragoman.config.model import ConvolutionalConfig as ConvolutionalConfig
 from dragoman.config.model import DecoderOnlyConfig as DecoderOnlyConfig
 from dragoman.config.model import EncoderOnlyConfig as EncoderOnlyConfig
+from dragoman.config.model import GRUCell as GRUCell
+from dragoman.config.model import GRUConfig as GRUConfig
 from dragoman.config.model import LayerNormConfig as LayerNormConfig
+from dragoman.config.model import LearnedState as LearnedState
 from dragoman.config.model import LinearAttention as LinearAttention
+from dragoman.config.model import LSTMCell as LSTMCell
+from dragoman.config.model import LSTMConfig as LSTMConfig
+from dragoman.config.model import LuongAttention as LuongAttention
 from dragoman.config.model import ModelConfig as ModelConfig
+from dragoman.config.model import NoAttention as NoAttention
+from dragoman.config.model import RecurrentCell as RecurrentCell
+from dragoman.config.model import RecurrentConfig as RecurrentConfig
+from dragoman.config.model import RecurrentEncoderConfig as RecurrentEncoderConfig
+from dragoman.config.model import RecurrentLMConfig as RecurrentLMConfig
 from dragoman.config.model import RMSNormConfig as RMSNormConfig
+from dragoman.config.model import RNNCell as RNNCell
+from dragoman.config.model import RNNConfig as RNNConfig
 from dragoman.config.model import SoftmaxAttention as SoftmaxAttention
 from dragoman.config.model import TransformerConfig as TransformerConfig
 from dragoman.config.model import VisionConfig as VisionConfig
+from dragoman.config.model import ZeroState as ZeroState
 from dragoman.config.positions import AlibiPosition as AlibiPosition
 from dragoman.config.positions import LearnedPosition as LearnedPosition
 from dragoman.config.positions import LinearScaling as LinearScaling
@@ -61,23 +74,6 @@ from dragoman.config.positions import RotaryPosition as RotaryPosition
 from dragoman.config.positions import ShawPosition as ShawPosition
 from dragoman.config.positions import SinusoidalPosition as SinusoidalPosition
 from dragoman.config.positions import T5Position as T5Position
-from dragoman.config.positions import position_kinds as position_kinds
-from dragoman.config.recurrent import BahdanauAttention as BahdanauAttention
-from dragoman.config.recurrent import GRUCell as GRUCell
-from dragoman.config.recurrent import GRUConfig as GRUConfig
-from dragoman.config.recurrent import InitialState as InitialState
-from dragoman.config.recurrent import LearnedState as LearnedState
-from dragoman.config.recurrent import LSTMCell as LSTMCell
-from dragoman.config.recurrent import LSTMConfig as LSTMConfig
-from dragoman.config.recurrent import LuongAttention as LuongAttention
-from dragoman.config.recurrent import NoAttention as NoAttention
-from dragoman.config.recurrent import RecurrentCell as RecurrentCell
-from dragoman.config.recurrent import RecurrentConfig as RecurrentConfig
-from dragoman.config.recurrent import RecurrentEncoderConfig as RecurrentEncoderConfig
-from dragoman.config.recurrent import RecurrentLMConfig as RecurrentLMConfig
-from dragoman.config.recurrent import RNNCell as RNNCell
-from dragoman.config.recurrent import RNNConfig as RNNConfig
-from dragoman.config.recurrent import ZeroState as ZeroState
 from dragoman.config.section import Duration as Duration
 from dragoman.config.train import AdamConfig as AdamConfig
 from dragoman.config.train import AdamWConfig as AdamWConfig
@@ -90,7 +86,6 @@ from dragoman.config.train import LinearSchedule as LinearSchedule
 from dragoman.config.train import LoRAConfig as LoRAConfig
 from dragoman.config.train import MuonConfig as MuonConfig
 from dragoman.config.train import Optimizer as Optimizer
-from dragoman.config.train import Parallel as Parallel
 from dragoman.config.train import ReplicatedConfig as ReplicatedConfig
 from dragoman.config.train import Schedule as Schedule
 from dragoman.config.train import SearchConfig as SearchConfig

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticKnownError
 
 from dragoman.config import limits
-from dragoman.config.section import Section, is_stored, setting
+from dragoman.config.section import Section, field, is_stored
 from dragoman.errors import UsageError, clip
 
 _TRANSLATORS = ("transformer", "rnn", "gru", "lstm", "convolutional")
@@ -145,7 +145,7 @@ Given = TypeVar("Given")
 Key = Annotated[str | int, BeforeValidator(_key)]
 Root = Annotated[
     str,
-    setting(
+    field(
         ...,
         "base folder of relative paths; a relative root is resolved against the folder of the TOML file; `${NAME}`,"
         " `${NAME:-default}` and `~` are expanded",
@@ -157,30 +157,30 @@ Root = Annotated[
 class CorpusConfig(Section):
     """One parallel corpus: two text files, or one file or folder with both sides (docs/data.md lists the formats)."""
 
-    source: str | None = setting(None, "file of source sentences, one per line", example="train.en")
-    target: str | None = setting(
+    source: str | None = field(None, "file of source sentences, one per line", example="train.en")
+    target: str | None = field(
         None, "file of target sentences; line i translates line i of `source`", example="train.de"
     )
-    path: str | None = setting(
+    path: str | None = field(
         None,
         "file of both sides, instead of `source` and `target`: `.tsv`, `.csv`, `.jsonl`, `.tmx`, `.parquet`, `.zip`"
         " (OPUS in Moses format), or a folder (Parquet files, or written by `save_to_disk` of Hugging Face "
         "`datasets`)",
         example="train.tsv",
     )
-    source_key: Key = setting(
+    source_key: Key = field(
         0,
         "with `path`: column of the source, by number from 0 (TSV, CSV without a header) or by name (CSV, JSONL, "
         "Parquet; `a.b` in a nested object); or language code (TMX, `.zip`; default: `data.source_language`)",
         example="en",
     )
-    target_key: Key = setting(
+    target_key: Key = field(
         1,
         "with `path`: column or language code of the target, as `source_key` (default for TMX and `.zip`: "
         "`data.target_language`)",
         example="de",
     )
-    weight: limits.CorpusWeight = setting(1.0, "passes over the corpus per epoch", example=2.0)
+    weight: limits.CorpusWeight = field(1.0, "passes over the corpus per epoch", example=2.0)
 
     def _problems(self, stored: bool) -> Iterator[str]:
         if self.paths().keys() not in ({"source", "target"}, {"path"}):
@@ -206,16 +206,16 @@ Files = Annotated[tuple[str, ...], AfterValidator(_not_empty)]
 class FilterConfig(Section):
     """Filters of sentence pairs for training."""
 
-    min_characters: limits.Characters = setting(1, "drop pairs with fewer characters on either side", example=3)
-    max_characters: limits.Characters = setting(5000, "drop pairs with more characters on either side", example=1000)
-    max_ratio: limits.Ratio = setting(
+    min_characters: limits.Characters = field(1, "drop pairs with fewer characters on either side", example=3)
+    max_characters: limits.Characters = field(5000, "drop pairs with more characters on either side", example=1000)
+    max_ratio: limits.Ratio = field(
         9.0,
         "drop pairs with a larger ratio of lengths in characters, if one side has more than 20 characters",
         example=3.0,
     )
-    drop_identical: bool = setting(True, "drop pairs whose source and target are identical", example=False)
-    drop_duplicates: bool = setting(True, "drop repeated pairs", example=False)
-    max_tokens: limits.TokensPerExample = setting(
+    drop_identical: bool = field(True, "drop pairs whose source and target are identical", example=False)
+    drop_duplicates: bool = field(True, "drop repeated pairs", example=False)
+    max_tokens: limits.TokensPerExample = field(
         250,
         "drop pairs with more tokens on either side, including `</s>`; `translate` splits longer input",
         example=128,
@@ -267,28 +267,28 @@ class ParallelData(_DataSection):
 
     kind: Literal["parallel"] = "parallel"
     root: Root = ""
-    source_language: str = setting("source", "language code of the source", example="en")
-    target_language: str = setting(
+    source_language: str = field("source", "language code of the source", example="en")
+    target_language: str = field(
         "target", "language code of the target, which selects the tokenizer of BLEU", example="zh-Hans"
     )
-    train: Corpora = setting(..., "training corpora", example=[{"source": "train.en", "target": "train.de"}])
-    valid: CorpusConfig | None = setting(
+    train: Corpora = field(..., "training corpora", example=[{"source": "train.en", "target": "train.de"}])
+    valid: CorpusConfig | None = field(
         None,
         "validation pairs, which select the best checkpoint; without them, the last checkpoint is selected",
         example={"source": "valid.en", "target": "valid.de"},
     )
-    test: CorpusConfig | None = setting(
+    test: CorpusConfig | None = field(
         None,
         "test pairs, which `train` translates and scores at the end",
         example={"source": "test.en", "target": "test.de"},
     )
-    temperature: limits.Temperature = setting(
+    temperature: limits.Temperature = field(
         1.0,
         "repeat small corpora: a corpus of n pairs is read in proportion to n^(1/temperature), times its weight; "
         "the largest is read once per epoch (Arivazhagan et al. 2019)",
         example=5.0,
     )
-    filter: FilterConfig = setting(FilterConfig(), "filters of the training pairs", example={"max_ratio": 3.0})
+    filter: FilterConfig = field(FilterConfig(), "filters of the training pairs", example={"max_ratio": 3.0})
 
     @field_validator("source_language", "target_language")
     @classmethod
@@ -317,8 +317,8 @@ class FileData(_DataSection):
     """Data in files of one format."""
 
     root: Root = ""
-    train: Files = setting(..., "training files", example=["train.txt"])
-    valid: str | None = setting(None, "validation file, which selects the best checkpoint", example="valid.txt")
+    train: Files = field(..., "training files", example=["train.txt"])
+    valid: str | None = field(None, "validation file, which selects the best checkpoint", example="valid.txt")
 
     def train_paths(self) -> list[Path]:
         return [resolve_path(path, self.root) for path in self.train]
@@ -331,28 +331,28 @@ class TextData(FileData):
     """Plain text for a language model: one stream cut into blocks, or separate lines or paragraphs."""
 
     kind: Literal["text"] = "text"
-    form: Literal["stream", "lines", "paragraphs"] = setting(
+    form: Literal["stream", "lines", "paragraphs"] = field(
         "stream",
         "stream: one text, cut into blocks; lines, paragraphs: one sequence per line or paragraph",
         example="lines",
     )
-    max_tokens: limits.TokensPerBlock = setting(256, "maximum tokens per block, line or paragraph", example=512)
+    max_tokens: limits.TokensPerBlock = field(256, "maximum tokens per block, line or paragraph", example=512)
 
 
 class DialogueData(FileData):
     """Dialogues for a language model; a dialogue is a list of turns with role and text."""
 
     kind: Literal["dialogue"] = "dialogue"
-    format: Literal["jsonl", "plain", "switchboard"] = setting(
+    format: Literal["jsonl", "plain", "switchboard"] = field(
         "jsonl",
         'jsonl: chat messages, plain: lines of "ROLE: text", switchboard: Switchboard transcripts',
         example="plain",
     )
-    max_tokens: limits.TokensPerExample = setting(256, "maximum tokens per window, including roles", example=512)
-    context_tokens: limits.ContextTokens = setting(
+    max_tokens: limits.TokensPerExample = field(256, "maximum tokens per window, including roles", example=512)
+    context_tokens: limits.ContextTokens = field(
         64, "tokens of earlier turns at the start of later windows, which do not contribute to the loss", example=128
     )
-    loss_roles: tuple[str, ...] = setting(
+    loss_roles: tuple[str, ...] = field(
         (), "roles whose turns contribute to the loss; empty: all roles", example=["assistant"]
     )
 
@@ -369,41 +369,39 @@ class MaskedData(FileData):
     """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
-    rate: limits.Part = setting(0.15, "fraction of tokens that are masked and predicted", example=0.3)
-    max_tokens: limits.TokensPerExample = setting(256, "maximum tokens per sequence", example=512)
+    rate: limits.Part = field(0.15, "fraction of tokens that are masked and predicted", example=0.3)
+    max_tokens: limits.TokensPerExample = field(256, "maximum tokens per sequence", example=512)
 
 
 class TaggedData(FileData):
     """Sentences with a tag per word: CoNLL-U (`.conllu`), or lines of `word/tag`."""
 
     kind: Literal["tagged"] = "tagged"
-    column: Literal["upos", "xpos"] = setting(
+    column: Literal["upos", "xpos"] = field(
         "upos", "tags of CoNLL-U files: universal (upos) or language-specific (xpos)", example="xpos"
     )
-    max_tokens: limits.TokensPerExample = setting(256, "maximum tokens per sentence", example=512)
+    max_tokens: limits.TokensPerExample = field(256, "maximum tokens per sentence", example=512)
 
 
 class LabelledData(FileData):
     """Texts with one label: `.tsv`, `.csv` (label first), `.jsonl` (`label`, `text`), or lines of `label text`."""
 
     kind: Literal["labelled"] = "labelled"
-    max_tokens: limits.TokensPerExample = setting(256, "maximum tokens per text", example=512)
+    max_tokens: limits.TokensPerExample = field(256, "maximum tokens per text", example=512)
 
 
 class TreeData(FileData):
     """Constituency trees in Penn brackets; sentences are translated into trees (Vinyals et al. 2015)."""
 
     kind: Literal["trees"] = "trees"
-    max_tokens: limits.TokensPerExample = setting(250, "maximum tokens per side, including `</s>`", example=400)
+    max_tokens: limits.TokensPerExample = field(250, "maximum tokens per side, including `</s>`", example=400)
 
 
 class PixelConfig(Section):
     """How the values of pixels, from 0 to 1, become the input of a model: (value - mean) / std."""
 
-    mean: limits.PixelMeans = setting((0.5,), "subtracted, per channel or once for all", example=[0.1307])
-    std: limits.PixelDeviations = setting(
-        (0.5,), "divides the difference, per channel or once for all", example=[0.3081]
-    )
+    mean: limits.PixelMeans = field((0.5,), "subtracted, per channel or once for all", example=[0.1307])
+    std: limits.PixelDeviations = field((0.5,), "divides the difference, per channel or once for all", example=[0.3081])
 
 
 class ImageData(_DataSection):
@@ -411,14 +409,14 @@ class ImageData(_DataSection):
 
     kind: Literal["images"] = "images"
     root: Root = ""
-    dataset: Literal["digits"] | None = setting(
+    dataset: Literal["digits"] | None = field(
         None, "built-in data set, instead of `train` and `valid`", example="digits"
     )
-    train: str | None = setting(None, "training file (.npz)", example="train.npz")
-    valid: str | None = setting(
+    train: str | None = field(None, "training file (.npz)", example="train.npz")
+    valid: str | None = field(
         None, "validation file (.npz); default: a fifth of the training images", example="valid.npz"
     )
-    pixels: PixelConfig = setting(
+    pixels: PixelConfig = field(
         PixelConfig(), "normalization of pixels; by default from -1 to 1", example={"mean": [0.1307]}
     )
 
@@ -446,30 +444,30 @@ DataConfig = Annotated[
 class SideTokenizerConfig(Section):
     """A sentencepiece model, or single characters (kind `char`, without normalization)."""
 
-    kind: Literal["bpe", "unigram", "char"] = setting(
+    kind: Literal["bpe", "unigram", "char"] = field(
         "bpe",
         "byte-pair encoding (Sennrich et al. 2016), unigram language model (Kudo 2018), or characters",
         example="unigram",
     )
-    vocab_size: limits.VocabularySize = setting(
+    vocab_size: limits.VocabularySize = field(
         8000, "vocabulary size, including 4 special tokens; for characters, a maximum", example=16_000
     )
-    byte_fallback: bool = setting(True, "encode unknown characters as UTF-8 bytes instead of `<unk>`", example=False)
-    normalization: Literal["nmt_nfkc", "nfkc", "identity"] = setting(
+    byte_fallback: bool = field(True, "encode unknown characters as UTF-8 bytes instead of `<unk>`", example=False)
+    normalization: Literal["nmt_nfkc", "nfkc", "identity"] = field(
         "nmt_nfkc",
         "normalization of sentencepiece; nfkc and nmt_nfkc replace `…` by `...` and `？` by `?`",
         example="identity",
     )
-    character_coverage: limits.Coverage = setting(
+    character_coverage: limits.Coverage = field(
         1.0, "fraction of the characters of the training text that the vocabulary covers", example=0.9995
     )
-    sampling: limits.Dropout = setting(
+    sampling: limits.Dropout = field(
         0.0,
         "subword regularization in training: rate of BPE-dropout (Provilkov et al. 2020), or smoothing exponent of "
         "the unigram model (Kudo 2018); 0 = none",
         example=0.1,
     )
-    sentences: limits.Sentences = setting(
+    sentences: limits.Sentences = field(
         2_000_000, "maximum number of lines from which the vocabulary is learned", example=500_000
     )
 
@@ -485,19 +483,19 @@ class SideTokenizerConfig(Section):
 class TokenizerConfig(SideTokenizerConfig):
     """The tokenizer of both sides, or of the source if `target` is set."""
 
-    shared: bool = setting(True, "use one vocabulary for both sides", example=False)
-    corpora: limits.Corpora | None = setting(
+    shared: bool = field(True, "use one vocabulary for both sides", example=False)
+    corpora: limits.Corpora | None = field(
         None,
         "learn from the first corpora of `data.train` only, so that corpora added later do not change the "
         "vocabulary, and prepared data are kept",
         example=1,
     )
-    add_words: tuple[str, ...] = setting(
+    add_words: tuple[str, ...] = field(
         (),
         "words that become single tokens in addition to the tokens of the model in `train.init_from`",
         example=["Dragoman"],
     )
-    target: SideTokenizerConfig | None = setting(
+    target: SideTokenizerConfig | None = field(
         None, "settings of the target, if they differ; requires `shared = false`", example={"kind": "char"}
     )
 

@@ -33,11 +33,11 @@ from dragoman.config.model import (
     ConvolutionalConfig,
     EncoderOnlyConfig,
     ModelConfig,
+    RecurrentEncoderConfig,
     TransformerConfig,
     VisionConfig,
 )
-from dragoman.config.recurrent import RecurrentEncoderConfig
-from dragoman.config.section import Section, setting
+from dragoman.config.section import Section, field
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, DragomanError, ModelFolderError, UsageError, clip, nearest
 from dragoman.extras import load_plug_ins
@@ -62,13 +62,11 @@ ADDED_METRICS: dict[str, list[str]] = {}
 class Config(Section):
     """A configuration document."""
 
-    data: DataConfig = setting(..., "kind of training data", example="text")
-    tokenizer: TokenizerConfig = setting(TokenizerConfig(), "segmentation of text into tokens")
-    model: ModelConfig = setting(TransformerConfig(), "network architecture", example="lstm")
-    train: TrainConfig = setting(
-        TrainConfig(), "training: length, optimizer, learning rate, validation and checkpoints"
-    )
-    search: SearchConfig = setting(SearchConfig(), "default settings of decoding")
+    data: DataConfig = field(..., "kind of training data", example="text")
+    tokenizer: TokenizerConfig = field(TokenizerConfig(), "segmentation of text into tokens")
+    model: ModelConfig = field(TransformerConfig(), "network architecture", example="lstm")
+    train: TrainConfig = field(TrainConfig(), "training: length, optimizer, learning rate, validation and checkpoints")
+    search: SearchConfig = field(SearchConfig(), "default settings of decoding")
 
     @property
     def parallel(self) -> ParallelData:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import Field
 
 from dragoman.config import limits
-from dragoman.config.section import Section, setting
+from dragoman.config.section import Section, field
 
 ActsOn = Literal["nothing", "embeddings", "queries", "scores"]
 """What a position encoding changes; `queries` includes the keys, `scores` those of the attention."""
@@ -26,7 +26,7 @@ class SinusoidalPosition(Section):
 
     acts_on: ClassVar[ActsOn] = "embeddings"
     kind: Literal["sinusoidal"] = "sinusoidal"
-    full_range: bool = setting(
+    full_range: bool = field(
         False,
         "whether the slowest rate is 1/10000, as in Tensor2Tensor, Marian and fairseq, instead of the paper's "
         "10000^(2/d_model - 1)",
@@ -39,7 +39,7 @@ class LearnedPosition(Section):
 
     acts_on: ClassVar[ActsOn] = "embeddings"
     kind: Literal["learned"] = "learned"
-    max_len: limits.Positions = setting(512, "maximum number of positions; longer input is rejected", example=1024)
+    max_len: limits.Positions = field(512, "maximum number of positions; longer input is rejected", example=1024)
 
 
 class RecurrentPosition(Section):
@@ -47,7 +47,7 @@ class RecurrentPosition(Section):
 
     acts_on: ClassVar[ActsOn] = "embeddings"
     kind: Literal["recurrent"] = "recurrent"
-    source: Literal["embeddings", "positions"] = setting(
+    source: Literal["embeddings", "positions"] = field(
         "embeddings", "input of the recurrent network: the embeddings, or its previous output", example="positions"
     )
 
@@ -57,7 +57,7 @@ class ShawPosition(Section):
 
     acts_on: ClassVar[ActsOn] = "scores"
     kind: Literal["shaw"] = "shaw"
-    clip: limits.Distance = setting(16, "maximum relative distance in tokens; larger distances are clipped", example=32)
+    clip: limits.Distance = field(16, "maximum relative distance in tokens; larger distances are clipped", example=32)
 
 
 class T5Position(Section):
@@ -65,10 +65,8 @@ class T5Position(Section):
 
     acts_on: ClassVar[ActsOn] = "scores"
     kind: Literal["t5"] = "t5"
-    buckets: limits.Buckets = setting(
-        32, "number of buckets of distances; half are linear, half logarithmic", example=64
-    )
-    max_distance: limits.Distance = setting(
+    buckets: limits.Buckets = field(32, "number of buckets of distances; half are linear, half logarithmic", example=64)
+    max_distance: limits.Distance = field(
         128, "distance in tokens; larger distances share the last bucket", example=256
     )
 
@@ -92,7 +90,7 @@ class LinearScaling(Section):
     """All angles are divided by a factor (Chen et al. 2023, position interpolation)."""
 
     kind: Literal["linear"] = "linear"
-    factor: limits.RotaryFactor = setting(2.0, "divisor of the angles: how many times longer texts become", example=4.0)
+    factor: limits.RotaryFactor = field(2.0, "divisor of the angles: how many times longer texts become", example=4.0)
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -103,12 +101,12 @@ class Llama3Scaling(Section):
     """Angles with long wavelengths are divided by a factor, as in Llama 3.1 (Dubey et al. 2024)."""
 
     kind: Literal["llama3"] = "llama3"
-    factor: limits.RotaryFactor = setting(8.0, "divisor of the angles with long wavelengths", example=32.0)
-    low: limits.RotaryFactor = setting(1.0, "wavelengths above original_len / low are divided by factor", example=2.0)
-    high: limits.RotaryFactor = setting(
+    factor: limits.RotaryFactor = field(8.0, "divisor of the angles with long wavelengths", example=32.0)
+    low: limits.RotaryFactor = field(1.0, "wavelengths above original_len / low are divided by factor", example=2.0)
+    high: limits.RotaryFactor = field(
         4.0, "wavelengths below original_len / high stay the same; in between, both are mixed", example=8.0
     )
-    original_len: limits.Positions = setting(
+    original_len: limits.Positions = field(
         8192, "length in tokens for which the model was trained before", example=4096
     )
 
@@ -129,13 +127,13 @@ class RotaryPosition(Section):
 
     acts_on: ClassVar[ActsOn] = "queries"
     kind: Literal["rotary"] = "rotary"
-    base: limits.RotaryBase = setting(
+    base: limits.RotaryBase = field(
         10000.0, "base of the wavelengths (theta); larger values suit longer texts", example=500_000.0
     )
-    fraction: limits.RotaryFraction = setting(
+    fraction: limits.RotaryFraction = field(
         1.0, "fraction of the dimensions of each head that are rotated", example=0.5
     )
-    scaling: Scaling = setting(NoScaling(), "change of the angles for longer texts than before", example="llama3")
+    scaling: Scaling = field(NoScaling(), "change of the angles for longer texts than before", example="llama3")
 
 
 class OtherPosition(Section):

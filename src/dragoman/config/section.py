@@ -50,7 +50,7 @@ class Section(BaseModel):
         return self
 
 
-def setting(default: Any, meaning: str, *, example: Any = None, **limits: Any) -> Any:
+def field(default: Any, meaning: str, *, example: Any = None, **limits: Any) -> Any:
     """Return the field of a key.  default: `...` if the key is required.  meaning, example: see `reference.py`."""
     return Field(default, description=meaning, examples=None if example is None else [example], **limits)
 

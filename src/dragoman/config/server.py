@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from dragoman.config import limits
 from dragoman.config.document import read_document
 from dragoman.config.errors import describe
-from dragoman.config.section import NotBoolean, Section, setting
+from dragoman.config.section import NotBoolean, Section, field
 from dragoman.errors import ConfigError
 
 _Count = Annotated[int, NotBoolean, Field(ge=1, le=1_000_000_000)]
@@ -22,22 +22,20 @@ _Code = Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*$")]
 class SearchOverrides(Section):
     """`search` of an entry of [[models]]: settings that replace those of the model."""
 
-    beam: limits.Beams | None = setting(None, "beam size; default: that of the model")
-    shrink_beam: bool | None = setting(
-        None, "narrow the beam by one per complete hypothesis; default: that of the model"
-    )
-    beam_threshold: limits.BeamThreshold | None = setting(
+    beam: limits.Beams | None = field(None, "beam size; default: that of the model")
+    shrink_beam: bool | None = field(None, "narrow the beam by one per complete hypothesis; default: that of the model")
+    beam_threshold: limits.BeamThreshold | None = field(
         None,
         "drop hypotheses whose log-probability is more than this below that of the best one, and those that cannot "
         "enter the n-best list by ending with the next token; 0 = off; default: that of the model",
     )
-    recombine: limits.LastTokens | None = setting(
+    recombine: limits.LastTokens | None = field(
         None,
         "of unfinished hypotheses with this many equal last tokens, keep only the best one, 0 = off; default: that "
         "of the model",
     )
-    alpha: limits.LengthPenalty | None = setting(None, "length penalty; default: that of the model")
-    max_extra: limits.ExtraTokens | None = setting(
+    alpha: limits.LengthPenalty | None = field(None, "length penalty; default: that of the model")
+    max_extra: limits.ExtraTokens | None = field(
         None, "maximum output length beyond that of the source; default: that of the model"
     )
 
@@ -50,57 +48,55 @@ class SearchOverrides(Section):
 class ModelEntry(Section):
     """An entry of [[models]]."""
 
-    path: str = setting(..., "run folder or model folder; relative paths start from the folder of the document")
-    source: _Code | None = setting(None, "code of the source language; default: that of the model")
-    target: _Code | None = setting(None, "code of the target language; default: that of the model")
-    model_source: str | None = setting(
+    path: str = field(..., "run folder or model folder; relative paths start from the folder of the document")
+    source: _Code | None = field(None, "code of the source language; default: that of the model")
+    target: _Code | None = field(None, "code of the target language; default: that of the model")
+    model_source: str | None = field(
         None, "source language of a model with several ones, as the model names it; default: `source`"
     )
-    model_target: str | None = setting(
+    model_target: str | None = field(
         None, "target language of a model with several ones, as the model names it; default: `target`"
     )
-    search: SearchOverrides = setting(SearchOverrides(), "settings of the search that replace the model's")
-    shortlist: bool = setting(
-        False, "restrict translations to the model's shortlist, which `dragoman shortlist` creates"
-    )
+    search: SearchOverrides = field(SearchOverrides(), "settings of the search that replace the model's")
+    shortlist: bool = field(False, "restrict translations to the model's shortlist, which `dragoman shortlist` creates")
 
 
 class LimitsConfig(Section):
     """[limits]: limits of requests; requests beyond them are refused."""
 
-    characters: _Count = setting(100_000, "characters of all texts of a request")
-    texts: _Count = setting(1_000, "texts of a request")
-    body: _Count = setting(4 << 20, "bytes of a request")
-    read_seconds: _Seconds = setting(20.0, "time for the arrival of a request")
-    seconds: _Seconds = setting(120.0, "time for a translation")
-    waiting_tokens: _Count = setting(200_000, "source tokens of all requests in progress")
+    characters: _Count = field(100_000, "characters of all texts of a request")
+    texts: _Count = field(1_000, "texts of a request")
+    body: _Count = field(4 << 20, "bytes of a request")
+    read_seconds: _Seconds = field(20.0, "time for the arrival of a request")
+    seconds: _Seconds = field(120.0, "time for a translation")
+    waiting_tokens: _Count = field(200_000, "source tokens of all requests in progress")
 
 
 class ServerConfig(Section):
     """The whole document."""
 
-    models: Annotated[list[ModelEntry], Field(min_length=1)] = setting(
+    models: Annotated[list[ModelEntry], Field(min_length=1)] = field(
         ..., "models to serve; of two models of the same direction, the first one is used"
     )
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 allows other machines")
-    port: Annotated[int, NotBoolean, Field(ge=0, le=65_535)] = setting(8000, "port to listen on; 0 = any free one")
-    allowed_hosts: list[str] = setting(
+    host: str = field("127.0.0.1", "address to listen on; 0.0.0.0 allows other machines")
+    port: Annotated[int, NotBoolean, Field(ge=0, le=65_535)] = field(8000, "port to listen on; 0 = any free one")
+    allowed_hosts: list[str] = field(
         [], "host names that requests may use, beside local ones; [] = any, unless `host` is local"
     )
-    viewer: bool = setting(True, "serve the page that shows how a translation is generated")
-    device: str = setting("cpu", "device of the models and of the viewer: cpu, cuda, cuda:1, ..., or auto")
-    database: str = setting("", 'SQLite file of API keys, glossaries and documents; "" = keys are not checked')
-    require_key: bool = setting(False, "refuse requests without an API key; requires `database`")
-    suggestions: str = setting(
+    viewer: bool = field(True, "serve the page that shows how a translation is generated")
+    device: str = field("cpu", "device of the models and of the viewer: cpu, cuda, cuda:1, ..., or auto")
+    database: str = field("", 'SQLite file of API keys, glossaries and documents; "" = keys are not checked')
+    require_key: bool = field(False, "refuse requests without an API key; requires `database`")
+    suggestions: str = field(
         "", 'file of the translations that clients suggest, JSON lines; "" = suggestions are refused'
     )
-    log_requests: bool = setting(False, "print one JSON object per request, without its texts")
-    load: Literal["start", "first_use"] = setting(
+    log_requests: bool = field(False, "print one JSON object per request, without its texts")
+    load: Literal["start", "first_use"] = field(
         "start", "when models are loaded; with `memory`, only as many at the start as there is room for"
     )
-    memory: _Size = setting(0, "MiB of the weights of all loaded models; 0 = no limit; others are unloaded beyond it")
-    cache: _Size = setting(0, "MiB of translations that are kept for texts that are sent again; 0 = none")
-    drain: Annotated[float, NotBoolean, Field(ge=0, le=86_400)] = setting(
+    memory: _Size = field(0, "MiB of the weights of all loaded models; 0 = no limit; others are unloaded beyond it")
+    cache: _Size = field(0, "MiB of translations that are kept for texts that are sent again; 0 = none")
+    drain: Annotated[float, NotBoolean, Field(ge=0, le=86_400)] = field(
         30.0, "seconds within which requests are finished when the server stops"
     )
     limits: LimitsConfig = LimitsConfig()

@@ -7,22 +7,22 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from dragoman.config import limits
-from dragoman.config.section import AcceptStored, Duration, DurationField, Section, setting
+from dragoman.config.section import AcceptStored, Duration, DurationField, Section, field
 
 Device = Annotated[str, Field(pattern="^(auto|cpu|(cuda|mps|xpu|hpu)(:[0-9]{1,3})?)$"), AcceptStored]
 
 
 class _Adam(Section):
     kind: str
-    beta1: limits.Beta = setting(0.9, "decay rate of the running mean of the gradient", example=0.9)
-    beta2: limits.Beta = setting(
+    beta1: limits.Beta = field(0.9, "decay rate of the running mean of the gradient", example=0.9)
+    beta2: limits.Beta = field(
         0.98, "decay rate of the running mean of the squared gradient (Vaswani et al. 2017, 5.3: 0.98)", example=0.999
     )
-    eps: limits.AdamEpsilon = setting(1e-9, "added to the denominator of the update", example=1e-8)
+    eps: limits.AdamEpsilon = field(1e-9, "added to the denominator of the update", example=1e-8)
 
 
 class _AdamW(_Adam):
-    weight_decay: limits.WeightDecay = setting(
+    weight_decay: limits.WeightDecay = field(
         0.01,
         "decoupled weight decay: subtract learning rate * weight_decay * weight from matrices; 0 = none",
         example=0.1,
@@ -49,7 +49,7 @@ class MuonConfig(_AdamW):
     """
 
     kind: Literal["muon"] = "muon"
-    momentum: limits.Beta = setting(0.95, "decay rate of Nesterov momentum", example=0.9)
+    momentum: limits.Beta = field(0.95, "decay rate of Nesterov momentum", example=0.9)
 
 
 class SGDConfig(Section):
@@ -59,39 +59,39 @@ class SGDConfig(Section):
     """
 
     kind: Literal["sgd"] = "sgd"
-    momentum: limits.Beta = setting(
+    momentum: limits.Beta = field(
         0.0, "momentum: fraction of the previous update added to the current one; 0 = none", example=0.9
     )
-    weight_decay: limits.WeightDecay = setting(0.0, "L2 regularization of the matrices; 0 = none", example=1e-4)
+    weight_decay: limits.WeightDecay = field(0.0, "L2 regularization of the matrices; 0 = none", example=1e-4)
 
 
 class InverseSqrtSchedule(Section):
     """factor * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5) (Vaswani et al. 2017, equation 3)."""
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
-    factor: limits.ScheduleFactor = setting(
+    factor: limits.ScheduleFactor = field(
         1.0, "scale of the schedule; the peak learning rate is factor / sqrt(d_model * warmup)", example=2.0
     )
-    warmup: limits.Steps = setting(4000, "number of warm-up steps", example=4000)
+    warmup: limits.Steps = field(4000, "number of warm-up steps", example=4000)
 
 
 class BudgetSchedule(Section):
     """Linear warm-up, constant at `peak`, then decay to zero at the end of the budget."""
 
     kind: Literal["budget"] = "budget"
-    peak: limits.PeakRate = setting(3e-3, "peak learning rate", example=2e-3)
-    warmup: limits.Steps = setting(100, "number of warm-up steps", example=400)
-    decay: limits.Decay = setting(
+    peak: limits.PeakRate = field(3e-3, "peak learning rate", example=2e-3)
+    warmup: limits.Steps = field(100, "number of warm-up steps", example=400)
+    decay: limits.Decay = field(
         0.5, "fraction of the budget, at its end, over which the rate decays to zero", example=0.7
     )
-    shape: Literal["linear", "cosine"] = setting("linear", "shape of the decay curve", example="cosine")
+    shape: Literal["linear", "cosine"] = field("linear", "shape of the decay curve", example="cosine")
 
 
 class _DecaySchedule(Section):
     kind: str
-    peak: limits.PeakRate = setting(3e-3, "peak learning rate", example=2e-3)
-    warmup: limits.Steps = setting(100, "number of warm-up steps", example=400)
-    floor: limits.RateFloor = setting(0.0, "rate at the end, as a fraction of the peak", example=0.1)
+    peak: limits.PeakRate = field(3e-3, "peak learning rate", example=2e-3)
+    warmup: limits.Steps = field(100, "number of warm-up steps", example=400)
+    floor: limits.RateFloor = field(0.0, "rate at the end, as a fraction of the peak", example=0.1)
 
 
 class LinearSchedule(_DecaySchedule):
@@ -113,7 +113,7 @@ class WarmupStableDecaySchedule(_DecaySchedule):
     """
 
     kind: Literal["warmup_stable_decay"] = "warmup_stable_decay"
-    decay: limits.Decay = setting(
+    decay: limits.Decay = field(
         0.2, "final fraction of the budget, in which the rate falls to floor * peak", example=0.1
     )
 
@@ -122,13 +122,13 @@ class ConstantSchedule(Section):
     """Linear warm-up, then constant at `rate`."""
 
     kind: Literal["constant"] = "constant"
-    rate: limits.PeakRate = setting(1e-3, "learning rate after the warm-up", example=1e-3)
-    warmup: limits.Steps = setting(1, "number of warm-up steps; 1 = `rate` from the first step", example=100)
+    rate: limits.PeakRate = field(1e-3, "learning rate after the warm-up", example=1e-3)
+    warmup: limits.Steps = field(1, "number of warm-up steps; 1 = `rate` from the first step", example=100)
 
 
 class _Parallel(Section):
     kind: str
-    timeout: DurationField = setting(
+    timeout: DurationField = field(
         Duration(amount=10 * 60, unit="seconds"),
         "time after which a process that does not answer is regarded as lost, and the others end",
         example="2 min",
@@ -183,9 +183,9 @@ class LoRAConfig(Section):
     sum.
     """
 
-    rank: limits.Rank = setting(8, "rows of A and columns of B", example=16)
-    alpha: limits.Alpha = setting(16.0, "scale of the update; it is divided by the rank", example=32.0)
-    targets: tuple[Literal["attention", "feed_forward"], ...] = setting(
+    rank: limits.Rank = field(8, "rows of A and columns of B", example=16)
+    alpha: limits.Alpha = field(16.0, "scale of the update; it is divided by the rank", example=32.0)
+    targets: tuple[Literal["attention", "feed_forward"], ...] = field(
         ("attention", "feed_forward"),
         "layers whose matrices are adapted; queries, keys and values are one matrix",
         example=["attention"],
@@ -201,103 +201,103 @@ class LoRAConfig(Section):
 class TrainConfig(Section):
     """Length of the training, optimizer, learning rate, validation and checkpoints."""
 
-    budget: DurationField = setting(
+    budget: DurationField = field(
         Duration(amount=20 * 60, unit="seconds"),
         "length of the training; the schedule `budget` reaches zero at its end",
         example="30 epochs",
     )
-    expected_speed: limits.OptionalCount = setting(
+    expected_speed: limits.OptionalCount = field(
         0,
         "tokens per second (source + target) that `dragoman new` expects, including validations; a training in "
         "minutes that reaches less than 80 % reports it; 0 = unknown",
         example=4500,
     )
-    init_from: str | None = setting(
+    init_from: str | None = field(
         None,
         "fine-tuning: model folder or run whose weights, tokenizer, `[model]` and `[search]` the run starts with; a"
         " relative path is resolved against the folder of the TOML file",
         example="en-de",
         min_length=1,
     )
-    lora: LoRAConfig | None = setting(
+    lora: LoRAConfig | None = field(
         None,
         "train low-rank adapters of the matrices instead of all weights; requires `init_from`",
         example={"rank": 16},
     )
-    batch_tokens: limits.TokensPerBatch = setting(
+    batch_tokens: limits.TokensPerBatch = field(
         4096,
         "source + target tokens per batch, with padding; auto: the largest number that fits into the memory, up to "
         "the fastest, chosen when a run begins",
         example=8192,
     )
-    accumulate: limits.Batches = setting(
+    accumulate: limits.Batches = field(
         1, "gradient accumulation: batches per update; equivalent to larger batches, with less memory", example=4
     )
-    optimizer: Optimizer = setting(AdamConfig(), "optimization algorithm", example="adamw")
-    schedule: Schedule = setting(InverseSqrtSchedule(), "learning rate schedule", example="budget")
-    label_smoothing: limits.Dropout = setting(
+    optimizer: Optimizer = field(AdamConfig(), "optimization algorithm", example="adamw")
+    schedule: Schedule = field(InverseSqrtSchedule(), "learning rate schedule", example="budget")
+    label_smoothing: limits.Dropout = field(
         0.1, "target probability distributed uniformly over all tokens (Szegedy et al. 2016)", example=0.1
     )
-    clip_norm: limits.GradientNorm = setting(
+    clip_norm: limits.GradientNorm = field(
         0.0, "maximum norm of the gradient (Pascanu et al. 2013); 0 = no clipping", example=1.0
     )
-    precision: Literal["float32", "bf16", "fp16"] = setting(
+    precision: Literal["float32", "bf16", "fp16"] = field(
         "float32",
         "precision of products, with weights in float32: bf16 is faster on hardware that multiplies it; fp16, with "
         "dynamic loss scaling, is for GPUs without bf16",
         example="bf16",
     )
-    gradient_checkpointing: bool = setting(
+    gradient_checkpointing: bool = field(
         False,
         "store only the inputs of each layer of a Transformer and compute the layer again in the backward pass "
         "(Chen et al. 2016): less memory, more time, the same gradients",
         example=True,
     )
-    seed: limits.Seed = setting(
+    seed: limits.Seed = field(
         1, "random seed of the initialization, the order of the data, dropout and sampling", example=2
     )
-    ema: limits.Beta = setting(
+    ema: limits.Beta = field(
         0.0, "decay rate of the moving average of the weights, which is validated and saved; 0 = none", example=0.999
     )
-    log_every: limits.Interval = setting(20, "steps between log lines", example=100)
-    validate_every: DurationField = setting(
+    log_every: limits.Interval = field(20, "steps between log lines", example=100)
+    validate_every: DurationField = field(
         Duration(amount=1, unit="epochs"),
         "interval between validations; each validation saves a checkpoint",
         example="500 steps",
     )
-    save_every: DurationField = setting(
+    save_every: DurationField = field(
         Duration(amount=5 * 60, unit="seconds"),
         "interval between checkpoints without validation; a killed training loses at most this much",
         example="2000 steps",
     )
-    validate_sentences: limits.Sentences = setting(
+    validate_sentences: limits.Sentences = field(
         1000, "sentences decoded per validation; the loss is computed on all sentences", example=200
     )
-    metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = setting(
+    metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = field(
         "loss",
         "metric that selects the best checkpoint: loss for all data; bleu, chrf for parallel text; accuracy for "
         "masked text, tags, labels and images; f1 for trees",
         example="bleu",
     )
-    patience: limits.OptionalCount = setting(
+    patience: limits.OptionalCount = field(
         0, "early stopping: number of validations without improvement; 0 = off", example=5
     )
-    keep: limits.Checkpoints = setting(5, "number of recent checkpoints to keep, in addition to the best", example=10)
-    average: limits.OptionalCount = setting(0, "number of last checkpoints to average at the end; 0 = none", example=5)
-    max_bad_steps: limits.Interval = setting(
+    keep: limits.Checkpoints = field(5, "number of recent checkpoints to keep, in addition to the best", example=10)
+    average: limits.OptionalCount = field(0, "number of last checkpoints to average at the end; 0 = none", example=5)
+    max_bad_steps: limits.Interval = field(
         20, "consecutive steps with a non-finite loss before training stops", example=50
     )
-    parallel: Parallel = setting(
+    parallel: Parallel = field(
         ReplicatedConfig(), "training by several processes, which torchrun starts", example="fsdp"
     )
-    device: Device = setting("auto", "auto: a GPU if available; cuda:1 selects the second GPU", example="cuda:1")
-    cuda_graphs: Literal["auto", "off"] = setting(
+    device: Device = field("auto", "auto: a GPU if available; cuda:1 selects the second GPU", example="cuda:1")
+    cuda_graphs: Literal["auto", "off"] = field(
         "auto",
         "auto: on one GPU, record the steps of a Transformer that translates as CUDA graphs, one for each shape of "
         "a batch, and pad batches to few shapes: faster for small models",
         example="off",
     )
-    threads: limits.Threads = setting(
+    threads: limits.Threads = field(
         "auto", "CPU threads; auto: the fastest number, measured when training starts", example=2
     )
 
@@ -305,30 +305,30 @@ class TrainConfig(Section):
 class SearchConfig(Section):
     """Default settings of decoding, in `translate` and in Python."""
 
-    beam: limits.Beams = setting(4, "beam size: hypotheses per step; 1 = greedy search", example=5)
-    shrink_beam: bool = setting(False, "each complete hypothesis makes the beam narrower by one: faster", example=True)
-    beam_threshold: limits.BeamThreshold = setting(
+    beam: limits.Beams = field(4, "beam size: hypotheses per step; 1 = greedy search", example=5)
+    shrink_beam: bool = field(False, "each complete hypothesis makes the beam narrower by one: faster", example=True)
+    beam_threshold: limits.BeamThreshold = field(
         0.0,
         "hypotheses leave the beam if their log-probability is more than this below that of the best one, or if "
         "they cannot enter the n-best list by ending with the next token: faster; 0 = off",
         example=4.0,
     )
-    recombine: limits.LastTokens = setting(
+    recombine: limits.LastTokens = field(
         0,
         "of unfinished hypotheses with this many equal last tokens, only the best one stays in the beam: faster, "
         "with some other translations; 0 = off",
         example=2,
     )
-    alpha: limits.LengthPenalty = setting(
+    alpha: limits.LengthPenalty = field(
         0.6,
         "length penalty: scores are divided by ((5 + length) / 6) ** alpha (Wu et al. 2016); larger values favour "
         "longer output",
         example=1.0,
     )
-    max_extra: limits.ExtraTokens = setting(
+    max_extra: limits.ExtraTokens = field(
         50, "maximum output length in tokens, in addition to the length of the source", example=100
     )
-    min_length: limits.LeastTokens = setting(0, "minimum output length in tokens", example=1)
-    no_repeat_ngram: limits.NgramSize = setting(
+    min_length: limits.LeastTokens = field(0, "minimum output length in tokens", example=1)
+    no_repeat_ngram: limits.NgramSize = field(
         0, "size of n-grams that may occur only once in an output; 0 = off", example=3
     )

@@ -79,17 +79,7 @@ def test_what_a_training_prints_without_a_terminal(cli: Cli, place: Path, tmp_pa
     assert [line for line in lines if line in phases] == list(phases)
     steps = [line for line in lines if " %  step " in line]
     assert steps[0].startswith(" 11 %  step 1  loss ") and "warm-up" in steps[0] and " left  lr " in steps[0]
-    assert [line[:5] for line in steps[1:]] == [
-        " 22 %",
-        " 33 %",
-        " 44 %",
-        " 55 %",
-        " 66 %",
-        " 77 %",
-        " 88 %",
-        " 99 %",
-        "100 %",
-    ]
+    assert [int(line[:3]) for line in steps[1:]] == [22, 33, 44, 55, 66, 77, 88, 99, 100]
     sample = [line.split()[0] for line in lines if line.startswith("    ")]
     assert sample == ["source", "reference", "hypothesis"]
     assert lines[-2].startswith("done: ")
@@ -181,10 +171,8 @@ def test_scores_are_in_float32_unless_int8_is_requested(cli: Cli, place: Path) -
 
     run, sources, targets = place / "runs" / "tiny", place / "data" / "valid.src", place / "data" / "valid.tgt"
     expected = Translator.load(run, engine="pytorch").score(*(f.read_text().splitlines() for f in (sources, targets)))
-    exact = [
-        float(row.split(b"\t")[0])
-        for row in cli("score", run, "--source", sources, "--target", targets)[1].splitlines()
-    ]
+    rows = cli("score", run, "--source", sources, "--target", targets)[1].splitlines()
+    exact = [float(row.split(b"\t")[0]) for row in rows]
     assert exact == pytest.approx([score.log_prob for score in expected], abs=1e-4)
     if load_native() is not None:
         code, out, _ = cli("score", run, "--source", sources, "--target", targets, "--quantize", "int8")
@@ -198,7 +186,7 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
     folder = run / "checkpoints" / "average-last2"
     assert code == 0 and out.decode().strip() == str(folder)
     assert re.search(
-        r"^validation, valid_loss: \d\.\d\d average of the last 2, \d\.\d\d the best \(000000\d0\)$", err, re.M
+        r"^validation, valid_loss: \d\.\d\d average of the last 2, \d\.\d\d the best \(0+\d0\)$", err, re.M
     )
     assert f"the best model of {run} is unchanged; to use the average: dragoman translate {folder}\n" in err
     scores = json.loads((folder / "meta.json").read_bytes())["scores"]
@@ -236,31 +224,15 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["translate", "MODEL", "--input", "nowhere.txt"], 1, "nowhere.txt"),
         (["translate", "MODEL", "--input", "table.csv"], 2, "table.csv: a translated document is written to a file"),
         (["translate", "MODEL", "--input", "a.docx", "--input", "b.txt"], 2, "one document is translated at a time"),
-        (
-            ["translate", "MODEL", "--input", "a.docx", "--output", "b.pdf"],
-            2,
-            "b.pdf: the suffix '.pdf' is not that of",
-        ),
+        (["translate", "MODEL", "--input", "a.docx", "--output", "b.pdf"], 2, "b.pdf: the suffix '.pdf' is not that"),
         (["translate", "MODEL", "--input", "a.docx", "--output", "b.odt"], 2, "b.odt: a .docx file stays one"),
-        (
-            ["translate", "MODEL", "--input", "a.docx", "--jsonl"],
-            2,
-            "--jsonl, --verbose and --prefix: not for documents",
-        ),
+        (["translate", "MODEL", "--input", "a.docx", "--jsonl"], 2, "--jsonl, --verbose and --prefix: not for doc"),
         (["translate", "MODEL", "--input", "no.docx", "--output", "b.docx"], 1, "no.docx: missing. Give a document"),
         (["translate", "MODEL", "--input", "table.jsonl.gz"], 2, "a .jsonl file is not text"),
-        (
-            ["score", "MODEL", "--source", "a.csv", "--target", "b.csv"],
-            2,
-            "a .csv file is not text with one sentence per line; use two text files",
-        ),
+        (["score", "MODEL", "--source", "a.csv", "--target", "b.csv"], 2, "per line; use two text files"),
         (["doctor", "a.csv", "b.csv"], 2, "no such file"),
         (["doctor", "nowhere.tsv"], 2, "no such file: nowhere.tsv"),
-        (
-            ["translate", "MODEL", "--output", "nowhere/out.txt"],
-            2,
-            "nowhere/out.txt: the folder nowhere does not exist",
-        ),
+        (["translate", "MODEL", "--output", "nowhere/out.txt"], 2, "out.txt: the folder nowhere does not exist"),
         (["translate", "MODEL", "--device", "warp"], 2, "warp"),
         (["score", "MODEL", "--source", "nowhere.a", "--target", "nowhere.b"], 1, "nowhere.a"),
         (["score", "MODEL", "--target", "nowhere.b"], 2, "scores pairs; specify the source text with --source"),
@@ -286,13 +258,8 @@ def test_help(cli: Cli) -> None:
         "explain atlas walkthrough gallery playground serve vectors shortlist export import keys"
     )
     assert names == expected.split()
-
-
-@pytest.mark.parametrize("command", [[], ["translate"], ["train"]])
-def test_the_short_option_of_help(cli: Cli, command: list[str]) -> None:
-    code, out, _ = cli(*command, "-h")
-    assert code == 0
-    assert out == cli(*command, "--help")[1]
+    for command in ([], ["translate"], ["train"]):
+        assert cli(*command, "-h") == cli(*command, "--help"), "the short option"
 
 
 def test_the_package_runs_as_a_module() -> None:

@@ -1,4 +1,4 @@
-"""The default number of cores of the engine: affinity, control group quotas, OMP_NUM_THREADS."""
+"""The number of cores that a process may use: affinity, control group quotas, OMP_NUM_THREADS."""
 
 from __future__ import annotations
 
@@ -38,18 +38,10 @@ def test_without_limits_it_is_the_affinity(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quota", "cores"),
     [
-        ("200000 100000", 2),
-        ("150000 100000", 2),
-        ("50000 100000", 1),
-        ("1000 100000", 1),
-        ("9900000 100000", CORES),
-        ("0 100000", CORES),
-        ("200000 0", CORES),
-        ("200000", CORES),
-        ("", CORES),
-        ("\N{SUPERSCRIPT TWO} 1", CORES),
+        ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1), ("1000 100000", 1), ("9900000 100000", CORES),
+        ("0 100000", CORES), ("200000 0", CORES), ("200000", CORES), ("", CORES), ("\N{SUPERSCRIPT TWO} 1", CORES),
     ],
-)
+)  # fmt: skip
 def test_the_quota_of_a_container(quota: str, cores: int, tmp_path: Path) -> None:
     """`docker run --cpus=2`: in its own namespace the group of the process is the root."""
     assert usable_cores(system(tmp_path, "0::/\n", cpu_dot_max=f"{quota}\n")) == cores
@@ -89,20 +81,10 @@ def test_lines_that_are_not_groups_are_no_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "cores"),
     [
-        ("3", 3),
-        (" 3 ", 3),
-        ("3,2", 3),
-        ("99", CORES),
-        ("", CORES),
-        ("0", CORES),
-        ("-2", CORES),
-        ("two", CORES),
-        ("\N{SUPERSCRIPT TWO}", CORES),
-        ("\N{ARABIC-INDIC DIGIT TWO}", CORES),
-        ("1" * 5000, CORES),
-        (",", CORES),
+        ("3", 3), (" 3 ", 3), ("3,2", 3), ("99", CORES), ("", CORES), ("0", CORES), ("-2", CORES), ("two", CORES),
+        ("\N{SUPERSCRIPT TWO}", CORES), ("\N{ARABIC-INDIC DIGIT TWO}", CORES), ("1" * 5000, CORES), (",", CORES),
     ],
-)
+)  # fmt: skip
 def test_omp_num_threads(value: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Invalid values set no limit; some of them satisfy str.isdigit() but not int()."""
     monkeypatch.setenv("OMP_NUM_THREADS", value)

@@ -80,9 +80,8 @@ def document_for(key: Key, kinds: dict[str, str]) -> dict[str, Any]:
         document["data"]["valid"] = {"path": "d.tsv"} if one else {"source": "c", "target": "d"}
         document["data"]["test"] = {"path": "e.tsv"} if one else {"source": "e", "target": "f"}
     elif data == "images":
-        document["data"] |= (
-            {"dataset": "digits"} if not key.name.startswith(("data.train", "data.valid")) else {"train": "a"}
-        )
+        in_files = key.name.startswith(("data.train", "data.valid"))
+        document["data"] |= {"train": "a"} if in_files else {"dataset": "digits"}
     else:
         document["data"]["train"] = ["a"]
     if data == "labelled":
@@ -165,24 +164,13 @@ def test_every_key_and_architecture_is_on_the_page_and_links_lead_somewhere(page
     [
         ("train.seed", ["train.seed"]),
         ("seed", ["train.seed"]),
-        (
-            "[search]",
-            [
-                "search.beam",
-                "search.shrink_beam",
-                "search.beam_threshold",
-                "search.recombine",
-                "search.alpha",
-                "search.max_extra",
-                "search.min_length",
-                "search.no_repeat_ngram",
-            ],
-        ),
+        ("[search]", ["search.beam", "search.shrink_beam", "search.beam_threshold", "search.recombine", "search.alpha",
+                      "search.max_extra", "search.min_length", "search.no_repeat_ngram"]),
         ("rotary", ["model.position.base", "model.position.fraction"]),
         ("data.train.3.weight", ["data.train.0.weight"]),
         ("schedule.warmup", ["train.schedule.warmup"] * 3),
     ],
-)
+)  # fmt: skip
 def test_look_up(name: str, keys: list[str]) -> None:
     assert [key.name for key in look_up(name)[1]] == keys
 
@@ -199,13 +187,9 @@ def test_a_section_names_the_sections_in_it_but_not_their_keys() -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [
-        ("train.sead", "train.seed"),
-        ("early_stopping", "train.patience"),
-        ("rotery", "rotary"),
-        ("gradient-clip-val", "clip"),
-    ],
-)
+    [("train.sead", "train.seed"), ("early_stopping", "train.patience"), ("rotery", "rotary"),
+     ("gradient-clip-val", "clip")],
+)  # fmt: skip
 def test_unknown_names_get_suggestions(name: str, near: str, cli: Cli) -> None:
     with pytest.raises(UsageError, match=rf"no such key, section or kind \(did you mean '.*{near}"):
         look_up(name)
@@ -229,11 +213,8 @@ def test_config_prints_sections_keys_and_kinds(cli: Cli) -> None:
 
 def test_config_prints_a_document_with_defaults_and_what_was_set(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "en-de.toml"
-    data, model = (
-        'root = "/data"\ntrain = [{ source = "a", target = "b" }]',
-        'preset = "big"\nd_ff = 64\nnorm.kind = "rms"',
-    )
-    file.write_text(f"[data]\n{data}\n[model]\n{model}\n", encoding="utf-8")
+    data = 'root = "/data"\ntrain = [{ source = "a", target = "b" }]'
+    file.write_text(f'[data]\n{data}\n[model]\npreset = "big"\nd_ff = 64\nnorm.kind = "rms"\n', encoding="utf-8")
     code, out, _ = cli("config", file, "train.seed=2", "train.clip_norm=0.0", "model.position.kind=learned")
     lines = {re.sub(" +", " ", line) for line in out.decode().split("\n")}
     assert code == 0

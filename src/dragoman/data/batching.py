@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dragoman.tokenizers import Tokenizer
 
 Ints = NDArray[np.int64]
+_BLOCK = 256
+"""Largest number of chunks in a block: 262,144 pairs."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,6 @@ def read_batch(store: Store, numbers: Ints, tokenizer: Tokenizer, sampling: tupl
     if any(sampling):
         return collate(tokenizer.encode_sampled([store.text(int(n)) for n in numbers], sampling, seed))
     return collate([store.pair(int(n)) for n in numbers])
-
-
-_BLOCK = 256
-"""Largest number of chunks in a block: 262,144 pairs."""
 
 
 class EpochPlan:

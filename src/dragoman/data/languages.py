@@ -62,6 +62,11 @@ _CHARACTER_SCRIPTS = {"HAN", "KANA"}
 _MIN_LETTERS = 4
 _MIN_WORDS = 2
 _MIN_EXPECTED = 1 / 4
+MIN_BYTES = 12
+"""Minimum length of identified lines, in UTF-8 bytes of letters: 12 Latin, 6 Cyrillic or 4 Chinese letters."""
+_NO_LANGUAGE = "zxx"
+_MIN_SHARE = 0.02
+_MIN_COVERED = 0.9
 
 
 def language_code(name: str | None) -> str | None:
@@ -113,13 +118,6 @@ class LanguageCheck:
         words = _WORD.findall(text.casefold())
         foreign = sum(word in self.foreign_words for word in words)
         return foreign >= _MIN_WORDS and foreign > 2 * sum(word in self.expected_words for word in words)
-
-
-MIN_BYTES = 12
-"""Minimum length of identified lines, in UTF-8 bytes of letters: 12 Latin, 6 Cyrillic or 4 Chinese letters."""
-_NO_LANGUAGE = "zxx"
-_MIN_SHARE = 0.02
-_MIN_COVERED = 0.9
 
 
 @cache

@@ -106,6 +106,11 @@ _ORDINALS = frozenset(
 _SYLLABIC = frozenset({"cs", "sk", "hr", "sr", "sl"})
 """Languages whose words may have no vowel."""
 _VOWELS = re.compile(r"[aeiouyæœøåаеёиоуыэюяіїєαεηιουω]")
+_QUOTES = "\"'“”‘’"
+_SPACELESS = (("\u3000", "\u30ff"), ("\u3400", "\u9fff"), ("\uff00", "\uffef"), ("\U00020000", "\U0003ffff"))
+_CLAUSE_END = re.compile(r"(?<=[,;:–—、，；：])\s+|[、，；：]\s*")
+_SPACE = re.compile(r"\s+")
+Cut = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
@@ -231,14 +236,6 @@ def _may_be_abbreviation(word: str, lower: str, rules: _Rules) -> bool:
         return True
     short = 2 <= len(word) <= 4 and word.isalpha() and not word.isupper()
     return short and not rules.syllabic and not _VOWELS.search(unicodedata.normalize("NFD", word.lower()))
-
-
-_QUOTES = "\"'“”‘’"
-_SPACELESS = (("\u3000", "\u30ff"), ("\u3400", "\u9fff"), ("\uff00", "\uffef"), ("\U00020000", "\U0003ffff"))
-_CLAUSE_END = re.compile(r"(?<=[,;:–—、，；：])\s+|[、，；：]\s*")
-_SPACE = re.compile(r"\s+")
-
-Cut = Callable[[str], list[str]]
 
 
 def _cut_at(text: str, ends: Sequence[int]) -> list[str]:

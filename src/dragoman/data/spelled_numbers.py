@@ -46,6 +46,20 @@ GERMAN_MONTHS = (
 )  # fmt: skip
 GERMAN_WEEKDAYS = ("Montag", "Dienstag", "Mittwoch", "Donnerstag", "Freitag", "Samstag", "Sonntag")
 _CHINESE_WEEKDAYS = "一二三四五六日"
+TextPair = tuple[str, str]
+Drawn = TypeVar("Drawn", bound=Hashable)
+LARGEST = 999_999
+FIRST_YEAR, LAST_YEAR = 1000, 2099
+FIRST_DATED_YEAR = 1100
+FIRST_WEEKDAY_YEAR = 1800
+"""The weekdays are correct; before this year the Gregorian calendar was not yet common."""
+DATE_FORMS = ("plain", "month_first", "on", "on_weekday")
+HELD_OUT = {"cardinal": 0.45, "ordinal": 0.15, "year": 0.05, "date": 0.35}
+"""Shares of the kinds in the validation and test splits."""
+POOL = {"cardinal": 14_000, "ordinal": 4_000, "date": 10_000}
+"""Texts of each kind before splitting; every year is used."""
+VALID_ITEMS, TEST_ITEMS = 500, 1_000
+ZERO_SHARE = 0.2
 
 
 @cache
@@ -206,26 +220,6 @@ class Chinese(TargetLanguage):
 
 
 TARGETS: dict[str, TargetLanguage] = {language.code: language for language in (German(), Chinese())}
-
-TextPair = tuple[str, str]
-Drawn = TypeVar("Drawn", bound=Hashable)
-
-LARGEST = 999_999
-FIRST_YEAR, LAST_YEAR = 1000, 2099
-FIRST_DATED_YEAR = 1100
-FIRST_WEEKDAY_YEAR = 1800
-"""The weekdays are correct; before this year the Gregorian calendar was not yet common."""
-
-DATE_FORMS = ("plain", "month_first", "on", "on_weekday")
-
-HELD_OUT = {"cardinal": 0.45, "ordinal": 0.15, "year": 0.05, "date": 0.35}
-"""Shares of the kinds in the validation and test splits."""
-
-POOL = {"cardinal": 14_000, "ordinal": 4_000, "date": 10_000}
-"""Texts of each kind before splitting; every year is used."""
-
-VALID_ITEMS, TEST_ITEMS = 500, 1_000
-ZERO_SHARE = 0.2
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ _DECOMPRESSION_ERRORS = (
     lzma.LZMAError,
     zstandard.ZstdError,
 )
+_ENCRYPTED = 1
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+_ARCHIVE_AGAIN = "Copy or download the archive again"
 
 
 class _ZstdStream(io.RawIOBase):
@@ -246,11 +249,6 @@ def read_lines(path: Path) -> Iterator[str]:
     """Yield the decoded lines of a UTF-8 file (see `decode_line`).  Raises DataError on the first invalid line."""
     for number, raw in enumerate(open_lines(path), start=1):
         yield decode_line(raw, number, str(path))
-
-
-_ENCRYPTED = 1
-_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
-_ARCHIVE_AGAIN = "Copy or download the archive again"
 
 
 def archive_of(path: Path) -> Path | None:

@@ -35,6 +35,7 @@ _KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 )
+COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
 
 
 def as_path(value: object, what: str) -> Path:
@@ -170,9 +171,6 @@ class RandomAccessFile:
             parts.append(part)
             offset += len(part)
         return b"".join(parts)
-
-
-COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
 
 
 def plain_suffix(path: Path) -> str:

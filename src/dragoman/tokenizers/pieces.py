@@ -27,6 +27,13 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 Spans = list[tuple[int, int]]
 """First and next character of each token in a text."""
 _SENTINEL = re.compile(r"<extra_id_\d+>")
+_NBEST = 32
+ADDED_SCORE = 1.0
+"""Score of the pieces that `add_words` appends, which are never divided; scores of learned pieces are at most 0."""
+BYTES_FILE = "bytes.json"
+_FIRST = EOS + 1
+"""Id of byte 0."""
+_MAX_SIZE = 1 << 24
 
 
 class Pieces(ABC):
@@ -167,11 +174,6 @@ def sentinel_parts(text: str, known: Container[str]) -> Iterator[tuple[int, str,
     yield start, text[start:], False
 
 
-_NBEST = 32
-ADDED_SCORE = 1.0
-"""Score of the pieces that `add_words` appends, which are never divided; scores of learned pieces are at most 0."""
-
-
 class SubwordSampler:
     """Random segmentation of text into the pieces of a sentencepiece model (subword regularization).
 
@@ -244,12 +246,6 @@ class SubwordSampler:
         powers = [power * sum(each) for each in scores]
         weights = [math.exp(score - max(powers)) for score in powers]
         return [int(i) for i in rng.choices(segmentations, weights)[0]]
-
-
-BYTES_FILE = "bytes.json"
-_FIRST = EOS + 1
-"""Id of byte 0."""
-_MAX_SIZE = 1 << 24
 
 
 def is_bytes_file(content: bytes) -> bool:

@@ -34,6 +34,10 @@ ROLE_PREFIX = "<role:"
 """Start of the control symbols that stand for the roles of a dialogue."""
 TokenizerFiles = tuple[bytes, bytes | None, bytes | None, bytes | None]
 """The arguments of `Tokenizer`."""
+LABELS_FILE = "labels.json"
+_MAX_SHOWN = 20
+_MAX_PATCH_NUMBERS = 10_000_000
+"""Limit for damaged files; a whole image of 1,000 x 1,000 pixels in colour has 3 million numbers."""
 
 
 class Tokenizer:
@@ -365,12 +369,6 @@ def _sides(source: bytes, target: bytes | None, pieces: bytes | None) -> tuple[P
         return model, other, target is None
     lists = PieceLists.parse(pieces)
     return *lists.applied(model, other), lists.target is None
-
-
-LABELS_FILE = "labels.json"
-_MAX_SHOWN = 20
-_MAX_PATCH_NUMBERS = 10_000_000
-"""Limit for damaged files; a whole image of 1,000 x 1,000 pixels in colour has 3 million numbers."""
 
 
 class LabelVocabulary:

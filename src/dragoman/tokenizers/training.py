@@ -28,6 +28,9 @@ _LOSSLESS: dict[str, Any] = {
     "add_dummy_prefix": False,
     "remove_extra_whitespaces": False,
 }
+_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
+_USER_DEFINED = 4  # of the enumeration ModelProto.SentencePiece.Type
+_LONGEST = 200
 
 
 def train_tokenizer(
@@ -139,11 +142,6 @@ def _explain_failure(config: SideTokenizerConfig, key: str, message: str) -> str
             f"one more per character. Increase it, or set {key}.byte_fallback=false."
         )
     return f"[{key}] could not be trained (kind = {config.kind}, vocab_size = {config.vocab_size}): {message}"
-
-
-_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN")
-_USER_DEFINED = 4  # of the enumeration ModelProto.SentencePiece.Type
-_LONGEST = 200
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,13 @@ _MARK = "damaged"
 _OPEN_FILES = 256
 _POLL = 0.5  # seconds
 _Prepared = TypeVar("_Prepared")
+VERSION = 3
+"""Of the format; stores of other versions are built again, under another name."""
+_HASHES = "hashes.json"
+LARGE = 64 << 20
+"""Bytes from which the hash of a file is remembered together with its size, inode and time of modification."""
+_SETTLED = 2_000_000_000
+"""Nanoseconds after a modification before a hash is remembered: later writes then change the time."""
 
 
 class DamagedStoreError(DataError):
@@ -207,15 +214,6 @@ def _turn(folder: Path, reporter: Reporter) -> Generator[bool, None, None]:
         with suppress(OSError):
             Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-
-
-VERSION = 3
-"""Of the format; stores of other versions are built again, under another name."""
-_HASHES = "hashes.json"
-LARGE = 64 << 20
-"""Bytes from which the hash of a file is remembered together with its size, inode and time of modification."""
-_SETTLED = 2_000_000_000
-"""Nanoseconds after a modification before a hash is remembered: later writes then change the time."""
 
 
 class FileHashes:

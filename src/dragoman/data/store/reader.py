@@ -37,6 +37,9 @@ _COLUMNS = "source_tokens target_tokens ids_at ids_bytes ids_hash text_at text_b
 TABLE = np.dtype([("segment", "<u4"), ("pairs", "<u4"), *((name, "<u8") for name in _COLUMNS.split())])
 """A row per chunk.  Tokens are counted without the end of sentence; offsets are bytes in the files of the segment."""
 _LENGTH = np.dtype("<u4")
+_CACHED = 600
+"""Chunks in memory: more than two blocks of an epoch (see `EpochPlan`)."""
+_TEXT = np.dtype(np.uint8)
 
 
 def id_type(vocabulary: int) -> np.dtype[np.generic]:
@@ -107,11 +110,6 @@ def ids_record(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], item: np.dt
 def _record(sides: Sequence[Sequence[Sized]], values: Sequence[NDArray[np.generic]]) -> Record:
     src, tgt = (np.fromiter(map(len, rows), _LENGTH, len(rows)) for rows in sides)
     return Record((src, tgt), (values[0], values[1]))
-
-
-_CACHED = 600
-"""Chunks in memory: more than two blocks of an epoch (see `EpochPlan`)."""
-_TEXT = np.dtype(np.uint8)
 
 
 def part_name(part: int, suffix: str = "") -> str:

@@ -32,6 +32,12 @@ SEGMENT = PAIRS * 128
 
 Histogram = dict[int, int]
 """Value -> its number of occurrences."""
+_AT_ONCE = 1 << 24
+"""Hashes that are sorted at once, which takes about 500 MB."""
+_RANGES = 256
+_EDGES = np.arange(1, _RANGES, dtype=np.uint64) << np.uint64(56)
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -180,12 +186,6 @@ def _write(path: Path, content: bytes, segment: EncodedSegment) -> None:
     segment.files[path.name] = {"bytes": len(content), "blake2b": hashlib.blake2b(content).hexdigest()}
 
 
-_AT_ONCE = 1 << 24
-"""Hashes that are sorted at once, which takes about 500 MB."""
-_RANGES = 256
-_EDGES = np.arange(1, _RANGES, dtype=np.uint64) << np.uint64(56)
-
-
 def find_duplicates(earlier: Sequence[Path], segments: Sequence[tuple[str, int]]) -> list[NDArray[np.uint32]]:
     """Return the positions of duplicates in each segment, in ascending order: all but the first of equal pairs.
 
@@ -236,10 +236,6 @@ def _groups(counts: NDArray[np.int64]) -> list[tuple[int, int]]:
             first, total = i, 0
         total += count
     return [*groups, (first, len(counts))]
-
-
-_Task = TypeVar("_Task")
-_Result = TypeVar("_Result")
 
 
 class WorkerPool(Protocol):

@@ -30,10 +30,9 @@ from typing import Any
 import torch
 
 from dragoman.config.model import TransformerConfig
-from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
-from dragoman.decoding.cuda_graphs.service import SlotSearchService
+from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, SlotSearchService
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS, Tokenizer

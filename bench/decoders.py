@@ -32,7 +32,7 @@ Translate = Callable[[Rows, int, Any, list[int]], Rows]
 def native(job: Job, options: dict[str, Any]) -> Translate:
     """dragoman on the native engine."""
     from dragoman.decoding.native.engine import Engine
-    from dragoman.decoding.settings import SearchSettings
+    from dragoman.decoding.search_types import SearchSettings
 
     engine = Engine(Path(job["folder"]) / f"packed-{options['precision']}")
 

@@ -86,7 +86,7 @@ class Fuzzer:
 
     def request(self, draw: random.Random, engine: Any) -> dict[str, Any]:
         """Return a valid request."""
-        from dragoman.decoding.settings import SearchSettings
+        from dragoman.decoding.search_types import SearchSettings
 
         def ids(max_length: int, size: int) -> list[int]:
             return [draw.randrange(min(4, size - 1), size) for _ in range(draw.randint(0, max_length))]
@@ -141,7 +141,7 @@ class Fuzzer:
             row = draw.choice(request[name])
             row[draw.randint(0, len(row)) :] = draw.choice([[], [number], [5] * draw.choice([1, POSITIONS, 999])])
         elif name == "phrases":
-            from dragoman.decoding.phrases import Phrases
+            from dragoman.decoding.search_types import Phrases
 
             row = draw.randrange(len(request[name]))
             request[name][row] = Phrases(((number,) * draw.choice([1, POSITIONS]),), draw.choice([None, 1.0]), bytes(3))
@@ -303,8 +303,7 @@ class Fuzzer:
 
     def service(self, draw: random.Random) -> None:
         """Searches of several callers in a service give the results of separate ones; cancelled ones disturb nobody."""
-        from dragoman.decoding.native.backend import NativeBackend
-        from dragoman.decoding.native.service import NativeSearchService
+        from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
 
         engine = draw.choice(self.engines)
         threads, rows = draw.choice([1, 2, 3]), draw.choice([7, 12, 40])

@@ -88,7 +88,7 @@ def mostly(draw: random.Random, usual: Sequence[Any], edge: Sequence[Any], rate:
 
 def make_phrases(draw: random.Random, size: int) -> Any:
     """Return no phrases, or one or two of up to three tokens."""
-    from dragoman.decoding.phrases import Phrases
+    from dragoman.decoding.search_types import Phrases
 
     if draw.random() < 0.6 or size < 6:
         return None

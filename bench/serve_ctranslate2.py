@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from dragoman.decoding.loader import load_shortlist
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.models.model_folder import find_model, read_config
 from dragoman.tokenizers import load_vocabulary
 

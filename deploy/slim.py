@@ -22,7 +22,7 @@ SOURCES = {".a", ".c", ".cpp", ".h", ".hpp", ".pxd", ".pxi", ".pyi", ".pyx"}
 COMPILE = """
 import py_compile, sys
 import dragoman.cli, dragoman.serve.command, dragoman.serve.app, dragoman.decoding.native.pack
-import dragoman.decoding.native.weights, dragoman.documents, dragoman.markup, dragoman.markup.xml, lxml, uvloop
+import dragoman.documents, dragoman.markup, dragoman.markup.xml, lxml, uvloop
 for module in list(sys.modules.values()):
     path = getattr(module, "__file__", None) or ""
     if path.startswith(sys.prefix) and path.endswith(".py"):

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.pipelines.translation import Translation, Translator
+from dragoman.decoding.search_types import Hypothesis
+from dragoman.pipelines.lines import Translation
+from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import EOS
 
 TOKEN = re.compile(r"%(?:\(\w+\)|\d\$)?[ds]|\{\w+\}|\s+|\w+|[^\w\s]")

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.hypothesis import Hypothesis, Ids
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings
 from dragoman.errors import UsageError
 from dragoman.markup import Segment, Tag
 from dragoman.pipelines.translation import Translator

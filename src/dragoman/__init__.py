@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from dragoman.models.build import build_model as build_model
     from dragoman.nn.record import record as record
     from dragoman.nn.record import replace as replace
-    from dragoman.pipelines.dialogue import Chat as Chat
+    from dragoman.pipelines.generation import Chat as Chat
     from dragoman.pipelines.generation import TextGenerator as TextGenerator
     from dragoman.pipelines.labelling import Labeller as Labeller
+    from dragoman.pipelines.lines import Translation as Translation
     from dragoman.pipelines.parsing import Parser as Parser
-    from dragoman.pipelines.translation import Translation as Translation
     from dragoman.pipelines.translation import Translator as Translator
     from dragoman.training.trainer import train as train
     from dragoman.vectors import WordVectors as WordVectors
 
 # Names are resolved on first use, so that importing dragoman does not import torch.
 _HOMES = {
-    "Chat": "dragoman.pipelines.dialogue",
+    "Chat": "dragoman.pipelines.generation",
     "Config": "dragoman.config",
     "Labeller": "dragoman.pipelines.labelling",
     "Parser": "dragoman.pipelines.parsing",
     "TextGenerator": "dragoman.pipelines.generation",
-    "Translation": "dragoman.pipelines.translation",
+    "Translation": "dragoman.pipelines.lines",
     "Translator": "dragoman.pipelines.translation",
     "WordVectors": "dragoman.vectors",
     "build_model": "dragoman.models.build",

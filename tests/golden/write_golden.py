@@ -276,7 +276,7 @@ def write_llama(version: int) -> None:
 def write_dialogue(version: int) -> None:
     """A language model of dialogues: B answers A in one language, C in another one."""
     from dragoman.data.dialogues import Turn, encode_turns
-    from dragoman.pipelines.dialogue import Chat
+    from dragoman.pipelines.generation import Chat
     from small_run import SOURCE_WORDS, TARGET_WORDS, small_document, write_lines
 
     folder = HERE / f"dialogue_v{version}"

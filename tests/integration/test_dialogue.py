@@ -18,8 +18,8 @@ import torch
 from dragoman import Chat, TextGenerator
 from dragoman.config import Config, TokenizerConfig, dump_toml, parse_config
 from dragoman.data.dialogues import Prompt, Turn
-from dragoman.decoding.hypothesis import Hypothesis, PartialHypothesis
 from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.decoding.search_types import Hypothesis, PartialHypothesis
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.models.model_folder import find_model, load_network, read_config, read_meta, write_folder
 from dragoman.tokenizers import BOS, EOS, Tokenizer, learn_tokenizer

@@ -28,7 +28,8 @@ from dragoman.interpret.ablation import measure_effect
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.record import record
-from dragoman.pipelines.translation import Translation, Translator
+from dragoman.pipelines.lines import Translation
+from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import EOS
 from near_ties import assert_same_search
 from small_run import digit_pairs, trained

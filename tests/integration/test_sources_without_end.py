@@ -13,8 +13,8 @@ import torch
 from dragoman import Translator
 from dragoman.config import parse_config
 from dragoman.data.batching import Batch, read_batch
-from dragoman.decoding.hypothesis import before_end
 from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.decoding.search_types import before_end
 from dragoman.errors import UsageError
 from dragoman.formats.export import export
 from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors

@@ -10,7 +10,8 @@ from dragoman.config import load_config
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.evaluation.metrics import compare_systems
 from dragoman.models.seq2seq import Model
-from dragoman.pipelines.translation import Translation, Translator
+from dragoman.pipelines.lines import Translation
+from dragoman.pipelines.translation import Translator
 from dragoman.training.trainer import train
 from near_ties import assert_same_search
 

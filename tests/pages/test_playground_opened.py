@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.interpret.playground import quantized, write_playground
 from dragoman.interpret.walkthrough import Labels
 from dragoman.interpret.walkthrough.figure import figure_data

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from dragoman.config import parse_config
-from dragoman.decoding.pytorch.generate import generate, padded
+from dragoman.decoding.pytorch.search import generate, padded
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.formats import marian
 from dragoman.formats.export import export

@@ -15,7 +15,7 @@ import torch
 
 from ctranslate2_folders import FOLDERS, foreign_folder
 from dragoman.config import parse_config
-from dragoman.decoding.hypothesis import before_end
+from dragoman.decoding.search_types import before_end
 from dragoman.errors import DragomanError
 from dragoman.formats.export import export
 from dragoman.formats.importing import importer, names

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from dragoman.config import DecoderOnlyConfig, TransformerConfig
 from dragoman.decoding.native.library import Precision
-from dragoman.decoding.native.pack import _bfloat16, native_unsupported_reasons, pack, pack_weights
-from dragoman.decoding.native.weights import weight_shapes
+from dragoman.decoding.native.pack import _bfloat16, native_unsupported_reasons, pack, pack_weights, weight_shapes
 from dragoman.io.weights import load_arrays
 from dragoman.models.build import assemble, build_model
 from dragoman.models.model_folder import unique_tensors

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.decoding.native.pack import native_unsupported_reasons
-from dragoman.decoding.native.weights import weight_shapes
+from dragoman.decoding.native.pack import native_unsupported_reasons, weight_shapes
 from dragoman.models.build import assemble, build_model
 from dragoman.models.model_folder import unique_tensors
 from dragoman.models.size import count_parameters

@@ -23,7 +23,8 @@ from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import Precision, pack
 from dragoman.models.seq2seq import Model
-from dragoman.pipelines.translation import Translation, Translator
+from dragoman.pipelines.lines import Translation
+from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.decoding import SearchSettings
-from dragoman.pipelines.translation import Translation, Translator
+from dragoman.pipelines.lines import Translation
+from dragoman.pipelines.translation import Translator
 from tiny_translator import tiny_tokenizer, tiny_transformer, tiny_translator
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "x", "été", "12"]

@@ -32,8 +32,7 @@ from dragoman.models.model_folder import (
     verify,
 )
 from dragoman.models.seq2seq import Network
-from dragoman.pipelines.dialogue import Chat
-from dragoman.pipelines.generation import TextGenerator
+from dragoman.pipelines.generation import Chat, TextGenerator
 from dragoman.pipelines.labelling import Labeller
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import BOS, EOS, LabelVocabulary, Tokenizer

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.retry import count_repeats
+from dragoman.decoding.backend import count_repeats
 from tiny_translator import copying_translator, round_trip, tiny_translator
 from toy_model import CopyModel
 

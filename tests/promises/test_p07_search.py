@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch import beam
-from dragoman.decoding.pytorch.generate import drain
+from dragoman.decoding.pytorch.search import drain
 from dragoman.decoding.pytorch.stepper import SearchRequest
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from dragoman.data.batching import Batch, collate, collate_source
 from dragoman.decoding import ModelStepper, SearchSettings, generate
-from dragoman.decoding.pytorch.beam import beam_search
-from dragoman.decoding.pytorch.generate import drain
+from dragoman.decoding.pytorch.search import beam_search, drain
 from dragoman.decoding.pytorch.stepper import SearchRequest
 from dragoman.models.seq2seq import Model
 from dragoman.models.transformer import DecoderOnly

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
-from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.pytorch.search import beam_search
 from dragoman.decoding.pytorch.stepper import SearchRequest
 from dragoman.interpret.explain.beam_tree import ENDS, BeamTree, search_tree
 from dragoman.models.seq2seq import Model

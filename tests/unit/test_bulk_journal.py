@@ -23,7 +23,7 @@ from dragoman.cli.translate import _is_bulk as is_bulk
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.lines import read_lines
 from dragoman.models import model_folder
-from dragoman.pipelines.form import Form
+from dragoman.pipelines.lines import Form
 
 LINES = 3  # per chunk
 

@@ -12,11 +12,10 @@ import pytest
 
 from dragoman.bulk import Job, work
 from dragoman.bulk.work import Chunk, ChunkResult
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.models import model_folder
-from dragoman.pipelines.form import format_translation
-from dragoman.pipelines.translation import Alternative, Translation
+from dragoman.pipelines.lines import Alternative, Translation, format_translation
 
 
 def test_output_forms() -> None:

@@ -12,7 +12,7 @@ import torch
 from dragoman.config import SearchConfig
 from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.pytorch.sampling import draw
+from dragoman.decoding.pytorch.search import draw
 from dragoman.errors import DragomanError, UsageError
 from dragoman.tokenizers import BOS, EOS, PAD, UNK
 from tiny_translator import tiny_transformer

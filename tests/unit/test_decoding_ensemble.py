@@ -14,10 +14,9 @@ import torch
 from safetensors.torch import load_file, save
 
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
-from dragoman.decoding.ensemble import EnsembleBackend
 from dragoman.decoding.native.library import load_native, unavailable_reason
-from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.pytorch.backend import EnsembleBackend, TorchBackend
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.decoding.hypothesis import Ids, PartialHypothesis, TokenStream, complete
-from dragoman.decoding.retry import (
+from dragoman.decoding.backend import (
     Fault,
     StreamWithRetry,
     count_repeats,
@@ -18,7 +17,7 @@ from dragoman.decoding.retry import (
     retry_settings,
     search_with_retry,
 )
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import Ids, PartialHypothesis, SearchSettings, TokenStream, complete
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from dragoman.decoding import ModelStepper, SearchSettings
-from dragoman.decoding.hypothesis import PartialHypothesis
-from dragoman.decoding.pytorch.beam import beam_search
-from dragoman.decoding.pytorch.generate import stream_tokens
-from dragoman.decoding.pytorch.sampling import sample
+from dragoman.decoding.pytorch.search import beam_search, sample, stream_tokens
 from dragoman.decoding.pytorch.stepper import SearchRequest
+from dragoman.decoding.search_types import PartialHypothesis
 from dragoman.tokenizers import EOS
 from toy_model import ToyModel
 

@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from dragoman.config import parse_config
-from dragoman.decoding.pytorch.beam import beam_search
-from dragoman.decoding.pytorch.generate import drain
-from dragoman.decoding.pytorch.sampling import sample
+from dragoman.decoding.pytorch.search import beam_search, drain, sample
 from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.evaluation.metrics import evaluate_texts
 from dragoman.formats import ctranslate2 as converter

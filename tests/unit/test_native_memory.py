@@ -9,10 +9,9 @@ import pytest
 
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.native.backend import NativeBackend
-from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.engine import Engine, Usage
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
-from dragoman.decoding.native.request import Usage
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS

@@ -13,14 +13,12 @@ import torch
 
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.hypothesis import Hypothesis, length_penalty
-from dragoman.decoding.native.backend import NativeBackend
+from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
-from dragoman.decoding.native.service import NativeSearchService
-from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.pytorch.backend import TorchBackend
+from dragoman.decoding.search_types import Hypothesis, Phrases, length_penalty
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model

@@ -16,9 +16,9 @@ from torch import Tensor
 from dragoman.config import Config, TokenizerConfig
 from dragoman.data import spelled_numbers
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.pytorch.search import beam_search
 from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.ablation import ablate_heads
 from dragoman.interpret.playground import (

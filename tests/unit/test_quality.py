@@ -12,9 +12,8 @@ import pytest
 
 from dragoman.data.languages import languages_of
 from dragoman.data.profile import TrainingProfile
-from dragoman.decoding.hypothesis import Hypothesis, Ids, complete
-from dragoman.decoding.settings import SearchSettings
-from dragoman.pipelines.quality import FLAGS
+from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings, complete
+from dragoman.pipelines.lines import FLAGS
 from dragoman.pipelines.translation import Translator
 from tiny_translator import copying_translator, tiny_tokenizer
 

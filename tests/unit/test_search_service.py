@@ -13,14 +13,13 @@ import pytest
 
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.hypothesis import Hypothesis, Ids
 from dragoman.decoding.loader import open_service
-from dragoman.decoding.native.backend import NativeBackend
+from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
-from dragoman.decoding.native.service import NativeSearchService
 from dragoman.decoding.pytorch.backend import TorchBackend
+from dragoman.decoding.search_types import Hypothesis, Ids
 from dragoman.decoding.service import BatchedSearchService, Search, SearchService
 from dragoman.errors import DragomanError, UsageError
 from dragoman.tokenizers import EOS

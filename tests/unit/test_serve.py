@@ -26,11 +26,11 @@ from starlette.testclient import TestClient
 
 from dragoman.config.data import DATA_KINDS
 from dragoman.decoding import SearchSettings
-from dragoman.decoding.hypothesis import Hypothesis, TokenStream
-from dragoman.decoding.hypothesis import PartialHypothesis as Walk
 from dragoman.decoding.native.backend import NativeBackend
-from dragoman.decoding.pytorch.generate import generate, stream_tokens
+from dragoman.decoding.pytorch.search import generate, stream_tokens
 from dragoman.decoding.pytorch.stepper import ModelStepper
+from dragoman.decoding.search_types import Hypothesis, TokenStream
+from dragoman.decoding.search_types import PartialHypothesis as Walk
 from dragoman.errors import DragomanError, UsageError
 from dragoman.interpret.walkthrough import Labels, walkthrough
 from dragoman.models.build import build_model
@@ -280,7 +280,7 @@ def test_a_repetitive_output_is_searched_again(
     beam: int, again_no_better: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if again_no_better:
-        monkeypatch.setattr("dragoman.decoding.retry.repeats_itself", lambda source, target: True)
+        monkeypatch.setattr("dragoman.decoding.backend.repeats_itself", lambda source, target: True)
     translator = copying_translator(says="▁six", max_extra=20)
     (said,) = translator.translate(["one two"], beam=beam)
 

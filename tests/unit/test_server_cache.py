@@ -15,9 +15,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from dragoman.config.server import ModelEntry, ServerConfig
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.pipelines.glossary import Glossary
-from dragoman.pipelines.translated import Translation
+from dragoman.pipelines.lines import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions, TranslationCache, settings_key

@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
-from dragoman.decoding.cuda_graphs.service import SlotSearchService
+from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, SlotSearchService
 from dragoman.decoding.cuda_graphs.slot_search import Sentence, SlotSearch
 from dragoman.decoding.cuda_graphs.slots import PlainOperations, SlotState, SlotStep, slots_unsupported_reasons
-from dragoman.decoding.hypothesis import Hypothesis
-from dragoman.decoding.phrases import Phrases
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import Hypothesis, Phrases, SearchSettings
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.models.transformer import Transformer
@@ -140,7 +137,7 @@ def test_a_step_reads_nothing_from_the_device(kind: str, beams: int) -> None:
 
 def test_requests_of_a_server_join_the_running_search(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CudaGraphBackend(transformer(), "cpu")
-    monkeypatch.setattr("dragoman.decoding.cuda_graphs.service._SIZE", 64)
+    monkeypatch.setattr("dragoman.decoding.cuda_graphs.backend._SIZE", 64)
     service = SlotSearchService(backend, 1000)
     sentences = [*mixed(9, 2), *mixed(5, 3)]
     try:

@@ -18,9 +18,8 @@ import torch
 
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, _batches, cuda_graph_unsupported_reasons
 from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
-from dragoman.decoding.hypothesis import Hypothesis
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import Hypothesis, SearchSettings
 from dragoman.decoding.shortlist import AlignedWords
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dragoman.config import TokenizerConfig
 from dragoman.data.sentences import list_prefix
-from dragoman.pipelines.form import format_translation
-from dragoman.pipelines.translation import Sentence, Translator
+from dragoman.pipelines.lines import Sentence, format_translation
+from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import train_tokenizer
 from tiny_translator import copying_translator, tiny_translator
 from toy_model import CopyModel

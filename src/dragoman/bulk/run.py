@@ -15,7 +15,7 @@ from dragoman.bulk.journal import Journal, ShardDone
 from dragoman.bulk.shards import COLUMNS, Contents, Shard, find_shards
 from dragoman.bulk.work import Chunk, Job, Results, Worker, model_sha256
 from dragoman.errors import DataError, UsageError
-from dragoman.pipelines.form import Form
+from dragoman.pipelines.lines import Form
 
 _FORMAT_VERSION = 1
 _LOG_SECONDS = 5.0

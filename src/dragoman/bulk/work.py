@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.extras import extra_package
-from dragoman.pipelines.form import Form, format_translation, output_form
+from dragoman.pipelines.lines import Form, format_translation, output_form
 
 if TYPE_CHECKING:
     from dragoman.pipelines.glossary import Glossary
@@ -43,7 +43,7 @@ class Job:
 
         Raises UsageError and ModelFolderError.
         """
-        from dragoman.decoding.settings import SearchSettings
+        from dragoman.decoding.search_types import SearchSettings
         from dragoman.models.model_folder import read_config, read_profile, wrong_model
 
         config = read_config(self.model)

@@ -12,8 +12,7 @@ from rich.table import Table
 from dragoman.config import Config, TokenizerConfig
 from dragoman.config.section import Section
 from dragoman.decoding.native.library import load_native, unavailable_reason
-from dragoman.decoding.native.pack import native_unsupported_reasons
-from dragoman.decoding.native.weights import check_weights, float8_reasons
+from dragoman.decoding.native.pack import check_weights, float8_reasons, native_unsupported_reasons
 from dragoman.extras import has_torch
 from dragoman.io.run_log import read_log
 from dragoman.io.weights import read_header

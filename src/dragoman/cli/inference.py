@@ -27,8 +27,7 @@ from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
     from dragoman.data.dialogues import Turn
-    from dragoman.pipelines.dialogue import Chat
-    from dragoman.pipelines.generation import Continuation
+    from dragoman.pipelines.generation import Chat, Continuation
 
 
 def score(
@@ -58,7 +57,7 @@ def score(
     loading: dict[str, Any] = {"device": device, "quantize": quantize}
     with open_output(None) as write:
         if data.kind == "dialogue":
-            from dragoman.pipelines.dialogue import Chat
+            from dragoman.pipelines.generation import Chat
 
             chat = Chat.load(model, **loading)
             for dialogue in read_turns(target, model):
@@ -179,8 +178,8 @@ def generate(
 def _reply(
     model: Path, turns: Path, role: str | None, output: Path | None, jsonl: bool, device: str, **settings: Any
 ) -> None:
-    from dragoman.pipelines.dialogue import Chat
-    from dragoman.pipelines.parts import one_line
+    from dragoman.pipelines.generation import Chat
+    from dragoman.pipelines.lines import one_line
 
     chat = Chat.load(model, device)
     truncated, roles = 0, set[str]()
@@ -264,8 +263,8 @@ def chat(
     output; a blank line or a command gets a blank line. Commands: /role NAME (role of the model), /reset (forget all
     turns), /quit. Begin a turn with // if it should begin with /.
     """
-    from dragoman.pipelines.dialogue import Chat
-    from dragoman.pipelines.parts import one_line
+    from dragoman.pipelines.generation import Chat
+    from dragoman.pipelines.lines import one_line
 
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     loaded = Chat.load(model, device)
@@ -334,7 +333,7 @@ class Session:
         if show is None:
             reply = self.chat.reply(turns, self.role, **self.settings)
         else:
-            from dragoman.pipelines.parts import one_line
+            from dragoman.pipelines.lines import one_line
 
             pieces = self.chat.stream_reply(turns, self.role, **self.settings)
             show(f"{self.role}: ")

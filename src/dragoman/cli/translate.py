@@ -17,7 +17,7 @@ from dragoman.errors import DataError, UsageError
 from dragoman.extras import missing_wing, wing
 
 if TYPE_CHECKING:
-    from dragoman.pipelines.form import Form
+    from dragoman.pipelines.lines import Form
 
 _FORMATS = ("text", "html", "xml")
 _DOCUMENTS, _MARKUP, _BULK = "dragoman.documents.command", "dragoman.markup.command", "dragoman.bulk"
@@ -92,7 +92,7 @@ def translate(
     Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
     name in the folder --output. Run the same command again to resume. Bulk translation supports one model.
     """
-    from dragoman.pipelines.form import output_form
+    from dragoman.pipelines.lines import output_form
 
     form = output_form(jsonl, nbest, verbose)
     settings: dict[str, Any] = {
@@ -187,7 +187,7 @@ def _translate_lines(
     settings: Mapping[str, Any],
 ) -> None:
     """Translate a file or standard input line by line; at a terminal, print flags beside each line."""
-    from dragoman.pipelines.form import format_translation
+    from dragoman.pipelines.lines import format_translation
     from dragoman.pipelines.translation import Translator
 
     translator = Translator.load(models, **loading)

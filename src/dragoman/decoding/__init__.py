@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dragoman.decoding.hypothesis import Hypothesis, length_penalty
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import Hypothesis, SearchSettings, length_penalty
 from dragoman.extras import lazy_names
 
 if TYPE_CHECKING:
-    from dragoman.decoding.pytorch.generate import generate as generate
+    from dragoman.decoding.pytorch.search import generate as generate
     from dragoman.decoding.pytorch.stepper import EnsembleStepper as EnsembleStepper
     from dragoman.decoding.pytorch.stepper import ModelStepper as ModelStepper
     from dragoman.decoding.pytorch.stepper import Stepper as Stepper
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 _lazy, __getattr__ = lazy_names(
     __name__,
     {
-        "dragoman.decoding.pytorch.generate": "generate",
+        "dragoman.decoding.pytorch.search": "generate",
         "dragoman.decoding.pytorch.stepper": "EnsembleStepper ModelStepper Stepper",
     },
 )

@@ -19,10 +19,9 @@ from dragoman._version import __version__
 from dragoman.config import Config
 from dragoman.config.data import DATA_KINDS
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.native.backend import NativeBackend
+from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
-from dragoman.decoding.native.service import NativeSearchService
 from dragoman.decoding.service import BatchedSearchService, SearchService
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.device import resolve_device, usable_cores
@@ -81,7 +80,7 @@ def load_backend(
     if len(paths) == 1:
         return backend, tokenizer, config
     with needs_torch("an ensemble"):
-        from dragoman.decoding.ensemble import EnsembleBackend
+        from dragoman.decoding.pytorch.backend import EnsembleBackend
 
     members = [backend]
     for other in paths[1:]:
@@ -275,8 +274,7 @@ def _open_packed(packed: Path, origin: dict[str, Any]) -> Engine | None:
 
 def _pack(folder: Path, packed: Path, origin: dict[str, Any]) -> Engine:
     """Pack the weights of a model folder, without PyTorch."""
-    from dragoman.decoding.native.pack import native_unsupported_reasons, pack_weights
-    from dragoman.decoding.native.weights import float8_reasons, read_weights
+    from dragoman.decoding.native.pack import float8_reasons, native_unsupported_reasons, pack_weights, read_weights
 
     verify(folder)
     config = read_config(folder)
@@ -305,7 +303,7 @@ def open_service(backend: DecodingBackend, max_source: int) -> SearchService:
         from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
 
         if isinstance(backend, CudaGraphBackend):
-            from dragoman.decoding.cuda_graphs.service import SlotSearchService
+            from dragoman.decoding.cuda_graphs.backend import SlotSearchService
 
             return SlotSearchService(backend, _GPU_BATCH_TOKENS)
     return (

@@ -1,6 +1,6 @@
 """Searches of many callers at the same time, for a server: the interface, and its implementation for any backend.
 
-With the native engine, sentences join the running search between two steps (`dragoman.decoding.native.service`).
+With the native engine, sentences join the running search between two steps (`dragoman.decoding.native.backend`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.hypothesis import Hypothesis, Ids
-from dragoman.decoding.phrases import Phrases
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings
 
 
 @dataclass

@@ -11,7 +11,7 @@ from dragoman.documents.translation import document_format, suffix_format, trans
 from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
-    from dragoman.pipelines.form import Form
+    from dragoman.pipelines.lines import Form
 
 
 def find_document(inputs: Sequence[Path]) -> Path | None:

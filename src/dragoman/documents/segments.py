@@ -15,7 +15,7 @@ from dragoman.markup.html import translate_html
 from dragoman.markup.segment import Segment, Tag, translate_segments
 
 if TYPE_CHECKING:
-    from dragoman.pipelines.translated import Translation
+    from dragoman.pipelines.lines import Translation
     from dragoman.pipelines.translation import Translator
 
 _WINDOW = 500

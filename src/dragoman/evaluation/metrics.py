@@ -22,7 +22,8 @@ from dragoman.io.lines import clip
 from dragoman.registry import registered
 
 if TYPE_CHECKING:
-    from dragoman.pipelines.translation import Translation, Translator
+    from dragoman.pipelines.lines import Translation
+    from dragoman.pipelines.translation import Translator
 
 References = Sequence[Sequence[str]]
 """One or more lists of references, each with one line per sentence."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, ModelConfig, RotaryPosition, TransformerConfig
-from dragoman.decoding.hypothesis import before_end
+from dragoman.decoding.search_types import before_end
 from dragoman.extras import extra_package
 from dragoman.formats.importing.ctranslate2_files import Shape, name_table
 from dragoman.formats.importing.names import AxisOrder, reverted

@@ -32,11 +32,9 @@ from dragoman.config import Config, ParallelData, TextData
 from dragoman.config.data import resolve_path
 from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.decoding.backend import batches_within
-from dragoman.decoding.pytorch.beam import BeamStep, beam_search
-from dragoman.decoding.pytorch.generate import drain, padded
-from dragoman.decoding.pytorch.sampling import sample
+from dragoman.decoding.pytorch.search import BeamStep, beam_search, drain, padded, sample
 from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import DataError, UsageError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
 from dragoman.io.lines import read_lines

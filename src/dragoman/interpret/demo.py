@@ -22,7 +22,8 @@ from dragoman.data.spelled_numbers import TargetLanguage
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.nn.record import record
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
-from dragoman.pipelines.translation import Translation, Translator
+from dragoman.pipelines.lines import Translation
+from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import BOS
 from dragoman.training.trainer import train
 

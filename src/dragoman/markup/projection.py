@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.errors import UsageError
-from dragoman.pipelines.parts import Part, SplitLine, one_line, valid
+from dragoman.pipelines.lines import Part, SplitLine, one_line, valid
 from dragoman.tokenizers import EOS
 
 if TYPE_CHECKING:
-    from dragoman.pipelines.translation import Translation, Translator
+    from dragoman.pipelines.lines import Translation
+    from dragoman.pipelines.translation import Translator
     from dragoman.tokenizers import Tokenizer
 
 Floats = NDArray[np.floating[Any]]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dragoman.decoding.phrases import Phrases
+from dragoman.decoding.search_types import Phrases
 from dragoman.errors import UsageError, check_problems
 from dragoman.io.reading import read_bytes
 from dragoman.tokenizers import UNK, Tokenizer

@@ -14,7 +14,7 @@ from dragoman.config import Config, EncoderOnlyConfig, ImageData, RecurrentEncod
 from dragoman.data.readers.images import as_images
 from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.decoding.backend import batches_within
-from dragoman.decoding.pytorch.generate import padded
+from dragoman.decoding.pytorch.search import padded
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.models.vision import patches
 from dragoman.pipelines.pipeline import Pipeline, check_positive, check_text, stream_windows, words_of

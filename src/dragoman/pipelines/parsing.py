@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dragoman.data.readers.trees import Tree, delinearize, penn_word
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.pipelines.pipeline import Pipeline, stream_windows, words_of
 
 _BATCH_TOKENS = 4000

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import UsageError, clip
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ class Pipeline:
     @property
     def model(self) -> Model:
         """The PyTorch model.  Raises UsageError if another backend runs it; see `to_torch`."""
-        from dragoman.decoding.ensemble import EnsembleBackend
-        from dragoman.decoding.pytorch.backend import TorchBackend
+        from dragoman.decoding.pytorch.backend import EnsembleBackend, TorchBackend
 
         if type(self.backend) is not TorchBackend:
             ensemble = isinstance(self.backend, EnsembleBackend)

@@ -17,11 +17,11 @@ from typing import Any, TypeVar, cast
 from babel import Locale
 
 from dragoman.data.languages import identified
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.decoding.service import Search
-from dragoman.decoding.settings import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
-from dragoman.pipelines.translated import Translation
+from dragoman.pipelines.lines import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Admission, Ticket
 from dragoman.serve.http import BadRequest

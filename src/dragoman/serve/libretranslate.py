@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from dragoman.errors import DragomanError, UsageError
 from dragoman.pipelines.glossary import Glossary
-from dragoman.pipelines.translated import Translation
+from dragoman.pipelines.lines import Translation
 from dragoman.serve.admission import Client, Clients
 from dragoman.serve.directions import (
     Directions,

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dragoman.config.server import ModelEntry, SearchOverrides
 from dragoman.decoding.loader import load_shortlist, open_service
 from dragoman.decoding.native.backend import NativeBackend
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.decoding.service import Search, SearchService
-from dragoman.decoding.settings import SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, read_config, read_meta, wrong_model
 from dragoman.pipelines.glossary import Glossary
-from dragoman.pipelines.translated import SearchCall, Translation
+from dragoman.pipelines.lines import SearchCall, Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Ticket
 from dragoman.serve.streaming import Report, translate_sentences

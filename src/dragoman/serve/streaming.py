@@ -13,10 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from dragoman.data.sentences import JoinedParts
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.pipelines.glossary import Glossary
-from dragoman.pipelines.parts import SplitLine
-from dragoman.pipelines.translated import Translation
+from dragoman.pipelines.lines import SplitLine, Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.http import Disconnected, ErrorFormat, unless_disconnected
 

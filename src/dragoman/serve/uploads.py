@@ -22,7 +22,7 @@ from starlette.requests import Request
 
 from dragoman.errors import DragomanError
 from dragoman.pipelines.glossary import Glossary, Term
-from dragoman.pipelines.translated import Translation
+from dragoman.pipelines.lines import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.database import DatabaseError, DocumentLimit, DocumentStore
 from dragoman.serve.http import INTERNAL_ERROR, BadRequest, Overloaded

@@ -33,12 +33,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from dragoman.decoding.hypothesis import PartialHypothesis, common_prefix
+from dragoman.decoding.backend import StreamWithRetry
 from dragoman.decoding.native.backend import NativeBackend
-from dragoman.decoding.pytorch.generate import stream_tokens
+from dragoman.decoding.pytorch.search import stream_tokens
 from dragoman.decoding.pytorch.stepper import ModelStepper
-from dragoman.decoding.retry import StreamWithRetry
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import PartialHypothesis, SearchSettings, common_prefix
 from dragoman.device import resolve_device
 from dragoman.errors import UsageError
 from dragoman.interpret.walkthrough.figure import RecordedPass, figure_data

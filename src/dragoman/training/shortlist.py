@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec, PairFilter, corpus_spec, read_pairs
 from dragoman.data.store.segments import drop_reason
-from dragoman.decoding.hypothesis import before_end
+from dragoman.decoding.search_types import before_end
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
 from dragoman.errors import DataError, UsageError
 from dragoman.io.writing import write_file

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.decoding.cuda_graphs.slots import DONE, NOT_A_NUMBER, RUNNING, PlainOperations, SlotState, SlotStep
-from dragoman.decoding.hypothesis import Hypothesis, Ids, complete
 from dragoman.decoding.pytorch.stepper import nan_error
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings, complete
 from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import EOS
 

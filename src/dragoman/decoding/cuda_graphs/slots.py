@@ -180,7 +180,7 @@ class PlainOperations:
 
     @staticmethod
     def choose(logits: Tensor, state: SlotState, active: Tensor) -> None:
-        """Append a token to each row: the K best continuations of each slot, as `pytorch.beam` chooses them.
+        """Append a token to each row: the K best continuations of each slot, as `pytorch.search` chooses them.
 
         logits: (R, V).  Continuations that end move to the pool; a slot ends when none of the others can enter the
         hypotheses that it returns.

@@ -1,9 +1,9 @@
 """A search whose steps all do the same work on the same memory, so that a GPU can capture one step and replay it.
 
-`pytorch.beam` and `pytorch.sampling` drop finished sentences and read tokens from the device at every step, which makes
-the CPU wait for the GPU.  Here shapes never change: finished hypotheses are masked and kept on the device, and the CPU
-checks only every few steps whether a hypothesis is active.  In float32 the hypotheses equal those of the other searches
-up to rounding; bfloat16 rounds differently for other shapes.
+`pytorch.search` drops finished sentences and reads tokens from the device at every step, which makes the CPU wait for
+the GPU.  Here shapes never change: finished hypotheses are masked and kept on the device, and the CPU checks only every
+few steps whether a hypothesis is active.  In float32 the hypotheses equal those of the other searches up to rounding;
+bfloat16 rounds differently for other shapes.
 
 Letters: B sentences, K beams, N = B*K rows, S source length, L target capacity, n hypotheses returned per sentence,
 V vocabulary.
@@ -19,11 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.decoding.hypothesis import Hypothesis, Ids, complete, length_penalty
-from dragoman.decoding.pytorch.beam import narrowed
-from dragoman.decoding.pytorch.sampling import draw
+from dragoman.decoding.pytorch.search import draw, narrowed
 from dragoman.decoding.pytorch.stepper import nan_error
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings, complete, length_penalty
 from dragoman.models.seq2seq import Memory, Model
 from dragoman.nn.state import DecodeState, LayerState, SelfKeyValues, StaticKeyValues, StaticState
 from dragoman.tokenizers import BOS, EOS, PAD
@@ -148,7 +146,7 @@ class StaticShapeSearch:
         return best, origins, tokens, truncated.gather(1, origins)
 
     def _without_beaten(self, sums: Tensor) -> Tensor:
-        """Return sums (B, K) with the slots emptied that `pytorch.beam.Pool.drop_beaten` empties."""
+        """Return sums (B, K) with the slots emptied that `pytorch.search.Pool.drop_beaten` empties."""
         if self.settings.beam_threshold:
             bounds = sums.double() / self.penalties[(self.position + 2).clamp(max=self.sizes.capacity)]
         else:

@@ -17,10 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.decoding.hypothesis import Hypothesis, complete, length_penalty
-from dragoman.decoding.phrases import PhraseProgress, Phrases
 from dragoman.decoding.pytorch.stepper import SearchRequest, Stepper
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import Hypothesis, PhraseProgress, Phrases, SearchSettings, complete, length_penalty
 from dragoman.tokenizers import BOS, EOS
 
 
@@ -124,7 +122,7 @@ def _chosen(candidates: Sequence[_Partial], settings: SearchSettings, finished: 
 
 
 def _narrowed(bank: list[_Partial], settings: SearchSettings, finished: int) -> list[_Partial]:
-    """Return what `beam_threshold` and `recombine` keep of a bank; see `beam.narrowed`."""
+    """Return what `beam_threshold` and `recombine` keep of a bank; see `search.narrowed`."""
     least, lowest = settings.nbest - finished, bank[0].rank - (settings.beam_threshold or math.inf)
     kept: list[_Partial] = []
     for rank, h in enumerate(bank):
@@ -143,7 +141,7 @@ def _have_equal_ends(one: _Partial, other: _Partial, count: int) -> bool:
 def _not_beaten(
     beam: list[_Partial], finished: Sequence[tuple[float, Hypothesis]], request: SearchRequest
 ) -> list[_Partial]:
-    """Return the unfinished hypotheses that stay in the beam; see `beam.Pool.drop_beaten`."""
+    """Return the unfinished hypotheses that stay in the beam; see `search.Pool.drop_beaten`."""
     settings = request.settings
     if len(finished) < settings.nbest:
         return beam

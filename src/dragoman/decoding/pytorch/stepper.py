@@ -14,8 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from dragoman.decoding.hypothesis import Ids
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import Ids, SearchSettings
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model

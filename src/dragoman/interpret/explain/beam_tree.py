@@ -11,15 +11,14 @@ from typing import Any
 
 from torch import Tensor
 
-from dragoman.decoding.hypothesis import Hypothesis, best, length_penalty
-from dragoman.decoding.pytorch.beam import beam_search
+from dragoman.decoding.pytorch.search import beam_search
 from dragoman.decoding.pytorch.stepper import ModelStepper, SearchRequest
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.search_types import Hypothesis, SearchSettings, best, length_penalty
 from dragoman.models.seq2seq import Model
 
 ENDS = ("finished", "limit", "dropped", "beaten")
 """Why a hypothesis ended: the model produced the end of sentence; the length limit forced it; none of its continuations
-was kept in the next step; or it was no longer good enough for the n-best list (`beam.Pool.drop_beaten`)."""
+was kept in the next step; or it was no longer good enough for the n-best list (`search.Pool.drop_beaten`)."""
 
 
 @dataclass(frozen=True)

@@ -32,16 +32,15 @@ from dragoman.data.readers.images import HELD_OUT, LabelledImages, as_images, na
 from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.sentences import split_sentences
-from dragoman.decoding.hypothesis import Hypothesis, before_end
-from dragoman.decoding.retry import has_unusual_length, search_with_retry
-from dragoman.decoding.settings import SearchSettings
+from dragoman.decoding.backend import has_unusual_length, search_with_retry
+from dragoman.decoding.search_types import Hypothesis, SearchSettings, before_end
 from dragoman.errors import DataError, UsageError, nearest
 from dragoman.interpret.explain.beam_tree import BeamTree, search_tree
 from dragoman.io.lines import clip
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.models.vision import patches
 from dragoman.pages.page import packed
-from dragoman.pipelines.parts import one_line
+from dragoman.pipelines.lines import one_line
 from dragoman.pipelines.pipeline import check_text
 from dragoman.tokenizers import BOS, EOS, PAD, LabelVocabulary, Tokenizer, Vocabulary
 

@@ -17,8 +17,7 @@ from dragoman.interpret.explain.cases import Ids, label_row, with_predictions
 from dragoman.interpret.heads.gold_alignment import GoldAlignment, word_count
 from dragoman.models.model_folder import load_network, read_config, wrong_model
 from dragoman.models.seq2seq import Network
-from dragoman.pipelines.dialogue import Chat
-from dragoman.pipelines.generation import TextGenerator
+from dragoman.pipelines.generation import Chat, TextGenerator
 from dragoman.pipelines.parsing import Parser
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import EOS, PAD, LabelVocabulary, Tokenizer

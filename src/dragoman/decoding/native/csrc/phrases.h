@@ -1,4 +1,4 @@
-// Target phrases that a search must contain, or prefers: dragoman/decoding/phrases.py.
+// Target phrases that a search must contain, or prefers: dragoman/decoding/search_types.py.
 #pragma once
 
 #include <algorithm>

@@ -18,7 +18,7 @@
 
 namespace dragoman {
 
-// dragoman/decoding/native/service.py declares the same struct for ctypes.
+// dragoman/decoding/native/backend.py declares the same struct for ctypes.
 struct ServiceLimits {
   int32_t workers;         // threads; each advances a batch of its own
   int32_t rows;            // hypotheses of one worker

@@ -14,7 +14,7 @@
 
 namespace dragoman {
 
-// The lists of a shortlist file (dragoman/decoding/shortlist.py); dragoman/decoding/native/request.py declares the same
+// The lists of a shortlist file (dragoman/decoding/shortlist.py); dragoman/decoding/native/engine.py declares the same
 // struct for ctypes.
 struct ShortlistTable {
   const int32_t* frequent;  // (frequent_count,): tokens for every sentence

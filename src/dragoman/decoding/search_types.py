@@ -1,0 +1,291 @@
+"""What a search takes and returns: settings, phrases, and hypotheses with the score that ranks them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, lru_cache
+from numbers import Integral, Real
+from typing import Any
+
+from dragoman.errors import DragomanError, UsageError, check_problems, nearest
+from dragoman.tokenizers import EOS
+
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "beam": (1, 4096, "1 (greedy) to 4,096"),
+    "beam_threshold": (0, 1000, "0 (off) to 1,000"),
+    "recombine": (0, 10_000, "0 (off) to 10,000"),
+    "alpha": (0, 10, "0 (no length penalty) to 10"),
+    "nbest": (1, 4096, "1 to 4,096"),
+    "max_extra": (0, 10_000, "0 to 10,000"),
+    "min_length": (0, 10_000, "0 to 10,000"),
+    "no_repeat_ngram": (0, 10_000, "0 (off) or 2 to 10,000; 1 forbids every repeated token"),
+    "temperature": (
+        1e-6,
+        1000,
+        "1e-6 to 1000; for the most probable token at each step, use greedy search (sample = False, beam = 1)",
+    ),
+    "top_k": (0, 1_048_576, "0 (all tokens) to 1,048,576"),
+    "top_p": (5e-324, 1, "more than 0 and at most 1 (1 = all tokens)"),
+    "seed": (0, 2**63 - 1, f"0 to {2**63 - 1:,}"),
+}
+"""Larger values would exhaust memory or have no effect; random number generators take 64 bits."""
+_TYPES: dict[str, tuple[type, str]] = {
+    "int": (Integral, "an integer"), "float": (Real, "a number"), "bool": (bool, "True or False"),
+}  # fmt: skip
+_NO_BEAM = {"beam": 1, "shrink_beam": False, "beam_threshold": 0, "recombine": 0}
+"""Values of settings without effect on sampling that may be given together with it."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of beam search, or of sampling with `sample=True`; defaults as in Vaswani et al. 2017, 6.1.
+
+    beam: hypotheses kept per step, 1 = greedy search.  shrink_beam: each complete hypothesis makes the beam of its
+    sentence narrower by one, as in Marian.  beam_threshold: hypotheses whose log-probability is more than this below
+    that of the best one of the step leave the beam, 0 = off; once the n-best list is full, also those whose score would
+    not enter it if they ended with the next token.  recombine: of unfinished hypotheses of a step with this many equal
+    last tokens, only the best one stays in the beam, 0 = off.  alpha: exponent of the length penalty.  nbest:
+    hypotheses returned per sentence; with `sample`, samples drawn.  max_extra: a target has at most source length +
+    max_extra tokens, both with the end of sentence.  min_length: minimum number of target tokens before the end of
+    sentence.  no_repeat_ngram: n-grams of this size do not occur twice, 0 = off.  temperature, top_k (0 = off), top_p
+    (1 = off), seed: for sampling only.  Raises UsageError that lists all problems.
+    """
+
+    beam: int = 4
+    alpha: float = 0.6
+    nbest: int = 1
+    max_extra: int = 50
+    min_length: int = 0
+    no_repeat_ngram: int = 0
+    shrink_beam: bool = False
+    beam_threshold: float = 0.0
+    recombine: int = 0
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_problems("invalid search settings:", self._problems())
+
+    def _type_problems(self) -> list[str]:
+        problems = []
+        for setting in fields(self):
+            value, (accepted, described) = getattr(self, setting.name), _TYPES[str(setting.type)]
+            # bool is a subclass of int
+            if not isinstance(value, accepted) or isinstance(value, bool) != (accepted is bool):
+                problems.append(f"{setting.name} = {value!r}: must be {described}")
+        return problems
+
+    def _problems(self) -> list[str]:
+        if problems := self._type_problems():
+            return problems
+        for name, (low, high, accepted) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high or (name == "no_repeat_ngram" and value == 1):
+                problems.append(f"{name} = {value}: must be {accepted}")
+        if not self.sample and self.nbest > self.beam >= 1:
+            problems.append(f"nbest = {self.nbest}: must be at most beam = {self.beam}; increase beam or reduce nbest")
+        return problems
+
+    @property
+    def narrows_beam(self) -> bool:
+        """Whether the beam may keep fewer than K hypotheses of a step."""
+        return self.shrink_beam or self.beam_threshold > 0 or self.recombine > 0
+
+    def limit(self, source: int, prefix: int = 0) -> int:
+        """Return the maximum target length, with its end, for a source and a forced prefix of these lengths."""
+        # A forced prefix longer than the source replaces the source length, so that tokens may follow it.
+        return max(max(source, prefix) + self.max_extra, prefix + 1, self.min_length + 1)
+
+    @classmethod
+    def of(cls, settings: Any, **overrides: Any) -> SearchSettings:
+        """Read the settings from the attributes of an object, such as a `[search]` section, and override some of them.
+
+        Raises UsageError for an unknown setting in `overrides`, and for settings of a beam together with sampling.
+        """
+        if not overrides and isinstance(settings, cls):
+            return settings
+        names = _names()
+        unknown = [name for name in overrides if name not in names]
+        if unknown:
+            listed = ", ".join(f"{name!r}{nearest(name, names)}" for name in unknown)
+            raise UsageError(f"unknown search setting: {listed}; accepted: {', '.join(names)}")
+        given = {name: getattr(settings, name) for name in names if hasattr(settings, name)} | overrides
+        try:
+            found = _known_settings(tuple(given), *given.values())
+        except TypeError:  # a value that cannot be hashed, which is not valid either
+            found = cls(**given)
+        unused = [f"{name} = {overrides[name]}" for name, off in _NO_BEAM.items() if overrides.get(name, off) != off]
+        if found.sample and unused:
+            raise UsageError(
+                f"{', '.join(unused)}: {'has' if len(unused) == 1 else 'have'} no effect with sample = True; use beam "
+                "search or sampling, not both"
+            )
+        return found
+
+
+@lru_cache(maxsize=1)
+def _names() -> tuple[str, ...]:
+    return tuple(setting.name for setting in fields(SearchSettings))
+
+
+@lru_cache(maxsize=256, typed=True)
+def _known_settings(names: tuple[str, ...], *values: Any) -> SearchSettings:
+    """Return settings; those of a server repeat, and checking them takes longer than finding them."""
+    return SearchSettings(**dict(zip(names, values, strict=True)))
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """The phrases of one sentence.
+
+    ids: token ids of each phrase; a phrase that is listed twice is wanted twice.  bonus: None = the target must contain
+    every phrase (Post and Vilar 2018); otherwise added to the log-probability that ranks a hypothesis, for each of its
+    tokens that belongs to a phrase.  inside: one byte per token of the vocabulary, 1 if it continues a word; such
+    tokens do not follow a phrase unless nothing else is possible.  Raises UsageError for an empty phrase and for a
+    bonus that is not positive.
+    """
+
+    ids: tuple[tuple[int, ...], ...]
+    bonus: float | None = None
+    inside: bytes = field(default=b"", repr=False)
+
+    def __post_init__(self) -> None:
+        if not all(self.ids):
+            raise UsageError("a phrase has no tokens; give at least one token per phrase")
+        if self.bonus is not None and not (self.bonus > 0 and math.isfinite(self.bonus)):
+            raise UsageError(f"bonus = {self.bonus}; accepted: a positive number, or None for required phrases")
+
+    @cached_property
+    def total(self) -> int:
+        """Number of tokens of all phrases."""
+        return sum(map(len, self.ids))
+
+    @property
+    def start(self) -> PhraseProgress:
+        """The progress of the empty hypothesis."""
+        return PhraseProgress(self, (False,) * len(self.ids))
+
+    def contained(self, tokens: Ids) -> list[bool]:
+        """Return for each phrase whether the tokens contain it, without overlaps, as the search counts it."""
+        progress = self.start
+        for token in tokens:
+            progress = progress.after(token)
+        return list(progress.done)
+
+
+@dataclass(frozen=True)
+class PhraseProgress:
+    """How much of the phrases a hypothesis contains.
+
+    done: whether each phrase is complete.  active: phrase that has begun, -1 for none.  position: number of its tokens.
+    complete: whether the last token completed a phrase.
+    """
+
+    phrases: Phrases = field(repr=False)
+    done: tuple[bool, ...]
+    active: int = -1
+    position: int = 0
+    complete: bool = False
+
+    @property
+    def met(self) -> int:
+        """Number of tokens of complete phrases and of the phrase that has begun."""
+        return sum(len(ids) for ids, done in zip(self.phrases.ids, self.done, strict=True) if done) + self.position
+
+    @property
+    def wanted(self) -> Sequence[int]:
+        """The next token of the phrase that has begun, or the first tokens of all others."""
+        if self.active >= 0:
+            return [self.phrases.ids[self.active][self.position]]
+        return [ids[0] for ids, done in zip(self.phrases.ids, self.done, strict=True) if not done]
+
+    def after(self, token: int) -> PhraseProgress:
+        """Return the progress after one more token.
+
+        A token that does not continue the phrase that has begun abandons it, and may begin another one.
+        """
+        if self.active >= 0 and self.phrases.ids[self.active][self.position] == token:
+            return self._advanced(self.active, self.position + 1)
+        for number, (ids, done) in enumerate(zip(self.phrases.ids, self.done, strict=True)):
+            if not done and ids[0] == token:
+                return self._advanced(number, 1)
+        return replace(self, active=-1, position=0, complete=False)
+
+    def _advanced(self, number: int, position: int) -> PhraseProgress:
+        if position < len(self.phrases.ids[number]):
+            return replace(self, active=number, position=position, complete=False)
+        done = tuple(complete or index == number for index, complete in enumerate(self.done))
+        return PhraseProgress(self.phrases, done, complete=True)
+
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A complete target.
+
+    tokens: ids without BOS and EOS.  log_prob: sum of the natural log-probabilities of the tokens and the
+    end of sentence, as in teacher forcing.  score: log_prob / length penalty.  token_log_probs: one per token and one
+    for the end of sentence.  truncated: the length limit forced the end of sentence.
+    """
+
+    tokens: list[int]
+    score: float
+    log_prob: float
+    token_log_probs: list[float]
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class PartialHypothesis:
+    """The best hypothesis after T steps of a search with K rows.
+
+    tokens: T ids, including the end of sentence once it is reached.  token_log_probs: one per token.  rows: for each
+    token, the row (0 to K - 1) of its step that produced it.  stable: length of the longest prefix shared by all
+    hypotheses that may still win; these tokens will not change.
+    """
+
+    tokens: list[int]
+    token_log_probs: list[float]
+    rows: list[int]
+    stable: int
+
+
+TokenStream = Generator[PartialHypothesis, None, tuple[Hypothesis, PartialHypothesis]]
+"""Yields the best unfinished hypothesis after each step; returns the best hypothesis in both forms."""
+
+
+def length_penalty(length: int, alpha: float) -> float:
+    """Return ((5 + length) / 6) ** alpha, with length in tokens including the end (Wu et al. 2016, equation 14)."""
+    return float(((5 + length) / 6) ** alpha)
+
+
+def complete(tokens: list[int], token_log_probs: list[float], alpha: float, truncated: bool) -> Hypothesis:
+    """Build a hypothesis from tokens without the end of sentence and log-probabilities with it."""
+    log_prob = math.fsum(token_log_probs)
+    score = log_prob / length_penalty(len(token_log_probs), alpha)
+    return Hypothesis(tokens, score, log_prob, token_log_probs, truncated)
+
+
+def best(hypotheses: Sequence[Hypothesis], count: int) -> list[Hypothesis]:
+    """Return the `count` hypotheses with the highest score, best first; ties keep their order."""
+    if not hypotheses:
+        raise DragomanError("no translation has a probability above 0: the model's output is not finite; retrain it")
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:count]
+
+
+def common_prefix(rows: Sequence[Ids]) -> int:
+    """Return the length of the longest prefix that all rows share."""
+    return sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False)))
+
+
+def before_end(ids: Ids) -> Ids:
+    """Return the ids before EOS; all ids of a source that has no end."""
+    return ids[: ids.index(EOS)] if EOS in ids else ids

@@ -1,0 +1,303 @@
+"""What a translator reads and writes: lines and their parts, translations with flags, and their output forms."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from dragoman.data.languages import MIN_BYTES, language_probability
+from dragoman.data.literals import has_changed_numbers, has_changed_placeholders, has_literals
+from dragoman.data.profile import TrainingProfile, coverage, words_of_line
+from dragoman.data.sentences import join_parts
+from dragoman.decoding.backend import Fault
+from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings, before_end
+from dragoman.errors import UsageError
+from dragoman.pipelines.glossary import Term
+from dragoman.pipelines.pipeline import check_text
+from dragoman.tokenizers import UNK, Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+Prefix = str | Sequence[str] | None
+"""Beginning of the translations: one text for all lines, or one per line."""
+Languages = tuple[str | None, str | None]
+"""Codes of source and target language, None for those of the model."""
+
+
+@dataclass
+class Part:
+    """Input of one search: a line, a sentence, or a part of a long sentence.
+
+    text: source, with its list mark and the whitespace around it.  ids: source tokens with EOS; none if the text is
+    copied.  sentence: index in the line.  mark: list mark, which is copied and not translated, such as "- ".  terms:
+    glossary entries that occur in the text.  found: n-best list.
+    """
+
+    text: str
+    ids: list[int]
+    sentence: int = 0
+    mark: str = ""
+    prefix: list[int] = field(default_factory=list)
+    terms: list[tuple[str, str]] = field(default_factory=list)
+    found: list[Hypothesis] = field(default_factory=list)
+    fault: Fault = ""
+
+
+@dataclass(frozen=True)
+class SplitLine:
+    """A line and its parts; blank lines have none.
+
+    keep_space: whether the translation keeps the whitespace.  tag: of the target language, before the text.
+    """
+
+    text: str
+    parts: list[Part]
+    keep_space: bool
+    tag: str = ""
+
+    @property
+    def searched(self) -> list[Part]:
+        """The parts that are translated and not copied."""
+        return [part for part in self.parts if part.ids]
+
+    def join(self, targets: Sequence[str]) -> str:
+        """Return the translation of the line, or its beginning if `targets` are the translations of the first parts."""
+        joined = join_parts([part.text for part in self.parts[: len(targets)]], targets, keep_space=self.keep_space)
+        if not self.keep_space or not joined:
+            return joined
+        body = self.text.strip()
+        start = self.text.index(body)
+        return self.text[:start] + joined + (self.text[start + len(body) :] if len(targets) == len(self.parts) else "")
+
+
+def clean(text: str, name: str) -> str:
+    """Return the text on one line, with lone surrogates replaced by "?".  Raises UsageError if it is not a str."""
+    return one_line(valid(text, name))
+
+
+def valid(text: str, name: str) -> str:
+    """Return the text with lone surrogates replaced by "?".  Raises UsageError if it is not a str."""
+    return check_text(text, name, allow_surrogates=True).encode("utf-8", "replace").decode("utf-8")
+
+
+def one_line(text: str) -> str:
+    """Return the text with line ends replaced by spaces."""
+    return text.replace("\n", " ").replace("\r", " ")
+
+
+def with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, str]]:
+    """Yield each line with its prefix, "" for none.  Raises UsageError if there is not one prefix per line."""
+    prefixes = prefix or ""
+    if isinstance(prefixes, str):
+        yield from ((line, prefixes) for line in lines)
+        return
+    if not isinstance(prefixes, Sequence):
+        raise UsageError(f"prefix = {prefix!r:.40}; accepted: one text for all lines, or a list with one per line")
+    for number, (line, own) in enumerate(itertools.zip_longest(lines, prefixes)):
+        if line is None or own is None:
+            count = f"{number} lines" if line is None else "more lines"
+            raise UsageError(f"{len(prefixes)} prefixes but {count}; give one prefix per line, '' for none")
+        yield line, own
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """An entry of the n-best list; score and log_prob are defined as for `Translation`."""
+
+    text: str
+    score: float
+    log_prob: float
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One of several sentences of a line, with the text and the score of its translation."""
+
+    source: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translated line.
+
+    log_prob: sum of natural log-probabilities, ends of sentence included, in the precision of the search (int8 by
+    default on a CPU; `Translator.score` uses float32).  score: log_prob / length penalty; the sum over the parts of a
+    line that was split.  tokens: subwords of the target, with one end of sentence per part; token_log_probs: one per
+    token.  nbest: alternatives, best first, starting with this translation.  flags: reasons to check the line, in the
+    order of `FLAGS` (see docs/flags.md).  sentences: sentences of a line that was split into several.  terms:
+    glossary entries that occur in the line.
+    """
+
+    source: str
+    text: str
+    score: float
+    log_prob: float
+    tokens: list[str]
+    token_log_probs: list[float]
+    flags: tuple[str, ...]
+    nbest: list[Alternative]
+    sentences: list[Sentence] = field(default_factory=list)
+    terms: list[Term] = field(default_factory=list)
+
+    to_json = asdict
+
+
+@dataclass(frozen=True)
+class SearchCall:
+    """The arguments of `DecodingBackend.search`."""
+
+    sources: list[list[int]]
+    prefixes: list[list[int]]
+    settings: SearchSettings
+    phrases: list[Phrases | None] | None = None
+
+
+@dataclass(frozen=True)
+class PartialTranslation:
+    """An unfinished translation: the best text so far, and the beginning of it that will not change."""
+
+    text: str
+    stable: str
+
+
+@dataclass(frozen=True)
+class TargetScore:
+    """The score of a given target: log_prob is the sum of token_log_probs, one per token, end of sentence included."""
+
+    log_prob: float
+    tokens: list[str]
+    token_log_probs: list[float]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Subwords of both sides, ends of sentence included; weights (T, S): attention of target tokens to the source."""
+
+    source: list[str]
+    target: list[str]
+    weights: NDArray[np.float32]
+
+
+FLAGS = (
+    "empty_source", "split", "long", "language", "unknown_characters", "truncated", "empty", "length", "coverage",
+    "repetition", "numbers", "placeholders",
+)  # fmt: skip
+"""All flags of `Translation`, in their order."""
+
+_MIN_KNOWN_WORDS = 0.5
+_MIN_LANGUAGE = 0.1
+_LONGEST_NAME = 4
+
+
+class QualityCheck:
+    """Checks of lines and their translations; each flag depends on one line only.
+
+    Each check runs for every line, and therefore begins with a fast test that excludes most lines.
+
+    profile: statistics of the training data; None: no flag that needs them is set.  languages: codes of source and
+    target, or None.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, profile: TrainingProfile | None, languages: tuple[str | None, str | None]
+    ) -> None:
+        if profile is not None and profile.length_ratio is None:
+            profile = None  # too few lines for statistics
+        self._tokenizer, self._languages, self._profile = tokenizer, languages, profile
+        self._longest = math.inf if profile is None else profile.source.tokens.q995
+        self._alphabet = set() if profile is None else set(profile.source.alphabet)
+        self._words = set() if profile is None else set(profile.frequent_words.split())
+        self._identified = frozenset() if profile is None else frozenset(profile.languages)
+        self._new: dict[str, bool] = {}
+
+    def source_flags(self, text: str, ids: Ids) -> list[str]:
+        """Return the flags of a source.  ids: its tokens, end of sentence included."""
+        flags = []
+        if len(before_end(ids)) > self._longest:
+            flags.append("long")
+        if self._identified and self.is_foreign(text):
+            flags.append("language")
+        if UNK in ids or (self._alphabet and not self._alphabet.issuperset(text) and self._has_new_characters(text)):
+            flags.append("unknown_characters")
+        return flags
+
+    def _has_new_characters(self, text: str) -> bool:
+        """Return whether the training data lacks a character and its normalized form."""
+        new = self._new
+        for character in set(text) - self._alphabet - new.keys():
+            normalized = self._tokenizer.decode_source(self._tokenizer.encode_source(character))
+            new[character] = not self._alphabet.issuperset(normalized.strip())
+        return any(new.get(character, False) for character in text)
+
+    def is_foreign(self, text: str) -> bool:
+        """Return whether a text is probably in another language; False for very short texts and names.
+
+        Frequent words are compared first, which is fast and avoids errors of the identifier in lines with names.
+        """
+        words = text.casefold().split()  # punctuation included; fast and sufficient for most lines
+        if words and self._are_known(words):
+            return False
+        words = words_of_line(text)
+        if self._are_known(words):
+            return False
+        if len("".join(words).encode()) < MIN_BYTES or (len(words) <= _LONGEST_NAME and text.istitle()):
+            return False
+        return language_probability(text, self._identified) < _MIN_LANGUAGE
+
+    def _are_known(self, words: list[str]) -> bool:
+        return sum(map(self._words.__contains__, words)) >= _MIN_KNOWN_WORDS * len(words)
+
+    def lacks_content(self, source: str, target: str) -> bool:
+        """Return whether a target is shorter than almost all targets of sources of this length in the training data."""
+        profile = self._profile
+        if profile is None or profile.length_ratio is None or profile.least_coverage is None:
+            return False
+        return coverage(source.strip(), target, profile.length_ratio) < profile.least_coverage
+
+    def changed_parts(self, source: str, target: str) -> list[str]:
+        """Return the flags of changed numbers and placeholders."""
+        flags: list[str] = []
+        if has_literals(f"{source}\n{target}"):
+            if has_changed_numbers(source, target, self._languages):
+                flags.append("numbers")
+            if has_changed_placeholders(source, target):
+                flags.append("placeholders")
+        return flags
+
+
+Form = Literal["text", "nbest", "jsonl", "verbose", "row"]
+"""Output per line: text; K lines of score, tab and text; JSON; JSON with tokens; the columns of a table."""
+_VERBOSE = ("tokens", "token_log_probs")
+
+
+def output_form(jsonl: bool, nbest: int, verbose: bool = False) -> Form:
+    """Return the output form for lines of text.  Raises UsageError for `verbose` without `jsonl`."""
+    if verbose and not jsonl:
+        raise UsageError("--verbose adds the tokens to the output of --jsonl; add --jsonl, or omit --verbose")
+    return "verbose" if verbose else "jsonl" if jsonl else "nbest" if nbest > 1 else "text"
+
+
+def format_translation(translation: Translation, form: Form) -> str:
+    """Format a translation for output, without a final "\\n"."""
+    match form:
+        case "text":
+            return one_line(translation.text)
+        case "nbest":
+            return "\n".join(f"{one.score:.4f}\t{one_line(one.text)}" for one in translation.nbest)
+        case "jsonl" | "verbose":
+            fields = translation.to_json()
+            if form == "jsonl":
+                fields = {name: value for name, value in fields.items() if name not in _VERBOSE}
+            return json.dumps(fields, ensure_ascii=False)
+        case "row":
+            row = {"translation": translation.text, "score": translation.score, "flags": translation.flags}
+            return json.dumps(row | {"nbest": [one.text for one in translation.nbest]})

@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from bart_checkpoints import bart_checkpoint
 from ctranslate2_folders import foreign_folder
-from encoder_checkpoints import bert_checkpoint, vit_checkpoint
-from language_checkpoints import language_checkpoint
-from marian_checkpoints import marian_checkpoint
 from marian_files import marian_model
 from small_run import write_lines
-from t5_checkpoints import t5_checkpoint
 from toolkit_checkpoints import fairseq_checkpoint, joey_checkpoint, opennmt_checkpoint
+from transformers_checkpoints import (
+    bart_checkpoint,
+    bert_checkpoint,
+    language_checkpoint,
+    marian_checkpoint,
+    t5_checkpoint,
+    vit_checkpoint,
+)
 
 
 @dataclass(frozen=True)

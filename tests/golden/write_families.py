@@ -24,25 +24,25 @@ Write = Callable[[Path], object]
 
 
 def _bart(name: str, **changes: Any) -> Write:
-    from bart_checkpoints import bart_checkpoint
+    from transformers_checkpoints import bart_checkpoint
 
     return lambda path: bart_checkpoint(path, name, **changes)
 
 
 def _t5(name: str, **changes: Any) -> Write:
-    from t5_checkpoints import t5_checkpoint
+    from transformers_checkpoints import t5_checkpoint
 
     return lambda path: t5_checkpoint(path, name, **changes)
 
 
 def _language(name: str, **changes: Any) -> Write:
-    from language_checkpoints import language_checkpoint
+    from transformers_checkpoints import language_checkpoint
 
     return lambda path: language_checkpoint(path, name, **changes)
 
 
 def _bert(name: str) -> Write:
-    from encoder_checkpoints import bert_checkpoint
+    from transformers_checkpoints import bert_checkpoint
 
     sizes = {"hidden_size": 6, "intermediate_size": 7, "num_attention_heads": 3, "num_hidden_layers": 1}
     return lambda path: bert_checkpoint(path, name, **sizes)

@@ -199,7 +199,7 @@ def write_imported(version: int) -> None:
     """An imported checkpoint: an output bias, pieces in a list, language tags."""
     from dragoman.formats.importing.importer import import_model
     from dragoman.models.model_folder import load_network
-    from marian_checkpoints import marian_checkpoint
+    from transformers_checkpoints import marian_checkpoint
 
     folder = HERE / f"imported_v{version}"
     with tempfile.TemporaryDirectory() as place:
@@ -222,7 +222,7 @@ def write_bert(version: int) -> None:
     from dragoman.formats.importing.importer import import_model
     from dragoman.models.model_folder import load_network
     from dragoman.tokenizers import EOS
-    from encoder_checkpoints import bert_checkpoint
+    from transformers_checkpoints import bert_checkpoint
 
     folder = HERE / f"bert_v{version}"
     with tempfile.TemporaryDirectory() as place:
@@ -243,7 +243,7 @@ def write_vit(version: int) -> None:
 
     from dragoman.formats.importing.importer import import_model
     from dragoman.pipelines.labelling import Labeller
-    from encoder_checkpoints import vit_checkpoint
+    from transformers_checkpoints import vit_checkpoint
 
     folder = HERE / f"vit_v{version}"
     with tempfile.TemporaryDirectory() as place:
@@ -257,7 +257,7 @@ def write_llama(version: int) -> None:
     """An imported language model with a tokenizer of Hugging Face."""
     from dragoman.formats.importing.importer import import_model
     from dragoman.models.model_folder import load_network
-    from language_checkpoints import language_checkpoint
+    from transformers_checkpoints import language_checkpoint
 
     folder = HERE / f"llama_v{version}"
     with tempfile.TemporaryDirectory() as place:

@@ -15,8 +15,8 @@ from dragoman.config import Config, parse_config
 from dragoman.config.server import ServerConfig
 from dragoman.interpret.walkthrough.tiny_preset import TINY_MATRICES, tiny_model
 from dragoman.serve.app import load_models
-from marian_checkpoints import marian_checkpoint
 from small_run import Cli, digit_pairs, write_lines
+from transformers_checkpoints import marian_checkpoint
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = ROOT / "docs" / "tutorial.md"

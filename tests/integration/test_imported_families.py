@@ -13,7 +13,6 @@ import pytest
 import tomli_w
 import torch
 
-from bart_checkpoints import bart_checkpoint
 from dragoman.config import Config, load_config
 from dragoman.data.batching import Batch, collate
 from dragoman.decoding.native.library import load_native, unavailable_reason
@@ -32,6 +31,7 @@ from dragoman.training.run import open_run
 from dragoman.training.trainer import train
 from imported_families import FAMILIES, Case, data_section
 from small_run import Cli, weights, write_lines
+from transformers_checkpoints import bart_checkpoint
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
 LINES = ["a dog runs", "two people sit"]

@@ -25,8 +25,8 @@ from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from imported_checks import check_wrong_weight
 from random_models import random_model
 from small_run import Cli, digit_pairs, small_document, write_lines
-from t5_checkpoints import t5_checkpoint
 from tiny_translator import tiny_tokenizer
+from transformers_checkpoints import t5_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use

@@ -19,9 +19,9 @@ from dragoman.models.model_folder import load_network, save_model, unique_tensor
 from dragoman.tokenizers import BOS, EOS
 from imported_checks import check_wrong_weight, loaded
 from json_tokenizers import TEXTS
-from language_checkpoints import language_checkpoint
 from small_run import write_lines
 from tiny_translator import tiny_tokenizer
+from transformers_checkpoints import language_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use

@@ -17,9 +17,9 @@ from dragoman.models.model_folder import load_network, unique_tensors
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 from imported_checks import check_wrong_weight
-from marian_checkpoints import LINES, marian_checkpoint
 from random_models import random_model
 from small_run import digit_pairs, write_lines
+from transformers_checkpoints import MARIAN_LINES, marian_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
@@ -98,7 +98,7 @@ def test_the_code_in_the_readme_runs(
 def test_the_export_of_an_import_has_the_logits_of_the_checkpoint(name: str, tmp_path: Path) -> None:
     from transformers import AutoTokenizer, MarianMTModel
 
-    lines = write_lines(tmp_path / "lines.txt", [line for line in LINES if line][:4])
+    lines = write_lines(tmp_path / "lines.txt", [line for line in MARIAN_LINES if line][:4])
     first = marian_checkpoint(tmp_path / "first", name)
     import_model(first, tmp_path / "model", check=lines)
     export(tmp_path / "model", tmp_path / "second", "huggingface", check=lines)

@@ -24,9 +24,9 @@ from dragoman.models.model_folder import load_network, save_model, unique_tensor
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, EOS, Tokenizer
 from every_kind import TRANSFORMERS, TRANSLATORS, built, covering
-from marian_checkpoints import LINES, marian_checkpoint
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
+from transformers_checkpoints import MARIAN_LINES, marian_checkpoint
 
 for package in ("onnx", "onnxruntime"):
     pytest.importorskip(package, reason=f"needs the package {package}: pip install 'dragoman[formats]'")
@@ -170,7 +170,7 @@ def test_an_imported_model_has_the_ids_of_its_list(
 ) -> None:
     """Its tokenizer has a list of pieces, and the script uses it."""
     pytest.importorskip("transformers")
-    lines = write_lines(tmp_path / "lines.txt", [line for line in LINES if line][:3])
+    lines = write_lines(tmp_path / "lines.txt", [line for line in MARIAN_LINES if line][:3])
     import_model(marian_checkpoint(tmp_path / "source", "one layer, unscaled"), tmp_path / "model", check=lines)
     network, tokenizer, config = load_network(tmp_path / "model")
     assert isinstance(tokenizer, Tokenizer) and isinstance(network.output.bias, torch.Tensor)
@@ -181,7 +181,7 @@ def test_an_imported_model_has_the_ids_of_its_list(
     monkeypatch.chdir(tmp_path / "out")
     runtime = OnnxRuntime(tmp_path / "out", "float32")
     texts = []
-    for line in [line for line in LINES if line and not line.startswith(">>")]:
+    for line in [line for line in MARIAN_LINES if line and not line.startswith(">>")]:
         exec(script(tmp_path / "out").replace("Two dogs run across a field.", line).replace("< 200", "< 13"), {})
         ((ids,),) = runtime.search([ParityCase(tokenizer.encode_source(line), [])], 1, 0, 12)
         texts.append(tokenizer.decode_target(ids))

@@ -22,8 +22,8 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.vision import patches
 from dragoman.pipelines.labelling import Labeller
 from dragoman.tokenizers import BOS, EOS
-from encoder_checkpoints import BERTS, HARD_LINES, VITS, WORDS, bert_checkpoint, vit_checkpoint
 from every_kind import covering
+from transformers_checkpoints import BERTS, HARD_LINES, VITS, WORDS, bert_checkpoint, vit_checkpoint
 
 transformers: Any = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use

@@ -27,14 +27,14 @@ from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from every_kind import covering
 from imported_checks import loaded
 from json_tokenizers import TEXTS, sentencepiece_model
-from language_checkpoints import CONFIGURATIONS, language_checkpoint
+from transformers_checkpoints import LANGUAGE_MODELS, language_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
 PROMPTS = ["A dog", "", "  two\n", "\N{GRINNING FACE} don't", "Ελληνικά"]
 
 
-@pytest.fixture(scope="module", params=covering(CONFIGURATIONS, {"gpt2", "llama, 3.1", "mistral", "qwen2"}))
+@pytest.fixture(scope="module", params=covering(LANGUAGE_MODELS, {"gpt2", "llama, 3.1", "mistral", "qwen2"}))
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Imported]:
     """The folder of a checkpoint, and what was imported from it."""
     folder = tmp_path_factory.mktemp("language")

@@ -20,9 +20,9 @@ from dragoman.models.model_folder import load_network, read_meta, verify
 from dragoman.nn.record import record
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.tasks.text import MaskedTask
-from encoder_checkpoints import WORDS, bert_checkpoint, vit_checkpoint
 from imported_checks import change_tensors, refusal, set_values
 from small_run import Cli, write_lines
+from transformers_checkpoints import WORDS, bert_checkpoint, vit_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use

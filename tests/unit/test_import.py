@@ -20,8 +20,8 @@ from dragoman.formats.importing.reference import ReferenceTokenizer
 from dragoman.formats.parity import Parity
 from dragoman.models.model_folder import load_network, read_config, read_meta, verify
 from imported_checks import change_tensors, refusal, set_values
-from marian_checkpoints import LINES, marian_checkpoint
 from small_run import Cli, write_lines
+from transformers_checkpoints import MARIAN_LINES, marian_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
@@ -43,7 +43,7 @@ def checkpoint(original: Path, tmp_path: Path) -> Path:
 
 
 def test_the_command_writes_a_model_that_translates(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
-    check = write_lines(tmp_path / "lines.txt", [line for line in LINES if line])
+    check = write_lines(tmp_path / "lines.txt", [line for line in MARIAN_LINES if line])
     code, out, _ = cli("import", checkpoint, tmp_path / "model", "--check", check)
     text = out.decode()
     assert code == 0 and "9 lines of lines.txt" in text and "greedy search: 9 identical" in text
@@ -56,7 +56,7 @@ def test_the_command_writes_a_model_that_translates(cli: Cli, checkpoint: Path, 
     report = json.loads((tmp_path / "model" / "import.json").read_text())
     assert report["parity"]["greedy"] == {"same": 9, "ties": 0, "different": 0}
     assert report["settings"]["model_type"] == "marian"
-    lines = [line for line in LINES if line]
+    lines = [line for line in MARIAN_LINES if line]
     code, out, _ = cli("translate", tmp_path / "model", stdin="\n".join(lines).encode() + b"\n")
     assert code == 0 and out.count(b"\n") == len(lines)
     code, _, err = cli("shortlist", tmp_path / "model")
@@ -66,7 +66,7 @@ def test_the_command_writes_a_model_that_translates(cli: Cli, checkpoint: Path, 
 
 
 def test_bleu_of_both_programs(checkpoint: Path, tmp_path: Path) -> None:
-    lines = [line for line in LINES if line]
+    lines = [line for line in MARIAN_LINES if line]
     check = write_lines(tmp_path / "lines.txt", lines)
     reference = write_lines(tmp_path / "reference.txt", ["ein hund"] * len(lines))
     report = import_model(checkpoint, tmp_path / "model", check, reference).parity

@@ -17,8 +17,8 @@ import torch
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.importing import hub
 from dragoman.formats.importing.importer import import_model
-from marian_checkpoints import marian_checkpoint
 from small_run import COMMAND, Cli
+from transformers_checkpoints import marian_checkpoint
 
 pytest.importorskip("transformers")
 huggingface_hub: Any = pytest.importorskip("huggingface_hub")

@@ -22,7 +22,7 @@ from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, PAD, Tokenizer
 from imported_checks import change_tensors, refusal, set_values
 from small_run import Cli, write_lines
-from t5_checkpoints import LINES, t5_checkpoint
+from transformers_checkpoints import T5_LINES, t5_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
@@ -37,7 +37,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def imported(checkpoint: Path, folder: Path) -> Path:
     """The folder of an imported model."""
-    check = write_lines(checkpoint.parent / "lines.txt", [line for line in LINES if line and "extra_id" not in line])
+    check = write_lines(checkpoint.parent / "lines.txt", [line for line in T5_LINES if line and "extra_id" not in line])
     return import_model(checkpoint, folder, check).folder
 
 
@@ -145,7 +145,7 @@ def test_a_checkpoint_with_tokenizer_json_alone(original: Path, checkpoint: Path
     folder = imported(checkpoint, tmp_path / "model")
     (_, one, _), (_, other, _) = load_network(folder), load_network(model)
     assert isinstance(one, Tokenizer) and isinstance(other, Tokenizer) and "tokenizer.json" in one.files()
-    assert [one.encode_source(line) for line in LINES[:6]] == [other.encode_source(line) for line in LINES[:6]]
+    assert [one.encode_source(line) for line in T5_LINES[:6]] == [other.encode_source(line) for line in T5_LINES[:6]]
 
 
 def test_unused_and_stored_copies_of_tensors_are_accepted(checkpoint: Path, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import torch
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import read_config, read_meta, verify
 from imported_checks import refusal, set_values
-from language_checkpoints import language_checkpoint
 from small_run import Cli
+from transformers_checkpoints import language_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use

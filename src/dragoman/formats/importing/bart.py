@@ -35,7 +35,14 @@ from dragoman.formats.importing.encoder_decoder import (
     size_problems,
     text_sections,
 )
-from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, ProblemList, accepted_values
+from dragoman.formats.importing.family import (
+    ACTIVATIONS,
+    ImportedVocabulary,
+    Plan,
+    ProblemList,
+    accepted_values,
+    reading_vocabulary,
+)
 from dragoman.formats.importing.layer_rules import STACKS
 from dragoman.formats.importing.names import AxisOrder, Rule
 from dragoman.formats.importing.reference import transformers_package
@@ -96,7 +103,11 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     return Plan(
         config=config,
         vocabulary=vocabulary,
-        table={name: _without_prefix(rule) for name, rule in table.items()},
+        # Checkpoints of the model without its output layer have names without "model.".
+        table={
+            ours: replace(rule, theirs=tuple("|".join([name, *_bare(name)]) for name in rule.theirs))
+            for ours, rule in table.items()
+        },
         orders={
             "stream": AxisOrder(range(d_model), d_model),
             **vocabulary.orders(size, size),
@@ -109,6 +120,10 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     )
 
 
+def _bare(names: str) -> list[str]:
+    return [name.removeprefix("model.") for name in names.split("|") if name.startswith("model.")]
+
+
 def _complete(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with the defaults of a family that differ from those of BART."""
     name = settings["model_type"]
@@ -117,15 +132,6 @@ def _complete(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tie(settings: Mapping[str, Any]) -> str:
     return "all" if settings.get("tie_word_embeddings", True) else "none"
-
-
-def _without_prefix(rule: Rule) -> Rule:
-    """Accept names without "model.", as checkpoints of the model without its output layer have."""
-    names = tuple(
-        "|".join([*part.split("|"), *(n[6:] for n in part.split("|") if n.startswith("model."))])
-        for part in rule.theirs
-    )
-    return replace(rule, theirs=names)
 
 
 def fairseq_sinusoids(positions: int, d_model: int) -> Tensor:
@@ -177,11 +183,9 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
         raise ProblemList([])  # reported with the settings
     if settings.get("model_type") == "bart":
         return _byte_level(checkpoint, size, start)
-    try:
+    with reading_vocabulary(_MODEL):
         model = checkpoint.bytes(_MODEL)
         pieces = _pieces(checkpoint, model)
-    except RuntimeError as error:
-        raise ProblemList([f"{_MODEL} cannot be read by sentencepiece: {error}"]) from None
     codes = _codes(checkpoint, len(pieces))
     problems = []
     if not codes:
@@ -198,11 +202,9 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     order = [_PAD, _UNKNOWN, start, _END]
     special = set(order)
     order += [token for token in range(size) if token not in special]
-    try:
+    with reading_vocabulary():
         frames = _frames(checkpoint, codes, order, len(pieces))
         tokenizer = Tokenizer(model, None, PieceLists(renamed(names, order), None, tags=False).file(), frames.file())
-    except ValueError as error:
-        raise ProblemList([f"the vocabulary cannot be used: {error}"]) from None
     return ImportedVocabulary(tokenizer, order, order)
 
 

@@ -106,3 +106,34 @@ def _load_pickle(path: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise UsageError(f"{path}: holds other objects than tensors by name; accepted: a state_dict")
     return {str(name): value for name, value in content.items()}
+
+
+class Damaged(ValueError):
+    """What is wrong with a binary file."""
+
+
+class BinaryReader:
+    """Reads numbers in little-endian order and names of a binary file, from its beginning.
+
+    All lengths are compared with the size of the file before memory is used for them.
+    """
+
+    def __init__(self, content: bytes | bytearray) -> None:
+        self.content, self.position = memoryview(content), 0
+
+    def take(self, count: int, what: str) -> memoryview:
+        """Return the next bytes.  what: for messages.  Raises Damaged."""
+        if count > (left := len(self.content) - self.position):
+            raise Damaged(f"truncated: {what} needs {count:,} bytes at {self.position:,}, where {left:,} are left")
+        begin, self.position = self.position, self.position + count
+        return self.content[begin : self.position]
+
+    def number(self, size: int, what: str) -> int:
+        return int.from_bytes(self.take(size, what), "little")
+
+    def name(self, length: int, what: str) -> str:
+        """Return a text of ASCII characters that ends with a zero byte, which `length` includes."""
+        raw = bytes(self.take(length, what))
+        if not raw.endswith(b"\0") or not raw[:-1].isascii() or b"\0" in raw[:-1]:
+            raise Damaged(f"{raw[:40]!r} is not a name of ASCII characters that ends with a zero byte")
+        return raw[:-1].decode()

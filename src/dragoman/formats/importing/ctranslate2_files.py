@@ -19,7 +19,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import UsageError
-from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.checkpoint import BinaryReader, Checkpoint, Damaged
 from dragoman.formats.importing.family import NEVER, ProblemList
 from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames
 from dragoman.formats.importing.listed_vocabulary import TokenList
@@ -43,10 +43,6 @@ _VERSIONS = (4, 5, 6)
 _TYPES = {0: torch.float32, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.float16, 5: torch.bfloat16}
 _MAX_FILE, _MAX_VARIABLES, _MAX_DIMENSIONS = 1 << 36, 1 << 16, 8
 _VOCABULARIES = ("shared_vocabulary", "source_vocabulary", "target_vocabulary")
-
-
-class _Damaged(ValueError):
-    """What is wrong with a file."""
 
 
 def is_ctranslate2(folder: Path) -> bool:
@@ -113,73 +109,51 @@ class CTranslate2Checkpoint(Checkpoint):
         path = self.folder / MODEL
         try:
             return _read(read_bytes(path, UsageError, _ADVICE, _MAX_FILE))
-        except _Damaged as error:
+        except Damaged as error:
             raise UsageError(f"{path}: not a model file of CTranslate2, or damaged: {error}. {_ADVICE}") from None
-
-
-class _Reader:
-    """Reads a file from its beginning."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content, self.position = memoryview(bytearray(content)), 0
-
-    def take(self, count: int, what: str) -> memoryview:
-        if count > (left := len(self.content) - self.position):
-            raise _Damaged(f"truncated: {what} needs {count:,} bytes at {self.position:,}, where {left:,} are left")
-        begin, self.position = self.position, self.position + count
-        return self.content[begin : self.position]
-
-    def number(self, size: int, what: str) -> int:
-        return int.from_bytes(self.take(size, what), "little")
-
-    def string(self, what: str) -> str:
-        raw = bytes(self.take(self.number(2, what), what))
-        if not raw.endswith(b"\0") or not raw[:-1].isascii() or b"\0" in raw[:-1]:
-            raise _Damaged(f"{raw[:40]!r} is not a name of ASCII characters that ends with a zero byte")
-        return raw[:-1].decode()
 
 
 def _read(content: bytes) -> tuple[str, int, dict[str, Tensor]]:
     """Return the name of the specification, its revision, and the variables by name, aliases included."""
-    reader = _Reader(content)
+    reader = BinaryReader(bytearray(content))
     version = reader.number(4, "the version")
     if version not in _VERSIONS:
-        raise _Damaged(f"version {version}; accepted: {', '.join(map(str, _VERSIONS))}")
-    name, revision = reader.string("the specification"), reader.number(4, "the revision")
+        raise Damaged(f"version {version}; accepted: {', '.join(map(str, _VERSIONS))}")
+    name, revision = _string(reader, "the specification"), reader.number(4, "the revision")
     variables = dict(_variables(reader, _count(reader, "variables")))
     for _ in range(_count(reader, "aliases")):
-        alias, origin = reader.string("an alias"), reader.string("the variable of an alias")
+        alias, origin = _string(reader, "an alias"), _string(reader, "the variable of an alias")
         if origin not in variables:
-            raise _Damaged(f"{alias} is an alias of {origin}, which does not exist")
+            raise Damaged(f"{alias} is an alias of {origin}, which does not exist")
         variables[alias] = variables[origin]
     return name, revision, variables
 
 
-def _count(reader: _Reader, what: str) -> int:
+def _string(reader: BinaryReader, what: str) -> str:
+    return reader.name(reader.number(2, what), what)
+
+
+def _count(reader: BinaryReader, what: str) -> int:
     count = reader.number(4, f"the number of {what}")
     if count > _MAX_VARIABLES:
-        raise _Damaged(f"{count:,} {what}; accepted: up to {_MAX_VARIABLES:,}")
+        raise Damaged(f"{count:,} {what}; accepted: up to {_MAX_VARIABLES:,}")
     return count
 
 
-def _variables(reader: _Reader, count: int) -> Iterator[tuple[str, Tensor]]:
+def _variables(reader: BinaryReader, count: int) -> Iterator[tuple[str, Tensor]]:
     for _ in range(count):
-        name = reader.string("the name of a variable")
+        name = _string(reader, "the name of a variable")
         dimensions = reader.number(1, name)
         if dimensions > _MAX_DIMENSIONS:
-            raise _Damaged(f"{name}: {dimensions} dimensions; accepted: up to {_MAX_DIMENSIONS}")
+            raise Damaged(f"{name}: {dimensions} dimensions; accepted: up to {_MAX_DIMENSIONS}")
         shape = struct.unpack(f"<{dimensions}I", reader.take(4 * dimensions, name))
         kind = reader.number(1, name)
-        yield name, _tensor(name, kind, shape, reader.take(reader.number(4, name), name))
-
-
-def _tensor(name: str, kind: int, shape: Sequence[int], data: memoryview) -> Tensor:
-    if kind not in _TYPES:
-        raise _Damaged(f"{name}: numbers of type {kind}; accepted: {', '.join(map(str, _TYPES))}")
-    dtype, size = _TYPES[kind], math.prod(shape)
-    if size * dtype.itemsize != len(data) or not size:
-        raise _Damaged(f"{name}: {len(data):,} bytes for shape {tuple(shape)} of {dtype}")
-    return torch.frombuffer(data, dtype=dtype).clone().reshape(tuple(shape))
+        if kind not in _TYPES:
+            raise Damaged(f"{name}: numbers of type {kind}; accepted: {', '.join(map(str, _TYPES))}")
+        data, dtype, size = reader.take(reader.number(4, name), name), _TYPES[kind], math.prod(shape)
+        if size * dtype.itemsize != len(data) or not size:
+            raise Damaged(f"{name}: {len(data):,} bytes for shape {shape} of {dtype}")
+        yield name, torch.frombuffer(data, dtype=dtype).clone().reshape(shape)
 
 
 TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "decoder_start_token": "<s>"}

@@ -48,6 +48,21 @@ def collecting(problems: list[str]) -> Iterator[None]:
         problems.append(str(error))
 
 
+@contextmanager
+def reading_vocabulary(file: str = "") -> Iterator[None]:
+    """Convert errors of sentencepiece and of our tokenizers into ProblemList.
+
+    file: the model that sentencepiece reads; "" if it has read the model before.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # of sentencepiece
+        problem = f"{file} cannot be read by sentencepiece" if file else "the vocabulary cannot be used"
+        raise ProblemList([f"{problem}: {error}"]) from None
+    except ValueError as error:
+        raise ProblemList([f"the vocabulary cannot be used: {error}"]) from None
+
+
 @dataclass(frozen=True)
 class ImportedVocabulary:
     """The vocabulary of a model folder.

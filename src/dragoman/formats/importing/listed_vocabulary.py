@@ -10,7 +10,7 @@ import sentencepiece as spm
 
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoder_decoder import renamed
-from dragoman.formats.importing.family import ImportedVocabulary, ProblemList, collecting
+from dragoman.formats.importing.family import ImportedVocabulary, ProblemList, collecting, reading_vocabulary
 from dragoman.io.reading import protobuf_field, protobuf_fields
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.tokenizers.listed_pieces import PieceLists
@@ -93,20 +93,16 @@ def listed_vocabulary(
     orders = [listed.order for listed in lists]
     names = [renamed(listed.tokens, order) for listed, order in zip(lists, orders, strict=True)]
     file = PieceLists(names[0], None if target is None else names[1], tags=False).file()
-    try:
+    with reading_vocabulary():
         frames = None if source_ends else NO_SOURCE_END.file()
         tokenizer = Tokenizer(models[0], None if models[0] == models[1] else models[1], file, frames)
-    except (RuntimeError, ValueError) as error:
-        raise ProblemList([f"the vocabulary cannot be used: {error}"]) from None
     return ImportedVocabulary(tokenizer, *orders)
 
 
 def _check_belongs(content: bytes, path: Path, listed: TokenList) -> None:
     """Raise ProblemList if a sentencepiece model cannot be read, or belongs to another vocabulary."""
-    try:
+    with reading_vocabulary(path.name):
         model = spm.SentencePieceProcessor(model_proto=content)
-    except RuntimeError as error:
-        raise ProblemList([f"{path.name} cannot be read by sentencepiece: {error}"]) from None
     pieces = {str(model.id_to_piece(i)) for i in range(model.get_piece_size())}
     rest = [token for i, token in enumerate(listed.tokens) if i not in listed.special]
     known = sum(token in pieces for token in rest)

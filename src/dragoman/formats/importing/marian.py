@@ -39,6 +39,7 @@ from dragoman.formats.importing.family import (
     ProblemList,
     accepted_values,
     collecting,
+    reading_vocabulary,
 )
 from dragoman.formats.importing.names import AxisOrder, Rule
 from dragoman.nn.position_tables import sinusoid_table
@@ -98,13 +99,9 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
         raise ProblemList(problems)
     orders = [_order(pieces, settings, name) for pieces, name in zip(lists, sizes, strict=True)]
     names = [renamed(pieces, order) for pieces, order in zip(lists, orders, strict=True)]
-    try:
+    with reading_vocabulary("source.spm or target.spm"):
         file = PieceLists(names[0], names[1] if len(names) == 2 else None, tags=True).file()
         tokenizer = Tokenizer(models[0], models[1], file)
-    except RuntimeError as error:
-        raise ProblemList([f"source.spm or target.spm cannot be read by sentencepiece: {error}"]) from None
-    except ValueError as error:
-        raise ProblemList([f"the vocabulary cannot be used: {error}"]) from None
     return ImportedVocabulary(tokenizer, orders[0], orders[-1])
 
 

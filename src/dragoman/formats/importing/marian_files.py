@@ -40,6 +40,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
     collecting,
     integer_problems,
+    reading_vocabulary,
 )
 from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames, attention_parts
 from dragoman.formats.importing.listed_vocabulary import ListedReference, TokenList
@@ -146,10 +147,8 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
         raise ProblemList(["two vocabularies, but the settings tie the embeddings of source and target"])
     source, target = (renamed(pieces, order) for pieces, order in zip(lists, orders, strict=True))
     file = PieceLists(source, None if same else target, tags=False).file()
-    try:
+    with reading_vocabulary():
         tokenizer = Tokenizer(models[0], None if models[0] == models[1] else models[1], file)
-    except (RuntimeError, ValueError) as error:
-        raise ProblemList([f"the vocabulary cannot be used: {error}"]) from None
     return ImportedVocabulary(tokenizer, *orders)
 
 
@@ -169,10 +168,8 @@ def _model_and_pieces(checkpoint: MarianCheckpoint, side: str, path: Path) -> tu
             raise ProblemList([f"{path}: the ids of </s> and <unk> are not 0 and 1"])
         return content, listed
     content = checkpoint.bytes(path.name)
-    try:
+    with reading_vocabulary(f"{path}:"):
         model = spm.SentencePieceProcessor(model_proto=content)
-    except RuntimeError as error:
-        raise ProblemList([f"{path}: cannot be read by sentencepiece: {error}"]) from None
     if (special := (model.eos_id(), model.unk_id())) != (0, 1):
         raise ProblemList([f"{path}: the ids of </s> and <unk> are {special}; accepted: (0, 1), as Marian trains it"])
     return content, [str(model.id_to_piece(token)) for token in range(model.get_piece_size())]

@@ -38,7 +38,7 @@ from torch import Tensor
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import DragomanError, UsageError
 from dragoman.extras import extra_package
-from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.checkpoint import BinaryReader, Checkpoint, Damaged
 from dragoman.io.reading import read_bytes, read_text
 from dragoman.tokenizers import EOS, UNK
 
@@ -69,10 +69,6 @@ _ERRORS = (
 """What zipfile and the header of .npy raise for bytes without sense."""
 
 
-class _Damaged(ValueError):
-    """What is wrong with a file."""
-
-
 def is_binary_model(path: Path) -> bool:
     """Return whether a file can be read and begins like a binary model."""
     return begins_with(path, _VERSION)
@@ -99,7 +95,7 @@ def read_items(path: Path) -> dict[str, Array]:
             return dict(_binary_items(content))
         if content.startswith(b"PK"):
             return dict(_npz_items(content))
-        raise _Damaged(f"neither a binary model nor an .npz archive (it begins with {content[:8]!r})")
+        raise Damaged(f"neither a binary model nor an .npz archive (it begins with {content[:8]!r})")
     except DragomanError:
         raise
     except _ERRORS as error:
@@ -110,76 +106,56 @@ def read_items(path: Path) -> dict[str, Array]:
 # --------------------------------------------------------------------------------------------------------------- binary
 
 
-class _Reader:
-    """Reads a file from its beginning."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content, self.position = memoryview(content), 0
-
-    def take(self, count: int, what: str) -> memoryview:
-        if count > len(self.content) - self.position:
-            left = len(self.content) - self.position
-            raise _Damaged(f"truncated: {what} needs {count:,} bytes at {self.position:,}, where {left:,} are left")
-        begin, self.position = self.position, self.position + count
-        return self.content[begin : self.position]
-
-    def number(self, what: str) -> int:
-        return int.from_bytes(self.take(8, what), "little")
-
-
 def _binary_items(content: bytes) -> Iterator[tuple[str, Array]]:
-    reader = _Reader(content)
+    reader = BinaryReader(content)
     reader.take(len(_VERSION), "the version")
-    count = reader.number("the number of items")
+    count = reader.number(8, "the number of items")
     if not 0 < count <= _MAX_ITEMS:
-        raise _Damaged(f"{count:,} items; accepted: 1 to {_MAX_ITEMS:,}")
+        raise Damaged(f"{count:,} items; accepted: 1 to {_MAX_ITEMS:,}")
     headers = list(_HEADER.iter_unpack(reader.take(count * _HEADER.size, "the headers")))
     names = [_name(reader, length) for length, *_ in headers]
     if len(set(names)) < count:
-        raise _Damaged("two items have the same name")
+        raise Damaged("two items have the same name")
     shapes = [_shape(reader, name, dimensions) for name, (_, _, dimensions, _) in zip(names, headers, strict=True)]
-    reader.take(reader.number("the length of the padding"), "the padding")
+    reader.take(reader.number(8, "the length of the padding"), "the padding")
     for name, shape, (_, kind, _, size) in zip(names, shapes, headers, strict=True):
         data = reader.take(size, name)
         if not name.endswith("_QuantMultA"):
             yield name, _array(name, kind, shape, data)
 
 
-def _name(reader: _Reader, length: int) -> str:
+def _name(reader: BinaryReader, length: int) -> str:
     if not 1 < length <= _MAX_NAME:
-        raise _Damaged(f"a name of {length:,} bytes; accepted: 2 to {_MAX_NAME:,}")
-    name = bytes(reader.take(length, "a name"))
-    if not name.endswith(b"\0") or not name[:-1].isascii() or b"\0" in name[:-1]:
-        raise _Damaged(f"{name[:40]!r} is not a name of ASCII characters that ends with a zero byte")
-    return name[:-1].decode()
+        raise Damaged(f"a name of {length:,} bytes; accepted: 2 to {_MAX_NAME:,}")
+    return reader.name(length, "a name")
 
 
-def _shape(reader: _Reader, name: str, dimensions: int) -> tuple[int, ...]:
+def _shape(reader: BinaryReader, name: str, dimensions: int) -> tuple[int, ...]:
     if not 0 < dimensions <= _MAX_DIMENSIONS:
-        raise _Damaged(f"{name}: {dimensions:,} dimensions; accepted: 1 to {_MAX_DIMENSIONS}")
+        raise Damaged(f"{name}: {dimensions:,} dimensions; accepted: 1 to {_MAX_DIMENSIONS}")
     shape = struct.unpack(f"<{dimensions}i", reader.take(4 * dimensions, f"the shape of {name}"))
     if min(shape) < 1:
-        raise _Damaged(f"{name}: shape {shape}")
+        raise Damaged(f"{name}: shape {shape}")
     return shape
 
 
 def _array(name: str, kind: int, shape: tuple[int, ...], data: memoryview) -> Array:
     count = math.prod(shape)
     if kind not in _TYPES and kind not in _INTGEMM:
-        raise _Damaged(
+        raise Damaged(
             f"{name}: numbers of type {kind:#06x} (packed matrices of FBGEMM have such a type); accepted: float32, "
             "float16 and intgemm's 8-bit and 16-bit integers, as marian-conv writes them with -g intgemm8"
         )
     dtype = np.dtype(_TYPES.get(kind) or _INTGEMM[kind])
     needed = count * dtype.itemsize + (4 if kind in _INTGEMM else 0)
     if len(data) < needed:
-        raise _Damaged(f"{name}: {len(data):,} bytes; shape {shape} needs {needed:,}")
+        raise Damaged(f"{name}: {len(data):,} bytes; shape {shape} needs {needed:,}")
     values = np.frombuffer(data, dtype, count)
     if kind not in _INTGEMM:
         return values.reshape(shape)
     (scale,) = struct.unpack("<f", data[needed - 4 : needed])
     if not 1e-30 < scale < 1e30:
-        raise _Damaged(f"{name}: the scale of its integers is {scale}")
+        raise Damaged(f"{name}: the scale of its integers is {scale}")
     floats = values.astype(np.float32) / np.float32(scale)
     if "Wemb" in name:
         return floats.reshape(shape)
@@ -194,9 +170,9 @@ def _npz_items(content: bytes) -> Iterator[tuple[str, Array]]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = archive.infolist()
         if len({member.filename for member in members}) < len(members):
-            raise _Damaged("two members have the same name")
+            raise Damaged("two members have the same name")
         if sum(member.file_size for member in members) > _MOST_COMPRESSED * len(content):
-            raise _Damaged(f"its members have more than {_MOST_COMPRESSED} times the size of the file")
+            raise Damaged(f"its members have more than {_MOST_COMPRESSED} times the size of the file")
         for member in members:
             yield member.filename.removesuffix(".npy"), _npy_array(member.filename, archive.read(member))
 
@@ -206,12 +182,12 @@ def _npy_array(name: str, data: bytes) -> Array:
     file = io.BytesIO(data)
     version = npy.read_magic(file)
     if version not in _NPY:
-        raise _Damaged(f"{name}: version {version} of the .npy format")
+        raise Damaged(f"{name}: version {version} of the .npy format")
     shape, by_columns, dtype = _NPY[version](file)
     if dtype.hasobject or dtype.kind not in "iuf":
-        raise _Damaged(f"{name}: objects of type {dtype}; accepted: numbers")
+        raise Damaged(f"{name}: objects of type {dtype}; accepted: numbers")
     if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != len(data) - file.tell():
-        raise _Damaged(f"{name}: {len(data) - file.tell():,} bytes for shape {shape} of {dtype}")
+        raise Damaged(f"{name}: {len(data) - file.tell():,} bytes for shape {shape} of {dtype}")
     array: Array = np.frombuffer(data, dtype, offset=file.tell())
     return array.reshape(shape, order="F" if by_columns else "C")
 

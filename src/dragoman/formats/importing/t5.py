@@ -36,6 +36,7 @@ from dragoman.formats.importing.family import (
     ProblemList,
     accepted_values,
     integer_problems,
+    reading_vocabulary,
 )
 from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames, attention_parts
 from dragoman.formats.importing.names import Rule
@@ -166,11 +167,9 @@ def _listed(checkpoint: Checkpoint, size: int, values: Mapping[str, Any], sentin
     content = checkpoint.bytes("spiece.model")
     if not content:
         raise ProblemList(["spiece.model is empty"])
-    try:
+    with reading_vocabulary("spiece.model"):
         model = spm.SentencePieceProcessor(model_proto=content)
         pieces = [str(model.id_to_piece(token)) for token in range(model.get_piece_size())]
-    except RuntimeError as error:
-        raise ProblemList([f"spiece.model cannot be read by sentencepiece: {error}"]) from None
     if len(pieces) + sentinels > size:
         raise ProblemList(
             [f"vocab_size = {size:,}, but spiece.model has {len(pieces):,} pieces, and {sentinels} sentinels follow"]
@@ -178,11 +177,9 @@ def _listed(checkpoint: Checkpoint, size: int, values: Mapping[str, Any], sentin
     order = _order(size, {UNK: model.unk_id(), BOS: values["pad_token_id"], EOS: values["eos_token_id"]})
     names = pieces + [f"<extra_id_{i}>" for i in reversed(range(sentinels))]
     names += [f"<unused_{token}>" for token in range(len(names), size)]
-    try:
+    with reading_vocabulary():
         lists = PieceLists(_unique([names[token] for token in order[EOS + 1 :]]), None, tags=False, sentinels=True)
         tokenizer = Tokenizer(content, None, lists.file())
-    except ValueError as error:
-        raise ProblemList([f"the vocabulary cannot be used: {error}"]) from None
     return ImportedVocabulary(tokenizer, order, order)
 
 

@@ -1,6 +1,6 @@
 """Run one translation program in its own process, for bench/decode.py.
 
-    python bench/decoders.py JOB.json PROGRAM OPTIONS        (started by bench/contestants.py)
+    python bench/decoders.py JOB.json PROGRAM OPTIONS        (started by bench/decode.py)
 
 Requests and answers are lines of JSON on standard input and output.  {"numbers": [...], "beam": K, "batch": B, "alone":
 true, "return_ids": false} translates these sentences of the job, one by one or all at once, and returns seconds and

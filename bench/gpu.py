@@ -4,7 +4,7 @@
     python bench/gpu.py kernels train        # some of them
     DRAGOMAN_DATA=corpora python bench/gpu.py recipe --minutes 2
 
-kernels   the Triton kernels against their twins in PyTorch, and the time of attention beside PyTorch's
+kernels   the time of attention by the Triton kernels, beside that of PyTorch (pytest tests/parity/test_cuda_kernels.py checks them)
 captured  steps as CUDA graphs: the same bits as without a graph, and the loss beside that of the plain path
 train     source + target tokens per second of recipes/multi30k.toml, base and big (Multi30k)
 profile   the kernels of a step of the size big
@@ -59,83 +59,23 @@ def document(size: str, tokens: int, precision: str, **options: Any) -> dict[str
 
 
 def kernels() -> None:
-    """Print the relative error of each kernel, and the time of attention, forward and backward."""
+    """Print the time of attention, forward and backward, without the host."""
     from torch.nn import functional as F
-
-    from dragoman.nn.attention import attend_explicit, causal_bias
-    from dragoman.nn.fast.cuda import layers
-    from dragoman.training.loss import cross_entropy
-
-    torch.manual_seed(1)
-
-    def error(found: Any, expected: Any) -> str:
-        pairs = zip(found, expected, strict=True)
-        return f"{max(float((a.double() - b).norm() / b.norm()) for a, b in pairs):.1e}"
-
-    for dtype in (torch.float32, torch.bfloat16):
-        for causal in (False, True):
-            x = [
-                torch.randn(5, 24, 4 * 64, device="cuda", dtype=dtype).view(5, 24, 4, 64).transpose(1, 2) for _ in "qkv"
-            ]
-            own, plain = [t.detach().requires_grad_() for t in x], [t.detach().double().requires_grad_() for t in x]
-            mask = torch.zeros(5, 1, 1, 24, device="cuda")
-            mask[1:, ..., 17:] = -math.inf
-            pos = torch.arange(24, device="cuda")
-            full = mask + causal_bias(pos, pos, mask.dtype) if causal else mask
-            out, expected = layers.attend(*own, mask, causal), attend_explicit(*plain, full.double())[0]
-            grad = torch.randn_like(out)
-            out.backward(grad)
-            expected.backward(grad.double())
-            found, wanted = [out, *(t.grad for t in own)], [expected, *(t.grad for t in plain)]
-            show(f"attention {dtype} causal={causal}: relative error {error(found, wanted)}")
-        u, r = (torch.randn(300, 512, device="cuda", dtype=dtype) for _ in range(2))
-        w, b = (torch.randn(512, device="cuda") for _ in range(2))
-        own = [t.clone().requires_grad_() for t in (u, r, w, b)]
-        plain = [t.double().requires_grad_() for t in (u, r, w, b)]
-        layers.seed_rows(7)
-        kept = layers.add_and_norm(torch.ones_like(u), None, 0.1)
-        layers.seed_rows(7)
-        out = layers.add_and_norm(own[0], own[1], 0.1, (own[2], own[3], 1e-5))
-        expected = F.layer_norm(plain[0] * (256 / 230) * (kept > 0) + plain[1], (512,), plain[2], plain[3], 1e-5)
-        grad = torch.randn_like(out)
-        out.backward(grad)
-        expected.backward(grad.double())
-        found, wanted = [out, *(t.grad for t in own)], [expected, *(t.grad for t in plain)]
-        dropped = float((kept == 0).float().mean())
-        show(f"dropout + residual + norm {dtype}: {error(found, wanted)}, dropped {dropped:.4f} (26/256 = 0.1016)")
-        logits, targets = (
-            torch.randn(64, 10_000, device="cuda", dtype=dtype),
-            torch.randint(1, 10_000, (64,), device="cuda"),
-        )
-        targets[:5] = 0
-        copy = logits.double().requires_grad_()
-        expected_loss = cross_entropy(copy[5:], targets[5:], 0.1)
-        expected_loss[0].backward()
-        found_loss = layers.loss_gradient_(logits, targets, 0.1, 0)
-        wanted_loss = [e.detach() for e in expected_loss]
-        show(f"loss {dtype}: {error(found_loss, wanted_loss)}, gradient {error([logits], [copy.grad])}")
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
+
+    from dragoman.nn.fast.cuda.layers import attend
 
     for length, sentences in ((16, 1560), (32, 780), (64, 390), (128, 195)):
         x = torch.randn(sentences, length, 3 * 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         mask = torch.zeros(sentences, 1, 1, length, device="cuda", dtype=torch.bfloat16)
         times = []
-        for kind in ("kernel", "PyTorch"):
-
-            def run(kind: str = kind, x: Any = x, mask: Any = mask) -> None:
-                q, k, v = (t.view(*t.shape[:2], 16, 64).transpose(1, 2) for t in x.split(1024, 2))
-                if kind == "kernel":
-                    out = layers.attend(q, k, v, mask, False)
-                else:
-                    out = F.scaled_dot_product_attention(q, k, v, mask)
-                out.backward(out.detach())
-
-            for _ in range(3):
-                run()
+        for kernel in (partial(attend, causal=False), F.scaled_dot_product_attention):
             with record(activities=[ProfilerActivity.CUDA]) as recorded:
                 for _ in range(5):
-                    run()
+                    q, k, v = (t.view(*t.shape[:2], 16, 64).transpose(1, 2) for t in x.split(1024, 2))
+                    out = kernel(q, k, v, mask)
+                    out.backward(out.detach())
                 torch.cuda.synchronize()
             times.append(sum(e.device_time_total for e in recorded.key_averages()) / 5e3)
         show(f"attention {sentences} x {length} (big, bf16), on the device: {times[0]:.2f} ms, PyTorch {times[1]:.2f}")

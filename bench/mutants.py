@@ -1,4 +1,7 @@
-"""The mutants of a source file, made by the operators of cosmic-ray.
+"""The mutants of a source file, made by the operators of cosmic-ray, and the tests that run the lines of each.
+
+Everything here works in a process that has imported torch and pytest, but nothing of dragoman: a fork imports that in
+0.2 s, with one module replaced by a mutant (`Mutated`), where a new process would take 3 s.
 
 A site is a place in the source together with a kind of change: one comparison, one number, one `and`.  A site has one
 to six mutants; sampling by site keeps `a + b`, which has six replacements, from counting six times.
@@ -8,18 +11,38 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterator
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
 
+import coverage
 import parso
+import pytest
 from cosmic_ray.ast import ast_nodes
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.operators.operator import Operator
 from cosmic_ray.plugins import get_operator, operator_names
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
+ROOT = SOURCE.parent
+QUIET = [
+    "-q", "--tb=line", "--no-header", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow",
+]  # fmt: skip
+SLOWER, AT_LEAST = 8.0, 20.0
+"""A test hangs after this many times its recorded seconds, and after as many seconds at least."""
 ARITHMETIC = {"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod", "Pow"}
 TYPING_DECORATORS = {"abstractmethod", "overload", "override"}
 Position = tuple[int, int]
@@ -163,3 +186,230 @@ def statement_lines(path: str, line: int) -> range | None:
     """
     around = [each for each in statements(path) if line in each[0]]
     return min(around, key=lambda each: len(each[0]))[1] if around else None
+
+
+# --------------------------------------------------------------------------------------------------------------- tests
+
+
+@dataclass(frozen=True)
+class Test:
+    """A test as it was recorded.  fixtures: the coverage contexts of its fixtures of a wider scope.  spawns: it starts
+    other processes, in which a mutant would not be."""
+
+    seconds: float
+    passed: bool
+    spawns: bool
+    fixtures: tuple[str, ...]
+
+    @property
+    def usable(self) -> bool:
+        return self.passed and not self.spawns
+
+
+class Mutated(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+    """Imports one module of dragoman from a changed source; the file stays as it is."""
+
+    def __init__(self, path: str, code: str) -> None:
+        name = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        super().__init__(name, str(SOURCE / path))
+        self.code = code
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> Any:
+        if fullname != self.name:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self.path, loader=self)
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.code, self.path, "exec", dont_inherit=True)
+
+
+class Recorder:
+    """A pytest plugin that switches the coverage context for each test and records its outcome."""
+
+    def __init__(self, measured: coverage.Coverage) -> None:
+        self.measured = measured
+        self.tests: dict[str, dict[str, Any]] = {}
+        self.spawned = False
+        sys.addaudithook(self.heard)
+
+    def heard(self, event: str, _: Any) -> None:
+        if event in ("subprocess.Popen", "os.posix_spawn", "os.exec"):
+            self.spawned = True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[None]:
+        if fixturedef.scope == "function":
+            return (yield)
+        node = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+        self.measured.switch_context(f"{node.partition('::')[0]}::{fixturedef.argname}")
+        found = yield
+        self.measured.switch_context(node)
+        return found
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
+        self.measured.switch_context(item.nodeid)
+        self.spawned, start = False, time.perf_counter()
+        wide = [name for name, fs in item._fixtureinfo.name2fixturedefs.items() if fs[-1].scope != "function"]
+        own = self.tests[item.nodeid] = {"passed": True, "fixtures": [f"{item.location[0]}::{n}" for n in wide]}
+        found = yield
+        self.measured.switch_context("")
+        own |= {"seconds": time.perf_counter() - start, "spawns": self.spawned}
+        return found
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed or report.skipped:
+            self.tests[report.nodeid]["passed"] = False
+
+
+class Chosen:
+    """A pytest plugin that runs the chosen tests in order, each with a time limit, up to the first failure."""
+
+    def __init__(self, limits: dict[str, float]) -> None:
+        self.limits = limits
+        self.order = {node: place for place, node in enumerate(limits)}
+        self.killer = ""
+        self.reason = ""
+        self.hung = False
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        items[:] = sorted((i for i in items if i.nodeid in self.order), key=lambda item: self.order[item.nodeid])
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.killed(f"{report.nodeid} (import)", str(report.longrepr))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
+        signal.signal(signal.SIGALRM, self.too_long)
+        signal.setitimer(signal.ITIMER_REAL, self.limits[item.nodeid])
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def too_long(self, *_: object) -> None:
+        self.hung = True
+        raise TimeoutError("the test hangs")
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.killed(report.nodeid, str(report.longrepr))
+
+    def killed(self, killer: str, reason: str) -> None:
+        if not self.killer:
+            self.killer, self.reason = killer, reason.strip().splitlines()[-1][:200] if reason.strip() else ""
+
+
+def forked(work: Callable[[], Any], answer: Path) -> int:
+    """Start a fork that writes the outcome of `work` into `answer` as JSON; its process id."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        quiet = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(quiet, stream)
+        answer.write_text(json.dumps(work()))
+        code = 0
+    except BaseException:
+        answer.with_suffix(".error").write_text(traceback.format_exc())
+    finally:
+        os._exit(code)
+
+
+def prepare() -> None:
+    """What the fork needs: the tests' own modules in reach, the same examples of hypothesis every time."""
+    from hypothesis import settings
+
+    os.chdir(ROOT)
+    sys.path[:0] = [str(SOURCE)]
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "bench"]
+    settings.register_profile("mutation", database=None, derandomize=True)
+    settings.load_profile("mutation")
+
+
+def run_tests(limits: dict[str, float], mutant: Mutated | None) -> dict[str, str]:
+    """In a fork: run the tests (with their limits in seconds, in order) against the mutant.
+
+    outcome: killed, survived, timeout, broken (the run itself failed).  killer: the test that failed.
+    """
+    prepare()
+    if mutant is not None:
+        sys.meta_path.insert(0, mutant)
+    chosen = Chosen(limits)
+    files = dict.fromkeys(node.partition("::")[0] for node in limits)
+    status = pytest.main([*files, "-x", *QUIET], plugins=[chosen])
+    outcome, killer = "survived", ""
+    if chosen.killer:
+        outcome, killer = "timeout" if chosen.hung else "killed", chosen.killer
+    elif status != pytest.ExitCode.OK:
+        outcome, killer = "broken" if mutant is None else "killed", f"pytest ended with {status!r}"
+    return {"outcome": outcome, "killer": killer, "reason": chosen.reason}
+
+
+def record(file: str, folder: Path) -> None:
+    """In a fork: run a file of tests, and write down what each test runs."""
+    prepare()
+    base = folder / file.replace("/", "-").removesuffix(".py")
+    measured = coverage.Coverage(data_file=f"{base}.coverage", source=[str(SOURCE / "dragoman")], config_file=False)
+    measured.erase()
+    recorder = Recorder(measured)
+    measured.start()
+    pytest.main([file, *QUIET], plugins=[recorder])
+    measured.stop()
+    measured.save()
+    Path(f"{base}.json").write_text(json.dumps(recorder.tests))
+
+
+class Coverage:
+    """The recorded coverage of all test files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tests: dict[str, Test] = {}
+        self.data: list[coverage.CoverageData] = []
+        self.breadth: dict[str, int] = {}
+        for path in sorted(folder.glob("*.json")):
+            for node, own in json.loads(path.read_text()).items():
+                self.tests[node] = Test(own["seconds"], own["passed"], own["spawns"], tuple(own["fixtures"]))
+            data = coverage.CoverageData(str(path.with_suffix(".coverage")))
+            data.read()
+            self.data.append(data)
+        self.lines: dict[str, dict[int, set[str]]] = {}
+
+    def by_line(self, path: str) -> dict[int, set[str]]:
+        """The usable tests of each line of a source file."""
+        if path not in self.lines:
+            users: dict[str, set[str]] = defaultdict(set)
+            for node, test in self.tests.items():
+                if test.usable:
+                    for context in (node, *test.fixtures):
+                        users[context].add(node)
+            found: dict[int, set[str]] = defaultdict(set)
+            for data in self.data:
+                for line, contexts in data.contexts_by_lineno(str(SOURCE / path)).items():
+                    found[line].update(*(users[context] for context in contexts if context in users))
+            self.lines[path] = found
+        return self.lines[path]
+
+    def covering(self, path: str, line: int) -> list[str]:
+        """The tests that execute a statement, in the order in which they should run.
+
+        Tests in a file named after the module come first.  Of each test function one case comes before all second
+        cases; tests with fixtures of a wider scope come last, file by file, so that such a fixture is made once.
+        """
+        wanted, known, name = statement_lines(path, line), self.by_line(path), Path(path).stem
+        nodes = set().union(*(known[each] for each in (known if wanted is None else wanted) if each in known))
+        cases: dict[str, int] = defaultdict(int)
+        ranked = []
+        for node in sorted(nodes, key=lambda node: self.tests[node].seconds):
+            function, file = node.partition("[")[0], node.partition("::")[0]
+            shared = self.tests[node].fixtures
+            ranked.append((name not in file, bool(shared), file if shared else "", cases[function], node))
+            cases[function] += 1
+        ranked.sort(key=lambda each: each[:4])
+        return [node for *_, node in ranked]
+
+    def limits(self, nodes: Sequence[str]) -> dict[str, float]:
+        return {node: max(AT_LEAST, SLOWER * self.tests[node].seconds) for node in nodes}

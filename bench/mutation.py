@@ -28,8 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from covering import ROOT, Coverage, Mutated, forked, record, run_tests
-from mutants import SOURCE, Site, diff, mutated, sites
+from mutants import ROOT, SOURCE, Coverage, Mutated, Site, diff, forked, mutated, record, run_tests, sites
 
 PACKAGES = {
     "nn": ["nn"], "models": ["models"], "decoding": ["decoding"], "training": ["training"], "data": ["data"],

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, by whatever imports it first
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, by whatever imports it first
 
 import random
 import shutil
@@ -13,7 +16,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 from built_site import built_site

@@ -62,7 +62,7 @@ def test_a_case_is_replayed_with_its_output() -> None:
 
 def test_a_case_follows_from_its_seed_and_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
-    damage: Any = importlib.import_module("fuzz_damage")
+    damage: Any = importlib.import_module("fuzz_targets")
     found = []
     for number in (1, 1, 2):
         document = tomllib.loads((BENCH.parent / "recipes" / "multi30k.toml").read_text(encoding="utf-8"))

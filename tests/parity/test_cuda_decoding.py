@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
 from typing import Any
 
 import pytest
 import torch
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from dragoman.decoding.cuda_graphs.slots import (

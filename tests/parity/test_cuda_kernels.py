@@ -1,8 +1,7 @@
-"""The Triton kernels equal their twins in PyTorch, forward and backward, run by the interpreter of Triton on a CPU."""
+"""The Triton kernels equal their twins in PyTorch, forward and backward: on a GPU, else by Triton's interpreter."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import dragoman.nn.fast.dropout
@@ -22,13 +20,15 @@ from dragoman.nn.fast.cuda import layers
 from dragoman.training.loss import TokenLoss, cross_entropy
 
 PAD = 0
+GPU = torch.cuda.is_available()
 
 
 @pytest.fixture(autouse=True)
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(layers, "interprets", True)
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(layers, "interprets", not GPU)
     torch.manual_seed(3)
-    yield
+    with torch.device("cuda" if GPU else "cpu"):
+        yield
 
 
 def packed(n: int, t: int, *heads: tuple[int, int]) -> list[Tensor]:
@@ -155,8 +155,8 @@ def test_gradients_of_a_model(options: dict[str, object], monkeypatch: pytest.Mo
     src, tgt = torch.randint(3, 20, (3, 7)), torch.randint(3, 20, (3, 5))
     mask = torch.arange(7) < torch.tensor([[7], [4], [6]])
     results = []
-    for interprets in (True, False):
-        monkeypatch.setattr(layers, "interprets", interprets)
+    for kernels in (layers.kernels(), None):
+        monkeypatch.setattr(layers, "kernels", lambda kernels=kernels: kernels)
         network = build_model(config, 20, 20)
         found = network(src, mask, tgt, TokenLoss(tgt, 0.1, padded=True))
         found.smoothed.backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -88,8 +89,18 @@ def test_the_profile_is_kept_with_the_prepared_data(run: Path, monkeypatch: pyte
     monkeypatch.setattr(TrainingProfile, "of", counted)
     assert TrainingProfile.cached(store, "en") == want and not calls
     assert TrainingProfile.cached(store, "fr") == real(store, "fr") and len(calls) == 1, "one for each language"
-    for text in (file.read_text().replace("sampled", "sampLed"), "{}", "[", json.dumps({"profile": 1, "digest": ""})):
-        file.write_text(text)
+    for text in (
+        file.read_text().replace("sampled", "sampLed"),
+        "{}",
+        "[",
+        json.dumps({"profile": 1, "digest": ""}),
+        "",
+    ):
+        file.unlink()
+        if text:
+            file.write_text(text)
+        else:
+            os.mkfifo(file)
         calls.clear()
         assert TrainingProfile.cached(store, "en") == want and calls == ["of"]
     assert TrainingProfile.cached(store, "en") == want and calls == ["of"], "written again"

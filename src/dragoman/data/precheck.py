@@ -26,6 +26,7 @@ from dragoman.data.misalignment import Shift, line_features, misalignment, shift
 from dragoman.data.store.folder import LARGE, text_hash
 from dragoman.errors import DataError, DragomanError
 from dragoman.io.lines import count_lines, open_lines
+from dragoman.io.reading import read_json
 from dragoman.io.writing import write_file
 
 _SAMPLE, _BLOCK = 50_000, 2_000  # lines examined for shifts, and how many of them are consecutive
@@ -48,8 +49,8 @@ def precheck(config: Config, warn: Callable[[str], None], cache: Path | None = N
         _check(config, warn)
         return
     try:
-        warnings = json.loads(known.read_text(encoding="utf-8"))["warnings"]
-    except (OSError, ValueError, LookupError, TypeError):
+        warnings = read_json(known, DataError, "")["warnings"]
+    except (DragomanError, LookupError):
         warnings = []
         _check(config, warnings.append)
         with suppress(OSError, DragomanError):

@@ -19,7 +19,7 @@ from dragoman.data.languages import MIN_BYTES, languages_of
 from dragoman.data.literals import has_words
 from dragoman.data.sentences import split_sentences
 from dragoman.errors import DragomanError, ModelFolderError
-from dragoman.io.reading import COPY_AGAIN, read_text
+from dragoman.io.reading import COPY_AGAIN, read_json, read_text
 from dragoman.io.writing import write_file
 
 if TYPE_CHECKING:
@@ -148,8 +148,8 @@ class TrainingProfile(BaseModel):
         A damaged file is replaced; an error of writing is ignored.
         """
         file = store.folder / f"profile-{_digest(f'{_VERSION} {source_language}')[:8]}.json"
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            found = json.loads(file.read_text(encoding="utf-8"))
+        with suppress(DragomanError, ValueError, LookupError, TypeError, AttributeError):
+            found = read_json(file, ModelFolderError, COPY_AGAIN)  # a pipe in its place is not waited for
             if found["digest"] == _digest(found["profile"]):
                 return cls.model_validate_json(found["profile"])
         profile = cls.of(store, source_language)

@@ -1,7 +1,7 @@
 #include "worker_context.h"
 
 // A worker context that used more bytes than this releases its pages to the system after the search.
-// bench/fuzz_native_requests.py sets 0 and fills released memory with NaN.
+// bench/fuzz_native.py sets 0 and fills released memory with NaN.
 #ifndef DRAGOMAN_RELEASE_THRESHOLD
 #define DRAGOMAN_RELEASE_THRESHOLD (16 << 20)
 #endif

@@ -4,7 +4,7 @@
     python bench/gpu.py kernels train        # some of them
     DRAGOMAN_DATA=corpora python bench/gpu.py recipe --minutes 2
 
-kernels   the time of attention by the Triton kernels, beside that of PyTorch (pytest tests/parity/test_cuda_kernels.py checks them)
+kernels   the time of attention beside that of PyTorch; pytest tests/parity/test_cuda_kernels.py checks the kernels
 captured  steps as CUDA graphs: the same bits as without a graph, and the loss beside that of the plain path
 train     source + target tokens per second of recipes/multi30k.toml, base and big (Multi30k)
 profile   the kernels of a step of the size big

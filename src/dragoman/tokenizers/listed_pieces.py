@@ -64,14 +64,6 @@ class PieceLists:
             content["sentinels"] = True
         return json.dumps(content, ensure_ascii=False, indent=0).encode()
 
-    def applied(self, source: SentencePieces, target: SentencePieces) -> tuple[ListedPieces, ListedPieces]:
-        """Return the segmentation of each side with the ids of its list."""
-        kind = SentinelPieces if self.sentinels else ListedPieces
-        return (
-            kind(source, self.source, self.tags),
-            kind(target, self.source if self.target is None else self.target, self.tags),
-        )
-
 
 def _problem(fields: dict[str, Any], side: str) -> str:
     pieces = fields.get(side)

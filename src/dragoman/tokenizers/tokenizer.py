@@ -16,7 +16,7 @@ import sentencepiece as spm
 from dragoman.errors import DataError, ModelFolderError, UsageError, nearest
 from dragoman.io.reading import COPY_AGAIN, read_bytes, read_json
 from dragoman.tokenizers.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, JsonPieces, is_tokenizer_json
-from dragoman.tokenizers.listed_pieces import PIECES_FILE, PieceLists
+from dragoman.tokenizers.listed_pieces import PIECES_FILE, ListedPieces, PieceLists, SentinelPieces
 from dragoman.tokenizers.pieces import BOS, BYTES_FILE, EOS, PAD, UNK, BytePieces, Pieces, SentencePieces, is_bytes_file
 from dragoman.tokenizers.templates import (
     LANGUAGES_FILE,
@@ -54,7 +54,7 @@ class Tokenizer:
         self, source: bytes, target: bytes | None = None, pieces: bytes | None = None, templates: bytes | None = None
     ) -> None:
         """Raises RuntimeError or ValueError for damaged content."""
-        self._models = (source, target, pieces, templates)
+        self.models: TokenizerFiles = (source, target, pieces, templates)
         self._source, self._target, self.shared = _sides(source, target, pieces)
         self._target_pieces: dict[int, str] = {}
         if templates is not None:
@@ -67,15 +67,10 @@ class Tokenizer:
         self._named: SurroundingTokens | None = None
         self._between: dict[tuple[str | None, str | None], Tokenizer] = {}
 
-    @property
-    def models(self) -> TokenizerFiles:
-        """The arguments of the constructor."""
-        return self._models
-
     @cached_property
     def lists(self) -> PieceLists | None:
         """The lists of pieces that determine the ids; None if sentencepiece does, or for another kind of tokenizer."""
-        source, _, pieces, _ = self._models
+        source, _, pieces, _ = self.models
         if pieces is None or is_bytes_file(source) or is_tokenizer_json(source):
             return None
         return PieceLists.parse(pieces)
@@ -213,7 +208,7 @@ class Tokenizer:
 
     def files(self) -> dict[str, bytes]:
         """Return the files of a model folder: name -> content."""
-        source, target, pieces, templates = self._models
+        source, target, pieces, templates = self.models
         if is_bytes_file(source):
             return {BYTES_FILE: source}
         others = {PIECES_FILE: pieces, LANGUAGES_FILE: templates}
@@ -302,13 +297,13 @@ class Tokenizer:
 
         Raises UsageError, with the languages of the model, for one that it lacks.
         """
-        templates = self._models[3]
+        templates = self.models[3]
         if templates is None or not any(self.languages):
             return self
         directed = self.between(
             *(code if codes else None for code, codes in zip((source, target), self.languages, strict=True))
         )
-        return Tokenizer(*self._models[:3], directed._templates.file())
+        return Tokenizer(*self.models[:3], directed._templates.file())
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizer:
@@ -368,7 +363,9 @@ def _sides(source: bytes, target: bytes | None, pieces: bytes | None) -> tuple[P
     if pieces is None:
         return model, other, target is None
     lists = PieceLists.parse(pieces)
-    return *lists.applied(model, other), lists.target is None
+    kind = SentinelPieces if lists.sentinels else ListedPieces
+    of_target = lists.source if lists.target is None else lists.target
+    return kind(model, lists.source, lists.tags), kind(other, of_target, lists.tags), lists.target is None
 
 
 class LabelVocabulary:

@@ -1,18 +1,20 @@
-"""The layers of the Transformer in other shapes, small enough for tests: their variants, and how they are trained."""
+"""Small networks for tests: variants of the Transformer, recurrent cells, and their comparison in float64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.models.seq2seq import Network
+from dragoman.nn.recurrent import GRU, LSTM, Cell, InitialState, VanillaRNN
 from dragoman.training.loss import TokenLoss
 
 D, H = 12, 2
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
+CELLS = ["tanh", "relu", "gru", "lstm"]
 SIZES: dict[str, Any] = {"d_model": D, "d_ff": 20, "n_heads": H, "n_layers": 3, "dropout": 0.0}
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -26,6 +28,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shaw": {"position": {"kind": "shaw", "clip": 3}},
     "recurrent": {"position": {"kind": "recurrent"}, "order": "pre"},
 }  # fmt: skip
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
 
 
 def shaken(network: nn.Module) -> Any:
@@ -49,3 +55,44 @@ def learn(network: Network, batches: Callable[[], tuple[Tensor, Tensor | None, T
         (loss.smoothed / loss.tokens).backward()
         optimizer.step()
     network.eval()
+
+
+def causal_linear_recurrence(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return linear attention by S_i = S_(i-1) + k_i^T v_i, out_i = q_i S_i (Katharopoulos et al. 2020)."""
+    state = torch.zeros_like(k[:, :, 0, :, None] * v[:, :, 0, None, :])  # (N, H, Dh, Dh)
+    outputs = []
+    for i in range(q.size(2)):
+        state = state + k[:, :, i, :, None] * v[:, :, i, None, :]
+        outputs.append(q[:, :, i, None, :] @ state)  # (N, H, 1, Dh)
+    return torch.cat(outputs, dim=2)
+
+
+def fresh_cell(kind: str, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> Cell:
+    if kind in ("gru", "lstm"):
+        return {"gru": GRU, "lstm": LSTM}[kind](d_in, d_model, initial_state)
+    return VanillaRNN(d_in, d_model, kind, initial_state)
+
+
+def new_cell(kind: str, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> Cell:
+    """A float64 cell with non-zero biases."""
+    cell = fresh_cell(kind, d_in, d_model, initial_state)
+    for parameter in cell.double().parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return cell
+
+
+def torch_module(kind: str, d_in: int, d_model: int, **options: Any) -> nn.RNNBase:
+    options |= {"batch_first": True, "dtype": torch.float64}
+    if kind in ("gru", "lstm"):
+        return {"gru": nn.GRU, "lstm": nn.LSTM}[kind](d_in, d_model, **options)
+    return nn.RNN(d_in, d_model, nonlinearity=kind, **options)
+
+
+def gradients(out: Tensor, *wanted: Tensor) -> list[Tensor]:
+    torch.manual_seed(5)
+    return list(torch.autograd.grad(out, wanted, torch.randn(out.shape, dtype=out.dtype)))
+
+
+def assert_all_close(got: Sequence[Tensor], want: Sequence[Tensor]) -> None:
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)

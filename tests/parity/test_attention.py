@@ -14,10 +14,10 @@ from dragoman.nn.attention import CrossAttention, SelfAttention, attend_explicit
 from dragoman.nn.fast import _WITHOUT_CUDNN, attend_short
 from dragoman.nn.fast.cuda import layers as gpu
 from dragoman.nn.positions import Positions
+from small_networks import EXACT, random
 
 N, H, TQ, TK, DH = 3, 4, 5, 7, 6
 D = H * DH
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 WAYS: dict[str, Attend] = {
@@ -38,10 +38,6 @@ SHAPES: list[tuple[int, ...] | None] = [
     (N, H, 1, TK),
     (N, H, TQ, TK),
 ]
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def random_bias(shape: tuple[int, ...] | None) -> Tensor | None:

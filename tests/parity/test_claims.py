@@ -33,15 +33,10 @@ from dragoman.nn.linear_attention import causal_linear_attention
 from dragoman.nn.positions import Positions, Rotary, Sinusoidal
 from dragoman.nn.record import Tap
 from dragoman.nn.recurrent import VanillaRNN
-from linear_recurrence import causal_linear_recurrence
+from small_networks import EXACT, causal_linear_recurrence, random
 
 H, T, DH, V = 3, 7, 4, 23
 D = H * DH
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def replaced(by: Callable[[Tensor], Tensor]) -> AttentionTaps:

@@ -21,10 +21,10 @@ from dragoman.nn.convolution import GatedConvolution
 from dragoman.nn.record import record
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import TokenLoss
+from small_networks import EXACT
 
 B, K, S, T, D, W, V, PLACES = 4, 3, 7, 6, 10, 5, 19, 9
 LENGTHS = [S, 3, 5, 2]
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 SIZES: dict[str, Any] = {
     "d_model": D, "encoder_layers": 2, "decoder_layers": 3, "kernel": W, "max_positions": PLACES, "dropout": 0.0,
 }  # fmt: skip

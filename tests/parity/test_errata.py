@@ -20,13 +20,9 @@ from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions, Rotary
 from dragoman.nn.record import record
 from dragoman.nn.recurrent import LSTM
+from small_networks import EXACT, random
 
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 T, D = 5, 6
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def one_head(x: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -29,9 +28,9 @@ from torch import Tensor, nn
 
 from dragoman.nn.attention import SelfAttention, causal_bias
 from dragoman.nn.positions import Positions
+from small_networks import EXACT
 
 T, D = 5, 6
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 
 
 def weights_of(q: list[list[float]], k: list[list[float]], seen: list[int]) -> list[list[float]]:

@@ -22,7 +22,7 @@ from dragoman.nn.fast import attend_short
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions, Rotary, Shaw
 from every_kind import TRANSLATORS, model_config
-from small_networks import EXACT, shaken
+from small_networks import EXACT, random, shaken
 
 N, H, T, S, DH, V = 2, 4, 4, 5, 3, 19
 D = H * DH
@@ -30,10 +30,6 @@ SIZES = [2, 8]  # below and above DH
 HEADS = [(2, None), (8, None), (2, 5), (8, 1)]
 """d_key and d_value."""
 BASE, CLIP = 50.0, 2
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def heads(linear: nn.Linear, x: Tensor, first: int, count: int, size: int) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,17 +13,12 @@ from dragoman.nn.attention import causal_bias, mask_to_bias
 from dragoman.nn.linear_attention import FEATURE_MAPS, LinearSelfAttention, causal_linear_attention
 from dragoman.nn.positions import Positions, Rotary
 from dragoman.nn.state import LinearSums
-from linear_recurrence import causal_linear_recurrence
+from small_networks import EXACT, causal_linear_recurrence, random
 
 N, H, T, DH = 3, 4, 7, 6
 LONG = 150
 """More than two chunks, and not a multiple of the chunk size."""
 D = H * DH
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def made(kind: str) -> LinearSelfAttention:

@@ -12,14 +12,10 @@ from torch import Tensor, nn
 from dragoman.nn.attention import SelfAttention, causal_bias, mask_to_bias
 from dragoman.nn.position_tables import alibi_slopes
 from dragoman.nn.positions import T5, Alibi, Positions, Shaw, t5_bucket
+from small_networks import EXACT, random
 
 N, H, T, DH = 2, 3, 9, 5
 D = H * DH
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
-
-
-def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def shaken(module: nn.Module) -> Any:

@@ -16,11 +16,10 @@ from dragoman.models.recurrent import RecurrentEncoderOnly, RecurrentLM
 from dragoman.nn.recurrent import Cell
 from dragoman.tokenizers import BOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
-from small_networks import learn, shaken
+from small_networks import EXACT, learn, shaken
 
 B, T, D, LAYERS, V, LABELS = 4, 6, 8, 2, 13, 5
 LENGTHS = [3, 6, 1, 5]
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 CELLS: dict[str, dict[str, Any]] = {
     "tanh": {"kind": "rnn"}, "relu": {"kind": "rnn", "activation": "relu"}, "gru": {"kind": "gru"},
     "lstm": {"kind": "lstm"},

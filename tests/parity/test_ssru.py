@@ -15,9 +15,9 @@ from dragoman.models.size import count_parameters
 from dragoman.nn.record import record, replace
 from dragoman.nn.ssru import SSRU, linear_recurrence, recurrence_by_doubling, recurrence_by_steps
 from every_kind import TRANSLATORS, built, model_config
+from small_networks import EXACT
 
 N, T, D, V = 3, 13, 6, 17
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 
 
 def random(*shape: int) -> Tensor:

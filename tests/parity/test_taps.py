@@ -16,9 +16,9 @@ from dragoman.nn.record import Recording, record, replace
 from dragoman.nn.recurrent import ContextLayer
 from dragoman.tokenizers import EOS
 from every_kind import TRANSFORMERS, TRANSLATORS, built, model_config
+from small_networks import EXACT
 
 B, S, T, V = 4, 7, 6, 17
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 SOFTMAX = [name for name, changes in TRANSFORMERS.items() if "attention" not in changes]
 LINEAR = [name for name in TRANSFORMERS if name not in SOFTMAX]
 

@@ -22,10 +22,10 @@ from dragoman.models.transformer import DecoderOnly
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSLATORS, built, built_network, covering, model_config, readable
+from small_networks import EXACT
 from toy_model import every_target, padded, teacher_forced
 
 B, K, S, T, V = 4, 3, 7, 6, 17
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 MODELS = TRANSLATORS | LANGUAGE_MODELS
 LENGTHS = [(S, 4), (3, T), (5, 5), (1, 3)]
 """Source and target lengths of B pairs."""

@@ -25,10 +25,9 @@ from dragoman.nn.recurrent import Cell
 from dragoman.tokenizers import EOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built, built_network, covering, readable
-from small_networks import SIZES, VARIANTS, shaken
+from small_networks import EXACT, SIZES, VARIANTS, shaken
 
 B, S, T, V = 4, 7, 6, 17
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 MODELS = TRANSLATORS | LANGUAGE_MODELS
 
 

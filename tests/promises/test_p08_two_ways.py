@@ -1,4 +1,4 @@
-"""P8: two ways to one number agree (fused = explicit, cached = full, accumulated = one batch, padded = alone)."""
+"""P8: two ways to one number agree (fused = explicit, cached = full, accumulated = one batch, recomputed = stored)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ from torch import Tensor, nn
 
 from dragoman.config import Config, TransformerConfig, parse_config
 from dragoman.data.batching import Batch, collate
+from dragoman.errors import ConfigError
 from dragoman.io.run_log import Reporter
 from dragoman.models.build import build_model
-from dragoman.models.seq2seq import Model
+from dragoman.models.seq2seq import LanguageModel, Model, Network
+from dragoman.models.transformer import Stack
 from dragoman.nn import attention, fast
+from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.nn.record import replace
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.progress import Progress
 from dragoman.training.run import TrainingRun
-from dragoman.training.trainer import Trainer
+from dragoman.training.trainer import Trainer, train
+from every_kind import LANGUAGE_MODELS, TRANSLATORS, built_network, covering
+from small_networks import EXACT
+from small_run import small_config, weights, write_corpus
 
 B, K, S, T, H, D, V = 4, 3, 7, 6, 2, 12, 19
-EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 SIZES = {"d_model": D, "d_ff": 20, "n_heads": H, "encoder_layers": 2, "decoder_layers": 3, "dropout": 0.0}
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -203,3 +208,67 @@ def test_a_step_of_three_micro_batches_is_a_step_of_one_batch(
 
 
 # ---------------------------------------------------------------------------------------------------- padded = alone
+
+
+KINDS = {
+    name: document
+    for name, document in {**TRANSLATORS, **LANGUAGE_MODELS}.items()
+    if document["architecture"] in ("transformer", "decoder_only") and document.get("norm") != {"kind": "batch"}
+}
+
+
+def loss_and_gradients(network: Network, recomputes: bool) -> tuple[float, list[Tensor | None], int]:
+    """Return the loss, the loss_and_gradients and the bytes that the forward pass stores for the backward pass."""
+    network.zero_grad(set_to_none=True)
+    for module in network.modules():
+        if isinstance(module, Stack):
+            module.recomputes = recomputes
+    stored = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal stored
+        stored += tensor.nbytes
+        return tensor
+
+    seed_dropout(3, 1)
+    src, tgt = torch.randint(4, 11, (3, 7)), torch.randint(4, 11, (3, 6))
+    src = src[:, :0] if isinstance(network, LanguageModel) else src
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss: Loss = network(src, None, tgt, TokenLoss(tgt, 0.1))
+    loss.smoothed.backward()  # type: ignore[no-untyped-call]
+    return float(loss.smoothed.detach()), [p.grad for p in network.parameters()], stored
+
+
+@pytest.mark.parametrize("name", covering(KINDS))
+def test_gradients_of_every_kind(name: str) -> None:
+    network = built_network({**KINDS[name], "dropout": 0.3}, 11, 11).train().float()
+    torch.manual_seed(1)
+    loss, want, stored = loss_and_gradients(network, recomputes=False)
+    torch.manual_seed(1)
+    again, found, less = loss_and_gradients(network, recomputes=True)
+    assert loss == again and less < 0.7 * stored
+    for one, other in zip(want, found, strict=True):
+        assert (one is None) == (other is None)
+        assert one is None or other is None or torch.equal(one, other)
+
+
+def test_a_training_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "data", train=60)
+    settings = ("train.budget=8 steps", "model.dropout=0.2", "model.attention_dropout=0.1")
+    for name in ("true", "false"):
+        train(small_config(data, *settings, f"train.gradient_checkpointing={name}"), tmp_path / name)
+    assert weights(tmp_path / "true") == weights(tmp_path / "false")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("model.architecture=lstm",), 'needs a Transformer; model.architecture is "lstm": remove the key'),
+        (("model.norm.kind=batch",), 'would count each batch twice in model.norm.kind = "batch"'),
+    ],
+)
+def test_gradient_checkpointing_is_refused_where_it_is_unsupported(
+    overrides: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        small_config(tmp_path, "train.gradient_checkpointing=true", *overrides)

@@ -152,7 +152,7 @@ def equality(folder: Path) -> None:
             config = parse_config(document("tiny", 4096, precision, cuda_graphs="off" if kind == "plain" else "auto"))
             run = open_run(config, folder / f"{precision}-{kind.replace(' ', '-')}", Reporter())
             with open_context("cuda") as context:
-                step = build_step(config.train, run.new_model, context, run.first_model)
+                step = build_step(config.train, run.new_model, context, partial(run.new_model, is_first=True))
                 run.task.grid = True
                 if isinstance(step, captured.CapturedStep):
                     step.batch_tokens, step.padded, step._most = 4096, True, 0 if kind == "no graphs" else 64
@@ -179,7 +179,7 @@ def profile(folder: Path) -> None:
     config = parse_config(document("big", 50_000, "bf16"))
     run = open_run(config, folder / "profile", Reporter())
     with open_context("cuda") as context:
-        step = build_step(config.train, run.new_model, context, run.first_model)
+        step = build_step(config.train, run.new_model, context, partial(run.new_model, is_first=True))
         run.task.grid = True
         assert isinstance(step, captured.CapturedStep)
         step.batch_tokens, step.padded = 50_000, True

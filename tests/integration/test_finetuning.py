@@ -180,7 +180,7 @@ def test_the_run_starts_with_the_weights_of_the_model(place: Path) -> None:
     config = load_config(place / "tune.toml")
     run = open_run(config, place / "run")
     original = tensors(place / "base")
-    first = {name: p.detach() for name, p in run.first_model().named_parameters()}
+    first = {name: p.detach() for name, p in run.new_model(is_first=True).named_parameters()}
     assert first.keys() == original.keys() and all(torch.equal(first[name], original[name]) for name in first)
     fresh = dict(run.new_model().named_parameters())
     assert not all(torch.equal(fresh[name], original[name]) for name in fresh)
@@ -332,7 +332,7 @@ def test_new_tokens_start_as_the_mean_of_their_pieces(place: Path) -> None:
     run = open_run(config, place / "run", listener := Listener())
     old, new = load_network(place / "base")[1], run.task.vocabulary
     assert isinstance(old, Tokenizer) and isinstance(new, Tokenizer) and new.source_size == 58
-    before, after = tensors(place / "base"), dict(run.first_model().named_parameters())
+    before, after = tensors(place / "base"), dict(run.new_model(is_first=True).named_parameters())
     name = "encoder.embedding.weight"
     assert torch.equal(after[name][:56], before[name])
     for row, word in ((56, "one two"), (57, "Dragoman")):

@@ -180,8 +180,7 @@ def trainer(folder: Path, config: TransformerConfig, monkeypatch: pytest.MonkeyP
     run = SimpleNamespace(
         config=settings,
         folder=folder,
-        new_model=lambda: shaken(config),
-        first_model=lambda: shaken(config),
+        new_model=lambda is_first=False: shaken(config),
         resume=lambda *_: Progress(),
         is_validated=lambda _: False,
         last_good=str,

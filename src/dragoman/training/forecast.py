@@ -33,6 +33,21 @@ _COST = 0.75
 _WIDTHS = (128, 192, 256, 384, 512)
 
 
+def training_warnings(
+    config: Config, task: Task, batches_per_epoch: int, parameters: int, parameters_of: Callable[[ModelConfig], int]
+) -> Iterator[str]:
+    """Yield the warnings about a configuration that do not depend on the speed of the machine.
+
+    parameters: of the model.  parameters_of: model configuration -> number of parameters.
+    """
+    train = config.train
+    yield from plan_warnings(train, task, batches_per_epoch)
+    forecast = forecast_of(train, task, batches_per_epoch, parameters)
+    # After train.init_from, the sizes of the model and of the data are not those of a training from random weights.
+    if forecast is not None and train.init_from is None:
+        yield from map("; ".join, forecast_problems(config, forecast, parameters_of))
+
+
 def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> Iterator[str]:
     """Yield warnings about warm-up, averaging and learning rates of SGD; budgets of time: see `warmup_warning`."""
     steps = _steps(config.budget, config, task, batches_per_epoch)
@@ -51,8 +66,12 @@ def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> It
                 f'most {peak:.2g}, suitable for Adam but too low for SGD; set train.schedule.kind = "constant" '
                 'or "budget" and a rate such as 0.1, or raise train.schedule.factor'
             )
-    made = _checkpoints(config, task, batches_per_epoch)
-    if made is not None and config.average > 1 and made < config.average:
+    if config.budget.unit == config.validate_every.unit:
+        made: int | None = math.ceil(config.budget.amount / config.validate_every.amount)
+    else:
+        between = _steps(config.validate_every, config, task, batches_per_epoch)
+        made = None if steps is None or between is None else math.ceil(steps / between)
+    if made is not None and config.average > 1 and made < config.average:  # made: checkpoints, with the last one
         yield (
             f"train.average is {config.average}, but train.budget = {str(config.budget)!r} and train.validate_every = "
             f"{str(config.validate_every)!r} give {made} checkpoint{'s' * (made != 1)}: "
@@ -82,15 +101,6 @@ def _steps(duration: Duration, config: TrainConfig, task: Task, batches_per_epoc
         case "tokens":
             return math.ceil(duration.amount / task.tokens() * steps_per_epoch)
     return None
-
-
-def _checkpoints(config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:
-    """Return the number of checkpoints within the budget, including the last one; None if it is unknown."""
-    budget, every = config.budget, config.validate_every
-    if budget.unit == every.unit:
-        return math.ceil(budget.amount / every.amount)
-    total, between = (_steps(duration, config, task, batches_per_epoch) for duration in (budget, every))
-    return None if total is None or between is None else math.ceil(total / between)
 
 
 @dataclass(frozen=True)
@@ -129,27 +139,35 @@ def forecast_problems(
 
     parameters_of: model configuration -> number of parameters.
     """
-    yield from _warmup_problem(config.train, forecast)
+    budget, model, warmup = config.train.budget, config.model, config.train.schedule.warmup
+    if budget.unit == "seconds" and forecast.steps < warmup:  # `plan_warnings` checks other budgets
+        yield (
+            f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(budget)!r} is about "
+            f"{forecast.steps:,.0f} steps on this machine: the learning rate never reaches its peak",
+            f"set train.schedule.warmup = {max(1, round(forecast.steps / 20))}, or raise train.budget",
+        )
     if not config.data.about.translates:
         return
+    is_least = is_largest = False  # of the recommended sizes; if the smallest one overfits, only more text helps
+    if isinstance(model, TransformerConfig):
+        is_least = model.d_model <= _WIDTHS[0] and max(model.encoder_layers, model.decoder_layers) == 1
+        is_largest = model.d_model >= _WIDTHS[-1]
     if is_insufficient(forecast):
         what = (
             f"insufficient training for this model: {forecast.epochs:.1f} epochs, {forecast.steps:,.0f} steps, "
             f"{forecast.epochs * forecast.tokens / forecast.parameters:.1f} tokens per parameter"
         )
-        raised = f"raise train.budget to {_epochs_budget(config.train, forecast)}"
-        yield what, _advice(_other_width(config, forecast, parameters_of, larger=False), raised)
-    if overfits(forecast.parameters / _TOLERANCE, forecast.tokens) and not _is_least(config.model):
+        amount = budget.amount * 2 * _FEW_EPOCHS / forecast.epochs  # for twice the least number of epochs
+        enough = f"{math.ceil(amount / 60)} min" if budget.unit == "seconds" else f"{math.ceil(amount)} {budget.unit}"
+        smaller = _other_width(config, forecast, parameters_of, larger=False)
+        yield what, _advice(smaller, f'raise train.budget to "{enough}"')
+    if overfits(forecast.parameters / _TOLERANCE, forecast.tokens) and not is_least:
         what = (
             f"the model is too large for this corpus: {forecast.parameters:,} parameters for {forecast.tokens:,.0f} "
             "tokens; it overfits"
         )
         yield what, _advice(_other_width(config, forecast, parameters_of, larger=False), "use more text")
-    elif (
-        forecast.epochs > _MANY_EPOCHS
-        and forecast.parameters < _SMALL * forecast.tokens
-        and not _is_largest(config.model)
-    ):
+    elif forecast.epochs > _MANY_EPOCHS and forecast.parameters < _SMALL * forecast.tokens and not is_largest:
         what = (
             f"the model is too small for this budget: {forecast.epochs:,.0f} epochs, {forecast.parameters:,} "
             f"parameters for {forecast.tokens:,.0f} tokens; it underfits"
@@ -157,42 +175,9 @@ def forecast_problems(
         yield what, _advice(_other_width(config, forecast, parameters_of, larger=True), "lower train.budget")
 
 
-def _is_least(model: ModelConfig) -> bool:
-    """Return whether a Transformer has the smallest recommended size; if it overfits, only more text helps."""
-    return (
-        isinstance(model, TransformerConfig)
-        and model.d_model <= _WIDTHS[0]
-        and max(model.encoder_layers, model.decoder_layers) == 1
-    )
-
-
-def _is_largest(model: ModelConfig) -> bool:
-    """Return whether a Transformer has the largest recommended width."""
-    return isinstance(model, TransformerConfig) and model.d_model >= _WIDTHS[-1]
-
-
-def _warmup_problem(config: TrainConfig, forecast: Forecast) -> Iterator[tuple[str, str]]:
-    """Yield (problem, advice) for a warm-up longer than a budget of time; `plan_warnings` checks other budgets."""
-    warmup = config.schedule.warmup
-    if config.budget.unit == "seconds" and forecast.steps < warmup:
-        yield (
-            f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about "
-            f"{forecast.steps:,.0f} steps on this machine: the learning rate never reaches its peak",
-            f"set train.schedule.warmup = {max(1, round(forecast.steps / 20))}, or raise train.budget",
-        )
-
-
 def _advice(width: str | None, other: str) -> str:
     options = [option for option in (width, other) if option]
     return f"{', or '.join(options)}; 'dragoman new' chooses sizes for a corpus, this machine and a budget"
-
-
-def _epochs_budget(config: TrainConfig, forecast: Forecast) -> str:
-    """Return a budget of twice the least number of epochs, in the unit of the configured budget."""
-    amount = config.budget.amount * 2 * _FEW_EPOCHS / forecast.epochs
-    if config.budget.unit == "seconds":
-        return f'"{math.ceil(amount / 60):,} min"'.replace(",", "")
-    return f'"{math.ceil(amount)} {config.budget.unit}"'
 
 
 def _other_width(
@@ -203,19 +188,17 @@ def _other_width(
     if not isinstance(model, TransformerConfig):
         return None
     widths = [w for w in _WIDTHS if (w > model.d_model if larger else w < model.d_model) and w % model.n_heads == 0]
-    best = None
+    in_time, best = config.train.budget.unit == "seconds", None
     for width in widths if larger else reversed(widths):
         d_ff = max(1, model.d_ff * width // model.d_model)
         changed = model.model_copy(update={"d_model": width, "d_ff": d_ff})
         cost = (parameters_of(changed) / forecast.parameters) ** _COST
-        epochs = forecast.epochs / cost if config.train.budget.unit == "seconds" else forecast.epochs
-        text = f"model.d_model {model.d_model} -> {width} and model.d_ff {model.d_ff} -> {d_ff}"
-        if config.train.budget.unit == "seconds":
-            text += f" gives about {epochs:.{1 if epochs < 10 else 0}f} epochs in the same time"
-        elif forecast.epochs < _FEW_EPOCHS:
+        epochs = forecast.epochs / cost if in_time else forecast.epochs
+        if not in_time and forecast.epochs < _FEW_EPOCHS:
             return None  # the width does not change the number of steps
-        best = text
-        fits = not overfits(parameters_of(changed), forecast.tokens)
-        if larger or (epochs >= 2 * _FEW_EPOCHS and fits):
+        best = f"model.d_model {model.d_model} -> {width} and model.d_ff {model.d_ff} -> {d_ff}"
+        if in_time:
+            best += f" gives about {epochs:.{1 if epochs < 10 else 0}f} epochs in the same time"
+        if larger or (epochs >= 2 * _FEW_EPOCHS and not overfits(parameters_of(changed), forecast.tokens)):
             break
     return best

@@ -160,8 +160,13 @@ class Outcomes:
         if not self._waiting:
             return
         outcomes, self._waiting = self._waiting, []
+        rows = [outcome.values() for outcome in outcomes]
+        device = next((v.device for row in rows for v in row if isinstance(v, Tensor)), None)
+        if device is not None and device.type != "cpu":  # one transfer from the device
+            on_device = [[torch.as_tensor(v, device=device).double() for v in row] for row in rows]
+            rows = torch.stack([torch.stack(row) for row in on_device]).tolist()
         nll, own = 0.0, 0
-        for outcome, values in zip(outcomes, _read(outcomes), strict=True):
+        for outcome, values in zip(outcomes, ([float(value) for value in row] for row in rows), strict=True):
             if self._count(outcome, values):
                 nll, own = nll + values[0], own + outcome.own - outcome.gradients.lost
         self.loss = (nll / max(1, own), float(own)) if own else (math.nan, 0.0)
@@ -169,13 +174,17 @@ class Outcomes:
     def _count(self, outcome: Outcome, values: list[float]) -> bool:
         """Count a step; return whether it changed the weights."""
         progress, (nll, updated, *scale) = self._progress, values
-        self._report_memory(outcome)
+        for batch in outcome.gradients.skipped:
+            src, tgt = batch.src_tokens, batch.tgt_tokens
+            self._warn(
+                f"step {outcome.step}: out of memory for a single pair of {src:,} source and {tgt:,} target tokens; "
+                "pair skipped. Reduce the longest examples (data.max_tokens) or the sizes of the model"
+            )
         if scale:
             progress.loss_scale, progress.scale_steps = scale[1], int(scale[2])
         if updated:
             progress.bad_in_a_row = 0
-            lost = outcome.gradients.lost
-            self._window.add(nll, outcome.targets, outcome.tokens, outcome.rate, lost)
+            self._window.add(nll, outcome.targets, outcome.tokens, outcome.rate, outcome.gradients.lost)
         elif scale and scale[0] > 1:
             progress.overflows += 1
         else:
@@ -209,26 +218,6 @@ class Outcomes:
         self._progress.split_batches += split
         self._progress.skipped_pairs += skipped
 
-    def _report_memory(self, outcome: Outcome) -> None:
-        """Warn about every pair of this process that does not fit."""
-        for batch in outcome.gradients.skipped:
-            src, tgt = batch.src_tokens, batch.tgt_tokens
-            self._warn(
-                f"step {outcome.step}: out of memory for a single pair of {src:,} source and {tgt:,} target tokens; "
-                "pair skipped. Reduce the longest examples (data.max_tokens) or the sizes of the model"
-            )
-
-
-def _read(outcomes: list[Outcome]) -> list[list[float]]:
-    """Return the values of the outcomes, by one transfer from the device."""
-    rows = [outcome.values() for outcome in outcomes]
-    device = next((v.device for row in rows for v in row if isinstance(v, Tensor)), None)
-    if device is None or device.type == "cpu":
-        return [[float(value) for value in row] for row in rows]
-    on_device = [[torch.as_tensor(v, device=device).double() for v in row] for row in rows]
-    found: list[list[float]] = torch.stack([torch.stack(row) for row in on_device]).tolist()
-    return found
-
 
 _SPAN, _POINTS = 3.0, 20
 """Speeds are measured over the last 20 points, 3 seconds apart: about a minute."""
@@ -247,7 +236,8 @@ class ProgressEstimator:
         """rows: the log of the run."""
         self.config, self._validates, self._clock = config, validates, clock
         known = reversed([row.get("validation_seconds") for row in rows])
-        self.validation_seconds: float = next(filter(_is_duration, known), 0.0)
+        is_duration = (value for value in known if type(value) in (int, float) and 0 <= value < 1e9)  # or damaged
+        self.validation_seconds: float = next(is_duration, 0.0)
         """Duration of the last validation, 0 before the first one."""
         self._paused = 0.0  # seconds without training in this process
         self._points: deque[tuple[float, float, float, int]] = deque(maxlen=_POINTS)
@@ -273,9 +263,8 @@ class ProgressEstimator:
         budget, every = self.config.budget, self.config.validate_every
         # A budget of time includes validations and saving; other budgets do not.
         of_time = budget.unit == "seconds"
-        rest = (
-            max(0.0, budget.amount - progress.seconds) if of_time else _divided(max(0.0, 1 - now[1]), used_per_second)
-        )
+        left = max(0.0, budget.amount - progress.seconds)
+        rest = left if of_time else _divided(max(0.0, 1 - now[1]), used_per_second)
         due = max(0.0, progress.validated + every.amount - now[2])
         due_in = due if every.unit == "seconds" else _divided(due, due_per_second)
         between = 0.0 if of_time else _divided(every.amount, due_per_second) or 0.0
@@ -315,11 +304,6 @@ class ProgressEstimator:
             amount(self.config.validate_every.unit, progress, done),
             progress.tokens,
         )
-
-
-def _is_duration(value: Any) -> bool:
-    """Return whether a value of the log, which may be damaged, is a number of seconds."""
-    return type(value) in (int, float) and 0 <= value < 1e9
 
 
 def _divided(amount: float, per_second: float) -> float | None:

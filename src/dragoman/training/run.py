@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dragoman._version import __version__
-from dragoman.config import Config, LoRAConfig, ModelConfig, dump_toml, flatten, load_config, move_root, resolve_path
+from dragoman.config import Config, ModelConfig, dump_toml, flatten, load_config, move_root, resolve_path
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.precheck import precheck
 from dragoman.data.profile import TrainingProfile
@@ -85,7 +85,15 @@ def open_run(config: Config, folder: Path, reporter: Reporter | None = None, wri
     if not config.data.about.translates:  # the store of parallel data reports its phases
         reporter.phase("preparing the data")
     initial = open_initial(config, folder, reporter)
-    task = _open_task(config, folder.parent / "prepared", reporter, initial)
+    prepared = folder.parent / "prepared"
+    try:
+        task = open_task(config, prepared, reporter, None if initial is None else initial.vocabulary)
+    except OSError as error:
+        # An error without a file name comes from a write; one that names a file elsewhere comes from reading it.
+        if error.filename is not None and not Path(str(error.filename)).is_relative_to(prepared):
+            raise
+        with writing(Path(str(error.filename or prepared))):
+            raise
     if writes:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -106,17 +114,6 @@ def _with_relative_paths(config: Config, folder: Path) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
 
 
-def _open_task(config: Config, prepared: Path, reporter: Reporter, initial: InitialModel | None) -> Task:
-    try:
-        return open_task(config, prepared, reporter, None if initial is None else initial.vocabulary)
-    except OSError as error:
-        # An error without a file name comes from a write; one that names a file elsewhere comes from reading it.
-        if error.filename is not None and not Path(str(error.filename)).is_relative_to(prepared):
-            raise
-        with writing(Path(str(error.filename or prepared))):
-            raise
-
-
 def check_files(config: Config) -> None:
     """Raise ConfigError that lists every file of [data] that does not exist."""
     problems = []
@@ -126,20 +123,18 @@ def check_files(config: Config) -> None:
         except UsageError as error:
             problems.append(f"data.{key}: {error}")
             continue
-        if not path.is_file() and not (key.endswith(".path") and path.is_dir()):
-            tried = os.path.normpath(Path.cwd() / path)
-            problems.append(f"data.{key}: no such file: {tried}{_elsewhere(text, path)}; {_PATHS}")
+        if path.is_file() or (key.endswith(".path") and path.is_dir()):
+            continue
+        here = resolve_path(text)
+        if here != path and here.is_file():
+            hint = " (it exists in the current directory: data.root=.)"
+        else:
+            beside = path.parent.iterdir() if path.parent.is_dir() else iter(())
+            hint = nearest(path.name, [other.name for other in islice(beside, _MAX_LISTED)])
+        tried = os.path.normpath(Path.cwd() / path)
+        problems.append(f"data.{key}: no such file: {tried}{hint}; {_PATHS}")
     if problems:
         raise ConfigError("[data] of the configuration", problems)
-
-
-def _elsewhere(text: str, path: Path) -> str:
-    """Return a hint about a missing file: found in the current directory, or the most similar name in its folder."""
-    here = resolve_path(text)
-    if here != path and here.is_file():
-        return " (it exists in the current directory: data.root=.)"
-    beside = path.parent.iterdir() if path.parent.is_dir() else iter(())
-    return nearest(path.name, [other.name for other in islice(beside, _MAX_LISTED)])
 
 
 def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
@@ -188,7 +183,10 @@ class TrainingRun:
         needed = float(copies)
         share = processes if train.parallel.kind == "fsdp" else 1
         if train.lora is not None:  # frozen weights, and for those of the adapters all copies
-            needed = 1 + copies * self._adapter_size(train.lora) / self.parameters_of(self.config.model)
+            with torch.device("meta"):
+                model = assemble(*sizes, shared=vocabulary.shared)
+            adapters = adapter_size(model, train.lora.rank, train.lora.targets)
+            needed = 1 + copies * adapters / self.parameters_of(self.config.model)
         check_memory(*sizes, shared=vocabulary.shared, copies=needed / share, device=device)
 
     def use_batch_tokens(self, number: int) -> None:
@@ -218,24 +216,23 @@ class TrainingRun:
             "batches": _short_hash(b"".join(batch.tobytes() for batch in self.task.block(0, 0))),
         }
 
-    def new_model(self) -> Network:
-        """Return a newly initialized model, with adapters if train.lora is set."""
-        return self._adapted(self._new_model())
+    def new_model(self, is_first: bool = False) -> Network:
+        """Return a newly initialized model, with adapters if train.lora is set.
 
-    def first_model(self) -> Network:
-        """As `new_model`, with the weights of train.init_from, unless a checkpoint of the run will replace them."""
-        model = self._new_model()
-        if self._initial is not None:
-            self._initial.load_into(model)
-        parts = parts_of(self.config, model.modules())
-        if parts:
-            self._parts = {"parts": parts}
-        self._refuse_other_parts(parts)
-        return self._adapted(model)
-
-    def _new_model(self) -> Network:
+        is_first: whether it is the one that is trained: it gets the weights of train.init_from, unless a checkpoint of
+        the run will replace them, and its parts are compared with those of the newest checkpoint.
+        """
         given = self._given
-        return build_for(self.config, self.task.vocabulary) if given is None else copy.deepcopy(given)
+        model = build_for(self.config, self.task.vocabulary) if given is None else copy.deepcopy(given)
+        if is_first:
+            if self._initial is not None:
+                self._initial.load_into(model)
+            if parts := parts_of(self.config, model.modules()):
+                self._parts = {"parts": parts}
+            self._refuse_other_parts(parts)
+        if (lora := self.config.train.lora) is not None:
+            add_adapters(model, lora.rank, lora.alpha, lora.targets, self.config.train.seed)
+        return model
 
     def _refuse_other_parts(self, parts: Sequence[Mapping[str, str]]) -> None:
         """Raise UsageError if the newest checkpoint has other parts that are not built in than the model."""
@@ -249,21 +246,6 @@ class TrainingRun:
                         f"{checkpoint}: was trained with these parts that are not built in: {before}; the model now "
                         f"has: {now}. Register or pass the same parts, or start a new run with another --out"
                     )
-
-    def _adapted(self, model: Network) -> Network:
-        lora = self.config.train.lora
-        if lora is not None:
-            add_adapters(model, lora.rank, lora.alpha, lora.targets, self.config.train.seed)
-        return model
-
-    def _adapter_size(self, lora: LoRAConfig) -> int:
-        """Return the number of parameters of the adapters."""
-        vocabulary = self.task.vocabulary
-        with torch.device("meta"):
-            model = assemble(
-                self.config.model, vocabulary.source_size, vocabulary.target_size, shared=vocabulary.shared
-            )
-        return adapter_size(model, lora.rank, lora.targets)
 
     def _origin(self) -> dict[str, Any]:
         """Return what `meta.json` says about the model of train.init_from."""
@@ -339,7 +321,7 @@ class TrainingRun:
         if (lora := self.config.train.lora) is not None:
             training["adapters.safetensors"] = adapter_file(weights, lora, self._origin()["init_from"])
             weights = merged(weights, lora.scale)
-        meta = {"step": progress.step, "scores": scores, "validated": validated, **self._origin(), **self._parts}
+        meta = self._meta(progress, scores, validated=validated)
         save_model(target, self.config, self.task.vocabulary, weights, meta, training, self.task.profile)
         self._tidy(target, progress)
 
@@ -351,10 +333,14 @@ class TrainingRun:
         target = self.checkpoint(progress)
         files = described_files(self.config, self.task.vocabulary, self.task.profile)
         files["training.json"] = training_json(progress, self.task.data_hash)
-        meta = {"step": progress.step, "scores": scores, "validated": validated, **self._origin(), **self._parts}
+        meta = self._meta(progress, scores, validated=validated)
         with unfinished_folder(target, files, meta, size) as unfinished:
             yield unfinished
         self._tidy(target, progress)
+
+    def _meta(self, progress: Progress, scores: dict[str, Any], **details: bool) -> dict[str, Any]:
+        """Return the content of `meta.json`."""
+        return {"step": progress.step, "scores": scores, **details, **self._origin(), **self._parts}
 
     def _tidy(self, newest: Path, progress: Progress) -> None:
         """Update the pointers and remove old checkpoints."""
@@ -379,7 +365,7 @@ class TrainingRun:
     ) -> Path:
         """Write an averaged model and point `average`, and optionally `best`, to it."""
         target = self.folder / "checkpoints" / "average"
-        meta = {"step": progress.step, "scores": scores, **self._origin(), **self._parts}
+        meta = self._meta(progress, scores)
         save_model(target, self.config, self.task.vocabulary, weights, meta, profile=self.task.profile)
         write_pointer(self.folder, "average", target)
         if best:

@@ -13,7 +13,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +38,7 @@ from dragoman.training.batch_stream import BatchStream
 from dragoman.training.captured import use_grid
 from dragoman.training.cpu import ThreadControl, keep_freed_memory, return_freed_memory
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
-from dragoman.training.forecast import forecast_of, forecast_problems, plan_warnings, warmup_warning
+from dragoman.training.forecast import training_warnings, warmup_warning
 from dragoman.training.memory import Gradients, try_rows
 from dragoman.training.optim import learning_rate
 from dragoman.training.progress import Outcome, Outcomes, Progress, ProgressEstimator, Window, amount, budget_fraction
@@ -143,7 +143,7 @@ class Trainer:
     def __init__(self, run: TrainingRun, context: DistributedContext, reporter: Reporter) -> None:
         self.run, self.context, self.reporter = run, context, reporter
         self.config = run.config.train
-        self.training_step = build_step(self.config, run.new_model, context, run.first_model)
+        self.training_step = build_step(self.config, run.new_model, context, partial(run.new_model, is_first=True))
         self.model, self.optimizer = self.training_step.model, self.training_step.optimizer
         self.ema = self.training_step.ema
         self.progress = self.training_step.resume(run)
@@ -188,7 +188,9 @@ class Trainer:
         else:
             if self.config.lora is not None:
                 self.reporter.log(self.training_step.lora_summary())
-            for warning in self._warnings():
+            run, batches = self.run, self.batches.batches_per_epoch(self.progress)
+            parameters = self.model.parameter_count()
+            for warning in training_warnings(run.config, run.task, batches, parameters, run.parameters_of):
                 self.reporter.warn(warning)
             self.reporter.started(str(self.config.budget), self._used())
         self._clock = time.monotonic() - self.progress.seconds
@@ -203,7 +205,6 @@ class Trainer:
                 interrupted = interrupted or self._agree([], interrupt).stops
                 if not interrupted:
                     self._finish()
-                    self._check_usable()
                     self._outcomes.summarize(self.reporter.log)
                 elif not self.context.on_main(lambda: self.run.is_validated(self.progress)):
                     self._save({}, validated=False)
@@ -218,15 +219,6 @@ class Trainer:
         self.log.close()
         self.batches.close()
         self.threads.restore()
-
-    def _warnings(self) -> Iterator[str]:
-        """Yield warnings about the configuration that do not depend on the speed of the machine."""
-        task, batches = self.run.task, self.batches.batches_per_epoch(self.progress)
-        yield from plan_warnings(self.config, task, batches)
-        if self.config.init_from is not None:
-            return  # the sizes of the model and of the data are those of a training from random weights
-        if forecast := forecast_of(self.config, task, batches, self.model.parameter_count()):
-            yield from map("; ".join, forecast_problems(self.run.config, forecast, self.run.parameters_of))
 
     def _epoch(self, interrupt: Interrupt) -> bool:
         """Train until the epoch ends or training has to stop; return whether a signal stops it."""
@@ -265,10 +257,6 @@ class Trainer:
         self._outcomes.count_memory(int(agreement.split), int(agreement.skipped))
         return agreement
 
-    def _seconds(self) -> float:
-        """Return the progress of the clock of the main process."""
-        return self._agree([]).seconds
-
     def step(self, batches: list[Batch], agreement: Agreement | None = None) -> None:
         """Update the weights once; the loss is the sum over all batches divided by their number of target tokens."""
         progress, (targets, tokens, *_) = self.progress, agreement or self._agree(batches)
@@ -300,14 +288,6 @@ class Trainer:
             self.log.write(row)
             self.reporter.stepped(row, self._used())
 
-    def _check_usable(self) -> None:
-        """Raise TrainingError if no validation of the training had a finite result."""
-        if self.validation is not None and self.progress.best is None:
-            raise TrainingError(
-                f"{self.run.folder}: the training has ended at step {self.progress.step}, but no validation had a "
-                f"finite result ({self.progress.skipped} steps were skipped), so the model cannot be used. {_ADVICE}"
-            )
-
     def _used(self) -> float:
         return budget_fraction(self.config.budget, self.progress, self._done())
 
@@ -330,10 +310,12 @@ class Trainer:
 
     def _validate(self) -> None:
         """Score the model with the weights that are saved, write a checkpoint and update the pointers."""
-        if self.validation is not None and self._may_lose_time():
-            self._save_between()
+        every, since = self.config.save_every, self._amount(self.config.save_every) - self._saved
+        expected = since + (self.estimator.validation_seconds or math.inf)
+        if self.validation is not None and every.unit == "seconds" and since > 0 and expected > every.amount:
+            self._save_between()  # a run that is killed during the validation could lose more than train.save_every
         self._outcomes.read()
-        progress, began, better = self.progress, self._seconds(), False
+        progress, began, better = self.progress, self._agree([]).seconds, False
         progress.validated = self._amount(self.config.validate_every)
         if self.validation is not None:
             self.reporter.phase("validation")
@@ -344,7 +326,7 @@ class Trainer:
             progress.stale = 0 if better else progress.stale + 1
             if better:
                 progress.best, progress.best_step = value, progress.step
-            progress.seconds = self._seconds()
+            progress.seconds = self._agree([]).seconds
             row = {"step": progress.step, "epoch": round(self._epochs(), 3), "seconds": progress.seconds, **self.scores}
             row["memory_mb"] = round(self.context.peak_memory() / 1e6)
             row["validation_seconds"] = round(progress.seconds - began, 3)
@@ -353,14 +335,8 @@ class Trainer:
             if isinstance(self.validation, TranslationValidation) and self.validation.sample is not None:
                 self.reporter.translated(self.validation.sample)
         self._save(self.scores)
-        self.estimator.pause(self._seconds() - began, validation=True)
+        self.estimator.pause(self._agree([]).seconds - began, validation=True)
         self._window.restart()
-
-    def _may_lose_time(self) -> bool:
-        """Return whether a run that is killed during a validation could lose more than train.save_every."""
-        every, since = self.config.save_every, self._amount(self.config.save_every) - self._saved
-        expected = self.estimator.validation_seconds or math.inf
-        return every.unit == "seconds" and since > 0 and since + expected > every.amount
 
     def _save_between(self) -> None:
         """Save a checkpoint without a validation; warn once if saving takes long."""
@@ -382,7 +358,10 @@ class Trainer:
         self.training_step.save(self.run, self.progress, scores, validated)
 
     def _finish(self) -> None:
-        """Validate again, and score the average of the last checkpoints, which becomes the best if it is better."""
+        """Validate again, and score the average of the last checkpoints, which becomes the best if it is better.
+
+        Raises TrainingError if no validation of the training had a finite result.
+        """
         if self._out_of_patience() and self._used() < 1:
             self.reporter.log(
                 f"stopped early, with {self._used():.0%} of the budget used: no improvement in {self.progress.stale} "
@@ -394,6 +373,11 @@ class Trainer:
             self._validate()
         if self.config.average > 1 and self.validation is not None:
             self.scores = self.context.on_main(partial(self._validate_average, self.validation))
+        if self.validation is not None and self.progress.best is None:
+            raise TrainingError(
+                f"{self.run.folder}: the training has ended at step {self.progress.step}, but no validation had a "
+                f"finite result ({self.progress.skipped} steps were skipped), so the model cannot be used. {_ADVICE}"
+            )
 
     def _validate_average(self, validation: Score) -> dict[str, Any]:
         """Score the average of the last checkpoints; if it is better, it becomes the best model.

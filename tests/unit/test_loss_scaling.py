@@ -183,9 +183,9 @@ def train_in_float16(data: Path, run: Path) -> None:
     import os
 
     loss.SCALE_INTERVAL = 2
-    seen: list[TrainingStep] = []
-    real = TrainingStep.restore_scale
-    TrainingStep.restore_scale = lambda self, progress: (seen.append(self), real(self, progress))[1]  # type: ignore
+    seen: list[Trainer] = []
+    close = Trainer.close
+    Trainer.close = lambda self: (seen.append(self), close(self))[1]  # type: ignore
     result = train(small_config(data, *FP16, "train.batch_tokens=150"), run)
     total = float(sum(p.double().abs().sum() for p in seen[0].model.parameters()))
     progress = result.progress

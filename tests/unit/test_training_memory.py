@@ -21,7 +21,7 @@ from dragoman.models.model_folder import unique_tensors
 from dragoman.nn.layers import BatchNorm
 from dragoman.tokenizers import PAD
 from dragoman.training.distributed import DistributedContext, GradientSum
-from dragoman.training.memory import BatchPart, accumulate, rows_of, split_parts
+from dragoman.training.memory import BatchPart, accumulate, padded_size, rows_of, split_parts
 from dragoman.training.run import open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.trainer import Trainer, train
@@ -88,8 +88,8 @@ def test_the_gradient_is_that_of_the_whole_batches(
     some = batches(trainer)
     whole = trainer.training_step.backward(some, 0, 0.01)
     expected = gradients(trainer)
-    smallest = min(BatchPart(batch, 0).size for batch in some)
-    failed = fail_in_forward(monkeypatch, trainer.training_step, lambda b: BatchPart(b, 0).size > smallest / 3, error)
+    smallest = min(padded_size(batch) for batch in some)
+    failed = fail_in_forward(monkeypatch, trainer.training_step, lambda b: padded_size(b) > smallest / 3, error)
     found = trainer.training_step.backward(some, 0, 0.01)
     assert found.split == 3 and not found.skipped
     assert found.nll == pytest.approx(whole.nll, rel=1e-6)

@@ -21,6 +21,7 @@ from dragoman.models.size import available_memory
 from dragoman.models.transformer import Stack
 from dragoman.tokenizers import PAD
 from dragoman.training.distributed import DistributedContext
+from dragoman.training.memory import padded_size
 from dragoman.training.optim import state_size
 from dragoman.training.run import TrainingRun
 from dragoman.training.step import TrainingStep
@@ -44,8 +45,13 @@ def resolve_batch_tokens(run: TrainingRun, step: TrainingStep, context: Distribu
             'train.batch_tokens = "auto" cannot be measured if weights are split over processes; accepted with this '
             "train.parallel.kind: a number of tokens"
         )
-    number = context.on_main(lambda: _stored(run))
-    if number is None:
+
+    def stored() -> int | str:
+        found = list_checkpoints(run.folder)
+        return read_config(found[-1]).train.batch_tokens if found else "auto"
+
+    number = context.on_main(stored)
+    if not isinstance(number, int):
         reporter.phase("measuring the memory of a step")
         own, reason = _largest(run, step, context)
         number = min(context.gather(own))
@@ -55,19 +61,14 @@ def resolve_batch_tokens(run: TrainingRun, step: TrainingStep, context: Distribu
     run.use_batch_tokens(number)
 
 
-def _stored(run: TrainingRun) -> int | None:
-    """Return the number in the newest checkpoint, None if there is none."""
-    found = list_checkpoints(run.folder)
-    stored = read_config(found[-1]).train.batch_tokens if found else "auto"
-    return None if stored == "auto" else stored
-
-
 def _largest(run: TrainingRun, step: TrainingStep, context: DistributedContext) -> tuple[int, str]:
     """Return the largest size that fits, and what limits it."""
     device, train = context.device, run.config.train
     most = MOST["cuda" if device.type == "cuda" else "cpu"]
     in_epoch = int(run.task.tokens() / (_STEPS * train.accumulate * context.size))
-    samples = _samples(run)
+    # Batches of the longest, of medium and of the shortest examples: those with the fewest to the most rows.
+    plan = sorted(run.task.block(0, 0), key=len)
+    samples = [run.task.read(plan[i], 0, 0) for i in sorted({0, len(plan) // 2, len(plan) - 1})]
     available = available_memory(device)
     if device.type == "cuda":
         # Memory that PyTorch has reserved is not free for others, but for the trial.
@@ -75,8 +76,15 @@ def _largest(run: TrainingRun, step: TrainingStep, context: DistributedContext) 
         needed = _measured(step)
     else:
         available = None if available is None else available // context.local_size
-        needed = _estimated(step, samples)
-    limit = None if available is None else _SHARE * available - _later(step)
+        gradients = sum(p.nbytes for p in step.model.parameters() if p.requires_grad)
+        per_token = max(kept_bytes(step, sample) / padded_size(sample) for sample in samples)
+
+        def needed(batch: Batch) -> float:
+            return gradients + _PASS * per_token * padded_size(batch)
+
+    trained = [p for p in step.model.parameters() if p.requires_grad]
+    later = 4 * sum(p.numel() for p in trained) * state_size(step.config.optimizer)  # bytes of the optimizer's state
+    limit = None if available is None else _SHARE * available - later
 
     def fits(tokens: int) -> bool:
         return limit is None or all(needed(filled(sample, tokens)) <= limit for sample in samples)
@@ -109,12 +117,6 @@ def choose_size(fits: Callable[[int], bool], most: int) -> int:
     return best
 
 
-def _samples(run: TrainingRun) -> list[Batch]:
-    """Return batches of the longest, of medium and of the shortest examples: those with the fewest to the most rows."""
-    plan = sorted(run.task.block(0, 0), key=len)
-    return [run.task.read(plan[i], 0, 0) for i in sorted({0, len(plan) // 2, len(plan) - 1})]
-
-
 def filled(batch: Batch, tokens: int) -> Batch:
     """Return a batch of `tokens` tokens with padding, which repeats the rows of `batch`."""
     rows = max(1, tokens // (batch.src.size(1) + batch.tgt_out.size(1)))
@@ -122,12 +124,6 @@ def filled(batch: Batch, tokens: int) -> Batch:
     mask = None if batch.src_mask is None else batch.src_mask[chosen]
     src, tgt_in, tgt_out = (tensor[chosen] for tensor in (batch.src, batch.tgt_in, batch.tgt_out))
     return Batch(src, mask, tgt_in, tgt_out, src.size(0) * src.size(1), int((tgt_out != PAD).sum()))
-
-
-def _later(step: TrainingStep) -> int:
-    """Return the bytes that are allocated after a trial: the state of the optimizer."""
-    values = sum(p.numel() for p in step.model.parameters() if p.requires_grad)
-    return 4 * values * state_size(step.config.optimizer)
 
 
 def _measured(step: TrainingStep) -> Callable[[Batch], float]:
@@ -149,19 +145,6 @@ def _measured(step: TrainingStep) -> Callable[[Batch], float]:
         return peak
 
     return needed
-
-
-def _estimated(step: TrainingStep, samples: list[Batch]) -> Callable[[Batch], float]:
-    """Return a function that estimates the bytes that a pass on the CPU allocates, without making it."""
-    gradients = sum(p.nbytes for p in step.model.parameters() if p.requires_grad)
-    tokens = {size_of(sample): kept_bytes(step, sample) / size_of(sample) for sample in samples}
-    per_token = max(tokens.values())
-    return lambda batch: gradients + _PASS * per_token * size_of(batch)
-
-
-def size_of(batch: Batch) -> int:
-    """Return the number of tokens of a batch with padding."""
-    return len(batch.tgt_out) * (batch.src.size(1) + batch.tgt_out.size(1))
 
 
 def kept_bytes(step: TrainingStep, batch: Batch) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -77,28 +78,20 @@ class _Shape:
     """A batch on the device whose tensors every step of this shape fills, and its graph after the second step."""
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
-        self.batch = Batch(
-            torch.empty_like(batch.src, device=device),
-            None if batch.src_mask is None else torch.empty_like(batch.src_mask, device=device),
-            torch.empty_like(batch.tgt_in, device=device),
-            torch.empty_like(batch.tgt_out, device=device),
-            0,
-            0,
-        )
+        src, tgt_in, tgt_out = (torch.empty_like(t, device=device) for t in (batch.src, batch.tgt_in, batch.tgt_out))
+        mask = None if batch.src_mask is None else torch.empty_like(batch.src_mask, device=device)
+        self.batch = Batch(src, mask, tgt_in, tgt_out, 0, 0)
         self.replay: Callable[[], None] | None = None
         self.is_known = False
         self.kept: list[Tensor] = []
 
     def fill(self, batch: Batch) -> Batch:
         """Copy a batch to the device; return the tensors there with the counts of the batch."""
-        own = self.batch
-        for memory, tensor in (
-            (own.src, batch.src), (own.src_mask, batch.src_mask), (own.tgt_in, batch.tgt_in),
-            (own.tgt_out, batch.tgt_out),
-        ):  # fmt: skip
+        for name in ("src", "src_mask", "tgt_in", "tgt_out"):
+            memory, tensor = getattr(self.batch, name), getattr(batch, name)
             if memory is not None and tensor is not None:
                 memory.copy_(tensor, non_blocking=True)
-        return Batch(own.src, own.src_mask, own.tgt_in, own.tgt_out, batch.src_tokens, batch.tgt_tokens)
+        return replace(self.batch, src_tokens=batch.src_tokens, tgt_tokens=batch.tgt_tokens)
 
 
 class CapturedStep(TrainingStep):
@@ -150,7 +143,12 @@ class CapturedStep(TrainingStep):
         if shape.replay is None and shape.is_known and self._captured < self._most:
             self._capture(shape)
         if shape.replay is None:
-            return self._without_graph(shape, on_device, step)
+            with self._on_stream():
+                gradients = self.backward([on_device], step, self._scale)
+                is_updated = self.update(step + 1, self._rate)
+                self.optimizer.zero_grad()
+            shape.is_known = not gradients.split and not gradients.skipped
+            return gradients, is_updated
         shape.replay()
         nll, updated = self._result.clone()
         return Gradients(nll), updated
@@ -159,26 +157,19 @@ class CapturedStep(TrainingStep):
     def _captured(self) -> int:
         return sum(shape.replay is not None for shape in self._shapes.values())
 
-    def _without_graph(self, shape: _Shape, batch: Batch, step: int) -> tuple[Gradients, bool | Tensor]:
-        with self._on_stream():
-            gradients = self.backward([batch], step, self._scale)
-            updated = self.update(step + 1, self._rate)
-            self.optimizer.zero_grad()
-        shape.is_known = not gradients.split and not gradients.skipped
-        return gradients, updated
-
-    def _body(self, batch: Batch) -> None:
-        """The step of a graph: no wait for the device, and no shape that depends on values."""
-        self.optimizer.zero_grad()
-        nll = self.add_gradient(batch, self._scale)
-        updated = self.update(0, self._rate)
-        assert isinstance(updated, Tensor)
-        self._result.copy_(torch.stack([nll.double(), updated.double()]))
-
     def _capture(self, shape: _Shape) -> None:
         """Record the step of a shape; if it does not fit into the memory, its steps run without a graph."""
+
+        def body() -> None:
+            """A step without a wait for the device, and without shapes that depend on values."""
+            self.optimizer.zero_grad()
+            nll = self.add_gradient(shape.batch, self._scale)
+            updated = self.update(0, self._rate)
+            assert isinstance(updated, Tensor)
+            self._result.copy_(torch.stack([nll.double(), updated.double()]))
+
         try:
-            shape.replay = self._recorded(lambda: self._body(shape.batch))
+            shape.replay = self._recorded(body)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

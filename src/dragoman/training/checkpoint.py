@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -87,7 +87,16 @@ def read_training(
     Raises ModelFolderError if the checkpoint is damaged or was saved without the moving average.
     """
     progress, data_hash = read_progress(folder)
-    saved = _whole(training_parts(folder))
+    loaded = [load_file(part) for part in training_parts(folder)]
+    saved = loaded[0]
+    if len(loaded) > 1:  # each has some rows of every tensor
+        try:
+            saved = {
+                name: torch.cat([tensors[name] for tensors in loaded]) if first.dim() else first
+                for name, first in saved.items()
+            }
+        except (LookupError, RuntimeError) as error:
+            raise ModelFolderError(f"{folder}: the parts of the optimizer's state differ ({error}). {_AGAIN}") from None
     weights = load_file(folder / "model.safetensors")
     if ema is not None:
         for name, value in weights.items():
@@ -121,29 +130,10 @@ def training_parts(folder: Path) -> list[Path]:
     return [parts[rank] for rank in sorted(parts)]
 
 
-def _whole(parts: Sequence[Path]) -> dict[str, Tensor]:
-    """Return the tensors of all parts, each of which has some rows of every tensor."""
-    if len(parts) == 1:
-        return load_file(parts[0])
-    loaded = [load_file(part) for part in parts]
-    try:
-        return {
-            name: torch.cat([tensors[name] for tensors in loaded]) if first.dim() else first
-            for name, first in loaded[0].items()
-        }
-    except (LookupError, RuntimeError) as error:
-        raise ModelFolderError(
-            f"{parts[0].parent}: the parts of the optimizer's state differ ({error}). {_AGAIN}"
-        ) from None
-
-
 def read_progress(folder: Path) -> tuple[Progress, str]:
     """Verify a checkpoint; return its progress and the hash of its data.  Raises ModelFolderError."""
     verify(folder)
-    return _read_progress(folder / "training.json")
-
-
-def _read_progress(file: Path) -> tuple[Progress, str]:
+    file = folder / "training.json"
     document = read_json(file, ModelFolderError, _AGAIN)
     progress, data_hash = document.get("progress"), document.get("data")
     names = {field.name for field in fields(Progress)}

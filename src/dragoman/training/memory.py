@@ -32,11 +32,6 @@ class BatchPart:
     number: int
     key: tuple[int, ...] = ()
 
-    @property
-    def size(self) -> int:
-        """Tokens with padding."""
-        return len(self.batch.tgt_out) * (self.batch.src.size(1) + self.batch.tgt_out.size(1))
-
 
 @dataclass
 class Gradients:
@@ -137,6 +132,11 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
+def padded_size(batch: Batch) -> int:
+    """Return the number of tokens of a batch with padding."""
+    return len(batch.tgt_out) * (batch.src.size(1) + batch.tgt_out.size(1))
+
+
 def split_parts(parts: Sequence[BatchPart], failed: BatchPart) -> list[BatchPart]:
     """Return the parts without `failed` if it is a single row; otherwise, halve all that are larger than half of it.
 
@@ -147,7 +147,7 @@ def split_parts(parts: Sequence[BatchPart], failed: BatchPart) -> list[BatchPart
         rows = len(part.batch.tgt_out)
         if part is failed and rows == 1:
             continue
-        if rows == 1 or 2 * part.size <= failed.size or len(failed.batch.tgt_out) == 1:
+        if rows == 1 or 2 * padded_size(part.batch) <= padded_size(failed.batch) or len(failed.batch.tgt_out) == 1:
             smaller.append(part)
             continue
         first, half = part.key[0] if part.key else 0, (rows + 1) // 2

@@ -204,17 +204,24 @@ class TrainingStep:
         norms = [module for module in self.model.modules() if isinstance(module, BatchNorm)]
         return [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
 
-    def restore_scale(self, progress: Progress) -> None:
-        """Restore the loss scale of a resumed run."""
-        if self.loss_scale is not None:
-            self.loss_scale.load(progress.loss_scale, progress.scale_steps)
-
     def resume(self, run: TrainingRun) -> Progress:
         """Load the newest checkpoint of a run, in all processes, and return its progress."""
         progress = self.context.on_main(
             lambda: run.resume(lambda folder: read_training(folder, self.model, self.optimizer, self.ema))
         )
-        self._copy_from_main()
+        parameters, state = dict(self.model.named_parameters()), self.optimizer.state
+        tensors = [*unique_tensors(self.model).values(), *(self.ema or {}).values()]
+        own = {
+            name: {key: value.to("meta") for key, value in state[p].items()}
+            for name, p in parameters.items()
+            if p in state
+        }
+        for name, values in self.context.on_main(lambda: own).items():
+            parameter = parameters[name]
+            if not self.context.is_main:
+                state[parameter] = {k: torch.empty_like(v, device=parameter.device) for k, v in values.items()}
+            tensors += [state[parameter][key] for key in sorted(values)]
+        self.context.copy_from_main(tensors)
         return progress
 
     def save(self, run: TrainingRun, progress: Progress, scores: dict[str, Any], validated: bool) -> None:
@@ -239,22 +246,6 @@ class TrainingStep:
         """Yield the model with other weights, as they are saved; called by the main process."""
         with swapped_weights(self.model, without_adapters(self.model, weights)):
             yield self.model
-
-    def _copy_from_main(self) -> None:
-        """Copy weights, moving average and optimizer state from the main process."""
-        parameters, state = dict(self.model.named_parameters()), self.optimizer.state
-        tensors = [*unique_tensors(self.model).values(), *(self.ema or {}).values()]
-        own = {
-            name: {key: value.to("meta") for key, value in state[p].items()}
-            for name, p in parameters.items()
-            if p in state
-        }
-        for name, values in self.context.on_main(lambda: own).items():
-            parameter = parameters[name]
-            if not self.context.is_main:
-                state[parameter] = {k: torch.empty_like(v, device=parameter.device) for k, v in values.items()}
-            tensors += [state[parameter][key] for key in sorted(values)]
-        self.context.copy_from_main(tensors)
 
 
 @contextmanager

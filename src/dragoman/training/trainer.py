@@ -147,7 +147,8 @@ class Trainer:
         self.model, self.optimizer = self.training_step.model, self.training_step.optimizer
         self.ema = self.training_step.ema
         self.progress = self.training_step.resume(run)
-        self.training_step.restore_scale(self.progress)
+        if self.training_step.loss_scale is not None:
+            self.training_step.loss_scale.load(self.progress.loss_scale, self.progress.scale_steps)
         resolve_batch_tokens(run, self.training_step, context, reporter)
         self.config = run.config.train
         use_grid(self.training_step, self.progress, run.task, reporter.log)

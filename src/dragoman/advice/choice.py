@@ -116,34 +116,27 @@ def choose_vocabulary(facts: CorpusFacts) -> list[Setting]:
     """Return the settings of the section [tokenizer]."""
     table = ((0.3, 2000), (1.5, 4000), (30, 8000), (300, 16000))
     usual = next((size for megabytes, size in table if facts.megabytes < megabytes), 32000)
-    sides = [_vocabulary_size(usual, facts.distinct[i], facts.characters[i]) for i in (0, 1)]
+    why = f"For {facts.megabytes:,.1f} MB of text: each token must occur often enough to be learned."
+    settings = [Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words are several.")]
     if facts.common_script:
         size = _vocabulary_size(usual, max(facts.distinct), max(facts.characters))
-        settings = [
-            Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words are several."),
+        settings += [
             Setting("tokenizer.shared", True, "Both languages use the same letters, so one vocabulary serves both."),
-            Setting("tokenizer.vocab_size", size, _vocabulary_reason(facts.megabytes)),
+            Setting("tokenizer.vocab_size", size, why),
         ]
-        if facts.replaced:
-            settings.append(Setting("tokenizer.normalization", "identity", _IDENTITY))
-        return settings
-    settings = [
-        Setting("tokenizer.kind", "bpe", "Subwords: frequent words are one token, rare words are several."),
-        Setting("tokenizer.shared", False, "The languages have different letters: one vocabulary for each."),
-        Setting("tokenizer.vocab_size", sides[0], _vocabulary_reason(facts.megabytes)),
-        Setting("tokenizer.target.kind", "bpe", "Settings of the target's vocabulary."),
-        Setting("tokenizer.target.vocab_size", sides[1], _vocabulary_reason(facts.megabytes)),
-    ]
+    else:
+        sizes = [_vocabulary_size(usual, facts.distinct[i], facts.characters[i]) for i in (0, 1)]
+        settings += [
+            Setting("tokenizer.shared", False, "The languages have different letters: one vocabulary for each."),
+            Setting("tokenizer.vocab_size", sizes[0], why),
+            Setting("tokenizer.target.kind", "bpe", "Settings of the target's vocabulary."),
+            Setting("tokenizer.target.vocab_size", sizes[1], why),
+        ]
     if facts.replaced:
-        settings.append(Setting("tokenizer.target.normalization", "identity", _IDENTITY))
+        key = f"tokenizer.{'' if facts.common_script else 'target.'}normalization"
+        why = "The default normalization would change many target lines, for example full-width punctuation."
+        settings.append(Setting(key, "identity", why))
     return settings
-
-
-_IDENTITY = "The default normalization would change many target lines, for example full-width punctuation."
-
-
-def _vocabulary_reason(megabytes: float) -> str:
-    return f"For {megabytes:,.1f} MB of text: each token must occur often enough to be learned."
 
 
 def _vocabulary_size(usual: int, distinct: int, characters: int) -> int:
@@ -161,27 +154,24 @@ def enough_tokens(size: Size, tokens_per_pair: float) -> float:
 def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> tuple[Speed, str]:
     """Return the largest size that sees enough tokens in the time, and the reason.  speeds: by increasing size."""
     chosen = speeds[0]
+    rank = "the smallest model of the list"
     for speed in speeds[1:]:
         if overfits(speed.parameters, facts.tokens):
             return chosen, (
-                f"{_rank(chosen, speeds)} for this text; {speed.size} would overfit: {speed.parameters / 1e6:,.1f} M "
+                f"{rank} for this text; {speed.size} would overfit: {speed.parameters / 1e6:,.1f} M "
                 f"parameters for {facts.tokens / 1e6:,.2f} M tokens (at most {PARAMETERS_PER_TOKEN:g} per token)"
             )
         tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
         needed = enough_tokens(speed.size, facts.tokens_per_pair)
         if tokens < needed:
             return chosen, (
-                f"{_rank(chosen, speeds)} for this time; {speed.size} would see {tokens / 1e6:,.1f} M tokens, and "
+                f"{rank} for this time; {speed.size} would see {tokens / 1e6:,.1f} M tokens, and "
                 f"needs about {needed / 1e6:,.1f} M"
             )
-        chosen = speed
+        chosen, rank = speed, "the largest model"
     if chosen.size == SIZES[-1]:
         return chosen, "the largest size of the list, for which the time suffices"
-    return chosen, f"{_rank(chosen, speeds)}: no larger one could be measured"
-
-
-def _rank(chosen: Speed, speeds: Sequence[Speed]) -> str:
-    return "the smallest model of the list" if chosen is speeds[0] else "the largest model"
+    return chosen, f"{rank}: no larger one could be measured"
 
 
 def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
@@ -200,7 +190,15 @@ def choose_training(
     validated: whether there is a validation set.
     """
     size, forecast = speed.size, expect(facts, speed, seconds)
-    return [*model_settings(size, why), _dropout(forecast), *_train(size, forecast, seconds, validated), *_search()]
+    rate = 0.1 if forecast.epochs < 5 else 0.2 if forecast.epochs < 20 else 0.3
+    dropout = f"{forecast.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed."
+    beam = "Hypotheses per step; 1 is faster, more than 4 rarely improve translations."
+    return [
+        *model_settings(size, why),
+        Setting("model.dropout", rate, dropout),
+        *_train(size, forecast, seconds, validated),
+        Setting("search.beam", 4, beam),
+    ]
 
 
 def model_settings(size: Size, why: str = "") -> list[Setting]:
@@ -226,15 +224,20 @@ def optimizer_settings() -> list[Setting]:
     return [Setting("train.optimizer.kind", "muon", "Learns more per step than Adam; each step takes slightly longer.")]
 
 
-def _dropout(forecast: Training) -> Setting:
-    rate = 0.1 if forecast.epochs < 5 else 0.2 if forecast.epochs < 20 else 0.3
-    reason = f"{forecast.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed."
-    return Setting("model.dropout", rate, reason)
-
-
 def _train(size: Size, forecast: Training, seconds: float, validated: bool) -> list[Setting]:
     warmup = min(4000, max(10, round(0.05 * forecast.steps, -1 if forecast.steps >= 400 else 0)))
     peak = float(f"{1.024 / size.d_model:.1e}")
+    short = seconds < 900
+    every = duration(seconds / (4 if short else 8))
+    if validated:
+        validation = [
+            Setting("train.validate_every", every, "Interval between validations, which take time from training."),
+            Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
+            Setting("train.metric", "loss", "Selects the best checkpoint; less noisy than BLEU on few sentences."),
+        ]
+    else:
+        why = "Interval between checkpoints; there is no validation set."
+        validation = [Setting("train.validate_every", every, why)]
     return [
         Setting("train.budget", duration(seconds), "Training time; the learning rate reaches zero at its end."),
         Setting("train.expected_speed", round(forecast.tokens / seconds), "Tokens per second, including validations."),
@@ -245,29 +248,13 @@ def _train(size: Size, forecast: Training, seconds: float, validated: bool) -> l
         ),
         Setting("train.label_smoothing", 0.1, "Improves BLEU (Vaswani et al. 2017)."),
         Setting("train.clip_norm", 1.0, "Limits the effect of batches with large gradients."),
-        *_validation(seconds, validated),
+        *validation,
         *optimizer_settings(),
         Setting("train.schedule.kind", "budget", "Warm-up, constant rate, then linear decay to zero."),
         Setting("train.schedule.peak", peak, "Wider models need lower learning rates: 1.024 / d_model."),
         Setting("train.schedule.warmup", int(warmup), "About 5 % of the steps."),
         Setting("train.schedule.decay", 0.8, "Share of the budget during which the learning rate decays."),
     ]
-
-
-def _validation(seconds: float, validated: bool) -> list[Setting]:
-    short = seconds < 900
-    every = duration(seconds / (4 if short else 8))
-    if not validated:
-        return [Setting("train.validate_every", every, "Interval between checkpoints; there is no validation set.")]
-    return [
-        Setting("train.validate_every", every, "Interval between validations, which take time from training."),
-        Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
-        Setting("train.metric", "loss", "Selects the best checkpoint; less noisy than BLEU on few sentences."),
-    ]
-
-
-def _search() -> list[Setting]:
-    return [Setting("search.beam", 4, "Hypotheses per step; 1 is faster, more than 4 rarely improve translations.")]
 
 
 def duration(seconds: float) -> str:
@@ -305,7 +292,8 @@ def render(title: Sequence[str], settings: Sequence[Setting]) -> str:
             for setting in inside:
                 if setting.reason:
                     lines.append(_comment(setting.reason))
-                lines.append(_assignment(setting.key.removeprefix(f"{table}."), setting.value))
+                _, _, value = tomli_w.dumps({"key": setting.value}).partition(" = ")
+                lines.append(f"{setting.key.removeprefix(f'{table}.')} = {value.strip()}")
             parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
@@ -317,8 +305,3 @@ def _table(key: str) -> str:
 
 def _comment(text: str) -> str:
     return textwrap.fill(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
-
-
-def _assignment(key: str, value: Any) -> str:
-    _, _, text = tomli_w.dumps({"key": value}).partition(" = ")
-    return f"{key} = {text.strip()}"

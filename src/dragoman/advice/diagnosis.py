@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -154,15 +154,6 @@ def _pair_table(diagnosis: Diagnosis) -> Table:
     return table
 
 
-def _finding(finding: Finding) -> Group:
-    mark, style = _MARKS[finding.severity]
-    return Group(
-        Text.assemble((f"{mark} {finding.severity}  ", style), (finding.what, "bold")),
-        Padding(Text(finding.where, style="dim"), (0, 0, 0, 2), expand=False),
-        Padding(Text(f"→ {finding.advice}"), (0, 0, 1, 2), expand=False),
-    )
-
-
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     """Print the tables and all findings, errors first."""
     if diagnosis.corpora:
@@ -178,7 +169,10 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         console.print(Text.assemble((title, "bold"), diagnosis.account))
     console.print()
     for finding in sorted(diagnosis.findings, key=lambda finding: SEVERITIES.index(finding.severity)):
-        console.print(_finding(finding))
+        mark, style = _MARKS[finding.severity]
+        console.print(Text.assemble((f"{mark} {finding.severity}  ", style), (finding.what, "bold")))
+        console.print(Padding(Text(finding.where, style="dim"), (0, 0, 0, 2), expand=False))
+        console.print(Padding(Text(f"→ {finding.advice}"), (0, 0, 1, 2), expand=False))
     errors, warnings = diagnosis.count("error"), diagnosis.count("warning")
     counts = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
     verdict = "Not ready" if errors else "Ready"
@@ -282,31 +276,6 @@ def _pair_findings(diagnosis: Diagnosis, corpus: CorpusReport) -> None:
         )
 
 
-def _repeated_sources(diagnosis: Diagnosis) -> None:
-    ambiguous = [corpus for corpus in diagnosis.corpora if corpus.other_targets.count]
-    if ambiguous:
-        pairs = sum(corpus.other_targets.count for corpus in ambiguous)
-        diagnosis.add(
-            "info",
-            f"repeated sources with another target: {pairs:,} of {sum(corpus.pairs for corpus in ambiguous):,} pairs",
-            "; ".join(f"{corpus.name}, {corpus.other_targets}" for corpus in ambiguous),
-            "They are kept: a text can have several translations.",
-        )
-
-
-def _overlap_findings(diagnosis: Diagnosis) -> None:
-    for overlap in diagnosis.overlaps:
-        for lines, what in ((overlap.seen_pairs, "pairs"), (overlap.seen_sources, "sources")):
-            if lines.count:
-                share = lines.count / max(1, overlap.pairs)
-                diagnosis.add(
-                    "warning" if what == "pairs" or share > 0.01 else "info",
-                    f"{what} that are also in training: {lines.count:,} of {overlap.pairs:,} ({share:.1%})",
-                    f"{overlap.name}, {lines}",
-                    "Their scores measure memorization, not translation: remove them from the training corpora.",
-                )
-
-
 def add_findings(diagnosis: Diagnosis, *, kept: int) -> None:
     """Add the findings that follow from the reports.  kept: training pairs that pass the filters."""
     for corpus in diagnosis.corpora:
@@ -322,8 +291,24 @@ def add_findings(diagnosis: Diagnosis, *, kept: int) -> None:
                 corpus.name,
                 "Set the languages, or use file suffixes such as .en and .de.",
             )
-    _repeated_sources(diagnosis)
-    _overlap_findings(diagnosis)
+    if ambiguous := [corpus for corpus in diagnosis.corpora if corpus.other_targets.count]:
+        pairs = sum(corpus.other_targets.count for corpus in ambiguous)
+        diagnosis.add(
+            "info",
+            f"repeated sources with another target: {pairs:,} of {sum(corpus.pairs for corpus in ambiguous):,} pairs",
+            "; ".join(f"{corpus.name}, {corpus.other_targets}" for corpus in ambiguous),
+            "They are kept: a text can have several translations.",
+        )
+    for overlap in diagnosis.overlaps:
+        for lines, what in ((overlap.seen_pairs, "pairs"), (overlap.seen_sources, "sources")):
+            if lines.count:
+                share = lines.count / max(1, overlap.pairs)
+                diagnosis.add(
+                    "warning" if what == "pairs" or share > 0.01 else "info",
+                    f"{what} that are also in training: {lines.count:,} of {overlap.pairs:,} ({share:.1%})",
+                    f"{overlap.name}, {lines}",
+                    "Their scores measure memorization, not translation: remove them from the training corpora.",
+                )
     if kept == 0 and diagnosis.corpora:
         diagnosis.add(
             "error", "no training pair is left", diagnosis.account, "Relax the filters or provide other data."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -119,15 +119,9 @@ class _Examination:
     train_sources: set[int] = field(default_factory=set)
     train_alphabets: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
 
-    def files(self, spec: CorpusSpec) -> tuple[Path, Path] | None:
-        """Return the two text files, or None for other formats and archives that cannot be read."""
-        with suppress(DataError):
-            return spec.sides
-        return None
-
     def compare(self, pair: SentencePair, overlap: SplitOverlap | None) -> None:
         """Record a training pair (`overlap` is None), or whether a held-out pair occurs in training."""
-        source, target = _normalized(pair.source), _normalized(pair.target)
+        source, target = (" ".join(text.casefold().split()) for text in (pair.source, pair.target))
         pair_key, source_key = pair_hash(source, target), pair_hash(source)
         if overlap is None:
             self.train_pairs.add(pair_key)
@@ -141,7 +135,9 @@ class _Examination:
 
 def _sides(spec: CorpusSpec, examination: _Examination) -> list[_SideExaminer]:
     languages, encode = examination.languages, examination.encode
-    paths = examination.files(spec) or (None, None)
+    paths: Sequence[Path | None] = (None, None)
+    with suppress(DataError):  # an archive that cannot be read
+        paths = spec.sides or paths
     codes = [language_code(given) or file_language(path) for given, path in zip(languages, paths, strict=True)]
     texts = [None if spec.title else path for path in paths]
     names = [str(path or f"{spec.name} ({side})") for side, path in zip(("source", "target"), texts, strict=True)]
@@ -215,10 +211,6 @@ def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnos
     for rest in (sources, targets):
         with suppress(DataError):  # an unreadable file is a finding already
             deque(rest, maxlen=0)
-
-
-def _normalized(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 @dataclass

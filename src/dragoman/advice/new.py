@@ -77,13 +77,16 @@ def plan_training(
     """
     seconds = _seconds(budget)
     held_out = {part: _two(files, NAMES[part]) for part, files in ((VALID, valid), (TEST, test)) if files is not None}
-    pair = None if languages is None else _language_pair(languages)
+    if languages is not None and (isinstance(languages, str) or len(languages) != 2):
+        raise UsageError(f"languages = {languages!r}: accepted: two codes, source and target, such as en fr")
+    pair = None if languages is None else (languages[0], languages[1])
     if out is not None:
         _output_folder(Path(out))  # before the text is read
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
         text = open_text(Path(source), None if target is None else Path(target), pair, scratch, log)
-        _check_languages(text.languages)
+        codes = {"source_language": text.languages[0], "target_language": text.languages[1]}
+        parse_config({"data": {**codes, "train": [{"path": "text.tsv"}]}}, where="languages")  # used in file names, too
         path = Path(out) if out is not None else Path(f"{'-'.join(text.languages)}.toml")
         folder = _output_folder(path)
         log(f"checking {source if target is None else f'{source} and {target}'} ({' to '.join(text.languages)})")
@@ -94,15 +97,17 @@ def plan_training(
             _log_split(split, log)
             facts = corpus_facts(split.sample, split.counts[TRAIN], text.languages)
             data = _data_settings(text.languages, folder, split, held_out)
-            facts = replace(facts, replaced=_is_replaced(data, unfinished))
+            document = nested(data)
+            document["data"]["root"] = str(unfinished.resolve())
+            facts = replace(facts, replaced=any(True for _ in replaced_characters(parse_config(document))))
             facts, speeds = measure_speeds(facts, split.sample, seconds, scratch, log)
             speed, why = choose_size(facts, speeds, seconds)
             training = choose_training(facts, speed, why, seconds, validated=split.counts[VALID] > 0)
             settings = [*data, *choose_vocabulary(facts), *training]
             forecast = expect(facts, speed, seconds)
-            document = render(_title(path, facts, speed, forecast, budget), settings)
-            parse_config(tomllib.loads(document), where=str(path))  # nothing is written if it is invalid
-        write_file(path, document.encode())
+            content = render(_title(path, facts, speed, forecast, budget), settings)
+            parse_config(tomllib.loads(content), where=str(path))  # nothing is written if it is invalid
+        write_file(path, content.encode())
     _log_forecast(forecast, speed, facts, budget, log)
     return TrainingPlan(path, load_config(path), settings, facts, speeds, forecast)
 
@@ -123,19 +128,6 @@ def _two(files: Sequence[str | Path], name: str) -> Files:
     pair = Path(files[0]), Path(files[1])
     check_text_files(pair, where=f"{name}: ")
     return pair
-
-
-def _language_pair(languages: Sequence[str]) -> tuple[str, str]:
-    if isinstance(languages, str) or len(languages) != 2:
-        raise UsageError(f"languages = {languages!r}: accepted: two codes, source and target, such as en fr")
-    return languages[0], languages[1]
-
-
-def _check_languages(languages: tuple[str, str]) -> None:
-    """Raise ConfigError for codes that a configuration does not accept; they are used in file names, too."""
-    source, target = languages
-    data = {"source_language": source, "target_language": target, "train": [{"path": "text.tsv"}]}
-    parse_config({"data": data}, where="languages")
 
 
 def _output_folder(path: Path) -> Path:
@@ -209,13 +201,6 @@ def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given
             settings.append(Setting(f"data.{NAMES[part]}.source", files[part]["source"], reason))
             settings.append(Setting(f"data.{NAMES[part]}.target", files[part]["target"], ""))
     return settings
-
-
-def _is_replaced(data: list[Setting], folder: Path) -> bool:
-    """Return whether the default normalization of the tokenizer changes many target lines."""
-    document = nested(data)
-    document["data"]["root"] = str(folder.resolve())
-    return any(True for _ in replaced_characters(parse_config(document)))
 
 
 def _title(path: Path, facts: CorpusFacts, speed: Speed, forecast: Training, budget: str) -> list[str]:

@@ -99,7 +99,11 @@ class ThreadControl:
             self._check_kernels(resumed)
         if wanted != "auto":
             if wanted > (cores := usable_cores()):
-                self._reporter.warn(f"train.threads is {wanted}, but this process may use {_core_limit(cores)}")
+                omp = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+                limit = (
+                    f"{cores} core{'s' * (cores > 1)} only{f' (OMP_NUM_THREADS={omp})' if omp == str(cores) else ''}"
+                )
+                self._reporter.warn(f"train.threads is {wanted}, but this process may use {limit}")
             self._set(wanted)
         elif self._on_cpu and self._fixed and resumed:
             number = self._read() or self._before  # runs of earlier versions stored no number
@@ -109,7 +113,16 @@ class ThreadControl:
             if number != self._before:
                 self._reporter.log(f"threads: {number}, as before in this run; to change that, set train.threads")
         elif self._on_cpu and work is not None:
-            self._choose(work)
+            self._numbers = [self._before] if os.environ.get("OMP_NUM_THREADS") else candidates(self._limit)
+            if len(self._numbers) == 1:
+                self._set(self._numbers[0])
+                return
+            self._reporter.phase(f"measuring steps with {', '.join(map(str, self._numbers))} threads")
+            seconds = self._measure(work)
+            best = choose(seconds)
+            self._set(best)
+            speeds = ", ".join(f"{seconds[best] / s:.2f} with {n}" for n, s in seconds.items())
+            self._reporter.log(f"threads: {best} (relative speed: {speeds})")
 
     def start_together(self, context: DistributedContext, resumed: bool) -> None:
         """Set the same number in several processes: train.threads, that of the run, or an equal share of the cores."""
@@ -123,18 +136,6 @@ class ThreadControl:
             self._reporter.log(f"threads: {number} in each of {context.size} processes")
             self._set(number, context.size)
         torch.set_num_threads(number)
-
-    def _choose(self, work: Callable[[], object]) -> None:
-        self._numbers = [self._before] if os.environ.get("OMP_NUM_THREADS") else candidates(self._limit)
-        if len(self._numbers) == 1:
-            self._set(self._numbers[0])
-            return
-        self._reporter.phase(f"measuring steps with {', '.join(map(str, self._numbers))} threads")
-        seconds = self._measure(work)
-        best = choose(seconds)
-        self._set(best)
-        speeds = ", ".join(f"{seconds[best] / s:.2f} with {n}" for n, s in seconds.items())
-        self._reporter.log(f"threads: {best} (relative speed: {speeds})")
 
     def recheck(self, work: Callable[[], object]) -> None:
         """Measure again if it is time to; change the number, or report a faster one if the run keeps its number."""
@@ -221,13 +222,6 @@ def _describe(kernels: bool, kernel_products: bool) -> str:
     if not kernels:
         return "PyTorch's operations"
     return "the C++ kernels" if kernel_products else "the C++ kernels except that of matrix products"
-
-
-def _core_limit(cores: int) -> str:
-    """Return the number of cores that this process may use, with OMP_NUM_THREADS if it is the cause."""
-    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    cause = f" (OMP_NUM_THREADS={given})" if given == str(cores) else ""
-    return f"{cores} core{'s' * (cores > 1)} only{cause}"
 
 
 def candidates(limit: int) -> list[int]:

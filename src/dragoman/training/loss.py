@@ -65,12 +65,14 @@ def _in_chunks(
     All products use one dtype: that of an active autocast, otherwise that of `hidden`.  Autocast itself is disabled,
     because it runs `mm(out=)` and `addmm_` in float32.
     """
-    dtype = _product_dtype(hidden)
+    device, dtype = hidden.device.type, hidden.dtype
+    if torch.is_autocast_enabled(device) and dtype != torch.float64:  # which autocast never changes
+        dtype = torch.get_autocast_dtype(device)
     sum_dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     smoothed, nll = (hidden.new_zeros((), dtype=sum_dtype) for _ in range(2))
     grad_hidden = torch.empty_like(hidden) if gradients[0] else None
     grad_weight = torch.zeros_like(weight) if gradients[1] else None
-    with torch.autocast(hidden.device.type, enabled=False):
+    with torch.autocast(device, enabled=False):
         matrix = weight.to(dtype)  # (V, D)
         # For the logits of all chunks.
         buffer = hidden.new_empty(min(rows, hidden.size(0)), weight.size(0), dtype=dtype)
@@ -125,14 +127,6 @@ def loss_gradient(
     return gradient, smoothed, nll
 
 
-def _product_dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype that autocast would use for a matrix product; it never changes float64."""
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return hidden.dtype
-
-
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -181,13 +175,6 @@ def counted_rows(hidden: Tensor, targets: Tensor, count: int | None = None) -> t
     return rows.index_select(0, indices), targets.index_select(0, indices)
 
 
-def _without_bias(rows: Tensor, output: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Return hidden states (M, D) and matrix (V, D) of an output layer; a bias becomes a feature, which is always 1."""
-    if output.bias is None:
-        return rows, output.weight
-    return torch.cat([rows, rows.new_ones(len(rows), 1)], 1), torch.cat([output.weight, output.bias[:, None]], 1)
-
-
 class TokenLoss:
     """A `models.seq2seq.Head` that returns the loss of a batch.
 
@@ -211,9 +198,11 @@ class TokenLoss:
             rows, targets = counted_rows(hidden, self.targets, self.count)
         if chunked:
             assert isinstance(output, nn.Linear)
-            smoothed, nll = chunked_cross_entropy(
-                *_without_bias(rows, output), targets, self.smoothing, padded=self.padded
-            )
+            weight = output.weight  # (V, D)
+            if output.bias is not None:  # it becomes a feature, which is always 1
+                rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+                weight = torch.cat([weight, output.bias[:, None]], 1)
+            smoothed, nll = chunked_cross_entropy(rows, weight, targets, self.smoothing, padded=self.padded)
         else:
             smoothed, nll = cross_entropy(rows, targets, self.smoothing, self.padded)
         return Loss(smoothed, nll.detach(), targets.numel())

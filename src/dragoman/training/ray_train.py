@@ -82,7 +82,17 @@ def _fit(scaling: dict[str, Any], config: Config, run: Path, reporter: Reporter)
             scaling_config=ScalingConfig(**scaling),
             run_config=RunConfig(storage_path=str(folder)),
         )
-        problem = _fitted(trainer)
+        problem = ""  # why the workers failed
+        previous = signal.getsignal(signal.SIGINT)
+        try:
+            trainer.fit()
+        except SystemExit:  # Ray handles SIGINT: it ends the workers and the process
+            raise KeyboardInterrupt from None
+        except Exception as error:  # of a class that depends on the version of Ray
+            problem = clip((str(error).strip().splitlines() or [type(error).__name__])[-1], 200)
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, previous)
     finally:
         received.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -96,21 +106,6 @@ def _fit(scaling: dict[str, Any], config: Config, run: Path, reporter: Reporter)
             "resume the run from its last checkpoint, repeat the command"
         )
     return received.result
-
-
-def _fitted(trainer: Any) -> str:
-    """Wait for the workers; return why they failed, or an empty string.  Raises KeyboardInterrupt."""
-    previous = signal.getsignal(signal.SIGINT)
-    try:
-        trainer.fit()
-    except SystemExit:  # Ray handles SIGINT: it ends the workers and the process
-        raise KeyboardInterrupt from None
-    except Exception as error:  # of a class that depends on the version of Ray
-        return clip((str(error).strip().splitlines() or [type(error).__name__])[-1], 200)
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, previous)
-    return ""
 
 
 class _Received:

@@ -85,7 +85,11 @@ class ShardedStep(TrainingStep):
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         with self.context.communicating():
             mesh = init_device_mesh(self.context.device.type, (self.context.size,))
-            for unit in [*_units(model), model]:
+            # Weights that are gathered together: of layers, of what is called separately (the keys and values of the
+            # memory are computed before the layers of the decoder), and the rest.  Inner modules come first.
+            layers = [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.layers]
+            inner = [part.kv for layer in layers for part in layer.modules() if isinstance(part, CrossAttention)]
+            for unit in dict.fromkeys([*inner, *layers, model]):
                 fully_shard(unit, mesh=mesh)
                 assert isinstance(unit, FSDPModule)
                 # The loss is divided by the number of target tokens of all processes, so gradients are added.
@@ -180,17 +184,17 @@ class ShardedStep(TrainingStep):
                 deque(parts, maxlen=0)  # which the other processes are sending
                 raise
         deque(parts, maxlen=0)
-        local_state = {name: self._own(state[name]) for name in tensor_order(state)}
+        local_state = {}
+        for name in tensor_order(state):
+            value = state[name]
+            # The rows of a tensor that is not split belong to the main process.
+            is_owned = _is_split(value) or not value.dim() or self.context.is_main
+            local_state[name] = _local(value) if is_owned else value[:0]
         name = f"training-{self.context.rank + 1}-of-{self.context.size}.safetensors"
         written[name] = write_tensors(
             folder / name, local_state, (value.cpu().contiguous() for value in local_state.values())
         )
         return written
-
-    def _own(self, tensor: Tensor) -> Tensor:
-        """Return the own rows; those of a tensor that is not split belong to the main process."""
-        is_owned = _is_split(tensor) or not tensor.dim() or self.context.is_main
-        return _local(tensor) if is_owned else tensor[:0]
 
     def _check_shared(self, folder: Path) -> None:
         """Raise TrainingError if this process does not see a folder of the main process."""
@@ -202,15 +206,12 @@ class ShardedStep(TrainingStep):
             )
 
     def resume(self, run: TrainingRun) -> Progress:
-        """Load the own rows of the newest checkpoint, written by any number of processes."""
+        """Load the own rows of the newest checkpoint, written by any number of processes.  Raises ModelFolderError."""
         progress = self.context.on_main(lambda: run.resume(read_progress))
         self._check_shared(run.folder)
-        if run.checkpoint(progress).is_dir():
-            self._load(run.checkpoint(progress))
-        return progress
-
-    def _load(self, folder: Path) -> None:
-        """Load the own rows of weights, moments and moving average.  Raises ModelFolderError."""
+        folder = run.checkpoint(progress)
+        if not folder.is_dir():
+            return progress
         saved, state = _Parts([folder / "model.safetensors"]), _Parts(training_parts(folder))
         for name, tensor in self._saved().items():
             self._read(saved, name, tensor)
@@ -227,6 +228,7 @@ class ShardedStep(TrainingStep):
                 moments[kind] = self._read(state, key, torch.zeros_like(parameters[name], requires_grad=False))
             else:  # the number of updates, equal in all processes
                 moments[kind] = state.rows(key).to(self.context.device)
+        return progress
 
     def _read(self, source: _Parts, name: str, target: Tensor) -> Tensor:
         """Copy the own rows of a tensor of a checkpoint to `target` and return it."""
@@ -263,16 +265,6 @@ class _Parts:
                 pieces.append(file.rows(name, max(begin, first) - first, min(end, last) - first))
             first = last
         return torch.cat(pieces) if pieces else self._files[0].rows(name, 0, 0)
-
-
-def _units(model: nn.Module) -> list[nn.Module]:
-    """Return the modules whose weights are gathered together, inner ones first: layers, and what is called separately.
-
-    The keys and values of the memory are computed before the layers of the decoder.
-    """
-    layers = [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.layers]
-    inner = [part.kv for layer in layers for part in layer.modules() if isinstance(part, CrossAttention)]
-    return list(dict.fromkeys([*inner, *layers]))
 
 
 def _is_split(tensor: Tensor) -> bool:

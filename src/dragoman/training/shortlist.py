@@ -96,7 +96,14 @@ def learn_shortlist(
 
     Raises UsageError, DataError and ModelFolderError; an existing shortlist is then left unchanged.
     """
-    _check(source, target, best, frequent)
+    problems = []
+    for name, value, least in (("best", best, 1), ("frequent", frequent, 0)):
+        if not least <= value <= _MOST_CANDIDATES:
+            problems.append(f"{name} = {value}; accepted: {least} to {_MOST_CANDIDATES}")
+    if (source is None) != (target is None):
+        problems.append(f"source = {source}, target = {target}; give both files, or neither to use the training data")
+    if problems:
+        raise UsageError("\n".join(["invalid shortlist options:", *(f"  - {p}" for p in problems)]))
     folder = find_model(model)
     config = with_root_of_run(read_config(folder), folder)
     translator = Translator.load(folder)
@@ -133,17 +140,6 @@ def coverage(shortlist: Shortlist, pairs: Iterable[TokenPair]) -> tuple[float, f
         found += sum(token in candidates for token in target[:-1])
         tokens += len(target) - 1
     return sum(sizes) / max(1, len(sizes)), found / max(1, tokens)
-
-
-def _check(source: Path | None, target: Path | None, best: int, frequent: int) -> None:
-    problems = []
-    for name, value, least in (("best", best, 1), ("frequent", frequent, 0)):
-        if not least <= value <= _MOST_CANDIDATES:
-            problems.append(f"{name} = {value}; accepted: {least} to {_MOST_CANDIDATES}")
-    if (source is None) != (target is None):
-        problems.append(f"source = {source}, target = {target}; give both files, or neither to use the training data")
-    if problems:
-        raise UsageError("\n".join(["invalid shortlist options:", *(f"  - {p}" for p in problems)]))
 
 
 def _corpora(model: str | Path, config: Config, source: Path | None, target: Path | None) -> list[CorpusSpec]:

@@ -260,7 +260,7 @@ def test_bad_steps_that_are_read_later_stop_the_training(
         trainer.step([batch])
     assert trainer.progress.skipped == 0
     with pytest.raises(TrainingError, match="3 steps in a row, up to step 3"):
-        trainer._outcomes.read()
+        trainer._results.read()
 
 
 def test_a_skipped_step_of_adam_changes_no_bit(build: Callable[..., Trainer]) -> None:

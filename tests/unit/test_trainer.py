@@ -157,17 +157,15 @@ def test_the_loss_is_per_word_whatever_the_accumulation(build: Build, monkeypatc
     some = batches(trainer, 0, 1)
     trainer.step(some)
     words = sum(batch.tgt_tokens for batch in some)
-    row = trainer._window.row(trainer.progress, trainer.context)
+    row = trainer._results.row(trainer.context)
     assert row is not None and row["loss"] == pytest.approx(sum(losses) / words)
-    assert row["step"] == 1 and trainer._window.row(trainer.progress, trainer.context) is None, (
-        "nothing since the last row"
-    )
+    assert row["step"] == 1 and trainer._results.row(trainer.context) is None, "nothing since the last row"
 
 
 def test_bad_steps_are_counted_up_to_the_limit(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = build("train.max_bad_steps=3")
     listener = Listener()
-    monkeypatch.setattr(trainer._outcomes, "_warn", listener.warn)
+    monkeypatch.setattr(trainer._results, "_warn", listener.warn)
     before = {name: p.clone() for name, p in unique_tensors(trainer.model).items()}
     real = trainer.training_step.forward
     monkeypatch.setattr(
@@ -293,9 +291,9 @@ def test_the_time_of_a_validation_is_not_counted_as_training(build: Build) -> No
     trainer = build()
     trainer.step(batches(trainer, 0))
     trainer._clock = 0.0
-    assert trainer._window.targets > 0
+    assert trainer._results.targets > 0
     trainer._validate()
-    assert trainer._window.targets == 0
+    assert trainer._results.targets == 0
 
 
 def test_a_second_signal_stops_at_once(data: Path, tmp_path: Path) -> None:
@@ -378,4 +376,4 @@ def test_the_tokens_of_a_log_row_are_those_of_both_sides(build: Build) -> None:
     pair = batches(trainer, 0, 1)
     tokens = sum(int((b.src != PAD).sum()) + int((b.tgt_out != PAD).sum()) for b in pair)
     trainer.step(pair)
-    assert trainer._window.tokens == trainer.progress.tokens == tokens
+    assert trainer._results.tokens == trainer.progress.tokens == tokens

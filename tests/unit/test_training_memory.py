@@ -141,7 +141,7 @@ def test_a_pair_that_does_not_fit_is_skipped_with_its_lengths(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener = Listener()
-    monkeypatch.setattr(trainer._outcomes, "_warn", listener.warn)
+    monkeypatch.setattr(trainer._results, "_warn", listener.warn)
     short, long = [([4, 5, 2], [4, 2])] * 3, ([4] * 20 + [2], [5] * 16 + [2])
     alone = trainer.training_step.backward([collate(short)], 0, 0.1)
     fail_in_forward(monkeypatch, trainer.training_step, lambda batch: longest(batch) > 10)
@@ -149,7 +149,7 @@ def test_a_pair_that_does_not_fit_is_skipped_with_its_lengths(
     trainer._agree([])
     assert (trainer.progress.split_batches, trainer.progress.skipped_pairs, trainer.progress.skipped) == (1, 1, 0)
     assert "step 1: out of memory for a single pair of 21 source and 17 target tokens; pair skipped" in listener.text
-    row = trainer._window.row(trainer.progress, trainer.context)
+    row = trainer._results.row(trainer.context)
     assert row is not None and row["loss"] == pytest.approx(alone.nll / 6), "the loss is that of the pairs that fit"
 
 

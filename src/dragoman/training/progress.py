@@ -80,7 +80,7 @@ READ_INTERVAL = 0.5  # seconds of training between two readings
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """Result of a step.
 
     gradients: of this process.  updated: whether the weights were changed, a boolean.  targets, tokens: of all
@@ -97,42 +97,59 @@ class Outcome:
     rate: float
     scale: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def values(self) -> list[float | Tensor]:
-        return [self.gradients.nll, self.updated, *(self.scale or ())]
 
+class StepResults:
+    """The results of steps in the order in which they were made, and sums over the steps since the last row of the log.
 
-class Outcomes:
-    """Steps in the order in which they were made.
-
-    `read` adds them to the progress and to the window of the log; `failure` makes the error after too many bad steps in
-    a row from a description and, unless the usual one applies, advice.  loss: nats per target token of those that were
-    read last, and their target tokens, both of this process; NaN and 0 if the weights were not changed.
+    `read` adds them to the progress and to the sums; `failure` makes the error after too many bad steps in a row from a
+    description and, unless the usual one applies, advice.  loss: nats per target token of those that were read last,
+    and their target tokens, both of this process; NaN and 0 if the weights were not changed.  rate: the last learning
+    rate.  since: time at which the sums begin.
     """
 
     def __init__(
         self,
         config: TrainConfig,
         progress: Progress,
-        window: Window,
         warn: Callable[[str], None],
         failure: Callable[..., TrainingError],
     ) -> None:
-        self._config, self._progress, self._window = config, progress, window
-        self._warn, self._failure = warn, failure
-        self._waiting: list[Outcome] = []
+        self._config, self._progress, self._warn, self._failure = config, progress, warn, failure
+        self._waiting: list[StepResult] = []
         self._read_at = -math.inf
-        self.loss = (math.nan, 0.0)
+        self.loss, self.rate = (math.nan, 0.0), 0.0
+        self.restart()
 
-    def add(self, outcome: Outcome, at_once: bool = True) -> None:
+    def restart(self) -> None:
+        """Set the sums to 0."""
+        self.nll, self.targets, self.tokens, self.lost = 0.0, 0.0, 0.0, 0.0
+        self.since = time.monotonic()
+
+    def add(self, result: StepResult, at_once: bool = True) -> None:
         """Add a step.  at_once: whether it is read now."""
-        self._waiting.append(outcome)
+        self._waiting.append(result)
         if at_once:
             self.read()
 
-    def counts(self) -> dict[str, int]:
-        """Return the counts of a run that are not 0, for a row of the log."""
+    def row(self, context: DistributedContext) -> dict[str, Any] | None:
+        """Return a row of the log and restart, or return None if every step since the last row was skipped.
+
+        All processes call it, because the losses are summed over them.
+        """
+        if not self.targets:
+            return None
+        progress = self._progress
+        nll, lost = context.sum(torch.tensor([self.nll, self.lost], dtype=torch.float64)).tolist()
+        row = {
+            "step": progress.step,
+            "loss": nll / max(1.0, self.targets - lost),
+            "learning_rate": self.rate,
+            "tokens_per_second": self.tokens / max(1e-9, time.monotonic() - self.since),
+            "seconds": progress.seconds,
+        }
+        self.restart()
         names = ("skipped", "overflows", "split_batches", "skipped_pairs")
-        return {name: count for name in names if (count := getattr(self._progress, name))}
+        return row | {name: count for name in names if (count := getattr(progress, name))}
 
     def summarize(self, log: Callable[[str], None]) -> None:
         """Report what the user should know when the training ends."""
@@ -159,54 +176,51 @@ class Outcomes:
         self._read_at = self._progress.seconds
         if not self._waiting:
             return
-        outcomes, self._waiting = self._waiting, []
-        rows = [outcome.values() for outcome in outcomes]
+        results, self._waiting = self._waiting, []
+        rows: list[list[float | Tensor]] = [[r.gradients.nll, r.updated, *(r.scale or ())] for r in results]
         device = next((v.device for row in rows for v in row if isinstance(v, Tensor)), None)
         if device is not None and device.type != "cpu":  # one transfer from the device
             on_device = [[torch.as_tensor(v, device=device).double() for v in row] for row in rows]
             rows = torch.stack([torch.stack(row) for row in on_device]).tolist()
         nll, own = 0.0, 0
-        for outcome, values in zip(outcomes, ([float(value) for value in row] for row in rows), strict=True):
-            if self._count(outcome, values):
-                nll, own = nll + values[0], own + outcome.own - outcome.gradients.lost
+        for result, row in zip(results, rows, strict=True):
+            values = [float(value) for value in row]
+            if self._count(result, values):
+                nll, own = nll + values[0], own + result.own - result.gradients.lost
         self.loss = (nll / max(1, own), float(own)) if own else (math.nan, 0.0)
 
-    def _count(self, outcome: Outcome, values: list[float]) -> bool:
+    def _count(self, result: StepResult, values: list[float]) -> bool:
         """Count a step; return whether it changed the weights."""
         progress, (nll, updated, *scale) = self._progress, values
-        for batch in outcome.gradients.skipped:
+        for batch in result.gradients.skipped:
             src, tgt = batch.src_tokens, batch.tgt_tokens
             self._warn(
-                f"step {outcome.step}: out of memory for a single pair of {src:,} source and {tgt:,} target tokens; "
+                f"step {result.step}: out of memory for a single pair of {src:,} source and {tgt:,} target tokens; "
                 "pair skipped. Reduce the longest examples (data.max_tokens) or the sizes of the model"
             )
         if scale:
             progress.loss_scale, progress.scale_steps = scale[1], int(scale[2])
         if updated:
-            progress.bad_in_a_row = 0
-            self._window.add(nll, outcome.targets, outcome.tokens, outcome.rate, outcome.gradients.lost)
+            progress.bad_in_a_row, self.rate = 0, result.rate
+            self.nll, self.targets, self.tokens = (
+                self.nll + nll,
+                self.targets + result.targets,
+                self.tokens + result.tokens,
+            )
+            self.lost += result.gradients.lost
         elif scale and scale[0] > 1:
             progress.overflows += 1
         else:
-            self._count_bad_step(outcome)
+            progress.skipped += 1
+            progress.bad_in_a_row += 1
+            fits = not result.gradients.skipped or result.gradients.lost != result.own
+            why = "the loss or a gradient is not finite" if fits else "no pair fits into the memory"
+            self._warn(f"step {result.step}: {why}; step skipped ({progress.skipped} so far)")
+            if progress.bad_in_a_row >= self._config.max_bad_steps:
+                what = "the loss was not finite" if fits else "no pair fitted into the memory"
+                in_a_row = f"for {progress.bad_in_a_row} steps in a row, up to step {result.step}."
+                raise self._failure(f"{what} {in_a_row}", *(() if fits else ("Reduce the sizes of the model.",)))
         return bool(updated)
-
-    def _count_bad_step(self, outcome: Outcome) -> None:
-        progress = self._progress
-        progress.skipped += 1
-        progress.bad_in_a_row += 1
-        nothing_fits = bool(outcome.gradients.skipped) and outcome.gradients.lost == outcome.own
-        bad, step, skipped = progress.bad_in_a_row, outcome.step, progress.skipped
-        ends = bad >= self._config.max_bad_steps
-        if nothing_fits:
-            self._warn(f"step {step}: no pair fits into the memory; step skipped ({skipped} so far)")
-            if ends:
-                what = f"no pair fitted into the memory for {bad} steps in a row, up to step {step}."
-                raise self._failure(what, "Reduce the sizes of the model.")
-            return
-        self._warn(f"step {step}: the loss or a gradient is not finite; step skipped ({skipped} so far)")
-        if ends:
-            raise self._failure(f"the loss was not finite for {bad} steps in a row, up to step {step}.")
 
     def count_memory(self, split: int, skipped: int) -> None:
         """Count batches that were split and pairs that were skipped, in all processes; warn about the first one."""
@@ -308,44 +322,3 @@ class ProgressEstimator:
 
 def _divided(amount: float, per_second: float) -> float | None:
     return amount / per_second if per_second > 0 else None
-
-
-class Window:
-    """Sums since the last row of the log."""
-
-    def __init__(self) -> None:
-        self.rate = 0.0
-        self.restart()
-
-    def restart(self) -> None:
-        self.nll, self.targets, self.tokens, self.lost = 0.0, 0.0, 0.0, 0.0
-        self.since = time.monotonic()
-
-    def add(self, nll: float, targets: float, tokens: float, rate: float, lost: float = 0.0) -> None:
-        """Add a step.  nll: of this process.  targets, tokens: of all processes.  rate: learning rate.
-
-        lost: targets of this process that did not fit into the memory and are not part of nll.
-        """
-        self.nll += nll
-        self.targets += targets
-        self.tokens += tokens
-        self.lost += lost
-        self.rate = rate
-
-    def row(self, progress: Progress, context: DistributedContext) -> dict[str, Any] | None:
-        """Return a row of the log and restart, or return None if every step since the last row was skipped.
-
-        All processes call it, because the losses are summed over them.
-        """
-        if not self.targets:
-            return None
-        nll, lost = context.sum(torch.tensor([self.nll, self.lost], dtype=torch.float64)).tolist()
-        row = {
-            "step": progress.step,
-            "loss": nll / max(1.0, self.targets - lost),
-            "learning_rate": self.rate,
-            "tokens_per_second": self.tokens / max(1e-9, time.monotonic() - self.since),
-            "seconds": progress.seconds,
-        }
-        self.restart()
-        return row

@@ -41,7 +41,7 @@ from dragoman.training.distributed import Agreement, DistributedContext, agree, 
 from dragoman.training.forecast import training_warnings, warmup_warning
 from dragoman.training.memory import Gradients, try_rows
 from dragoman.training.optim import learning_rate
-from dragoman.training.progress import Outcome, Outcomes, Progress, ProgressEstimator, Window, amount, budget_fraction
+from dragoman.training.progress import Progress, ProgressEstimator, StepResult, StepResults, amount, budget_fraction
 from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
 from dragoman.training.sharded import build_step, check_sharding
 from dragoman.training.tasks.task import Score
@@ -160,10 +160,7 @@ class Trainer:
         rows = context.on_main(lambda: [r for r in read_log(run.folder) if "validation_seconds" in r][-1:])
         self.estimator = ProgressEstimator(self.config, self.validation is not None, rows)
         self.scores: dict[str, Any] = {}
-        self._window = Window()
-        self._outcomes = Outcomes(
-            self.config, self.progress, self._window, reporter.warn, partial(_failure, run, context)
-        )
+        self._results = StepResults(self.config, self.progress, reporter.warn, partial(_failure, run, context))
         self._last_gradients = Gradients()  # not yet counted in all processes
         self.batches = BatchStream(
             run.task, self.config.accumulate, context.rank, context.size, self.training_step.prepared
@@ -206,7 +203,7 @@ class Trainer:
                 interrupted = interrupted or self._agree([], interrupt).stops
                 if not interrupted:
                     self._finish()
-                    self._outcomes.summarize(self.reporter.log)
+                    self._results.summarize(self.reporter.log)
                 elif not self.context.on_main(lambda: self.run.is_validated(self.progress)):
                     self._save({}, validated=False)
             complete = not interrupted
@@ -255,7 +252,7 @@ class Trainer:
         last, self._last_gradients = self._last_gradients, Gradients()
         own = Agreement(targets, tokens, time.monotonic() - self._clock, stops, last.split, len(last.skipped))
         agreement = agree(self.context, own)
-        self._outcomes.count_memory(int(agreement.split), int(agreement.skipped))
+        self._results.count_memory(int(agreement.split), int(agreement.skipped))
         return agreement
 
     def step(self, batches: list[Batch], agreement: Agreement | None = None) -> None:
@@ -269,7 +266,7 @@ class Trainer:
         progress.tokens += int(tokens)
         own = sum(batch.tgt_tokens for batch in batches)
         scales = None if scale is None else (scale.before, scale.scale, scale.steps)
-        self._outcomes.add(Outcome(progress.step, gradients, updated, targets, tokens, own, rate, scales), step.reads)
+        self._results.add(StepResult(progress.step, gradients, updated, targets, tokens, own, rate, scales), step.reads)
 
     def trial(self) -> None:
         """Compute and discard the gradients of the next batch, to measure the speed of training."""
@@ -279,13 +276,12 @@ class Trainer:
     def _report_step(self) -> None:
         progress = self.progress
         is_logged = progress.step % self.config.log_every == 0
-        if not (self.training_step.reads or is_logged or self._outcomes.is_due()):
+        if not (self.training_step.reads or is_logged or self._results.is_due()):
             return
-        self._outcomes.read()
-        status = self.estimator.status(progress, self._done(), *self._outcomes.loss, self._window.rate)
+        self._results.read()
+        status = self.estimator.status(progress, self._done(), *self._results.loss, self._results.rate)
         self.reporter.progressed(status)
-        if is_logged and (row := self._window.row(progress, self.context)):
-            row |= self._outcomes.counts()
+        if is_logged and (row := self._results.row(self.context)):
             self.log.write(row)
             self.reporter.stepped(row, self._used())
 
@@ -315,7 +311,7 @@ class Trainer:
         expected = since + (self.estimator.validation_seconds or math.inf)
         if self.validation is not None and every.unit == "seconds" and since > 0 and expected > every.amount:
             self._save_between()  # a run that is killed during the validation could lose more than train.save_every
-        self._outcomes.read()
+        self._results.read()
         progress, began, better = self.progress, self._agree([]).seconds, False
         progress.validated = self._amount(self.config.validate_every)
         if self.validation is not None:
@@ -337,7 +333,7 @@ class Trainer:
                 self.reporter.translated(self.validation.sample)
         self._save(self.scores)
         self.estimator.pause(self._agree([]).seconds - began, validation=True)
-        self._window.restart()
+        self._results.restart()
 
     def _save_between(self) -> None:
         """Save a checkpoint without a validation; warn once if saving takes long."""
@@ -345,7 +341,7 @@ class Trainer:
         self._save({}, validated=False)
         seconds = time.monotonic() - began
         self.estimator.pause(seconds)
-        self._window.since += seconds
+        self._results.since += seconds
         if every.unit == "seconds" and seconds > _MAX_SAVING_SHARE * every.amount and not self._slow_save_reported:
             self._slow_save_reported = True
             self.reporter.warn(
@@ -355,7 +351,7 @@ class Trainer:
 
     def _save(self, scores: dict[str, Any], validated: bool = True) -> None:
         self._saved = self._amount(self.config.save_every)
-        self._outcomes.read()
+        self._results.read()
         self.training_step.save(self.run, self.progress, scores, validated)
 
     def _finish(self) -> None:

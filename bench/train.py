@@ -142,7 +142,7 @@ def batches(options: dict[str, Any]) -> Iterator[Any]:
     from dragoman.training.tasks.translation import TranslationTask
 
     config = parse_config(document(options))
-    task = TranslationTask(config, Path(options["folder"]) / "prepared", Reporter())
+    task = TranslationTask(config, Path(options["folder"]) / "prepared", Reporter(), None)
     for epoch in range(1000):
         for number, indices in enumerate(task.epoch(epoch)):
             yield task.read(indices, epoch, number)
@@ -265,7 +265,7 @@ def run_trainer(options: dict[str, Any], meter: Meter) -> None:
     from dragoman.training.tasks.translation import TranslationTask
 
     config = parse_config(document(options))
-    store = TranslationTask(config, Path(options["folder"]) / "prepared", Reporter()).store
+    store = TranslationTask(config, Path(options["folder"]) / "prepared", Reporter(), None).store
     src, tgt = store.lengths()
     counted = [0]
 

@@ -281,7 +281,7 @@ def test_golden_store(version: int, tmp_path: Path) -> None:
     with pytest.raises(DamagedStoreError, match="of another version"):
         Store(folder)
     config = load_config(place / "run" / "config.toml", [f"data.root={place / 'data'}"])
-    store = TranslationTask(config, place / "prepared", Reporter()).store
+    store = TranslationTask(config, place / "prepared", Reporter(), None).store
     assert store.folder != folder and store.stats == answers["account"] and store.parts == [(60, 1.0)]
     for row in answers["pairs"]:
         assert [list(ids) for ids in store.pair(row["number"])] == row["ids"]

@@ -314,7 +314,7 @@ def config_of(folder: Path, *overrides: str) -> Config:
 
 def task_of(folder: Path, *overrides: str) -> tuple[DialogueTask, str]:
     config, messages = config_of(folder, *overrides), Messages()
-    return DialogueTask(config, folder, messages), "\n".join(messages.texts)
+    return DialogueTask(config, folder, messages, None), "\n".join(messages.texts)
 
 
 @pytest.fixture

@@ -34,9 +34,10 @@ def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequ
         missing = [str(path) for path in (config_or_source, target) if not path.is_file()]
         if missing:
             raise UsageError(f"no such file: {', '.join(missing)}")
-        return _examine_text(CorpusSpec(config_or_source, target))
-    if config_or_source.suffix != ".toml":
-        return _examine_text(_single(config_or_source))
+    if target is not None or config_or_source.suffix != ".toml":
+        spec = _single(config_or_source) if target is None else CorpusSpec(config_or_source, target)
+        languages = key_languages((spec.source_key, spec.target_key))
+        return examine([spec], valid=None, test=None, source_language=languages[0], target_language=languages[1])
     config = load_config(config_or_source, overrides)
     check_files(config)
     with tempfile.TemporaryDirectory() as scratch:
@@ -58,11 +59,6 @@ def _single(path: Path) -> CorpusSpec:
         return CorpusSpec(path=path)
     source_key, target_key = tmx_languages(path) if form == TMX else text_keys(path, lambda _: None)
     return CorpusSpec(path=path, source_key=source_key, target_key=target_key)
-
-
-def _examine_text(spec: CorpusSpec) -> Diagnosis:
-    source, target = key_languages((spec.source_key, spec.target_key))
-    return examine([spec], valid=None, test=None, source_language=source, target_language=target)
 
 
 def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:

@@ -73,7 +73,15 @@ def open_text(
         form = table_format(source)
     else:
         check_text_files([path for path in (source, target) if path is not None])
-        form = "" if target is not None else _format(source)
+        form = ""
+        if target is None:
+            try:
+                form = table_format(source)
+            except UsageError:
+                raise UsageError(
+                    f"{source}: one file of the format {plain_suffix(source) or 'without a suffix'!r}; accepted: two "
+                    f"text files (SOURCE TARGET), or one {ACCEPTED}"
+                ) from None
     if target is not None:
         return ParallelText(source, target, languages or _languages(source, target, (source, target)))
     if form == ZIP:
@@ -89,16 +97,6 @@ def open_text(
         one, other = map(str, keys) if form == TMX else key_languages(keys)
         languages = (one, other) if one and other else _languages(*files, (source, source))
     return ParallelText(*files, languages, str(source) if form == ".tsv" else f"pairs of {source}")
-
-
-def _format(source: Path) -> str:
-    try:
-        return table_format(source)
-    except UsageError:
-        raise UsageError(
-            f"{source}: one file of the format {plain_suffix(source) or 'without a suffix'!r}; accepted: two text "
-            f"files (SOURCE TARGET), or one {ACCEPTED}"
-        ) from None
 
 
 def check_text_files(files: Sequence[Path], where: str = "") -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from dragoman.data.batching import Batch
-from dragoman.tokenizers import PAD
+from dragoman.training.memory import without_targets
 from dragoman.training.progress import Progress
 from dragoman.training.tasks.task import Task
 
@@ -110,9 +109,7 @@ class BatchStream:
             read = (self._task.read(indices, epoch, number) for indices, number in own)
             return Group([self._prepare(batch) for batch in read], following)
         # The last step of the epoch has fewer batches than processes: the others get the first one, without targets.
-        first = self._task.read(chosen[0][0], epoch, chosen[0][1])
-        without = replace(first, src_tokens=0, tgt_tokens=0, tgt_out=torch.full_like(first.tgt_out, PAD))
-        return Group([without], following)
+        return Group([without_targets(self._task.read(chosen[0][0], epoch, chosen[0][1]))], following)
 
 
 class _Latest(Generic[_Value]):

@@ -156,6 +156,11 @@ def split_parts(parts: Sequence[BatchPart], failed: BatchPart) -> list[BatchPart
     return smaller
 
 
+def without_targets(batch: Batch) -> Batch:
+    """Return a batch that adds nothing to the gradient, for a process that has fewer batches than the others."""
+    return replace(batch, src_tokens=0, tgt_tokens=0, tgt_out=torch.full_like(batch.tgt_out, PAD))
+
+
 def rows_of(batch: Batch, begin: int, end: int) -> Batch:
     """Return consecutive rows of a batch, with the same padding."""
     part = slice(begin, end)

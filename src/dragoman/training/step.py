@@ -19,11 +19,10 @@ from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.nn.layers import BatchNorm
 from dragoman.nn.lora import merged, without_adapters
 from dragoman.nn.positions import Positions
-from dragoman.tokenizers import PAD
 from dragoman.training.checkpoint import read_training
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, LossScale, TokenLoss, check_float16
-from dragoman.training.memory import BatchPart, Gradients, accumulate
+from dragoman.training.memory import BatchPart, Gradients, accumulate, without_targets
 from dragoman.training.optim import build_optimizer, state_size
 from dragoman.training.progress import Progress
 from dragoman.training.run import TrainingRun
@@ -116,7 +115,7 @@ class TrainingStep:
         """
         self.optimizer.zero_grad()
         passes = range(self._passes(len(batches)))
-        batches = [batches[i] if i < len(batches) else _without_targets(batches[0]) for i in passes]
+        batches = [batches[i] if i < len(batches) else without_targets(batches[0]) for i in passes]
         statistics = self._statistics()
 
         def compute(part: BatchPart) -> float | Tensor:
@@ -270,8 +269,3 @@ def _copy_into(model: Network, weights: Mapping[str, Tensor]) -> None:
 def _restore(kept: Sequence[tuple[Tensor, Tensor]]) -> None:
     for buffer, value in kept:
         buffer.copy_(value)
-
-
-def _without_targets(batch: Batch) -> Batch:
-    """Return a batch that adds nothing to the gradient, for a process that has fewer batches than the others."""
-    return replace(batch, src_tokens=0, tgt_tokens=0, tgt_out=torch.full_like(batch.tgt_out, PAD))

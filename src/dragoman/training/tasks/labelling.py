@@ -43,9 +43,7 @@ class _LabelTask(RowTask):
 
     unit: str
 
-    def __init__(
-        self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None
-    ) -> None:
+    def __init__(self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None) -> None:
         """vocabulary: labels with a tokenizer; default: learned from the texts."""
         assert isinstance(config.data, TaggedData | LabelledData)
         data = self.data = config.data
@@ -156,9 +154,7 @@ _VALID_ROWS = 256
 class ImageTask(Task):
     """A label per image.  Without data.valid, a fixed fifth of the images is held out for validation."""
 
-    def __init__(
-        self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None
-    ) -> None:
+    def __init__(self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None) -> None:
         """vocabulary: default: the labels of the images."""
         data = config.data
         assert isinstance(data, ImageData) and isinstance(config.model, VisionConfig)  # checked by the configuration

@@ -31,9 +31,7 @@ from dragoman.training.tasks.task import Row, RowTask, Score, refuse_empty
 class LanguageTask(RowTask):
     """Windows of text without a source; each starts with BOS, as generated text does."""
 
-    def __init__(
-        self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None
-    ) -> None:
+    def __init__(self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None) -> None:
         assert isinstance(config.data, TextData)
         data = self.data = config.data
         tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
@@ -91,9 +89,7 @@ class MaskedTask(RowTask):
     80 % of these tokens are replaced by the mask, `Tokenizer.mask`, 10 % by a random token, and 10 % are unchanged.
     """
 
-    def __init__(
-        self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None
-    ) -> None:
+    def __init__(self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None) -> None:
         assert isinstance(config.data, MaskedData)
         data = self.data = config.data
         tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
@@ -153,9 +149,7 @@ _ROLES_SCORED = 8
 class DialogueTask(RowTask):
     """Windows of dialogues without a source.  Every turn is predicted once per epoch, after the role that speaks."""
 
-    def __init__(
-        self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None
-    ) -> None:
+    def __init__(self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None) -> None:
         """vocabulary: a tokenizer with the roles of the dialogues; default: learned from them."""
         assert isinstance(config.data, DialogueData)
         data = self.data = config.data
@@ -178,14 +172,26 @@ class DialogueTask(RowTask):
         self._ids, self._targets, bounds = array("I"), array("I"), array("q", [0])
         encoded = self._encode(found)
         cut = self._windows(encoded)
-        for inputs, targets in self._rows(cut, self._loss_roles()):
+        learned = frozenset(self.tokenizer.roles[role] for role in data.loss_roles) or None  # None: all
+        for inputs, targets in self._rows(cut, learned):
             self._ids.extend(inputs)
             self._targets.extend(targets)
             bounds.append(len(self._ids))
         self._bounds = np.array(bounds, dtype=np.int64)
         self.lengths = np.diff(self._bounds)
         self._tokens = len(self._targets) - self._targets.count(PAD)
-        reporter.log(f"data: {_summary(found, roles)}; {self._window_summary(encoded, cut)}")
+        counts = ", ".join(f"{role} {count:,}" for role, count in roles.items())
+        turns = max(len(dialogue.turns) for dialogue in found.dialogues)
+        longest = max(len(turn.text) + 1 for dialogue in encoded for turn in dialogue)
+        summary = (
+            f"data: {found.account()}; turns by role: {counts}; longest dialogue: {turns:,} turns; longest turn: "
+            f"{longest:,} tokens; {len(self.lengths):,} windows, {len(self._ids):,} tokens, {self._tokens:,} to predict"
+        )
+        if split := sum(not turn.ends for window in cut for turn in window.turns):
+            summary += f"; cuts inside a turn of more than {data.max_tokens - 2:,} tokens: {split:,}"
+        if unused := len(cut) - len(self.lengths):
+            summary += f"; windows without a turn of data.loss_roles: {unused:,}"
+        reporter.log(summary)
 
     def _encode(self, found: DialogueSet) -> list[list[TurnIds]]:
         return [encode_turns(self.tokenizer, dialogue.turns) for dialogue in found.dialogues]
@@ -193,23 +199,9 @@ class DialogueTask(RowTask):
     def _windows(self, encoded: Iterable[list[TurnIds]]) -> list[Window]:
         return [w for turns in encoded for w in windows(turns, self.data.max_tokens, self.data.context_tokens)]
 
-    def _loss_roles(self) -> frozenset[int] | None:
-        """Return the ids of the roles that are learned, None for all."""
-        return frozenset(self.tokenizer.roles[role] for role in self.data.loss_roles) or None
-
     def _rows(self, cut: Iterable[Window], roles: frozenset[int] | None) -> list[Row]:
         """Return the rows of windows in which at least one target counts."""
         return [row for row in (window.row(roles) for window in cut) if any(row[1])]
-
-    def _window_summary(self, encoded: list[list[TurnIds]], cut: list[Window]) -> str:
-        unused = len(cut) - len(self.lengths)
-        split = sum(not turn.ends for window in cut for turn in window.turns)
-        longest = max(len(turn.text) + 1 for turns in encoded for turn in turns)
-        summary = f"longest turn: {longest:,} tokens; {len(self.lengths):,} windows, {len(self._ids):,} tokens, "
-        summary += f"{self._tokens:,} to predict"
-        if split:
-            summary += f"; cuts inside a turn of more than {self.data.max_tokens - 2:,} tokens: {split:,}"
-        return summary + (f"; windows without a turn of data.loss_roles: {unused:,}" if unused else "")
 
     def rows(self, indices: list[int], key: tuple[int, int, int]) -> list[Row]:
         spans = [slice(self._bounds[i], self._bounds[i + 1]) for i in indices]
@@ -252,12 +244,6 @@ class DialogueTask(RowTask):
             return scores
 
         return score
-
-
-def _summary(found: DialogueSet, roles: dict[str, int]) -> str:
-    counts = ", ".join(f"{role} {count:,}" for role, count in roles.items())
-    longest = max(len(dialogue.turns) for dialogue in found.dialogues)
-    return f"{found.account()}; turns by role: {counts}; longest dialogue: {longest:,} turns"
 
 
 def _check_roles(roles: list[str], data: DialogueData) -> None:

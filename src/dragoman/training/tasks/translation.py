@@ -39,9 +39,7 @@ class TranslationTask(Task):
 
     has_grid = True
 
-    def __init__(
-        self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None
-    ) -> None:
+    def __init__(self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None) -> None:
         """vocabulary: default: learned from the corpora."""
         tokenizer = vocabulary if isinstance(vocabulary, Tokenizer) else None
         specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
@@ -160,9 +158,7 @@ def sample_index(sources: Sequence[str]) -> int:
 class ParsingTask(TranslationTask):
     """Sentences and their linearized trees, written to disk and learned as a parallel corpus."""
 
-    def __init__(
-        self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None = None
-    ) -> None:
+    def __init__(self, config: Config, prepared: Path, reporter: Reporter, vocabulary: Vocabulary | None) -> None:
         data = config.data
         assert isinstance(data, TreeData)
         paths, valid = data.train_paths(), data.valid_path()

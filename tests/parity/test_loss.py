@@ -11,8 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dragoman.config import EncoderOnlyConfig
+from dragoman.data.batching import Batch, collate_source
+from dragoman.models.build import build_model
 from dragoman.tokenizers import PAD
-from dragoman.training.loss import TokenLoss, chunked_cross_entropy, cross_entropy
+from dragoman.training.loss import (
+    AccuracyHead,
+    TokenLoss,
+    chunked_cross_entropy,
+    cross_entropy,
+    label_scores,
+    mean_loss,
+)
 
 M, D, V = 23, 6, 17
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-12}
@@ -178,3 +188,27 @@ def test_logits_are_held_for_one_chunk_at_a_time() -> None:
     with Products() as seen:
         chunked_cross_entropy(hidden, weight, torch.randint(900, (600,)), 0.1)[0].backward()
     assert 256 * 900 <= seen.largest <= 256 * 900 + 64  # unused memory of a kernel
+
+
+def test_label_scores_are_means_over_labels() -> None:
+    network = build_model(EncoderOnlyConfig(d_model=8, d_ff=12, n_heads=2, n_layers=1), 9, 5).eval()
+    batches = []
+    for rows, labels in (([[4, 5, 3], [6, 3]], [[1, 2, 0], [4, 0, 0]]), ([[7, 3]], [[3, 0]])):
+        src, mask = collate_source(rows)
+        targets = torch.tensor(labels)
+        batches.append(
+            Batch(src, mask, targets.new_zeros(len(rows), 0), targets, src.numel(), int((targets != 0).sum()))
+        )
+    scores = label_scores(network, batches)
+    assert scores["valid_loss"] == pytest.approx(mean_loss(network, batches), rel=1e-6)
+    correct = 0
+    for batch in batches:
+        logits = network(batch.src, batch.src_mask, batch.tgt_in)
+        correct += int((logits[..., 1:].argmax(-1) + 1 == batch.tgt_out).sum())
+    assert scores["accuracy"] == pytest.approx(100 * correct / 4)
+
+
+def test_padding_is_not_a_predicted_label() -> None:
+    logits = torch.tensor([[[9.0, 1.0, 2.0], [9.0, 2.0, 1.0]]])
+    _, correct, labels = AccuracyHead(torch.tensor([[2, 2]]))(logits, torch.nn.Identity())
+    assert (correct, labels) == (1, 2)

@@ -97,8 +97,8 @@ def missing_wing(module: str, what: str) -> UsageError | None:
     """
     root, _, rest = module.partition(".")
     package = rest.partition(".")[0] if root == "dragoman" else ""
-    own = next((name for name, paths in WINGS.items() if package in paths), None)
-    for name in () if own is None else (own, *_NEEDS.get(own, ())):
+    its_wing = next((name for name, paths in WINGS.items() if package in paths), None)
+    for name in () if its_wing is None else (its_wing, *_NEEDS.get(its_wing, ())):
         if importlib.util.find_spec(f"dragoman.{WINGS[name][0]}") is None:
             return UsageError(
                 f"{what} needs the part {name!r} of Dragoman (dragoman/{WINGS[name][0]}), which is not installed; "

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-import dragoman.config.document as document_module
+import dragoman.config.errors as errors_module
 from dragoman.config import Config, Duration, dump_toml, flatten, load_config, parse_config, resolve_path
 from dragoman.config.errors import models_in
 from dragoman.config.reference import all_keys
@@ -342,7 +342,7 @@ def test_no_message_is_that_of_pydantic(monkeypatch: pytest.MonkeyPatch) -> None
     """Every key takes every kind of TOML value: each type of pydantic's errors that can occur has our own wording."""
     types: set[str] = set()
     raw: set[str] = set()
-    describe = document_module.describe
+    describe = errors_module.describe
 
     def spy(error: dict[str, Any], root: type[BaseModel]) -> str:
         types.add(error["type"])
@@ -354,7 +354,7 @@ def test_no_message_is_that_of_pydantic(monkeypatch: pytest.MonkeyPatch) -> None
             raw.add(f"{error['type']}: {message}")
         return message
 
-    monkeypatch.setattr(document_module, "describe", spy)
+    monkeypatch.setattr(errors_module, "describe", spy)
     documents = [small_document(ROOT)]
     for kind, architecture in KINDS.items():
         data = {"kind": kind, "dataset": "digits"} if kind == "images" else {"kind": kind, "train": ["a"]}

@@ -76,11 +76,11 @@ class Commands(TyperGroup):
         if error := missing_wing(place, f"'dragoman {cmd_name}'"):
             raise error
         module, _, name = place.partition(":")
-        found = getattr(importlib.import_module(module), name)
-        if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
-            found.command(cmd_name, cls=Command)(function)
-        command = typer.main.get_command(found)
+        group = getattr(importlib.import_module(module), name)
+        if not isinstance(group, typer.Typer):
+            function, group = group, typer.Typer(add_completion=False, rich_markup_mode=None)
+            group.command(cmd_name, cls=Command)(function)
+        command = typer.main.get_command(group)
         command.name = cmd_name
         return command
 

@@ -140,8 +140,8 @@ def _print_key(key: Key, out: Console) -> None:
 
 def _conditions(key: Key, conditions: Iterable[tuple[str, Sequence[str]]]) -> str:
     """Return the kinds that have a key, such as "kind = learned; model.architecture = transformer"."""
-    own = key.name.rpartition(".")[0] + "."
-    return "; ".join(f"{name.removeprefix(own)} = {', '.join(kinds)}" for name, kinds in reversed([*conditions]))
+    section = key.name.rpartition(".")[0] + "."
+    return "; ".join(f"{name.removeprefix(section)} = {', '.join(kinds)}" for name, kinds in reversed([*conditions]))
 
 
 def _title(name: str) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -160,11 +160,12 @@ def _log_test_scores(document: Config, run: Path, reporter: RichReporter) -> Non
     reporter.phase("translating the test set", f"{len(pairs):,} sentences")
     translator = Translator.load(run, document.train.device, quantize="none")
     sources, references = [p.source for p in pairs], [[p.target for p in pairs]]
-    found = evaluate_model(translator, sources, references, language=data.target_language)
-    for line in found.lines():
+    evaluation = evaluate_model(translator, sources, references, language=data.target_language)
+    for line in evaluation.lines():
         reporter.result(f"test: {line}")
     folder = find_model(run)
-    scores = {"bleu": found.bleu.score, "chrf": found.chrf.score, "ter": found.ter.score, "sentences": found.sentences}
+    scores: dict[str, Any] = {name: getattr(evaluation, name).score for name in ("bleu", "chrf", "ter")}
+    scores["sentences"] = evaluation.sentences
     append_row(run, {"step": read_meta(folder)["step"], "model": folder.name, "test": scores})
 
 

@@ -165,10 +165,10 @@ def _check_format(form: str, attributes: bool, others: Mapping[str, bool]) -> No
         raise UsageError(f"--format {form!r}; accepted: {', '.join(_FORMATS)}")
     if attributes and form != "html":
         raise UsageError("--attributes: only for --format html; omit it")
-    given = [name for name, is_given in others.items() if is_given]
-    if given and form != "text":
+    refused = [name for name, is_given in others.items() if is_given]
+    if refused and form != "text":
         raise UsageError(
-            f"{', '.join(given)}: not supported with --format {form}, which translates one document; omit it"
+            f"{', '.join(refused)}: not supported with --format {form}, which translates one document; omit it"
         )
 
 

@@ -94,12 +94,12 @@ def resolve_path(text: str, root: str = "") -> Path:
     """
 
     def value(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
-        if found is None:
+        setting = os.environ.get(match[1], match[2])
+        if setting is None:
             raise UsageError(
                 f"{text!r}: the environment variable {match[1]} is not set; set it, or write the full path"
             )
-        return found
+        return setting
 
     def expand(part: str) -> Path:
         filled = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, part)
@@ -141,7 +141,7 @@ def _key(value: Any) -> Any:
     raise ValueError("must be a column number (0 to 9,999) or the name of a key, in quotes")
 
 
-Given = TypeVar("Given")
+Entry = TypeVar("Entry")
 Key = Annotated[str | int, BeforeValidator(_key)]
 Root = Annotated[
     str,
@@ -191,10 +191,10 @@ class CorpusConfig(Section):
         return {key: path for key in ("source", "target", "path") if (path := getattr(self, key)) is not None}
 
 
-def _not_empty(given: tuple[Given, ...], info: ValidationInfo) -> tuple[Given, ...]:
-    if not given and not is_stored(info):
+def _not_empty(entries: tuple[Entry, ...], info: ValidationInfo) -> tuple[Entry, ...]:
+    if not entries and not is_stored(info):
         raise PydanticKnownError("too_short", {"field_type": "Tuple", "min_length": 1, "actual_length": 0})
-    return given
+    return entries
 
 
 Corpora = Annotated[tuple[CorpusConfig, ...], AfterValidator(_not_empty)]
@@ -369,7 +369,7 @@ class MaskedData(FileData):
     """Plain text for masked language modelling, one sequence per paragraph (Devlin et al. 2019)."""
 
     kind: Literal["masked"] = "masked"
-    rate: limits.Part = field(0.15, "fraction of tokens that are masked and predicted", example=0.3)
+    rate: limits.MaskedFraction = field(0.15, "fraction of tokens that are masked and predicted", example=0.3)
     max_tokens: limits.TokensPerExample = field(256, "maximum tokens per sequence", example=512)
 
 

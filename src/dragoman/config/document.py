@@ -26,7 +26,7 @@ from dragoman.config.data import (
     move_root,
     resolve_path,
 )
-from dragoman.config.errors import describe, models_at, shown, tag_of
+from dragoman.config.errors import models_at, problems_of, shown, tag_of
 from dragoman.config.limits import ADAM_RATES
 from dragoman.config.model import (
     PRESETS,
@@ -311,11 +311,7 @@ def parse_config(
                 raise
             config = Config.model_validate(document, context={"stored": stored})  # with the kinds that they register
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        # pydantic reports a list without valid entries as too short as well.
-        inner = {e["loc"][:depth] for e in errors for depth in range(1, len(e["loc"]))}
-        problems += [describe(dict(e), Config) for e in errors if e["type"] != "too_short" or e["loc"] not in inner]
-        raise ConfigError(where, problems) from None
+        raise ConfigError(where, problems + problems_of(error, Config)) from None
     if problems:
         raise ConfigError(where, problems)
     return config

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Annotated, Any
 
 import tomli_w
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from dragoman.config.limits import ADAM_RATES
@@ -40,7 +40,7 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     name = ".".join(clip(part, 60) for part in path)
     tags = ", ".join(map(tag_of, variants))
     limits = _limits_at(section, path)
-    given = "" if isinstance(value, dict) else f" = {shown(value)}"
+    written = "" if isinstance(value, dict) else f" = {shown(value)}"
     match kind:
         case "extra_forbidden":
             return f"{name}: no such key{_elsewhere(section, path, siblings, root)}; accepted here: {_known(section)}"
@@ -49,7 +49,7 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
         case "missing":
             return f"{name}: missing; this key is required"
         case "tuple_type":
-            return f"{name}{given}: must be a list; write {_as_list(section, path[-1], value)}"
+            return f"{name}{written}: must be a list; write {_as_list(section, path[-1], value)}"
         case "invalid_key":  # impossible in TOML and JSON
             return f"{'.'.join(path[:-1])}: the key {shown(value)} must be text"
         case "string_unicode":
@@ -76,7 +76,15 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     message = str(error["msg"]).removeprefix("Value error, ")
     if not name:  # the error concerns two sections, and its message names both
         return message
-    return f"{name}{given}: {message[0].lower() + message[1:]}"
+    return f"{name}{written}: {message[0].lower() + message[1:]}"
+
+
+def problems_of(error: ValidationError, root: type[BaseModel]) -> list[str]:
+    """Return the messages for pydantic's errors on a document of the model `root`."""
+    errors = error.errors(include_url=False)
+    # pydantic reports a list without valid entries as too short as well.
+    inner = {e["loc"][:depth] for e in errors for depth in range(1, len(e["loc"]))}
+    return [describe(dict(e), root) for e in errors if e["type"] != "too_short" or e["loc"] not in inner]
 
 
 def shown(value: Any) -> str:
@@ -129,8 +137,8 @@ def _elsewhere(
         return f" (did you mean {other!r}?)"
     if near := nearest(key, section.model_fields):
         return near
-    found = _full_names(root).get(key)
-    return f" (did you mean {found!r}?)" if found else ""
+    name = _full_names(root).get(key)
+    return f" (did you mean {name!r}?)" if name else ""
 
 
 @cache

@@ -61,7 +61,7 @@ VocabularySize = Annotated[_Whole, Field(ge=8, le=1_048_576)]
 
 Dropout = Annotated[_Real, Field(ge=0, le=0.9), AcceptStored]
 """Dropout, label smoothing, subword sampling: above 0.9 less than a tenth of the signal remains."""
-Part = Annotated[_Real, Field(ge=0.001, le=0.9), AcceptStored]
+MaskedFraction = Annotated[_Real, Field(ge=0.001, le=0.9), AcceptStored]
 """Fraction of tokens that are masked; both masked and unmasked tokens must remain."""
 NormEpsilon = Annotated[_Real, Field(ge=1e-12, le=0.1), AcceptStored]
 """Added to a variance: below 1e-12 it has no effect in float32, above 0.1 it distorts the result."""

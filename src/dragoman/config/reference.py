@@ -235,21 +235,21 @@ def _ends_with(name: str, wanted: str) -> bool:
 # ------------------------------------------------------------------------------------------ documents with all defaults
 
 
-def annotated_toml(document: Section, given: Collection[str], preset: str | None = None) -> str:
+def annotated_toml(document: Section, names_set: Collection[str], preset: str | None = None) -> str:
     """Return the document with all defaults as TOML; a comment states the origin of each value.
 
-    given: dotted keys that were set.  preset: name of the preset, the origin of values of `[model]` that are neither
-    set nor defaults.
+    names_set: dotted keys that were set.  preset: name of the preset, the origin of values of `[model]` that are not
+    set and differ from the defaults.
     """
     lines = []
     for name, section in document:
         usual = type(document).model_fields[name].default
-        lines += [f"[{name}]", *_lines(section, usual, f"{name}.", "", given, preset), ""]
+        lines += [f"[{name}]", *_lines(section, usual, f"{name}.", "", names_set, preset), ""]
     return "\n".join(lines)
 
 
 def _lines(
-    section: Section, usual: Any, prefix: str, inner: str, given: Collection[str], preset: str | None
+    section: Section, usual: Any, prefix: str, inner: str, names_set: Collection[str], preset: str | None
 ) -> Iterator[str]:
     """Yield the lines of a section.
 
@@ -261,7 +261,7 @@ def _lines(
         value, key = getattr(section, name), prefix + name
         default = None if field.is_required() else field.default
         if isinstance(value, Section) and not hasattr(value, "unit"):
-            yield from _lines(value, default, f"{key}.", f"{inner}{name}.", given, preset)
+            yield from _lines(value, default, f"{key}.", f"{inner}{name}.", names_set, preset)
             continue
         if name not in written:
             continue
@@ -270,7 +270,7 @@ def _lines(
             continue
         if name in ("kind", "architecture"):
             default = getattr(usual, name, None)
-        is_set = any(one == key or one.startswith(f"{key}.") for one in given)
+        is_set = any(one == key or one.startswith(f"{key}.") for one in names_set)
         origin = _origin(value, default, is_set, preset)
         yield f"{f'{inner}{name} = {toml_value(written[name])}':<{_COLUMN}}  # {origin}"
 

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from dragoman.config import limits
 from dragoman.config.document import read_document
-from dragoman.config.errors import describe
+from dragoman.config.errors import problems_of
 from dragoman.config.section import NotBoolean, Section, field
 from dragoman.errors import ConfigError
 
@@ -107,7 +107,7 @@ class ServerConfig(Section):
         try:
             config = cls.model_validate(document)
         except ValidationError as error:
-            raise ConfigError(where, [describe(dict(e), cls) for e in error.errors(include_url=False)]) from None
+            raise ConfigError(where, problems_of(error, cls)) from None
         if config.require_key and not config.database:
             raise ConfigError(where, ["require_key = true: needs a database of keys; specify `database`"])
         return config
@@ -122,8 +122,7 @@ def with_options(config: ServerConfig, shortlist: bool | None = None, **search: 
     try:
         SearchOverrides(**overrides)
     except ValidationError as error:
-        problems = [describe(dict(e), SearchOverrides) for e in error.errors(include_url=False)]
-        raise ConfigError("dragoman serve", problems) from None
+        raise ConfigError("dragoman serve", problems_of(error, SearchOverrides)) from None
 
     def changed(model: ModelEntry) -> ModelEntry:
         options: dict[str, Any] = {"search": SearchOverrides(**model.search.given | overrides)}

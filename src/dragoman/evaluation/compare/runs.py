@@ -225,8 +225,8 @@ def compare_runs(
     UsageError with every folder that cannot be compared, DataError if the test set is misaligned.
     """
     if (source is None) != (reference is None):
-        given, missing = ("source", "reference") if reference is None else ("reference", "source")
-        raise UsageError(f"{given} = {source or reference} without {missing}; a test set needs both files")
+        name, missing = ("source", "reference") if reference is None else ("reference", "source")
+        raise UsageError(f"{name} = {source or reference} without {missing}; a test set needs both files")
     if source is None and tokenize != "auto":
         raise UsageError(f"tokenize = {tokenize} applies to the BLEU of a test set; give source and reference too")
     if samples < 2:
@@ -239,11 +239,11 @@ def compare_runs(
     return _grouped([_decoded(run, test, device, samples, tokenize, log) for run in runs_read], test, samples)
 
 
-def _read_runs(given: Sequence[str | Path]) -> list[ComparedRun]:
+def _read_runs(paths: Sequence[str | Path]) -> list[ComparedRun]:
     """Return the runs under distinct names.  Raises UsageError with every problem."""
     problems: list[str] = []
     folders: dict[Path, Path] = {}
-    for path in map(Path, given):
+    for path in map(Path, paths):
         inside = [path]
         if not _is_run(path):
             inside = sorted(folder for folder in path.iterdir() if _is_run(folder)) if path.is_dir() else []

@@ -221,9 +221,10 @@ def test_a_list_of_wrong_items_is_not_called_too_short() -> None:
         (b"#" * 1_000_001, "larger than 1,000,000 bytes"),
         (b"\xff\xfe[\0d\0", "not UTF-8 at byte 0"),
         (b"[model]\0", "not valid TOML"),
+        (b"[model]\nd_model = \n", "not valid TOML: Invalid value (at line 2"),
         (b"model = 5\ntrain = []\ndata = true", "3 problems"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_contents_that_are_no_configuration(content: bytes, words: str, tmp_path: Path) -> None:
     file = tmp_path / "it.toml"
@@ -256,7 +257,13 @@ def test_what_is_not_a_regular_file_is_not_read(tmp_path: Path) -> None:
         for path in (tmp_path / "pipe", Path("/dev/zero")):
             with pytest.raises(ConfigError, match="not a regular file; specify a TOML file"):
                 load_config(path)
-    for path, words in (("loop", "no such file|cannot be read"), ("x" * 999, "no such file|cannot be read")):
+    (tmp_path / "tiny.toml").touch()
+    for path, words in (
+        ("loop", "no such file|cannot be read"),
+        ("x" * 999, "no such file|cannot be read"),
+        ("tini.toml", "no such file.*did you mean.*tiny.toml"),
+        ("", "a folder, not a regular file"),
+    ):
         with pytest.raises(ConfigError, match=words):
             load_config(tmp_path / path)
 

@@ -6,7 +6,7 @@ The charts are the curves of every metric, scores with intervals, and BLEU by so
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,65 +147,50 @@ def best_groups(comparison: RunComparison, column: Column) -> list[Group]:
 
 def _differing_data(comparison: RunComparison) -> list[str]:
     """Return the keys of the data in which the groups differ; filters apply to the training pairs only."""
-    return [
-        key
-        for key in comparison.differing
-        if key.startswith("data.") and not key.startswith(("data.filter.", "data.max_"))
-    ]
+    keys = (key for key in comparison.differing if key.startswith("data."))
+    return [key for key in keys if not key.startswith(("data.filter.", "data.max_"))]
 
 
 def print_comparison(comparison: RunComparison, console: Console) -> None:
     """Print the numbers, the differences between the configurations, and BLEU by source length."""
-    print_table(console, _numbers_table(comparison))
+    groups, test = comparison.groups, comparison.test
+    seeds = {group.name: Text(", ".join(map(str, group.seeds))) for group in groups}
+    print_table(console, _numbers_table(comparison, seeds))
     if comparison.differing or comparison.seeds_differ:
-        print_table(console, _differences_table(comparison))
-    if comparison.test is not None:
-        print_table(console, _lengths_table(comparison, comparison.test))
+        table = plain_table("differs in", *(group.name for group in groups))
+        for key in comparison.differing:
+            values = (value_text(group.differs[key]) if key in group.differs else "–" for group in groups)
+            table.add_row(key, *map(Text, values))
+        if comparison.seeds_differ:
+            table.add_row("train.seed", *seeds.values())
+        print_table(console, table)
+    if test is not None:
+        buckets = groups[0].by_length
+        table = plain_table(f"BLEU by {test.unit}", *(bucket.title for bucket in buckets))
+        table.add_row("lines", *(f"{bucket.sentences:,}" for bucket in buckets), style="dim")
+        for group in groups:
+            scores = (f"{bucket.bleu.score:.1f} ±{bucket.bleu.half:.1f}" for bucket in group.by_length)
+            table.add_row(Text(group.name, "bold"), *scores)
+        print_table(console, table)
     for note in _notes(comparison):
         console.print(note["en"], style="dim", soft_wrap=True)
-    if comparison.test is not None:
+    if test is not None:
         console.print(_signatures(comparison), style="dim", soft_wrap=True)
 
 
-def _numbers_table(comparison: RunComparison) -> Table:
+def _numbers_table(comparison: RunComparison, seeds: Mapping[str, Text]) -> Table:
     shown = [column for column in columns(comparison) if column.brief]
     best = {column.key: best_groups(comparison, column) for column in shown}
     several = comparison.seeds_differ or any(len(group.runs) > 1 for group in comparison.groups)
     table = plain_table("run", *(["seeds"] if several else []), *(column.title for column in shown))
     for group in comparison.groups:
+        special = differences(group, comparison)
+        text = ", ".join(special[:4]) + (", …" if len(special) > 4 else "")
+        label = Text.assemble((group.name, "bold"), *((f"\n  {line}", "dim") for line in textwrap.wrap(text, 40)))
         styles = ("bold green" if group in best[column.key] else "" for column in shown)
         texts = (" ".join(cell_text(group, column)).strip() for column in shown)
         cells = (Text(text, style, no_wrap=True) for text, style in zip(texts, styles, strict=True))
-        table.add_row(_label(group, comparison), *([Text(_seeds(group))] if several else []), *cells)
-    return table
-
-
-def _label(group: Group, comparison: RunComparison) -> Text:
-    special = differences(group, comparison)
-    text = ", ".join(special[:4]) + (", …" if len(special) > 4 else "")
-    return Text.assemble((group.name, "bold"), *((f"\n  {line}", "dim") for line in textwrap.wrap(text, 40)))
-
-
-def _differences_table(comparison: RunComparison) -> Table:
-    table = plain_table("differs in", *(group.name for group in comparison.groups))
-    for key in comparison.differing:
-        values = (value_text(group.differs[key]) if key in group.differs else "–" for group in comparison.groups)
-        table.add_row(key, *map(Text, values))
-    if comparison.seeds_differ:
-        table.add_row("train.seed", *(Text(_seeds(group)) for group in comparison.groups))
-    return table
-
-
-def _seeds(group: Group) -> str:
-    return ", ".join(map(str, group.seeds))
-
-
-def _lengths_table(comparison: RunComparison, test: EvalSet) -> Table:
-    buckets = comparison.groups[0].by_length
-    table = plain_table(f"BLEU by {test.unit}", *(bucket.title for bucket in buckets))
-    table.add_row("lines", *(f"{bucket.sentences:,}" for bucket in buckets), style="dim")
-    for group in comparison.groups:
-        table.add_row(Text(group.name, "bold"), *(f"{b.bleu.score:.1f} ±{b.bleu.half:.1f}" for b in group.by_length))
+        table.add_row(label, *([seeds[group.name]] if several else []), *cells)
     return table
 
 

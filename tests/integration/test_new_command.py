@@ -11,8 +11,7 @@ import pytest
 from dragoman import load_config, plan_training, train
 from dragoman.advice import choice, measurement
 from dragoman.advice.choice import Size
-from dragoman.advice.text import open_text
-from dragoman.data.held_out import letters_hash
+from dragoman.advice.text import letters_hash, open_text
 from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.training.run import check_files
 from small_run import Cli, digit_pairs, write_lines

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from dragoman.data.held_out import (
+from dragoman.advice.text import (
     TEST,
     TRAIN,
     VALID,

@@ -26,10 +26,9 @@ from dragoman.advice.choice import (
 )
 from dragoman.advice.examine import examine
 from dragoman.advice.measurement import corpus_facts, measure_speeds
-from dragoman.advice.text import NAMES, ParallelText, Split, check_text_files, open_text, split_text
+from dragoman.advice.text import NAMES, TEST, TRAIN, VALID, ParallelText, Split, check_text_files, open_text, split_text
 from dragoman.config import Config, load_config, parse_config
 from dragoman.config.section import Duration, DurationField
-from dragoman.data.held_out import TEST, TRAIN, VALID
 from dragoman.data.precheck import replaced_characters
 from dragoman.errors import DataError, UsageError
 from dragoman.io.writing import atomic_folder, write_file, writing

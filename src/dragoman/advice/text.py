@@ -1,29 +1,27 @@
-"""Parallel text of the user as two plain text files, and its split into training, validation and test files."""
+"""Parallel text of the user as two plain text files, and its split into training, validation and test files.
+
+Validation and test pairs have no near-duplicates among the training pairs.  Two sentences are near-duplicates if their
+letters are equal; case, spaces, punctuation and digits are ignored.  Pairs that are linked by near-duplicates on either
+side, directly or through other pairs, form a group, and a group is never split.  In a text whose sentences mostly
+differ only in digits, digits are compared, too.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, read_pairs
-from dragoman.data.held_out import (
-    TEST,
-    TRAIN,
-    VALID,
-    choose_held_out,
-    held_out_size,
-    letters_hash,
-    linked_groups,
-    mostly_large,
-)
 from dragoman.data.languages import SCRIPTS, file_language
 from dragoman.data.precheck import likely_language
 from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, key_languages, table_format, text_keys
@@ -32,8 +30,16 @@ from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import count_lines, read_chunks, read_lines
 from dragoman.io.reading import plain_suffix
 
+TRAIN, VALID, TEST = 0, 1, 2
+_MAX_GROUP = 12
+_MOST, _SHARE = 2000, 0.05
+Ints = NDArray[np.int64]
 _SAMPLE = 1000
 _PART = re.compile(r"[-_.]")
+NAMES = {TRAIN: "train", VALID: "valid", TEST: "test"}
+_LEAST_PAIRS = 100
+_SPLIT_SAMPLE = 20_000
+Files = tuple[Path, Path]
 
 
 @dataclass(frozen=True)
@@ -158,12 +164,64 @@ def _pair_in_name(path: Path) -> tuple[str | None, str | None]:
     return None, None
 
 
-NAMES = {TRAIN: "train", VALID: "valid", TEST: "test"}
+def letters_hash(text: str, digits: bool = False) -> int:
+    """Return a 64-bit hash of the case-folded letters of a text; of the whole text if it has no letters.
 
-_LEAST_PAIRS = 100
-_SPLIT_SAMPLE = 20_000
+    digits: whether to hash digits, too.
+    """
+    letters = "".join(filter(str.isalnum if digits else str.isalpha, text.casefold())) or text
+    digest = hashlib.blake2b(letters.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
-Files = tuple[Path, Path]
+
+def linked_groups(sources: NDArray[np.uint64], targets: NDArray[np.uint64]) -> Ints:
+    """Return for each pair the smallest index of a pair in its group; sources, targets: hashes of the two sides."""
+    sides = []
+    for hashes in (sources, targets):
+        _, numbers = np.unique(hashes, return_inverse=True)
+        sides.append((numbers, int(numbers.max(initial=-1)) + 1))
+    groups = np.arange(len(sources), dtype=np.int64)
+    while True:
+        before = groups
+        for numbers, count in sides:
+            smallest = np.full(count, len(groups), dtype=np.int64)
+            np.minimum.at(smallest, numbers, groups)
+            groups = smallest[numbers]
+        groups = groups[groups]  # pointer jumping: fewer rounds
+        if np.array_equal(groups, before):
+            return groups
+
+
+def mostly_large(groups: Ints) -> bool:
+    """Return whether most pairs are in groups that are too large for a held-out part."""
+    _, sizes = np.unique(groups, return_counts=True)
+    return 2 * int(sizes[sizes > _MAX_GROUP].sum()) > len(groups)
+
+
+def held_out_size(pairs: int) -> int:
+    """Return the number of validation pairs, and of test pairs: 2,000, but at most 5 % of all pairs."""
+    return min(_MOST, int(_SHARE * pairs))
+
+
+def choose_held_out(groups: Ints, wanted: Iterable[tuple[int, int]], seed: int = 1) -> NDArray[np.uint8]:
+    """Return the part of each pair: TRAIN, or a part of `wanted`, which contains (part, number of pairs).
+
+    Whole groups of at most 12 pairs are drawn, in an order that depends only on the seed and the number of groups.  A
+    part gets fewer pairs than wanted only if there are not enough such groups.
+    """
+    parts = np.full(len(groups), TRAIN, dtype=np.uint8)
+    names, numbers, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    small = order[sizes[order] <= _MAX_GROUP]
+    part_of_group = np.full(len(names), TRAIN, dtype=np.uint8)
+    start = 0
+    for part, count in wanted:
+        totals = np.cumsum(sizes[small[start:]])
+        taken = int(np.searchsorted(totals, count, side="right"))
+        part_of_group[small[start : start + taken]] = part
+        start += taken
+    parts[:] = part_of_group[numbers]
+    return parts
 
 
 @dataclass

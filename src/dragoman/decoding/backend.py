@@ -37,6 +37,7 @@ MIN_JUDGED_LENGTH = 10
 
 Result = TypeVar("Result")
 Call = TypeVar("Call")
+Answer = TypeVar("Answer")
 
 
 def count_repeats(tokens: Ids, at_least: int = MIN_REPEATS) -> int:
@@ -117,14 +118,18 @@ def search_with_retry(
 
     Returns one result per source, and the faults of the first results.
     """
-    steps = searches_with_retry(search, sources, settings, tokens, is_empty)
+    return answered(searches_with_retry(lambda *call: call, sources, settings, tokens, is_empty), lambda c: search(*c))
+
+
+def answered(steps: Generator[Call, Answer, Result], answer: Callable[[Call], Answer]) -> Result:
+    """Run a generator to its end with the answer to each value that it yields; return its result."""
     try:
-        result = next(steps)
+        call = next(steps)
         while True:
-            result = steps.send(result)
+            call = steps.send(answer(call))
     except StopIteration as stop:
-        found: tuple[list[Result], list[Fault]] = stop.value
-        return found
+        result: Result = stop.value
+        return result
 
 
 def searches_with_retry(

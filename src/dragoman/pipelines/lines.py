@@ -77,6 +77,11 @@ class SplitLine:
         return self.text[:start] + joined + (self.text[start + len(body) :] if len(targets) == len(self.parts) else "")
 
 
+def searched_parts(lines: Iterable[SplitLine]) -> list[Part]:
+    """Return the parts of lines that are translated and not copied."""
+    return [part for line in lines for part in line.searched]
+
+
 def clean(text: str, name: str) -> str:
     """Return the text on one line, with lone surrogates replaced by "?".  Raises UsageError if it is not a str."""
     return one_line(valid(text, name))

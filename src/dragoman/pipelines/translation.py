@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.literals import has_words
 from dragoman.data.sentences import join_parts, list_prefix, split_sentences, split_text
-from dragoman.decoding.backend import Fault, StreamWithRetry, has_unusual_length, searches_with_retry
+from dragoman.decoding.backend import Fault, StreamWithRetry, answered, has_unusual_length, searches_with_retry
 from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings, before_end
 from dragoman.errors import UsageError, clip
 from dragoman.pipelines.glossary import Glossary, applied
@@ -29,6 +29,7 @@ from dragoman.pipelines.lines import (
     Translation,
     clean,
     one_line,
+    searched_parts,
     valid,
     with_prefixes,
 )
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import Model
 
-_WINDOW = 2000
-"""Texts that are translated together."""
 _MOST_BLANK = 3
 """Maximum number of tokens of a blank target, which is empty or consists of a few spaces."""
 
@@ -198,8 +197,12 @@ class Translator(Pipeline):
 
         Raises UsageError.
         """
-        languages, on_gpu = (source_language, target_language), str(self.backend.device) != "cpu"
-        return list(self._stream(texts, batch_tokens, prefix, split, glossary, languages, _WINDOW, on_gpu, overrides))
+        SearchSettings.of(self.settings, **overrides)  # refuses other arguments of `stream`
+        options: dict[str, Any] = {
+            "batch_tokens": batch_tokens, "prefix": prefix, "split": split, "glossary": glossary,
+            "source_language": source_language, "target_language": target_language,
+        }  # fmt: skip
+        return list(self.stream(texts, overlap=str(self.backend.device) != "cpu", **options, **overrides))
 
     def stream(
         self,
@@ -211,43 +214,29 @@ class Translator(Pipeline):
         glossary: Glossary | Mapping[str, str] | None = None,
         source_language: str | None = None,
         target_language: str | None = None,
-        window: int = _WINDOW,
+        window: int = 2000,
+        overlap: bool = False,
         **overrides: Any,
     ) -> Iterator[Translation]:
-        """Translate lazily: read `window` lines, sort them by length, translate them and yield them in order."""
-        languages = source_language, target_language
-        return self._stream(lines, batch_tokens, prefix, split, glossary, languages, window, False, overrides)
+        """Translate lazily: read `window` lines, sort them by length, translate them and yield them in order.
 
-    def _stream(
-        self,
-        lines: Iterable[str],
-        batch_tokens: int | None,
-        prefix: Prefix,
-        split: bool | None,
-        glossary: Glossary | Mapping[str, str] | None,
-        languages: Languages,
-        window: int,
-        overlap: bool,
-        overrides: Mapping[str, Any],
-    ) -> Iterator[Translation]:
+        overlap: read the next window, and begin with it, while a GPU translates this one.  The other arguments are
+        those of `translate`.
+        """
         check_sequence(lines)
         check_positive(batch_tokens=1 if batch_tokens is None else batch_tokens)
         check_flag(split=split)
-        settings = SearchSettings.of(self.settings, **overrides)
-        terms = None if glossary is None else Glossary.of(glossary)
-        languages = self._check_languages(*languages)
+        settings, terms = SearchSettings.of(self.settings, **overrides), Glossary.of(glossary)
+        languages = self._check_languages(source_language, target_language)
+
+        def search(call: SearchCall) -> list[list[Hypothesis]]:
+            phrases = {} if call.phrases is None else {"phrases": call.phrases}
+            return self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, **phrases)
 
         def translated(pairs: Sequence[tuple[str, str]]) -> list[Translation]:
-            searches = self._searches(pairs, split, settings, terms, languages)
-            try:
-                call = next(searches)
-                while True:
-                    phrases = {} if call.phrases is None else {"phrases": call.phrases}
-                    found = self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, **phrases)
-                    call = searches.send(found)
-            except StopIteration as stop:
-                translations: list[Translation] = stop.value
-                return translations
+            split_lines = [self.split(text, prefix, split, languages) for text, prefix in pairs]
+            answered(self.part_searches(searched_parts(split_lines), settings, terms), search)
+            return [self.join(line, settings.nbest) for line in split_lines]
 
         return stream_windows(
             with_prefixes(lines, prefix),
@@ -369,25 +358,17 @@ class Translator(Pipeline):
         """
         check_sequence(texts)
         check_flag(split=split)
-        settings = SearchSettings.of(self.settings, **overrides)
+        settings, terms = SearchSettings.of(self.settings, **overrides), Glossary.of(glossary)
         pairs = [(check_text(text, f"text {number}", allow_surrogates=True), own)
                  for number, (text, own) in enumerate(with_prefixes(texts, prefix), start=1)]  # fmt: skip
         languages = self._check_languages(source_language, target_language)
-        terms = None if glossary is None else Glossary.of(glossary)
-        return self._searches(pairs, split, settings, terms, languages, details)
 
-    def _searches(
-        self,
-        texts: Sequence[tuple[str, str]],
-        split: bool | None,
-        settings: SearchSettings,
-        glossary: Glossary | None,
-        languages: Languages,
-        details: bool = True,
-    ) -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
-        lines = [self.split(text, prefix, split, languages) for text, prefix in texts]
-        yield from self.part_searches([part for line in lines for part in line.searched], settings, glossary)
-        return [self.join(line, settings.nbest, details) for line in lines]
+        def steps() -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
+            lines = [self.split(text, own, split, languages) for text, own in pairs]
+            yield from self.part_searches(searched_parts(lines), settings, terms)
+            return [self.join(line, settings.nbest, details) for line in lines]
+
+        return steps()
 
     def part_searches(
         self, parts: Sequence[Part], settings: SearchSettings, glossary: Glossary | None = None

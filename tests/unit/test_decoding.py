@@ -1,8 +1,13 @@
-"""Settings, length limits, sampling, and when sentences leave the batch."""
+"""Searches of toy models: settings, length limits, what may come next, forced prefixes, sampling, and streams.
+
+Stable tokens of a stream do not change, and are as many as can be known.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,11 +17,13 @@ import torch
 from dragoman.config import SearchConfig
 from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch.backend import TorchBackend
-from dragoman.decoding.pytorch.search import draw
+from dragoman.decoding.pytorch.search import beam_search, draw, sample, stream_tokens
+from dragoman.decoding.pytorch.stepper import SearchRequest, disallow_repeated_ngrams
+from dragoman.decoding.search_types import PartialHypothesis
 from dragoman.errors import DragomanError, UsageError
 from dragoman.tokenizers import BOS, EOS, PAD, UNK
 from tiny_translator import tiny_transformer
-from toy_model import CopyModel, ToyModel, padded
+from toy_model import CopyModel, ToyModel, padded, teacher_forced
 
 SOURCES = [[4, 6, 5, 3], [5, 3], [7, 4, 6, 5, 4, 3]]
 
@@ -325,3 +332,201 @@ def test_the_unknown_token_may_be_generated() -> None:
     found = generate(ModelStepper(CopyModel(9)), torch.tensor([[UNK, 4, EOS]]), None, SearchSettings(beam=1))
 
     assert found[0][0].tokens == [UNK, 4]
+
+
+VOCAB = 9
+
+
+def request(count: int, prefixes: list[list[int]] | None = None, min_length: int = 0, ngram: int = 0) -> SearchRequest:
+    settings = SearchSettings(min_length=min_length, no_repeat_ngram=ngram)
+    return SearchRequest.build(torch.full((count, 1), EOS), None, settings, prefixes)
+
+
+def crossed_out(request: SearchRequest, tokens: list[list[int]], possible: bool = True) -> list[set[int]]:
+    """The forbidden tokens of each row."""
+    rows = torch.tensor(tokens, dtype=torch.long).view(len(tokens), -1)
+    allowed = request.allowed(torch.full((len(tokens), VOCAB), possible), rows, torch.arange(len(tokens)))
+    return [set((~row).nonzero()[:, 0].tolist()) for row in allowed]
+
+
+def toy_search(prefix: list[list[int]] | None = None, **settings: int | bool | float) -> list[list[Hypothesis]]:
+    src, mask = padded(SOURCES)
+    return generate(ModelStepper(ToyModel(VOCAB)), src, mask, SearchSettings(**settings), prefix)  # type: ignore[arg-type]
+
+
+def test_padding_and_begin_are_crossed_out() -> None:
+    assert crossed_out(request(2), [[], []]) == [{PAD, BOS}, {PAD, BOS}]
+
+
+@pytest.mark.parametrize(("length", "crossed"), [(0, set()), (2, set()), (3, {EOS})])
+def test_the_end_is_crossed_out_below_the_minimum(length: int, crossed: set[int]) -> None:
+    assert crossed_out(request(1, min_length=length), [[4, 5]]) == [crossed | {PAD, BOS}]
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "crossed"),
+    [
+        (1, [4, 5, 4], {4, 5}),
+        (2, [4, 5, 4], {5}),
+        (2, [4, 5, 6], set()),
+        (2, [4, 4, 4], {4}),
+        (3, [6, 4, 5, 7, 4, 5, 8, 4, 5], {7, 8}),
+        (3, [4, 5], set()),
+        (4, [4, 5, 6], set()),
+    ],
+)
+def test_tokens_that_would_repeat_an_ngram_are_crossed_out(size: int, tokens: list[int], crossed: set[int]) -> None:
+    other = [8] * (len(tokens) - 1) + [7]
+    allowed = torch.ones(2, VOCAB, dtype=torch.bool)
+
+    disallow_repeated_ngrams(allowed, torch.tensor([tokens, other]), size)
+
+    assert set((~allowed[0]).nonzero()[:, 0].tolist()) == crossed
+    if size > 1:
+        assert crossed_out(request(2, ngram=size), [tokens, other])[0] == crossed | {PAD, BOS}
+
+
+def test_a_prefix_leaves_its_own_token_of_its_own_sentence() -> None:
+    forced, free = request(3, [[6, 7], [], [5]]), {PAD, BOS}
+
+    assert crossed_out(forced, [[], [], []]) == [set(range(9)) - {6}, free, set(range(9)) - {5}]
+    assert crossed_out(forced, [[6], [4], [5]]) == [set(range(9)) - {7}, free, free]
+
+
+def test_a_prefix_wins_over_everything_else() -> None:
+    forced = request(1, [[4, 4, 4]], min_length=9, ngram=2)
+
+    assert crossed_out(forced, [[4, 4]]) == [set(range(9)) - {4}]
+
+
+def test_where_nothing_is_left_the_target_ends() -> None:
+    assert crossed_out(request(2), [[4], [5]], possible=False) == [set(range(9)) - {EOS}] * 2
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_no_ngram_comes_twice_and_no_target_is_too_short(width: int) -> None:
+    for hypotheses in toy_search(beam=width, no_repeat_ngram=2, min_length=8, max_extra=9):
+        tokens = hypotheses[0].tokens
+        pairs = list(itertools.pairwise(tokens))
+        assert len(set(pairs)) == len(pairs)
+        assert len(tokens) >= 8
+
+
+def test_a_minimum_beyond_the_limit_moves_the_limit() -> None:
+    assert [len(hypotheses[0].tokens) for hypotheses in toy_search(min_length=12, max_extra=1)] == [12, 12, 12]
+
+
+@pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 4, "nbest": 3}, {"sample": True, "nbest": 3}])
+def test_every_target_starts_with_its_prefix_and_its_score_counts_it(settings: dict[str, int | bool]) -> None:
+    prefix = [[5, 5, 5], [], [8, 1]]
+
+    for source, own, hypotheses in zip(SOURCES, prefix, toy_search(prefix, no_repeat_ngram=2, **settings), strict=True):
+        assert len(hypotheses) == settings.get("nbest", 1)
+        for hypothesis in hypotheses:
+            assert hypothesis.tokens[: len(own)] == own
+            expected = teacher_forced(ToyModel(VOCAB), source, [*hypothesis.tokens, EOS])
+            assert hypothesis.token_log_probs == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_prefix_may_be_longer_than_the_source() -> None:
+    long = [4, 5, 6, 7] * 5
+
+    found = toy_search([long, long[:3], []], max_extra=2, min_length=20)
+
+    assert found[0][0].tokens[:20] == long
+    assert len(found[0][0].tokens) <= 21
+
+
+def test_invalid_prefixes_are_refused() -> None:
+    with pytest.raises(UsageError, match="2 forced prefixes for 3 sentences"):
+        toy_search([[4], [5]])
+    with pytest.raises(UsageError, match=r"sentence 2: \[4, 3\] contains"):
+        toy_search([[], [4, EOS], []])
+
+
+def watched(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> tuple[list[PartialHypothesis], list[int]]:
+    """The partial hypotheses, and the tokens of the result with the end of sentence."""
+    steps, paths = stream_tokens(ModelStepper(model), src, settings), []
+    while True:
+        try:
+            paths.append(next(steps))
+        except StopIteration as end:
+            return paths, end.value[1].tokens
+
+
+def common(hypotheses: list[list[int]]) -> int:
+    """Length of the longest common prefix."""
+    longest = min(map(len, hypotheses))
+    return max(n for n in range(longest + 1) if all(h[:n] == hypotheses[0][:n] for h in hypotheses))
+
+
+def hypotheses_that_may_win(model: ToyModel, src: torch.Tensor, settings: SearchSettings) -> list[list[list[int]]]:
+    """Per step of the beam search: all unfinished hypotheses and the best complete one."""
+    seen: list[list[list[int]]] = []
+    finished: list[tuple[float, list[int]]] = []
+
+    for step in beam_search(ModelStepper(model), SearchRequest.build(src, None, settings, None)):
+        alive = []
+        columns = step.beams.tokens[0].tolist(), step.beams.token_log_probs[0], step.beams.log_probs[0]
+        for tokens, each, total in zip(*columns, strict=True):
+            if not bool(total.isfinite()):
+                continue
+            if tokens[-1] == EOS:
+                score = float(each.double().sum()) / ((5 + len(tokens)) / 6) ** settings.alpha
+                finished.append((score, tokens[:-1]))
+            else:
+                alive.append(tokens)
+        if step.active[0]:
+            seen.append([*alive, *(tokens for _, tokens in sorted(finished)[-1:])])
+    return seen
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beam": 2},
+        {"beam": 3, "alpha": 1.2},
+        {"beam": 2, "alpha": 0.0},
+        {"beam": 3, "shrink_beam": True},
+        {"beam": 3, "recombine": 1},
+    ],
+    ids=str,
+)
+def test_stable_tokens_are_the_common_prefix_of_all_hypotheses_that_may_win(settings: dict[str, Any]) -> None:
+    asked = SearchSettings(max_extra=9, **settings)
+    src, stable, after_an_end = torch.tensor([[4, 6, EOS]]), 0, 0
+    for seed in range(25):
+        model = ToyModel(7, sharpness=1.5, seed=seed)
+        paths, outcome = watched(model, src, asked)
+        rivals = hypotheses_that_may_win(model, src, asked)
+
+        assert [path.stable for path in paths] == [common(own) for own in rivals]
+        assert all(path.tokens[: path.stable] == outcome[: path.stable] for path in paths)
+        stable += sum(path.stable for path in paths)
+        after_an_end += sum(len(own[-1]) < len(path.tokens) for path, own in zip(paths, rivals, strict=True))
+    assert stable > 25 and after_an_end > 15  # tokens are known early, and some steps have a complete hypothesis
+
+
+@pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3}, {"sample": True}], ids=str)
+def test_gradients_are_disabled_in_the_steps_and_not_between_them(settings: dict[str, Any]) -> None:
+    class Watched(ToyModel):
+        def logits(self, source: list[int], prefix: list[int]) -> torch.Tensor:
+            assert not torch.is_grad_enabled()
+            return super().logits(source, prefix)
+
+    src, asked = torch.tensor([[4, 6, EOS]]), SearchSettings(max_extra=4, **settings)
+    request = SearchRequest.build(src, None, asked, None)
+    search = beam_search if asked.beam > 1 and not asked.sample else sample
+    for steps in (search(ModelStepper(Watched(7)), request), stream_tokens(ModelStepper(Watched(7)), src, asked)):
+        assert all(torch.is_grad_enabled() for _ in steps)
+        assert torch.is_grad_enabled()
+
+
+def test_each_step_may_run_in_another_thread() -> None:
+    src, settings = torch.tensor([[4, 6, EOS]]), SearchSettings(beam=3, max_extra=6)
+    wanted = list(stream_tokens(ModelStepper(ToyModel(7)), src, settings))
+    steps, found = stream_tokens(ModelStepper(ToyModel(7)), src, settings), []
+    for _ in wanted:
+        with ThreadPoolExecutor(1) as thread:
+            found.append(thread.submit(next, steps).result())
+    assert found == wanted

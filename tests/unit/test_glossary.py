@@ -1,15 +1,32 @@
-"""Glossaries: which terms are found, how they reach the search, and what is reported."""
+"""Glossaries: which terms are found, how they reach the search, what is reported, and both searches with phrases."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from dragoman.decoding import SearchSettings
+from dragoman.decoding.backend import DecodingBackend
+from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
+from dragoman.decoding.native.engine import Engine
+from dragoman.decoding.native.library import load_native, unavailable_reason
+from dragoman.decoding.native.pack import pack
+from dragoman.decoding.pytorch.backend import TorchBackend
+from dragoman.decoding.search_types import Hypothesis, Phrases, length_penalty
+from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
+from dragoman.models.seq2seq import Model
 from dragoman.pipelines.glossary import Glossary, Term, applied
+from dragoman.tokenizers import EOS
+from every_kind import ending, improving
 from tiny_translator import tiny_tokenizer, tiny_translator
+from toy_model import ToyModel
 
 ENTRIES = {
     "dog": "Köter",
@@ -121,3 +138,228 @@ def test_a_file(tmp_path: Path) -> None:
 def test_a_glossary_excludes_sampling() -> None:
     with pytest.raises(UsageError, match="phrases require beam search"):
         tiny_translator(beam=1).translate(["one"], glossary={"one": "two"}, sample=True)
+
+
+VOCAB = 83
+native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
+
+
+@pytest.fixture(scope="module")
+def backends(tmp_path_factory: pytest.TempPathFactory) -> tuple[DecodingBackend, DecodingBackend]:
+    """The same float32 model in PyTorch and, if it is available, in the native engine."""
+    return both_backends(ending(VOCAB), tmp_path_factory.mktemp("phrases"))
+
+
+def both_backends(model: Model, folder: Path) -> tuple[DecodingBackend, DecodingBackend]:
+    reference = TorchBackend(model, "cpu")
+    if load_native() is None:
+        return reference, reference
+    path = pack(model, folder / "packed", "float32", max_positions=120)
+    return reference, NativeBackend(Engine(path), "float32", 2, lambda: reference)
+
+
+def case(seed: int) -> tuple[list[int], Phrases, SearchSettings, list[int]]:
+    """A random source with phrases, settings and a forced prefix."""
+    draw = random.Random(seed)
+    tokens = range(4, VOCAB)
+    source = [*draw.choices(tokens, k=draw.randint(1, 12)), EOS]
+    ids = tuple(tuple(draw.choices(tokens, k=draw.randint(1, 4))) for _ in range(draw.randint(1, 3)))
+    if draw.random() < 0.2:
+        ids = (*ids, ids[0])
+    beam = draw.randint(1, 6)
+    settings = SearchSettings(
+        beam=beam, nbest=draw.randint(1, beam), max_extra=draw.choice([0, 3, 20]), alpha=draw.choice([0.0, 0.6, 1.0]),
+        no_repeat_ngram=draw.choice([0, 0, 2]), min_length=draw.choice([0, 0, 9]),
+        shrink_beam=seed % 2 == 1, beam_threshold=[0.0, 0.0, 0.3, 2.0][seed // 2 % 4],
+        recombine=[0, 1, 2][seed % 3],
+    )  # fmt: skip
+    return (
+        source,
+        Phrases(ids, draw.choice([None, None, 0.5, 4.0])),
+        settings,
+        draw.choices(tokens, k=draw.choice([0, 0, 2])),
+    )
+
+
+def searched(
+    backend: DecodingBackend, source: list[int], phrases: Phrases | None, settings: SearchSettings, prefix: list[int]
+) -> list[Hypothesis]:
+    return backend.search([source], [prefix], settings, 4000, [phrases])[0]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_required_phrases_are_contained_and_scores_are_those_of_the_model(
+    seed: int, backends: tuple[DecodingBackend, DecodingBackend]
+) -> None:
+    source, phrases, settings, prefix = case(seed)
+    required = Phrases(phrases.ids, None, phrases.inside)
+    for backend in backends:
+        found = searched(backend, source, required, settings, prefix)
+        assert 1 <= len(found) <= settings.nbest
+        for h in found:
+            assert all(required.contained(h.tokens)) and h.tokens[: len(prefix)] == prefix
+            (forced,) = backends[0].score([(source, [*h.tokens, EOS])], 4000)
+            assert h.token_log_probs == pytest.approx(forced, abs=1e-4)
+            assert h.score == pytest.approx(sum(forced) / length_penalty(len(forced), settings.alpha), abs=1e-4)
+        assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
+
+
+@native
+@pytest.mark.parametrize("seed", range(60))
+def test_both_implementations_agree(seed: int, backends: tuple[DecodingBackend, DecodingBackend]) -> None:
+    source, phrases, settings, prefix = case(seed)
+    one, other = (searched(backend, source, phrases, settings, prefix) for backend in backends)
+    assert [h.tokens for h in one] == [h.tokens for h in other]
+    assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-4)
+    assert [h.truncated for h in one] == [h.truncated for h in other]
+
+
+@pytest.mark.parametrize("bonus", [None, 0.5])
+@pytest.mark.parametrize("narrower", [{"shrink_beam": True}, {"beam_threshold": 0.2}, {"recombine": 1}], ids=str)
+def test_a_narrower_beam_changes_some_results(
+    narrower: dict[str, Any], bonus: float | None, backends: tuple[DecodingBackend, DecodingBackend]
+) -> None:
+    wide = SearchSettings(beam=5, nbest=3, alpha=1.0, max_extra=10)
+    settings = wide, SearchSettings.of(wide, **narrower)
+    found: list[list[list[list[int]]]] = [[], []]
+    for seed in range(12):
+        source, phrases, _, _ = case(seed)
+        for results, asked in zip(found, settings, strict=True):
+            plain, own = (searched(backend, source, Phrases(phrases.ids, bonus), asked, []) for backend in backends)
+            assert [h.tokens for h in own] == [h.tokens for h in plain]
+            results.append([h.tokens for h in own])
+    assert all(map(len, found[1])) and found[0] != found[1]
+    if "shrink_beam" not in narrower:
+        assert {len(own) for own in found[1]} == {wide.nbest}, "the lists stay full"
+
+
+def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis(tmp_path: Path) -> None:
+    found = []
+    for backend in both_backends(improving(VOCAB), tmp_path):
+        for threshold in (0.0, 90.0):
+            settings = SearchSettings(beam=4, alpha=9.0, max_extra=10, beam_threshold=threshold)
+            found.append(searched(backend, [5, 6, EOS], Phrases(((9,),), 0.1), settings, [])[0].tokens)
+    assert found[:2] == found[2:] and len(found[0]) > len(found[1]) + 5
+
+
+@pytest.mark.parametrize("bonus", [None, 0.7, 3.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_wide_beam_is_exhaustive(seed: int, bonus: float | None) -> None:
+    vocab, extra = 6, 2
+    model = ToyModel(vocab, sharpness=0.9)
+    backend, source = TorchBackend(model, "cpu"), [4, 5, EOS]
+    phrases = Phrases((tuple(random.Random(seed).choices([3, 4, 5][1:], k=1 + seed % 2)),), bonus)
+    settings = SearchSettings(beam=500, nbest=3, max_extra=extra, alpha=0.6)
+    limit = settings.limit(len(source)) + phrases.total
+    ranked = []
+    for length in range(limit):
+        for tokens in itertools.product([t for t in range(1, vocab) if t not in (2, EOS)], repeat=length):
+            contained = phrases.contained(tokens)
+            if bonus is None and not all(contained):
+                continue
+            (log_probs,) = backend.score([(source, [*tokens, EOS])], 4000)
+            gained = sum(len(ids) for ids, done in zip(phrases.ids, contained, strict=True) if done) * (bonus or 0.0)
+            rank = (sum(log_probs) + gained) / length_penalty(length + 1, 0.6)
+            ranked.append((rank, list(tokens)))
+    best = sorted(ranked, key=lambda item: -item[0])[:3]
+    found = searched(backend, source, phrases, settings, [])
+    assert [h.tokens for h in found] == [tokens for _, tokens in best]
+
+
+def test_a_bonus_is_a_preference(backends: tuple[DecodingBackend, DecodingBackend]) -> None:
+    settings = SearchSettings(beam=4, max_extra=10)
+    contained = dict.fromkeys((1e-6, 2.0, 50.0), 0)
+    for seed in range(20):
+        source, phrases, _, _ = case(seed)
+        as_long = SearchSettings(beam=4, max_extra=10 + phrases.total)
+        plain = searched(backends[1], source, None, as_long, [])[0]
+        for bonus in contained:
+            found = searched(backends[1], source, Phrases(phrases.ids, bonus), settings, [])[0]
+            contained[bonus] += sum(phrases.contained(found.tokens))
+            if bonus == 1e-6:
+                assert found.tokens == plain.tokens
+    assert contained[1e-6] < contained[2.0] < contained[50.0]
+
+
+def test_only_a_complete_phrase_is_not_followed_by_another_part_of_a_word(
+    backends: tuple[DecodingBackend, DecodingBackend],
+) -> None:
+    inside = bytes(token > EOS for token in range(VOCAB))
+    for seed, backend in itertools.product(range(10), backends):
+        source = case(seed)[0]
+        plain = searched(backend, source, None, SearchSettings(beam=4, max_extra=11), [])[0]
+        unused = next(token for token in range(4, VOCAB) if token not in plain.tokens)
+        settings = SearchSettings(beam=4, max_extra=10)
+        preferred = searched(backend, source, Phrases(((unused,),), 1e-6, inside), settings, [])[0]
+        assert preferred.tokens == plain.tokens
+        required = searched(backend, source, Phrases(((unused,),), None, inside), settings, [])[0]
+        assert required.tokens[-1] == unused
+
+
+@native
+def test_requests_with_and_without_phrases_do_not_affect_each_other(
+    backends: tuple[DecodingBackend, DecodingBackend],
+) -> None:
+    backend = backends[1]
+    assert isinstance(backend, NativeBackend)
+    cases = [case(seed) for seed in range(40)]
+    sources, prefixes = [c[0] for c in cases], [c[3] for c in cases]
+    phrases = [c[1] if i % 3 else None for i, c in enumerate(cases)]
+    settings = SearchSettings(beam=4, nbest=2, max_extra=6)
+    alone = [
+        backend.search([s], [p], settings, 4000, [own])[0] for s, p, own in zip(sources, prefixes, phrases, strict=True)
+    ]
+    assert backend.search(sources, prefixes, settings, 4000, phrases) == alone
+    service = NativeSearchService(backend, 40)
+    assert service.submit(sources, prefixes, settings, None, phrases).future.result(300) == alone
+    service.close()
+
+
+@native
+def test_phrases_outside_of_a_shortlist(backends: tuple[DecodingBackend, DecodingBackend]) -> None:
+    from array import array
+
+    listed = array("i", [EOS, 7, 8])
+    starts = array("i", [0] * (VOCAB + 1))
+    phrases, settings = Phrases(((70, 71),)), SearchSettings(beam=3)
+    results = []
+    for backend in backends:
+        backend.shortlist = Shortlist(1, VOCAB, "00" * 32, listed, starts, array("i"))
+        try:
+            results.append(searched(backend, [5, 6, EOS], phrases, settings, [])[0])
+        finally:
+            backend.shortlist = None
+    assert results[0].tokens == results[1].tokens
+    assert set(results[0].tokens) <= {7, 8, 70, 71} and phrases.contained(results[0].tokens) == [True]
+
+
+def test_progress() -> None:
+    phrases = Phrases(((5, 6, 7), (6,), (5, 6, 7)))
+    assert phrases.total == 7
+    assert phrases.contained([5, 6, 7]) == [True, False, False]
+    assert phrases.contained([5, 6, 6]) == [False, True, False], "an abandoned phrase may be followed by another"
+    assert phrases.contained([5, 6, 7, 6, 5, 6, 7]) == [True, True, True]
+    assert phrases.contained([5, 6, 5, 6, 7]) == [True, False, False], "a phrase may begin again"
+    assert phrases.start.after(5).wanted == [6] and list(phrases.start.wanted) == [5, 6, 5]
+    assert phrases.start.after(5).after(9).met == 0
+
+
+@pytest.mark.parametrize(("ids", "bonus"), [(((),), None), (((5,),), 0.0), (((5,),), -1.0), (((5,),), math.inf)])
+def test_invalid_phrases(ids: Any, bonus: float | None) -> None:
+    with pytest.raises(UsageError, match=r"accepted: a positive number|at least one token"):
+        Phrases(ids, bonus)
+
+
+@native
+@pytest.mark.parametrize(("token", "told"), [(EOS, "special"), (VOCAB, f"phrase id {VOCAB}"), (-1, "phrase id -1")])
+def test_the_engine_refuses_tokens_that_do_not_exist(
+    token: int, told: str, backends: tuple[DecodingBackend, DecodingBackend]
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        searched(backends[1], [5, EOS], Phrases(((token,),)), SearchSettings(), [])
+
+
+def test_phrases_exclude_sampling(backends: tuple[DecodingBackend, DecodingBackend], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="phrases require beam search"):
+        searched(backends[0], [5, EOS], Phrases(((5,),)), SearchSettings(beam=1, sample=True), [])
+    assert torch.is_grad_enabled()

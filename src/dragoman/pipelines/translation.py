@@ -226,7 +226,8 @@ class Translator(Pipeline):
         check_sequence(lines)
         check_positive(batch_tokens=1 if batch_tokens is None else batch_tokens)
         check_flag(split=split)
-        settings, terms = SearchSettings.of(self.settings, **overrides), Glossary.of(glossary)
+        settings = SearchSettings.of(self.settings, **overrides)
+        terms = None if glossary is None else Glossary.of(glossary)
         languages = self._check_languages(source_language, target_language)
 
         def search(call: SearchCall) -> list[list[Hypothesis]]:
@@ -358,7 +359,8 @@ class Translator(Pipeline):
         """
         check_sequence(texts)
         check_flag(split=split)
-        settings, terms = SearchSettings.of(self.settings, **overrides), Glossary.of(glossary)
+        settings = SearchSettings.of(self.settings, **overrides)
+        terms = None if glossary is None else Glossary.of(glossary)
         pairs = [(check_text(text, f"text {number}", allow_surrogates=True), own)
                  for number, (text, own) in enumerate(with_prefixes(texts, prefix), start=1)]  # fmt: skip
         languages = self._check_languages(source_language, target_language)

@@ -7,8 +7,11 @@ import hashlib
 import os
 import shutil
 import subprocess
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from filelock import FileLock
@@ -16,8 +19,6 @@ from filelock import FileLock
 from dragoman.decoding.native import library as engine
 from dragoman.decoding.native.library import NativeLibrary
 from dragoman.nn.fast.native import library as training
-
-__all__ = ["BUILDS", "EMULATED_TILES", "emulated_library", "use_build", "use_kernels"]
 
 EMULATED = "avx512, AMX, emulated"
 BUILDS = ("avx512", "avx2", EMULATED)
@@ -56,6 +57,16 @@ def use_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(training, "prefers_kernels", lambda cpuinfo: True)
     monkeypatch.setattr(training, "_load", cache(training._load.__wrapped__))
     assert training.kernels() is not None
+
+
+def without_kernels() -> AbstractContextManager[Any]:
+    """Use PyTorch's operations in place of the training kernels for the duration of a block."""
+    return patch.object(training, "_load", lambda: None)
+
+
+def with_products(enabled: bool) -> AbstractContextManager[Any]:
+    """Compute matrix products by the training kernels, if they are used, or by PyTorch for the duration of a block."""
+    return patch.object(training, "prefers_products", lambda cpuinfo: enabled)
 
 
 def emulated_library(name: str) -> Path:

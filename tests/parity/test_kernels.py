@@ -21,10 +21,9 @@ from dragoman.nn.fast.native.library import (
     kernels,
     prefers_kernels,
     prefers_products,
-    with_products,
-    without_kernels,
 )
 from dragoman.training.loss import chunked_cross_entropy, cross_entropy, loss_gradient
+from native_builds import with_products, without_kernels
 
 needs_kernels = pytest.mark.usefixtures("training_kernels")
 

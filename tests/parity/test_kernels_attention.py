@@ -14,8 +14,8 @@ from dragoman.nn.attention import SelfAttention, attend_explicit, causal_bias, p
 from dragoman.nn.fast import attend_short
 from dragoman.nn.fast.dropout import Dropout, seed_dropout
 from dragoman.nn.fast.native.kernels import attend, attend_backward, drop
-from dragoman.nn.fast.native.library import without_kernels
 from dragoman.nn.positions import Positions
+from native_builds import without_kernels
 
 needs_kernels = pytest.mark.usefixtures("training_kernels")
 

@@ -22,11 +22,11 @@ from dragoman.nn.fast.native.kernels import (
     relu_backward_,
     sum_rows,
 )
-from dragoman.nn.fast.native.library import with_products, without_kernels
 from dragoman.nn.layers import FeedForward, LayerNorm, SubLayer
 from dragoman.nn.lora import LoRALinear
 from dragoman.nn.positions import Positions
 from dragoman.nn.record import Tap
+from native_builds import with_products, without_kernels
 
 pytestmark = pytest.mark.usefixtures("training_kernels")
 

@@ -213,11 +213,13 @@ def test_parts_of_fused_matrices_are_initialized_as_matrices_of_their_own(d_key:
     """Glorot's bound of an (a x b) matrix is sqrt(6 / (a + b))."""
     config = model_config(TRANSLATORS["paper"] | {"d_model": 48, "n_heads": 4, "d_key": d_key})
     model = build_model(config, V, V)
-    fused = {name: module for name, module in model.named_modules() if isinstance(module, SelfAttention)}
-    assert len(fused) == 5
+    parts = {SelfAttention: (4 * d_key, 4 * d_key, 48), CrossAttention: (4 * d_key, 48)}
+    fused = {name: module for name, module in model.named_modules() if type(module) in parts}
+    assert len(fused) == 8
     for name, module in fused.items():
-        assert module.parts == (4 * d_key, 4 * d_key, 48)
-        for part in module.qkv.weight.split(module.parts):
+        matrix: Any = module.qkv if isinstance(module, SelfAttention) else module.kv
+        assert module.parts == parts[type(module)]  # type: ignore[index]
+        for part in matrix.weight.split(module.parts):
             bound = (6 / (len(part) + 48)) ** 0.5
             assert 0.97 * bound < float(part.detach().abs().max()) <= bound, name
 

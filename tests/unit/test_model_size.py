@@ -13,7 +13,7 @@ import torch
 from dragoman.config import ModelConfig, load_config
 from dragoman.errors import UsageError
 from dragoman.models import size
-from dragoman.models.build import assemble, build_model
+from dragoman.models.build import assemble
 from dragoman.models.size import available_memory, check_memory, count_parameters
 from every_kind import EVERY_STEP, model_config
 from small_run import small_config, write_corpus
@@ -136,15 +136,3 @@ def test_loading_is_refused_before_the_model_is_built(tmp_path: Path, monkeypatc
     monkeypatch.setattr(size, "available_memory", lambda device: 1000)
     with pytest.raises(UsageError, match=r"parameters: its weights need 0\.0 GB, and 0\.0 GB of memory are available"):
         load_network(tmp_path / "run")
-
-
-def test_fused_matrices_are_initialised_a_part_at_a_time() -> None:
-    """Glorot's bound of a D x D matrix is sqrt(6 / 2D); of the fused 3D x D matrix it would be sqrt(6 / 4D)."""
-    d = 64
-    model = build_model(base(d_model=d, d_ff=96, n_heads=4, encoder_layers=1, decoder_layers=1), 50, 50)
-    fused = {name: p for name, p in model.named_parameters() if name.endswith(("qkv.weight", "kv.weight"))}
-    assert {len(p) // d for p in fused.values()} == {2, 3} and len(fused) == 3
-    for name, matrix in fused.items():
-        for part in matrix.split(d):
-            bound = (6 / (2 * d)) ** 0.5
-            assert 0.97 * bound < float(part.detach().abs().max()) <= bound, name

@@ -47,7 +47,7 @@ def multiply_by_kernels(
 ) -> Tensor:
     """`multiply` for tensors for which `uses_kernels` is true."""
     library = kernels()
-    if library is None or not (a.numel() and b.numel()):  # None: a backward pass in `without_kernels`
+    if library is None or not (a.numel() and b.numel()):  # None: not used since the forward pass, as in tests
         return _multiply(a, b, bias, out, add)
     if out is None:
         out = empty(a.size(0), b.size(1))

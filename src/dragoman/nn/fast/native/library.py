@@ -9,50 +9,21 @@ processor alone, never of a measurement, so that a run can be resumed with the s
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 _INSTRUCTIONS = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 
-_disabled = False
-_products: bool | None = None  # None: as the processor prefers
-
 
 def kernels() -> Any:
     """Return the C interface of csrc/api.cpp, a `ctypes.CDLL`, or None if PyTorch's operations are to be used."""
-    return None if _disabled else _load()
-
-
-@contextmanager
-def without_kernels() -> Generator[None, None, None]:
-    """Use PyTorch's operations for the duration of a block."""
-    global _disabled
-    before, _disabled = _disabled, True
-    try:
-        yield
-    finally:
-        _disabled = before
+    return _load()
 
 
 def has_kernel_products() -> bool:
     """Return whether matrix products are computed by the kernels, too."""
-    if kernels() is None:
-        return False
-    return prefers_products(_cpuinfo()) if _products is None else _products
-
-
-@contextmanager
-def with_products(enabled: bool) -> Generator[None, None, None]:
-    """Compute matrix products by the kernels, where there are any, or by PyTorch for the duration of a block."""
-    global _products
-    before, _products = _products, enabled
-    try:
-        yield
-    finally:
-        _products = before
+    return kernels() is not None and prefers_products(_cpuinfo())
 
 
 def prefers_kernels(cpuinfo: str) -> bool:

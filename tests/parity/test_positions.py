@@ -152,6 +152,19 @@ def test_rotary_turns_each_pair_of_neighbours() -> None:
         torch.testing.assert_close(got, want, **EXACT)
 
 
+def test_rotary_is_llamas_with_the_pairs_permuted() -> None:
+    """Llama pairs k with k + Dh/2 and not neighbours, so its features are permuted."""
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    config = llama.LlamaConfig(hidden_size=H * DH, num_attention_heads=H)
+    base = float(config.rope_parameters["rope_theta"] if hasattr(config, "rope_parameters") else config.rope_theta)
+    q, k, pos = torch.randn(N, H, T, DH), torch.randn(N, H, T, DH), torch.arange(T)
+    order = torch.cat([torch.arange(0, DH, 2), torch.arange(1, DH, 2)])
+    cosine, sine = llama.LlamaRotaryEmbedding(config)(q, pos[None])
+    want = llama.apply_rotary_pos_emb(q[..., order], k[..., order], cosine, sine)
+    for got, other in zip(Rotary(DH, base).rotate(q, k, pos), want, strict=True):
+        torch.testing.assert_close(got[..., order], other, rtol=0, atol=2e-5)  # its angles are float32
+
+
 def test_rotary_keeps_norms_and_leaves_position_zero() -> None:
     q, k = random(N, H, T, DH), random(N, H, T, DH)
     turned, _ = Rotary(DH, 10000.0).rotate(q, k, torch.arange(T))

@@ -1,4 +1,4 @@
-"""Relative positions against their formulas, computed pair by pair."""
+"""Relative positions against their formulas, computed pair by pair, and against `transformers`."""
 
 from __future__ import annotations
 
@@ -213,3 +213,24 @@ def test_relative_positions_follow_the_dtype(kind: str, dtype: torch.dtype) -> N
 
 def test_alibi_stores_no_tensor() -> None:
     assert not Alibi(H).state_dict(), "the slopes follow from the number of heads"
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (64, 300), (16, 100)])
+def test_buckets_are_those_of_t5(bidirectional: bool, buckets: int, max_distance: int) -> None:
+    t5 = pytest.importorskip("transformers.models.t5.modeling_t5")
+    distances = torch.arange(-2000, 2001)
+    want = t5.T5Attention._relative_position_bucket(distances, bidirectional, buckets, max_distance)
+    assert torch.equal(t5_bucket(distances, bidirectional, buckets, max_distance), want)
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 3, 4, 6, 7, 8, 12, 16, 20])
+def test_alibi_is_blooms_up_to_a_number_a_query(n_heads: int) -> None:
+    """Bloom adds m j where the paper has -m (i - j); m i is constant per query and cancels in the softmax."""
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    want = bloom.build_alibi_tensor(torch.ones(1, 40), n_heads, torch.float32)  # (H, 1, T)
+    bias = Alibi(n_heads).static_bias(torch.arange(40), torch.arange(40))
+    assert bias is not None
+    past = torch.ones(40, 40, dtype=torch.bool).tril()
+    from_first = bias - bias[..., :1]  # (H, T, T)
+    torch.testing.assert_close(from_first[:, past], want.expand(-1, 40, -1)[:, past], rtol=1e-6, atol=1e-5)

@@ -397,12 +397,12 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="number of sentences (default: 1000; random-base: 160)")
     parser.add_argument("--quick", action="store_true", help="smoke test: 2 rounds, 80 sentences, no tuning")
     parser.add_argument("--out", type=Path, help="write all measurements as JSON")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: runs bench/decode_cuda.py")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: decoding by bench/gpu.py")
     given = parser.parse_args()
     if given.device == "cuda":
-        import decode_cuda
+        import gpu
 
-        decode_cuda.main([])
+        gpu.main(list(gpu.DECODING))
         return
     if given.quick:
         given.rounds, given.sentences = min(2, given.rounds), min(80, given.sentences or 80)

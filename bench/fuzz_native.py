@@ -222,11 +222,10 @@ class Fuzzer:
     """Runs test cases; the number of a case seeds its random generator."""
 
     def __init__(self, folder: Path, library: Path) -> None:
-        from dragoman.decoding.native import engine, request
+        from dragoman.decoding.native import engine
         from dragoman.decoding.native import library as native
 
         self.engine: Any = engine
-        self.structures: Any = request
         self.engine.load_native = lambda: native.NativeLibrary(
             "sanitized", native._declare_functions(ctypes.CDLL(str(library)))
         )
@@ -322,7 +321,7 @@ class Fuzzer:
 
     def bypassing_python(self, draw: random.Random) -> None:
         """Pass unchecked values directly to the library; the arrays have the lengths that their offsets declare."""
-        module, engine = self.structures, draw.choice(self.engines)
+        module, engine = self.engine, draw.choice(self.engines)
         count = mostly(draw, [1, 2, 5], [-1, 0])
         rows = max(count, 0)
 

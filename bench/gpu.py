@@ -371,7 +371,7 @@ def word_tokenizer(vocabulary: int) -> Tokenizer:
 
 
 def many(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
-    from dragoman.decoding import retry
+    from dragoman.decoding import backend as searches
     from dragoman.pipelines.translation import Translator
 
     vocabulary = SIZES[given.size][1]
@@ -385,7 +385,7 @@ def many(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
         speed = len(sources) * LENGTH / min(times[1:])
         report(f"{len(sources)} sentences, beam {beam}, ids", f"{speed:,.0f} tokens/s (first time {times[0]:.1f} s)")
     # Random weights repeat themselves, which a translator would search a second time.
-    retry.fault_of = lambda *_: ""  # type: ignore[assignment]
+    searches.fault_of = lambda *_: ""  # type: ignore[assignment]
     tokenizer = word_tokenizer(vocabulary)
     translator = Translator(backend, tokenizer)
     texts = [tokenizer.decode_source(ids) for ids in sources]

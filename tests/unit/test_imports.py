@@ -132,6 +132,33 @@ def graph() -> dict[str, set[str]]:
     return {name: imported_modules(path.read_text(encoding="utf-8")) - {name} for name, path in MODULES.items()}
 
 
+def bindings(text: str) -> set[str]:
+    """The names that a module binds at its top level."""
+    names = {
+        alias.asname or alias.name
+        for n in ast.walk(ast.parse(text))
+        if isinstance(n, ast.ImportFrom)
+        for alias in n.names
+    }
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+@pytest.mark.parametrize("path", sorted((ROOT.parents[1] / "bench").glob("*.py")), ids=lambda path: path.stem)
+def test_programs_import_what_exists(path: Path) -> None:
+    """Most of them run only when somebody measures, so that a moved name would be noticed late."""
+    for module, name in imports(path.read_text(encoding="utf-8")):
+        if module.partition(".")[0] == "dragoman" and f"{module}.{name}" not in MODULES:
+            assert module in MODULES, f"{path.name}: no module {module}"
+            assert not name or name in bindings(MODULES[module].read_text(encoding="utf-8")), (
+                f"{path.name}: {module} has no {name}"
+            )
+
+
 def test_imports_are_found_wherever_they_stand() -> None:
     text = (
         "import os, dragoman.cli\n"

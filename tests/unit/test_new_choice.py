@@ -237,7 +237,7 @@ def test_the_guide_states_the_rules() -> None:
 
 
 SAMPLE = digit_pairs(150, longest=9)
-SIZES = (Size(16, 1), Size(32, 1), Size(48, 1))
+SMALL_SIZES = (Size(16, 1), Size(32, 1), Size(48, 1))
 
 
 class Machine:
@@ -246,7 +246,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, share: float = 1.0, largest: int = 99) -> None:
         self.share, self.largest = share, largest
         monkeypatch.setattr(measurement, "time_steps", self.time_steps)
-        monkeypatch.setattr(measurement, "SIZES", SIZES)
+        monkeypatch.setattr(measurement, "SIZES", SMALL_SIZES)
 
         self.configs: list[Config] = []
 
@@ -266,9 +266,9 @@ def measured(tmp_path: Path, seconds: float) -> tuple[CorpusFacts, list[Speed], 
 def test_sizes_are_measured_until_one_is_too_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Machine(monkeypatch)
     for count in (1, 2, 3):
-        seconds = enough_tokens(SIZES[count - 1], 0.0) / 1000 - 1  # of the last one it sees too few tokens
+        seconds = enough_tokens(SMALL_SIZES[count - 1], 0.0) / 1000 - 1  # of the last one it sees too few tokens
         facts, speeds, said = measured(tmp_path, seconds)
-        assert [speed.size for speed in speeds] == list(SIZES[:count]) and len(said) == count
+        assert [speed.size for speed in speeds] == list(SMALL_SIZES[:count]) and len(said) == count
     assert speeds[0].tokens_per_second == 1000.0 and speeds[0].parameters == 5000
     assert said[0] == "speed: width 16, 1 + 1 layers: 1,000 tokens/s (10 steps)"
     words = sum(len(source.split()) + len(target.split()) + 2 for source, target in SAMPLE) / len(SAMPLE)
@@ -279,7 +279,7 @@ def test_speeds_are_measured_with_the_optimizer_of_the_plan(tmp_path: Path, monk
     machine = Machine(monkeypatch)
     facts, speeds, _ = measured(tmp_path, 1e9)
     planned = nested(choose_training(facts, speeds[0], "the smallest", 360.0))
-    assert len(machine.configs) == len(SIZES)
+    assert len(machine.configs) == len(SMALL_SIZES)
     for config in machine.configs:
         assert config.train.optimizer.kind == planned["train"]["optimizer"]["kind"] == "muon"
 
@@ -288,7 +288,7 @@ def test_a_size_that_does_not_fit_into_the_memory_ends_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Machine(monkeypatch, largest=32)
-    assert [speed.size for speed in measured(tmp_path, 1e9)[1]] == list(SIZES[:2])
+    assert [speed.size for speed in measured(tmp_path, 1e9)[1]] == list(SMALL_SIZES[:2])
     Machine(monkeypatch, largest=8)
     with pytest.raises(UsageError, match="no memory"):
         measured(tmp_path, 1e9)

@@ -116,7 +116,10 @@ class Clients:
         parameter: the key, if it is a parameter of the interface; otherwise it is in the header `Authorization`.
         Raises BadRequest with the status `missing` if a key is required, and with 403 for an unknown key.
         """
-        secret = str(parameter or "") or _header_key(request)
+        secret = str(parameter or "")
+        if not secret:
+            scheme, _, key = header(request, b"authorization").partition(" ")
+            secret = key.strip() if scheme.lower() in ("deepl-auth-key", "bearer") else ""
         address = request.client.host if request.client else ""
         if not secret and self.required:
             raise BadRequest("Please contact the server operator to get an API key", missing)
@@ -124,10 +127,10 @@ class Clients:
             return Client(address, address)
         if self.store is None:
             return Client(address, f"key {hashlib.sha256(secret.encode('utf-8', 'replace')).hexdigest()}")
-        key = self.store.find(secret)
-        if key is None:
+        known = self.store.find(secret)
+        if known is None:
             raise BadRequest("Invalid API key", 403)
-        return Client(f"key {key.id}", f"key {key.id}", key)
+        return Client(f"key {known.id}", f"key {known.id}", known)
 
     def accept(self, client: Client, characters: int) -> None:
         """Apply the limits of a key to a request.  Raises Overloaded and QuotaExceeded."""
@@ -175,8 +178,3 @@ class _Bucket:
         if self._left < 1:
             raise Overloaded(math.ceil((1 - self._left) * 60 / per_minute), "the key has too many requests per minute")
         self._left -= 1
-
-
-def _header_key(request: Request) -> str:
-    scheme, _, key = header(request, b"authorization").partition(" ")
-    return key.strip() if scheme.lower() in ("deepl-auth-key", "bearer") else ""

@@ -30,7 +30,7 @@ from dragoman.serve.gateway import LOG, Gateway, Monitor
 from dragoman.serve.glossaries import DEEPL_ERRORS
 from dragoman.serve.http import INTERNAL_ERROR, Limits, error_key
 from dragoman.serve.libretranslate import LIBRETRANSLATE_ERRORS, LibreTranslate, SuggestionFile
-from dragoman.serve.models import Direction, ModelSource, Slot, model_sources
+from dragoman.serve.models import Direction, Slot, model_sources
 from dragoman.serve.operations import TEXT, Operation, description, fields
 from dragoman.serve.pages import Viewer, ViewerModel, translation_page
 from dragoman.serve.uploads import DocumentJobs
@@ -110,7 +110,27 @@ def create_server(
         clients.close()
         glossaries.close()
 
-    operations, pages = _status_operations(monitor), [Route("/", _to_viewer)]
+    async def live(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(request: Request) -> Response:
+        busy = "stopping" if monitor.draining else "loading" if monitor.loading else ""
+        return JSONResponse({"status": busy or "ok"}, 503 if busy else 200)
+
+    async def metrics(request: Request) -> Response:
+        text = await asyncio.to_thread(monitor.exposition)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def to_viewer(request: Request) -> Response:
+        return RedirectResponse("viewer/")
+
+    status = fields(status=TEXT)
+    operations = [
+        Operation("GET", "/livez", live, "Whether the process runs", status),
+        Operation("GET", "/readyz", ready, "Whether requests are accepted", status),
+        Operation("GET", "/metrics", metrics, "Metrics in Prometheus' text format"),
+    ]
+    pages = [Route("/", to_viewer)]
     if directions.by_pair:
         operations += LibreTranslate(directions, limits, clients, jobs, suggested).operations()
         operations += DeepL(directions, limits, clients, glossaries, jobs).operations()
@@ -130,38 +150,15 @@ def create_server(
     return app
 
 
-def _status_operations(monitor: Monitor) -> list[Operation]:
-    async def live(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def ready(request: Request) -> Response:
-        busy = "stopping" if monitor.draining else "loading" if monitor.loading else ""
-        return JSONResponse({"status": busy or "ok"}, 503 if busy else 200)
-
-    async def metrics(request: Request) -> Response:
-        text = await asyncio.to_thread(monitor.exposition)
-        return Response(text, media_type="text/plain; version=0.0.4")
-
-    status = fields(status=TEXT)
-    return [
-        Operation("GET", "/livez", live, "Whether the process runs", status),
-        Operation("GET", "/readyz", ready, "Whether requests are accepted", status),
-        Operation("GET", "/metrics", metrics, "Metrics in Prometheus' text format"),
-    ]
-
-
 async def _error(request: Request, exception: Exception) -> Response:
     status, detail = getattr(exception, "status_code", 500), getattr(exception, "detail", INTERNAL_ERROR)
     path = request.url.path
-    headers = {"Allow": _allowed_methods(request)} if status == 405 else None
+    headers = {}
+    if status == 405:  # RFC 9110, section 15.5.6: name the methods of all routes with this path
+        routes = [route for route in request.app.routes if isinstance(route, Route)]
+        methods = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        headers["Allow"] = ", ".join(sorted(set().union(*methods)))
     return JSONResponse({error_key(path): f"{request.method} {path[:80]}: {detail}"}, status, headers)
-
-
-def _allowed_methods(request: Request) -> str:
-    """Return the methods of all routes with the path of a request, for RFC 9110, section 15.5.6."""
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
-    methods = [route.methods or () for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    return ", ".join(sorted(set().union(*methods)))
 
 
 async def _regularly(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
@@ -171,10 +168,6 @@ async def _regularly(seconds: float, work: Callable[[], Awaitable[None]]) -> Non
             await work()
         except DatabaseError as error:  # such as a full disk; the next call writes what was not written
             _LOG.error("the database cannot be written: %s", error)
-
-
-async def _to_viewer(request: Request) -> Response:
-    return RedirectResponse("viewer/")
 
 
 _HANDLERS: dict[Any, Any] = dict.fromkeys((404, 405, 500), _error)
@@ -226,7 +219,14 @@ def create_application(
     read: see `start`.  Raises UsageError and ModelFolderError.
     """
     sources = model_sources(config.models, config.device)
-    directions = _directions(config, sources, log)
+    models = [Direction(source, source.name) for source in sources]
+    directions = Directions(models, config.limits.waiting_tokens, config.memory << 20, config.cache << 20)
+    for unused, used in directions.unused:
+        log(f"{unused.name}: only in the viewer, because {used.name} translates the same languages")
+    configured = config.limits
+    limits = Limits(
+        configured.characters, configured.texts, configured.body, configured.read_seconds, configured.seconds
+    )
     viewer = None
     if config.viewer and sources and not has_torch():
         log("without the viewer, which needs PyTorch: pip install 'dragoman[train]' (or --no-viewer)")
@@ -234,10 +234,10 @@ def create_application(
         if not sources:
             with needs_torch("serving a language model"):
                 import torch  # noqa: F401
-        viewer = Viewer(directions, viewer_models(config, directions), _limits(config))
+        viewer = Viewer(directions, viewer_models(config, directions), limits)
     app = create_server(
         directions,
-        _limits(config),
+        limits,
         config.allowed_hosts or (() if config.host in _LOCAL_ADDRESSES else ("*",)),
         viewer,
         Path(config.database) if config.database else None,
@@ -245,16 +245,3 @@ def create_application(
         Path(config.suggestions) if config.suggestions else None,
     )
     return app, Reloader(directions, config, read or (lambda: config), log, viewer)
-
-
-def _directions(config: ServerConfig, sources: Sequence[ModelSource], log: Callable[[str], None]) -> Directions:
-    models = [Direction(source, source.name) for source in sources]
-    directions = Directions(models, config.limits.waiting_tokens, config.memory << 20, config.cache << 20)
-    for unused, used in directions.unused:
-        log(f"{unused.name}: only in the viewer, because {used.name} translates the same languages")
-    return directions
-
-
-def _limits(config: ServerConfig) -> Limits:
-    limits = config.limits
-    return Limits(limits.characters, limits.texts, limits.body, limits.read_seconds, limits.seconds)

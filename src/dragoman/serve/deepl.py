@@ -114,12 +114,16 @@ class DeepL:
         texts = self._texts(values.get("text"))
         target = target_language(self.directions, values)
         self._check_options(values)
-        used = self._model_type(values)
+        used = {}
+        if values.get("model_type") is not None:
+            # There is one model per direction; the type that is reported has no "prefer".
+            used = {"model_type_used": _MODEL_TYPE.read(values).removeprefix("prefer_")}
         source_lang = values.get("source_lang")
         if source_lang:
             languages = [source_language(self.directions, source_lang)] * len(texts)
         else:
-            languages = [self._detected(text) for text in texts]
+            unknown = self.directions.sources[0]
+            languages = [identify(self.directions, text)[0][0] if text else unknown for text in texts]
         options = Options(
             target,
             client.name,
@@ -157,16 +161,6 @@ class DeepL:
                 raise BadRequest(f"'{name}' is not supported by these models; send the request without it")
         for parameter in (_FORMALITY, _TAGS, _SPLIT):
             parameter.read(values)
-
-    def _detected(self, text: str) -> str:
-        return identify(self.directions, text)[0][0] if text else self.directions.sources[0]
-
-    def _model_type(self, values: dict[str, Any]) -> dict[str, str]:
-        """Return the field `model_type_used` of the answer; {} if the request has no `model_type`."""
-        if values.get("model_type") is None:
-            return {}
-        # There is one model per direction; the type that is reported has no "prefer".
-        return {"model_type_used": _MODEL_TYPE.read(values).removeprefix("prefer_")}
 
     async def upload(self, request: Request) -> dict[str, str]:
         body = await read_body(request, self.limits)

@@ -94,7 +94,17 @@ class Monitor:
             rows.observe(search.rows)
 
         directions.observe(observe)
-        _add_model_metrics(directions, named)
+        memory, cache = directions.memory, directions.cache
+        for name, description, value in (
+            ("loaded_models", "Models in memory", lambda: len(memory.loaded)),
+            ("model_bytes", "Weights of the models in memory", lambda: memory.bytes),
+            ("cache_bytes", "Translations in the cache", lambda: cache.bytes),
+        ):
+            Gauge(name, description, **named).set_function(value)
+        texts = Counter("cache_texts", "Texts that were looked up in the cache", ["result"], **named)
+        hits, misses = texts.labels("hit"), texts.labels("miss")
+        cache.observe = lambda hit: (hits if hit else misses).inc()
+        memory.observe = Counter("model_loads", "Models that were loaded, again or for the first time", **named).inc
 
         self._counted: dict[tuple[str, int], Counter] = {}
 
@@ -109,28 +119,6 @@ class Monitor:
     def exposition(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
-
-
-def _add_model_metrics(directions: Directions, named: dict[str, Any]) -> None:
-    memory, cache = directions.memory, directions.cache
-    for name, description, value in (
-        ("loaded_models", "Models in memory", lambda: len(memory.loaded)),
-        ("model_bytes", "Weights of the models in memory", lambda: memory.bytes),
-        ("cache_bytes", "Translations in the cache", lambda: cache.bytes),
-    ):
-        Gauge(name, description, **named).set_function(value)
-    texts = Counter("cache_texts", "Texts that were looked up in the cache", ["result"], **named)
-    hits, misses = texts.labels("hit"), texts.labels("miss")
-    cache.observe = lambda hit: (hits if hit else misses).inc()
-    loads = Counter("model_loads", "Models that were loaded, again or for the first time", **named)
-    memory.observe = loads.inc
-
-
-def log_request(method: str, route: str, status: int, seconds: float) -> None:
-    """Log a request as a JSON object; route: its path, or "other"."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    entry = {"time": now, "method": method, "route": route, "status": status, "seconds": round(seconds, 4)}
-    LOG.info(json.dumps(entry))
 
 
 _ALWAYS = {"/livez", "/readyz", "/metrics"}
@@ -185,7 +173,9 @@ class Gateway:
             label, seconds = path if path in self.routes else "other", time.monotonic() - begun
             monitor.count(label, status, seconds)
             if LOG.isEnabledFor(logging.INFO):
-                log_request(scope["method"], label, status, seconds)
+                now = datetime.now(UTC).isoformat(timespec="milliseconds")
+                entry = {"time": now, "method": scope["method"], "route": label, "status": status}
+                LOG.info(json.dumps(entry | {"seconds": round(seconds, 4)}))
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the answer of requests that are not passed on."""
@@ -194,23 +184,20 @@ class Gateway:
         if not self.is_accepted(host):
             return PlainTextResponse("Invalid host header", 400)
         if scope["method"] == "OPTIONS" and any(name == b"access-control-request-method" for name, _ in headers):
-            return _preflight(headers)
+            # A browser asks whether a page may send a request: any method and header (CORS).
+            wanted = next((value for name, value in headers if name == b"access-control-request-headers"), b"")
+            allowed = {
+                "access-control-allow-methods": "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT",
+                "access-control-max-age": "600",
+            }
+            if wanted:
+                allowed["access-control-allow-headers"] = wanted.decode("latin-1")
+                allowed["vary"] = "access-control-request-headers"
+            return PlainTextResponse("OK", headers=allowed)
         if self.monitor.draining and scope["path"] not in _ALWAYS:
             message = "the server is stopping; send the request again"
             return JSONResponse({error_key(scope["path"]): message}, 503, {"Retry-After": "1", "Connection": "close"})
         return None
-
-
-def _preflight(headers: Sequence[tuple[bytes, bytes]]) -> Response:
-    """Answer the question of a browser whether a page may send a request: any method and header (CORS)."""
-    wanted = next((value for name, value in headers if name == b"access-control-request-headers"), b"")
-    allowed = {
-        "access-control-allow-methods": "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT",
-        "access-control-max-age": "600",
-    }
-    if wanted:
-        allowed |= {"access-control-allow-headers": wanted.decode("latin-1"), "vary": "access-control-request-headers"}
-    return PlainTextResponse("OK", headers=allowed)
 
 
 def is_accepted_host(header: bytes, hosts: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +19,7 @@ from dragoman.serve.directions import Directions, model_code
 from dragoman.serve.http import BadRequest, ErrorFormat, Limits, Parameter, parameters, read_body
 from dragoman.serve.operations import CODE, FLAG, NOT_EMPTY, NUMBER, TEXT, Operation, array, fields, object_of
 
+Stored = TypeVar("Stored")
 DEEPL_ERRORS = ErrorFormat("message", 456, failure="translation failed: ")
 
 
@@ -52,7 +53,6 @@ def language_pair(directions: Directions, values: Mapping[str, Any]) -> tuple[st
     return source, model_code(directions, target_language(directions, values))
 
 
-_NOT_FOUND = "Glossary not found"
 _NAME = Parameter("name", NOT_EMPTY, required=True)
 _FORMAT = Parameter(
     "entries_format", {"enum": ["tsv", "csv"], "default": "tsv"},
@@ -84,9 +84,7 @@ class DeepLGlossaries:
         delete, entries, rename = "Delete a glossary", "Entries of a glossary", "Rename a glossary, or add terms"
         pair, v2, v3, json = _DICTIONARY[:2], "/v2/glossaries", "/v3/glossaries", "application/json"
         new = _NAME, _DICTIONARIES
-        terms = fields(
-            dictionaries=array(fields("", **{parameter.name: parameter.schema for parameter in _DICTIONARY}))
-        )
+        terms = fields(dictionaries=array(object_of([replace(parameter, required=False) for parameter in _DICTIONARY])))
         changes = [replace(parameter, required=False) for parameter in new]
         put, remove = "Store a dictionary", "Delete a dictionary"
         one, several = fields(glossaries=array(_GLOSSARY)), fields(glossaries=array(_MULTILINGUAL))
@@ -98,16 +96,7 @@ class DeepLGlossaries:
             Operation("DELETE", f"{v2}/{{id}}", self.delete, delete, status=204),
             Operation("GET", f"{v2}/{{id}}/entries", self.entries, entries),
             Operation("GET", v3, self.all_multilingual, all, several),
-            Operation(
-                "POST",
-                v3,
-                self.create_multilingual,
-                create,
-                _MULTILINGUAL,
-                (_NAME, _DICTIONARIES),
-                forms=json,
-                status=201,
-            ),
+            Operation("POST", v3, self.create_multilingual, create, _MULTILINGUAL, new, forms=json, status=201),
             Operation("GET", f"{v3}/{{id}}", self.show_multilingual, show, _MULTILINGUAL),
             Operation("PATCH", f"{v3}/{{id}}", self.update, rename, _MULTILINGUAL, changes, forms=json),
             Operation("DELETE", f"{v3}/{{id}}", self.delete, delete, status=204),
@@ -125,9 +114,7 @@ class DeepLGlossaries:
             return None
         if not values.get("source_lang"):
             raise BadRequest("Use of a glossary requires the source_lang parameter to be specified")
-        stored = self.store.find(client.owner, str(identifier))
-        if stored is None:
-            raise BadRequest(_NOT_FOUND, 404)
+        stored = _existing(self.store.find(client.owner, str(identifier)))
         return Glossary(_dictionary(stored, language_pair(self.directions, values), 400))
 
     async def _read(self, request: Request) -> tuple[str, dict[str, Any]]:
@@ -137,10 +124,7 @@ class DeepLGlossaries:
 
     async def _stored(self, request: Request) -> tuple[StoredGlossary, dict[str, Any]]:
         owner, values = await self._read(request)
-        stored = self.store.find(owner, request.path_params["id"])
-        if stored is None:
-            raise BadRequest(_NOT_FOUND, 404)
-        return stored, values
+        return _existing(self.store.find(owner, request.path_params["id"])), values
 
     def _terms(self, values: Any) -> Dictionaries:
         """Return the dictionary that a request describes.  Raises BadRequest and UsageError."""
@@ -182,8 +166,8 @@ class DeepLGlossaries:
 
     async def delete(self, request: Request) -> Response:
         owner, _ = await self._read(request)
-        if not await asyncio.to_thread(self.store.delete, owner, request.path_params["id"]):
-            raise BadRequest(_NOT_FOUND, 404)
+        deleted = await asyncio.to_thread(self.store.delete, owner, request.path_params["id"])
+        _existing(deleted or None)
         return Response(status_code=204)
 
     async def create_multilingual(self, request: Request) -> dict[str, Any]:
@@ -213,11 +197,7 @@ class DeepLGlossaries:
     async def replace_dictionary(self, request: Request) -> dict[str, Any]:
         owner, values = await self._read(request)
         new = self._terms(values)
-
-        def change(stored: StoredGlossary) -> StoredGlossary:
-            return replace(stored, dictionaries={**stored.dictionaries, **new})
-
-        await self._changed(owner, request, change)
+        await self._changed(owner, request, lambda stored: replace(stored, dictionaries={**stored.dictionaries, **new}))
         return next(_dictionary_infos(new))
 
     async def delete_dictionary(self, request: Request) -> Response:
@@ -232,10 +212,7 @@ class DeepLGlossaries:
         return Response(status_code=204)
 
     async def _changed(self, owner: str, request: Request, change: Any) -> StoredGlossary:
-        changed = await asyncio.to_thread(self.store.change, owner, request.path_params["id"], change)
-        if changed is None:
-            raise BadRequest(_NOT_FOUND, 404)
-        return changed
+        return _existing(await asyncio.to_thread(self.store.change, owner, request.path_params["id"], change))
 
     async def dictionary_entries(self, request: Request) -> dict[str, Any]:
         stored, values = await self._stored(request)
@@ -243,6 +220,12 @@ class DeepLGlossaries:
         entries = _tsv(_dictionary(stored, pair, 404))
         row = {"source_lang": source, "target_lang": target, "entries": entries, "entries_format": "tsv"}
         return {"dictionaries": [row]}
+
+
+def _existing(stored: Stored | None) -> Stored:
+    if stored is None:
+        raise BadRequest("Glossary not found", 404)
+    return stored
 
 
 def _dictionary(stored: StoredGlossary, pair: tuple[str, str], status: int) -> dict[str, str]:
@@ -292,7 +275,15 @@ def _entries(values: Mapping[str, Any]) -> dict[str, str]:
     text = required(values, "entries")
     delimiter = {"tsv": "\t", "csv": ","}[_FORMAT.read(values)]
     entries: dict[str, str] = {}
-    for number, row in enumerate(_rows(text, delimiter), start=1):
+    lines = io.StringIO(text, newline="")
+    try:
+        if delimiter == "\t":
+            rows = list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE))
+        else:
+            rows = list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise BadRequest(f"Invalid glossary entries: {error}") from None
+    for number, row in enumerate(filter(None, rows), start=1):
         if len(row) < 2:
             raise BadRequest(f"Invalid glossary entries: line {number} has no target term")
         source = row[0].strip()
@@ -303,15 +294,3 @@ def _entries(values: Mapping[str, Any]) -> dict[str, str]:
         raise BadRequest("Invalid glossary entries: no entries")
     Glossary(entries)  # raises UsageError for invalid terms
     return entries
-
-
-def _rows(text: str, delimiter: str) -> list[list[str]]:
-    lines = io.StringIO(text, newline="")
-    try:
-        if delimiter == "\t":
-            rows = list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE))
-        else:
-            rows = list(csv.reader(lines, delimiter=delimiter, strict=True))
-    except csv.Error as error:
-        raise BadRequest(f"Invalid glossary entries: {error}") from None
-    return [row for row in rows if row]

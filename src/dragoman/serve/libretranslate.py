@@ -23,8 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from dragoman.errors import DragomanError, UsageError
 from dragoman.pipelines.glossary import Glossary
-from dragoman.pipelines.lines import Translation
-from dragoman.serve.admission import Client, Clients
+from dragoman.serve.admission import Clients
 from dragoman.serve.directions import (
     Directions,
     Options,
@@ -168,7 +167,14 @@ class LibreTranslate:
         values = parameters(request, await read_body(request, self.limits))
         client = self.clients.identify(request, values.get("api_key"))
         check_required(values, _TRANSLATE, _MISSING)
-        in_events = _wants_events(request, values.get("stream"))
+        stream = values.get("stream")
+        if stream is None:
+            accepted = header(request, b"accept").split(",")
+            in_events = any(kind.partition(";")[0].strip().lower() == "text/event-stream" for kind in accepted)
+        elif str(stream).lower() in ("true", "1", "false", "0", ""):
+            in_events = str(stream).lower() in ("true", "1")
+        else:
+            raise BadRequest("Invalid request: 'stream' parameter must be true or false")
         texts, alternatives = self._texts(values["q"]), _ALTERNATIVES.read(values)
         markup = None
         if _FORMAT.read(values) == "html":
@@ -183,13 +189,32 @@ class LibreTranslate:
         options = Options(values["target"], client.name, alternatives, glossary_of(values), markup=markup)
         self.clients.accept(client, sum(map(len, texts)))
 
+        is_charged = False
+
+        def charge() -> None:  # when the first sentence is reported, or at the end
+            nonlocal is_charged
+            if not is_charged:
+                is_charged = True
+                self.clients.charge(client, sum(map(len, texts)))
+
         async def run(report: Report | None = None) -> dict[str, Any]:
-            results = await self._translated(client, texts, languages, options, report)
+            def charge_and_report(index: int, text: str) -> None:
+                charge()
+                assert report is not None
+                report(index, text)
+
+            reported = None if report is None else charge_and_report
+            results = await translate_texts(self.directions, texts, languages, options, reported)
+            charge()
             answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
             if detected is not None:
                 answer["detectedLanguage"] = detected
             if alternatives:
-                answer["alternatives"] = [_alternatives(result, alternatives) for result in results]
+                others = [dict.fromkeys(other.text for other in result.nbest) for result in results]
+                answer["alternatives"] = [
+                    [text for text in texts if text != result.text][:alternatives]
+                    for texts, result in zip(others, results, strict=True)
+                ]
             if "glossary" in values:
                 answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
             return answer if isinstance(values["q"], list) else {name: value[0] for name, value in answer.items()}
@@ -198,37 +223,13 @@ class LibreTranslate:
             return await event_stream(request, run, self.limits.seconds, LIBRETRANSLATE_ERRORS)
         return await unless_disconnected(request, run(), self.limits.seconds)
 
-    async def _translated(
-        self, client: Client, texts: list[str], languages: list[str], options: Options, report: Report | None
-    ) -> list[Translation]:
-        """Translate, and charge the characters when the first sentence is reported, or at the end."""
-        charged = False
-
-        def charge() -> None:
-            nonlocal charged
-            if not charged:
-                charged = True
-                self.clients.charge(client, sum(map(len, texts)))
-
-        def charge_and_report(index: int, text: str) -> None:
-            charge()
-            assert report is not None
-            report(index, text)
-
-        reported = None if report is None else charge_and_report
-        results = await translate_texts(self.directions, texts, languages, options, reported)
-        charge()
-        return results
-
     def _texts(self, q: Any) -> list[str]:
         texts = q if isinstance(q, list) else [q]
         if not all(isinstance(text, str) for text in texts):
             raise BadRequest("Invalid request: q parameter must be a text or a list of texts")
-        if len(texts) > self.limits.texts:
-            raise BadRequest(f"Invalid request: request ({len(texts)}) exceeds text limit ({self.limits.texts})")
-        characters = sum(map(len, texts))
-        if characters > self.limits.characters:
-            raise BadRequest(f"Invalid request: request ({characters}) exceeds text limit ({self.limits.characters})")
+        for size, limit in ((len(texts), self.limits.texts), (sum(map(len, texts)), self.limits.characters)):
+            if size > limit:
+                raise BadRequest(f"Invalid request: request ({size}) exceeds text limit ({limit})")
         return texts
 
     def _source(self, code: Any) -> str:
@@ -245,7 +246,13 @@ class LibreTranslate:
         upload = await read_upload(request, await read_body(request, self.limits))
         client = self.clients.identify(request, upload.fields.get("api_key"))
         check_required(upload.fields, (_SOURCE, _TARGET), _MISSING)
-        glossary = _form_glossary(upload.fields)
+        values: dict[str, Any] = dict(upload.fields)
+        if "glossary" in values:  # in a form, the text of a JSON object
+            try:
+                values["glossary"] = read_json(values["glossary"] or "null")
+            except (ValueError, RecursionError):
+                raise BadRequest("Invalid request: glossary is not valid JSON; accepted: an object of terms") from None
+        glossary = glossary_of(values)
         self.clients.accept(client, 1)  # its characters are not known yet
         source, answer = await self._file_source(request, upload)
         route = route_of(self.directions, source, upload.fields["target"])
@@ -319,7 +326,12 @@ class LibreTranslate:
             raise BadRequest("Suggestions are disabled on this server.", 403)
         values = parameters(request, await read_body(request, self.limits))
         client = self.clients.identify(request, values.get("api_key"))
-        suggestion = {name: self._suggested(values, name) for name in ("q", "s", "source", "target")}
+        suggestion: dict[str, str] = {}
+        for name in ("q", "s", "source", "target"):
+            value = values.get(name)
+            if not isinstance(value, str) or not value.strip():
+                raise BadRequest(_MISSING.format(name=name))
+            (suggestion[name],) = self._texts(value)
         detected = suggestion["source"] == "auto"
         source = identify(self.directions, suggestion["q"])[0][0] if detected else self._source(suggestion["source"])
         target = model_code(self.directions, suggestion["target"])
@@ -333,31 +345,8 @@ class LibreTranslate:
             raise BadRequest(str(error), 500) from None
         return {"success": True}
 
-    def _suggested(self, values: dict[str, Any], name: str) -> str:
-        value = values.get(name)
-        if not isinstance(value, str) or not value.strip():
-            raise BadRequest(_MISSING.format(name=name))
-        if len(value) > self.limits.characters:
-            raise BadRequest(f"Invalid request: request ({len(value)}) exceeds text limit ({self.limits.characters})")
-        return value
-
     async def health(self, request: Request) -> dict[str, str]:
         return {"status": "ok"}
-
-
-def _wants_events(request: Request, stream: Any) -> bool:
-    """Return whether a request asks for events: by the parameter `stream`, or by its header `Accept`.
-
-    Raises BadRequest.
-    """
-    if stream is None:
-        accepted = header(request, b"accept").split(",")
-        return any(kind.partition(";")[0].strip().lower() == "text/event-stream" for kind in accepted)
-    if str(stream).lower() in ("true", "1"):
-        return True
-    if str(stream).lower() in ("false", "0", ""):
-        return False
-    raise BadRequest("Invalid request: 'stream' parameter must be true or false")
 
 
 def glossary_of(values: dict[str, Any]) -> Glossary | None:
@@ -370,24 +359,6 @@ def glossary_of(values: dict[str, Any]) -> Glossary | None:
     if isinstance(glossary, dict) and len(glossary) > _MAX_ENTRIES:
         raise BadRequest(f"Invalid request: the glossary has more than {_MAX_ENTRIES:,} entries")
     return Glossary(glossary, strict=mode == "strict") if glossary else None
-
-
-def _form_glossary(fields: dict[str, str]) -> Glossary | None:
-    """Return the glossary of a form, in which it is the text of a JSON object.  Raises UsageError and BadRequest."""
-    values: dict[str, Any] = dict(fields)
-    if "glossary" in values:
-        try:
-            values["glossary"] = read_json(values["glossary"] or "null")
-        except (ValueError, RecursionError):
-            raise BadRequest("Invalid request: glossary is not valid JSON; accepted: an object of terms") from None
-    return glossary_of(values)
-
-
-def _alternatives(result: Translation, count: int) -> list[str]:
-    """Return other translations, without duplicates of the best one."""
-    texts = dict.fromkeys(alternative.text for alternative in result.nbest)
-    texts.pop(result.text, None)
-    return list(texts)[:count]
 
 
 _MAX_BYTES = 64 << 20

@@ -8,8 +8,9 @@ import json
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -85,13 +86,11 @@ def settings_key(
     settings = SearchSettings.of(defaults, **overrides)
     if settings.sample or prefix is not None:
         return None
-    return split, settings, None if glossary is None else _glossary_key(glossary)
-
-
-def _glossary_key(glossary: Glossary) -> str:
+    if glossary is None:
+        return split, settings, None
     # In order: of two terms that differ in case only, the last one is used.
     content = json.dumps([list(glossary.entries.items()), glossary.strict, glossary.bonus])
-    return hashlib.sha256(content.encode()).hexdigest()
+    return split, settings, hashlib.sha256(content.encode()).hexdigest()
 
 
 def _size(value: Any) -> int:
@@ -183,7 +182,7 @@ class Directions:
         ticket = self.admission.accept(client, len(route) * estimated_tokens(texts))
         try:
             results: list[list[Translation]] = []
-            with _Pinned(self, route) as pinned:
+            with self._pinned(route) as pinned:
                 for position, direction in enumerate(pinned, start=1):
                     last = position == len(pinned)
                     used = settings if last else {**settings, "nbest": 1, "glossary": None}
@@ -220,14 +219,26 @@ class Directions:
             translations[i] = translation
         return cast(list[Translation], translations)
 
-    def current(self, direction: Direction) -> Direction:
-        """Return a model, or its successor if it was replaced.  Raises UsageError if there is none."""
-        if not direction.retired:
-            return direction
-        current = self.by_pair.get((direction.source, direction.target))
-        if current is None:
-            raise UsageError(f"{direction.source} to {direction.target} is not translated any more")
-        return current
+    @contextmanager
+    def _pinned(self, route: Sequence[Direction]) -> Iterator[list[Direction]]:
+        """Keep the models of a route loaded while a request uses them, even if a reload replaces them.
+
+        A model that was replaced after the route was determined is substituted by its successor.  Raises UsageError if
+        there is none.
+        """
+        pinned = []
+        for direction in route:
+            current = self.by_pair.get((direction.source, direction.target)) if direction.retired else direction
+            if current is None:
+                raise UsageError(f"{direction.source} to {direction.target} is not translated any more")
+            pinned.append(current)
+        for direction in pinned:
+            direction.pins += 1
+        try:
+            yield pinned
+        finally:
+            for direction in pinned:
+                self.memory.unpin(direction)
 
     def check_room(self, characters: int) -> None:
         """Raise Overloaded if `run` would not accept a source of so many characters now."""
@@ -248,23 +259,20 @@ class Directions:
         """
         ticket = self.admission.accept(client, len(route) * _tokens_of(characters))
         try:
-            with _Pinned(self, route) as pinned:
+            with self._pinned(route) as pinned:
                 for direction in pinned:
                     async with self.memory.using(direction):
-                        source = await self._run(work, BlockingTranslator(direction, ticket), source)
+                        translator = BlockingTranslator(direction, ticket)
+                        loop = asyncio.get_running_loop()
+                        future = loop.run_in_executor(self._threads, work, cast(Any, translator), source)
+                        try:
+                            source = await future
+                        except asyncio.CancelledError:
+                            translator.cancel()
+                            raise
             return source
         finally:
             self.admission.finish(ticket)
-
-    async def _run(
-        self, work: Callable[[Translator, Result], Result], translator: BlockingTranslator, source: Result
-    ) -> Result:
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work, cast(Any, translator), source)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            translator.cancel()
-            raise
 
     def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Receive the results of searches in an event loop; see `SearchService`."""
@@ -288,27 +296,6 @@ class Directions:
         for slot in {*self.memory.loaded, *self.by_pair.values()}:
             slot.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class _Pinned:
-    """Keeps the models of a route loaded while a request uses them, even if a reload replaces them.
-
-    A model that was replaced after the route was determined is substituted by its successor.
-    """
-
-    __slots__ = ("_memory", "_pinned")
-
-    def __init__(self, directions: Directions, route: Sequence[Direction]) -> None:
-        self._memory, self._pinned = directions.memory, [directions.current(direction) for direction in route]
-
-    def __enter__(self) -> list[Direction]:
-        for direction in self._pinned:
-            direction.pins += 1
-        return self._pinned
-
-    def __exit__(self, *_: object) -> None:
-        for direction in self._pinned:
-            self._memory.unpin(direction)
 
 
 def _cached_as(direction: Direction) -> tuple[str, str, str]:
@@ -442,20 +429,21 @@ async def _translate(
                 report(i, text)
         return [_copy(text, text) for text in texts]
     if options.markup is not None:
-        work = _with_markup(options, route[-1].target, report)
+        work = _markup_work(options.markup, options, route[-1].target, report)
         written = await directions.run(route, work, list(texts), sum(map(len, texts)), options.client)
         return [*map(_copy, texts, written)]
     settings = options.settings(route[-1])
     return (await directions.translate(route, texts, options.client, report, **settings))[-1]
 
 
-def _with_markup(options: Options, target: str, report: Report | None) -> Callable[[Translator, list[str]], list[str]]:
+def _markup_work(
+    markup: Callable[..., list[str]], options: Options, target: str, report: Report | None
+) -> Callable[[Translator, list[str]], list[str]]:
     """Return the work of `Directions.run` for texts with markup.
 
     target: language of the results.  report: called on the running event loop.
     """
-    loop, markup = asyncio.get_running_loop(), options.markup
-    assert markup is not None
+    loop = asyncio.get_running_loop()
 
     def translate(translator: Translator, texts: list[str]) -> list[str]:
         is_last = translator.languages[1] == target

@@ -308,9 +308,10 @@ class ModelMemory:
     def check(self, slot: Slot) -> None:
         """Raise UsageError for a model that is known to be larger than the limit."""
         if self.limit and slot.size_known and slot.bytes > self.limit:
+            size, limit = (f"{size / (1 << 20):,.1f}" for size in (slot.bytes, self.limit))
             raise UsageError(
-                f"model {slot.name}: its weights have {_mib(slot.bytes)} MiB; accepted: at most memory = "
-                f"{_mib(self.limit)}; raise the limit, or do not serve this model"
+                f"model {slot.name}: its weights have {size} MiB; accepted: at most memory = {limit}; raise the limit, "
+                "or do not serve this model"
             )
 
     async def trim(self) -> None:
@@ -349,19 +350,15 @@ class ModelMemory:
             slot.available.set()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        def finish(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                task.exception()  # marks it as retrieved; callers that wait for the task receive it as well
+
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._finish)
+        task.add_done_callback(finish)
         return task
-
-    def _finish(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # marks it as retrieved; callers that wait for the task receive it as well
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):,.1f}"
 
 
 async def in_thread(work: Callable[[], Result]) -> Result:
@@ -439,12 +436,12 @@ class Direction(Slot):
     @property
     def translator(self) -> Translator:
         """The translator of a model that is loaded."""
-        return self._parts()[0]
+        return self._loaded[0]
 
     @property
     def service(self) -> SearchService:
         """The service of a model that is loaded."""
-        return self._parts()[1]
+        return self._loaded[1]
 
     @property
     def load(self) -> tuple[int, int]:
@@ -452,7 +449,8 @@ class Direction(Slot):
         opened = self._opened
         return (0, 0) if opened is None else opened[1].load
 
-    def _parts(self) -> tuple[Translator, SearchService]:
+    @property
+    def _loaded(self) -> tuple[Translator, SearchService]:
         if self._opened is None:
             raise DragomanError(f"the model {self.name} is not loaded")
         return self._opened

@@ -29,16 +29,9 @@ if TYPE_CHECKING:
 
 TRANSLATE_STYLES = ("colors.css", "page.css", "language.css", "translate.css", "translate_tools.css")
 TRANSLATE_SCRIPTS = (
-    "page.js",
-    "language.js",
-    "translate_languages.js",
-    "translate_requests.js",
-    "translate_result.js",
-    "translate_glossary.js",
-    "translate_files.js",
-    "translate_suggest.js",
-    "translate.js",
-)
+    "page.js", "language.js", "translate_languages.js", "translate_requests.js", "translate_result.js",
+    "translate_glossary.js", "translate_files.js", "translate_suggest.js", "translate.js",
+)  # fmt: skip
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; "
@@ -70,13 +63,8 @@ def translation_page(limits: Limits, with_viewer: bool) -> list[Route]:
 
     @functools.cache
     def page() -> str:  # rendered at the first request, because it imports jinja2
-        return render(
-            "translate.html",
-            styles=TRANSLATE_STYLES,
-            scripts=TRANSLATE_SCRIPTS,
-            viewer=with_viewer,
-            most_bytes=limits.body,
-        )
+        shown = {"viewer": with_viewer, "most_bytes": limits.body}
+        return render("translate.html", styles=TRANSLATE_STYLES, scripts=TRANSLATE_SCRIPTS, **shown)
 
     return page_routes("", page, TRANSLATE_STYLES, TRANSLATE_SCRIPTS)
 

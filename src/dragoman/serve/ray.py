@@ -16,7 +16,7 @@ from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError, clip
 from dragoman.extras import extra_package
 from dragoman.serve.app import check, create_application
-from dragoman.serve.uvicorn_server import Reloader, listen
+from dragoman.serve.uvicorn_server import listen
 
 _FEATURE = "serving on Ray"
 _NAME = "dragoman"
@@ -151,7 +151,15 @@ def _application(serve: Any, config: ServerConfig, plan: Plan) -> Any:
 
     def create() -> ASGIApp:  # called by each replica
         app, reloader = create_application(config, logging.getLogger(_NAME).warning)
-        _load_first(app, reloader)
+        serving = app.router.lifespan_context
+
+        @asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[Any]:
+            await reloader.start()  # the models are loaded before the replica is ready
+            async with serving(app) as state:
+                yield state
+
+        app.router.lifespan_context = lifespan
         return app
 
     deployment = serve.deployment(
@@ -163,16 +171,3 @@ def _application(serve: Any, config: ServerConfig, plan: Plan) -> Any:
         ray_actor_options={"num_cpus": plan.threads, "num_gpus": plan.gpus},
     )
     return deployment(serve.ingress(create)()).bind()
-
-
-def _load_first(app: Starlette, reloader: Reloader) -> None:
-    """Load the models before the replica is ready."""
-    serving = app.router.lifespan_context
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[Any]:
-        await reloader.start()
-        async with serving(app) as state:
-            yield state
-
-    app.router.lifespan_context = lifespan

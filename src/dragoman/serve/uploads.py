@@ -177,10 +177,9 @@ class DocumentJobs:
         if self._store is None:
             await self.drop_old()
             jobs = self._jobs.values()
-            own_sizes = [other.held for other in jobs if other.client == job.client]
-            is_free = _OF_ALL.allows([other.held for other in jobs], job.size) and _OF_CLIENT.allows(
-                own_sizes, job.size
-            )
+            of_client = [other.held for other in jobs if other.client == job.client]
+            is_free = _OF_ALL.allows([other.held for other in jobs], job.size)
+            is_free = is_free and _OF_CLIENT.allows(of_client, job.size)
         else:
             is_free = await asyncio.to_thread(self._store.add, identifier, job.client, job.name, job.key, job.size)
         if not is_free:

@@ -10,8 +10,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -331,39 +332,29 @@ class Reloader:
         new = [direction for pair, direction in used.items() if before.get(pair) is not direction]
         try:
             for direction in new:
-                await self._prepare(direction, before.get((direction.source, direction.target)))
+                # Load a new model if it will be used at once, and otherwise check its files.
+                replaced = before.get((direction.source, direction.target))
+                if self._is_due(direction) or (replaced is not None and replaced.is_open):
+                    await directions.memory.open(direction)
+                elif direction.model is not None:
+                    await in_thread(partial(verify, direction.model.folder))
         except BaseException:
-            await _close(new)
+            for direction in new:
+                await in_thread(direction.close)
             raise
         kept = set(used.values()) & set(before.values())
         directions.replace(chosen)
         added, removed = used.keys() - before.keys(), before.keys() - used.keys()
         counts = len(new) - len(added), len(added), len(removed), len(kept)
         self._log("models: {} replaced, {} added, {} removed, {} unchanged".format(*counts))
-        self._warn(config)
-        if self._viewer and (config.models != self._config.models or new):
-            self._viewer.replace(viewer_models(config, directions))
-        self._config = self._config.model_copy(update={"models": config.models})
-        await directions.memory.trim()
-
-    async def _prepare(self, direction: Direction, replaced: Direction | None) -> None:
-        """Load a new model if it will be used at once, and otherwise check its files.  Raises DragomanError."""
-        if self._is_due(direction) or (replaced is not None and replaced.is_open):
-            await self._directions.memory.open(direction)
-        elif direction.model is not None:
-            folder = direction.model.folder
-            await in_thread(lambda: verify(folder))
-
-    def _warn(self, config: ServerConfig) -> None:
         keys = (name for name in type(config).model_fields if name not in _RELOADED)
         changed = [name for name in keys if getattr(config, name) != getattr(self._config, name)]
         if changed:
             self._log(f"changes of {', '.join(changed)} take effect when the server is started again")
-
-
-async def _close(directions: Iterable[Direction]) -> None:
-    for direction in directions:
-        await in_thread(direction.close)
+        if self._viewer and (config.models != self._config.models or new):
+            self._viewer.replace(viewer_models(config, directions))
+        self._config = self._config.model_copy(update={"models": config.models})
+        await directions.memory.trim()
 
 
 def viewer_models(config: ServerConfig, directions: Directions) -> dict[str, Slot]:

@@ -13,11 +13,10 @@ from dragoman.documents.segments import (
     Mark,
     is_identifier,
     pair_marks,
-    plain_text,
     source_text,
 )
 from dragoman.errors import DataError
-from dragoman.markup.segment import Segment, Tag
+from dragoman.markup.segment import Segment, Tag, plain_text
 
 X, Y = Tag("empty", "<x/>", 8), Tag("empty", "<y/>", 9)
 OPEN, CLOSE = Tag("open", "<b>", 1), Tag("close", "</b>", 1)

@@ -61,7 +61,15 @@ def translate_bulk(
     if settings["split"] and job.split is None:
         log("lines are split into sentences (--no-split translates lines without splitting)")
     log(f"reading the input, files: {len(shards):,}")
-    contents = _read_contents(shards)
+    contents: dict[Shard, Contents] = {}
+    problems = []
+    for shard in shards:
+        try:
+            contents[shard] = shard.contents()
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
     manifest = {
         "format_version": _FORMAT_VERSION,
         "package_version": __version__,
@@ -98,19 +106,6 @@ def _check(job: Job, inputs: Sequence[Path], output: Path, shards: Sequence[Shar
         problems.append(f"{tables[0].path}: --jsonl is for lines of text; tables get the columns {columns}: omit it")
     if problems:
         raise UsageError("\n".join(problems))
-
-
-def _read_contents(shards: Sequence[Shard]) -> dict[Shard, Contents]:
-    """Read all input before translation starts.  Raises DataError with the problems of all shards."""
-    found, problems = {}, []
-    for shard in shards:
-        try:
-            found[shard] = shard.contents()
-        except DataError as error:
-            problems.append(str(error))
-    if problems:
-        raise DataError("\n".join(problems))
-    return found
 
 
 class _Scheduler:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import lzma
+import shutil
 import zipfile
 import zlib
 from collections import Counter
@@ -38,12 +39,9 @@ class Archive:
             self._zip = zipfile.ZipFile(io.BytesIO(data))
         except _DAMAGE as error:
             raise DataError(f"not a complete zip archive ({error}). Copy or save the document again.") from None
-        self._infos = {info.filename: info for info in self._zip.infolist()}
-        self._edits: dict[str, tuple[Edits, Callable[[bytes], bytes]]] = {}
-        self._check()
-
-    def _check(self) -> None:
         infos = self._zip.infolist()
+        self._infos = {info.filename: info for info in infos}
+        self._edits: dict[str, tuple[Edits, Callable[[bytes], bytes]]] = {}
         if len(infos) > _MAX_MEMBERS:
             raise DataError(f"{len(infos):,} members; accepted: at most {_MAX_MEMBERS:,} in a document")
         if len(self._infos) < len(infos):
@@ -84,7 +82,7 @@ class Archive:
             with self._zip.open(info) as file:
                 return file.read(_MAX_PART + 1)
         except _DAMAGE as error:
-            raise DataError(f"{clip(name)}: damaged ({error}). Copy or save the document again.") from None
+            raise _damaged(name, error) from None
 
     def edit(self, name: str, prefixes: Mapping[str, str]) -> tuple[Node, Edits]:
         """Return the root of an XML member, and its replacements, which `edited` writes; see `parse_xml`."""
@@ -112,14 +110,14 @@ class Archive:
                 entry.flag_bits &= 0x800  # UTF-8 names; the other flags describe how the source was written
                 if info.filename in replaced:
                     target.writestr(entry, replaced[info.filename])
-                else:
-                    self._copy(info, entry, target)
+                    continue
+                try:
+                    with self._zip.open(info) as source, target.open(entry, "w") as file:
+                        shutil.copyfileobj(source, file, _CHUNK)
+                except _DAMAGE as error:
+                    raise _damaged(info.filename, error) from None
         return output.getvalue()
 
-    def _copy(self, info: zipfile.ZipInfo, own: zipfile.ZipInfo, target: zipfile.ZipFile) -> None:
-        try:
-            with self._zip.open(info) as source, target.open(own, "w") as file:
-                while chunk := source.read(_CHUNK):
-                    file.write(chunk)
-        except _DAMAGE as error:
-            raise DataError(f"{clip(info.filename)}: damaged ({error}). Copy or save the document again.") from None
+
+def _damaged(name: str, error: Exception) -> DataError:
+    return DataError(f"{clip(name)}: damaged ({error}). Copy or save the document again.")

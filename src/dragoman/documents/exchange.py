@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gettext as python_gettext
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ _LINE = re.compile(
 )
 _ESCAPED = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_WRITTEN = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
 _CHARSET = re.compile(rb"charset=([\w.:-]+)")
 _LANGUAGE = re.compile(r"^Language:[ \t]*([\w@.-]+)", re.MULTILINE)
 _PLURALS = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+)")
@@ -53,7 +55,10 @@ def translate_po(data: bytes, translator: DocumentTranslator) -> bytes:
     """
     charset = _CHARSET.search(data)
     name = charset[1].decode() if charset else None
-    text, encode = _decoded(data, None if name in (None, "CHARSET") else name)
+    try:
+        text, encode = decode_text(data, None if name == "CHARSET" else name)
+    except LookupError:
+        raise DataError(f"declares the unknown charset {clip(str(name), 40)!r}; save the file as UTF-8") from None
     lines = text.split("\n")
     entries = _entries(lines)
     if not entries:
@@ -61,7 +66,10 @@ def translate_po(data: bytes, translator: DocumentTranslator) -> bytes:
     header = next((entry.texts.get("msgstr", "") for entry in entries if entry.texts.get("msgid") == ""), "")
     language = _LANGUAGE.search(header)
     translator.check_languages(target=language[1] if language else None)
-    singular = _index_of_one(header)
+    rule, singular = _PLURALS.search(header), 0
+    if rule is not None:
+        with suppress(ValueError, ArithmeticError, RecursionError):
+            singular = int(python_gettext.c2py(rule[2].strip())(1))
     chosen = [entry for entry in entries if entry.is_open]
     sources = [_sources(entry, singular) for entry in chosen]
     unique = list(dict.fromkeys(source for own in sources for source in own.values()))
@@ -74,13 +82,6 @@ def translate_po(data: bytes, translator: DocumentTranslator) -> bytes:
             replaced.update((index, []) for index in others)
     kept = (replaced.get(index, [line]) for index, line in enumerate(lines))
     return encode("\n".join(line for group in kept for line in group))
-
-
-def _decoded(data: bytes, charset: str | None) -> tuple[str, Callable[[str], bytes]]:
-    try:
-        return decode_text(data, charset)
-    except LookupError:
-        raise DataError(f"declares the unknown charset {clip(str(charset), 40)!r}; save the file as UTF-8") from None
 
 
 def _entries(lines: Sequence[str]) -> list[_Entry]:
@@ -117,28 +118,12 @@ def _sources(entry: _Entry, singular: int) -> dict[str, str]:
     }
 
 
-def _index_of_one(header: str) -> int:
-    """Return the number of the plural form for one, by the rule of the header."""
-    match = _PLURALS.search(header)
-    if match is None:
-        return 0
-    try:
-        return int(python_gettext.c2py(match[2].strip())(1))
-    except (ValueError, ArithmeticError, RecursionError):
-        return 0
-
-
 def _written(key: str, text: str, line: str) -> list[str]:
     """Return the lines of a translation: one, or one per line of the text after an empty one."""
     end = "\r" if line.endswith("\r") else ""
     parts = re.findall(r"[^\n]*\n|[^\n]+", text) or [""]
-    quoted = [f'"{_escape(part)}"' for part in parts]
+    quoted = [f'"{part.translate(_WRITTEN)}"' for part in parts]
     return [f"{key} {quoted[0]}{end}"] if len(parts) == 1 else [f'{key} ""{end}', *(one + end for one in quoted)]
-
-
-def _escape(text: str) -> str:
-    text = text.replace("\\", "\\\\").replace('"', '\\"')
-    return text.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
 
 
 def _unescaped(text: str) -> str:
@@ -190,24 +175,21 @@ class _XliffTranslation(Inline):
         text = self._edits.source
         is_first = source.name == "1:source"
         if target is None:
-            tag = re.sub(rb"source$", b"target", _qualified_name(text, source))
+            name = re.compile(rb"<([^\s/>]+)").match(text, source.start)  # with its prefix
+            assert name is not None
+            tag = re.sub(rb"source$", b"target", name[1])
         else:
             tag = _STATE.sub(b"", text[target.start + 1 : target.inner_start].rstrip(b"/> \t\r\n"))
         form = b"<%b%b>%%b</%b>" % (tag.replace(b"%", b"%%"), _MACHINE if is_first else b"", tag.split()[0])
         span = (target.start, target.end) if target else (source.end, source.end)
         self._edits.replace(span, lambda: form % self.written(translated))
-        if not is_first:
-            self._set_state(holder)
-
-    def _set_state(self, segment: Node) -> None:
-        if "state" not in segment.attributes:
-            end = segment.inner_start - (2 if self._edits.source[segment.inner_start - 2] == ord("/") else 1)
+        if not is_first and "state" not in holder.attributes:
+            end = holder.inner_start - (2 if text[holder.inner_start - 2] == ord("/") else 1)
             self._edits.replace((end, end), b' state="translated"')
-            return
-        tag = self._edits.source[segment.start : segment.inner_start]
-        match = re.search(rb"\sstate\s*=\s*[\"']([^\"']*)", tag)
-        if match:
-            self._edits.replace((segment.start + match.start(1), segment.start + match.end(1)), b"translated")
+        elif not is_first:
+            match = re.search(rb"\sstate\s*=\s*[\"']([^\"']*)", text[holder.start : holder.inner_start])
+            if match:
+                self._edits.replace((holder.start + match.start(1), holder.start + match.end(1)), b"translated")
 
 
 def translate_xliff(data: bytes, translator: DocumentTranslator) -> bytes:
@@ -223,28 +205,21 @@ def translate_xliff(data: bytes, translator: DocumentTranslator) -> bytes:
             names = ("source-language", "target-language") if node.name == "1:file" else ("srcLang", "trgLang")
             translator.check_languages(*(node.attributes.get(name) for name in names))
     edits = Edits(source)
-    units = _units_of_first(root) if root.name == "1:xliff" else _units_of_second(root)
+    version, element = root.name[0], "1:trans-unit" if root.name == "1:xliff" else "2:segment"
+    units = []
+    for node in root.iter(_is_kept):
+        text = node.child(f"{version}:source") if node.name == element else None
+        if text is not None:
+            units.append(_Unit(text, node.child(f"{version}:target"), node))
     translator.translate_blocks([_XliffTranslation(unit, edits) for unit in units if unit.is_open])
-    _set_target_language(root, edits, translator.languages[1])
+    language = translator.languages[1]
+    if version == "2" and "trgLang" not in root.attributes and language and edits:  # version 2.0 requires it
+        edits.replace((root.inner_start - 1,) * 2, f' trgLang="{language.replace("_", "-")}"'.encode())
     return encode(edits.render())
 
 
 def _is_kept(node: Node) -> bool:
     return node.attributes.get("translate") == "no"
-
-
-def _units_of_first(root: Node) -> Iterator[_Unit]:
-    for node in root.iter(_is_kept):
-        source = node.child("1:source") if node.name == "1:trans-unit" else None
-        if source is not None:
-            yield _Unit(source, node.child("1:target"), node)
-
-
-def _units_of_second(root: Node) -> Iterator[_Unit]:
-    for node in root.iter(_is_kept):
-        source = node.child("2:source") if node.name == "2:segment" else None
-        if source is not None:
-            yield _Unit(source, node.child("2:target"), node)
 
 
 def _xliff_role(node: Node) -> Role:
@@ -256,18 +231,6 @@ def _xliff_role(node: Node) -> Role:
         if key is not None:
             return Role("open" if kind == "open" else "close", f"{node.name[0]} {key}")
     return Role("empty")
-
-
-def _qualified_name(source: bytes, node: Node) -> bytes:
-    match = re.compile(rb"<([^\s/>]+)").match(source, node.start)
-    assert match is not None
-    return match[1]
-
-
-def _set_target_language(root: Node, edits: Edits, language: str | None) -> None:
-    """Add the target language to a file of version 2.0, which requires it, if it is missing."""
-    if root.name == "2:xliff" and "trgLang" not in root.attributes and language and edits:
-        edits.replace((root.inner_start - 1,) * 2, f' trgLang="{language.replace("_", "-")}"'.encode())
 
 
 class _TmxTranslation(Inline):
@@ -288,7 +251,9 @@ class _TmxTranslation(Inline):
             return
         variants = [node for node in self._unit.nodes if node.name == "tuv"]
         first, before = variants[0], variants[-1].end
-        space = _indentation(self._edits.source, first.start)
+        line = self._edits.source.rfind(b"\n", 0, first.start)
+        space = self._edits.source[line : first.start] if line >= 0 else b"-"
+        space = b"" if space.strip() else space  # the line end and the indentation of the first variant
         language = self._language.replace("_", "-").encode()
         form = b'%b<tuv xml:lang="%b"><seg>%%b</seg></tuv>' % (space, language)
         self._edits.replace((before, before), lambda: form % self.written(translated))
@@ -314,7 +279,11 @@ def translate_tmx(data: bytes, translator: DocumentTranslator) -> bytes:
     for unit in root.iter():
         if unit.name != "tu":
             continue
-        variants = {language_code(_language(node)): node for node in reversed([*unit.nodes]) if node.name == "tuv"}
+        variants = {}
+        for node in reversed([*unit.nodes]):
+            if node.name == "tuv":
+                language = node.attributes.get("xml:lang") or node.attributes.get("lang") or ""
+                variants[language_code(language)] = node
         languages.update(variants)
         segment = _segment(variants.get(language_code(source_language)))
         variant = variants.get(language_code(target_language))
@@ -328,17 +297,6 @@ def translate_tmx(data: bytes, translator: DocumentTranslator) -> bytes:
         )
     translator.translate_blocks(found)
     return encode(edits.render())
-
-
-def _indentation(source: bytes, start: int) -> bytes:
-    """Return the line end and the spaces before an element, b"" if something else stands on its line."""
-    line = source.rfind(b"\n", 0, start)
-    space = source[line:start] if line >= 0 else b"-"
-    return b"" if space.strip() else space
-
-
-def _language(variant: Node) -> str:
-    return variant.attributes.get("xml:lang") or variant.attributes.get("lang") or ""
 
 
 def _segment(variant: Node | None) -> Node | None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from dragoman.documents.plain import decode_text
+from dragoman.documents.plain import decode_text, with_changes
 from dragoman.documents.segments import DocumentTranslator, Mark, pair_marks
 from dragoman.errors import DataError, clip
 from dragoman.extras import extra_package
@@ -50,13 +50,8 @@ def translate_markdown(data: bytes, translator: DocumentTranslator) -> bytes:
     reader = parser.MarkdownIt("commonmark").enable(["table", "strikethrough"]).disable("text_join")
     blocks = list(_blocks(reader, text, start))
     translator.translate_blocks(blocks)
-    parts: list[str] = []
-    end = 0
-    for block in blocks:
-        if block.translated is not None:
-            parts += [text[end : block.start], block.translated]
-            end = block.end
-    return encode("".join([*parts, text[end:]]))
+    changes = [(block.start, block.end, block.translated) for block in blocks if block.translated is not None]
+    return encode(with_changes(text, changes))
 
 
 class _MarkdownBlock:
@@ -76,7 +71,9 @@ class _MarkdownBlock:
         self._between = [text[one[1] : other[0]] for one, other in itertools.pairwise(spans)]
         self._parser, self._references = parser, references
         self._shape = _shape(token.children)
-        self._free = self._unescaped_characters(token.children)
+        # characters that stand in the text without an escape, so that they need none
+        self._free = {character for child in token.children if child.type == "text" for character in child.content}
+        self._free -= {child.content for child in token.children if child.type == "text_special"}
         try:
             self._marked = pair_marks(list(self._items(token.children)))
         except _Mismatch:
@@ -116,12 +113,6 @@ class _MarkdownBlock:
         if name is None or item.kind == "empty":
             return item.raw
         return f"<{name}>" if item.kind == "open" else f"</{name}>"
-
-    @staticmethod
-    def _unescaped_characters(tokens: Sequence[Any]) -> set[str]:
-        """Return the characters that stand in the text without an escape, so that they need none."""
-        escaped = {token.content for token in tokens if token.type == "text_special"}
-        return {character for token in tokens if token.type == "text" for character in token.content} - escaped
 
     # ------------------------------------------------------------------------------------------------------- reading
 

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from dragoman.documents.archive import Archive
-from dragoman.documents.segments import DocumentTranslator, Mark, MarkedText, is_identifier, pair_marks, plain_text
+from dragoman.documents.segments import DocumentTranslator, Mark, MarkedText, is_identifier, pair_marks
 from dragoman.documents.xml_spans import Edits, Inline, Node, Role, Span, escape
 from dragoman.errors import DataError
-from dragoman.markup.segment import Segment
+from dragoman.markup.segment import Segment, plain_text
 
 _OOXML, _STRICT = "http://schemas.openxmlformats.org", "http://purl.oclc.org/ooxml"
 PREFIXES = {
@@ -126,7 +126,11 @@ class Paragraph:
 
     def _level(self, parent: Node) -> tuple[list[str | Mark], bytes | None]:
         """Return texts and marks of the content of a paragraph or container, and its most frequent properties."""
-        items = _merge_spaces(list(self._items(parent)))
+        items = list(self._items(parent))
+        for index in range(1, len(items)):
+            before, item = items[index - 1], items[index]
+            if isinstance(item, _Text) and isinstance(before, _Text) and item.text in (" ", "\u00a0"):
+                items[index] = _Text(item.text, before.properties)  # a single space between texts needs no tag
         sizes: Counter[bytes | None] = Counter()
         first: dict[bytes | None, bytes | None] = {}
         for item in items:
@@ -192,7 +196,8 @@ class Paragraph:
     def _field(self, nodes: Sequence[Node]) -> Iterator[_Text | str | Mark]:
         """Yield a complex field: a hyperlink has text to translate, other fields are computed."""
         separate = next((i for i, node in enumerate(nodes) if "separate" in _field_marks(node)), None)
-        is_link = separate is not None and _instruction(nodes[:separate]).startswith("HYPERLINK")
+        codes = (node.text for run in nodes[:separate] for node in run.nodes if node.name == "w:instrText")
+        is_link = separate is not None and "".join(codes).strip().startswith("HYPERLINK")
         if separate is None or not is_link or len(nodes) < separate + 3:
             yield self._mark("empty", [(nodes[0].start, nodes[-1].end)])
             return
@@ -215,15 +220,6 @@ class Paragraph:
         return b"".join(parts).decode()
 
 
-def _merge_spaces(items: list[_Text | str | Mark]) -> list[_Text | str | Mark]:
-    """Give a single space between texts the formatting of the text before it, so that it needs no tag."""
-    for index in range(1, len(items)):
-        before, item = items[index - 1], items[index]
-        if isinstance(item, _Text) and isinstance(before, _Text) and item.text in (" ", "\u00a0"):
-            items[index] = _Text(item.text, before.properties)
-    return items
-
-
 def _field_marks(run: Node) -> list[str]:
     """Return the types of the field characters in a run: begin, separate, end."""
     return [node.attributes.get("w:fldCharType", "") for node in run.nodes if node.name == "w:fldChar"]
@@ -240,10 +236,6 @@ def _field_end(nodes: Sequence[Node], start: int) -> int | None:
         if not depth:
             return index
     return None
-
-
-def _instruction(nodes: Sequence[Node]) -> str:
-    return "".join(node.text for run in nodes for node in run.nodes if node.name == "w:instrText").strip()
 
 
 _CONTENT_TYPES = "[Content_Types].xml"
@@ -289,14 +281,17 @@ def _translate(data: bytes, translator: DocumentTranslator, format: str, kinds: 
             root, edits = archive.edit(name, PREFIXES)
             parts += [Paragraph(node, edits) for node in paragraphs(root)]
     if format == "xlsx":
-        names = _field_names(archive, types)
-        parts = [one for one in parts if not _is_kept(plain_text(one.segment), names)]
+        kept = {
+            node.attributes.get("name", "")
+            for name, kind in types.items()
+            if kind in ("table+xml", "pivotCacheDefinition+xml") and name in archive
+            for node in archive.edit(name, PREFIXES)[0].iter()
+            if node.name in _FIELD_NAMES
+        }
+        texts = [plain_text(part.segment) for part in parts]
+        parts = [part for part, text in zip(parts, texts, strict=True) if text not in kept and not is_identifier(text)]
     translator.translate_blocks(parts)
     return archive.edited()
-
-
-def _is_kept(text: str, names: Collection[str]) -> bool:
-    return text in names or is_identifier(text)
 
 
 def _content_types(archive: Archive, format: str) -> dict[str, str]:
@@ -314,16 +309,6 @@ def _content_types(archive: Archive, format: str) -> dict[str, str]:
                 raise DataError(f"the content is that of a .{other} file, not of a .{format} file; rename it")
             return {name: kind.rpartition(".")[2] for name, kind in types.items()}
     raise DataError(f"not a .{format} file: its content types name no main document. Save the document again.")
-
-
-def _field_names(archive: Archive, types: dict[str, str]) -> frozenset[str]:
-    return frozenset(
-        node.attributes.get("name", "")
-        for name, kind in types.items()
-        if kind in ("table+xml", "pivotCacheDefinition+xml") and name in archive
-        for node in archive.edit(name, PREFIXES)[0].iter()
-        if node.name in _FIELD_NAMES
-    )
 
 
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns"
@@ -345,18 +330,6 @@ _KEPT = {"office:annotation", "text:tracked-changes", "office:scripts", "office:
 def translate_odt(data: bytes, translator: DocumentTranslator) -> bytes:
     """Translate a text document.  Comments, fields and tracked deletions are kept.  Raises DataError."""
     archive = Archive(data)
-    _check(archive)
-    paragraphs = []
-    for name in _PARTS:
-        if name in archive:
-            root, edits = archive.edit(name, _ODT_PREFIXES)
-            nodes = (node for node in root.iter(_has_no_text) if node.name in _ODT_PARAGRAPHS)
-            paragraphs += [Inline(node, edits, _role, collapse=True) for node in nodes]
-    translator.translate_blocks(paragraphs)
-    return archive.edited()
-
-
-def _check(archive: Archive) -> None:
     if "mimetype" not in archive or not archive.read("mimetype").strip().startswith(_MIME):
         mimetype = archive.read("mimetype").decode("ascii", "replace")[:80] if "mimetype" in archive else "none"
         raise DataError(
@@ -366,6 +339,14 @@ def _check(archive: Archive) -> None:
         root, _ = archive.edit("META-INF/manifest.xml", _ODT_PREFIXES)
         if any(node.name == "manifest:encryption-data" for node in root.iter()):
             raise DataError("is encrypted; save the document without a password")
+    paragraphs = []
+    for name in _PARTS:
+        if name in archive:
+            root, edits = archive.edit(name, _ODT_PREFIXES)
+            nodes = (node for node in root.iter(_has_no_text) if node.name in _ODT_PARAGRAPHS)
+            paragraphs += [Inline(node, edits, _role, collapse=True) for node in nodes]
+    translator.translate_blocks(paragraphs)
+    return archive.edited()
 
 
 def _has_no_text(node: Node) -> bool:

@@ -6,7 +6,7 @@ import codecs
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from dragoman.documents.segments import DocumentTranslator, find_marks, is_identifier, source_text, translate_messages
@@ -35,17 +35,27 @@ def decode_text(data: bytes, encoding: str | None = None) -> tuple[str, Callable
             f"line {line:,}: byte 0x{data[len(bom) + error.start]:02x} is not valid {name.upper()}; accepted: UTF-8, "
             "or UTF-16 with a byte order mark. Convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8"
         ) from None
-    return text, lambda text: bom + _encoded(text, name)
+
+    def encode(text: str) -> bytes:
+        try:
+            return bom + text.encode(name)
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"the translation has the character {text[error.start]!r}, which {name.upper()} lacks; convert the "
+                "file to UTF-8 first"
+            ) from None
+
+    return text, encode
 
 
-def _encoded(text: str, encoding: str) -> bytes:
-    try:
-        return text.encode(encoding)
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"the translation has the character {text[error.start]!r}, which {encoding.upper()} lacks; convert the "
-            "file to UTF-8 first"
-        ) from None
+def with_changes(text: str, changes: Iterable[tuple[int, int, str]]) -> str:
+    """Return a text in which spans, (start, end) in order, are replaced."""
+    parts: list[str] = []
+    done = 0
+    for start, end, new in changes:
+        parts += [text[done:start], new]
+        done = end
+    return "".join([*parts, text[done:]])
 
 
 _LINE_END = re.compile(r"(?P<break>\r\n|\n|\r)")
@@ -112,14 +122,12 @@ def _translate_cells(
         header = rows[0] if any(isinstance(column, str) for column in columns) else []
         chosen = [cell for cell in cells if cell.column in numbers and cell not in header]
     translated = translate_messages(translator, [cell.text for cell in chosen])
-    parts: list[str] = []
-    end = 0
+    changes = []
     for cell, value in zip(chosen, translated, strict=True):
         if value != cell.text:
             quoted = cell.quoted or any(character in value for character in f'{delimiter}"\r\n')
-            parts += [text[end : cell.start], '"' + value.replace('"', '""') + '"' if quoted else value]
-            end = cell.end
-    return "".join([*parts, text[end:]])
+            changes.append((cell.start, cell.end, '"' + value.replace('"', '""') + '"' if quoted else value))
+    return with_changes(text, changes)
 
 
 def _rows(text: str, delimiter: str) -> list[list[_Cell]]:
@@ -177,26 +185,20 @@ def translate_json(data: bytes, translator: DocumentTranslator) -> bytes:
     Non-ASCII characters are written as \\u escapes if the source has escapes and no such characters.
     """
     text, encode = decode_text(data)
-    _check(text)
-    ascii_only = text.isascii() and "\\u" in text
-    values = [match for match in _STRING.finditer(text) if not match[1]]
-    decoded = [json.loads(match[0]) for match in values]
-    chosen = [i for i, value in enumerate(decoded) if not is_identifier(value)]
-    translated = translate_messages(translator, [decoded[i] for i in chosen])
-    parts: list[str] = []
-    end = 0
-    for index, value in zip(chosen, translated, strict=True):
-        match = values[index]
-        if value != decoded[index]:
-            parts += [text[end : match.start()], json.dumps(value, ensure_ascii=ascii_only)]
-            end = match.end()
-    return encode("".join([*parts, text[end:]]))
-
-
-def _check(text: str) -> None:
     try:
         json.loads(text)
     except RecursionError:
         raise DataError("not JSON: brackets nested too deeply. Repair the file.") from None
     except ValueError as error:
         raise DataError(f"not JSON: {error}. Repair the file.") from None
+    ascii_only = text.isascii() and "\\u" in text
+    values = [match for match in _STRING.finditer(text) if not match[1]]
+    decoded = [json.loads(match[0]) for match in values]
+    chosen = [i for i, value in enumerate(decoded) if not is_identifier(value)]
+    translated = translate_messages(translator, [decoded[i] for i in chosen])
+    changes = [
+        (*values[index].span(), json.dumps(value, ensure_ascii=ascii_only))
+        for index, value in zip(chosen, translated, strict=True)
+        if value != decoded[index]
+    ]
+    return encode(with_changes(text, changes))

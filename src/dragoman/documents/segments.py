@@ -12,7 +12,7 @@ from dragoman.data.languages import language_code
 from dragoman.data.literals import has_words
 from dragoman.errors import DataError
 from dragoman.markup.html import translate_html
-from dragoman.markup.segment import Segment, Tag, translate_segments
+from dragoman.markup.segment import Segment, Tag, plain_text, translate_segments
 
 if TYPE_CHECKING:
     from dragoman.pipelines.lines import Translation
@@ -34,11 +34,6 @@ Track = Callable[[Iterator[Any], int], Iterator[Any]]
 
 class Break(Tag):
     """An empty tag that ends a sentence, such as a line break or a tab: the text around it is translated separately."""
-
-
-def plain_text(segment: Iterable[str | Tag]) -> str:
-    """Return the text of a segment without its tags."""
-    return "".join(item for item in segment if isinstance(item, str))
 
 
 def source_text(segment: Iterable[str | Tag]) -> str:
@@ -253,19 +248,15 @@ def _with_spaces(segment: Segment, translated: Segment) -> Segment:
             source, target = sources[item.pair], targets[item.pair]
             is_inside = last.isalnum() and not target.space and target.after.isalnum()
             if source.before.isspace() and last and not last.isspace() and not is_inside:
-                result.insert(_before_open_tags(result), " ")
+                index = len(result)
+                while index and isinstance(tag := result[index - 1], Tag) and tag.kind == "open":
+                    index -= 1
+                result.insert(index, " ")
             is_punctuation = target.after in _PUNCTUATION and target.after != source.after
             pending = "" if target.space or is_punctuation or is_inside else source.space
             last = _OBJECT
         result.append(item)
     return result
-
-
-def _before_open_tags(segment: Segment) -> int:
-    index = len(segment)
-    while index and isinstance(tag := segment[index - 1], Tag) and tag.kind == "open":
-        index -= 1
-    return index
 
 
 class _Sides(NamedTuple):
@@ -377,21 +368,18 @@ def find_marks(text: str, pattern: re.Pattern[str]) -> Segment:
 
     pattern: its named groups are `element` (a tag in angle brackets), `break` and `empty`.
     """
-    return pair_marks(list(_marks(text, pattern))).segment
-
-
-def _marks(text: str, pattern: re.Pattern[str]) -> Iterator[str | Mark]:
+    items: list[str | Mark] = []
     end = 0
     for match in pattern.finditer(text):
-        yield text[end : match.start()]
+        items.append(text[end : match.start()])
         end, raw = match.end(), match[0]
         if match.lastgroup == "element" and not raw.endswith("/>"):
             name = _NAME.match(raw)
             assert name is not None
-            yield Mark("close" if raw.startswith("</") else "open", raw, name[1].partition(".")[0])
+            items.append(Mark("close" if raw.startswith("</") else "open", raw, name[1].partition(".")[0]))
         else:
-            yield Mark("break" if match.lastgroup == "break" else "empty", raw)
-    yield text[end:]
+            items.append(Mark("break" if match.lastgroup == "break" else "empty", raw))
+    return pair_marks([*items, text[end:]]).segment
 
 
 def translate_messages(translator: DocumentTranslator, texts: Sequence[str]) -> list[str]:

@@ -119,11 +119,6 @@ def _reader(format: str) -> Callable[..., bytes]:
     return _FORMATS[format] if part is None else part.make
 
 
-def read_segments(data: bytes, format: str, reader: DocumentTranslator) -> None:
-    """Pass the segments of a document to `reader`, and drop what it returns."""
-    _reader(document_format("", format))(data, reader)
-
-
 def translate_document(
     translator: Translator,
     source: Path | bytes,
@@ -158,7 +153,12 @@ def translate_document(
     else:
         data = source
     target = as_path(target, "target")
-    _check_target(target, source if isinstance(source, Path) else None)
+    if isinstance(source, Path) and target.exists() and source.exists() and target.samefile(source):
+        raise UsageError(f"{target}: is both source and target; choose another output file")
+    if target.is_dir():
+        raise UsageError(f"{target}: is a folder; give the name of a file")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target}: the folder {target.parent} does not exist; create it first")
     try:
         translated, report = translate_bytes(
             translator, data, format, columns=columns, attributes=attributes, track=track, **settings
@@ -173,15 +173,6 @@ def translate_document(
     return report
 
 
-def _check_target(target: Path, source: Path | None) -> None:
-    if source is not None and target.exists() and source.exists() and target.samefile(source):
-        raise UsageError(f"{target}: is both source and target; choose another output file")
-    if target.is_dir():
-        raise UsageError(f"{target}: is a folder; give the name of a file")
-    if not target.parent.is_dir():
-        raise UsageError(f"{target}: the folder {target.parent} does not exist; create it first")
-
-
 def document_text(data: bytes, format: str, characters: int = 4000) -> str:
     """Return the text of a document that would be translated, one segment per line, to identify its language.
 
@@ -192,7 +183,7 @@ def document_text(data: bytes, format: str, characters: int = 4000) -> str:
         raise UsageError("a TMX file has texts in several languages; specify its source language")
     reader = _TextReader(characters)
     with suppress(_EnoughError):
-        read_segments(data, format, reader)
+        _reader(document_format("", format))(data, reader)
     return "\n".join(reader.texts)
 
 

@@ -46,7 +46,11 @@ def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool
     archive = Archive(data)
     if "mimetype" not in archive or archive.read("mimetype").strip() != b"application/epub+zip":
         raise DataError("its type (member mimetype) is not application/epub+zip; accepted: an EPUB book")
-    _check_encryption(archive)
+    if _ENCRYPTION in archive:
+        root, _ = archive.edit(_ENCRYPTION, {})
+        methods = {node.attributes.get("Algorithm", "") for node in root.iter() if node.name == "EncryptionMethod"}
+        if methods - {*_FONTS}:
+            raise DataError("is encrypted (DRM); accepted: books without copy protection")
     types = _manifest(archive)
     pages = [name for name, kind in types.items() if kind == "application/xhtml+xml"]
     decoded: list[tuple[str, Any]] = [decode_text(archive.read(name)) for name in pages]
@@ -78,12 +82,3 @@ def _manifest(archive: Archive) -> dict[str, str]:
                 if name in archive:
                     types[name] = node.attributes.get("media-type", "")
     return types
-
-
-def _check_encryption(archive: Archive) -> None:
-    if _ENCRYPTION not in archive:
-        return
-    root, _ = archive.edit(_ENCRYPTION, {})
-    methods = {node.attributes.get("Algorithm", "") for node in root.iter() if node.name == "EncryptionMethod"}
-    if methods - {*_FONTS}:
-        raise DataError("is encrypted (DRM); accepted: books without copy protection")

@@ -244,7 +244,10 @@ def _write(run: _Run, translated: Segment) -> str:
     before, verbatim = "", False
     for item, after in zip(translated, following, strict=True):
         if isinstance(item, str):
-            text = _encode_cdata(item) if verbatim else run.document.encode(item)
+            if verbatim:  # "]]>" is divided between two CDATA sections
+                text = _INVALID.sub("\ufffd", item).replace(_CDATA_END, f"]]{_CDATA_END}{_CDATA_START}>")
+            else:
+                text = run.document.encode(item)
             result.append(text)
             before = item[-1:] or before
             continue
@@ -258,11 +261,6 @@ def _write(run: _Run, translated: Segment) -> str:
             result.append(item.raw)
         verbatim = item.raw == _CDATA_START or (verbatim and item.raw != _CDATA_END)
     return "".join(result)
-
-
-def _encode_cdata(text: str) -> str:
-    """Return the text in a CDATA section; "]]>" is divided between two sections."""
-    return _INVALID.sub("\ufffd", text).replace(_CDATA_END, f"]]{_CDATA_END}{_CDATA_START}>")
 
 
 def encoder(source: str) -> Callable[[str], str]:

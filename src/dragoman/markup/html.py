@@ -96,7 +96,9 @@ def _scan(text: str) -> Iterator[_Token]:
     xhtml = _XHTML in text
     position = written = 0
     while (position := text.find("<", position)) >= 0:
-        token = _tag(text, position) or _other(text, position)
+        token = _tag(text, position)
+        if token is None and (other := _OTHER.match(text, position)):
+            token = _Token("other", other[0])
         if token is None:
             if text[position + 1 : position + 3].removeprefix("/")[:1].isalpha():
                 break  # an unfinished tag ends the page
@@ -132,11 +134,6 @@ def _tag(text: str, position: int) -> _Token | None:
     name = begin[2].lower()
     kind = "close" if begin[1] else "void" if name in _VOID else "open"
     return _Token(kind, text[position : end + 1], name)
-
-
-def _other(text: str, position: int) -> _Token | None:
-    found = _OTHER.match(text, position)
-    return found and _Token("other", found[0])
 
 
 def _match(tokens: list[_Token]) -> None:

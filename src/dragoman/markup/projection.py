@@ -78,7 +78,12 @@ def find_regions(tokenizer: Tokenizer, line: SplitLine, translation: Translation
     """
     text = valid(line.text, "text")
     text = text if line.keep_space else one_line(text)
-    searches = iter(_target_ids(tokenizer, translation))
+    targets: list[list[int]] = [[]]  # of each search, with the end of sentence
+    for token in tokenizer.target_ids(translation.tokens):
+        targets[-1].append(token)
+        if token == EOS:
+            targets.append([])
+    searches = iter(targets[:-1])
     found: list[Region] = []
     at = after = 0  # position in the text and in the translation
     for part in line.parts:
@@ -93,16 +98,6 @@ def find_regions(tokenizer: Tokenizer, line: SplitLine, translation: Translation
             found += _part_regions(part, line.keep_space, at, first, target, ids)
         at += len(part.text)
     return found
-
-
-def _target_ids(tokenizer: Tokenizer, translation: Translation) -> list[list[int]]:
-    """Return the target ids of each search, with the end of sentence."""
-    found: list[list[int]] = [[]]
-    for token in tokenizer.target_ids(translation.tokens):
-        found[-1].append(token)
-        if token == EOS:
-            found.append([])
-    return found[:-1]
 
 
 def _part_regions(part: Part, stripped: bool, start: int, first: int, target: str, ids: list[int]) -> Iterator[Region]:
@@ -128,11 +123,12 @@ def align_regions(
 
     cuts: positions of tags in each text; words are divided there, and so are their copies in the translation.
     """
-    divided = [
-        (region, _cuts_within(region, cut_line))
-        for line, cut_line in zip(lines, map(sorted, cuts), strict=True)
-        for region in line
-    ]
+    divided: list[tuple[Region, set[int]]] = []  # regions with the cuts inside of them, from their beginning
+    for line, cut_line in zip(lines, map(sorted, cuts), strict=True):
+        for region in line:
+            first = bisect_right(cut_line, region.start)
+            end = bisect_left(cut_line, region.start + len(region.source))
+            divided.append((region, {cut - region.start for cut in cut_line[first:end]}))
     pairs = [region.ids for region, cut in divided if region.ids and cut]
     weights: Iterable[Floats | None] = ()
     if pairs:
@@ -149,12 +145,6 @@ def align_regions(
         ]
         for line in lines
     ]
-
-
-def _cuts_within(region: Region, cuts: Sequence[int]) -> set[int]:
-    """Return the cuts inside of a region, from its beginning.  cuts: in order."""
-    first, end = bisect_right(cuts, region.start), bisect_left(cuts, region.start + len(region.source))
-    return {cut - region.start for cut in cuts[first:end]}
 
 
 def _blocks(tokenizer: Tokenizer, region: Region, cuts: Collection[int], attention: Floats | None) -> Iterator[Block]:
@@ -396,14 +386,11 @@ class _Projection:
 
         span: target units of the node.  Pairs are missing if there are not enough target units.
         """
-        pairs = [(child, self._units_in(child)) for child in node.children]
+        pairs = [
+            (child, (bisect_left(self.starts, child.start), bisect_right(self.ends, child.end)))
+            for child in node.children
+        ]
         pairs = [(child, units) for child, units in pairs if units[0] < units[1]]
-        chosen = self._choose(pairs, span)
-        for child, (_, (first, end)) in chosen:
-            child.first, child.last = self.target[first][0], self.target[end - 1][1]
-        return chosen
-
-    def _choose(self, pairs: Sequence[tuple[Node, Span]], span: Span) -> list[tuple[Node, tuple[Span, Span]]]:
         windows = [self.window(units, span) for _, units in pairs]
         shares = [self.shares(units, window) for (_, units), window in zip(pairs, windows, strict=True)]
         order = sorted(range(len(pairs)), key=lambda i: -_best_range(shares[i] - _COST)[0])
@@ -416,7 +403,9 @@ class _Projection:
                 continue
             _, first, end = _best_range(np.where(inside, _TAKEN, shares[i] - _COST))
             inside[first:end] = True
-            chosen.append((pairs[i][0], (pairs[i][1], (start + first, start + end))))
+            child, units = pairs[i]
+            child.first, child.last = self.target[start + first][0], self.target[start + end - 1][1]
+            chosen.append((child, (units, (start + first, start + end))))
         return chosen
 
     def place_points(self, node: Node, points: Sequence[Node], inside: Span, span: Span, taken: Sequence[Span]) -> None:
@@ -459,9 +448,6 @@ class _Projection:
         """Return whether text stands before and after a position, without whitespace."""
         follows = start > 0 and not self.text[start - 1].isspace()
         return follows, start < len(self.text) and not self.text[start].isspace()
-
-    def _units_in(self, node: Node) -> Span:
-        return bisect_left(self.starts, node.start), bisect_right(self.ends, node.end)
 
 
 def _best_range(gains: Floats) -> tuple[float, int, int]:

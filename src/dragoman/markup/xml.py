@@ -158,24 +158,18 @@ class _Scanner:
         parser.CharacterDataHandler = lambda text: self.add("text")
         parser.StartCdataSectionHandler = lambda: self.add("cdata")
         parser.EndCdataSectionHandler = lambda: self.add("cdata_end")
-        parser.DefaultHandler = self.add_other
-        parser.EntityDeclHandler = self.refuse_entity
+        # a comment, a declaration, or a reference to an entity that an external DTD may declare
+        parser.DefaultHandler = lambda text: self.add("text" if text.startswith("&") else "other")
+        parser.EntityDeclHandler = lambda name, *_: self.refuse_here(f"declaration of the entity {name!r}")
 
     def add(self, kind: str, name: str = "", attributes: dict[str, str] | None = None) -> None:
         self.depth += (kind == "start") - (kind == "end")
         if self.depth > MAX_DEPTH:
-            where = self.parser.CurrentLineNumber, self.parser.CurrentColumnNumber
-            self.refuse(f"elements are nested more than {MAX_DEPTH} deep", *where)
+            self.refuse_here(f"elements are nested more than {MAX_DEPTH} deep")
         self.tokens.append(_Token(kind, self.parser.CurrentByteIndex, name, attributes or {}))
 
-    def add_other(self, text: str) -> None:
-        """Add a comment, a declaration, or a reference to an entity that an external DTD may declare."""
-        self.add("text" if text.startswith("&") else "other")
-
-    def refuse_entity(self, name: str, *_: Any) -> None:
-        self.refuse(
-            f"declaration of the entity {name!r}", self.parser.CurrentLineNumber, self.parser.CurrentColumnNumber
-        )
+    def refuse_here(self, what: str) -> NoReturn:
+        self.refuse(what, self.parser.CurrentLineNumber, self.parser.CurrentColumnNumber)
 
     def refuse(self, what: str, line: int, column: int) -> NoReturn:
         column = column + 1 - (self.before if line == 1 else 0)

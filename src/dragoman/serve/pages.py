@@ -63,8 +63,8 @@ def translation_page(limits: Limits, with_viewer: bool) -> list[Route]:
 
     @functools.cache
     def page() -> str:  # rendered at the first request, because it imports jinja2
-        shown = {"viewer": with_viewer, "most_bytes": limits.body}
-        return render("translate.html", styles=TRANSLATE_STYLES, scripts=TRANSLATE_SCRIPTS, **shown)
+        files: Any = {"styles": TRANSLATE_STYLES, "scripts": TRANSLATE_SCRIPTS}
+        return render("translate.html", **files, viewer=with_viewer, most_bytes=limits.body)
 
     return page_routes("", page, TRANSLATE_STYLES, TRANSLATE_SCRIPTS)
 

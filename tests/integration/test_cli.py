@@ -15,7 +15,7 @@ import pytest
 
 from dragoman import __version__
 from dragoman.io.run_log import read_log
-from running_server import until
+from served_models import until
 from small_run import COMMAND, Cli, digit_pairs, write_corpus, write_lines, write_toml
 from terminal import Terminal
 

@@ -15,7 +15,7 @@ from dragoman.markup.html import translate_html
 from dragoman.markup.xml import translate_xml
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from running_server import copying_direction, direction_of, serving
+from served_models import copying_direction, direction_of, serving
 from tiny_translator import round_trip, tiny_translator
 
 TEXT = "one two three"

@@ -22,7 +22,7 @@ import pytest
 from dragoman.serve.app import create_server
 from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
-from running_server import copying_direction, serving, until
+from served_models import copying_direction, serving, until
 from tiny_translator import round_trip
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -11,7 +11,7 @@ import pytest
 
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from running_server import copying_direction, serving
+from served_models import copying_direction, serving
 from tiny_translator import round_trip
 
 TEXT = "one two three"

@@ -17,8 +17,7 @@ import httpx2 as httpx
 import pytest
 
 from dragoman.pipelines.translation import Translator
-from running_server import until
-from served_models import copied_model
+from served_models import copied_model, until
 
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 TEXTS = [" ".join(WORDS[(i * k) % 10] for k in range(1, 3 + i % 5)) for i in range(40)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from translate_page import open_page, page_server
 
-from running_server import until
+from served_models import until
 from tiny_translator import round_trip
 
 if TYPE_CHECKING:

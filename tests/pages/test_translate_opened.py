@@ -13,7 +13,7 @@ from translate_page import open_page, page_server, translated, write
 from dragoman.serve.app import create_server
 from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
-from running_server import direction_of, serving
+from served_models import direction_of, serving
 from tiny_translator import round_trip, tiny_translator
 
 if TYPE_CHECKING:

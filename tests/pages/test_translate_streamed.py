@@ -10,7 +10,7 @@ from translate_page import open_page, page_server, translated, write
 
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from running_server import copying_direction, of_sentences, serving
+from served_models import copying_direction, of_sentences, serving
 
 if TYPE_CHECKING:
     from browser import Page

@@ -12,7 +12,7 @@ from translate_page import open_page, page_server, translated, write
 
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from running_server import copying_direction, serving
+from served_models import copying_direction, serving
 from tiny_translator import round_trip
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from odf.style import Footer, MasterPage, PageLayout, Style, TextProperties
 from odf.table import Table, TableCell, TableRow
 from odf.text import A, Bookmark, H, LineBreak, List, ListItem, Note, NoteBody, NoteCitation, P, S, Span, Tab
 
-from document_translator import PieceTranslator, longer, translated, upper
 from dragoman.errors import DataError, UsageError
+from sample_documents import PieceTranslator, longer, translated, upper
 
 IDENTITY = PieceTranslator(lambda pieces: pieces)
 

@@ -20,10 +20,10 @@ from openpyxl.cell.rich_text import CellRichText, TextBlock
 from openpyxl.cell.text import InlineFont
 from pptx.util import Inches
 
-from document_translator import PieceTranslator, longer, translated, upper
 from dragoman.documents.office import PREFIXES, Paragraph
 from dragoman.documents.xml_spans import Edits, parse_xml
 from dragoman.errors import DataError
+from sample_documents import PieceTranslator, longer, translated, upper
 
 IDENTITY = PieceTranslator(lambda pieces: pieces)
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from document_translator import PieceTranslator, longer, says, translated, upper
 from dragoman.documents import document_format, translate_bytes, translate_document
 from dragoman.errors import DataError, DragomanError, UsageError
+from sample_documents import PieceTranslator, longer, says, translated, upper
 
 # ------------------------------------------------------------------------------------------------------------ txt
 

@@ -24,7 +24,7 @@ from dragoman.decoding.service import BatchedSearchService, Search, SearchServic
 from dragoman.errors import DragomanError, UsageError
 from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built, ending
-from running_server import until
+from served_models import until
 
 pytestmark = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 

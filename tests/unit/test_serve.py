@@ -48,7 +48,7 @@ from dragoman.serve.uvicorn_server import listen
 from dragoman.serve.viewer import Event, ViewedModel, stream_continuation, stream_translation
 from dragoman.tokenizers import BOS, EOS
 from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, model_config
-from running_server import until
+from served_models import until
 from small_run import Cli
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
 from toy_model import ToyModel

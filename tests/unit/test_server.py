@@ -21,7 +21,7 @@ from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Limits, Overloaded
 from dragoman.serve.models import Direction
-from running_server import copying_direction, direction_of, serving, until
+from served_models import copying_direction, direction_of, serving, until
 from tiny_translator import copying_translator, round_trip, tiny_translator
 
 TEXT = "one two"

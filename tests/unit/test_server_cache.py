@@ -23,8 +23,7 @@ from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions, TranslationCache, settings_key
 from dragoman.serve.models import Direction, model_sources
 from dragoman.serve.uvicorn_server import Reloader
-from running_server import copying_direction, direction_of
-from served_models import copied_model
+from served_models import copied_model, copying_direction, direction_of
 from tiny_translator import tiny_translator
 
 TEXTS = ["one two", "one two ", "One two", "three", "", "one. two."]

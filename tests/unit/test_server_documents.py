@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from document_translator import translated as translated_document
 from dragoman.documents import SUFFIXES, document_text, translate_bytes
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from running_server import copying_direction, direction_of, until
+from sample_documents import translated as translated_document
+from served_models import copying_direction, direction_of, until
 from tiny_translator import tiny_translator
 
 GOLDEN = Path(__file__).parents[1] / "golden"

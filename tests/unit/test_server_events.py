@@ -26,7 +26,7 @@ from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Limits
 from dragoman.serve.models import Direction
-from running_server import copying_direction, direction_of, of_sentences, serving, until
+from served_models import copying_direction, direction_of, of_sentences, serving, until
 from tiny_translator import copying_translator, round_trip, tiny_translator
 
 SENTENCES = "One two.  Three four!\nFive six seven. 12. Nine?"

@@ -11,7 +11,7 @@ from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Limits
 from dragoman.serve.pages import TRANSLATE_SCRIPTS, TRANSLATE_STYLES, Viewer
-from running_server import copying_direction
+from served_models import copying_direction
 
 
 def client(with_viewer: bool = True) -> TestClient:

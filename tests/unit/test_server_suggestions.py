@@ -26,7 +26,7 @@ from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Limits
 from dragoman.serve.libretranslate import SuggestionFile
-from running_server import copying_direction
+from served_models import copying_direction
 
 VALUES = {"q": "A dog\nruns.", "s": 'Ein "Hund" läuft 🐕.', "source": "en", "target": "de"}
 

@@ -15,6 +15,7 @@ from dragoman.markup.html import translate_html
 from dragoman.markup.segment import Segment, Tag, plain_text, translate_segments
 
 if TYPE_CHECKING:
+    from dragoman.pipelines.glossary import Term
     from dragoman.pipelines.lines import Translation
     from dragoman.pipelines.translation import Translator
 
@@ -106,7 +107,7 @@ class DocumentTranslator:
 
     def page(self, text: str, attributes: bool = False) -> str:
         """Return the translation of an HTML page; see `translate_html`."""
-        counter = _Counter(self.translator)
+        counter = CountingTranslator(self.translator)
         translator = cast("Translator", counter)
         [translated] = translate_html(translator, [text], attributes=attributes, **self.settings)
         self.characters += counter.characters
@@ -124,19 +125,22 @@ class DocumentTranslator:
             yield from map(_with_spaces, window, translated)
 
 
-class _Counter:
-    """A translator that counts the characters of its texts."""
+class CountingTranslator:
+    """A translator that counts the characters of its texts, and the glossary terms of its translations."""
 
     def __init__(self, translator: Translator) -> None:
         self._translator = translator
         self.characters = 0
+        self.terms: Counter[Term] = Counter()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._translator, name)
 
     def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
         self.characters += sum(map(len, texts))
-        return self._translator.translate(texts, **settings)
+        translations = self._translator.translate(texts, **settings)
+        self.terms.update(term for translation in translations for term in translation.terms)
+        return translations
 
 
 def _joined(items: Iterable[str | Tag]) -> Segment:

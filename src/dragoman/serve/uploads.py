@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -22,7 +22,6 @@ from starlette.requests import Request
 
 from dragoman.errors import DragomanError
 from dragoman.pipelines.glossary import Glossary, Term
-from dragoman.pipelines.lines import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.database import DatabaseError, DocumentLimit, DocumentStore
 from dragoman.serve.http import INTERNAL_ERROR, BadRequest, Overloaded
@@ -101,27 +100,12 @@ def translate_upload(
 ) -> Document:
     """Translate a document in memory.  target: language of the model to which the glossary applies."""
     from dragoman.documents import translate_bytes
+    from dragoman.documents.segments import CountingTranslator
 
-    recorder = _TermRecorder(translator)
+    counter = CountingTranslator(translator)
     settings: dict[str, Any] = {"glossary": glossary} if translator.languages[1] == target else {}
-    data, report = translate_bytes(cast(Translator, recorder), document.data, format, **settings)
-    return Document(data, document.characters or report.characters, recorder.terms)
-
-
-class _TermRecorder:
-    """A translator that counts the glossary terms of its translations."""
-
-    def __init__(self, translator: Translator) -> None:
-        self._translator = translator
-        self.terms: Counter[Term] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._translator, name)
-
-    def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
-        translations = self._translator.translate(texts, **settings)
-        self.terms.update(term for translation in translations for term in translation.terms)
-        return translations
+    data, report = translate_bytes(cast(Translator, counter), document.data, format, **settings)
+    return Document(data, document.characters or report.characters, counter.terms)
 
 
 @dataclass

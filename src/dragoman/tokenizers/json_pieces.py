@@ -23,6 +23,11 @@ TOKEN_IDS_FILE = "token_ids.json"
 _SPECIAL = ("pad", "unk", "bos", "eos")  # in the order of our ids
 _NEVER_TEXT = "\U0010ffff"  # not a character
 _MAX_SIZE = 1 << 24
+# The byte for which each character stands in byte-level BPE (Radford et al. 2019): printable characters of Latin-1
+# stand for themselves, those from U+0100 for the other bytes in ascending order.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE}
+_BYTES |= {chr(0x100 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)}
 
 
 def is_tokenizer_json(content: bytes) -> bool:
@@ -170,13 +175,6 @@ class JsonPieces(Pieces):
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {name: token for token, name in enumerate(self._names) if token > EOS}
-
-
-# The byte for which each character stands in byte-level BPE (Radford et al. 2019): printable characters of Latin-1
-# stand for themselves, those from U+0100 for the other bytes in ascending order.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_BYTES = {chr(byte): byte for byte in _PRINTABLE}
-_BYTES |= {chr(0x100 + i): byte for i, byte in enumerate(byte for byte in range(256) if byte not in _PRINTABLE)}
 
 
 def _shown_bytes(token: str) -> str:

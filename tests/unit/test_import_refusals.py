@@ -6,7 +6,6 @@ For the other layouts see `test_toolkit_import_refusals.py`, `test_marian_items.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -17,7 +16,7 @@ import safetensors.torch
 import torch
 
 from dragoman.formats.importing.importer import FAMILIES as MODEL_TYPES
-from imported_checks import change_tensors, refusal, set_values
+from imported_checks import ATTACKS, change_tensors, refusal, set_values
 from imported_families import FAMILIES
 
 pytest.importorskip("transformers")
@@ -130,21 +129,11 @@ def test_settings_tensors_and_tokenizer_in_one_message(tokenizer: bool, checkpoi
     assert "unused tensors" not in message
 
 
-class Attack:
-    """Unpickled, it creates a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.folder),)
-
-
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])
 def test_a_pickle_is_refused_and_not_executed(file: str, checkpoint: Path, tmp_path: Path) -> None:
     tensors: dict[str, Any] = safetensors.torch.load_file(checkpoint / "model.safetensors")
     (checkpoint / "model.safetensors").unlink()
-    torch.save(tensors | {"attack": Attack(tmp_path / "executed")}, checkpoint / file)
+    torch.save(tensors | {"attack": ATTACKS["mkdir"](tmp_path / "executed").payload}, checkpoint / file)
     message = refusal(checkpoint)
     assert ("could run code" if file.endswith(".bin") else "not a safetensors file") in message
     assert not (tmp_path / "executed").exists()

@@ -13,7 +13,7 @@ from dragoman.config import EncoderOnlyConfig, RecurrentEncoderConfig, VisionCon
 from dragoman.errors import DragomanError, UsageError, check_problems
 from dragoman.formats import ctranslate2, huggingface, marian, onnx
 from dragoman.formats.importing.comparison import SAMPLES, compare_tokenizers, lines_of
-from dragoman.formats.importing.family import TokenizerParity
+from dragoman.formats.importing.family import Comparison
 from dragoman.formats.parity import (
     TOLERANCE,
     CheckText,
@@ -36,33 +36,23 @@ _LABELLERS = (EncoderOnlyConfig, RecurrentEncoderConfig, VisionConfig)
 
 
 @dataclass(frozen=True)
-class Export:
-    """An exported model.
+class Export(Comparison):
+    """An exported model: what must agree, of the float32 weights.
 
-    parity: of the float32 weights, required.  quantized: of the int8 weights, for information; None for float32.
-    tokenizer: comparison of the tokenizers, if the other program has one of its own.
+    quantized: report on the int8 weights, for information; None for float32.
     """
 
+    parity: Parity
     folder: Path
     quantization: str
-    parity: Parity
-    quantized: Parity | None
-    tokenizer: TokenizerParity | None = None
+    quantized: Parity | None = None
 
     def lines(self) -> list[str]:
         size = sum(file.stat().st_size for file in self.folder.iterdir()) / 1e6
-        rows = self.report()
+        rows = super().lines()
         if self.quantized is not None:
             rows += ["effect of quantization:", *(f"  {line}" for line in self.quantized.lines())]
         return [*rows, f"written: {self.folder} ({self.quantization}, {size:.1f} MB; usage in README.md)"]
-
-    def report(self) -> list[str]:
-        """Return what must agree."""
-        return [*self.parity.lines(), *([] if self.tokenizer is None else [str(self.tokenizer)])]
-
-    @property
-    def met(self) -> bool:
-        return self.parity.met and (self.tokenizer is None or self.tokenizer.met)
 
 
 def export(
@@ -164,24 +154,24 @@ def _write_model(
         target.write(model, folder, precision)
         return compare_models(model.network, target.runtime(model, folder, precision), cases, width)
 
-    done = Export(folder, quantization, report("float32"), None)
-    tokenizer = target.other_tokenizer(model, folder)
-    if tokenizer is not None:
-        ours = model.tokenizer
+    parity, ours, theirs = report("float32"), model.tokenizer, target.other_tokenizer(model, folder)
+    same = None
+    if theirs is not None:
         lines = [*SAMPLES, *(ours.decode_source(case.source) for case in cases.cases), *lines_of(check)]
         # Without a list of pieces our tokenizer has no language tags, and decodes unknown pieces to a question mark;
         # those of `transformers` decode them to nothing.
         if ours.lists is None or not ours.lists.tags:
             lines = [line for line in lines if not line.startswith(">>")]
-        same = compare_tokenizers(ours, tokenizer, lines, decode_unknown=ours.lists is not None)
-        done = replace(done, tokenizer=same)
-    if not done.met:
-        rows = "\n".join(f"  {line}" for line in done.report())
+        same = compare_tokenizers(ours, theirs, lines, decode_unknown=ours.lists is not None)
+    comparison = Comparison(parity, same)
+    if not comparison.met:
+        rows = "\n".join(f"  {line}" for line in comparison.lines())
         raise DragomanError(
             f"parity not met, nothing was written; accepted: log-probability differences below {TOLERANCE:g} and no "
             f"different outputs. Please report this with the configuration of the model.\n{rows}"
         )
-    return done if quantization == "float32" else replace(done, quantized=report(quantization))
+    quantized = None if quantization == "float32" else report(quantization)
+    return Export(parity, same, folder, quantization, quantized)
 
 
 def _write_description(done: Export, target: Format, model: ExportSource, format: str, origin: Path) -> None:

@@ -31,6 +31,8 @@ from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabu
 from dragoman.formats.importing.marian import PADDING, name_table, stream_order
 from dragoman.formats.importing.names import AxisOrder, Rule, reverted
 from dragoman.formats.importing.reference import (
+    CausalRuntime,
+    CausalTokenizer,
     ReferenceTokenizer,
     TransformersRuntime,
     calling,
@@ -124,7 +126,12 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
     if _is_causal(model):
         settings = causal.model_settings(model)
         loader = package.GPT2LMHeadModel if settings.model_type == "gpt2" else package.LlamaForCausalLM
-        _save(loader(settings), causal.tensors(model), causal.generation_settings(model), folder, computed=set())
+        end = settings.eos_token_id
+        generation = package.GenerationConfig(
+            bos_token_id=settings.bos_token_id, eos_token_id=end,
+            pad_token_id=end if settings.pad_token_id is None else settings.pad_token_id,
+        )  # fmt: skip
+        _save(loader(settings), causal.tensors(model), generation, folder, computed=set())
         files = causal.tokenizer_files(model)
     elif _is_custom(model):
         _write_custom(model, folder)
@@ -177,7 +184,7 @@ def _writing() -> Iterator[None]:
 
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
     if _is_causal(model):
-        return causal.runtime(model, folder)
+        return CausalRuntime(folder, causal.vocabulary_of(model))
     network: Any = None
     if _is_custom(model):
         from dragoman.formats.modeling_dragoman import DragomanForSeq2SeqLM
@@ -189,7 +196,7 @@ def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRun
 
 def other_tokenizer(model: ExportSource, folder: Path) -> TextCodec:
     if _is_causal(model):
-        return causal.other_tokenizer(model, folder)
+        return CausalTokenizer(folder, causal.vocabulary_of(model))
     return ReferenceTokenizer(folder, _vocabulary(model))
 
 

@@ -8,7 +8,6 @@ its row of the embedding is that of our begin, and its row of the output that of
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,11 +16,9 @@ from torch import Tensor
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, RotaryPosition
 from dragoman.errors import UsageError
 from dragoman.formats.importing import gpt2, llama
-from dragoman.formats.importing.comparison import TextCodec
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary
-from dragoman.formats.importing.names import AxisOrder, AxisOrders, Table, reverted
-from dragoman.formats.importing.reference import CausalRuntime, CausalTokenizer, transformers_package
-from dragoman.formats.parity import ExternalRuntime
+from dragoman.formats.importing.names import AxisOrder, Table, reverted
+from dragoman.formats.importing.reference import transformers_package
 from dragoman.formats.target import ExportSource, accepted_settings
 from dragoman.models.model_folder import unique_tensors
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
@@ -67,14 +64,6 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     return reasons
 
 
-def runtime(model: ExportSource, folder: Path) -> ExternalRuntime:
-    return CausalRuntime(folder, _vocabulary(model))
-
-
-def other_tokenizer(model: ExportSource, folder: Path) -> TextCodec:
-    return CausalTokenizer(folder, _vocabulary(model))
-
-
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
@@ -105,13 +94,6 @@ def model_settings(model: ExportSource) -> Any:
     )  # fmt: skip
 
 
-def generation_settings(model: ExportSource) -> Any:
-    padding, _, begin, end = _ids(model).special
-    return transformers_package().GenerationConfig(
-        bos_token_id=begin, eos_token_id=end, pad_token_id=end if padding is None else padding
-    )
-
-
 def tokenizer_files(model: ExportSource) -> dict[str, bytes]:
     content = model.tokenizer.files()[TOKENIZER_JSON]
     parsed = json.loads(content)
@@ -138,7 +120,7 @@ def _ids(model: ExportSource) -> TokenIds:
     return TokenIds.parse(pieces)
 
 
-def _vocabulary(model: ExportSource) -> ImportedVocabulary:
+def vocabulary_of(model: ExportSource) -> ImportedVocabulary:
     theirs = _ids(model).theirs
     return ImportedVocabulary(model.tokenizer, theirs, theirs)
 
@@ -153,23 +135,21 @@ def tensors(model: ExportSource) -> dict[str, Tensor]:
     one = theirs[BOS] == theirs[EOS]  # a token that is begin and end
     absent = [token for token in (PAD, UNK, BOS) if theirs[token] < 0 or (one and token == BOS)]
     _check_bias(ours.pop("output.bias", None), absent)
-    output = [-1 if one and token == BOS else row for token, row in enumerate(theirs)]
-    inputs = [-1 if one and token == EOS else row for token, row in enumerate(theirs)]
-    found: dict[str, Tensor] = {}
-    for axis, kept in ((inputs, "embedding.weight"), (output, "output.weight")):
-        tied = kept == "embedding.weight" and _is_tied(model)
-        given = dict(ours)
-        if not _is_tied(model):
-            given.setdefault("output.weight", ours["embedding.weight"])
-        reverse = reverted(_table(model, tied), _orders(model, AxisOrder(axis, size)), given)
-        other = ("lm_head.weight",) if kept == "embedding.weight" else _EMBEDDINGS
-        found |= {name: tensor for name, tensor in reverse.items() if tied or name not in other}
-        if tied:
-            break
-    return found
+    config, tied = _decoder(model), _is_tied(model)
+    orders: dict[str, AxisOrder] = {}
+    if not isinstance(config.position, LearnedPosition):
+        orders["qkv"] = llama.qkv_order(config.n_heads, config.n_kv_heads or config.n_heads, config.d_head)
+    if not tied:
+        ours.setdefault("output.weight", ours["embedding.weight"])
 
+    def reverted_without(token: int) -> dict[str, Tensor]:
+        """Return the tensors; of a token that is begin and end, `token` has no row."""
+        rows = [-1 if one and index == token else row for index, row in enumerate(theirs)]
+        return reverted(_table(model, tied), orders | {"token": AxisOrder(rows, size)}, ours)
 
-_EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight")
+    # The row of the embedding is that of our begin, the row of the output that of our end.
+    result = reverted_without(EOS)
+    return result if tied else result | {"lm_head.weight": reverted_without(BOS)["lm_head.weight"]}
 
 
 def _check_bias(bias: Tensor | None, absent: list[int]) -> None:
@@ -208,13 +188,3 @@ def _table(model: ExportSource, tied: bool) -> Table:
         }  # fmt: skip
         table = llama.name_table(settings, config.n_layers, tied, llama.MATRICES if config.bias else ())
     return {name: rule for name, rule in table.items() if name != "output.bias"}
-
-
-def _orders(model: ExportSource, tokens: AxisOrder) -> AxisOrders:
-    config = _decoder(model)
-    if isinstance(config.position, LearnedPosition):
-        return {"token": tokens}
-    return {
-        "token": tokens,
-        "qkv": llama.qkv_order(config.n_heads, config.n_kv_heads or config.n_heads, config.d_head),
-    }

@@ -142,6 +142,9 @@ def onnxruntime_package(name: str = "onnxruntime") -> Any:
     return extra_package(name, "formats", "the format onnx")
 
 
+# -------------------------------------------------------------------------------------------------------------- runtime
+
+
 class OnnxRuntime(SearchedModel):
     """A folder with encoder.onnx and decoder.onnx, run on one thread: a `formats.parity.ExternalRuntime`."""
 

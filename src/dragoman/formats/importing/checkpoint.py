@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -63,16 +63,7 @@ class Checkpoint:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """The weights by name.  Raises UsageError with all problems of all files."""
-        found: dict[str, Tensor] = {}
-        problems = []
-        for path in self._weight_files():
-            try:
-                found |= _load_pickle(path) if path.suffix == ".bin" else load_file(path)
-            except DragomanError as error:
-                problems.append(str(error))
-        if problems:
-            raise UsageError("; ".join(problems))
-        return found
+        return load_weights(self._weight_files())
 
     def _weight_files(self) -> Iterator[Path]:
         """Yield the files of the first format that is present, those of an index if there is one."""
@@ -87,6 +78,20 @@ class Checkpoint:
         if not names or not all(re.fullmatch(r"[\w.-]+\.(safetensors|bin)", each) for each in names):
             raise UsageError(f"{self.folder / name}: weight_map does not name files of this folder. {_ADVICE}")
         yield from (self.folder / each for each in names)
+
+
+def load_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
+    """Return the tensors of safetensors and PyTorch files.  Raises UsageError with all problems of all files."""
+    tensors: dict[str, Tensor] = {}
+    problems = []
+    for path in paths:
+        try:
+            tensors |= _load_pickle(path) if path.suffix == ".bin" else load_file(path)
+        except DragomanError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError("; ".join(problems))
+    return tensors
 
 
 def _load_pickle(path: Path) -> dict[str, Tensor]:

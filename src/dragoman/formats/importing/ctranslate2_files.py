@@ -156,6 +156,9 @@ def _variables(reader: BinaryReader, count: int) -> Iterator[tuple[str, Tensor]]
         yield name, torch.frombuffer(data, dtype=dtype).clone().reshape(shape)
 
 
+# --------------------------------------------------------------------------------------------------------------- tokens
+
+
 TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "decoder_start_token": "<s>"}
 """Special tokens of `config.json`, with their defaults."""
 _PADDING = ("<pad>", "<blank>", "[PAD]")
@@ -185,6 +188,9 @@ def token_lists(checkpoint: CTranslate2Checkpoint) -> list[TokenList]:
     if problems:
         raise ProblemList(problems)
     return lists
+
+
+# ----------------------------------------------------------------------------------------------------------- name table
 
 
 MATRICES = ("encoder/embeddings_0/weight", "decoder/embeddings/weight", "decoder/projection/weight")

@@ -59,6 +59,9 @@ def layer_parts(theirs: str, attention: str, norms: tuple[str, str]) -> dict[str
     }
 
 
+# --------------------------------------------------------------------------------------------------------------- labels
+
+
 Input = TypeVar("Input")
 
 
@@ -137,6 +140,9 @@ def compare_labels(
 def _number(value: Tensor) -> float:
     """Return infinity for NaN, which every comparison would accept."""
     return float(value.nan_to_num(nan=float("inf"), posinf=float("inf")))
+
+
+# ----------------------------------------------------------------------------------------------------------------- text
 
 
 _LINES = 200

@@ -47,7 +47,11 @@ def sentencepiece_models(folder: Path) -> tuple[Path, Path]:
     Raises ProblemList.
     """
     files = sorted(path for suffix in _SUFFIXES for path in folder.glob(f"*{suffix}") if path.is_file())
-    sides = [[path for path in files if _is_of(path, names)] for names in _SIDES]
+    suffixes = [tuple(f"{separator}{name}" for name in names for separator in "._-") for names in _SIDES]
+    sides = [
+        [path for path in files if path.stem in names or path.stem.endswith(ends)]
+        for names, ends in zip(_SIDES, suffixes, strict=True)
+    ]
     if all(len(side) == 1 for side in sides):
         return sides[0][0], sides[1][0]
     if len(files) == 1 and not any(sides):
@@ -60,10 +64,6 @@ def sentencepiece_models(folder: Path) -> tuple[Path, Path]:
             "subword-nmt, are not supported"
         ]
     )
-
-
-def _is_of(path: Path, names: Sequence[str]) -> bool:
-    return any(path.stem == name or path.stem.endswith((f".{name}", f"_{name}", f"-{name}")) for name in names)
 
 
 def listed_vocabulary(

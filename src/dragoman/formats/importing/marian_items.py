@@ -1,6 +1,12 @@
-"""The items of a Marian model file: arrays by name, and its settings in YAML, for `.npz` and for binary `.bin` files.
+"""The files of a model in Marian's own formats.
 
-A binary file has, in little-endian order:
+    model.npz or model.bin      items: weights, and the settings of the model in YAML
+    decoder.yml, config.yml     settings of decoding, optional: names of the other files, beam size
+    vocab.spm                   a sentencepiece model for both sides, or one per side; its ids are those of the model
+    vocab.yml                   or a list of pieces with their ids, beside source.spm and target.spm (OPUS-MT)
+    lex.s2t.bin                 a shortlist, made from a lexical translation table, optional
+
+A binary model file has, in little-endian order:
 
     uint64 version (1), uint64 number of items n
     n headers of four uint64: length of the name, type, number of dimensions, bytes of data
@@ -10,6 +16,11 @@ A binary file has, in little-endian order:
 Data are padded, so that an item may have more bytes than its array.  8-bit and 16-bit matrices (types `_INTGEMM`) are
 integers with one scale, a float32 behind them: value = integer / scale.  They are stored with rows and columns
 exchanged, except for embeddings, although the shape is that of the matrix.
+
+A shortlist has, in little-endian order: uint64 magic, checksum, number F of the first target ids that are always
+allowed, number of ids per source id at most, count of offsets, count of ids; the offsets (uint64), one per source id
+and the end; the ids (uint32).  The targets of a sentence are the ids below F, the ids of each source token, and, if
+both sides have one vocabulary, the source tokens themselves.
 
 Nothing in a file is executed; all lengths are compared with the size of the file before memory is used for them.
 """
@@ -24,7 +35,7 @@ import tokenize
 import zipfile
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -192,6 +203,9 @@ def _npy_array(name: str, data: bytes) -> Array:
     return array.reshape(shape, order="F" if by_columns else "C")
 
 
+# --------------------------------------------------------------------------------------------------------------- folder
+
+
 _MAX_YAML, _MAX_VOCABULARY = 1 << 20, 1 << 26
 _NOT_MODELS = re.compile(r".*\.(optimizer|progress)\.npz")
 
@@ -311,6 +325,9 @@ def _file_name(path: str) -> str:
     return re.split(r"[/\\]", path)[-1]
 
 
+# ------------------------------------------------------------------------------------------------------------ shortlist
+
+
 _SHORTLIST_MAGIC = struct.pack("<Q", 0xF11A48D5013417F5)
 _SHORTLIST_HEADER = struct.Struct("<8s5Q")
 _MAX_SHORTLIST = 1 << 30
@@ -345,19 +362,6 @@ def read_shortlist(path: Path, source: Sequence[int], target: Sequence[int], sha
     if id_count and ids.max() >= sizes[1]:
         raise UsageError(f"{path}: an id of {ids.max():,}, but the target has {sizes[1]:,} tokens. {ADVICE}")
     ours = {theirs: i for i, theirs in enumerate(target) if theirs >= 0}
-    return _in_our_ids(source, ours, (offsets, ids), (first, best), shared, len(target), weights)
-
-
-def _in_our_ids(
-    source: Sequence[int],
-    ours: Mapping[int, int],
-    lists: tuple[NDArray[np.uint64], NDArray[np.uint32]],
-    limits: tuple[int, int],
-    shared: bool,
-    target_size: int,
-    weights: str,
-) -> Shortlist:
-    (offsets, ids), (first, best) = lists, limits
     starts, listed, longest = array("i", [0]), array("i"), 0
     for theirs in source:
         tokens = set() if theirs < 0 else {ours[token] for token in ids[offsets[theirs] : offsets[theirs + 1]].tolist()}
@@ -367,7 +371,8 @@ def _in_our_ids(
         starts.append(len(listed))
         longest = max(longest, len(tokens))
     always = sorted({UNK, EOS} | {ours[token] for token in range(min(first, len(ours))) if token in ours})
-    return Shortlist(max(longest, min(best, target_size)), target_size, weights, array("i", always), starts, listed)
+    most = max(longest, min(best, len(target)))
+    return Shortlist(most, len(target), weights, array("i", always), starts, listed)
 
 
 def _checksum(content: bytes) -> int:

@@ -101,7 +101,9 @@ class SearchedModel:
         for begin in range(0, len(cases), _BATCH):
             sources = [[self.source[token] for token in case.source] for case in cases[begin : begin + _BATCH]]
             tokens = self._beams(sources, width, max_length, fixed=min_length == max_length)
-            found += [[self._until_end(row) for row in sentence] for sentence in tokens.tolist()]
+            for sentence in tokens.tolist():
+                ended = (row[: row.index(self.end)] if self.end in row else row for row in sentence)
+                found.append([[self.ours[token] for token in row] for row in ended])
         return found
 
     @_quiet
@@ -133,9 +135,6 @@ class SearchedModel:
             if not fixed and (tokens == self.end).any(2).all():
                 break
         return tokens
-
-    def _until_end(self, row: list[int]) -> list[int]:
-        return [self.ours[token] for token in (row[: row.index(self.end)] if self.end in row else row)]
 
 
 def _log_softmax(logits: Floats) -> Floats:

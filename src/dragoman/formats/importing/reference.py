@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,14 +71,18 @@ def reference_model(folder: Path, loader: str, model: Any | None = None) -> tupl
 class _Runtime(ABC):
     """A model of `transformers` on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
 
-    model: Any
-    name: str
-    target: Sequence[int]
-    ours: Mapping[int, int]
-    never: list[list[int]]
-    """Tokens that a search excludes before the softmax, in the form of `bad_words_ids`."""
     cached = True
     """Whether a search keeps keys and values."""
+
+    def __init__(self, model: tuple[Any, str], target: Sequence[int], added: list[int]) -> None:
+        """model: and its name, see `reference_model`.  target: for each of our ids that of the checkpoint, or -1.
+
+        added: our ids that are no tokens of their own in the checkpoint.
+        """
+        (self.model, self.name), self.target, self.added = model, target, added
+        self.ours = {theirs: ours for ours, theirs in enumerate(target) if theirs >= 0}
+        self.never = [[target[token]] for token in (PAD, BOS) if token not in added]
+        """Tokens that a search excludes before the softmax, in the form of `bad_words_ids`."""
 
     @abstractmethod
     def logits(self, source: Sequence[int], target: Sequence[int]) -> Tensor:
@@ -128,21 +132,18 @@ class TransformersRuntime(_Runtime):
 
         model: that of the folder, if `transformers` has no class for it.
         """
-        transformers = transformers_package()
-        self.model, self.name = reference_model(folder, "AutoModelForSeq2SeqLM", model)
-        self.source, self.target = vocabulary.source, vocabulary.target
-        self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
-        self.pad = self.target[BOS] if self.target[PAD] < 0 else self.target[PAD]
+        target = vocabulary.target
         # Ours that are no tokens of their own: PAD, or BOS if it is the same as EOS.
-        self.added = [PAD] * (self.target[PAD] < 0) + [BOS] * (self.target[BOS] == self.target[EOS])
+        added = [PAD] * (target[PAD] < 0) + [BOS] * (target[BOS] == target[EOS])
+        super().__init__(reference_model(folder, "AutoModelForSeq2SeqLM", model), target, added)
+        self.source, self.pad = vocabulary.source, target[BOS] if target[PAD] < 0 else target[PAD]
         # The start token, if the generation settings of the checkpoint exclude it from the softmax.
         self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER and BOS not in self.added else []
-        self.never = [[self.target[token]] for token in (PAD, BOS) if token not in self.added]
         # The cache of T5 has as many layers as the encoder, of which the decoder can have more.
         settings = self.model.config
         self.cached = getattr(settings, "num_decoder_layers", 0) <= getattr(settings, "num_layers", 0)
         # Settings of the folder, such as a forced end, are those of its own search.
-        self.model.generation_config = transformers.GenerationConfig(
+        self.model.generation_config = transformers_package().GenerationConfig(
             pad_token_id=self.pad, eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]
         )
 
@@ -169,12 +170,10 @@ class CausalRuntime(_Runtime):
     """A language model, whose texts start with BOS."""
 
     def __init__(self, folder: Path, vocabulary: ImportedVocabulary) -> None:
-        self.model, self.name = reference_model(folder, "AutoModelForCausalLM")
-        self.target = vocabulary.target
-        self.ours = {theirs: ours for ours, theirs in enumerate(self.target) if theirs >= 0}
         # Ours that are no tokens of their own: those that the checkpoint lacks, and BOS if it is the same as EOS.
-        self.added = [ours for ours, theirs in enumerate(self.target) if self.ours.get(theirs) != ours]
-        self.never = [[self.target[token]] for token in (PAD, BOS) if token not in self.added]
+        last = {theirs: ours for ours, theirs in enumerate(vocabulary.target) if theirs >= 0}
+        added = [ours for ours, theirs in enumerate(vocabulary.target) if last.get(theirs) != ours]
+        super().__init__(reference_model(folder, "AutoModelForCausalLM"), vocabulary.target, added)
         end = self.target[EOS]
         self.model.generation_config = transformers_package().GenerationConfig(
             pad_token_id=end, eos_token_id=end, bos_token_id=self.target[BOS]

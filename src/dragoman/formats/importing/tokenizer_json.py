@@ -50,7 +50,7 @@ def _byte_level(vocabulary: dict[str, Any], merges: bytes, special: set[str], ch
     package = extra_package("tokenizers", "tokenizers", "byte-level BPE (vocab.json, merges.txt)")
     lines = [line.rstrip("\r") for line in merges.decode().split("\n")]
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    space = bool(_optional(checkpoint, "tokenizer_config.json").get("add_prefix_space", False))
+    space = bool(checkpoint.optional_json("tokenizer_config.json").get("add_prefix_space", False))
     try:
         model = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=pairs))
     except Exception as error:  # the package has no exception classes of its own
@@ -66,14 +66,13 @@ def _special(checkpoint: Checkpoint, ids: TokenIds, vocabulary: dict[str, Any]) 
     """Yield the special tokens by name: those with special ids and those that the settings of the tokenizer name."""
     yield from (name for name, token in vocabulary.items() if token in ids.special)
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        for key, value in _optional(checkpoint, file).items():
+        for key, value in checkpoint.optional_json(file).items():
             name = value.get("content") if isinstance(value, dict) else value
             if key.endswith("_token") and isinstance(name, str) and name in vocabulary:
                 yield name
 
 
-def _optional(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
-    return checkpoint.json(name) if (checkpoint.folder / name).exists() else {}
+# -------------------------------------------------------------------------------------------------------- sentencepiece
 
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -85,7 +84,11 @@ _SAMPLES = (
 
 
 def sentencepiece_json(content: bytes) -> bytes:
-    """Raises ValueError for a model that is damaged or of another kind, UsageError without `tokenizers`."""
+    """Return a `tokenizer.json` for the model of a Llama checkpoint: BPE with byte fallback, without normalization.
+
+    The merges of BPE are those pairs of pieces that form another piece, the most frequent ones (with the highest score)
+    first.  Raises ValueError for a model that is damaged or of another kind, UsageError without `tokenizers`.
+    """
     package = extra_package("tokenizers", "tokenizers", "a sentencepiece model (tokenizer.model)")
     try:
         model = spm.SentencePieceProcessor(model_proto=content)
@@ -146,17 +149,19 @@ def _check_samples(model: spm.SentencePieceProcessor, content: bytes) -> None:
             )
 
 
-_WORDS, _SETTINGS = "vocab.txt", "tokenizer_config.json"
+# ------------------------------------------------------------------------------------------------------------ WordPiece
+
+
 _NAMES = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 """The special tokens, the first four in the order of our ids, with the names that BERT gives them."""
 
 
 def wordpiece_vocabulary(checkpoint: Checkpoint, size: object) -> ImportedVocabulary:
-    """Return the vocabulary with our ids, [CLS] as BOS and [SEP] as EOS.  Raises ProblemList.
+    """Return the vocabulary of a BERT checkpoint with our ids, [CLS] as BOS and [SEP] as EOS.  Raises ProblemList.
 
     size: number of rows of the embeddings, which may exceed that of the tokenizer.
     """
-    settings = checkpoint.json(_SETTINGS) if (checkpoint.folder / _SETTINGS).exists() else {}
+    settings = checkpoint.optional_json("tokenizer_config.json")
     names = {key: _name(settings.get(f"{key}_token"), name) for key, name in _NAMES.items()}
     try:
         content = _wordpiece_json(checkpoint, settings, names)
@@ -199,10 +204,10 @@ def _wordpiece_json(checkpoint: Checkpoint, settings: dict[str, Any], names: dic
     """Return the content of `tokenizer.json`, made from `vocab.txt` if the folder lacks it.  Raises ValueError."""
     if (checkpoint.folder / TOKENIZER_JSON).exists():
         return checkpoint.bytes(TOKENIZER_JSON).strip()
-    if not (checkpoint.folder / _WORDS).exists():
-        raise ProblemList([f"{checkpoint.folder}: no tokenizer; accepted: {TOKENIZER_JSON} or {_WORDS}"])
-    package = extra_package("tokenizers", "tokenizers", f"WordPiece ({_WORDS})")
-    pieces = checkpoint.bytes(_WORDS).decode().removesuffix("\n").split("\n")
+    if not (checkpoint.folder / "vocab.txt").exists():
+        raise ProblemList([f"{checkpoint.folder}: no tokenizer; accepted: {TOKENIZER_JSON} or vocab.txt"])
+    package = extra_package("tokenizers", "tokenizers", "WordPiece (vocab.txt)")
+    pieces = checkpoint.bytes("vocab.txt").decode().removesuffix("\n").split("\n")
     vocabulary = {piece.removesuffix("\r"): token for token, piece in enumerate(pieces)}
     model = package.Tokenizer(package.models.WordPiece(vocabulary, unk_token=names["unk"]))
     accents = settings.get("strip_accents")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import glob
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from dragoman.errors import DragomanError, UsageError
-from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.errors import UsageError
+from dragoman.formats.importing.checkpoint import Checkpoint, load_weights
+from dragoman.formats.importing.family import part
 from dragoman.formats.importing.marian_items import parse_yaml
 from dragoman.formats.importing.unpickler import PickledCheckpoint, plain
 from dragoman.io.reading import read_text
-from dragoman.io.weights import load_file
 
 _ADVICE = "Copy the folder again, completely."
 _MAX_YAML, _MAX_VOCABULARY = 1 << 20, 1 << 26
@@ -108,8 +108,8 @@ class FairseqCheckpoint(ToolkitCheckpoint):
             if not isinstance(content.get("args"), dict):
                 raise UsageError(f"{self.model}: no options ('args' or 'cfg'); accepted: checkpoints of training")
             return dict(content["args"])
-        found = {**_flat(model), **{key: _names(groups, "task").get(key) for key in ("source_lang", "target_lang")}}
-        return found | {key: _names(groups, key).get("_name") for key in ("bpe", "tokenizer")}
+        found = {**_flat(model), **{key: part(groups, "task").get(key) for key in ("source_lang", "target_lang")}}
+        return found | {key: part(groups, key).get("_name") for key in ("bpe", "tokenizer")}
 
 
 class OpenNMTCheckpoint(ToolkitCheckpoint):
@@ -123,7 +123,7 @@ class OpenNMTCheckpoint(ToolkitCheckpoint):
         content = self._content
         weights, output = content.get(self.part), content.get("generator")
         if not isinstance(weights, Mapping):
-            return _read_shards(self.folder, f"{_escaped(self.model.stem)}.[0-9][0-9].safetensors")
+            return _read_shards(self.folder, f"{glob.escape(self.model.stem)}.[0-9][0-9].safetensors")
         own = {f"generator.{name}": value for name, value in output.items()} if isinstance(output, Mapping) else {}
         return self.pickled.tensors({**weights, **own})
 
@@ -164,26 +164,10 @@ class EoleCheckpoint(Checkpoint):
 
 
 def _read_shards(folder: Path, pattern: str) -> dict[str, Tensor]:
-    """Return the tensors of all files; raises UsageError with all problems."""
-    files, problems = sorted(folder.glob(pattern)), []
-    found: dict[str, Tensor] = {}
-    for path in files:
-        try:
-            found |= load_file(path)
-        except DragomanError as error:
-            problems.append(str(error))
-    if problems or not files:
-        raise UsageError("; ".join(problems) or f"{folder}: no weights; accepted: {pattern}")
-    return found
-
-
-def _escaped(name: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", name)
-
-
-def _names(groups: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = groups.get(key)
-    return found if isinstance(found, Mapping) else {}
+    files = sorted(folder.glob(pattern))
+    if not files:
+        raise UsageError(f"{folder}: no weights; accepted: {pattern}")
+    return load_weights(files)
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:

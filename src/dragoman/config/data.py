@@ -147,8 +147,8 @@ Root = Annotated[
     str,
     field(
         ...,
-        "base folder of relative paths; a relative root is resolved against the folder of the TOML file; `${NAME}`,"
-        " `${NAME:-default}` and `~` are expanded",
+        "base folder of relative paths; a relative root is resolved against the folder of the TOML file; `${NAME}`, "
+        "`${NAME:-default}` and `~` are expanded",
         example="${DRAGOMAN_DATA:-data}",
     ),
 ]
@@ -163,8 +163,8 @@ class CorpusConfig(Section):
     )
     path: str | None = field(
         None,
-        "file of both sides, instead of `source` and `target`: `.tsv`, `.csv`, `.jsonl`, `.tmx`, `.parquet`, `.zip`"
-        " (OPUS in Moses format), or a folder (Parquet files, or written by `save_to_disk` of Hugging Face "
+        "file of both sides, instead of `source` and `target`: `.tsv`, `.csv`, `.jsonl`, `.tmx`, `.parquet`, `.zip` "
+        "(OPUS in Moses format), or a folder (Parquet files, or written by `save_to_disk` of Hugging Face "
         "`datasets`)",
         example="train.tsv",
     )

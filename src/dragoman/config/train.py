@@ -214,8 +214,8 @@ class TrainConfig(Section):
     )
     init_from: str | None = field(
         None,
-        "fine-tuning: model folder or run whose weights, tokenizer, `[model]` and `[search]` the run starts with; a"
-        " relative path is resolved against the folder of the TOML file",
+        "fine-tuning: model folder or run whose weights, tokenizer, `[model]` and `[search]` the run starts with; a "
+        "relative path is resolved against the folder of the TOML file",
         example="en-de",
         min_length=1,
     )

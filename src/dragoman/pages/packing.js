@@ -1,5 +1,5 @@
 "use strict";
-// Numbers from 0 to 1 as one byte each, from `packed` in packing.py.
+// Numbers from 0 to 1 as one byte each, from `packed` in page.py.
 
 // {shape, data} -> Uint8Array of 255 * value in row-major order.
 function unpack(packed) {

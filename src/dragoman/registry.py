@@ -49,7 +49,7 @@ _BUILT_IN = ("dragoman", "torch")
 
 
 @dataclass(frozen=True)
-class Part:
+class RegisteredKind:
     """A registered kind.  details: keyword arguments of `register`."""
 
     kind: str
@@ -64,7 +64,7 @@ class Part:
         return f"{described['made_by']}|version:{described['version'] or described['fingerprint'][:12]}"
 
 
-_PARTS: dict[tuple[str, str], Part] = {}
+_REGISTERED: dict[tuple[str, str], RegisteredKind] = {}
 
 
 def register(kind: str, name: str | type[Section], make: Any, **details: Any) -> None:
@@ -80,7 +80,7 @@ def register(kind: str, name: str | type[Section], make: Any, **details: Any) ->
     tag = name if isinstance(name, str) else tag_of(name)
     if kind == "position" and section is not None and not hasattr(section, "acts_on"):
         raise UsageError(f"register: the section of position {tag!r} needs acts_on; see config/positions.py")
-    known = _PARTS.get((kind, tag))
+    known = _REGISTERED.get((kind, tag))
     if known is not None:
         if _place(known.make) != _place(make):
             raise UsageError(f"register: {kind} {tag!r} is already {_place(known.make)}; use another name")
@@ -99,7 +99,7 @@ def register(kind: str, name: str | type[Section], make: Any, **details: Any) ->
     elif kind == "metric":
         _extend(TrainConfig, "metric", tag, None)
         ADDED_METRICS.setdefault("parallel", []).append(tag)
-    _PARTS[kind, tag] = Part(kind, tag, make, details)
+    _REGISTERED[kind, tag] = RegisteredKind(kind, tag, make, details)
     if kind in ("position", "norm", "attention", "activation", "architecture", "task", "metric"):
         Config.model_rebuild(force=True)
         forget_names()
@@ -137,22 +137,22 @@ def _extend(model: type[BaseModel], key: str, tag: str, section: type[Section] |
     model.model_rebuild(force=True)
 
 
-def find(kind: str, name: str) -> Part | None:
+def find(kind: str, name: str) -> RegisteredKind | None:
     """Return a registered part; plug-ins are loaded for a name that is not known yet."""
-    if (kind, name) not in _PARTS:
+    if (kind, name) not in _REGISTERED:
         load_plug_ins()
-    return _PARTS.get((kind, name))
+    return _REGISTERED.get((kind, name))
 
 
-def registered(kind: str) -> dict[str, Part]:
+def registered(kind: str) -> dict[str, RegisteredKind]:
     """Return all parts of a kind by name, with those of plug-ins."""
     load_plug_ins()
-    return {name: part for (its_kind, name), part in _PARTS.items() if its_kind == kind}
+    return {name: part for (its_kind, name), part in _REGISTERED.items() if its_kind == kind}
 
 
 def is_lower_better(metric: str) -> bool:
     """Return whether a registered metric is an error rate; False for those that are built in."""
-    part = _PARTS.get(("metric", metric))
+    part = _REGISTERED.get(("metric", metric))
     return part is not None and bool(part.details.get("lower_is_better"))
 
 
@@ -184,18 +184,18 @@ def parts_of(config: Config, modules: Iterable[Any] = ()) -> list[dict[str, str]
     modules: of the network.  Those that no registered kind of the configuration explains, and methods that were
     replaced, are of kind "module": only Python code that passes the network can load such a checkpoint.
     """
-    parts = [part for part in map(_PARTS.get, _kinds_in(config)) if part is not None]
+    parts = [part for part in map(_REGISTERED.get, _kinds_in(config)) if part is not None]
     modules = list(modules)
     known = {*_BUILT_IN, *sys.stdlib_module_names, *(_package(part.make) for part in parts)}
     types = {one for module in modules for one in type(module).__mro__}
     foreign: set[Any] = {one for one in types if _package(one) not in known}
     # Other packages change the classes of PyTorch, too (`transformers` does), but not what these layers compute.
-    own = (one for one in types if _package(one) == "dragoman")
-    values = (value for owner in (*own, *modules) for value in vars(owner).values())
+    classes = (one for one in types if _package(one) == "dragoman")
+    values = (value for owner in (*classes, *modules) for value in vars(owner).values())
     routines = (one for one in values if inspect.isroutine(one) and getattr(one, "__module__", None))
     foreign |= {one for one in routines if _package(one) not in known}
-    found = [_described(part.kind, part.name, part.make) for part in parts]
-    return found + sorted((_described("module", _place(one), one) for one in foreign), key=lambda part: part["name"])
+    listed = [_described(part.kind, part.name, part.make) for part in parts]
+    return listed + sorted((_described("module", _place(one), one) for one in foreign), key=lambda part: part["name"])
 
 
 def _package(made: Any) -> str:

@@ -190,7 +190,14 @@ def walkthrough(
     from dragoman.interpret.walkthrough.gallery import write_walkthrough
     from dragoman.interpret.walkthrough.tiny_preset import WORKED_MATRICES, matrices_toml, tiny_walkthrough
 
-    replaced = _read(matrices)
+    replaced: dict[str, Any] = {}
+    if matrices is not None:
+        try:
+            replaced = dict(_flat(tomllib.loads(matrices.read_text(encoding="utf-8"))))
+        except OSError as error:
+            raise DataError(f"{matrices} cannot be read: {error.strerror}") from error
+        except ValueError as error:  # of TOML, or of UTF-8
+            raise DataError(f"{matrices} is not TOML: {error}; accepted: name = [[1, 0], [0, 1]]") from error
     values = {**(WORKED_MATRICES if worked else {}), **replaced}
     if print_:
         typer.echo(matrices_toml(values))
@@ -201,23 +208,12 @@ def walkthrough(
     log(f"page: {page}")
 
 
-def _read(path: Path | None) -> dict[str, Any]:
-    """Return the matrices of a file by name; `encoder.layers.0.self_attn.q` may also be nested tables."""
-    if path is None:
-        return {}
-    try:
-        return dict(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # of TOML, or of UTF-8
-        raise DataError(f"{path} is not TOML: {error}; accepted: name = [[1, 0], [0, 1]]") from error
-
-
 def _flat(table: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    """Return the entries of nested tables by path: `encoder.layers.0.self_attn.q` may also be a key of a table."""
+    entries: list[tuple[str, Any]] = []
     for key, value in table.items():
-        found += _flat(value, f"{path}{key}.") if isinstance(value, dict) else [(f"{path}{key}", value)]
-    return found
+        entries += _flat(value, f"{path}{key}.") if isinstance(value, dict) else [(f"{path}{key}", value)]
+    return entries
 
 
 def playground(

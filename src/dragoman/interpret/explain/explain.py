@@ -106,8 +106,9 @@ def explain(
 
     Args:
         model: A run or model folder, or the result of `load_network`.
-        source: A sentence; a prompt for a language model; words separated by spaces for a tagger; the number, file or
-            array of an image, see `dragoman explain --help`.
+        source: A sentence; a prompt for a language model; words separated by spaces for a tagger; an image: its number
+            in the validation data, a `.npy` file, a `.npz` file with `images` (append :NUMBER if it has several), or an
+            array (height, width[, channels]).
         target: Replaces the model's own output: a translation, a continuation, one tag per word, or a class.
         beam: Beam size; default: that of the model.
 

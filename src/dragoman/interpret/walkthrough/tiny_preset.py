@@ -54,7 +54,12 @@ def tiny_matrices(matrices: Mapping[str, Any] | None = None, *, heads: int = 1) 
     values = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in TINY_MATRICES.items()}
     values |= _checked(matrices or {}, values, heads)
     width = max(matrix.size(-1) for name, matrix in values.items() if name.endswith("ffn.inner"))
-    return {name: _widened(name, matrix, width) for name, matrix in values.items()}
+    for name, matrix in values.items():
+        if ".ffn." in name and name.endswith(_FFN):
+            rows = name.endswith("outer")
+            more = width - matrix.size(0 if rows else -1)
+            values[name] = pad(matrix, (0, 0, 0, more) if rows else (0, more))
+    return values
 
 
 def tiny_model(matrices: Mapping[str, Any] | None = None, *, heads: int = 1) -> Transformer:
@@ -118,7 +123,7 @@ def _checked(matrices: Mapping[str, Any], preset: Mapping[str, Tensor], heads: i
     problems: list[str] = []
     if heads not in (1, 2, 4):
         problems.append(f"heads = {heads}; accepted: 1, 2 and 4, which divide d_model = {_SIZES['d_model']}")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, numbers in matrices.items():
         if name not in preset:
             problems.append(
@@ -126,42 +131,28 @@ def _checked(matrices: Mapping[str, Any], preset: Mapping[str, Tensor], heads: i
             )
             continue
         try:
-            found[name] = torch.as_tensor(numbers, dtype=torch.float64)
+            tensors[name] = torch.as_tensor(numbers, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError) as error:
             problems.append(f"{name}: {error}; accepted: lists of numbers of shape {tuple(preset[name].shape)}")
-    problems += _shape_problems(found, preset)
-    for name, matrix in found.items():
-        if invalid := [x for x in matrix.flatten().tolist() if not math.isfinite(x)]:
-            problems.append(f"{name} contains {invalid[0]}; accepted: finite numbers")
-    if problems:
-        raise UsageError("\n".join(["invalid arguments of the tiny model:", *(f"  - {p}" for p in problems)]))
-    return found
-
-
-def _shape_problems(found: Mapping[str, Tensor], preset: Mapping[str, Tensor]) -> list[str]:
-    """Compare shapes with the preset's, those of a feed-forward network with the width of its first given matrix."""
-    problems = []
-    for name, matrix in found.items():
+    for name, matrix in tensors.items():
         path, accepted, why = name.rpartition(".")[0], tuple(preset[name].shape), ""
-        if ".ffn." in name and name.endswith(_FFN):
-            first, *others = [path + part for part in _FFN if path + part in found]
+        if ".ffn." in name and name.endswith(_FFN):  # its width is that of its first given matrix
+            first, *others = [path + part for part in _FFN if path + part in tensors]
             ours = preset[f"{path}.inner"].size(1)
-            width = (found[first].shape[:1] if first.endswith(".outer") else found[first].shape[-1:]).numel() or ours
+            width = (
+                tensors[first].shape[:1] if first.endswith(".outer") else tensors[first].shape[-1:]
+            ).numel() or ours
             accepted = tuple(width if size == ours else size for size in accepted)
             if name != first:
                 why = f", because {first} has the width {width}"
             elif width != ours and len(others) < 2:
-                missing = " and ".join(path + part for part in _FFN if path + part not in found)
+                missing = " and ".join(path + part for part in _FFN if path + part not in tensors)
                 problems.append(f"{name} has the width {width}, not {ours}; also give {missing} with this width")
         if tuple(matrix.shape) != accepted:
             problems.append(f"{name} has shape {tuple(matrix.shape)}; accepted: {accepted}{why}")
-    return problems
-
-
-def _widened(name: str, matrix: Tensor, width: int) -> Tensor:
-    """Return a matrix of a feed-forward network with zeros for the hidden units that it lacks."""
-    if ".ffn." not in name or not name.endswith(_FFN):
-        return matrix
-    rows = name.endswith("outer")
-    more = width - matrix.size(0 if rows else -1)
-    return pad(matrix, (0, 0, 0, more) if rows else (0, more))
+    for name, matrix in tensors.items():
+        if invalid := [x for x in matrix.flatten().tolist() if not math.isfinite(x)]:
+            problems.append(f"{name} contains {invalid[0]}; accepted: finite numbers")
+    if problems:
+        raise UsageError("\n".join(["invalid arguments of the tiny model:", *(f"  - {p}" for p in problems)]))
+    return tensors

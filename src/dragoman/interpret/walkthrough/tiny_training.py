@@ -54,24 +54,19 @@ def tiny_trainer(
         "train": copy.deepcopy(_TRAIN),  # overrides change the document
     }
     config = parse_config(document, overrides)
-    _check_width(Path(folder), width)
-    run = TrainingRun(config, Path(folder), _TinyTask(config, weights), Reporter())
-    run.folder.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(run, DistributedContext(config.train.device), Reporter())
-    if trainer.progress.step == 0:
-        trainer.model.load_state_dict(weights)
-    return trainer
-
-
-def _check_width(folder: Path, width: int) -> None:
-    """Raise TrainingError if the checkpoints of the folder have feed-forward networks of another width."""
-    for path in (folder / "checkpoints").glob("*/config.json"):
+    for path in (Path(folder) / "checkpoints").glob("*/config.json"):
         saved = json.loads(path.read_text(encoding="utf-8"))["model"]["d_ff"]
         if saved != width:
             raise TrainingError(
                 f"{folder}: this run began with feed-forward networks of width {saved}, and the matrices have {width}; "
                 "give another folder"
             )
+    run = TrainingRun(config, Path(folder), _TinyTask(config, weights), Reporter())
+    run.folder.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(run, DistributedContext(config.train.device), Reporter())
+    if trainer.progress.step == 0:
+        trainer.model.load_state_dict(weights)
+    return trainer
 
 
 class _TinyTask(Task):
@@ -83,7 +78,10 @@ class _TinyTask(Task):
             update={"kind": "word", "vocab_size": len(TINY_WORDS), "byte_fallback": False}
         )
         lines = [word for i, word in enumerate(reversed(TINY_WORDS[EOS + 1 :]), start=1) for _ in range(i)]
-        super().__init__(config, learn_tokenizer(words, lines), data_hash=f"I am, matrices {_hash(weights)}")
+        digest = hashlib.blake2b(digest_size=8)
+        for name, tensor in sorted(weights.items()):
+            digest.update(name.encode() + tensor.numpy().tobytes())
+        super().__init__(config, learn_tokenizer(words, lines), data_hash=f"I am, matrices {digest.hexdigest()}")
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         return [np.zeros(1, dtype=np.int64)]
@@ -96,10 +94,3 @@ class _TinyTask(Task):
 
     def validation(self) -> Score | None:
         return None
-
-
-def _hash(weights: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(weights.items()):
-        digest.update(name.encode() + tensor.numpy().tobytes())
-    return digest.hexdigest()

@@ -25,7 +25,6 @@ from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS, UNK, Tokenizer
 
-_LINES = 200
 SAMPLES = (
     "", " ", "a", "A line of text.", "  two  spaces and\ta tab ",
     "\N{LATIN SMALL LIGATURE FI}ne \N{HORIZONTAL ELLIPSIS}",

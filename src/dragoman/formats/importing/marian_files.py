@@ -24,13 +24,7 @@ import sentencepiece as spm
 from dragoman.config import parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_with_definition
-from dragoman.formats.importing.encoder_decoder import (
-    MAX_TOKENS,
-    pieces_by_id,
-    renamed,
-    search_section,
-    text_sections,
-)
+from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, pieces_by_id, renamed, search_section, text_sections
 from dragoman.formats.importing.family import (
     NEVER,
     Comparison,

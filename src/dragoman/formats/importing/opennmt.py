@@ -100,12 +100,14 @@ def size_problems(settings: Mapping[str, Any], keys: Sequence[str], width: objec
 
 def text_problems(settings: Mapping[str, Any]) -> list[str]:
     """Return a problem for transforms that change the text in another way than sentencepiece does."""
-    found = settings.get("transforms")
-    others = [name for name in found if name not in _TRANSFORMS] if isinstance(found, list) else []
-    problems = [f"transforms = {', '.join(map(repr, others))}; accepted: {', '.join(map(repr, _TRANSFORMS))}"]
+    transforms, problems = settings.get("transforms"), []
+    others = [name for name in transforms if name not in _TRANSFORMS] if isinstance(transforms, list) else []
+    if others:
+        accepted = ", ".join(map(repr, _TRANSFORMS))
+        problems.append(f"transforms = {', '.join(map(repr, others))}; accepted: {accepted}")
     if any(settings.get(f"{side}_subword_vocab") and settings.get(f"{side}_vocab_threshold") for side in _SIDES):
-        return [*problems[: len(others)], "subword_vocab with vocab_threshold; accepted: all pieces of sentencepiece"]
-    return problems[: len(others)]
+        problems.append("subword_vocab with vocab_threshold; accepted: all pieces of sentencepiece")
+    return problems
 
 
 def tie_of(settings: Mapping[str, Any]) -> str:
@@ -128,7 +130,7 @@ def token_lists(vocabulary: Mapping[str, Any]) -> list[TokenList]:
     special = vocabulary.get("specials")
     names = _SPECIAL | ({key: special[key] for key in _SPECIAL if key in special} if isinstance(special, dict) else {})
     start = vocabulary.get("decoder_start_token", names["bos_token"])
-    found, problems = [], []
+    lists, problems = [], []
     for side in _SIDES:
         tokens = vocabulary.get(side)
         if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
@@ -136,18 +138,24 @@ def token_lists(vocabulary: Mapping[str, Any]) -> list[TokenList]:
             continue
         if len(set(tokens)) < len(tokens):
             problems.append(f"vocabulary, {side}: the same token twice")
-        own = names if side == "src" else names | {"bos_token": start}
-        ids = pad, unk, bos, eos = tuple(tokens.index(name) if name in tokens else -1 for name in own.values())
+        special_names = names if side == "src" else names | {"bos_token": start}
+        ids = pad, unk, bos, eos = tuple(
+            tokens.index(name) if name in tokens else -1 for name in special_names.values()
+        )
         needed = ("unk_token",) if side == "src" else ("unk_token", "bos_token", "eos_token")
-        missing = [f"{key} {own[key]!r}" for key, token in zip(own, ids, strict=True) if key in needed and token < 0]
+        missing = [
+            f"{key} {special_names[key]!r}"
+            for key, token in zip(special_names, ids, strict=True)
+            if key in needed and token < 0
+        ]
         if missing:
             problems.append(f"vocabulary, {side}: no {', '.join(missing)}; accepted: lists with special tokens")
         if bos == eos != -1:
             problems.append(f"decoder_start_token = {start!r}; accepted: another token than the end of sentence")
-        found.append(TokenList(tokens, (pad, unk, bos, eos), f"the vocabulary {side}"))
+        lists.append(TokenList(tokens, (pad, unk, bos, eos), f"the vocabulary {side}"))
     if problems:
         raise ProblemList(problems)
-    return found
+    return lists
 
 
 def imported_vocabulary(checkpoint: Checkpoint, lists: Sequence[TokenList], is_shared: bool) -> ImportedVocabulary:

@@ -23,13 +23,7 @@ from dragoman.config import ImageData, VisionConfig, parse_config
 from dragoman.data.readers.images import as_images
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.encoders import (
-    NAMING,
-    compare_labels,
-    encoder_sizes,
-    label_names,
-    layer_parts,
-)
+from dragoman.formats.importing.encoders import NAMING, compare_labels, encoder_sizes, label_names, layer_parts
 from dragoman.formats.importing.family import (
     ACTIVATIONS,
     NEVER,

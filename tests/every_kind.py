@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from dragoman.config import ModelConfig
-from dragoman.data.batching import Batch
+from dragoman.data.batching import Batch, collate
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import LanguageModel, Model, Network
 from dragoman.tokenizers import BOS, EOS
@@ -204,6 +204,16 @@ def bigrams(vocab: int) -> Model:
         for name, std in (("decoder.embedding.weight", 1.0), ("output.weight", 0.3)):
             nn.init.normal_(model.get_parameter(name), std=std, generator=generator)
     return model
+
+
+def random_batch(lengths: Iterable[tuple[int, int]], vocab: int) -> Batch:
+    """Random pairs with these lengths of source and target, which include the end of sentence."""
+    generator = torch.Generator().manual_seed(3)
+
+    def sentence(length: int) -> list[int]:
+        return [*torch.randint(EOS + 1, vocab, (length - 1,), generator=generator).tolist(), EOS]
+
+    return collate([(sentence(src), sentence(tgt)) for src, tgt in lengths])
 
 
 def readable(model: Network, batch: Batch) -> Batch:

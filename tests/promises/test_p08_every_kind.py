@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.data.batching import Batch, collate, collate_source
+from dragoman.data.batching import Batch, collate_source
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding.pytorch.search import beam_search, drain
 from dragoman.decoding.pytorch.stepper import SearchRequest
@@ -21,7 +21,17 @@ from dragoman.models.seq2seq import Model
 from dragoman.models.transformer import DecoderOnly
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
-from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSLATORS, built, built_network, covering, model_config, readable
+from every_kind import (
+    LABELLERS,
+    LANGUAGE_MODELS,
+    TRANSLATORS,
+    built,
+    built_network,
+    covering,
+    model_config,
+    random_batch,
+    readable,
+)
 from small_networks import EXACT
 from toy_model import every_target, padded, teacher_forced
 
@@ -42,12 +52,7 @@ def model(document: dict[str, Any]) -> Model:
 
 
 def batch(model: Model) -> Batch:
-    generator = torch.Generator().manual_seed(3)
-
-    def sentence(length: int) -> list[int]:
-        return [*torch.randint(EOS + 1, V, (length - 1,), generator=generator).tolist(), EOS]
-
-    return readable(model, collate([(sentence(src), sentence(tgt)) for src, tgt in LENGTHS]))
+    return readable(model, random_batch(LENGTHS, V))
 
 
 def full(model: Model, data: Batch, sentences: Tensor, tokens: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config import DecoderOnlyConfig, EncoderOnlyConfig, VisionConfig
-from dragoman.data.batching import Batch, collate
+from dragoman.data.batching import Batch
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model, Network
@@ -24,7 +24,17 @@ from dragoman.nn.record import ReadOnlyTap, record, replace, tap_names
 from dragoman.nn.recurrent import Cell
 from dragoman.tokenizers import EOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
-from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSFORMERS, TRANSLATORS, built, built_network, covering, readable
+from every_kind import (
+    LABELLERS,
+    LANGUAGE_MODELS,
+    TRANSFORMERS,
+    TRANSLATORS,
+    built,
+    built_network,
+    covering,
+    random_batch,
+    readable,
+)
 from small_networks import EXACT, SIZES, VARIANTS, shaken
 
 B, S, T, V = 4, 7, 6, 17
@@ -37,12 +47,7 @@ def document(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def batch(lengths: tuple[tuple[int, int], ...] = ((S, 4), (3, T), (5, 5), (2, 3))) -> Batch:
-    generator = torch.Generator().manual_seed(3)
-
-    def sentence(length: int) -> list[int]:
-        return [*torch.randint(EOS + 1, V, (length - 1,), generator=generator).tolist(), EOS]
-
-    return collate([(sentence(src), sentence(tgt)) for src, tgt in lengths])
+    return random_batch(lengths, V)
 
 
 def loss_of(network: Network, data: Batch) -> Tensor:

@@ -1,4 +1,7 @@
-"""P8: two ways to one number agree (fused = explicit, cached = full, accumulated = one batch, recomputed = stored)."""
+"""P8: two ways to one number agree (fused = explicit, accumulated = one batch, recomputed = stored).
+
+Cached = full and padded = alone, for every kind, are in test_p08_every_kind.py.
+"""
 
 from __future__ import annotations
 
@@ -8,72 +11,47 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dragoman.config import Config, TransformerConfig, parse_config
+from dragoman.config import parse_config
 from dragoman.data.batching import Batch, collate
 from dragoman.errors import ConfigError
 from dragoman.io.run_log import Reporter
-from dragoman.models.build import build_model
 from dragoman.models.seq2seq import LanguageModel, Model, Network
 from dragoman.models.transformer import Stack
 from dragoman.nn import attention, fast
 from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.nn.record import replace
-from dragoman.tokenizers import BOS, EOS, PAD
+from dragoman.tokenizers import EOS, PAD
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss, TokenLoss
 from dragoman.training.progress import Progress
 from dragoman.training.run import TrainingRun
 from dragoman.training.trainer import Trainer, train
-from every_kind import LANGUAGE_MODELS, TRANSLATORS, built_network, covering
+from every_kind import LANGUAGE_MODELS, TRANSLATORS, built, built_network, covering, model_config, random_batch
 from small_networks import EXACT
 from small_run import small_config, weights, write_corpus
 
-B, K, S, T, H, D, V = 4, 3, 7, 6, 2, 12, 19
-SIZES = {"d_model": D, "d_ff": 20, "n_heads": H, "encoder_layers": 2, "decoder_layers": 3, "dropout": 0.0}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "pre-norm": {"order": "pre", "activation": "gelu", "tie": "target"},
-    "modern": {
-        "order": "pre", "norm": {"kind": "rms"}, "position": {"kind": "rotary"}, "activation": "silu",
-        "gated": True, "bias": False,
-    },
-    "post-norm rotary gated": {"position": {"kind": "rotary"}, "gated": True, "tie": "none"},
-    "no positions": {"order": "pre", "position": {"kind": "none"}},
+B, K, S, T, V = 4, 3, 7, 6, 19
+DOCUMENTS = {name: TRANSLATORS[name] for name in ("paper", "pre-norm", "modern", "no positions")}
+DOCUMENTS["post-norm rotary gated"] = DOCUMENTS["paper"] | {
+    "position": {"kind": "rotary"}, "gated": True, "tie": "none",
 }  # fmt: skip
 
 
-@pytest.fixture(params=VARIANTS)
-def config(request: pytest.FixtureRequest) -> TransformerConfig:
-    return TransformerConfig.model_validate(SIZES | VARIANTS[request.param])
+@pytest.fixture(params=DOCUMENTS)
+def document(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return DOCUMENTS[request.param]
 
 
 @pytest.fixture
-def model(config: TransformerConfig) -> Model:
-    return shaken(config)
-
-
-def shaken(config: TransformerConfig) -> Model:
-    """A float64 model without the ones and zeros of a fresh one."""
-    built = build_model(config, V, V).double()
-    for parameter in built.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.5)
-        else:
-            nn.init.uniform_(parameter, 0.5, 1.5)
-    return built
+def model(document: dict[str, Any]) -> Model:
+    return built(document, V)
 
 
 def batch() -> Batch:
     """B pairs, all of different lengths."""
-    generator = torch.Generator().manual_seed(3)
-
-    def sentence(length: int) -> list[int]:
-        return [*torch.randint(EOS + 1, V, (length - 1,), generator=generator).tolist(), EOS]
-
-    lengths = [(S, 4), (3, T), (5, 5), (2, 3)]
-    return collate([(sentence(src), sentence(tgt)) for src, tgt in lengths])
+    return random_batch([(S, 4), (3, T), (5, 5), (2, 3)], V)
 
 
 def logits_and_gradients(model: Model) -> list[Tensor]:
@@ -145,15 +123,8 @@ def test_a_hook_that_replaces_the_weights_changes_the_output(model: Model) -> No
 # ----------------------------------------------------------------------------------------------------- cached = full
 
 
-def targets(rows: int) -> Tensor:
-    """(rows, T) random ids behind BOS."""
-    ids = torch.randint(EOS + 1, V, (rows, T))
-    ids[:, 0] = BOS
-    return ids
-
-
 def test_a_state_refuses_too_many_positions_and_divided_sentences(model: Model) -> None:
-    data, ids = batch(), targets(B * K)
+    data, ids = batch(), torch.randint(EOS + 1, V, (B * K, T))
     state = model.start(model.encode(data.src, data.src_mask), beams=K, max_len=T - 1)
     with pytest.raises(ValueError, match=f"position {T} exceeds the max_len = {T - 1}"):
         model.decode(ids, state)
@@ -172,15 +143,15 @@ def parts_of(data: Batch) -> list[Batch]:
     return [collate(rows[:1]), collate(rows[1:3]), collate(rows[3:])]
 
 
-def trainer(folder: Path, config: TransformerConfig, monkeypatch: pytest.MonkeyPatch) -> Trainer:
+def trainer(folder: Path, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Trainer:
     """A trainer without data: a step is all that is asked of it."""
     monkeypatch.setattr(Trainer, "_used", lambda self: 0.0)
-    document = {"data": {"train": [{"source": "a", "target": "b"}]}, "model": config.model_dump()}
-    settings: Config = parse_config(document)
+    data = {"train": [{"source": "a", "target": "b"}]}
+    settings = parse_config({"data": data, "model": model_config(document).model_dump()})
     run = SimpleNamespace(
         config=settings,
         folder=folder,
-        new_model=lambda is_first=False: shaken(config),
+        new_model=lambda is_first=False: built(document, V),
         resume=lambda *_: Progress(),
         is_validated=lambda _: False,
         last_good=str,
@@ -190,13 +161,13 @@ def trainer(folder: Path, config: TransformerConfig, monkeypatch: pytest.MonkeyP
 
 
 def test_a_step_of_three_micro_batches_is_a_step_of_one_batch(
-    config: TransformerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, after = batch(), []
     for name, batches in (("one", [data]), ("three", parts_of(data))):
         torch.manual_seed(8)
         (tmp_path / name).mkdir()
-        trained = trainer(tmp_path / name, config, monkeypatch)
+        trained = trainer(tmp_path / name, document, monkeypatch)
         before = [parameter.detach().clone() for parameter in trained.model.parameters()]
         trained.log.close()
         trained.step(batches)
@@ -206,10 +177,9 @@ def test_a_step_of_three_micro_batches_is_a_step_of_one_batch(
     assert_all_close(after[1], after[0])
 
 
-# ---------------------------------------------------------------------------------------------------- padded = alone
+# -------------------------------------------------------------------------------------------------- recomputed = stored
 
-
-KINDS = {
+RECOMPUTING = {
     name: document
     for name, document in {**TRANSLATORS, **LANGUAGE_MODELS}.items()
     if document["architecture"] in ("transformer", "decoder_only") and document.get("norm") != {"kind": "batch"}
@@ -217,7 +187,7 @@ KINDS = {
 
 
 def loss_and_gradients(network: Network, recomputes: bool) -> tuple[float, list[Tensor | None], int]:
-    """Return the loss, the loss_and_gradients and the bytes that the forward pass stores for the backward pass."""
+    """Return the loss, the gradients and the bytes that the forward pass stores for the backward pass."""
     network.zero_grad(set_to_none=True)
     for module in network.modules():
         if isinstance(module, Stack):
@@ -238,9 +208,9 @@ def loss_and_gradients(network: Network, recomputes: bool) -> tuple[float, list[
     return float(loss.smoothed.detach()), [p.grad for p in network.parameters()], stored
 
 
-@pytest.mark.parametrize("name", covering(KINDS))
+@pytest.mark.parametrize("name", covering(RECOMPUTING))
 def test_gradients_of_every_kind(name: str) -> None:
-    network = built_network({**KINDS[name], "dropout": 0.3}, 11, 11).train().float()
+    network = built_network({**RECOMPUTING[name], "dropout": 0.3}, 11, 11).train().float()
     torch.manual_seed(1)
     loss, want, stored = loss_and_gradients(network, recomputes=False)
     torch.manual_seed(1)

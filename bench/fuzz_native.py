@@ -373,7 +373,7 @@ class Fuzzer:
         stop, error = ctypes.c_int32(draw.random() < 0.05), ctypes.create_string_buffer(512)
         addresses = [array.ctypes.data for array in outputs]
         status = engine.functions.dragoman_search(
-            engine._model, ctypes.addressof(request), ctypes.addressof(stop), *addresses, error
+            engine.handle, ctypes.addressof(request), ctypes.addressof(stop), *addresses, error
         )
         self.raise_for_status(status, error)
 
@@ -408,7 +408,7 @@ class Fuzzer:
         )
         number, sizes = ctypes.c_int64(), (target_slots, target_length, source_slots, source_length)
         self.raise_for_status(
-            functions.dragoman_session_open(engine._model, threads, *sizes, ctypes.byref(number), error), error
+            functions.dragoman_session_open(engine.handle, threads, *sizes, ctypes.byref(number), error), error
         )
         session = number.value
 

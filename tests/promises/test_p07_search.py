@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
-from dragoman.decoding.pytorch import beam
+from dragoman.decoding.pytorch import search as beam
 from dragoman.decoding.pytorch.search import drain
 from dragoman.decoding.pytorch.stepper import SearchRequest
 from dragoman.models.seq2seq import Model
@@ -155,7 +155,7 @@ def test_the_stop_rule_changes_nothing_but_the_time(alpha: float, monkeypatch: p
     early = [ToyModel(11, sharpness=2.0, seed=seed) for seed in range(30)]
     stopped = [search(model, SOURCES, **settings) for model in early]
 
-    monkeypatch.setattr(beam.Pool, "drop_beaten", lambda pool, beams: beams)
+    monkeypatch.setattr(beam.CompleteHypotheses, "without_beaten", lambda pool, beams: beams)
     patient = [ToyModel(11, sharpness=2.0, seed=seed) for seed in range(30)]
     full = [search(model, SOURCES, **settings) for model in patient]
 
@@ -318,7 +318,7 @@ def test_the_stop_rule_changes_no_n_best_list_of_long_targets(monkeypatch: pytes
         ]
 
     stopped = lists()
-    monkeypatch.setattr(beam.Pool, "drop_beaten", lambda pool, beams: beams)
+    monkeypatch.setattr(beam.CompleteHypotheses, "without_beaten", lambda pool, beams: beams)
 
     assert stopped == lists()
 

@@ -72,22 +72,19 @@ class SearchSettings:
     def __post_init__(self) -> None:
         check_problems("invalid search settings:", self._problems())
 
-    def _type_problems(self) -> list[str]:
+    def _problems(self) -> list[str]:
         problems = []
         for setting in fields(self):
             value, (accepted, described) = getattr(self, setting.name), _TYPES[str(setting.type)]
             # bool is a subclass of int
             if not isinstance(value, accepted) or isinstance(value, bool) != (accepted is bool):
                 problems.append(f"{setting.name} = {value!r}: must be {described}")
-        return problems
-
-    def _problems(self) -> list[str]:
-        if problems := self._type_problems():
+        if problems:
             return problems
-        for name, (low, high, accepted) in _RANGES.items():
+        for name, (low, high, range_text) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high or (name == "no_repeat_ngram" and value == 1):
-                problems.append(f"{name} = {value}: must be {accepted}")
+                problems.append(f"{name} = {value}: must be {range_text}")
         if not self.sample and self.nbest > self.beam >= 1:
             problems.append(f"nbest = {self.nbest}: must be at most beam = {self.beam}; increase beam or reduce nbest")
         return problems

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.decoding.pytorch.search import draw, narrowed
+from dragoman.decoding.pytorch.search import draw, pruned_log_probs
 from dragoman.decoding.pytorch.stepper import nan_error
 from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings, complete, length_penalty
 from dragoman.models.seq2seq import Memory, Model
@@ -115,7 +115,7 @@ class StaticShapeSearch:
         new = allowed.view(*self.sums.shape, -1)[torch.arange(len(sums), device=self.device)[:, None], origins, chosen]
         tokens = self._extend(self.tokens, origins, chosen)
         if self.settings.narrows_beam and self.beams > 1:
-            sums = narrowed(sums, self.complete, self._tails(tokens), self.settings)
+            sums = pruned_log_probs(sums, self.complete, self._tails(tokens), self.settings)
         token_log_probs = self._extend(self.log_probs, origins, new)
         ended = (chosen == EOS) & (sums > _NEVER)  # (B, K)
         self._collect(ended, tokens, token_log_probs, truncated)
@@ -146,7 +146,7 @@ class StaticShapeSearch:
         return best, origins, tokens, truncated.gather(1, origins)
 
     def _without_beaten(self, sums: Tensor) -> Tensor:
-        """Return sums (B, K) with the slots emptied that `pytorch.search.Pool.drop_beaten` empties."""
+        """Return sums (B, K) with the slots emptied that `pytorch.search.CompleteHypotheses.without_beaten` empties."""
         if self.settings.beam_threshold:
             bounds = sums.double() / self.penalties[(self.position + 2).clamp(max=self.sizes.capacity)]
         else:

@@ -229,8 +229,16 @@ class NativeSearchService(SearchService):
         phrases: Sequence[Phrases | None] | None = None,
     ) -> Search:
         arguments = self._backend.search_arguments(sources, prefixes, settings, phrases or [None] * len(sources))
-        if not self._supports(sources, arguments["limits"], settings):
-            return self._other_service().submit(sources, prefixes, settings, ranks, phrases)
+        if (
+            settings.sample
+            or settings.beam > self._limits.rows
+            or max(map(len, sources), default=0) > self._limits.source_length
+            or max(arguments["limits"], default=0) > self._limits.target_length
+        ):
+            with self._lock:
+                self._others = self._others or BatchedSearchService(self._backend)
+                self._others.total_rate = self.total_rate
+            return self._others.submit(sources, prefixes, settings, ranks, phrases)
         search = Search(len(sources))
         if not sources:
             search.future.set_result([])
@@ -255,22 +263,6 @@ class NativeSearchService(SearchService):
                 self._thread = threading.Thread(target=self._collect, name="dragoman-results", daemon=True)
                 self._thread.start()
         return search
-
-    def _supports(self, sources: Sequence[Ids], limits: Sequence[int], settings: SearchSettings) -> bool:
-        longest = self._limits.source_length, self._limits.target_length
-        return (
-            not settings.sample
-            and settings.beam <= self._limits.rows
-            and max(map(len, sources), default=0) <= longest[0]
-            and max(limits, default=0) <= longest[1]
-        )
-
-    def _other_service(self) -> SearchService:
-        with self._lock:
-            if self._others is None:
-                self._others = BatchedSearchService(self._backend)
-            self._others.total_rate = self.total_rate
-            return self._others
 
     def cancel(self, search: Search) -> None:
         if not search.future.cancel():

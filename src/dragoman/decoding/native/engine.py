@@ -158,9 +158,9 @@ class Engine:
     """A packed model in memory.  Several threads may search in it at the same time.
 
     source_size, target_size: vocabulary sizes.  positions: maximum length of sources and targets.  has_encoder: False
-    for a decoder-only model.  rows: default number of hypotheses that one thread decodes at once.  build: "avx512" or
-    "avx2".  uses_amx: whether products of int8 weights use AMX.  Raises DragomanError if the native engine is
-    unavailable or `path` is not a packed model.
+    for a decoder-only model.  handle: of the model in the C++ library, valid while the engine exists.  rows: default
+    number of hypotheses that one thread decodes at once.  build: "avx512" or "avx2".  uses_amx: whether products of
+    int8 weights use AMX.  Raises DragomanError if the native engine is unavailable or `path` is not a packed model.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -169,30 +169,25 @@ class Engine:
             raise DragomanError(f"the native engine is unavailable: {unavailable_reason()}")
         self.build, self.uses_amx, self.functions = native.build, native.supports_amx, native.functions
         error = ctypes.create_string_buffer(ERROR_SIZE)
-        self._model = self.functions.dragoman_model_open(os.fsencode(path), error)
-        if not self._model:
+        self.handle: int = self.functions.dragoman_model_open(os.fsencode(path), error) or 0
+        if not self.handle:
             raise DragomanError(error.value.decode("utf-8", "replace"))
         sizes = (ctypes.c_int32 * 4)()
-        self.functions.dragoman_model_sizes(self._model, ctypes.addressof(sizes))
+        self.functions.dragoman_model_sizes(self.handle, ctypes.addressof(sizes))
         self.source_size, self.target_size, self.positions = sizes[0], sizes[1], sizes[2]
         self.has_encoder = bool(sizes[3])
         # Large enough to use each weight for many rows, small enough for their key/value caches to stay in cache too.
         self.rows = 32 if Path(path).stat().st_size < _SMALL_MODEL else 64
 
     def __del__(self) -> None:
-        if getattr(self, "_model", None):
-            self.functions.dragoman_model_close(self._model)
-
-    @property
-    def handle(self) -> int:
-        """The handle of the model in the C++ library, valid while the engine exists."""
-        return int(self._model)
+        if getattr(self, "handle", 0):
+            self.functions.dragoman_model_close(self.handle)
 
     @property
     def content(self) -> memoryview:
         """The bytes that were read from the file, valid while the engine exists."""
         size = ctypes.c_int64()
-        begin = self.functions.dragoman_model_content(self._model, ctypes.addressof(size))
+        begin = self.functions.dragoman_model_content(self.handle, ctypes.addressof(size))
         return memoryview((ctypes.c_char * size.value).from_address(begin)).toreadonly()
 
     def open_session(
@@ -205,7 +200,7 @@ class Engine:
         """
         session = ctypes.c_int64()
         sizes = (threads, target_slots, target_length, source_slots, source_length)
-        self._call("session_open", self._model, *sizes, ctypes.byref(session))
+        self._call("session_open", self.handle, *sizes, ctypes.byref(session))
         return session.value
 
     def call_session(self, function: str, session: int, *arguments: Any) -> None:
@@ -233,7 +228,7 @@ class Engine:
 
         def write(ids: int | None) -> None:
             inputs = ctypes.byref(table), *map(ctypes.byref, structures), len(sources)
-            self._call("shortlists", self._model, *inputs, ids, address(offsets))
+            self._call("shortlists", self.handle, *inputs, ids, address(offsets))
 
         write(None)  # the offsets only
         ids = array("i", bytes(4 * offsets[-1]))
@@ -414,7 +409,7 @@ class Engine:
         stop, error = ctypes.c_int32(0), ctypes.create_string_buffer(ERROR_SIZE)
 
         def search() -> int:
-            inputs = self._model, ctypes.addressof(request), ctypes.addressof(stop)
+            inputs = self.handle, ctypes.addressof(request), ctypes.addressof(stop)
             return int(self.functions.dragoman_search(*inputs, *map(address, outputs), error))
 
         raise_for_status(search() if offsets[-1] <= _SHORT_SEARCH else _run_in_thread(search, stop), error)

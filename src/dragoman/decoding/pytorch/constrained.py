@@ -61,7 +61,7 @@ def constrained_search(stepper: Stepper[Any], request: SearchRequest, phrases: P
             if h.tokens[-1] == EOS:
                 done = complete(h.tokens[:-1], h.log_probs, settings.alpha, h.truncated)
                 finished.append((h.rank / length_penalty(len(h.tokens), settings.alpha), done))
-        beam = _not_beaten([h for h in chosen if h.tokens[-1] != EOS], finished, request)
+        beam = _without_beaten([h for h in chosen if h.tokens[-1] != EOS], finished, request)
         if not beam:
             break
         rows = [h.row for h in beam]
@@ -91,18 +91,12 @@ def _candidates(beam: Sequence[_Partial], log_probs: Tensor, tokens: Tensor, req
             options += [(token, float(raw[row, token])) for token in h.progress.wanted if token not in top]
         for token, log_prob in dict(options).items():
             progress = h.progress.after(token)
-            if log_prob > -math.inf and _is_possible(progress, token, limit - 1 - length):
+            # Required phrases must still fit into the tokens that are left.
+            unmet = 0 if progress.phrases.bonus is not None else progress.phrases.total - progress.met
+            if log_prob > -math.inf and unmet <= (0 if token == EOS else limit - 1 - length):
                 total = [*h.tokens, token], [*h.log_probs, log_prob]
                 candidates.append(_Partial(*total, h.sum + log_prob, progress, row, cut and token == EOS))
     return candidates
-
-
-def _is_possible(progress: PhraseProgress, token: int, left: int) -> bool:
-    """Return whether required phrases still fit into the `left` tokens after `token`."""
-    if progress.phrases.bonus is not None:
-        return True
-    unmet = progress.phrases.total - progress.met
-    return unmet == 0 if token == EOS else unmet <= left
 
 
 def _chosen(candidates: Sequence[_Partial], settings: SearchSettings, finished: int) -> list[_Partial]:
@@ -114,15 +108,15 @@ def _chosen(candidates: Sequence[_Partial], settings: SearchSettings, finished: 
     for h in sorted(candidates, key=lambda h: -h.rank):
         banks.setdefault(h.progress.met if h.progress.phrases.bonus is None else 0, []).append(h)
     width = settings.beam - finished if settings.shrink_beam else settings.beam
-    ordered = [_narrowed(banks[met][:width], settings, finished) for met in sorted(banks, reverse=True)]
+    ordered = [_pruned(banks[met][:width], settings, finished) for met in sorted(banks, reverse=True)]
     chosen: list[_Partial] = []
     for turn in range(width):
         chosen += [bank[turn] for bank in ordered if turn < len(bank)]
     return chosen[:width]
 
 
-def _narrowed(bank: list[_Partial], settings: SearchSettings, finished: int) -> list[_Partial]:
-    """Return what `beam_threshold` and `recombine` keep of a bank; see `search.narrowed`."""
+def _pruned(bank: list[_Partial], settings: SearchSettings, finished: int) -> list[_Partial]:
+    """Return what `beam_threshold` and `recombine` keep of a bank; see `search.pruned_log_probs`."""
     least, lowest = settings.nbest - finished, bank[0].rank - (settings.beam_threshold or math.inf)
     kept: list[_Partial] = []
     for rank, h in enumerate(bank):
@@ -138,10 +132,10 @@ def _have_equal_ends(one: _Partial, other: _Partial, count: int) -> bool:
     return same and one.tokens[-1] != EOS and one.progress.met == other.progress.met
 
 
-def _not_beaten(
+def _without_beaten(
     beam: list[_Partial], finished: Sequence[tuple[float, Hypothesis]], request: SearchRequest
 ) -> list[_Partial]:
-    """Return the unfinished hypotheses that stay in the beam; see `search.Pool.drop_beaten`."""
+    """Return the unfinished hypotheses that stay in the beam; see `search.CompleteHypotheses.without_beaten`."""
     settings = request.settings
     if len(finished) < settings.nbest:
         return beam

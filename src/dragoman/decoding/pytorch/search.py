@@ -88,14 +88,14 @@ class BeamStep:
         return self.extended.any(1).tolist()
 
 
-class Pool:
+class CompleteHypotheses:
     """The complete hypotheses of each sentence of the request."""
 
     def __init__(self, request: SearchRequest) -> None:
         self.request = request
         self.hypotheses: list[list[Hypothesis]] = [[] for _ in request.limits]
 
-    def narrow(self, beams: Beams) -> Beams:
+    def pruned(self, beams: Beams) -> Beams:
         """Empty the slots that `shrink_beam`, `beam_threshold` and `recombine` do without."""
         if not self.request.settings.narrows_beam:
             return beams
@@ -103,7 +103,7 @@ class Pool:
         finished = torch.tensor(counts, device=beams.log_probs.device)  # (B,)
         settings = self.request.settings
         tails = beams.tokens[..., -max(1, settings.recombine) :]
-        return replace(beams, log_probs=narrowed(beams.log_probs, finished, tails, settings))
+        return replace(beams, log_probs=pruned_log_probs(beams.log_probs, finished, tails, settings))
 
     def collect(self, beams: Beams, truncated: Tensor) -> tuple[Beams, list[tuple[int, int, Hypothesis]]]:
         """Add the hypotheses that ended; return the beams with their slots emptied, and `BeamStep.finished`."""
@@ -118,7 +118,7 @@ class Pool:
             finished.append((sentence, beam, hypothesis))
         return replace(beams, log_probs=beams.log_probs.masked_fill(ended, float("-inf"))), finished
 
-    def drop_beaten(self, beams: Beams) -> Beams:
+    def without_beaten(self, beams: Beams) -> Beams:
         """Empty the slots of a sentence if none of its hypotheses can enter the n-best list.
 
         A log-probability can only decrease and, for alpha >= 0, is divided by at most the penalty at the length limit.
@@ -139,7 +139,7 @@ class Pool:
         return replace(beams, log_probs=beams.log_probs.masked_fill(beaten.to(beams.log_probs.device), float("-inf")))
 
 
-def narrowed(log_probs: Tensor, finished: Tensor, tails: Tensor, settings: SearchSettings) -> Tensor:
+def pruned_log_probs(log_probs: Tensor, finished: Tensor, tails: Tensor, settings: SearchSettings) -> Tensor:
     """Return log_probs (B, K), best first, with -inf for the continuations that are not kept.
 
     finished: (B,) complete hypotheses of each sentence.  tails: (B, K, n) the last tokens of each continuation, with
@@ -168,7 +168,13 @@ def expand(beams: Beams, log_probs: Tensor, request: SearchRequest) -> tuple[Bea
     count, width, _ = beams.tokens.shape
     rows = beams.sentences.repeat_interleave(width)
     allowed = request.restricted(log_probs, beams.tokens.flatten(0, 1), rows)  # (N, V)
-    truncated = end_at_limit(allowed, beams, request).view(count, width)
+    limits = torch.tensor(request.limits, device=allowed.device)[beams.sentences]
+    truncated = at_limit = (limits == beams.tokens.size(2) + 1).repeat_interleave(width)  # (N,)
+    if bool(at_limit.any()):  # only the end of sentence is allowed there
+        end = allowed[:, EOS].clone()
+        truncated = at_limit & (allowed.argmax(1) != EOS)
+        allowed[at_limit] = float("-inf")
+        allowed[:, EOS] = end
     vocab = allowed.size(1)
     sums = allowed.view(count, width, vocab) + beams.log_probs[..., None]
     log_prob, indices = sums.flatten(1).topk(width, dim=1)
@@ -179,21 +185,7 @@ def expand(beams: Beams, log_probs: Tensor, request: SearchRequest) -> tuple[Bea
 
     token_log_probs = extend(beams.token_log_probs, allowed.view(count, -1).gather(1, indices))
     expanded = Beams(beams.sentences, log_prob, extend(beams.tokens, tokens), token_log_probs)
-    return expanded, origins, truncated.gather(1, origins)
-
-
-def end_at_limit(log_probs: Tensor, beams: Beams, request: SearchRequest) -> Tensor:
-    """Allow only the end of sentence in log_probs (N, V) at a length limit; return the rows that it truncates (N,)."""
-    _, width, length = beams.tokens.shape
-    limits = torch.tensor(request.limits, device=log_probs.device)[beams.sentences]
-    at_limit = (limits == length + 1).repeat_interleave(width)  # (N,)
-    if bool(at_limit.any()):
-        end = log_probs[:, EOS].clone()
-        truncated = at_limit & (log_probs.argmax(1) != EOS)
-        log_probs[at_limit] = float("-inf")
-        log_probs[:, EOS] = end
-        return truncated
-    return at_limit
+    return expanded, origins, truncated.view(count, width).gather(1, origins)
 
 
 def prune(beams: Beams, state: SearchState, origins: Tensor, active: list[bool]) -> Beams:
@@ -211,19 +203,19 @@ def beam_search(stepper: Stepper[State], request: SearchRequest) -> Generator[Be
     """Yield each step; return B lists of the `nbest` hypotheses, best score first (Vaswani et al. 2017, 6.1).
 
     The search of a sentence stops when no unfinished hypothesis can enter its n-best list, so the result is that of a
-    search up to the length limit, except with `beam_threshold`, whose stop rule is not exact (`Pool.drop_beaten`).
-    With `shrink_beam`, none is left when K hypotheses are complete.  `beam_threshold` and `recombine` do not make a
-    list shorter than `nbest`.
+    search up to the length limit, except with `beam_threshold`, whose stop rule is not exact
+    (`CompleteHypotheses.without_beaten`).  With `shrink_beam`, none is left when K hypotheses are complete.
+    `beam_threshold` and `recombine` do not make a list shorter than `nbest`.
     """
     width = request.settings.beam
     state = stepper.start(request.src, request.src_mask, beams=width, max_len=max(request.limits))
     beams = Beams.first(len(request.limits), width, request.src.device)
-    pool = Pool(request)
+    pool = CompleteHypotheses(request)
     while beams.sentences.numel():
         expanded, origins, truncated = expand(beams, stepper.step(beams.inputs(), state), request)
-        expanded = pool.narrow(expanded)
+        expanded = pool.pruned(expanded)
         unfinished, finished = pool.collect(expanded, truncated)
-        unfinished = pool.drop_beaten(unfinished)
+        unfinished = pool.without_beaten(unfinished)
         step = BeamStep(expanded, origins, finished, unfinished.log_probs > float("-inf"))
         yield step
         beams = prune(unfinished, state, origins, step.active)

@@ -18,7 +18,7 @@ from dragoman.models.seq2seq import Model
 
 ENDS = ("finished", "limit", "dropped", "beaten")
 """Why a hypothesis ended: the model produced the end of sentence; the length limit forced it; none of its continuations
-was kept in the next step; or it was no longer good enough for the n-best list (`search.Pool.drop_beaten`)."""
+was kept in the next step; or it was no longer good enough for the n-best list (`CompleteHypotheses.without_beaten`)."""
 
 
 @dataclass(frozen=True)

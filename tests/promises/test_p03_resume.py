@@ -8,8 +8,10 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,21 @@ import torch
 
 from dragoman.errors import ConfigError, TrainingError, UsageError
 from dragoman.io.run_log import Reporter, Status, read_log
-from dragoman.models.model_folder import list_checkpoints, load_network, read_pointer, verify
+from dragoman.models.model_folder import find_model, list_checkpoints, load_network, read_pointer, verify
 from dragoman.training.run import average_run, validated_checkpoints
 from dragoman.training.trainer import TrainResult, train
-from processes import fork_server
-from small_run import Listener, digit_pairs, small_config, train_in_child, weights, write_corpus, write_lines
+from processes import fork_server, start_processes
+from small_run import (
+    Listener,
+    digit_pairs,
+    small_config,
+    train_in_child,
+    trained,
+    tune_in_child,
+    weights,
+    write_corpus,
+    write_lines,
+)
 
 KILLS = 10  # of each of two configurations
 
@@ -58,38 +70,57 @@ def start(data: Path, overrides: tuple[str, ...], run: Path) -> BaseProcess:
 
 
 def whole(run: Path) -> dict[str, Any]:
-    """What must come out the same: the weights of every checkpoint, the pointers, the losses of the log."""
-    models = {p.parent.name: p.read_bytes() for p in (run / "checkpoints").glob("*/model.safetensors")}
+    """What must come out the same: weights and adapters of every checkpoint, the pointers, the losses of the log."""
+    files = [p for name in ("model", "adapters") for p in (run / "checkpoints").glob(f"*/{name}.safetensors")]
+    models = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in files}
     pointers = {name: str(read_pointer(run, name)).removeprefix(str(run)) for name in ("best", "last", "average")}
     scores = [(row["step"], row.get("valid_loss")) for row in read_log(run) if "valid_loss" in row]
     return {"models": models, "pointers": pointers, "scores": scores}
 
 
+def compare_killed_runs(
+    start: Callable[[Path], BaseProcess],
+    folder: Path,
+    seed: str,
+    kills: int,
+    longest: float,
+    resuming: Callable[[], AbstractContextManager[object]] | None = None,
+) -> dict[str, Any]:
+    """Train without interruption, and kill other runs at random moments until `kills`; return what all ended with.
+
+    longest: seconds of the first sittings.  resuming: context of those that resume a checkpoint; there are some.
+    """
+    start(folder / "uninterrupted").join()
+    expected = whole(folder / "uninterrupted")
+    assert len(expected["scores"]) >= 5
+    draw = random.Random(seed)
+    killed, runs, resumed = 0, 0, resuming is None
+    while killed < kills or not resumed:
+        runs += 1
+        run = folder / f"killed{runs}"
+        while not (run / "ended").exists():
+            before, resumes = len(read_log(run)), resuming is not None and bool(list_checkpoints(run))
+            with resuming() if resuming is not None and resumes else nullcontext():
+                process = start(run)
+                process.join(draw.uniform(0, longest) if killed < kills or not resumed else None)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+                    killed += 1
+                    if len(read_log(run)) <= before:
+                        longest *= 1.4  # a slow machine: sittings that come to train at all
+                else:
+                    assert process.exitcode == 0
+                    (run / "ended").touch()
+            resumed = resumed or resumes
+        assert whole(run) == expected
+    return expected
+
+
 @pytest.mark.parametrize(("name", "overrides"), [("epochs", EVERYTHING), ("steps", STEPS)])
 def test_kill_nine_at_random_moments(name: str, overrides: tuple[str, ...], data: Path, tmp_path: Path) -> None:
-    start(data, overrides, tmp_path / "uninterrupted").join()
-    expected = whole(tmp_path / "uninterrupted")
-    assert len(expected["models"]) >= 2 and len(expected["scores"]) >= 5
-
-    draw = random.Random(name)
-    killed, runs, longest = 0, 0, 0.6
-    while killed < KILLS:
-        runs += 1
-        run = tmp_path / f"killed{runs}"
-        while not (run / "ended").exists():
-            before = len(read_log(run))
-            process = start(data, overrides, run)
-            process.join(draw.uniform(0, longest) if killed < KILLS else None)
-            if process.is_alive():
-                process.kill()
-                process.join()
-                killed += 1
-                if len(read_log(run)) <= before:
-                    longest *= 1.3  # a slow machine: sittings that come to train at all
-            else:
-                assert process.exitcode == 0
-                (run / "ended").touch()
-        assert whole(run) == expected
+    expected = compare_killed_runs(partial(start, data, overrides), tmp_path, name, KILLS, longest=0.6)
+    assert len(expected["models"]) >= 2
 
 
 class Killed(BaseException):
@@ -505,3 +536,134 @@ def test_a_resumed_run_has_the_threads_that_it_began_with(
             train(config, tmp_path / "run", reporter=Threads(killed))
         assert current[-1] == 2, "as before the training"
     assert found == [2] * (5 + 3 + 3)
+
+
+# --------------------------------------------------------------------------------------------------------- fine-tuning
+
+MODES: dict[str, tuple[str, ...]] = {
+    "all weights": ("train.ema=0.9", "model.dropout=0.2"),
+    "lora": ("train.lora.rank=2", "train.lora.alpha=4", "train.schedule.peak=0.05", "model.dropout=0.2"),
+    "imported": ("model.dropout=0.2",),
+}
+IMPORTED = Path(__file__).parents[1] / "golden" / "imported_v1"
+"""A MarianMT checkpoint."""
+TOML = """
+[data]
+root = "data"
+source_language = "en"
+target_language = "xx"
+train = [{ source = "train.src", target = "train.tgt" }]
+valid = { source = "valid.src", target = "valid.tgt" }
+
+[train]
+init_from = "base"
+budget = "30 steps"
+batch_tokens = 300
+log_every = 1
+validate_every = "6 steps"
+save_every = "2 steps"
+validate_sentences = 5
+keep = 9
+average = 2
+device = "cpu"
+threads = 1
+schedule = { kind = "budget", peak = 1e-2, warmup = 2 }
+"""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("base"), "train.budget=12 steps", "train.validate_every=12 steps")
+
+
+@pytest.fixture
+def place(tmp_path: Path, base: Path) -> Path:
+    """A folder with `tune.toml`, its data, and the original model in `base`."""
+    write_corpus(tmp_path / "data", train=120)
+    shutil.copytree(find_model(base), tmp_path / "base")
+    (tmp_path / "tune.toml").write_text(TOML)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", list(MODES))
+def test_kill_nine_at_random_moments_of_a_fine_tuning(mode: str, place: Path) -> None:
+    if mode == "imported":
+        shutil.rmtree(place / "base")
+        shutil.copytree(IMPORTED, place / "base")
+
+    def tune(run: Path) -> BaseProcess:
+        process: BaseProcess = fork_server().Process(target=tune_in_child, args=(place / "tune.toml", MODES[mode], run))
+        process.start()
+        return process
+
+    @contextmanager
+    def without_the_original_model() -> Iterator[None]:
+        (place / "base").rename(place / "elsewhere")
+        yield
+        (place / "elsewhere").rename(place / "base")
+
+    expected = compare_killed_runs(tune, place, mode, 3, longest=1.0, resuming=without_the_original_model)
+    assert any(name.endswith("adapters.safetensors") for name in expected["models"]) == (mode == "lora")
+
+
+# ---------------------------------------------------------------------------------------------------------- processes
+
+SIZE = 3  # with more than two processes, the order in which gradients are added matters
+TOGETHER = (
+    "train.budget=60 steps", "train.validate_every=9 steps", "train.save_every=2 steps", "train.keep=2",
+    "train.batch_tokens=120", "train.ema=0.9", "train.clip_norm=1.0", "model.dropout=0.2", "tokenizer.sampling=0.1",
+    "train.parallel.timeout=60 s", "train.average=2",
+)  # fmt: skip
+KINDS = {"replicated": (), "fsdp": ("train.parallel.kind=fsdp", "train.budget=20 steps")}  # steps take longer
+FEW, MANY = {"replicated": 4, "fsdp": 2}, 50
+
+
+def start_all(data: Path, run: Path, kind: str) -> list[BaseProcess]:
+    return start_processes(SIZE, train_in_child, data, (*TOGETHER, *KINDS[kind]), run)
+
+
+def kill_and_resume(kind: str, kills: int, data: Path, folder: Path) -> None:
+    """Train; kill one process of `kills` resumed runs, the main process as often as the others; compare the bytes."""
+    began = time.monotonic()
+    for process in start_all(data, folder / "uninterrupted", kind):
+        process.join(300)
+    longest = 1.5 * (time.monotonic() - began)
+    expected = whole(folder / "uninterrupted")
+    assert len(list_checkpoints(folder / "uninterrupted")) >= 2
+
+    draw, killed, runs, saved = random.Random(kills), 0, 0, 0
+    while killed < kills:
+        runs += 1
+        run = folder / f"killed{runs}"
+        while True:
+            began = time.monotonic()
+            processes = start_all(data, run, kind)
+            victim = processes[draw.choice([0, draw.randrange(1, SIZE)])]
+            # Not before all are connected: until then, only torchrun notices that a process has ended.
+            victim.join(draw.uniform(1.5, max(2.5, longest)) if killed < kills else None)
+            if not victim.is_alive():
+                for process in processes:
+                    process.join(300)
+                assert [process.exitcode for process in processes] == [0] * SIZE
+                longest = 1.5 * (time.monotonic() - began)  # the speed of the machine changes
+                break
+            victim.kill()
+            killed += 1
+            for process in processes:
+                process.join(300)
+                assert process.exitcode is not None, "the others end"
+            saved += bool(list_checkpoints(run))
+        assert whole(run) == expected
+    assert saved, "some process was killed after a checkpoint"
+
+
+@pytest.mark.parametrize("kind", ["replicated", "fsdp"])
+def test_a_process_is_killed_at_a_few_random_moments(kind: str, data: Path, tmp_path: Path) -> None:
+    kill_and_resume(kind, FEW[kind], data, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["replicated", "fsdp"])
+def test_a_process_is_killed_at_many_random_moments(kind: str, data: Path, tmp_path: Path) -> None:
+    kill_and_resume(kind, MANY, data, tmp_path)

@@ -173,8 +173,8 @@ class Trainer:
         """Train until the budget or the patience is exhausted, or a signal arrives, and save the final state."""
         self.model.train()
         # The unit of validate_every may have changed since the last validation.
-        self.progress.validated = min(self.progress.validated, self._amount(self.config.validate_every))
-        self._saved = self._amount(self.config.save_every)
+        self.progress.validated = min(self.progress.validated, self._amount(self.config.validate_every.unit))
+        self._saved = self._amount(self.config.save_every.unit)
         trains = self._used() < 1
         if self.context.size == 1:
             self.threads.start(self.trial if trains else None, resumed=self.progress.step > 0)
@@ -210,7 +210,7 @@ class Trainer:
         finally:
             self.close()
             self.reporter.finished(complete)
-        return TrainResult(self.run.folder, self.progress, self._epochs(), interrupted, self.scores)
+        return TrainResult(self.run.folder, self.progress, self._amount("epochs"), interrupted, self.scores)
 
     def close(self) -> None:
         """Close the log, end the thread that reads batches, and restore the number of threads."""
@@ -295,25 +295,22 @@ class Trainer:
     def _out_of_patience(self) -> bool:
         return 0 < self.config.patience <= self.progress.stale
 
-    def _epochs(self) -> float:
-        return amount("epochs", self.progress, self._done())
-
-    def _amount(self, every: Duration) -> float:
-        """Return the progress in the unit of the duration."""
-        return amount(every.unit, self.progress, self._done())
+    def _amount(self, unit: str) -> float:
+        """Return the progress in a unit of `Duration`."""
+        return amount(unit, self.progress, self._done())
 
     def _is_due(self, every: Duration, last: float) -> bool:
-        return self._amount(every) - last >= every.amount
+        return self._amount(every.unit) - last >= every.amount
 
     def _validate(self) -> None:
         """Score the model with the weights that are saved, write a checkpoint and update the pointers."""
-        every, since = self.config.save_every, self._amount(self.config.save_every) - self._saved
+        every, since = self.config.save_every, self._amount(self.config.save_every.unit) - self._saved
         expected = since + (self.estimator.validation_seconds or math.inf)
         if self.validation is not None and every.unit == "seconds" and since > 0 and expected > every.amount:
             self._save_between()  # a run that is killed during the validation could lose more than train.save_every
         self._results.read()
         progress, began, better = self.progress, self._agree([]).seconds, False
-        progress.validated = self._amount(self.config.validate_every)
+        progress.validated = self._amount(self.config.validate_every.unit)
         if self.validation is not None:
             self.reporter.phase("validation")
             with self.training_step.evaluated() as model:
@@ -324,7 +321,12 @@ class Trainer:
             if better:
                 progress.best, progress.best_step = value, progress.step
             progress.seconds = self._agree([]).seconds
-            row = {"step": progress.step, "epoch": round(self._epochs(), 3), "seconds": progress.seconds, **self.scores}
+            row = {
+                "step": progress.step,
+                "epoch": round(self._amount("epochs"), 3),
+                "seconds": progress.seconds,
+                **self.scores,
+            }
             row["memory_mb"] = round(self.context.peak_memory() / 1e6)
             row["validation_seconds"] = round(progress.seconds - began, 3)
             self.log.write(row)
@@ -350,7 +352,7 @@ class Trainer:
             )
 
     def _save(self, scores: dict[str, Any], validated: bool = True) -> None:
-        self._saved = self._amount(self.config.save_every)
+        self._saved = self._amount(self.config.save_every.unit)
         self._results.read()
         self.training_step.save(self.run, self.progress, scores, validated)
 

@@ -143,16 +143,12 @@ class TranslationValidation:
             translator.describe_data(self.profile, (data.source_language, data.target_language))
             self._translator = translator
         texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]
-        shown = sample_index([source for source, _ in pairs])
+        # The text of median length among the first 100: neither trivial nor too long to show.
+        first = sorted(range(min(100, len(pairs))), key=lambda i: (len(pairs[i][0]), i))
+        shown = first[len(first) // 2]
         self.sample = Sample(*pairs[shown], texts[shown])
         exact = sum(a == b for a, b in zip(texts, references, strict=True))
         return corpus_scores(texts, references, self.tokenize) | {"exact_match": 100 * exact / len(references)}
-
-
-def sample_index(sources: Sequence[str]) -> int:
-    """Return the index of the text of median length among the first 100: neither trivial nor too long to show."""
-    first = range(min(100, len(sources)))
-    return sorted(first, key=lambda i: (len(sources[i]), i))[len(first) // 2]
 
 
 class ParsingTask(TranslationTask):

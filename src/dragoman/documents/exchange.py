@@ -19,6 +19,8 @@ from dragoman.documents.xml_spans import Edits, Inline, Node, Role, parse_xml
 from dragoman.errors import DataError, UsageError, clip
 from dragoman.markup.segment import Segment
 
+# -------------------------------------------------------------------------------------------------------------- gettext
+
 _LINE = re.compile(
     r"(?P<indent>[ \t]*)(?P<key>msgctxt|msgid_plural|msgid|msgstr(?:\[(?P<number>\d+)\])?)?[ \t]*(?P<text>\".*\")[ \t]*"
 )
@@ -51,7 +53,8 @@ class _Entry:
 def translate_po(data: bytes, translator: DocumentTranslator) -> bytes:
     """Translate the entries of a catalogue that have no translation.  Raises DataError.
 
-    The plural form of one is translated from `msgid`, the others from `msgid_plural`.
+    The plural form of one is translated from `msgid`, the others from `msgid_plural`.  Fuzzy translations stay, because
+    a person has to decide about them; new ones are not marked as fuzzy, because programs ignore fuzzy entries.
     """
     charset = _CHARSET.search(data)
     name = charset[1].decode() if charset else None
@@ -135,6 +138,8 @@ def _unescaped(text: str) -> str:
 
     return _ESCAPED.sub(replaced, text)
 
+
+# ---------------------------------------------------------------------------------------------------------------- XLIFF
 
 _PREFIXES = {"urn:oasis:names:tc:xliff:document:1.2": "1", "urn:oasis:names:tc:xliff:document:2.0": "2"}
 _PAIRS = {"1:g", "1:mrk", "2:pc", "2:mrk"}
@@ -231,6 +236,9 @@ def _xliff_role(node: Node) -> Role:
         if key is not None:
             return Role("open" if kind == "open" else "close", f"{node.name[0]} {key}")
     return Role("empty")
+
+
+# ------------------------------------------------------------------------------------------------------------------ TMX
 
 
 class _TmxTranslation(Inline):

@@ -238,6 +238,10 @@ def _field_end(nodes: Sequence[Node], start: int) -> int | None:
     return None
 
 
+# ------------------------------------------------------------------------------------- docx, pptx and xlsx as archives
+
+# The content types of an archive say which members have text: they are the same for all producers, unlike the names of
+# the members.
 _CONTENT_TYPES = "[Content_Types].xml"
 _APPLICATIONS = {"docx": "word", "pptx": "presentation|powerpoint", "xlsx": "spreadsheet|excel"}
 """Words of the content type of the main member."""
@@ -310,6 +314,8 @@ def _content_types(archive: Archive, format: str) -> dict[str, str]:
             return {name: kind.rpartition(".")[2] for name, kind in types.items()}
     raise DataError(f"not a .{format} file: its content types name no main document. Save the document again.")
 
+
+# --------------------------------------------------------------------------------------------------------- OpenDocument
 
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns"
 _ODT_PREFIXES = {

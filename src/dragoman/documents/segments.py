@@ -288,6 +288,8 @@ def _sides(segment: Segment) -> dict[int, _Sides]:
     return sides
 
 
+# ------------------------------------------------------------------------------------------------ marks in running text
+
 _BREAK = r"(?P<break>\r\n|\n|\r)"
 _ELEMENT = r"(?P<element></?[A-Za-z][^\s<>/]*(?:\s[^<>]*)?/?>)"
 _PLACEHOLDER = (

@@ -226,7 +226,11 @@ class _TextReader(DocumentTranslator):
                 raise _EnoughError
 
     def segments(self, segments: Sequence[Segment]) -> list[Segment]:
-        self._add([_with_line_ends(segment) for segment in segments])
+        texts = [
+            "".join(item if isinstance(item, str) else item.raw if item.raw.isspace() else "" for item in segment)
+            for segment in segments  # the line ends are tags; other tags are left out
+        ]
+        self._add(texts)
         return list(segments)
 
     def page(self, text: str, attributes: bool = False) -> str:
@@ -235,8 +239,3 @@ class _TextReader(DocumentTranslator):
         except _PageTexts as found:
             self._add(found.texts)
         return text
-
-
-def _with_line_ends(segment: Segment) -> str:
-    """Return the text of a segment with the line ends, which are tags, and without other tags."""
-    return "".join(item if isinstance(item, str) else item.raw if item.raw.isspace() else "" for item in segment)

@@ -179,7 +179,9 @@ def _block(region: Region, source: Sequence[Span], target: Sequence[Span], atten
         weights: Floats = np.eye(len(source))
     else:
         units = np.ones((len(target), len(source))) if attention is None else attention
-        weights = _unit_weights(units, _equal(region, source, target), attention is not None)
+        words = [region.source[a:b].casefold() for a, b in source]
+        equal = [[word == region.target[a:b].casefold() for word in words] for a, b in target]  # in all but case
+        weights = _unit_weights(units, np.array(equal, float).reshape(units.shape), attention is not None)
     start, first = region.start, region.first
     return Block([(a + start, b + start) for a, b in source], [(a + first, b + first) for a, b in target], weights)
 
@@ -218,14 +220,6 @@ def _shares(length: int, pieces: Sequence[Span], units: Sequence[Span]) -> Float
     counts = np.bincount(cells, minlength=len(pieces) * len(units)).reshape(len(pieces), len(units))
     shares: Floats = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     return shares
-
-
-def _equal(region: Region, source: Sequence[Span], target: Sequence[Span]) -> Floats:
-    """Return 1 for each target unit that equals a source unit in all but case, else 0, (n, m)."""
-    sides = (region.source, source), (region.target, target)
-    ours, theirs = ([text[a:b].casefold() for a, b in units] for text, units in sides)
-    equal = [[unit == word for unit in ours] for word in theirs]
-    return np.array(equal, float).reshape(len(target), len(source))
 
 
 def _unit_weights(attention: Floats, equal: Floats, attends: bool) -> Floats:

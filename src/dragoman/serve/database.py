@@ -168,6 +168,8 @@ def _is_shared(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
     return nearest.startswith(_NETWORK)
 
 
+# ------------------------------------------------------------------------------------------------------------- API keys
+
 _KEY_TABLES = (
     "CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, hash TEXT UNIQUE NOT NULL, name TEXT NOT NULL, "
     "per_minute INTEGER, characters INTEGER, created TEXT NOT NULL)",
@@ -276,6 +278,8 @@ def _hash(secret: str) -> str:
 def _month() -> str:
     return datetime.now(UTC).strftime("%Y-%m")
 
+
+# ----------------------------------------------------------------------------------------------------------- glossaries
 
 Dictionaries = Mapping[tuple[str, str], dict[str, str]]
 """Target terms by source terms, by source and target language."""
@@ -393,6 +397,9 @@ def _read_glossary(row: tuple[str, str, str, str]) -> StoredGlossary:
     identifier, name, text, created = row
     dictionaries = {(source, target): entries for source, target, entries in json.loads(text)}
     return StoredGlossary(identifier, name, dictionaries, created)
+
+
+# ------------------------------------------------------------------------------------------------------------ documents
 
 
 class DocumentLimit(NamedTuple):

@@ -109,7 +109,10 @@ def parameters(request: Request, body: bytes) -> dict[str, Any]:
         return query
     content_type = header(request, b"content-type").partition(";")[0].strip().lower()
     if content_type == "application/x-www-form-urlencoded":
-        pairs = _form(body)
+        try:
+            pairs = parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=100, errors="strict")
+        except ValueError:  # invalid UTF-8, or too many fields
+            raise BadRequest("Invalid request: the form is not valid UTF-8 or has more than 100 fields") from None
         values: dict[str, Any] = dict(pairs)
         repeated = {name: [text for other, text in pairs if other == name] for name in values}
         return query | values | {name: texts for name, texts in repeated.items() if len(texts) > 1}
@@ -139,13 +142,6 @@ def read_json(text: str) -> Any:
     if "\\ud" in text or "\\uD" in text:
         value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     return value
-
-
-def _form(body: bytes) -> list[tuple[str, str]]:
-    try:
-        return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=100, errors="strict")
-    except ValueError:  # invalid UTF-8, or too many fields
-        raise BadRequest("Invalid request: the form is not valid UTF-8 or has more than 100 fields") from None
 
 
 @dataclass(frozen=True)

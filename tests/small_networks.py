@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from dragoman.models.seq2seq import Network
 from dragoman.nn.recurrent import GRU, LSTM, Cell, InitialState, VanillaRNN
 from dragoman.training.loss import TokenLoss
 
+M = TypeVar("M", bound=nn.Module)
 D, H = 12, 2
 EXACT: dict[str, Any] = {"rtol": 0.0, "atol": 1e-10}
 CELLS = ["tanh", "relu", "gru", "lstm"]
@@ -32,6 +33,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
+
+
+def drawn(module: M, std: float) -> M:
+    """In float64, with parameters from N(0, std^2): ones in norms and zeros in biases could hide an error."""
+    for parameter in module.double().parameters():
+        nn.init.normal_(parameter, std=std)
+    return module
 
 
 def shaken(network: nn.Module) -> Any:
@@ -76,9 +84,7 @@ def fresh_cell(kind: str, d_in: int, d_model: int, initial_state: InitialState =
 def new_cell(kind: str, d_in: int, d_model: int, initial_state: InitialState = "zeros") -> Cell:
     """A float64 cell with non-zero biases."""
     cell = fresh_cell(kind, d_in, d_model, initial_state)
-    for parameter in cell.double().parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return cell
+    return drawn(cell, 0.5)
 
 
 def torch_module(kind: str, d_in: int, d_model: int, **options: Any) -> nn.RNNBase:

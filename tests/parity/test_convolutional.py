@@ -21,7 +21,7 @@ from dragoman.nn.convolution import GatedConvolution
 from dragoman.nn.record import record
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import TokenLoss
-from small_networks import EXACT
+from small_networks import EXACT, drawn
 
 B, K, S, T, D, W, V, PLACES = 4, 3, 7, 6, 10, 5, 19, 9
 LENGTHS = [S, 3, 5, 2]
@@ -32,11 +32,9 @@ SIZES: dict[str, Any] = {
 
 def build(**changes: Any) -> Convolutional:
     """A float64 model without the zeros of its initialisation."""
-    built = build_model(ConvolutionalConfig.model_validate(SIZES | changes), V, V).double()
+    built = build_model(ConvolutionalConfig.model_validate(SIZES | changes), V, V)
     assert isinstance(built, Convolutional)
-    for parameter in built.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return built
+    return drawn(built, 0.3)
 
 
 @pytest.fixture

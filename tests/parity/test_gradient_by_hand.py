@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from dragoman.nn.attention import SelfAttention, causal_bias
 from dragoman.nn.positions import Positions
-from small_networks import EXACT
+from small_networks import EXACT, drawn
 
 T, D = 5, 6
 
@@ -66,9 +66,7 @@ def gradient_by_hand(x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, of_z: Ten
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_gradient_of_w_q_is_the_chain_rule(causal: bool) -> None:
-    attention = SelfAttention(D, 1, bias=False).double()
-    for parameter in attention.parameters():
-        nn.init.normal_(parameter, std=0.8)
+    attention = drawn(SelfAttention(D, 1, bias=False), 0.8)
     x, pos = torch.randn(1, T, D, dtype=torch.float64), torch.arange(T)
     z: list[Tensor] = []
 

@@ -28,7 +28,7 @@ from dragoman.nn.layers import (
 )
 from dragoman.nn.linear_attention import LinearSelfAttention
 from dragoman.nn.positions import Positions, Sinusoidal
-from small_networks import EXACT, random
+from small_networks import EXACT, drawn, random
 
 N, H, S, T, D, D_FF, V = 3, 4, 7, 5, 24, 40, 19
 
@@ -37,12 +37,6 @@ Pairs = Iterable[tuple[Tensor, Tensor]]
 
 def sublayer(order: str = "pre", norm: Callable[[int], nn.Module] = nn.LayerNorm) -> Callable[[], SubLayer]:
     return lambda: SubLayer(norm(D), 0.0, order)
-
-
-def shake(module: nn.Module) -> None:
-    """Avoid ones in norms and zeros in biases, which could hide an error."""
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.3)
 
 
 def norms(ours: Iterable[SubLayer], theirs: Iterable[nn.Module]) -> Pairs:
@@ -87,7 +81,7 @@ def copies(x: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_encoder_layer_is_torchs(order: str, activation: str) -> None:
     mine = EncoderLayer(SelfAttention(D, H), FeedForward(D, D_FF, activation), sublayer(order)).double()
-    shake(mine)
+    drawn(mine, 0.3)
     their = nn.TransformerEncoderLayer(
         D, H, D_FF, 0.0, activation, batch_first=True, norm_first=order == "pre", dtype=torch.float64
     )
@@ -106,7 +100,7 @@ def test_encoder_layer_is_torchs(order: str, activation: str) -> None:
 def test_decoder_layer_is_torchs(order: str) -> None:
     ffn = FeedForward(D, D_FF, "relu")
     mine = DecoderLayer(SelfAttention(D, H), CrossAttention(D, H), ffn, sublayer(order)).double()
-    shake(mine)
+    drawn(mine, 0.3)
     their = nn.TransformerDecoderLayer(
         D, H, D_FF, 0.0, batch_first=True, norm_first=order == "pre", dtype=torch.float64
     )
@@ -139,7 +133,7 @@ def test_decoder_layer_is_torchs(order: str) -> None:
 
 def test_rms_norm_is_torchs() -> None:
     mine, their = RMSNorm(D, eps=1e-3).double(), nn.RMSNorm(D, eps=1e-3, dtype=torch.float64)
-    shake(mine)
+    drawn(mine, 0.3)
     with torch.no_grad():
         their.weight.copy_(mine.weight)
     x, y = copies(random(N, T, D))
@@ -148,7 +142,7 @@ def test_rms_norm_is_torchs() -> None:
 
 def test_rms_norm_gradient_against_differences() -> None:
     norm = RMSNorm(6, eps=0.2).double()
-    shake(norm)
+    drawn(norm, 0.3)
 
     def function(x: Tensor, weight: Tensor) -> Tensor:
         out: Tensor = torch.func.functional_call(norm, {"weight": weight}, (x,))
@@ -191,7 +185,7 @@ def test_feed_forward_is_the_formula(activation: str, gated: bool) -> None:
 
 def test_sub_layer_has_the_norm_where_the_order_says() -> None:
     norm = nn.LayerNorm(D).double()
-    shake(norm)
+    drawn(norm, 0.3)
     x = random(N, T, D)
     torch.testing.assert_close(SubLayer(norm, 0.0, "post")(x, torch.sin), norm(x + x.sin()), **EXACT)
     torch.testing.assert_close(SubLayer(norm, 0.0, "pre")(x, torch.sin), x + norm(x).sin(), **EXACT)
@@ -234,14 +228,14 @@ def decoder(norm: Callable[[int], nn.Module]) -> Decoder:
         for _ in range(2)
     ]
     made = Decoder(Embedding(V, D), StackParts(Sinusoidal(D), layers, 0.0, norm(D), nn.Identity())).double()
-    shake(made)
+    drawn(made, 0.3)
     return made
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
 def test_encoder_layer_with_a_cache_is_causal(kind: str) -> None:
     layer = EncoderLayer(ATTENTIONS[kind](), FeedForward(D, D_FF, "relu"), sublayer(order="post")).double()
-    shake(layer)
+    drawn(layer, 0.3)
     x = random(N, T, D)
     full = layer(x, Span(Positions(), torch.arange(T), causal=True))
     cache = layer.self_attn.new_cache(N, T, like=x)
@@ -252,7 +246,7 @@ def test_encoder_layer_with_a_cache_is_causal(kind: str) -> None:
 
 def test_a_causal_layer_reads_a_bias_too() -> None:
     layer = EncoderLayer(SelfAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer()).double()
-    shake(layer)
+    drawn(layer, 0.3)
     x, pos, bias = random(N, S, D), torch.arange(S), random(H, 1, S)
     want = layer(x, Span(Positions(), pos, bias + causal_bias(pos, pos, x.dtype)))
     torch.testing.assert_close(layer(x, Span(Positions(), pos, bias, True)), want, **EXACT)
@@ -267,7 +261,7 @@ def test_a_causal_layer_reads_a_bias_too() -> None:
 
 def both(eps: float = 0.1, momentum: float = 0.3) -> tuple[BatchNorm, nn.BatchNorm1d]:
     mine, their = BatchNorm(D, eps, momentum).double(), nn.BatchNorm1d(D, eps, momentum, dtype=torch.float64)
-    shake(mine)
+    drawn(mine, 0.3)
     with torch.no_grad():
         their.weight.copy_(mine.weight)
         their.bias.copy_(mine.bias)
@@ -327,7 +321,7 @@ def test_evaluated_batch_norm_depends_on_neither_batch_nor_length() -> None:
     made = decoder(BatchNorm)
     layer = EncoderLayer(SelfAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer(norm=BatchNorm))
     encoder = Encoder(Embedding(V, D), StackParts(Sinusoidal(D), [layer], 0.0, BatchNorm(D), nn.Identity())).double()
-    shake(encoder)
+    drawn(encoder, 0.3)
     src, tgt = torch.randint(1, V, (N, S)), torch.randint(1, V, (N, T))
     mask = torch.arange(S) < torch.tensor([7, 4, 2])[:, None]
 

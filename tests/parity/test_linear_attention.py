@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from dragoman.nn.attention import causal_bias, mask_to_bias
 from dragoman.nn.linear_attention import FEATURE_MAPS, LinearSelfAttention, causal_linear_attention
 from dragoman.nn.positions import Positions, Rotary
 from dragoman.nn.state import LinearSums
-from small_networks import EXACT, causal_linear_recurrence, random
+from small_networks import EXACT, causal_linear_recurrence, drawn, random
 
 N, H, T, DH = 3, 4, 7, 6
 LONG = 150
@@ -22,10 +22,7 @@ D = H * DH
 
 
 def made(kind: str) -> LinearSelfAttention:
-    attention = LinearSelfAttention(D, H, kind).double()
-    for parameter in attention.parameters():
-        nn.init.normal_(parameter, std=0.4)
-    return attention
+    return drawn(LinearSelfAttention(D, H, kind), 0.4)
 
 
 def padding(length: int) -> Tensor:

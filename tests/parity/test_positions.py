@@ -19,7 +19,7 @@ from dragoman.nn.positions import (
     Sinusoidal,
     sinusoids,
 )
-from small_networks import EXACT, random
+from small_networks import EXACT, drawn, random
 
 N, H, T, D, DH = 2, 3, 9, 8, 8
 
@@ -259,11 +259,7 @@ RECURRENT: dict[str, Any] = {"embeddings": RecurrentOverEmbeddings, "positions":
 
 @pytest.fixture(params=RECURRENT)
 def positions(request: pytest.FixtureRequest) -> Positions:
-    """Convert to float64, with parameters that are neither small nor equal."""
-    made: Positions = RECURRENT[request.param](D).double()
-    for parameter in made.parameters():
-        nn.init.normal_(parameter, std=0.7)
-    return made
+    return drawn(RECURRENT[request.param](D), 0.7)
 
 
 def at_once(positions: Positions, x: Tensor) -> Tensor:
@@ -271,9 +267,7 @@ def at_once(positions: Positions, x: Tensor) -> Tensor:
 
 
 def test_over_embeddings_is_a_gru_and_the_embedding_itself() -> None:
-    positions, x = RecurrentOverEmbeddings(D).double(), random(N, T, D)
-    for parameter in positions.parameters():
-        nn.init.normal_(parameter, std=0.7)
+    positions, x = drawn(RecurrentOverEmbeddings(D), 0.7), random(N, T, D)
     w, u, b, c = positions.rnn.all_weights[0]
     h, marked = torch.zeros(N, D, dtype=torch.float64), []
     for t in range(T):

@@ -1,4 +1,4 @@
-"""Every kind of position in a Transformer: cached = full, batch = single, and sensitivity to word order."""
+"""Every kind of position in a Transformer: sensitivity to word order, and where it acts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, get_args
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from dragoman.config import Position, TransformerConfig
 from dragoman.models.build import build_model
 from dragoman.nn.positions import Positions
 from dragoman.tokenizers import BOS, EOS
-from small_networks import EXACT
+from small_networks import EXACT, shaken
 
 B, K, T, D, H, V = 4, 3, 7, 12, 2, 19
 SIZES = {"d_model": D, "d_ff": 20, "n_heads": H, "encoder_layers": 2, "decoder_layers": 3, "dropout": 0.0}
@@ -35,15 +35,8 @@ UNSIGNED = {"alibi"}
 
 
 def built(kind: str, order: str = "post") -> Any:
-    """A float64 model without the ones and zeros of its initialisation."""
     config = TransformerConfig.model_validate(SIZES | {"position": KINDS[kind], "order": order})
-    model = build_model(config, V, V).double().eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.4)
-        else:
-            nn.init.uniform_(parameter, 0.5, 1.5)
-    return model
+    return shaken(build_model(config, V, V))
 
 
 def targets(rows: int) -> Tensor:
@@ -51,15 +44,6 @@ def targets(rows: int) -> Tensor:
     ids = torch.randint(EOS + 1, V, (rows, T))
     ids[:, 0] = BOS
     return ids
-
-
-# ----------------------------------------------------------------------------------------------------- cached = full
-
-
-# ----------------------------------------------------------------------------------------------------- batch = single
-
-
-# ------------------------------------------------------------------------------------------------ who can tell order
 
 
 def pooled(model: Any, src: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,17 +11,10 @@ from torch import Tensor, nn
 from dragoman.nn.attention import SelfAttention, causal_bias, mask_to_bias
 from dragoman.nn.position_tables import alibi_slopes
 from dragoman.nn.positions import T5, Alibi, Positions, Shaw, t5_bucket
-from small_networks import EXACT, random
+from small_networks import EXACT, drawn, random
 
 N, H, T, DH = 2, 3, 9, 5
 D = H * DH
-
-
-def shaken(module: nn.Module) -> Any:
-    """Convert to float64, with parameters that are neither small nor equal."""
-    for parameter in module.double().parameters():
-        nn.init.normal_(parameter, std=0.7)
-    return module
 
 
 # --------------------------------------------------------------------------------------------------------------- Shaw
@@ -58,7 +50,7 @@ def attended(
 @pytest.mark.parametrize("clip", [1, 2, 4, 8, 20])
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_with_shaw_is_the_double_loop(clip: int, causal: bool) -> None:
-    shaw, attention = shaken(Shaw(DH, clip)), shaken(SelfAttention(D, H))
+    shaw, attention = drawn(Shaw(DH, clip), 0.7), drawn(SelfAttention(D, H), 0.7)
     words = torch.arange(T) < torch.tensor([[T], [6]])  # (N, T): the second row is padded
     bias = mask_to_bias(words[:, None, None], torch.float64)
     out, (q, k, v) = attended(attention, random(N, T, D), shaw, bias, causal)
@@ -70,7 +62,7 @@ def test_attention_with_shaw_is_the_double_loop(clip: int, causal: bool) -> None
 
 @pytest.mark.parametrize("first", [0, 4])
 def test_shaws_terms_are_the_formula_number_by_number(first: int) -> None:
-    shaw, q = shaken(Shaw(DH, 3)), random(N, H, 2, DH)
+    shaw, q = drawn(Shaw(DH, 3), 0.7), random(N, H, 2, DH)
     q_pos, k_pos = torch.arange(first, first + 2), torch.arange(T)
     weights = random(N, H, 2, T).softmax(-1)
     bias, term = shaw.query_bias(q, q_pos, k_pos), shaw.value_term(weights, q_pos, k_pos)
@@ -82,7 +74,7 @@ def test_shaws_terms_are_the_formula_number_by_number(first: int) -> None:
 
 
 def test_shaws_gradients_against_differences() -> None:
-    shaw, q = shaken(Shaw(DH, 2)), random(1, 2, 3, DH).requires_grad_()
+    shaw, q = drawn(Shaw(DH, 2), 0.7), random(1, 2, 3, DH).requires_grad_()
     pos, weights = torch.arange(3), random(1, 2, 3, 3).requires_grad_()
 
     def terms(q: Tensor, weights: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +84,7 @@ def test_shaws_gradients_against_differences() -> None:
 
 
 def test_shaw_knows_distances_only() -> None:
-    shaw, q, weights = shaken(Shaw(DH, 4)), random(N, H, 2, DH), random(N, H, 2, T)
+    shaw, q, weights = drawn(Shaw(DH, 4), 0.7), random(N, H, 2, DH), random(N, H, 2, T)
     near = torch.tensor([3, 7]), torch.arange(T)
     far = tuple(pos + 1000 for pos in near)
     torch.testing.assert_close(shaw.query_bias(q, *near), shaw.query_bias(q, *far), rtol=0, atol=0)
@@ -137,7 +129,7 @@ def test_buckets_of_the_paper() -> None:
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_bias_is_the_tables_number_of_the_bucket(bidirectional: bool) -> None:
-    t5 = shaken(T5(H, 8, 20, bidirectional))
+    t5 = drawn(T5(H, 8, 20, bidirectional), 0.7)
     q_pos, k_pos = torch.arange(25, 27), torch.arange(40)
     bias = t5.static_bias(q_pos, k_pos)
     assert bias.shape == (H, 2, 40) and bias.is_contiguous() and bias.requires_grad
@@ -147,7 +139,7 @@ def test_t5_bias_is_the_tables_number_of_the_bucket(bidirectional: bool) -> None
 
 
 def test_t5_is_trained_through_attention() -> None:
-    t5, attention = shaken(T5(H, 8, 20, True)), shaken(SelfAttention(D, H))
+    t5, attention = drawn(T5(H, 8, 20, True), 0.7), drawn(SelfAttention(D, H), 0.7)
     x, pos = random(N, T, D), torch.arange(T)
     attention(x, t5, pos, t5.static_bias(pos, pos)).square().sum().backward()
     assert t5.table.grad is not None
@@ -183,7 +175,7 @@ def test_alibi_is_the_formula_number_by_number(n_heads: int) -> None:
 
 
 def test_attention_fades_with_the_distance_at_the_heads_rate() -> None:
-    attention, positions, pos = shaken(SelfAttention(D, H)), Alibi(H).double(), torch.arange(T)
+    attention, positions, pos = drawn(SelfAttention(D, H), 0.7), Alibi(H).double(), torch.arange(T)
     nn.init.zeros_(attention.qkv.weight)  # equal scores: only the bias remains
     static = positions.static_bias(pos, pos)
     assert static is not None

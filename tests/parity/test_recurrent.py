@@ -20,7 +20,7 @@ from dragoman.config import (
     NoAttention,
     RNNConfig,
 )
-from dragoman.data.batching import Batch, collate
+from dragoman.data.batching import Batch
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
@@ -42,9 +42,20 @@ from dragoman.nn.recurrent_attention import (
     LuongLayer,
     RecurrentAttention,
 )
-from dragoman.tokenizers import BOS, EOS
+from dragoman.tokenizers import BOS
 from dragoman.training.loss import Loss, TokenLoss
-from small_networks import CELLS, EXACT, assert_all_close, fresh_cell, gradients, new_cell, random, torch_module
+from every_kind import random_batch
+from small_networks import (
+    CELLS,
+    EXACT,
+    assert_all_close,
+    drawn,
+    fresh_cell,
+    gradients,
+    new_cell,
+    random,
+    torch_module,
+)
 
 N, T, D_IN, D = 4, 5, 3, 6
 B, K, S, V = 4, 3, 7, 19
@@ -184,9 +195,7 @@ def new_attention(kind: str) -> RecurrentAttention:
     made: RecurrentAttention = {
         "additive": lambda: AdditiveAttention(D), "dot": DotAttention, "general": lambda: GeneralAttention(D)
     }[kind]()  # fmt: skip
-    for parameter in made.double().parameters():
-        nn.init.normal_(parameter, std=0.7)
-    return made
+    return drawn(made, 0.7)
 
 
 def score_by_hand(attention: RecurrentAttention, s: Tensor, h: Tensor) -> Tensor:
@@ -274,19 +283,11 @@ def new_model(cell: str, attention: str, directions: int, vocab: int = V, layers
     )
     model = build_model(config, vocab, vocab)
     assert isinstance(model, Model)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=std)
-    return model.double()
+    return drawn(model, std)
 
 
 def batch() -> Batch:
-    """B pairs, all of different lengths."""
-    generator = torch.Generator().manual_seed(3)
-
-    def sentence(length: int) -> list[int]:
-        return [*torch.randint(EOS + 1, V, (length - 1,), generator=generator).tolist(), EOS]
-
-    return collate([(sentence(src), sentence(tgt)) for src, tgt in [(S, 4), (3, T), (5, 6), (2, 3)]])
+    return random_batch([(S, 4), (3, T), (5, 6), (2, 3)], V)
 
 
 @pytest.mark.parametrize("kind", CELLS)

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.data.batching import Batch, collate
+from dragoman.data.batching import Batch
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
 from dragoman.nn.record import Recording, record, replace
 from dragoman.nn.recurrent import ContextLayer
-from dragoman.tokenizers import EOS
-from every_kind import TRANSFORMERS, TRANSLATORS, built, model_config
+from every_kind import TRANSFORMERS, TRANSLATORS, built, model_config, random_batch
 from small_networks import EXACT
 
 B, S, T, V = 4, 7, 6, 17
@@ -24,12 +23,7 @@ LINEAR = [name for name in TRANSFORMERS if name not in SOFTMAX]
 
 
 def batch() -> Batch:
-    generator = torch.Generator().manual_seed(3)
-
-    def sentence(length: int) -> list[int]:
-        return [*torch.randint(EOS + 1, V, (length - 1,), generator=generator).tolist(), EOS]
-
-    return collate([(sentence(src), sentence(tgt)) for src, tgt in ((S, 4), (3, T), (5, 5), (2, 3))])
+    return random_batch([(S, 4), (3, T), (5, 5), (2, 3)], V)
 
 
 def everything(model: Model) -> Recording:

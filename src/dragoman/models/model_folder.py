@@ -184,13 +184,13 @@ def load_tensors(
 
     parameters = unique_tensors(model)
     expected = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    stored = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     integers = {
         n: str(tensors[n].dtype).removeprefix("torch.")
         for n, p in parameters.items()
         if n in tensors and p.is_floating_point() and not tensors[n].is_floating_point()
     }
-    check_tensors(expected, found, integers, where, vocabulary)
+    check_tensors(expected, stored, integers, where, vocabulary)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
@@ -198,22 +198,22 @@ def load_tensors(
 
 def check_tensors(
     expected: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, tuple[int, ...]],
     integers: Mapping[str, str],
     where: Path,
     vocabulary: Vocabulary | None = None,
 ) -> None:
     """Raise ModelFolderError with every missing, unexpected or incompatible tensor of a file.
 
-    expected, found: shapes.  integers: dtypes of tensors that must hold floating-point numbers but do not.  vocabulary:
-    that of the model, if it was built for one.
+    expected, stored: shapes.  integers: dtypes of tensors that must hold floating-point numbers but do not.
+    vocabulary: that of the model, if it was built for one.
     """
-    problems = [f"{n} is missing" for n in expected if n not in found]
-    problems += [f"{n} is not part of this model" for n in found if n not in expected]
+    problems = [f"{n} is missing" for n in expected if n not in stored]
+    problems += [f"{n} is not part of this model" for n in stored if n not in expected]
     problems += [
-        f"{n} has shape {found[n]}, the model expects {shape}"
+        f"{n} has shape {stored[n]}, the model expects {shape}"
         for n, shape in expected.items()
-        if n in found and found[n] != shape
+        if n in stored and stored[n] != shape
     ]
     problems += [f"{n} holds {integers[n]}, accepted: floating-point numbers" for n in expected if n in integers]
     if problems:

@@ -79,14 +79,14 @@ def merged(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
 
     scale: alpha / rank.
     """
-    found = {name: tensor for name, tensor in tensors.items() if not name.endswith((_A, _B))}
+    weights = {name: tensor for name, tensor in tensors.items() if not name.endswith((_A, _B))}
     for name, a in tensors.items():
         if name.endswith(_A):
             stem = name.removesuffix(_A)
-            weight, b = found[f"{stem}weight"], tensors[stem + _B]
+            weight, b = weights[f"{stem}weight"], tensors[stem + _B]
             update = scale * (b.double().cpu() @ a.double().cpu())
-            found[f"{stem}weight"] = (weight.double().cpu() + update).to(weight)
-    return found
+            weights[f"{stem}weight"] = (weight.double().cpu() + update).to(weight)
+    return weights
 
 
 def without_adapters(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -68,8 +68,8 @@ def _t5_buckets(
     # Rounded once from float64: the float32 logarithm of NumPy depends on the instructions of the processor.
     logarithm = np.log(ratio.astype(np.float64)).astype(np.float32) / np.float32(math.log(max_distance / exact))
     shared = exact + (logarithm * np.float32(buckets - exact)).astype(np.int64)
-    found: NDArray[np.int64] = offset + np.where(size < exact, size, np.minimum(shared, buckets - 1))
-    return found
+    rows: NDArray[np.int64] = offset + np.where(size < exact, size, np.minimum(shared, buckets - 1))
+    return rows
 
 
 def alibi_slopes(n_heads: int) -> list[float]:

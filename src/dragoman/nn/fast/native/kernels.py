@@ -195,13 +195,13 @@ def _empty_heads(*like: Tensor) -> list[Tensor]:
             groups[-1].append(x)
         else:
             groups.append([x])
-    found = []
+    heads = []
     for group in groups:
         n, _, t, _ = group[0].shape
         widths = [x.size(1) * x.size(3) for x in group]
         parts = empty(n, t, sum(widths)).split(widths, 2)
-        found += [part.view(n, t, *x.shape[1::2]).transpose(1, 2) for part, x in zip(parts, group, strict=True)]
-    return found
+        heads += [part.view(n, t, *x.shape[1::2]).transpose(1, 2) for part, x in zip(parts, group, strict=True)]
+    return heads
 
 
 def _follows(x: Tensor, before: Tensor) -> bool:
@@ -321,15 +321,15 @@ def _rows(*tensors: Tensor) -> tuple[int, int]:
     """Return the numbers of rows and columns; raise ValueError unless the kernels can read and write all tensors."""
     shape = tensors[0].shape
     if not all(x.shape == shape and x.is_contiguous() and x.dtype == torch.float32 for x in tensors):
-        found = [(tuple(x.shape), x.stride(), x.dtype) for x in tensors]
-        raise ValueError(f"tensors: {found}; accepted: equal shapes, contiguous, float32")
+        properties = [(tuple(x.shape), x.stride(), x.dtype) for x in tensors]
+        raise ValueError(f"tensors: {properties}; accepted: equal shapes, contiguous, float32")
     return shape[:-1].numel(), shape[-1]
 
 
 def _check_vectors(size: int, *vectors: Tensor) -> None:
     if not all(x.shape == (size,) and x.is_contiguous() and x.dtype == torch.float32 for x in vectors):
-        found = [(tuple(x.shape), x.stride(), x.dtype) for x in vectors]
-        raise ValueError(f"vectors: {found}; accepted: {size} contiguous elements, float32")
+        properties = [(tuple(x.shape), x.stride(), x.dtype) for x in vectors]
+        raise ValueError(f"vectors: {properties}; accepted: {size} contiguous elements, float32")
 
 
 def _bits(rows: int, columns: int) -> Tensor:

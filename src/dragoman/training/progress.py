@@ -202,24 +202,29 @@ class StepResults:
             progress.loss_scale, progress.scale_steps = scale[1], int(scale[2])
         if updated:
             progress.bad_in_a_row, self.rate = 0, result.rate
-            self.nll, self.targets, self.tokens = (
-                self.nll + nll,
-                self.targets + result.targets,
-                self.tokens + result.tokens,
-            )
+            self.nll += nll
+            self.targets += result.targets
+            self.tokens += result.tokens
             self.lost += result.gradients.lost
         elif scale and scale[0] > 1:
             progress.overflows += 1
         else:
             progress.skipped += 1
             progress.bad_in_a_row += 1
-            fits = not result.gradients.skipped or result.gradients.lost != result.own
-            why = "the loss or a gradient is not finite" if fits else "no pair fits into the memory"
-            self._warn(f"step {result.step}: {why}; step skipped ({progress.skipped} so far)")
-            if progress.bad_in_a_row >= self._config.max_bad_steps:
-                what = "the loss was not finite" if fits else "no pair fitted into the memory"
-                in_a_row = f"for {progress.bad_in_a_row} steps in a row, up to step {result.step}."
-                raise self._failure(f"{what} {in_a_row}", *(() if fits else ("Reduce the sizes of the model.",)))
+            so_far = f"({progress.skipped} so far)"
+            bad = progress.bad_in_a_row
+            if not result.gradients.skipped or result.gradients.lost != result.own:
+                warning = f"step {result.step}: the loss or a gradient is not finite; step skipped {so_far}"
+                failure = [f"the loss was not finite for {bad} steps in a row, up to step {result.step}."]
+            else:
+                warning = f"step {result.step}: no pair fits into the memory; step skipped {so_far}"
+                failure = [
+                    f"no pair fitted into the memory for {bad} steps in a row, up to step {result.step}.",
+                    "Reduce the sizes of the model.",
+                ]
+            self._warn(warning)
+            if bad >= self._config.max_bad_steps:
+                raise self._failure(*failure)
         return bool(updated)
 
     def count_memory(self, split: int, skipped: int) -> None:

@@ -303,7 +303,7 @@ def test_training_does_not_import_the_compiler() -> None:
     """Its import takes more than a second and 70 MB."""
     program = (
         "import sys, torch\nfrom dragoman.config import AdamConfig\n"
-        "from dragoman.training.progress import build_optimizer\n"
+        "from dragoman.training.optim import build_optimizer\n"
         "model = torch.nn.Linear(2, 2); optimizer = build_optimizer(AdamConfig(), model)\n"
         "model(torch.ones(1, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
         "assert 'torch._dynamo' not in sys.modules"

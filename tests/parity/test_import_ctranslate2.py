@@ -18,7 +18,7 @@ from dragoman.config import parse_config
 from dragoman.decoding.search_types import before_end
 from dragoman.errors import DragomanError
 from dragoman.formats.export import export
-from dragoman.formats.importing import importer, names
+from dragoman.formats.importing import importer, name_tables
 from dragoman.formats.importing.ctranslate2 import reference_runtime
 from dragoman.formats.importing.ctranslate2_files import CTranslate2Checkpoint
 from dragoman.formats.importing.importer import _plan, import_model, opened
@@ -190,7 +190,7 @@ def test_unsupported_models(changes: dict[str, Any], reason: str, tmp_path: Path
 
 
 def test_without_parity_nothing_is_written(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convert = names.converted
+    convert = name_tables.converted
 
     def changed(*arguments: Any) -> dict[str, Any]:
         tensors = convert(*arguments)

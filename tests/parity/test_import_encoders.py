@@ -14,9 +14,9 @@ from dragoman.config import ImageData, VisionConfig
 from dragoman.data.readers.images import as_images
 from dragoman.formats.importing import bert
 from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.comparison import reference_model
 from dragoman.formats.importing.encoders import EncoderRuntime, LabelParity, words_of
 from dragoman.formats.importing.importer import Imported, _plan, import_model
-from dragoman.formats.importing.reference import reference_model
 from dragoman.interpret.explain.explain import explain
 from dragoman.models.model_folder import load_network
 from dragoman.models.vision import patches

@@ -16,8 +16,8 @@ from torch import Tensor
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.comparison import CausalRuntime
 from dragoman.formats.importing.importer import Imported, _plan, import_model
-from dragoman.formats.importing.reference import CausalRuntime
 from dragoman.interpret.explain.explain import explain, write_explanation
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model

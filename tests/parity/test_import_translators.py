@@ -20,8 +20,8 @@ from dragoman.data.batching import collate_source
 from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.comparison import TransformersRuntime
 from dragoman.formats.importing.importer import Imported, _plan, import_model
-from dragoman.formats.importing.reference import TransformersRuntime
 from dragoman.interpret.explain.explain import explain, write_explanation
 from dragoman.models.seq2seq import Model
 from dragoman.models.transformer import Transformer

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import DataError, DragomanError, UsageError
-from dragoman.formats.importing import importer, names
+from dragoman.formats.importing import importer, name_tables
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, read_meta, verify
 from dragoman.nn.record import record
@@ -230,7 +230,7 @@ def test_a_file_without_usable_lines(checkpoint: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("checkpoint", ["masked", "images"], indirect=True)
 def test_without_parity_nothing_is_written(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convert = names.converted
+    convert = name_tables.converted
 
     def damaged(*arguments: Any) -> dict[str, Tensor]:
         tensors = convert(*arguments)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import DragomanError, UsageError
-from dragoman.formats.importing import importer, names
+from dragoman.formats.importing import importer, name_tables
+from dragoman.formats.importing.comparison import ReferenceTokenizer
 from dragoman.formats.importing.importer import FAMILIES, import_model
-from dragoman.formats.importing.reference import ReferenceTokenizer
 from dragoman.formats.parity import Parity
 from dragoman.models.model_folder import load_network, read_config, read_meta, verify
 from imported_checks import ATTACKS, change_tensors, refusal, set_values
@@ -79,7 +79,7 @@ def test_bleu_of_both_programs(checkpoint: Path, tmp_path: Path) -> None:
 def test_without_parity_nothing_is_written(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path
 ) -> None:
-    convert = names.converted
+    convert = name_tables.converted
 
     def damaged(*arguments: Any) -> dict[str, Tensor]:
         tensors = convert(*arguments)

@@ -16,7 +16,7 @@ from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
-from dragoman.formats.importing.names import AxisOrder, Rule, converted, expanded
+from dragoman.formats.importing.name_tables import AxisOrder, Rule, converted, expanded
 from dragoman.models.model_folder import load_network, read_config
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, PAD, Tokenizer

@@ -21,7 +21,7 @@ from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, ModelCon
 from dragoman.decoding.search_types import before_end
 from dragoman.extras import extra_package
 from dragoman.formats.importing.ctranslate2_files import Shape, name_table
-from dragoman.formats.importing.names import AxisOrder, reverted
+from dragoman.formats.importing.name_tables import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime, ParityCase
 from dragoman.formats.target import ExportSource, tokenizer_reasons
 from dragoman.formats.usage import ctranslate2_page

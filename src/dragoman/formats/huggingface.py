@@ -26,18 +26,18 @@ from torch import Tensor
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, TransformerConfig
 from dragoman.errors import DragomanError
 from dragoman.formats import huggingface_causal as causal
-from dragoman.formats.importing.comparison import TextCodec
-from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabulary
-from dragoman.formats.importing.marian import PADDING, name_table, stream_order
-from dragoman.formats.importing.names import AxisOrder, Rule, reverted
-from dragoman.formats.importing.reference import (
+from dragoman.formats.importing.comparison import (
     CausalRuntime,
     CausalTokenizer,
     ReferenceTokenizer,
+    TextCodec,
     TransformersRuntime,
     calling,
     transformers_package,
 )
+from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabulary
+from dragoman.formats.importing.marian import PADDING, name_table, stream_order
+from dragoman.formats.importing.name_tables import AxisOrder, Rule, reverted
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import huggingface_page

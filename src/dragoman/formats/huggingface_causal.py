@@ -16,9 +16,9 @@ from torch import Tensor
 from dragoman.config import Config, DecoderOnlyConfig, LearnedPosition, RotaryPosition
 from dragoman.errors import UsageError
 from dragoman.formats.importing import gpt2, llama
+from dragoman.formats.importing.comparison import transformers_package
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary
-from dragoman.formats.importing.names import AxisOrder, Table, reverted
-from dragoman.formats.importing.reference import transformers_package
+from dragoman.formats.importing.name_tables import AxisOrder, Table, reverted
 from dragoman.formats.target import ExportSource, accepted_settings
 from dragoman.models.model_folder import unique_tensors
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer

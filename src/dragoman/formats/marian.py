@@ -44,7 +44,7 @@ from dragoman.formats.importing.marian_files import (
     reference_tokenizer,
 )
 from dragoman.formats.importing.marian_items import SETTINGS, MarianCheckpoint
-from dragoman.formats.importing.names import AxisOrder, reverted
+from dragoman.formats.importing.name_tables import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import marian_page

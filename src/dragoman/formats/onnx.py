@@ -2,14 +2,23 @@
 
 Written by the exporter of PyTorch that records a trace.  The graphs of `torch.export` compute the same, but those of a
 small model are 1.6 times as large and take ten times as long.  Batch, source and target have dynamic sizes.
+
+The layers are those of the model.  What depends on the processor, on autograd or on sizes known to Python is replaced
+by plain operations: attention is written out, and position tables are constants.
+
+Shapes: N rows (of a beam search: each beam is a row), S source length, T target length so far, H heads, Hkv key-value
+heads, D d_model, Dk key size, Dh head size, V vocabulary.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +29,25 @@ from torch import Tensor, nn
 from dragoman.config import Config, LearnedPosition, TransformerConfig
 from dragoman.extras import extra_package
 from dragoman.formats.importing.numpy_reference import Floats, Ids, Memory, SearchedModel, State
-from dragoman.formats.onnx_graphs import TABLE, DecoderGraph, EncoderGraph, exportable, memory_names, state_axes
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import onnx_page
 from dragoman.models.transformer import Transformer
+from dragoman.nn.attention import CrossAttention, SelfAttention, Span, attend_explicit, padding_bias
+from dragoman.nn.layers import DecoderLayer, RMSNorm
+from dragoman.nn.linear_attention import FEATURE_MAPS, LinearSelfAttention
+from dragoman.nn.position_tables import rotations
+from dragoman.nn.positions import T5, Alibi, Learned, Positions, Rotary, Shaw, Sinusoidal, t5_bucket
+from dragoman.nn.ssru import SSRUDecoderLayer
+from dragoman.nn.state import CrossKeyValues, LayerState, LinearSums, SelfKeyValues, SSRUCells
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
 PROGRAM = "the ONNX export"
 QUANTIZATIONS: tuple[str, ...] = ("float32", "int8")
 Axes = tuple[str | int, ...]
 _OPSET = 17
+_TABLE = 2048
+"""Smallest number of rows of a position table whose kind has no length limit."""
 _POSITIONS = ("none", "sinusoidal", "learned", "rotary", "shaw", "t5", "alibi")
 _LIMITED = ("sinusoidal", "rotary")
 """Positions that become a table."""
@@ -82,7 +99,7 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
 
 def _table_rows(config: Config) -> int:
     """Return the number of positions of a model whose kind of positions has no limit."""
-    return max(TABLE, config.data.max_tokens)
+    return max(_TABLE, config.data.max_tokens)
 
 
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
@@ -195,3 +212,234 @@ class _Graphs:
 
     def logits(self, hidden: Floats) -> Floats:
         return hidden
+
+
+# ----------------------------------------------------------------------------------------------------------- positions
+
+
+class _AddedTable(Positions):
+    """Sinusoidal and learned positions."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+        self.table: Tensor
+
+    def embed(self, x: Tensor, pos: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return x + self.table[pos], carry
+
+
+class _RotationTable(Positions):
+    """Rotary positions in real numbers; features that are not rotated have the angle 0."""
+
+    def __init__(self, rows: int, scheme: Rotary, d_key: int) -> None:
+        super().__init__()
+        cos, sin = torch.ones(rows, d_key), torch.zeros(rows, d_key)
+        rotated = scheme.rotated
+        angles = rotations(rows, scheme.base, rotated, scheme.scaling)
+        cos[:, :rotated], sin[:, :rotated] = (torch.from_numpy(t).float().repeat_interleave(2, -1) for t in angles)
+        sin[:, 0:rotated:2] *= -1  # (a, b) becomes (a cos - b sin, b cos + a sin)
+        self.register_buffer("cos", cos)
+        self.register_buffer("sin", sin)
+        neighbours = torch.arange(d_key)
+        neighbours[:rotated] ^= 1
+        self.register_buffer("neighbours", neighbours)
+        self.cos: Tensor
+        self.sin: Tensor
+        self.neighbours: Tensor
+
+    def rotate(self, q: Tensor, k: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self.cos[pos], self.sin[pos]  # (T, Dk)
+        return q * cos + q[..., self.neighbours] * sin, k * cos + k[..., self.neighbours] * sin
+
+
+class _ShawVectors(Positions):
+    """`Shaw` with a vector per pair of positions."""
+
+    needs_weights = True
+
+    def __init__(self, scheme: Shaw) -> None:
+        super().__init__()
+        self.clip, self.keys, self.values = scheme.clip, scheme.keys, scheme.values
+
+    def query_bias(self, q: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        vectors = self.keys[self._rows(q_pos, k_pos)]  # (Tq, Tk, Dk)
+        return torch.einsum("nhqd,qkd->nhqk", q, vectors) / math.sqrt(q.size(-1))
+
+    def value_term(self, weights: Tensor, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        return torch.einsum("nhqk,qkd->nhqd", weights, self.values[self._rows(q_pos, k_pos)])
+
+    def _rows(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        return (k_pos[None, :] - q_pos[:, None]).clamp(-self.clip, self.clip) + self.clip  # (Tq, Tk)
+
+
+class _T5Table(Positions):
+    """`T5` by distance; distances beyond the maximum share its bucket."""
+
+    def __init__(self, scheme: T5) -> None:
+        super().__init__()
+        self.most = scheme.max_distance
+        distances = torch.arange(-self.most, self.most + 1)
+        rows = t5_bucket(distances, scheme.bidirectional, scheme.table.size(0), self.most)
+        self.register_buffer("table", scheme.table.detach()[rows].T.contiguous())  # (H, distances)
+        self.table: Tensor
+
+    def static_bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        distance = (k_pos[None, :] - q_pos[:, None]).clamp(-self.most, self.most)  # (Tq, Tk)
+        return self.table[:, distance + self.most]  # (H, Tq, Tk)
+
+
+def _exportable_positions(scheme: Positions, d_key: int, rows: int) -> Positions:
+    match scheme:
+        case Sinusoidal():
+            scheme.ensure_length(rows, torch.zeros(1))
+            return _AddedTable(scheme.table[:rows].clone())
+        case Learned():
+            return _AddedTable(scheme.table.detach())
+        case Rotary():
+            return _RotationTable(rows, scheme, d_key)
+        case Shaw():
+            return _ShawVectors(scheme)
+        case T5():
+            return _T5Table(scheme)
+    assert type(scheme) in (Positions, Alibi), scheme  # plain operations; `unsupported` reports other kinds
+    return scheme
+
+
+# -------------------------------------------------------------------------------------------------------------- layers
+
+
+class _RootMeanSquare(nn.Module):
+    """RMSNorm written out."""
+
+    def __init__(self, norm: RMSNorm) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / torch.sqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool = False) -> Tensor:
+    assert not causal
+    return attend_explicit(q, k, v, bias)[0]
+
+
+def _divide_rows(q: Tensor, keys: Tensor) -> Tensor:
+    return q / (q * keys).sum(-1, keepdim=True)
+
+
+def exportable(model: Transformer, rows: int) -> Transformer:
+    """Return a copy in float32 of which all operations can be recorded.
+
+    rows: of a position table whose kind has no length limit.
+    """
+    model = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
+    d_key = next(module.d_key for module in model.modules() if isinstance(module, CrossAttention))
+    for stack in (model.encoder, model.decoder):
+        stack.positions = _exportable_positions(stack.positions, d_key, rows)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, RMSNorm):
+                setattr(module, name, _RootMeanSquare(child))
+        if isinstance(module, LinearSelfAttention) and module.feature_map.divide is FEATURE_MAPS["elu"].divide:
+            module.feature_map = replace(module.feature_map, divide=_divide_rows)
+        if isinstance(module, SelfAttention | CrossAttention):
+            module.attend = _attend  # type: ignore[method-assign]
+    return model
+
+
+# -------------------------------------------------------------------------------------------------------------- graphs
+
+
+class _GrownKeyValues(SelfKeyValues):
+    """Keys and values (N, Hkv, T, Dk or Dh) that grow by concatenation."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
+        return self.keys, self.values
+
+
+def memory_names(model: Transformer) -> list[str]:
+    """Return the names of the encoder's outputs."""
+    return [f"cross_{part}_{i}" for i in range(len(model.decoder.layers)) for part in ("keys", "values")]
+
+
+def state_axes(model: Transformer) -> dict[str, tuple[str | int, ...]]:
+    """Return the sizes of each state of the decoder's layers by name; `past` is the number of positions so far."""
+    found: dict[str, tuple[str | int, ...]] = {}
+    for i, layer in enumerate(model.decoder.layers):
+        if isinstance(layer, SSRUDecoderLayer):
+            found[f"cells_{i}"] = ("batch", layer.ssru.d_model)
+            continue
+        assert isinstance(layer, DecoderLayer)
+        attention = layer.self_attn
+        if isinstance(attention, LinearSelfAttention):
+            heads, sizes = attention.n_heads, (attention.d_key, attention.d_head)
+            found[f"keys_values_{i}"], found[f"key_sums_{i}"] = ("batch", heads, *sizes), ("batch", heads, 1, sizes[0])
+        else:
+            heads = attention.n_kv_heads
+            found[f"keys_{i}"] = ("batch", heads, "past", attention.d_key)
+            found[f"values_{i}"] = ("batch", heads, "past", attention.d_head)
+    return found
+
+
+class EncoderGraph(nn.Module):
+    """tokens (N, S), mask (N, S) -> keys (N, Hkv, S, Dk) and values (N, Hkv, S, Dh) of each cross-attention."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.encoder, self.decoder = model.encoder, model.decoder
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> list[Tensor]:
+        states = self.encoder(tokens, mask)
+        projected = [layer.cross_attn.project(states) for layer in self.decoder.layers]  # type: ignore[operator,union-attr]
+        return [part for each in projected for part in (each.keys, each.values)]
+
+
+class DecoderGraph(nn.Module):
+    """token (N,), position (), mask (N, S), cross keys and values, states -> logits (N, V), states one position later.
+
+    The states are those of `state_axes`.
+    """
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.decoder, self.output = model.decoder, model.output
+
+    def forward(self, token: Tensor, position: Tensor, mask: Tensor, *given: Tensor) -> list[Tensor]:
+        decoder, positions = self.decoder, self.decoder.positions
+        memory, states = given[: 2 * len(decoder.layers)], given[2 * len(decoder.layers) :]
+        pos = position.reshape(1)
+        if (
+            type(positions) is Positions
+        ):  # no positions; the input would be dropped, and the interface depend on the kind
+            token = token + 0 * pos
+        x, _ = positions.embed(decoder.embedding(token[:, None]), pos, None)  # (N, 1, D)
+        x = decoder.embedding_norm(x)
+        caches = list(self._caches(iter(states)))
+        keys = states[0].size(2) + 1 if isinstance(caches[0], SelfKeyValues) else 1
+        static = positions.static_bias(pos, torch.arange(keys))  # (H, 1, T + 1)
+        memory_bias = padding_bias(mask, x.dtype)
+        pairs = zip(memory[::2], memory[1::2], strict=True)
+        for layer, cache, (k, v) in zip(decoder.layers, caches, pairs, strict=True):
+            x = layer(x, Span(positions, pos, static), cache, CrossKeyValues(k, v), memory_bias)
+        logits = self.output(decoder.final_norm(x))[:, 0]
+        return [logits, *(part for cache in caches for part in vars(cache).values())]
+
+    def _caches(self, states: Iterator[Tensor]) -> Iterator[LayerState]:
+        """Yield the record of each layer; its attributes are its states in the order of `state_axes`."""
+        for layer in self.decoder.layers:
+            if isinstance(layer, SSRUDecoderLayer):
+                cells = SSRUCells.__new__(SSRUCells)
+                cells.cells = next(states)
+                yield cells
+            elif isinstance(layer.self_attn, LinearSelfAttention):
+                sums = LinearSums.__new__(LinearSums)
+                sums.keys_values, sums.keys = next(states), next(states)
+                yield sums
+            else:
+                yield _GrownKeyValues(next(states), next(states))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from dragoman.config import parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.comparison import compare_translators
+from dragoman.formats.importing.comparison import compare_translators, transformers_package
 from dragoman.formats.importing.encoder_decoder import (
     encoder_decoder_table,
     model_document,
@@ -43,9 +43,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
     reading_vocabulary,
 )
-from dragoman.formats.importing.layer_rules import STACKS
-from dragoman.formats.importing.names import AxisOrder, Rule
-from dragoman.formats.importing.reference import transformers_package
+from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Rule
 from dragoman.formats.importing.tokenizer_json import json_vocabulary
 from dragoman.tokenizers import BOS, EOS, Tokenizer
 from dragoman.tokenizers.json_pieces import TokenIds

@@ -34,8 +34,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
     collecting,
 )
-from dragoman.formats.importing.layer_rules import part_rules
-from dragoman.formats.importing.names import AxisOrder, Rule, expanded
+from dragoman.formats.importing.name_tables import AxisOrder, Rule, expanded, part_rules
 from dragoman.formats.importing.tokenizer_json import wordpiece_vocabulary
 from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import LabelVocabulary

@@ -1,29 +1,289 @@
-"""The comparison of an imported model with its checkpoint, as each kind of model needs it."""
+"""The comparison of an imported model with its checkpoint: with `transformers`, or with a definition of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import sentencepiece as spm
+import torch
 from torch import Tensor
 
+from dragoman.errors import DragomanError, is_out_of_memory
+from dragoman.extras import extra_package
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.family import Comparison, Plan, TokenizerParity
+from dragoman.formats.importing.family import NEVER, Comparison, ImportedVocabulary, Plan, TokenizerParity
 from dragoman.formats.importing.listed_vocabulary import ListedReference
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, SearchedModel
-from dragoman.formats.importing.reference import (
-    CausalRuntime,
-    CausalTokenizer,
-    ReferenceTokenizer,
-    SentencepieceReference,
-    TransformersRuntime,
-)
-from dragoman.formats.parity import CheckText, ExternalRuntime, compare_models, parity_cases
+from dragoman.formats.parity import CheckText, ExternalRuntime, ParityCase, compare_models, parity_cases
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
-from dragoman.tokenizers import EOS, UNK, Tokenizer
+from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON
+
+_BATCH = 32
+_OTHER_SPACES = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
+"""Tokenizers that keep spaces, and characters for mBART-25, that sentencepiece, used in training, changes."""
+
+
+def transformers_package() -> Any:
+    """Import and return `transformers`.  Raises UsageError if it is not installed."""
+    return extra_package("transformers", "formats", "the parity report of an import")
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Convert errors of `transformers` into DragomanError, and suppress its progress bars and warnings.
+
+    what: description of the call, for the message.
+    """
+    log = transformers_package().utils.logging
+    level, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    except Exception as error:  # any: the settings of a checkpoint reach most of its code
+        if is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise DragomanError(f"transformers cannot {what}, so that results cannot be compared: {reason}") from error
+    finally:
+        log.set_verbosity(level)
+        if bars:
+            log.enable_progress_bar()
+
+
+def reference_model(folder: Path, loader: str, model: Any | None = None) -> tuple[Any, str]:
+    """Return the model of a checkpoint in float32 and evaluation mode, and the name and version of `transformers`.
+
+    loader: name of a class of `transformers`, such as "AutoModelForMaskedLM".  model: if it is already loaded.  Raises
+    DragomanError.
+    """
+    package = transformers_package()
+    if model is None:
+        with calling(f"load {folder}"):
+            model = getattr(package, loader).from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
+            )
+    return model.eval(), f"transformers {package.__version__}, float32"
+
+
+class _Runtime(ABC):
+    """A model of `transformers` on the ids of the imported model: a `formats.parity.ExternalRuntime`."""
+
+    cached = True
+    """Whether a search keeps keys and values."""
+
+    def __init__(self, model: tuple[Any, str], target: Sequence[int], added: list[int]) -> None:
+        """model: and its name, see `reference_model`.  target: for each of our ids that of the checkpoint, or -1.
+
+        added: our ids that are no tokens of their own in the checkpoint.
+        """
+        (self.model, self.name), self.target, self.added = model, target, added
+        self.ours = {theirs: ours for ours, theirs in enumerate(target) if theirs >= 0}
+        self.never = [[target[token]] for token in (PAD, BOS) if token not in added]
+        """Tokens that a search excludes before the softmax, in the form of `bad_words_ids`."""
+
+    @abstractmethod
+    def logits(self, source: Sequence[int], target: Sequence[int]) -> Tensor:
+        """Return the logits (T, V) of the checkpoint, in our order, after BOS and each token of a target.
+
+        source, target: our ids, the source with EOS.
+        """
+
+    @abstractmethod
+    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[dict[str, Tensor], int]:
+        """Return the input of `generate`, and the number of tokens before those that it generates."""
+
+    def score(self, case: ParityCase, ids: Sequence[int]) -> list[float]:
+        log_probs = self.logits(case.source, ids[:-1]).log_softmax(-1)
+        row: list[float] = log_probs.gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+        return row
+
+    def search(
+        self, cases: Sequence[ParityCase], width: int, min_length: int, max_length: int
+    ) -> list[list[list[int]]]:
+        found: list[list[list[int]]] = []
+        for begin in range(0, len(cases), _BATCH):
+            inputs, start = self._inputs(cases[begin : begin + _BATCH])
+            with calling("generate"):
+                generated = self.model.generate(
+                    **inputs, do_sample=False, num_beams=width, num_return_sequences=width,
+                    min_new_tokens=min_length, max_new_tokens=max_length, length_penalty=0.0, early_stopping=False,
+                    bad_words_ids=self.never or None, renormalize_logits=True, use_cache=self.cached,
+                )  # fmt: skip
+            hypotheses = [self._ours(row) for row in generated[:, start:].tolist()]
+            found += [hypotheses[i : i + width] for i in range(0, len(hypotheses), width)]
+        return found
+
+    def _ours(self, row: Sequence[int]) -> list[int]:
+        """Return our ids of a generated row up to the end of sentence."""
+        end = self.target[EOS]
+        return [self.ours[token] for token in (row[: row.index(end)] if end in row else row)]
+
+
+class TransformersRuntime(_Runtime):
+    """An encoder-decoder."""
+
+    def __init__(
+        self, folder: Path, vocabulary: ImportedVocabulary, output_bias: Tensor, model: Any | None = None
+    ) -> None:
+        """output_bias: of the imported model; tokens with the logit NEVER are excluded from the comparison.
+
+        model: that of the folder, if `transformers` has no class for it.
+        """
+        target = vocabulary.target
+        # Ours that are no tokens of their own: PAD, or BOS if it is the same as EOS.
+        added = [PAD] * (target[PAD] < 0) + [BOS] * (target[BOS] == target[EOS])
+        super().__init__(reference_model(folder, "AutoModelForSeq2SeqLM", model), target, added)
+        self.source, self.pad = vocabulary.source, target[BOS] if target[PAD] < 0 else target[PAD]
+        # The start token, if the generation settings of the checkpoint exclude it from the softmax.
+        self.excluded = [self.target[BOS]] if output_bias[BOS].item() == NEVER and BOS not in self.added else []
+        # The cache of T5 has as many layers as the encoder, of which the decoder can have more.
+        settings = self.model.config
+        self.cached = getattr(settings, "num_decoder_layers", 0) <= getattr(settings, "num_layers", 0)
+        # Settings of the folder, such as a forced end, are those of its own search.
+        self.model.generation_config = transformers_package().GenerationConfig(
+            pad_token_id=self.pad, eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]
+        )
+
+    @torch.no_grad()
+    def logits(self, source: Sequence[int], target: Sequence[int]) -> Tensor:
+        tokens = [self.target[token] for token in (BOS, *target)]
+        source_ids = torch.tensor([[self.source[token] for token in source]])
+        logits: Tensor = self.model(input_ids=source_ids, decoder_input_ids=torch.tensor([tokens])).logits[0]
+        logits[:, self.excluded] = NEVER
+        ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
+        ours[:, self.added] = NEVER
+        return ours
+
+    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[dict[str, Tensor], int]:
+        rows = [[self.source[token] for token in case.source] for case in cases]
+        longest = max(map(len, rows))
+        ids = torch.tensor([row + [self.pad] * (longest - len(row)) for row in rows])
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+        starts = torch.tensor([[self.target[token] for token in (BOS, *case.prefix)] for case in cases])
+        return {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": starts}, starts.size(1)
+
+
+class CausalRuntime(_Runtime):
+    """A language model, whose texts start with BOS."""
+
+    def __init__(self, folder: Path, vocabulary: ImportedVocabulary) -> None:
+        # Ours that are no tokens of their own: those that the checkpoint lacks, and BOS if it is the same as EOS.
+        last = {theirs: ours for ours, theirs in enumerate(vocabulary.target) if theirs >= 0}
+        added = [ours for ours, theirs in enumerate(vocabulary.target) if last.get(theirs) != ours]
+        super().__init__(reference_model(folder, "AutoModelForCausalLM"), vocabulary.target, added)
+        end = self.target[EOS]
+        self.model.generation_config = transformers_package().GenerationConfig(
+            pad_token_id=end, eos_token_id=end, bos_token_id=self.target[BOS]
+        )
+
+    @torch.no_grad()
+    def logits(self, source: Sequence[int], target: Sequence[int]) -> Tensor:
+        tokens = [self.target[token] for token in (BOS, *target)]
+        logits: Tensor = self.model(input_ids=torch.tensor([tokens])).logits[0]
+        ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
+        ours[:, self.added] = float("-inf")
+        return ours
+
+    def _inputs(self, cases: Sequence[ParityCase]) -> tuple[dict[str, Tensor], int]:
+        rows = [[self.target[token] for token in (BOS, *case.prefix)] for case in cases]
+        longest = max(map(len, rows))
+        ids = torch.tensor([[self.target[EOS]] * (longest - len(row)) + row for row in rows])  # padded on the left
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+        return {"input_ids": ids, "attention_mask": mask}, longest
+
+
+class ReferenceTokenizer:
+    """The tokenizer of `transformers` for a checkpoint, on our ids."""
+
+    def __init__(self, folder: Path, vocabulary: ImportedVocabulary, loader: str = "AutoTokenizer") -> None:
+        package = transformers_package()
+        with calling(f"load the tokenizer of {folder}"):
+            self.tokenizer = getattr(package, loader).from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+        self.source = {theirs: ours for ours, theirs in enumerate(vocabulary.source)}
+        self.target = {theirs: ours for ours, theirs in enumerate(vocabulary.target)}
+        self.theirs = vocabulary.target
+
+        self.name = type(self.tokenizer).__name__
+        self.end = vocabulary.target[EOS]
+
+    def between(self, source: str | None, target: str | None) -> ReferenceTokenizer:
+        """Set the languages of the following texts, if they are not None."""
+        if source is not None:
+            self.tokenizer.src_lang = source
+            first = self.tokenizer.convert_ids_to_tokens(self.theirs[BOS])  # the target language of mBART-25
+            self.tokenizer.tgt_lang = first if target is None else target
+        return self
+
+    def cleaned(self, text: str) -> str:
+        """Return a text that this tokenizer normalizes as sentencepiece does."""
+        if self.name not in _OTHER_SPACES:
+            return text
+        return " ".join(unicodedata.normalize("NFKC", text.replace("\N{ZERO WIDTH SPACE}", " ")).split())
+
+    def encode_source(self, text: str) -> list[int]:
+        return [self.source[token] for token in self.tokenizer(text).input_ids]
+
+    def encode_target(self, text: str) -> list[int]:
+        ids = list(self.tokenizer(text_target=text).input_ids)
+        if self.end in ids[:-1]:  # labels, of which the model moves the language to the start of its input
+            first = self.theirs[BOS]
+            ids = ids[:-1] if ids[-1] == first else [ids[-1], *ids[:-1]]
+        return [self.target[token] for token in ids]
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        text = str(self.tokenizer.decode([self.theirs[token] for token in ids], skip_special_tokens=True))
+        return text.strip() if self.name in _OTHER_SPACES else text
+
+
+class CausalTokenizer(ReferenceTokenizer):
+    """The tokenizer of a language model, of which special tokens in text are text and EOS is ours.
+
+    `tokenizer.json` is used as it is: the class `LlamaTokenizer` of `transformers` 5 replaces parts of it, and does so
+    with other ids for text that starts with a space.
+    """
+
+    def __init__(self, folder: Path, vocabulary: ImportedVocabulary) -> None:
+        as_it_is = (folder / TOKENIZER_JSON).exists()
+        super().__init__(folder, vocabulary, "PreTrainedTokenizerFast" if as_it_is else "AutoTokenizer")
+
+    def encode_source(self, text: str) -> list[int]:
+        return self.encode_target(text)
+
+    def encode_target(self, text: str) -> list[int]:
+        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        return [*(self.target[token] for token in ids), EOS]
+
+
+class SentencepieceReference:
+    """The sentencepiece model of a checkpoint without `tokenizer.json`, for the same reason."""
+
+    def __init__(self, model: bytes, vocabulary: ImportedVocabulary) -> None:
+        self.model, self.theirs = spm.SentencePieceProcessor(model_proto=model), vocabulary.target
+        self.target = {theirs: ours for ours, theirs in enumerate(vocabulary.target)}
+
+    def encode_source(self, text: str) -> list[int]:
+        return self.encode_target(text)
+
+    def encode_target(self, text: str) -> list[int]:
+        return [*(self.target[token] for token in self.model.encode(text)), EOS]
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        return str(self.model.decode([self.theirs[token] for token in ids if token not in (UNK, EOS)]))
+
+
+# ---------------------------------------------------------------------------------------------------------- comparison
+
 
 SAMPLES = (
     "", " ", "a", "A line of text.", "  two  spaces and\ta tab ",

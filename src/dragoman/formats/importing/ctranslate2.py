@@ -21,7 +21,6 @@ from torch import Tensor
 from dragoman.config import parse_config
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.ctranslate2 import CTranslate2Runtime, pieces_of
-from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_with_definition
 from dragoman.formats.importing.ctranslate2_files import (
     MATRICES,
@@ -35,9 +34,8 @@ from dragoman.formats.importing.ctranslate2_files import (
 )
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, text_sections
 from dragoman.formats.importing.family import Comparison, ImportedVocabulary, Plan
-from dragoman.formats.importing.layer_rules import STACKS
 from dragoman.formats.importing.listed_vocabulary import ListedReference, listed_vocabulary
-from dragoman.formats.importing.names import AxisOrder
+from dragoman.formats.importing.name_tables import STACKS, AxisOrder
 from dragoman.formats.parity import CheckText
 from dragoman.nn.positions import sinusoids
 from dragoman.tokenizers import Tokenizer
@@ -102,12 +100,8 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-# ---------------------------------------------------------------------------------------------------------- vocabulary
-
-
-def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
+def read_vocabulary(checkpoint: CTranslate2Checkpoint) -> ImportedVocabulary:
     """Read the tokenizer of an exported model, or sentencepiece models beside the lists of tokens."""
-    assert isinstance(checkpoint, CTranslate2Checkpoint)
     lists = token_lists(checkpoint)
     source_ends = bool(checkpoint.settings.get("add_source_eos", False))
     try:
@@ -121,11 +115,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     return listed_vocabulary(checkpoint, lists[0], lists[1] if len(lists) == 2 else None, source_ends=source_ends)
 
 
-# ---------------------------------------------------------------------------------------------------------------- plan
-
-
-def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
-    assert isinstance(checkpoint, CTranslate2Checkpoint)
+def plan(checkpoint: CTranslate2Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     tensors = checkpoint.tensors
     sizes = [len(tokens) for _, tokens in checkpoint.vocabularies]
     orders = vocabulary.orders(sizes[0], sizes[-1])
@@ -217,8 +207,7 @@ def _document(checkpoint: CTranslate2Checkpoint, vocabulary: ImportedVocabulary,
     return text_sections(vocabulary) | {"model": model}
 
 
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    assert isinstance(checkpoint, CTranslate2Checkpoint)
+def compare(checkpoint: CTranslate2Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     lists, tokenizer = token_lists(checkpoint), plan.vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     models = [model for model in tokenizer.models[:2] if model is not None]

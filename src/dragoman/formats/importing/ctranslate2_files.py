@@ -31,9 +31,8 @@ from torch import Tensor
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import BinaryReader, Checkpoint, Damaged
 from dragoman.formats.importing.family import NEVER, ProblemList
-from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames
 from dragoman.formats.importing.listed_vocabulary import TokenList
-from dragoman.formats.importing.names import Rule
+from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames
 from dragoman.io.reading import MAX_JSON, read_bytes, read_text
 
 MODEL = "model.bin"

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabulary, ProblemList, integer_problems
-from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames, attention_parts
-from dragoman.formats.importing.names import Rule
+from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, attention_parts
 from dragoman.tokenizers import SPECIAL_NAMES, Tokenizer
 
 MAX_TOKENS = 256

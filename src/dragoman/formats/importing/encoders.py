@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dragoman.errors import DataError
 from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.comparison import SAMPLES
+from dragoman.formats.importing.comparison import SAMPLES, ReferenceTokenizer, reference_model
 from dragoman.formats.importing.family import (
     Comparison,
     ImportedVocabulary,
@@ -22,8 +22,7 @@ from dragoman.formats.importing.family import (
     TokenizerParity,
     integer_problems,
 )
-from dragoman.formats.importing.layer_rules import Naming
-from dragoman.formats.importing.reference import ReferenceTokenizer, reference_model
+from dragoman.formats.importing.name_tables import Naming
 from dragoman.formats.parity import TOLERANCE, CheckText, Counts
 from dragoman.models.model_folder import load_network
 from dragoman.tokenizers import BOS, EOS, LabelVocabulary, Tokenizer, Vocabulary

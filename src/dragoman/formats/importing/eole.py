@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from dragoman.config import parse_config
-from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_toolkit
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, search_section, text_sections
 from dragoman.formats.importing.family import OFF, Comparison, ImportedVocabulary, Plan, accepted_values, part
-from dragoman.formats.importing.layer_rules import STACKS, TransformerNames
+from dragoman.formats.importing.name_tables import STACKS, TransformerNames
 from dragoman.formats.importing.numpy_reference import NumpyTransformer
 from dragoman.formats.importing.opennmt import (
     definition_sizes,
@@ -104,17 +103,12 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     return problems + text_problems(text)
 
 
-def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
-    assert isinstance(checkpoint, EoleCheckpoint)
+def read_vocabulary(checkpoint: EoleCheckpoint) -> ImportedVocabulary:
     lists = token_lists(checkpoint.vocabulary)
     return imported_vocabulary(checkpoint, lists, bool(part(checkpoint.settings, "model").get("share_embeddings")))
 
 
-# ---------------------------------------------------------------------------------------------------------------- plan
-
-
-def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
-    assert isinstance(checkpoint, EoleCheckpoint)
+def plan(checkpoint: EoleCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings, model = checkpoint.settings, part(checkpoint.settings, "model")
     encoder, decoder = (_stack(settings, stack) for stack in STACKS)
     content = text_sections(vocabulary) | {
@@ -153,11 +147,7 @@ def _names() -> TransformerNames:
     return opennmt_names(embeddings, {stack: f"{stack}.transformer_layers.{{}}" for stack in STACKS}, parts)
 
 
-# ---------------------------------------------------------------------------------------------------------- comparison
-
-
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    assert isinstance(checkpoint, EoleCheckpoint)
+def compare(checkpoint: EoleCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     reference = reference_tokenizer(checkpoint, checkpoint.vocabulary, plan)
     return compare_toolkit("eole", definition(checkpoint), reference, (folder, plan, check))
 

@@ -21,7 +21,6 @@ from torch import Tensor
 from dragoman.config import parse_config
 from dragoman.errors import UsageError
 from dragoman.formats.importing.bart import fairseq_sinusoids
-from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_toolkit
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, bart_parts, text_sections
 from dragoman.formats.importing.family import (
@@ -34,14 +33,13 @@ from dragoman.formats.importing.family import (
     accepted_values,
     integer_problems,
 )
-from dragoman.formats.importing.layer_rules import STACKS, TransformerNames
 from dragoman.formats.importing.listed_vocabulary import (
     ListedReference,
     TokenList,
     listed_vocabulary,
     sentencepiece_models,
 )
-from dragoman.formats.importing.names import AxisOrder, Rule
+from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Rule, TransformerNames
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, halved_sinusoids
 from dragoman.formats.importing.toolkit_files import FairseqCheckpoint
 from dragoman.formats.parity import CheckText
@@ -96,11 +94,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-# ---------------------------------------------------------------------------------------------------------- vocabulary
-
-
-def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
-    assert isinstance(checkpoint, FairseqCheckpoint)
+def read_vocabulary(checkpoint: FairseqCheckpoint) -> ImportedVocabulary:
     source, target = token_lists(checkpoint)
     same = source.tokens == target.tokens
     if checkpoint.settings.get("share_all_embeddings") and not same:
@@ -145,11 +139,7 @@ def _dictionaries(checkpoint: FairseqCheckpoint) -> tuple[Path, Path]:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------- plan
-
-
-def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
-    assert isinstance(checkpoint, FairseqCheckpoint)
+def plan(checkpoint: FairseqCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     _check_versions(checkpoint)
     limits = [settings[f"max_{side}_positions"] for side in ("source", "target")]
@@ -225,11 +215,7 @@ def _names(settings: Mapping[str, Any]) -> TransformerNames:
     return TransformerNames({stack: bart_parts(stack) for stack in STACKS}, others)
 
 
-# ---------------------------------------------------------------------------------------------------------- comparison
-
-
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    assert isinstance(checkpoint, FairseqCheckpoint)
+def compare(checkpoint: FairseqCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     models = [checkpoint.bytes(path.name) for path in sentencepiece_models(checkpoint.folder)]
     reference = ListedReference(models, token_lists(checkpoint), plan.vocabulary)
     return compare_toolkit("fairseq", definition(checkpoint), reference, (folder, plan, check))

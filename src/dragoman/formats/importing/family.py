@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.errors import DragomanError, UsageError
-from dragoman.formats.importing.checkpoint import Checkpoint
-from dragoman.formats.importing.names import AxisOrder, AxisOrders, Table
+from dragoman.formats.importing.name_tables import AxisOrder, AxisOrders, Table
 from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS, Vocabulary
 
@@ -171,18 +170,21 @@ class Comparison:
 
 
 class Family(Protocol):
-    """A module of this package; each function reads a checkpoint whose `model_type` it is registered for."""
+    """A module of this package; each function reads a checkpoint whose `model_type` it is registered for.
+
+    checkpoint: a `Checkpoint`, of the class that the importer has for the format.
+    """
 
     def unsupported(self, settings: Mapping[str, Any]) -> list[str]:
         """Return all settings that cannot be imported, each with the accepted values."""
 
-    def read_vocabulary(self, checkpoint: Checkpoint) -> ImportedVocabulary:
+    def read_vocabulary(self, checkpoint: Any) -> ImportedVocabulary:
         """Raises ProblemList."""
 
-    def plan(self, checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
+    def plan(self, checkpoint: Any, vocabulary: ImportedVocabulary) -> Plan:
         """Return the plan for a checkpoint whose settings are supported."""
 
-    def compare(self, checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
+    def compare(self, checkpoint: Any, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
         """Compare the model folder that was written with the checkpoint.
 
         check: text of which the first 200 lines are compared; default: random tokens.

@@ -30,13 +30,13 @@ from dragoman.formats.importing import (
     vit,
 )
 from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.comparison import transformers_package
 from dragoman.formats.importing.ctranslate2_files import CTranslate2Checkpoint, is_ctranslate2
 from dragoman.formats.importing.encoders import label_names
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, collecting
 from dragoman.formats.importing.hub import download, hub_package, is_hub_name
 from dragoman.formats.importing.marian_items import MarianCheckpoint, find_models
-from dragoman.formats.importing.names import converted, listed, table_problems
-from dragoman.formats.importing.reference import transformers_package
+from dragoman.formats.importing.name_tables import converted, listed, table_problems
 from dragoman.formats.importing.toolkit_files import (
     EoleCheckpoint,
     FairseqCheckpoint,

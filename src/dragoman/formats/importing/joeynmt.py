@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from dragoman.config import parse_config
-from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_toolkit
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, search_section, text_sections
 from dragoman.formats.importing.family import (
@@ -28,7 +27,6 @@ from dragoman.formats.importing.family import (
     integer_problems,
     part,
 )
-from dragoman.formats.importing.layer_rules import STACKS, TransformerNames, attention_parts
 from dragoman.formats.importing.listed_vocabulary import (
     ListedReference,
     TokenList,
@@ -36,6 +34,7 @@ from dragoman.formats.importing.listed_vocabulary import (
     restricted,
     sentencepiece_models,
 )
+from dragoman.formats.importing.name_tables import STACKS, TransformerNames, attention_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
 from dragoman.formats.importing.toolkit_files import JoeyCheckpoint
 from dragoman.formats.parity import CheckText
@@ -92,11 +91,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-# ---------------------------------------------------------------------------------------------------------- vocabulary
-
-
-def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
-    assert isinstance(checkpoint, JoeyCheckpoint)
+def read_vocabulary(checkpoint: JoeyCheckpoint) -> ImportedVocabulary:
     source, target = token_lists(checkpoint)
     tied = bool(part(checkpoint.settings, "model").get("tied_embeddings", False))
     same = source.tokens == target.tokens
@@ -124,11 +119,7 @@ def token_lists(checkpoint: JoeyCheckpoint) -> list[TokenList]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------- plan
-
-
-def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
-    assert isinstance(checkpoint, JoeyCheckpoint)
+def plan(checkpoint: JoeyCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     model, data = part(settings, "model"), part(settings, "data")
     encoder, decoder = (part(model, stack) for stack in STACKS)
@@ -187,11 +178,7 @@ def _names(is_pre: bool) -> TransformerNames:
     return TransformerNames(layers, others)
 
 
-# ---------------------------------------------------------------------------------------------------------- comparison
-
-
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    assert isinstance(checkpoint, JoeyCheckpoint)
+def compare(checkpoint: JoeyCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     lists = token_lists(checkpoint)
     paths = sentencepiece_models(checkpoint.folder)
     models = [restricted(checkpoint.bytes(path.name), listed.tokens) for path, listed in zip(paths, lists, strict=True)]

@@ -17,7 +17,7 @@ import sentencepiece as spm
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary, ProblemList, integer_problems
-from dragoman.formats.importing.names import AxisOrder, Rule
+from dragoman.formats.importing.name_tables import AxisOrder, Rule
 from dragoman.formats.importing.tokenizer_json import json_vocabulary
 from dragoman.tokenizers import EOS
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds

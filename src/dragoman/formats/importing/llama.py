@@ -23,8 +23,7 @@ from dragoman.formats.importing.comparison import compare_language_models
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
 from dragoman.formats.importing.language_models import OUTPUT_BIAS, document, number_problems, vocabulary_orders
 from dragoman.formats.importing.language_models import read_vocabulary as read_vocabulary
-from dragoman.formats.importing.layer_rules import Naming, part_rules
-from dragoman.formats.importing.names import AxisOrder, Rule, expanded
+from dragoman.formats.importing.name_tables import AxisOrder, Naming, Rule, expanded, part_rules
 
 compare = compare_language_models
 

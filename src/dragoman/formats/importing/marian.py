@@ -41,7 +41,7 @@ from dragoman.formats.importing.family import (
     collecting,
     reading_vocabulary,
 )
-from dragoman.formats.importing.names import AxisOrder, Rule
+from dragoman.formats.importing.name_tables import AxisOrder, Rule
 from dragoman.nn.position_tables import sinusoid_table
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.tokenizers.listed_pieces import PieceLists
@@ -72,9 +72,6 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     if not problems and start != pad:
         problems.append(f"decoder_start_token_id = {start}; accepted: pad_token_id = {pad}")
     return problems
-
-
-# ---------------------------------------------------------------------------------------------------------- vocabulary
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
@@ -126,9 +123,6 @@ def _order(pieces: list[str], settings: Mapping[str, Any], name: str) -> list[in
         raise ProblemList([f"{name}: the ids of <unk>, start and end, {found[1:]}, are not different ids of the list"])
     order = [int(token) for token in found if token is not None]
     return order + [token for token in range(len(pieces)) if token not in order]
-
-
-# ---------------------------------------------------------------------------------------------------------------- plan
 
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:

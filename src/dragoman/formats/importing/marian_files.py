@@ -22,7 +22,6 @@ import numpy as np
 import sentencepiece as spm
 
 from dragoman.config import parse_config
-from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_with_definition
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, pieces_by_id, renamed, search_section, text_sections
 from dragoman.formats.importing.family import (
@@ -36,11 +35,10 @@ from dragoman.formats.importing.family import (
     integer_problems,
     reading_vocabulary,
 )
-from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames, attention_parts
 from dragoman.formats.importing.listed_vocabulary import ListedReference, TokenList
 from dragoman.formats.importing.marian import stream_order
 from dragoman.formats.importing.marian_items import MarianCheckpoint, read_shortlist
-from dragoman.formats.importing.names import AxisOrder, Rule
+from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Naming, Rule, TransformerNames, attention_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, SearchedModel, Sizes, halved_sinusoids
 from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
@@ -112,12 +110,8 @@ def _is_two_sizes(value: object) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 2 for size in value)
 
 
-# ---------------------------------------------------------------------------------------------------------- vocabulary
-
-
-def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
+def read_vocabulary(checkpoint: MarianCheckpoint) -> ImportedVocabulary:
     """Read the vocabularies; our ids of special tokens precede Marian's `</s>` and `<unk>`."""
-    assert isinstance(checkpoint, MarianCheckpoint)
     paths = checkpoint.vocabularies
     sizes = checkpoint.settings.get("dim-vocabs")
     if not _is_two_sizes(sizes):
@@ -185,11 +179,7 @@ def has_own_specials(model: spm.SentencePieceProcessor) -> bool:
     return (model.eos_id(), model.unk_id(), model.pad_id(), model.bos_id()) == (0, 1, PAD_PIECE, BOS_PIECE)
 
 
-# ---------------------------------------------------------------------------------------------------------------- plan
-
-
-def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
-    assert isinstance(checkpoint, MarianCheckpoint)
+def plan(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     order = _ORDERS[_operations(settings)]  # type: ignore[index]  # `unsupported` has checked them
     config = parse_config(
@@ -252,9 +242,6 @@ def _tie(settings: Mapping[str, Any]) -> str:
     return "target" if settings.get("tied-embeddings") else "none"
 
 
-# ---------------------------------------------------------------------------------------------------------- name table
-
-
 def name_table(settings: Mapping[str, Any], tensors: Container[str], order: str) -> dict[str, Rule]:
     """Return the rules of a model with these settings.
 
@@ -308,11 +295,7 @@ def _names(settings: Mapping[str, Any], tensors: Container[str], is_pre: bool) -
     return TransformerNames(layers, others, naming)
 
 
-# ---------------------------------------------------------------------------------------------------------- comparison
-
-
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    assert isinstance(checkpoint, MarianCheckpoint)
+def compare(checkpoint: MarianCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     runtime, theirs = definition_runtime(checkpoint, plan.vocabulary), reference_tokenizer(checkpoint, plan.vocabulary)
     return compare_with_definition(runtime, theirs, folder, plan, check)
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from dragoman.formats.importing.family import NEVER
-from dragoman.formats.importing.layer_rules import TransformerNames
+from dragoman.formats.importing.name_tables import TransformerNames
 from dragoman.formats.parity import ParityCase
 from dragoman.tokenizers import BOS, PAD
 

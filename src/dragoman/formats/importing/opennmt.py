@@ -29,14 +29,13 @@ from dragoman.formats.importing.family import (
     accepted_values,
     integer_problems,
 )
-from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames, attention_parts
 from dragoman.formats.importing.listed_vocabulary import (
     ListedReference,
     TokenList,
     listed_vocabulary,
     sentencepiece_models,
 )
-from dragoman.formats.importing.names import AxisOrder, Rule
+from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Naming, Rule, TransformerNames, attention_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
 from dragoman.formats.importing.toolkit_files import OpenNMTCheckpoint
 from dragoman.formats.parity import CheckText
@@ -116,11 +115,7 @@ def tie_of(settings: Mapping[str, Any]) -> str:
     return "target" if settings.get("share_decoder_embeddings") else "none"
 
 
-# ---------------------------------------------------------------------------------------------------------- vocabulary
-
-
-def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
-    assert isinstance(checkpoint, OpenNMTCheckpoint)
+def read_vocabulary(checkpoint: OpenNMTCheckpoint) -> ImportedVocabulary:
     lists = token_lists(checkpoint.vocabulary)
     return imported_vocabulary(checkpoint, lists, bool(checkpoint.settings.get("share_embeddings")))
 
@@ -167,11 +162,7 @@ def imported_vocabulary(checkpoint: Checkpoint, lists: Sequence[TokenList], is_s
     return listed_vocabulary(checkpoint, source, None if same else target, source_ends=False)
 
 
-# ---------------------------------------------------------------------------------------------------------------- plan
-
-
-def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
-    assert isinstance(checkpoint, OpenNMTCheckpoint)
+def plan(checkpoint: OpenNMTCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     content = text_sections(vocabulary) | {
         "model": model_section(
@@ -206,9 +197,6 @@ def model_section(model: Mapping[str, Any], tie: str, dropout: object) -> dict[s
 
 def token_orders(vocabulary: ImportedVocabulary, lists: Mapping[str, Any]) -> dict[str, AxisOrder]:
     return vocabulary.orders(*(len(listed.tokens) for listed in token_lists(lists)))
-
-
-# ---------------------------------------------------------------------------------------------------------- name table
 
 
 def name_table(names: TransformerNames, layers: tuple[int, int], tie: str) -> dict[str, Rule]:
@@ -248,11 +236,7 @@ def _names() -> TransformerNames:
     return opennmt_names(embeddings, layers, parts)
 
 
-# ---------------------------------------------------------------------------------------------------------- comparison
-
-
-def compare(checkpoint: Checkpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    assert isinstance(checkpoint, OpenNMTCheckpoint)
+def compare(checkpoint: OpenNMTCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     reference = reference_tokenizer(checkpoint, checkpoint.vocabulary, plan)
     return compare_toolkit("OpenNMT-py", definition(checkpoint), reference, (folder, plan, check))
 

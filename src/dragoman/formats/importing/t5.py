@@ -38,8 +38,7 @@ from dragoman.formats.importing.family import (
     integer_problems,
     reading_vocabulary,
 )
-from dragoman.formats.importing.layer_rules import STACKS, Naming, TransformerNames, attention_parts
-from dragoman.formats.importing.names import Rule
+from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, attention_parts
 from dragoman.formats.importing.tokenizer_json import json_vocabulary
 from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS, SPECIAL_NAMES, UNK, Tokenizer
@@ -104,9 +103,6 @@ def _activation_problems(values: Mapping[str, Any]) -> list[str]:
         return [f"feed_forward_proj = {values['feed_forward_proj']!r}; accepted: {accepted}"]
     # Both follow from feed_forward_proj, but a stored value replaces the one that follows.
     return accepted_values(values, {"dense_act_fn": (activation,), "is_gated_act": (gated,)})
-
-
-# ---------------------------------------------------------------------------------------------------------- vocabulary
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
@@ -191,9 +187,6 @@ def _unique(names: list[str]) -> list[str]:
         found.append(f"{name} ({index})" if name in known else name)
         known.add(found[-1])
     return found
-
-
-# ---------------------------------------------------------------------------------------------------------------- plan
 
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:

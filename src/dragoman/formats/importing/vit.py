@@ -23,6 +23,7 @@ from dragoman.config import ImageData, VisionConfig, parse_config
 from dragoman.data.readers.images import as_images
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.comparison import reference_model
 from dragoman.formats.importing.encoders import NAMING, compare_labels, encoder_sizes, label_names, layer_parts
 from dragoman.formats.importing.family import (
     ACTIVATIONS,
@@ -34,9 +35,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
     collecting,
 )
-from dragoman.formats.importing.layer_rules import part_rules
-from dragoman.formats.importing.names import AxisOrder, Rule, expanded
-from dragoman.formats.importing.reference import reference_model
+from dragoman.formats.importing.name_tables import AxisOrder, Rule, expanded, part_rules
 from dragoman.formats.parity import CheckText
 from dragoman.models.model_folder import load_network
 from dragoman.models.vision import patches

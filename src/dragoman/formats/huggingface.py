@@ -41,7 +41,6 @@ from dragoman.formats.importing.name_tables import AxisOrder, Rule, reverted
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import huggingface_page
-from dragoman.models.model_folder import unique_tensors
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 
 PROGRAM = "transformers"
@@ -191,7 +190,7 @@ def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRun
 
         with calling(f"load {folder}"):
             network = DragomanForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    return TransformersRuntime(folder, _vocabulary(model), _output_bias(model), network)
+    return TransformersRuntime(folder, _vocabulary(model), model.output_bias, network)
 
 
 def other_tokenizer(model: ExportSource, folder: Path) -> TextCodec:
@@ -270,7 +269,7 @@ def _write_custom(model: ExportSource, folder: Path) -> None:
     }
     (folder / f"{_CODE}.py").write_bytes((Path(__file__).parent / f"{_CODE}.py").read_bytes())
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    ours = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
+    ours = model.tensors
     axes = {"encoder.embedding.weight": "source", "decoder.embedding.weight": "target"}
     axes |= {"output.weight": "target", "output.bias": "target"}
     table = {name: Rule((name,), (axes.get(name, ""), *[""] * (each.dim() - 1))) for name, each in ours.items()}
@@ -284,7 +283,7 @@ def _generation(model: ExportSource) -> Any:
     never = [[_START]] + ([[_PAD]] if _order(model, model.tokenizer.target_size)[PAD] >= 0 else [])
     return transformers_package().GenerationConfig(
         **_special_tokens(), forced_eos_token_id=_EOS, bad_words_ids=never,
-        renormalize_logits=_output_bias(model)[BOS].item() == NEVER,
+        renormalize_logits=model.output_bias[BOS].item() == NEVER,
         num_beams=search.beam, length_penalty=search.alpha, max_length=positions(model.config),
     )  # fmt: skip
 
@@ -292,14 +291,9 @@ def _generation(model: ExportSource) -> Any:
 # ---------------------------------------------------------------------------------------------------------- vocabulary
 
 
-def _output_bias(model: ExportSource) -> Tensor:
-    bias = model.network.output.bias
-    return bias.detach() if isinstance(bias, Tensor) else torch.zeros(model.tokenizer.target_size)
-
-
 def _order(model: ExportSource, size: int) -> list[int]:
     """Return for each of our ids of one side that of the checkpoint."""
-    added = _output_bias(model)[PAD].item() == NEVER
+    added = model.output_bias[PAD].item() == NEVER
     first = _PAD if added else _PAD + 1
     order = list(range(first, first + size - EOS - 1))
     special = {PAD: -1 if added else _PAD, UNK: _UNK, BOS: _START, EOS: _EOS}
@@ -317,8 +311,7 @@ def _tensors(model: ExportSource, settings: dict[str, Any]) -> dict[str, Tensor]
         "stream": AxisOrder(stream_order(settings["d_model"]), settings["d_model"]),
         **_vocabulary(model).orders(),
     }
-    tensors = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
-    return reverted(name_table(settings), orders, tensors)
+    return reverted(name_table(settings), orders, model.tensors)
 
 
 def _tokenizer_files(model: ExportSource) -> dict[str, bytes]:

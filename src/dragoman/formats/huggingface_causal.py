@@ -20,7 +20,6 @@ from dragoman.formats.importing.comparison import transformers_package
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary
 from dragoman.formats.importing.name_tables import AxisOrder, Table, reverted
 from dragoman.formats.target import ExportSource, accepted_settings
-from dragoman.models.model_folder import unique_tensors
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 
@@ -130,7 +129,7 @@ def vocabulary_of(model: ExportSource) -> ImportedVocabulary:
 
 def tensors(model: ExportSource) -> dict[str, Tensor]:
     """Return the tensors by their names.  Raises UsageError with the reason for weights that they have no place for."""
-    ours = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
+    ours = model.tensors
     theirs, size = _ids(model).theirs, _ids(model).size
     one = theirs[BOS] == theirs[EOS]  # a token that is begin and end
     absent = [token for token in (PAD, UNK, BOS) if theirs[token] < 0 or (one and token == BOS)]

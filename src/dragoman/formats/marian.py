@@ -49,7 +49,6 @@ from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import marian_page
 from dragoman.io.reading import protobuf_field, protobuf_fields
-from dragoman.models.model_folder import unique_tensors
 from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import BOS, EOS, PAD, SPECIAL_NAMES, UNK, Tokenizer
 
@@ -188,13 +187,8 @@ def _transformer(model: ExportSource) -> TransformerConfig:
 # ---------------------------------------------------------------------------------------------------------- vocabulary
 
 
-def _output_bias(model: ExportSource) -> Tensor:
-    bias = model.network.output.bias
-    return bias.detach() if isinstance(bias, Tensor) else torch.zeros(model.tokenizer.target_size)
-
-
 def _allows_unknown(model: ExportSource) -> bool:
-    return bool(_output_bias(model)[UNK].item() != NEVER)
+    return bool(model.output_bias[UNK].item() != NEVER)
 
 
 def _vocabulary(model: ExportSource) -> ImportedVocabulary:
@@ -266,8 +260,8 @@ def _tensors(model: ExportSource, settings: Mapping[str, Any]) -> dict[str, Tens
     config, vocabulary = _transformer(model), _vocabulary(model)
     order = stream_order(config.d_model)
     orders = {"stream": AxisOrder(order, config.d_model), **vocabulary.orders(*settings["dim-vocabs"])}
-    ours = {name: tensor.float() for name, tensor in unique_tensors(model.network).items()}
-    ours["output.bias"] = _output_bias(model).float().clone()
+    ours = model.tensors
+    ours["output.bias"] = model.output_bias.float().clone()
     if not _allows_unknown(model):  # Marian excludes `<unk>` itself, so that an import need not add the bias twice
         ours["output.bias"][UNK] = 0
     tensors = reverted(name_table(settings, (), config.order), orders, ours)

@@ -20,8 +20,6 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -58,7 +56,7 @@ class CheckText:
 
     def first_lines(self) -> list[str]:
         """Return the first 200 lines of the source."""
-        return list(islice(read_lines(self.source), _LINES))
+        return list(itertools.islice(read_lines(self.source), _LINES))
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """Yield each line with its translation, or with an empty text.  Raises DataError if the files do not align."""
@@ -84,7 +82,6 @@ def check_text_problems(check: str | Path | None, reference: str | Path | None) 
 
 TOLERANCE = 1e-3
 """Natural log-probabilities that differ by less than this count as equal."""
-_LINES = 200
 _PROMPT, _CONTINUATION = 8, 32
 _BATCH_TOKENS = 2000
 
@@ -185,8 +182,8 @@ def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Chec
     encode = tokenizer.encode_target if language_model else tokenizer.encode_source
     longest = config.data.max_tokens
     usable = ((ids, other) for line, other in pairs if 1 < len(ids := encode(line)) <= longest)
-    found = list(itertools.islice(usable, _LINES))
-    rows = [ids for ids, _ in found]
+    lines = list(itertools.islice(usable, _LINES))
+    rows = [ids for ids, _ in lines]
     if check and not rows:
         raise DataError(f"{check}: no line of 1 to {longest - 1} tokens to compare; specify another file")
     if not rows:
@@ -199,15 +196,13 @@ def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Chec
         return ParityCases([ParityCase([], ids[:-1][:prompt]) for ids in rows], f"prompts from {text}", limit)
     bleu = None
     if check and check.reference:
-        tokenize = bleu_tokenizer(config.parallel.target_language)
-        bleu = partial(_bleu, tokenizer, [other for _, other in found], tokenize)
+        references, tokenize = [other for _, other in lines], bleu_tokenizer(config.parallel.target_language)
+
+        def bleu(targets: Sequence[Sequence[int]]) -> float:
+            return corpus_scores([tokenizer.decode_target(ids) for ids in targets], references, tokenize)["bleu"]
+
     limit = max(map(len, rows)) + config.search.max_extra - 1
     return ParityCases([ParityCase(ids, []) for ids in rows], text, limit, bleu)
-
-
-def _bleu(tokenizer: Tokenizer, references: list[str], tokenize: str, targets: Sequence[Sequence[int]]) -> float:
-    """Return the BLEU of targets.  tokenize: tokenizer of sacreBLEU."""
-    return corpus_scores([tokenizer.decode_target(ids) for ids in targets], references, tokenize)["bleu"]
 
 
 def _lines_of_data(config: Config) -> tuple[Iterator[tuple[str, str]], str]:
@@ -243,10 +238,6 @@ def compare_models(model: Model, runtime: ExternalRuntime, cases: ParityCases, w
     """Compare a model with its exported form.  width: of the beam."""
     with torch.no_grad():
         return _ParityCheck(model.eval(), runtime, cases).report(width)
-
-
-def _all_tokens(logits: Tensor) -> Tensor:
-    return logits.float().log_softmax(-1)
 
 
 def _ordinary_tokens(logits: Tensor) -> Tensor:
@@ -295,13 +286,12 @@ class _ParityCheck:
         request = SearchRequest.build(src, mask, settings, prefixes if any(prefixes) else None)
         return replace(request, limits=[len(prefix) + limit + 1 for prefix in prefixes])
 
-    def _score(
-        self, case: ParityCase, ids: Sequence[int], normalize: Callable[[Tensor], Tensor] = _all_tokens
-    ) -> list[float]:
-        """Return the log-probabilities of the prefix and of `ids` after it."""
+    def _score(self, case: ParityCase, ids: Sequence[int], ordinary: bool = False) -> list[float]:
+        """Return the log-probabilities of the prefix and of `ids` after it.  ordinary: see `_ordinary_tokens`."""
         tokens = torch.tensor([[BOS, *case.prefix, *ids]])  # (1, T + 1)
         logits = self.model(torch.tensor([case.source], dtype=torch.long), None, tokens[:, :-1])  # (1, T, V)
-        row: list[float] = normalize(logits).gather(2, tokens[:, 1:, None])[0, :, 0].tolist()
+        log_probs = _ordinary_tokens(logits) if ordinary else logits.float().log_softmax(-1)
+        row: list[float] = log_probs.gather(2, tokens[:, 1:, None])[0, :, 0].tolist()
         return row
 
     def _greedy(self) -> list[list[int]]:
@@ -348,7 +338,7 @@ class _ParityCheck:
 
     def _is_tie(self, case: ParityCase, ids: Sequence[int], row: int, steps: Sequence[BeamStep]) -> bool:
         """Return whether a target had almost the log-probability of our last beam at the step that pruned it."""
-        sums = itertools.accumulate(self._score(case, ids, _ordinary_tokens))
+        sums = itertools.accumulate(self._score(case, ids, ordinary=True))
         target = torch.tensor([*case.prefix, *ids])
         for length, (total, step) in enumerate(zip(sums, steps, strict=False), start=1):
             if not bool((step.beams.tokens[row] == target[:length]).all(1).any()):  # (K, length)

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from dragoman.config import Config
 from dragoman.formats.importing.comparison import TextCodec
 from dragoman.formats.parity import ExternalRuntime
+from dragoman.models.model_folder import unique_tensors
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import Tokenizer
 from dragoman.tokenizers.templates import LANGUAGES_FILE, NO_SOURCE_END
@@ -24,6 +28,17 @@ class ExportSource:
     network: Model
     tokenizer: Tokenizer
     config: Config
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The parameters by name, in float32."""
+        return {name: tensor.float() for name, tensor in unique_tensors(self.network).items()}
+
+    @property
+    def output_bias(self) -> Tensor:
+        """The bias of the logits (V,); zeros if the model has none."""
+        bias = self.network.output.bias
+        return bias.detach() if isinstance(bias, Tensor) else torch.zeros(self.tokenizer.target_size)
 
 
 class Format(Protocol):

@@ -68,10 +68,8 @@ _ACCEPTED: dict[str, dict[str, tuple[Any, ...]]] = {
     | {"eos_token_id": (2,), "normalize_embedding": (False,), "static_position_embeddings": (True,)},
 }
 """Setting -> accepted values; an absent setting has an accepted default."""
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "scale_embedding": {"m2m_100": True},
-    "activation_function": {"m2m_100": "relu"},
-}
+_M2M_DEFAULTS = {"scale_embedding": True, "activation_function": "relu"}
+"""Values of absent settings that differ from those of BART."""
 
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
@@ -101,11 +99,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     return Plan(
         config=config,
         vocabulary=vocabulary,
-        # Checkpoints of the model without its output layer have names without "model.".
-        table={
-            ours: replace(rule, theirs=tuple("|".join([name, *_bare(name)]) for name in rule.theirs))
-            for ours, rule in table.items()
-        },
+        table={ours: replace(rule, theirs=tuple(map(_with_bare_names, rule.theirs))) for ours, rule in table.items()},
         orders={
             "stream": AxisOrder(range(d_model), d_model),
             **vocabulary.orders(size, size),
@@ -118,14 +112,14 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     )
 
 
-def _bare(names: str) -> list[str]:
-    return [name.removeprefix("model.") for name in names.split("|") if name.startswith("model.")]
+def _with_bare_names(names: str) -> str:
+    """Checkpoints of the model without its output layer have names without "model."."""
+    parts = names.split("|")
+    return "|".join([*parts, *(name.removeprefix("model.") for name in parts if name.startswith("model."))])
 
 
 def _complete(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with the defaults of a family that differ from those of BART."""
-    name = settings["model_type"]
-    return {key: values[name] for key, values in _DEFAULTS.items() if name in values} | dict(settings)
+    return (_M2M_DEFAULTS if settings["model_type"] == "m2m_100" else {}) | dict(settings)
 
 
 def _tie(settings: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from dragoman.errors import DragomanError, is_out_of_memory
 from dragoman.extras import extra_package
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import NEVER, Comparison, ImportedVocabulary, Plan, TokenizerParity
-from dragoman.formats.importing.listed_vocabulary import ListedReference
+from dragoman.formats.importing.listed_vocabulary import ListedReference, TokenList, restricted, sentencepiece_models
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, SearchedModel
 from dragoman.formats.parity import CheckText, ExternalRuntime, ParityCase, compare_models, parity_cases
 from dragoman.models.model_folder import load_network
@@ -377,14 +377,23 @@ def compare_with_definition(
 def compare_toolkit(
     toolkit: str,
     model: NumpyTransformer,
-    reference: ListedReference,
-    compared: tuple[Path, Plan, CheckText | None],
+    lists: Sequence[TokenList],
+    compared: tuple[Checkpoint, Path, Plan, CheckText | None],
+    restrict: bool = False,
+    source_ends: bool = True,
 ) -> Comparison:
-    """Compare a model folder with the definition of its toolkit.  compared: arguments of `Family.compare`."""
-    folder, plan, check = compared
-    name = f"{toolkit}'s definition in NumPy, float32"
+    """Compare a model folder with the definition of its toolkit, and with its sentencepiece models.
+
+    lists: of source and target.  compared: arguments of `Family.compare`.  restrict, source_ends: as in
+    `listed_vocabulary`.
+    """
+    checkpoint, folder, plan, check = compared
+    models = [checkpoint.bytes(path.name) for path in sentencepiece_models(checkpoint.folder)]
+    if restrict:
+        models = [restricted(model, listed.tokens) for model, listed in zip(models, lists, strict=True)]
+    reference = ListedReference(models, lists, plan.vocabulary, source_ends)
     ids = plan.vocabulary.source, plan.vocabulary.target
-    runtime = SearchedModel(model, name, ids, model.sizes.end)
+    runtime = SearchedModel(model, f"{toolkit}'s definition in NumPy, float32", ids, model.sizes.end)
     return compare_with_definition(runtime, reference, folder, plan, check)
 
 

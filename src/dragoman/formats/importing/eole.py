@@ -28,7 +28,6 @@ from dragoman.formats.importing.opennmt import (
     model_section,
     name_table,
     opennmt_names,
-    reference_tokenizer,
     size_problems,
     text_problems,
     tie_of,
@@ -148,8 +147,8 @@ def _names() -> TransformerNames:
 
 
 def compare(checkpoint: EoleCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    reference = reference_tokenizer(checkpoint, checkpoint.vocabulary, plan)
-    return compare_toolkit("eole", definition(checkpoint), reference, (folder, plan, check))
+    lists, compared = token_lists(checkpoint.vocabulary), (checkpoint, folder, plan, check)
+    return compare_toolkit("eole", definition(checkpoint), lists, compared, source_ends=False)
 
 
 def definition(checkpoint: EoleCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:

@@ -33,12 +33,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
     integer_problems,
 )
-from dragoman.formats.importing.listed_vocabulary import (
-    ListedReference,
-    TokenList,
-    listed_vocabulary,
-    sentencepiece_models,
-)
+from dragoman.formats.importing.listed_vocabulary import TokenList, listed_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Rule, TransformerNames
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, halved_sinusoids
 from dragoman.formats.importing.toolkit_files import FairseqCheckpoint
@@ -216,9 +211,9 @@ def _names(settings: Mapping[str, Any]) -> TransformerNames:
 
 
 def compare(checkpoint: FairseqCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    models = [checkpoint.bytes(path.name) for path in sentencepiece_models(checkpoint.folder)]
-    reference = ListedReference(models, token_lists(checkpoint), plan.vocabulary)
-    return compare_toolkit("fairseq", definition(checkpoint), reference, (folder, plan, check))
+    return compare_toolkit(
+        "fairseq", definition(checkpoint), token_lists(checkpoint), (checkpoint, folder, plan, check)
+    )
 
 
 def definition(checkpoint: FairseqCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:

@@ -27,13 +27,7 @@ from dragoman.formats.importing.family import (
     integer_problems,
     part,
 )
-from dragoman.formats.importing.listed_vocabulary import (
-    ListedReference,
-    TokenList,
-    listed_vocabulary,
-    restricted,
-    sentencepiece_models,
-)
+from dragoman.formats.importing.listed_vocabulary import TokenList, listed_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, TransformerNames, attention_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
 from dragoman.formats.importing.toolkit_files import JoeyCheckpoint
@@ -179,11 +173,8 @@ def _names(is_pre: bool) -> TransformerNames:
 
 
 def compare(checkpoint: JoeyCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    lists = token_lists(checkpoint)
-    paths = sentencepiece_models(checkpoint.folder)
-    models = [restricted(checkpoint.bytes(path.name), listed.tokens) for path, listed in zip(paths, lists, strict=True)]
-    reference = ListedReference(models, lists, plan.vocabulary)
-    return compare_toolkit("JoeyNMT", definition(checkpoint), reference, (folder, plan, check))
+    lists, compared = token_lists(checkpoint), (checkpoint, folder, plan, check)
+    return compare_toolkit("JoeyNMT", definition(checkpoint), lists, compared, restrict=True)
 
 
 def definition(checkpoint: JoeyCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:

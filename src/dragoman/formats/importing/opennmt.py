@@ -29,12 +29,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
     integer_problems,
 )
-from dragoman.formats.importing.listed_vocabulary import (
-    ListedReference,
-    TokenList,
-    listed_vocabulary,
-    sentencepiece_models,
-)
+from dragoman.formats.importing.listed_vocabulary import TokenList, listed_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Naming, Rule, TransformerNames, attention_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
 from dragoman.formats.importing.toolkit_files import OpenNMTCheckpoint
@@ -237,13 +232,8 @@ def _names() -> TransformerNames:
 
 
 def compare(checkpoint: OpenNMTCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
-    reference = reference_tokenizer(checkpoint, checkpoint.vocabulary, plan)
-    return compare_toolkit("OpenNMT-py", definition(checkpoint), reference, (folder, plan, check))
-
-
-def reference_tokenizer(checkpoint: Checkpoint, lists: Mapping[str, Any], plan: Plan) -> ListedReference:
-    models = [checkpoint.bytes(path.name) for path in sentencepiece_models(checkpoint.folder)]
-    return ListedReference(models, token_lists(lists), plan.vocabulary, source_ends=False)
+    lists, compared = token_lists(checkpoint.vocabulary), (checkpoint, folder, plan, check)
+    return compare_toolkit("OpenNMT-py", definition(checkpoint), lists, compared, source_ends=False)
 
 
 def definition(checkpoint: OpenNMTCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:

@@ -226,13 +226,6 @@ def _is_tied(checkpoint: Checkpoint) -> bool:
     return output is None or (shared is not None and output.shape == shared.shape and torch.equal(output, shared))
 
 
-def _scales_output(values: Mapping[str, Any]) -> bool:
-    """Return whether the output of the decoder is divided by sqrt(d_model), as `transformers` decides it."""
-    return values["model_type"] == "t5" and bool(
-        values.get("scale_decoder_outputs", values.get("tie_word_embeddings") is not False)
-    )
-
-
 def _document(
     checkpoint: Checkpoint, values: Mapping[str, Any], vocabulary: ImportedVocabulary, tied: bool, positions: int
 ) -> dict[str, Any]:
@@ -288,7 +281,9 @@ def _table(values: Mapping[str, Any], tied: bool) -> dict[str, Rule]:
     for name, rule in table.items():
         if name.endswith(("self_attn.qkv.weight", "cross_attn.q.weight")):
             table[name] = replace(rule, factors=(scale, 1.0, 1.0)[: len(rule.theirs)])
-    if _scales_output(values):
+    # `transformers` decides in the same way.
+    divided = values.get("scale_decoder_outputs", values.get("tie_word_embeddings") is not False)
+    if values["model_type"] == "t5" and divided:
         norm = "decoder.final_norm.weight"
         table[norm] = replace(table[norm], factors=(values["d_model"] ** -0.5,))
     table["output.bias"] = Rule(("lm_head.bias",), ("logits",), added=NEVER, optional=True)

@@ -66,7 +66,7 @@ def translate(
         bool, typer.Option("--verbose", help="With --jsonl: also the tokens and their log-probabilities.")
     ] = False,
     quantize: options.Quantize = "auto",
-    engine: Annotated[str, typer.Option(help="Engine: auto, native (C++, CPU only) or pytorch.")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, native (C++, CPU only; int8 by default) or pytorch.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="Threads of the native engine; default: all cores.")] = None,
     shortlist: Annotated[bool, typer.Option("--shortlist", help="Restrict targets to the model's shortlist.")] = False,
     column: Annotated[

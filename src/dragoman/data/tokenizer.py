@@ -1,4 +1,4 @@
-"""Names that documentation of earlier versions imports from this module; the code is in `dragoman.tokenizers`."""
+"""Aliases for imports written for earlier versions; the code is in `dragoman.tokenizers`."""
 
 from dragoman.tokenizers import BOS as BOS
 from dragoman.tokenizers import EOS as EOS

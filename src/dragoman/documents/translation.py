@@ -1,4 +1,4 @@
-"""Translation of documents: the map from formats to their readers, files in, files out, and their text alone."""
+"""Translation of documents: which function translates a format, files in, files out, and the text of a document."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ _FORMATS: dict[str, Callable[..., bytes]] = {
     "odt": translate_odt,
     "epub": translate_epub,
 }
+"""Functions translate(data: bytes, work: DocumentTranslator, **options) -> bytes, which raise DataError for a damaged
+document; subtitles.py is a short example.  docs/documents.md lists the formats."""
 _OTHER_SUFFIXES = {
     ".text": "txt", ".markdown": "md", ".htm": "html", ".xhtml": "html", ".pot": "po", ".xlf": "xliff",
     ".docm": "docx", ".dotx": "docx", ".pptm": "pptx", ".ppsx": "pptx", ".potx": "pptx", ".xlsm": "xlsx",
@@ -91,7 +93,7 @@ def translate_bytes(
     Returns the translated document and a report.  Raises UsageError, and DataError if the document is damaged,
     encrypted or unsafe.
     """
-    translate = _reader(document_format("", format))
+    translate = _translation_of(document_format("", format))
     work = DocumentTranslator(translator, settings)
     if track is not None:
         work.track = track
@@ -114,7 +116,7 @@ def suffix_format(suffix: str) -> str | None:
     return next((part.name for part in parts if suffix in part.details.get("suffixes", ())), None)
 
 
-def _reader(format: str) -> Callable[..., bytes]:
+def _translation_of(format: str) -> Callable[..., bytes]:
     part = None if format in _FORMATS else find("document_format", format)
     return _FORMATS[format] if part is None else part.make
 
@@ -183,7 +185,7 @@ def document_text(data: bytes, format: str, characters: int = 4000) -> str:
         raise UsageError("a TMX file has texts in several languages; specify its source language")
     reader = _TextReader(characters)
     with suppress(_EnoughError):
-        _reader(document_format("", format))(data, reader)
+        _translation_of(document_format("", format))(data, reader)
     return "\n".join(reader.texts)
 
 

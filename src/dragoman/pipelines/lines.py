@@ -1,4 +1,7 @@
-"""What a translator reads and writes: lines and their parts, translations with flags, and their output forms."""
+"""The types of lines, parts and translations, the quality flags, and the output forms.
+
+`Translator.split` in translation.py makes the parts of a line.
+"""
 
 from __future__ import annotations
 

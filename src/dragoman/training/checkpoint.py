@@ -1,4 +1,8 @@
-"""The state that a resumed run needs besides the model: `training.safetensors` and `training.json` of a checkpoint.
+"""The state that a resumed run needs besides the model: optimizer moments (`training.safetensors`), progress and the
+hash of the data (`training.json`); and the model of `train.init_from`.
+
+`TrainingRun.save` in run.py writes a checkpoint.  No random state is stored: `Progress` holds the position in the data,
+`BatchStream` continues there, and the task plans the same batches again from the seed and the number of the epoch.
 
 With `train.parallel.kind = "fsdp"`, process i of n writes its rows of every tensor as `training-i-of-n.safetensors`.
 """
@@ -42,7 +46,8 @@ def training_files(
 ) -> dict[str, bytes]:
     """Return the optimizer's moments, the progress and the weights that the saved model does not contain, as files.
 
-    These are all weights with a moving average, and with adapters what is merged.
+    With a moving average the saved model is the average, so that all trained weights are stored here, too.  With
+    adapters, the saved model contains merged weights, and those of the adapted layers are stored here.
     """
     tensors = {name: value.cpu().contiguous() for name, value in moments(model, optimizer, ema is not None).items()}
     return {

@@ -212,7 +212,10 @@ def is_for_muon(model: nn.Module) -> dict[nn.Parameter, bool]:
 
 
 def learning_rate(schedule: Schedule, d_model: int, step: int, used: float) -> float:
-    """Return the learning rate of update `step` (from 1) after the fraction `used` of the budget."""
+    """Return the learning rate of update `step` (from 1), as `[train.schedule]` sets it (its keys: `config/train.py`).
+
+    used: fraction of the budget (`budget_fraction`); without effect on the schedules inverse_sqrt and constant.
+    """
     warm = min(1.0, step / schedule.warmup)
     if isinstance(schedule, InverseSqrtSchedule):
         # Vaswani et al. 2017, equation 3.

@@ -1,4 +1,9 @@
-"""One update of a model: gradients, clipping, optimizer and moving average."""
+"""One update of a model: forward and backward pass of each batch, clipping, optimizer and moving average.
+
+A loss or gradient that is not finite changes no weight: `add_gradient` turns such a loss into NaN gradients, and
+`update` skips the step.  `StepResults` in progress.py counts skipped steps, and ends training after
+`train.max_bad_steps` in a row.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +108,8 @@ class TrainingStep:
 
         step: number of the step, from 0.
         """
-        return self.backward(batches, step, scale), self.update(step + 1, rate)
+        gradients = self.backward(batches, step, scale)
+        return gradients, self.update(step + 1, rate)
 
     def backward(self, batches: Sequence[Batch], step: int, scale: float | Tensor) -> Gradients:
         """Compute the gradient of scale * loss, summed over these batches and those of the other processes.

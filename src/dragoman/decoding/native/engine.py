@@ -1,4 +1,6 @@
-"""The search of `dragoman.decoding` for a packed model, executed by the C++ library with the same results.
+"""The search of `dragoman.decoding` for a packed model, executed by the C++ library.
+
+In float32 it finds what the PyTorch search finds, up to near ties; results in int8 and bfloat16 may differ.
 
 It takes token ids, returns hypotheses and does not import torch.
 """

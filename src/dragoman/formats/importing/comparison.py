@@ -1,4 +1,9 @@
-"""The comparison of an imported model with its checkpoint: with `transformers`, or with a definition of the model."""
+"""The check after an import: model and tokenizer are compared with the checkpoint, run by `transformers` or by a
+definition in NumPy.
+
+Equal means: log-probabilities within `parity.TOLERANCE`, the same output of greedy and beam search except near ties
+(`formats/parity.py`), and the same tokens.
+"""
 
 from __future__ import annotations
 

@@ -101,8 +101,9 @@ def projected(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
     return attention_parts(ours, *(f"{theirs}.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")))
 
 
-def bart_parts(stack: str, prefix: str = "") -> dict[str, tuple[str, ...]]:
-    """Return the parts of a layer, in fairseq, and with the prefix "model." in `transformers`."""
+def layer_parts(stack: str, prefix: str = "") -> dict[str, tuple[str, ...]]:
+    """Return our parts of a layer with their names: those of fairseq, and with the prefix "model." of Marian, BART and
+    M2M-100 in `transformers`."""
     theirs = f"{prefix}{stack}.layers.{{}}"
     parts = {
         **projected("self_attn", f"{theirs}.self_attn"),
@@ -127,7 +128,7 @@ def encoder_decoder_table(
         "decoder.embedding": target,
         "output": "lm_head.weight",
     }
-    layers = {stack: bart_parts(stack, "model.") for stack in STACKS}
+    layers = {stack: layer_parts(stack, "model.") for stack in STACKS}
     names = TransformerNames(layers, embeddings | dict(norms or {}), Naming(stream="stream"))
     table = names.rules((settings["encoder_layers"], settings["decoder_layers"]), tie)
     table["output.bias"] = Rule(("final_logits_bias",), ("logits",), added=NEVER, optional=True)

@@ -22,7 +22,7 @@ from dragoman.config import parse_config
 from dragoman.errors import UsageError
 from dragoman.formats.importing.bart import fairseq_sinusoids
 from dragoman.formats.importing.comparison import compare_toolkit
-from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, bart_parts, text_sections
+from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, layer_parts, text_sections
 from dragoman.formats.importing.family import (
     NEVER,
     OFF,
@@ -207,7 +207,7 @@ def _names(settings: Mapping[str, Any]) -> TransformerNames:
             others[f"{stack}.final_norm"] = f"{stack}.layer_norm"
         if settings.get("layernorm_embedding"):
             others[f"{stack}.embedding_norm"] = f"{stack}.layernorm_embedding"
-    return TransformerNames({stack: bart_parts(stack) for stack in STACKS}, others)
+    return TransformerNames({stack: layer_parts(stack) for stack in STACKS}, others)
 
 
 def compare(checkpoint: FairseqCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:

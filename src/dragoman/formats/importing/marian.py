@@ -9,6 +9,9 @@ Differences from our Transformer, and where each is resolved:
   read, and with the logit NEVER.
 - `final_logits_bias`, a buffer that is a parameter in Marian: `model.output_bias`.
 - One list of pieces for two sentencepiece models: `data.pieces`.
+
+Names of tensors: `encoder_decoder_table` in encoder_decoder.py; their conversion: `converted` in name_tables.py;
+the check: `compare_translators` in comparison.py.  Models in the files of Marian itself: marian_files.py.
 """
 
 from __future__ import annotations

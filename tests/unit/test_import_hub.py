@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from dragoman.errors import DragomanError, UsageError
-from dragoman.formats.importing import hub
+from dragoman.formats.importing.checkpoint import is_hub_name
 from dragoman.formats.importing.importer import import_model
 from small_run import COMMAND, Cli
 from transformers_checkpoints import marian_checkpoint
@@ -131,4 +131,4 @@ def test_nothing_is_downloaded_for_an_invalid_request(cache: Path, tmp_path: Pat
     ],
 )  # fmt: skip
 def test_names_of_the_hub(source: str, expected: bool) -> None:
-    assert hub.is_hub_name(Path(source)) == expected
+    assert is_hub_name(Path(source)) == expected

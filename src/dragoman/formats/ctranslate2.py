@@ -280,8 +280,8 @@ class CTranslate2Runtime:
         }  # fmt: skip
         if self.translates:
             options |= {"min_decoding_length": min_length, "max_decoding_length": max_length, "max_input_length": 0}
-            found = self.model.translate_batch([self._source(case) for case in cases], **options)
-            return [[[self.ids[piece] for piece in row] for row in each.hypotheses] for each in found]
+            results = self.model.translate_batch([self._source(case) for case in cases], **options)
+            return [[[self.ids[piece] for piece in row] for row in each.hypotheses] for each in results]
         options |= {"min_length": min_length, "max_length": max_length, "include_prompt_in_result": False}
         prompts = [[self.target[BOS], *self._targets(case.prefix)] for case in cases]
         return [[list(row) for row in each.sequences_ids] for each in self.model.generate_batch(prompts, **options)]

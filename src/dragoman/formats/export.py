@@ -127,9 +127,9 @@ def _unsupported(model: str | Path, target: Format, problems: list[str]) -> list
     from dragoman.tokenizers import load_vocabulary
 
     try:
-        found = find_model(model)
-        verify(found, skip=("model.safetensors", "training.safetensors"))
-        config, vocabulary = read_config(found), load_vocabulary(found)
+        folder = find_model(model)
+        verify(folder, skip=("model.safetensors", "training.safetensors"))
+        config, vocabulary = read_config(folder), load_vocabulary(folder)
         if not isinstance(vocabulary, Tokenizer) or isinstance(config.model, _LABELLERS):
             raise wrong_model(model, config, "generates no text")
     except DragomanError as error:

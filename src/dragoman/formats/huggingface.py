@@ -121,8 +121,8 @@ def positions(config: Config) -> int:
 
 
 def write(model: ExportSource, folder: Path, quantization: str) -> None:
-    package = transformers_package()
-    if _is_causal(model):
+    package, kind = transformers_package(), _kind(model)
+    if kind == "causal":
         settings = causal.model_settings(model)
         loader = package.GPT2LMHeadModel if settings.model_type == "gpt2" else package.LlamaForCausalLM
         end = settings.eos_token_id
@@ -132,7 +132,7 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
         )  # fmt: skip
         _save(loader(settings), causal.tensors(model), generation, folder, computed=set())
         files = causal.tokenizer_files(model)
-    elif _is_custom(model):
+    elif kind == "custom":
         _write_custom(model, folder)
         with _writing():
             _generation(model).save_pretrained(folder)
@@ -147,12 +147,13 @@ def write(model: ExportSource, folder: Path, quantization: str) -> None:
         (folder / name).write_bytes(content)
 
 
-def _is_causal(model: ExportSource) -> bool:
-    return isinstance(model.config.model, DecoderOnlyConfig)
-
-
-def _is_custom(model: ExportSource) -> bool:
-    return isinstance(model.config.model, TransformerConfig) and bool(_marian_reasons(model.config.model))
+def _kind(model: ExportSource) -> str:
+    """Return "causal", "marian", or "custom" for an encoder-decoder with settings that MarianMT does not have."""
+    config = model.config.model
+    if isinstance(config, DecoderOnlyConfig):
+        return "causal"
+    assert isinstance(config, TransformerConfig)
+    return "custom" if _marian_reasons(config) else "marian"
 
 
 def _save(network: Any, tensors: dict[str, Tensor], generation: Any, folder: Path, computed: set[str]) -> None:
@@ -182,10 +183,10 @@ def _writing() -> Iterator[None]:
 
 
 def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRuntime:
-    if _is_causal(model):
+    if (kind := _kind(model)) == "causal":
         return CausalRuntime(folder, causal.vocabulary_of(model))
     network: Any = None
-    if _is_custom(model):
+    if kind == "custom":
         from dragoman.formats.modeling_dragoman import DragomanForSeq2SeqLM
 
         with calling(f"load {folder}"):
@@ -194,13 +195,13 @@ def runtime(model: ExportSource, folder: Path, quantization: str) -> ExternalRun
 
 
 def other_tokenizer(model: ExportSource, folder: Path) -> TextCodec:
-    if _is_causal(model):
+    if _kind(model) == "causal":
         return CausalTokenizer(folder, causal.vocabulary_of(model))
     return ReferenceTokenizer(folder, _vocabulary(model))
 
 
 def page(model: ExportSource, quantization: str) -> str:
-    return huggingface_page("causal" if _is_causal(model) else "custom" if _is_custom(model) else "marian")
+    return huggingface_page(_kind(model))
 
 
 # ----------------------------------------------------------------------------------------------------------- settings

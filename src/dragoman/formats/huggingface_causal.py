@@ -35,7 +35,7 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
     is_llama = isinstance(model.position, RotaryPosition)
     name = "Llama of transformers" if is_llama else "GPT-2 of transformers"
     heads = model.n_heads
-    own = {
+    particular = {
         "norm.kind": (model.norm.kind, ("rms",)),
         "gated": (model.gated, (True,)),
         "position.fraction": (getattr(model.position, "fraction", 1.0), (1.0,)),
@@ -55,7 +55,7 @@ def unsupported(config: Config, tokenizer: Tokenizer) -> list[str]:
             "scale_embeddings": (model.scale_embeddings, (False,)),
             "attention.kind": (model.attention.kind, ("softmax",)),
             "d_key": (model.key_size, (model.d_head,)),
-            **own,
+            **particular,
         },
     )
     if TOKENIZER_JSON not in tokenizer.files():
@@ -96,8 +96,8 @@ def model_settings(model: ExportSource) -> Any:
 def tokenizer_files(model: ExportSource) -> dict[str, bytes]:
     content = model.tokenizer.files()[TOKENIZER_JSON]
     parsed = json.loads(content)
-    found = parsed["model"]["vocab"]
-    names = {token: name for name, token in found.items()} if isinstance(found, dict) else {}
+    vocabulary = parsed["model"]["vocab"]
+    names = {token: name for name, token in vocabulary.items()} if isinstance(vocabulary, dict) else {}
     names |= {each["id"]: each["content"] for each in parsed.get("added_tokens", ())}
     padding, unknown, begin, end = _ids(model).special
     special = {"pad_token": padding, "unk_token": unknown, "bos_token": begin, "eos_token": end}

@@ -280,13 +280,13 @@ def _from_zero(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], start
             "imported from Marian start with zeros until all of their weights are fine-tuned; train.lora keeps them."
         )
     shared = bool(settings["tied-embeddings-all"])
-    found = dict(tensors)
-    found["Wemb" if shared else "decoder_Wemb"] = tensors["Wemb" if shared else "decoder_Wemb"] - start
+    shifted = dict(tensors)
+    shifted["Wemb" if shared else "decoder_Wemb"] = tensors["Wemb" if shared else "decoder_Wemb"] - start
     shift = start.double() * math.sqrt(len(start))
     for stack in ("encoder", "decoder") if shared else ("decoder",):
         name = f"{stack}_l1_self"
         for part in "qkv":
             bias, matrix = (tensors[f"{name}_{kind}{part}"].double() for kind in "bW")
-            found[f"{name}_b{part}"] = (bias + shift @ matrix).float()
-        found[f"{name}_bo"] = (tensors[f"{name}_bo"].double() + shift).float()
-    return found
+            shifted[f"{name}_b{part}"] = (bias + shift @ matrix).float()
+        shifted[f"{name}_bo"] = (tensors[f"{name}_bo"].double() + shift).float()
+    return shifted

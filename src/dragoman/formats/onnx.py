@@ -370,21 +370,21 @@ def memory_names(model: Transformer) -> list[str]:
 
 def state_axes(model: Transformer) -> dict[str, tuple[str | int, ...]]:
     """Return the sizes of each state of the decoder's layers by name; `past` is the number of positions so far."""
-    found: dict[str, tuple[str | int, ...]] = {}
+    axes: dict[str, tuple[str | int, ...]] = {}
     for i, layer in enumerate(model.decoder.layers):
         if isinstance(layer, SSRUDecoderLayer):
-            found[f"cells_{i}"] = ("batch", layer.ssru.d_model)
+            axes[f"cells_{i}"] = ("batch", layer.ssru.d_model)
             continue
         assert isinstance(layer, DecoderLayer)
         attention = layer.self_attn
         if isinstance(attention, LinearSelfAttention):
             heads, sizes = attention.n_heads, (attention.d_key, attention.d_head)
-            found[f"keys_values_{i}"], found[f"key_sums_{i}"] = ("batch", heads, *sizes), ("batch", heads, 1, sizes[0])
+            axes[f"keys_values_{i}"], axes[f"key_sums_{i}"] = ("batch", heads, *sizes), ("batch", heads, 1, sizes[0])
         else:
             heads = attention.n_kv_heads
-            found[f"keys_{i}"] = ("batch", heads, "past", attention.d_key)
-            found[f"values_{i}"] = ("batch", heads, "past", attention.d_head)
-    return found
+            axes[f"keys_{i}"] = ("batch", heads, "past", attention.d_key)
+            axes[f"values_{i}"] = ("batch", heads, "past", attention.d_head)
+    return axes
 
 
 class EncoderGraph(nn.Module):
@@ -410,9 +410,9 @@ class DecoderGraph(nn.Module):
         super().__init__()
         self.decoder, self.output = model.decoder, model.output
 
-    def forward(self, token: Tensor, position: Tensor, mask: Tensor, *given: Tensor) -> list[Tensor]:
+    def forward(self, token: Tensor, position: Tensor, mask: Tensor, *memory_and_states: Tensor) -> list[Tensor]:
         decoder, positions = self.decoder, self.decoder.positions
-        memory, states = given[: 2 * len(decoder.layers)], given[2 * len(decoder.layers) :]
+        memory, states = memory_and_states[: 2 * len(decoder.layers)], memory_and_states[2 * len(decoder.layers) :]
         pos = position.reshape(1)
         if (
             type(positions) is Positions

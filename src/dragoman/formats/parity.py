@@ -295,13 +295,13 @@ class _ParityCheck:
         return row
 
     def _greedy(self) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in self.cases]
+        targets: list[list[int]] = [[] for _ in self.cases]
         settings = SearchSettings(beam=1, alpha=0)
         for batch in batches_within([len(case.source) + self.limit for case in self.cases], _BATCH_TOKENS):
             request = self._request([self.cases[i] for i in batch], settings, self.limit)
             for index, (best,) in zip(batch, drain(sample(ModelStepper(self.model), request)), strict=True):
-                found[index] = best.tokens[len(self.cases[index].prefix) :]
-        return found
+                targets[index] = best.tokens[len(self.cases[index].prefix) :]
+        return targets
 
     def _divergence(self, case: ParityCase, ours: list[int], theirs: list[int]) -> str:
         """Return "tie" if the first two tokens that differ have almost the same probability."""
@@ -321,19 +321,19 @@ class _ParityCheck:
         start = len(cases[0].prefix)
         settings = SearchSettings(beam=width, nbest=width, alpha=0, min_length=start + length)
         steps = list(beam_search(FixedLengthStepper(self.model), self._request(cases, settings, length)))
-        found: list[set[tuple[int, ...]]] = [set() for _ in cases]
+        ours: list[set[tuple[int, ...]]] = [set() for _ in cases]
         for step in steps:
             for sentence, _, hypothesis in step.finished:
-                found[sentence].add(tuple(hypothesis.tokens[start:]))
+                ours[sentence].add(tuple(hypothesis.tokens[start:]))
         theirs = self.runtime.search(cases, width, length, length)
         for row, case in enumerate(cases):
             targets = {tuple(ids) for ids in theirs[row]}
-            if len(targets) != len(found[row]) or any(len(ids) != length for ids in targets):
+            if len(targets) != len(ours[row]) or any(len(ids) != length for ids in targets):
                 yield "different"
-            elif targets == found[row]:
+            elif targets == ours[row]:
                 yield "same"
             else:
-                ties = [self._is_tie(case, ids, row, steps) for ids in targets - found[row]]
+                ties = [self._is_tie(case, ids, row, steps) for ids in targets - ours[row]]
                 yield "tie" if all(ties) or self._prunes_a_tie(case, row, steps) else "different"
 
     def _is_tie(self, case: ParityCase, ids: Sequence[int], row: int, steps: Sequence[BeamStep]) -> bool:

@@ -109,10 +109,10 @@ marian-decoder --config decoder.yml < input.txt > output.txt
 In Python, on Linux (`pip install pymarian`, which contains Marian):
 
 ```python
-from pymarian import Translator
+{imports}from pymarian import Translator
 
 folder = "."  # the folder of this file
-translator = Translator(config=f"{{folder}}/decoder.yml", cpu_threads=1, quiet=True)
+{loads}translator = Translator(config=f"{{folder}}/decoder.yml", cpu_threads=1, quiet=True)
 lines = ["Two dogs run across a field."]
 for text in translator.translate({lines}):
     print({text})
@@ -191,19 +191,17 @@ def huggingface_page(kind: str) -> str:
 def marian_page(lists: bool) -> str:
     """Return the page in Markdown.  lists: whether the vocabulary is a list of pieces."""
     if not lists:
-        return _MARIAN.format(lines="lines", text="text", note="")
-    page = _MARIAN.format(
+        return _MARIAN.format(imports="", loads="", lines="lines", text="text", note="")
+    return _MARIAN.format(
+        imports="import sentencepiece\n",
+        loads="".join(
+            f'{side} = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{side}.spm")\n'
+            for side in ("source", "target")
+        ),
         lines='[" ".join(source.encode(line, out_type=str)) for line in lines]',
         text="target.decode(text.split())",
         note=_MARIAN_LISTS,
     )
-    imports = "import sentencepiece\nfrom pymarian import Translator\n"
-    loads = 'folder = "."  # the folder of this file\n' + "".join(
-        f'{side} = sentencepiece.SentencePieceProcessor(model_file=f"{{folder}}/{side}.spm")\n'
-        for side in ("source", "target")
-    )
-    page = page.replace("from pymarian import Translator\n", imports)
-    return page.replace('folder = "."  # the folder of this file\n', loads)
 
 
 def onnx_page(source: str, target: str, lists: PieceLists | None) -> str:

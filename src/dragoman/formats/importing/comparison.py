@@ -114,7 +114,7 @@ class _Runtime(ABC):
     def search(
         self, cases: Sequence[ParityCase], width: int, min_length: int, max_length: int
     ) -> list[list[list[int]]]:
-        found: list[list[list[int]]] = []
+        results: list[list[list[int]]] = []
         for begin in range(0, len(cases), _BATCH):
             inputs, start = self._inputs(cases[begin : begin + _BATCH])
             with calling("generate"):
@@ -124,8 +124,8 @@ class _Runtime(ABC):
                     bad_words_ids=self.never or None, renormalize_logits=True, use_cache=self.cached,
                 )  # fmt: skip
             hypotheses = [self._ours(row) for row in generated[:, start:].tolist()]
-            found += [hypotheses[i : i + width] for i in range(0, len(hypotheses), width)]
-        return found
+            results += [hypotheses[i : i + width] for i in range(0, len(hypotheses), width)]
+        return results
 
     def _ours(self, row: Sequence[int]) -> list[int]:
         """Return our ids of a generated row up to the end of sentence."""

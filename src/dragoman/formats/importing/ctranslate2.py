@@ -160,7 +160,9 @@ def _position(checkpoint: CTranslate2Checkpoint, shape: Shape) -> tuple[dict[str
     tables = [each for each in found if each is not None]
     for position in ({"kind": "none"}, {"kind": "sinusoidal"}, {"kind": "sinusoidal", "full_range": True}):
         expected = _expected(position)
-        if all((own := expected(tuple(each.shape))) is not None and torch.equal(own.to(each), each) for each in tables):
+        if all(
+            (made := expected(tuple(each.shape))) is not None and torch.equal(made.to(each), each) for each in tables
+        ):
             return position, [len(each) for each in tables]
     rows = [len(each) for each in tables]
     return {"kind": "learned", "max_len": min(rows)}, rows

@@ -65,13 +65,13 @@ class CTranslate2Checkpoint(Checkpoint):
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        found = {name: value for name, value in self._content[2].items() if value.dim()}
-        if integers := sorted(name for name, value in found.items() if not value.is_floating_point()):
+        tensors = {name: value for name, value in self._content[2].items() if value.dim()}
+        if integers := sorted(name for name, value in tensors.items() if not value.is_floating_point()):
             raise UsageError(
                 f"{self.folder / MODEL}: quantized weights ({len(integers)} variables, such as {integers[0]}); "
                 "accepted: float32, float16, bfloat16: convert the original model again, without quantization"
             )
-        return found
+        return tensors
 
     @cached_property
     def vocabularies(self) -> list[tuple[str, list[str]]]:

@@ -96,24 +96,19 @@ def renamed(pieces: Sequence[str], order: Sequence[int]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------- name table
 
 
-def projected(ours: str, theirs: str) -> dict[str, tuple[str, ...]]:
-    """Return the parts of an attention, "self_attn" or "cross_attn", with the names of fairseq and BART."""
-    return attention_parts(ours, *(f"{theirs}.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")))
-
-
 def layer_parts(stack: str, prefix: str = "") -> dict[str, tuple[str, ...]]:
     """Return our parts of a layer with their names: those of fairseq, and with the prefix "model." of Marian, BART and
     M2M-100 in `transformers`."""
-    theirs = f"{prefix}{stack}.layers.{{}}"
+    theirs, matrices = f"{prefix}{stack}.layers.{{}}", ("q_proj", "k_proj", "v_proj", "out_proj")
     parts = {
-        **projected("self_attn", f"{theirs}.self_attn"),
+        **attention_parts("self_attn", f"{theirs}.self_attn.", matrices),
         "around_self_attn.norm": (f"{theirs}.self_attn_layer_norm",),
         "ffn.inner": (f"{theirs}.fc1",),
         "ffn.outer": (f"{theirs}.fc2",),
         "around_ffn.norm": (f"{theirs}.final_layer_norm",),
     }
     if stack == "decoder":
-        parts |= projected("cross_attn", f"{theirs}.encoder_attn")
+        parts |= attention_parts("cross_attn", f"{theirs}.encoder_attn.", matrices)
         parts["around_cross_attn.norm"] = (f"{theirs}.encoder_attn_layer_norm",)
     return parts
 

@@ -80,11 +80,11 @@ def label_names(settings: Mapping[str, Any]) -> list[str]:
         problems.append("id2label has names that are empty or not text")
     if problems:
         raise ProblemList(problems)
-    found: list[str] = []
+    labels: list[str] = []
     for token in range(count):
         name = names[str(token)]
-        found.append(f"{name} ({token})" if name in found else name)
-    return found
+        labels.append(f"{name} ({token})" if name in labels else name)
+    return labels
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _compare_words(ours: Tokenizer, theirs: ReferenceTokenizer, lines: Sequence[
     source, decoded = 0, 0
     for line in lines:
         ids = [BOS, *ours.encode_source(line)]
-        found = theirs.tokenizer(line, split_special_tokens=True).input_ids
-        source += ids != [theirs.source[token] for token in found]
+        their_ids = theirs.tokenizer(line, split_special_tokens=True).input_ids
+        source += ids != [theirs.source[token] for token in their_ids]
         decoded += ours.decode_source(ids) != theirs.decode_target(ids)
     return TokenizerParity(len(lines), source, 0, decoded)

@@ -20,11 +20,12 @@ from dragoman.config import parse_config
 from dragoman.formats.importing.comparison import compare_toolkit
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, search_section, text_sections
 from dragoman.formats.importing.family import OFF, Comparison, ImportedVocabulary, Plan, accepted_values, part
+from dragoman.formats.importing.listed_vocabulary import toolkit_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, TransformerNames
 from dragoman.formats.importing.numpy_reference import NumpyTransformer
 from dragoman.formats.importing.opennmt import (
+    SHARED,
     definition_sizes,
-    imported_vocabulary,
     model_section,
     name_table,
     opennmt_names,
@@ -103,8 +104,8 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
 
 
 def read_vocabulary(checkpoint: EoleCheckpoint) -> ImportedVocabulary:
-    lists = token_lists(checkpoint.vocabulary)
-    return imported_vocabulary(checkpoint, lists, bool(part(checkpoint.settings, "model").get("share_embeddings")))
+    tied = SHARED if part(checkpoint.settings, "model").get("share_embeddings") else ""
+    return toolkit_vocabulary(checkpoint, token_lists(checkpoint.vocabulary), tied, source_ends=False)
 
 
 def plan(checkpoint: EoleCheckpoint, vocabulary: ImportedVocabulary) -> Plan:

@@ -33,7 +33,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
     integer_problems,
 )
-from dragoman.formats.importing.listed_vocabulary import TokenList, listed_vocabulary
+from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Rule, TransformerNames
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, halved_sinusoids
 from dragoman.formats.importing.toolkit_files import FairseqCheckpoint
@@ -90,16 +90,14 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
 
 
 def read_vocabulary(checkpoint: FairseqCheckpoint) -> ImportedVocabulary:
-    source, target = token_lists(checkpoint)
-    same = source.tokens == target.tokens
-    if checkpoint.settings.get("share_all_embeddings") and not same:
-        raise ProblemList([f"share_all_embeddings = True, but {source.name} and {target.name} differ"])
-    return listed_vocabulary(checkpoint, source, None if same else target)
+    lists = token_lists(checkpoint)
+    tied = f"share_all_embeddings = True, but {lists[0].name} and {lists[1].name} differ"
+    return toolkit_vocabulary(checkpoint, lists, tied if checkpoint.settings.get("share_all_embeddings") else "")
 
 
 def token_lists(checkpoint: FairseqCheckpoint) -> list[TokenList]:
     """Return the dictionaries of source and target.  Raises ProblemList."""
-    found, problems = [], []
+    lists, problems = [], []
     for path in _dictionaries(checkpoint):
         try:
             text = checkpoint.text(path.name)
@@ -115,10 +113,10 @@ def token_lists(checkpoint: FairseqCheckpoint) -> list[TokenList]:
             tokens.append(token)
         if len(set(tokens)) < len(tokens):
             problems.append(f"{path.name}: the same token twice, or a special token")
-        found.append(TokenList(tokens, _SPECIAL, path.name))
+        lists.append(TokenList(tokens, _SPECIAL, path.name))
     if problems:
         raise ProblemList(list(dict.fromkeys(problems)))
-    return found
+    return lists
 
 
 def _dictionaries(checkpoint: FairseqCheckpoint) -> tuple[Path, Path]:
@@ -183,8 +181,8 @@ def _check_versions(checkpoint: FairseqCheckpoint) -> None:
     if not checkpoint.settings.get("encoder_normalize_before"):
         return
     versions = {name: checkpoint.tensors.get(name) for name in (f"{stack}.version" for stack in STACKS)}
-    found = {name: 1.0 if each is None else float(each.flatten()[0]) for name, each in versions.items()}
-    if old := [f"{name} = {number:g}" for name, number in found.items() if number < _VERSION]:
+    numbers = {name: 1.0 if each is None else float(each.flatten()[0]) for name, each in versions.items()}
+    if old := [f"{name} = {number:g}" for name, number in numbers.items() if number < _VERSION]:
         raise UsageError(
             f"{', '.join(old)}: pre-norm without a norm after the last layer; accepted: {_VERSION}, which current "
             "versions of fairseq write"

@@ -29,12 +29,11 @@ from dragoman.formats.importing import (
     t5,
     vit,
 )
-from dragoman.formats.importing.checkpoint import Checkpoint
+from dragoman.formats.importing.checkpoint import Checkpoint, download, hub_package, is_hub_name
 from dragoman.formats.importing.comparison import transformers_package
 from dragoman.formats.importing.ctranslate2_files import CTranslate2Checkpoint, is_ctranslate2
 from dragoman.formats.importing.encoders import label_names
 from dragoman.formats.importing.family import Comparison, Family, ImportedVocabulary, Plan, collecting
-from dragoman.formats.importing.hub import download, hub_package, is_hub_name
 from dragoman.formats.importing.marian_items import MarianCheckpoint, find_models
 from dragoman.formats.importing.name_tables import converted, listed, table_problems
 from dragoman.formats.importing.toolkit_files import (
@@ -180,10 +179,11 @@ def _family(checkpoint: Checkpoint) -> tuple[str, Family]:
 
 
 def _check_request(source: Path, folder: Path, text_problems: Sequence[str]) -> None:
-    problems = []
+    problems: list[str] = []
     needed: Callable[[], Any] | None = transformers_package
     if is_hub_name(source):
-        problems += _package_problems(hub_package)
+        with collecting(problems):
+            hub_package()
     elif not source.exists():
         problems.append(
             f"{source}: no such file or folder; models of the Hugging Face Hub have names of the form NAMESPACE/NAME, "
@@ -195,25 +195,18 @@ def _check_request(source: Path, folder: Path, text_problems: Sequence[str]) -> 
         if find_models(source) or find_checkpoints(source):
             needed = None
         else:
-            found = "not a model file" if source.is_file() else "no config.json"
+            reason = "not a model file" if source.is_file() else "no config.json"
             problems.append(
-                f"{source}: {found}; accepted: a folder in the layout of Hugging Face, CTranslate2 or eole, "
+                f"{source}: {reason}; accepted: a folder in the layout of Hugging Face, CTranslate2 or eole, "
                 "Marian's files (.npz, .bin), JoeyNMT's (.ckpt, config.yaml), fairseq's (.pt, dict.CODE.txt) or "
                 "OpenNMT-py's (.pt)"
             )
     problems += new_folder_problems(folder)
     problems += text_problems
-    problems += [] if needed is None else _package_problems(needed)
+    if needed is not None:
+        with collecting(problems):
+            needed()
     check_problems("invalid import options:", problems)
-
-
-def _package_problems(needed: Callable[[], Any]) -> list[str]:
-    """Return why a package cannot be imported.  needed: raises UsageError then."""
-    try:
-        needed()
-    except UsageError as error:
-        return [str(error)]
-    return []
 
 
 # ------------------------------------------------------------------------------------------------------------ checking
@@ -297,12 +290,12 @@ _MAX_SIZE = 1 << 24
 
 def _importable_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings with accepted values of those that do not change the tensors."""
-    found = dict(settings) | {key: value for key, value in _PLACEHOLDERS.items() if key in settings}
-    if "feed_forward_proj" in found:  # T5: the activation and whether it is gated, which changes the tensors
-        gated = str(found["feed_forward_proj"]).startswith("gated-")
-        found["feed_forward_proj"] = "gated-relu" if gated else "relu"
-        found.pop("dense_act_fn", None)
-    return found
+    importable = dict(settings) | {key: value for key, value in _PLACEHOLDERS.items() if key in settings}
+    if "feed_forward_proj" in importable:  # T5: the activation and whether it is gated, which changes the tensors
+        gated = str(importable["feed_forward_proj"]).startswith("gated-")
+        importable["feed_forward_proj"] = "gated-relu" if gated else "relu"
+        importable.pop("dense_act_fn", None)
+    return importable
 
 
 def _placeholder_vocabulary(settings: Mapping[str, Any]) -> ImportedVocabulary | None:

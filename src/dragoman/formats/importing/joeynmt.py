@@ -27,7 +27,7 @@ from dragoman.formats.importing.family import (
     integer_problems,
     part,
 )
-from dragoman.formats.importing.listed_vocabulary import TokenList, listed_vocabulary
+from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, TransformerNames, attention_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
 from dragoman.formats.importing.toolkit_files import JoeyCheckpoint
@@ -86,12 +86,9 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
 
 
 def read_vocabulary(checkpoint: JoeyCheckpoint) -> ImportedVocabulary:
-    source, target = token_lists(checkpoint)
-    tied = bool(part(checkpoint.settings, "model").get("tied_embeddings", False))
-    same = source.tokens == target.tokens
-    if tied and not same:
-        raise ProblemList(["model.tied_embeddings = True, but src_vocab.txt and trg_vocab.txt differ"])
-    return listed_vocabulary(checkpoint, source, None if same else target, restrict=True)
+    is_tied = part(checkpoint.settings, "model").get("tied_embeddings", False)
+    tied = "model.tied_embeddings = True, but src_vocab.txt and trg_vocab.txt differ" if is_tied else ""
+    return toolkit_vocabulary(checkpoint, token_lists(checkpoint), tied, restrict=True)
 
 
 def token_lists(checkpoint: JoeyCheckpoint) -> list[TokenList]:
@@ -99,18 +96,18 @@ def token_lists(checkpoint: JoeyCheckpoint) -> list[TokenList]:
 
     Raises ProblemList.
     """
-    own = part(part(checkpoint.settings, "data"), "special_symbols")
-    ids = {name: own.get(f"{name}_id", default) for name, default in _SPECIAL.items()}
+    symbols = part(part(checkpoint.settings, "data"), "special_symbols")
+    ids = {name: symbols.get(f"{name}_id", default) for name, default in _SPECIAL.items()}
     if sorted(ids.values(), key=str) != [0, 1, 2, 3]:
         raise ProblemList([])  # reported by `unsupported`
-    names = {token: str(own.get(f"{name}_token", _TOKENS[name])) for name, token in ids.items()}
+    names = {token: str(symbols.get(f"{name}_token", _TOKENS[name])) for name, token in ids.items()}
     first = [names[token] for token in range(4)]
-    found = []
+    lists = []
     for side in _SIDES:
         file = f"{side}_vocab.txt"
         tokens = dict.fromkeys([*first, *checkpoint.text(file).removesuffix("\n").split("\n")])
-        found.append(TokenList(list(tokens), (ids["pad"], ids["unk"], ids["bos"], ids["eos"]), file))
-    return found
+        lists.append(TokenList(list(tokens), (ids["pad"], ids["unk"], ids["bos"], ids["eos"]), file))
+    return lists
 
 
 def plan(checkpoint: JoeyCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
@@ -160,7 +157,7 @@ def _names(is_pre: bool) -> TransformerNames:
         parts: dict[str, tuple[str, ...]] = {}
         for ours, (name, norm) in attentions.items():
             matrices = ("q_layer", "k_layer", "v_layer", "output_layer")
-            parts |= attention_parts(ours, *(f"{theirs}.{name}.{matrix}" for matrix in matrices))
+            parts |= attention_parts(ours, f"{theirs}.{name}.", matrices)
             parts[f"around_{ours}.norm"] = (f"{theirs}.{norm}",)
         layers[stack] = parts | {
             "ffn.inner": (f"{theirs}.feed_forward.pwff_layer.0",),

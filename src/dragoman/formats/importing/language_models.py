@@ -50,11 +50,11 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     for key, token in (("bos_token_id", begin), ("eos_token_id", end)):
         if type(token) is int and type(size) is int and token >= size:
             problems.append(f"{key} = {token}, but vocab_size = {size}")
-    found = checkpoint.generation.get("eos_token_id", end)
-    if isinstance(found, list) and found != end:
-        problems.append(f"generation_config.json: {several_ends(found)}")
-    elif found != end and not isinstance(end, list):
-        problems.append(f"generation_config.json: eos_token_id = {found}; accepted: {end}, that of config.json")
+    generated_end = checkpoint.generation.get("eos_token_id", end)
+    if isinstance(generated_end, list) and generated_end != end:
+        problems.append(f"generation_config.json: {several_ends(generated_end)}")
+    elif generated_end != end and not isinstance(end, list):
+        problems.append(f"generation_config.json: eos_token_id = {generated_end}; accepted: {end}, that of config.json")
     if problems:
         raise ProblemList(problems)
     if type(size) is not int or type(begin) is not int or type(end) is not int:
@@ -74,14 +74,14 @@ def _unknown(checkpoint: Checkpoint) -> int | None:
     try:
         if (checkpoint.folder / TOKENIZER_JSON).exists():
             model = checkpoint.json(TOKENIZER_JSON)["model"]
-            found = model["unk_id"] if "unk_id" in model else model["vocab"].get(model.get("unk_token"))
+            unknown = model["unk_id"] if "unk_id" in model else model["vocab"].get(model.get("unk_token"))
         elif (checkpoint.folder / "tokenizer.model").exists():
-            found = spm.SentencePieceProcessor(model_proto=checkpoint.bytes("tokenizer.model")).unk_id()
+            unknown = spm.SentencePieceProcessor(model_proto=checkpoint.bytes("tokenizer.model")).unk_id()
         else:
             return None
     except (DragomanError, LookupError, TypeError, AttributeError, RuntimeError):
         return None  # reported by `json_vocabulary`
-    return found if type(found) is int else None
+    return unknown if type(unknown) is int else None
 
 
 def vocabulary_orders(vocabulary: ImportedVocabulary) -> dict[str, AxisOrder]:

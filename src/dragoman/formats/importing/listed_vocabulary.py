@@ -56,10 +56,10 @@ def sentencepiece_models(folder: Path) -> tuple[Path, Path]:
         return sides[0][0], sides[1][0]
     if len(files) == 1 and not any(sides):
         return files[0], files[0]
-    found = ", ".join(path.name for path in files) or "none"
+    shown = ", ".join(path.name for path in files) or "none"
     raise ProblemList(
         [
-            f"{folder}: the sentencepiece model is not known (*.model, *.spm: {found}); accepted: one file for both "
+            f"{folder}: the sentencepiece model is not known (*.model, *.spm: {shown}); accepted: one file for both "
             "sides, such as sentencepiece.model, or source.model and target.model; other tokenizers, such as "
             "subword-nmt, are not supported"
         ]
@@ -97,6 +97,21 @@ def listed_vocabulary(
         frames = None if source_ends else NO_SOURCE_END.file()
         tokenizer = Tokenizer(models[0], None if models[0] == models[1] else models[1], file, frames)
     return ImportedVocabulary(tokenizer, *orders)
+
+
+def toolkit_vocabulary(
+    checkpoint: Checkpoint, lists: Sequence[TokenList], tied: str, restrict: bool = False, source_ends: bool = True
+) -> ImportedVocabulary:
+    """Return the vocabulary of the lists of source and target, of which equal ones become one.  Raises ProblemList.
+
+    tied: the problem if the lists differ, because both sides have one embedding; "" if they have two.  restrict,
+    source_ends: as in `listed_vocabulary`.
+    """
+    source, target = lists
+    same = source.tokens == target.tokens and source.special == target.special
+    if tied and not same:
+        raise ProblemList([tied])
+    return listed_vocabulary(checkpoint, source, None if same else target, restrict, source_ends)
 
 
 def _check_belongs(content: bytes, path: Path, listed: TokenList) -> None:

@@ -102,8 +102,8 @@ def _groups(settings: Mapping[str, Any]) -> int:
 
 def _rope(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of rotary positions, which have two names, or none."""
-    found = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
-    return found if isinstance(found, dict) else {"rope_type": found}
+    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    return rope if isinstance(rope, dict) else {"rope_type": rope}
 
 
 def _scaling_kind(rope: Mapping[str, Any]) -> Any:

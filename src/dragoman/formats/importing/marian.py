@@ -121,10 +121,10 @@ def _order(pieces: list[str], settings: Mapping[str, Any], name: str) -> list[in
         PAD: settings.get(PADDING, -1), UNK: pieces.index("<unk>"), BOS: settings.get("decoder_start_token_id"),
         EOS: settings.get("eos_token_id"),
     }  # fmt: skip
-    found = [special[token] for token in sorted(special)]
-    if any(type(token) is not int or token >= len(pieces) for token in found) or len(set(found)) < len(found):
-        raise ProblemList([f"{name}: the ids of <unk>, start and end, {found[1:]}, are not different ids of the list"])
-    order = [int(token) for token in found if token is not None]
+    ids = [special[token] for token in sorted(special)]
+    if any(type(token) is not int or token >= len(pieces) for token in ids) or len(set(ids)) < len(ids):
+        raise ProblemList([f"{name}: the ids of <unk>, start and end, {ids[1:]}, are not different ids of the list"])
+    order = [int(token) for token in ids if token is not None]
     return order + [token for token in range(len(pieces)) if token not in order]
 
 

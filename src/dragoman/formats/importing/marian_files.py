@@ -127,9 +127,9 @@ def read_vocabulary(checkpoint: MarianCheckpoint) -> ImportedVocabulary:
             lists.append(pieces)
     if problems:
         raise ProblemList(list(dict.fromkeys(problems)))
-    own = _has_own_specials(checkpoint, models)
-    special = [PAD_PIECE, 1, BOS_PIECE, 0] if own else [-1, 1, -1, 0]  # PAD, UNK, BOS, EOS
-    orders = [[*special, *range(4 if own else 2, len(pieces))] for pieces in lists]
+    exported = _has_own_specials(checkpoint, models)
+    special = [PAD_PIECE, 1, BOS_PIECE, 0] if exported else [-1, 1, -1, 0]  # PAD, UNK, BOS, EOS
+    orders = [[*special, *range(4 if exported else 2, len(pieces))] for pieces in lists]
     same = paths[0] == paths[1]
     if not same and _ties_sides(checkpoint.settings):
         raise ProblemList(["two vocabularies, but the settings tie the embeddings of source and target"])
@@ -278,7 +278,7 @@ def _names(settings: Mapping[str, Any], tensors: Container[str], is_pre: bool) -
                 # The norm before this sub-layer has another name than the norm after it.
                 parts["around_ssru.norm"] = (f"{theirs}_rnn" if is_pre else f"{theirs}_rnn_ffn",)
         for ours, name in attentions.items():
-            parts |= attention_parts(ours, *(f"{name}_W{part}" for part in "qkvo"))
+            parts |= attention_parts(ours, f"{name}_W", "qkvo")
             parts[f"around_{ours}.norm"] = (f"{name}_Wo",)
         parts |= {"ffn.inner": (f"{theirs}_ffn_W1",), "ffn.outer": (f"{theirs}_ffn_W2",)}
         layers[stack] = parts | {"around_ffn.norm": (f"{theirs}_ffn_ffn",)}

@@ -232,11 +232,11 @@ class MarianCheckpoint(Checkpoint):
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings of the model."""
-        found = self._items.get(SETTINGS)
-        if found is None:
+        characters = self._items.get(SETTINGS)
+        if characters is None:
             raise UsageError(f"{self.model}: no item {SETTINGS}, the settings of the model; accepted: models with one")
         try:
-            text = bytes(found.astype(np.uint8)).rstrip(b"\0").decode()
+            text = bytes(characters.astype(np.uint8)).rstrip(b"\0").decode()
         except UnicodeDecodeError:
             raise UsageError(f"{self.model}: {SETTINGS} is not UTF-8. {ADVICE}") from None
         return parse_yaml(text, f"{self.model}, {SETTINGS}")
@@ -248,12 +248,12 @@ class MarianCheckpoint(Checkpoint):
         for path in sorted(self.folder.glob("*.yml")) + sorted(self.folder.glob("*.yaml")):
             if "vocab" in path.name or path.stat().st_size > _MAX_YAML:
                 continue
-            found = parse_yaml(read_text(path, UsageError, ADVICE, _MAX_YAML), str(path))
-            models = map(_file_name, _listed(found.get("models")))
+            options = parse_yaml(read_text(path, UsageError, ADVICE, _MAX_YAML), str(path))
+            models = map(_file_name, _listed(options.get("models")))
             if self.model.name in models or path.name.startswith(self.model.name):
-                named.append(found)
-            elif "vocabs" in found and "models" not in found:
-                other.append(found)
+                named.append(options)
+            elif "vocabs" in options and "models" not in options:
+                other.append(options)
         return (named or other or [{}])[0]
 
     @cached_property
@@ -288,9 +288,9 @@ class MarianCheckpoint(Checkpoint):
     def shortlist(self) -> Path | None:
         """The shortlist that the settings of decoding name, or the only one of the folder."""
         names = [_file_name(name) for name in _listed(self.generation.get("shortlist"))[:1]]
-        found = [self.folder / name for name in names if (self.folder / name).is_file()]
-        found = found or [file for file in sorted(self.folder.glob("*.bin")) if is_lexical_shortlist(file)]
-        return found[0] if len(found) == 1 and is_lexical_shortlist(found[0]) else None
+        files = [self.folder / name for name in names if (self.folder / name).is_file()]
+        files = files or [file for file in sorted(self.folder.glob("*.bin")) if is_lexical_shortlist(file)]
+        return files[0] if len(files) == 1 and is_lexical_shortlist(files[0]) else None
 
     @cached_property
     def _items(self) -> dict[str, Any]:
@@ -305,13 +305,13 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Parse YAML that creates nothing but numbers, texts, lists and mappings."""
     yaml = extra_package("yaml", "formats", "the import of settings in YAML")
     try:
-        found = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        settings = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UsageError(f"{where}: not valid YAML: {reason}. {ADVICE}") from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise UsageError(f"{where}: not a mapping of settings. {ADVICE}")
-    return {str(key): value for key, value in found.items()}
+    return {str(key): value for key, value in settings.items()}
 
 
 def _listed(value: object) -> Sequence[str]:

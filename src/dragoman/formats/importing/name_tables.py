@@ -133,7 +133,7 @@ def reverted(table: Table, orders: AxisOrders, tensors: Mapping[str, Tensor]) ->
 
     Names of one tensor share it.  Tensors that are optional in a checkpoint and that we lack are left out.
     """
-    found: dict[str, Tensor] = {}
+    checkpoint: dict[str, Tensor] = {}
     for ours, rule in table.items():
         if rule.optional and ours not in tensors:
             continue
@@ -148,9 +148,9 @@ def reverted(table: Table, orders: AxisOrders, tensors: Mapping[str, Tensor]) ->
         sizes = rule.sizes or [len(tensor) // len(rule.theirs)] * len(rule.theirs)
         factors = rule.factors or [1.0] * len(sizes)
         for part, piece, factor in zip(rule.theirs, tensor.split(list(sizes)), factors, strict=True):
-            own = piece if factor == 1 else piece / factor
-            found |= dict.fromkeys(part.split("|"), own.T if rule.transposed and own.dim() == 2 else own)
-    return found
+            values = piece if factor == 1 else piece / factor
+            checkpoint |= dict.fromkeys(part.split("|"), values.T if rule.transposed and values.dim() == 2 else values)
+    return checkpoint
 
 
 def _parts(table: Table) -> Iterable[str]:
@@ -163,7 +163,7 @@ def _found(rule: Rule, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
 
     Leading axes of size 1 are left out, or, for a flat rule, the last axes joined.
     """
-    found = []
+    parts = []
     for part in rule.theirs:
         name = next((name for name in part.split("|") if name in tensors), None)
         if name is None:
@@ -173,8 +173,8 @@ def _found(rule: Rule, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
             tensor = tensor.flatten(len(rule.axes) - 1)
         while tensor.dim() > len(rule.axes) and tensor.size(0) == 1:
             tensor = tensor[0]
-        found.append(tensor.T if rule.transposed and tensor.dim() == 2 else tensor)
-    return found
+        parts.append(tensor.T if rule.transposed and tensor.dim() == 2 else tensor)
+    return parts
 
 
 def _shape_problem(rule: Rule, orders: AxisOrders, parts: Sequence[Tensor], ours: tuple[int, ...] | None) -> str | None:
@@ -243,8 +243,12 @@ class TransformerNames:
         return rules | part_rules("", norms, self.naming)
 
 
-def attention_parts(ours: str, queries: str, keys: str, values: str, out: str) -> dict[str, tuple[str, ...]]:
-    """Return the parts of an attention, "self_attn" or "cross_attn"."""
+def attention_parts(ours: str, prefix: str, matrices: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the parts of an attention, "self_attn" or "cross_attn".
+
+    matrices: names of queries, keys, values and output, after `prefix`.
+    """
+    queries, keys, values, out = (f"{prefix}{name}" for name in matrices)
     if ours == "self_attn":
         return {"self_attn.qkv": (queries, keys, values), "self_attn.out": (out,)}
     return {"cross_attn.q": (queries,), "cross_attn.kv": (keys, values), "cross_attn.out": (out,)}

@@ -97,14 +97,14 @@ class SearchedModel:
         self, cases: Sequence[ParityCase], width: int, min_length: int, max_length: int
     ) -> list[list[list[int]]]:
         """Targets of `min_length` = `max_length` tokens end without a cost, as in `formats.parity`."""
-        found: list[list[list[int]]] = []
+        results: list[list[list[int]]] = []
         for begin in range(0, len(cases), _BATCH):
             sources = [[self.source[token] for token in case.source] for case in cases[begin : begin + _BATCH]]
             tokens = self._beams(sources, width, max_length, fixed=min_length == max_length)
             for sentence in tokens.tolist():
                 ended = (row[: row.index(self.end)] if self.end in row else row for row in sentence)
-                found.append([[self.ours[token] for token in row] for row in ended])
-        return found
+                results.append([[self.ours[token] for token in row] for row in ended])
+        return results
 
     @_quiet
     def _beams(self, sources: list[list[int]], width: int, length: int, fixed: bool) -> np.ndarray:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from dragoman.config import parse_config
-from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_toolkit
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, text_sections
 from dragoman.formats.importing.family import (
@@ -29,7 +28,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
     integer_problems,
 )
-from dragoman.formats.importing.listed_vocabulary import TokenList, listed_vocabulary
+from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Naming, Rule, TransformerNames, attention_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
 from dragoman.formats.importing.toolkit_files import OpenNMTCheckpoint
@@ -63,6 +62,8 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """Setting -> accepted values; an absent setting has an accepted default."""
 _REQUIRED = ("encoder_type", "decoder_type", "position_encoding")
+SHARED = "share_embeddings = True, but the vocabularies of source and target differ"
+"""The problem of lists that differ, if both sides have one embedding."""
 _SIDES = ("src", "tgt")
 _SPECIAL = {"pad_token": "<blank>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _TRANSFORMS = (
@@ -111,8 +112,8 @@ def tie_of(settings: Mapping[str, Any]) -> str:
 
 
 def read_vocabulary(checkpoint: OpenNMTCheckpoint) -> ImportedVocabulary:
-    lists = token_lists(checkpoint.vocabulary)
-    return imported_vocabulary(checkpoint, lists, bool(checkpoint.settings.get("share_embeddings")))
+    tied = SHARED if checkpoint.settings.get("share_embeddings") else ""
+    return toolkit_vocabulary(checkpoint, token_lists(checkpoint.vocabulary), tied, source_ends=False)
 
 
 def token_lists(vocabulary: Mapping[str, Any]) -> list[TokenList]:
@@ -146,15 +147,6 @@ def token_lists(vocabulary: Mapping[str, Any]) -> list[TokenList]:
     if problems:
         raise ProblemList(problems)
     return lists
-
-
-def imported_vocabulary(checkpoint: Checkpoint, lists: Sequence[TokenList], is_shared: bool) -> ImportedVocabulary:
-    """Return the vocabulary of two lists.  is_shared: whether both sides have one embedding.  Raises ProblemList."""
-    source, target = lists
-    same = source.tokens == target.tokens and source.special == target.special
-    if is_shared and not same:
-        raise ProblemList(["share_embeddings = True, but the vocabularies of source and target differ"])
-    return listed_vocabulary(checkpoint, source, None if same else target, source_ends=False)
 
 
 def plan(checkpoint: OpenNMTCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
@@ -206,15 +198,15 @@ def opennmt_names(
     embeddings: as in `TransformerNames.others`.  layers: the layers of each stack, such as "decoder.layers.{}".  parts:
     of a layer besides attention, without that prefix.
     """
-    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    stacks: dict[str, dict[str, tuple[str, ...]]] = {}
     for stack, theirs in layers.items():
-        found[stack] = {ours: (f"{theirs}.{name}",) for ours, name in parts[stack].items()}
+        stacks[stack] = {ours: (f"{theirs}.{name}",) for ours, name in parts[stack].items()}
         attentions = {"self_attn": "self_attn"} | ({"cross_attn": "context_attn"} if stack == "decoder" else {})
         for ours, name in attentions.items():
             matrices = ("linear_query", "linear_keys", "linear_values", "final_linear")
-            found[stack] |= attention_parts(ours, *(f"{theirs}.{name}.{matrix}" for matrix in matrices))
+            stacks[stack] |= attention_parts(ours, f"{theirs}.{name}.", matrices)
     norms = {f"{stack}.final_norm": f"{stack}.layer_norm" for stack in STACKS}
-    return TransformerNames(found, {**embeddings, **norms}, Naming(optional_bias=True))
+    return TransformerNames(stacks, {**embeddings, **norms}, Naming(optional_bias=True))
 
 
 def _names() -> TransformerNames:

@@ -131,13 +131,13 @@ def _sentinels(facts: Mapping[str, Any], default: int) -> int:
 
 def _order(size: int, special: Mapping[int, Any]) -> list[int]:
     """Return for each of our ids that of the checkpoint.  special: our id -> theirs.  Raises ProblemList."""
-    found = [special[token] for token in (UNK, BOS, EOS)]
-    if any(type(token) is not int or not 0 <= token < size for token in found) or len(set(found)) < len(found):
-        raise ProblemList([f"the ids of <unk>, padding and end, {found}, are not different ids below {size}"])
+    ids = [special[token] for token in (UNK, BOS, EOS)]
+    if any(type(token) is not int or not 0 <= token < size for token in ids) or len(set(ids)) < len(ids):
+        raise ProblemList([f"the ids of <unk>, padding and end, {ids}, are not different ids below {size}"])
     order = [-1] * (EOS + 1)
     for ours in (UNK, BOS, EOS):
         order[ours] = special[ours]
-    return order + [token for token in range(size) if token not in found]
+    return order + [token for token in range(size) if token not in ids]
 
 
 def _bytes(size: int, values: Mapping[str, Any], sentinels: int) -> ImportedVocabulary:
@@ -181,12 +181,12 @@ def _listed(checkpoint: Checkpoint, size: int, values: Mapping[str, Any], sentin
 
 def _unique(names: list[str]) -> list[str]:
     """Return our special tokens and other pieces, each once."""
-    found = [*SPECIAL_NAMES]
-    known = set(found)
+    pieces = [*SPECIAL_NAMES]
+    known = set(pieces)
     for index, name in enumerate(names, start=EOS + 1):
-        found.append(f"{name} ({index})" if name in known else name)
-        known.add(found[-1])
-    return found
+        pieces.append(f"{name} ({index})" if name in known else name)
+        known.add(pieces[-1])
+    return pieces
 
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
@@ -268,7 +268,7 @@ def _table(values: Mapping[str, Any], tied: bool) -> dict[str, Rule]:
             attention["cross_attn"] = f"{theirs}.1.EncDecAttention"
         parts: dict[str, tuple[str, ...]] = {}
         for index, (ours, name) in enumerate(attention.items()):
-            parts |= attention_parts(ours, *(f"{name}.{part}" for part in "qkvo"))
+            parts |= attention_parts(ours, f"{name}.", "qkvo")
             parts[f"around_{ours}.norm"] = (f"{theirs}.{index}.layer_norm",)
         parts["ffn.inner"] = tuple(f"{theirs}.{last}.DenseReluDense.{name}" for name in inner)
         parts["ffn.outer"] = (f"{theirs}.{last}.DenseReluDense.wo",)

@@ -113,9 +113,9 @@ def sentencepiece_json(content: bytes) -> bytes:
     built.decoder = decoders.Sequence(steps)
     special = [str(model.id_to_piece(i)) for i in range(size) if model.is_control(i) or model.is_unknown(i)]
     built.add_special_tokens([package.AddedToken(name, special=True, normalized=False) for name in special])
-    found: bytes = built.to_str().encode()
-    _check_samples(model, found)
-    return found
+    content_json: bytes = built.to_str().encode()
+    _check_samples(model, content_json)
+    return content_json
 
 
 def _merges(model: spm.SentencePieceProcessor, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
@@ -173,12 +173,12 @@ def wordpiece_vocabulary(checkpoint: Checkpoint, size: object) -> ImportedVocabu
         if problems:
             raise ValueError("; ".join(problems))
         assert isinstance(size, int)
-        found = TokenIds(tuple(ids[names[key]] for key in list(names)[:4]), size, ids[names["mask"]])
-        tokenizer = Tokenizer(content, None, found.file())
+        token_ids = TokenIds(tuple(ids[names[key]] for key in list(names)[:4]), size, ids[names["mask"]])
+        tokenizer = Tokenizer(content, None, token_ids.file())
         tokenizer.encode_source("a b")
     except ValueError as error:
         raise ProblemList([f"the tokenizer cannot be used: {error}"]) from None
-    return ImportedVocabulary(tokenizer, found.theirs, found.theirs)
+    return ImportedVocabulary(tokenizer, token_ids.theirs, token_ids.theirs)
 
 
 def _name(value: object, default: str) -> str:
@@ -194,10 +194,10 @@ def _wordpieces(content: bytes) -> Iterator[tuple[str, int]]:
         model = document["model"]
         if model["type"] != "WordPiece":
             raise ValueError(f"{TOKENIZER_JSON}: model of type {model['type']!r}; accepted: 'WordPiece'")
-        found = [*model["vocab"].items(), *((each["content"], each["id"]) for each in document["added_tokens"])]
+        pieces = [*model["vocab"].items(), *((each["content"], each["id"]) for each in document["added_tokens"])]
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{TOKENIZER_JSON}: not a tokenizer of Hugging Face ({error!r:.100})") from None
-    yield from ((str(piece), token) for piece, token in found if type(token) is int)
+    yield from ((str(piece), token) for piece, token in pieces if type(token) is int)
 
 
 def _wordpiece_json(checkpoint: Checkpoint, settings: dict[str, Any], names: dict[str, str]) -> bytes:

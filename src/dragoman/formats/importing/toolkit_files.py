@@ -100,16 +100,16 @@ class FairseqCheckpoint(ToolkitCheckpoint):
 
         They are a Namespace `args`, or the groups of a configuration `cfg`.
         """
-        own = self.pickled.content
-        content = plain({key: own.get(key) for key in ("args", "cfg")} if isinstance(own, Mapping) else {})
+        stored = self.pickled.content
+        content = plain({key: stored.get(key) for key in ("args", "cfg")} if isinstance(stored, Mapping) else {})
         groups = content.get("cfg") or {}
         model = groups.get("model") if isinstance(groups, dict) else None
         if not isinstance(model, dict):
             if not isinstance(content.get("args"), dict):
                 raise UsageError(f"{self.model}: no options ('args' or 'cfg'); accepted: checkpoints of training")
             return dict(content["args"])
-        found = {**_flat(model), **{key: part(groups, "task").get(key) for key in ("source_lang", "target_lang")}}
-        return found | {key: part(groups, key).get("_name") for key in ("bpe", "tokenizer")}
+        options = {**_flat(model), **{key: part(groups, "task").get(key) for key in ("source_lang", "target_lang")}}
+        return options | {key: part(groups, key).get("_name") for key in ("bpe", "tokenizer")}
 
 
 class OpenNMTCheckpoint(ToolkitCheckpoint):
@@ -124,21 +124,21 @@ class OpenNMTCheckpoint(ToolkitCheckpoint):
         weights, output = content.get(self.part), content.get("generator")
         if not isinstance(weights, Mapping):
             return _read_shards(self.folder, f"{glob.escape(self.model.stem)}.[0-9][0-9].safetensors")
-        own = {f"generator.{name}": value for name, value in output.items()} if isinstance(output, Mapping) else {}
-        return self.pickled.tensors({**weights, **own})
+        layer = {f"generator.{name}": value for name, value in output.items()} if isinstance(output, Mapping) else {}
+        return self.pickled.tensors({**weights, **layer})
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The options of the training."""
-        found = plain(self._content["opt"])
-        if not isinstance(found, dict):
+        options = plain(self._content["opt"])
+        if not isinstance(options, dict):
             raise UsageError(f"{self.model}: 'opt' is not a list of options; accepted: checkpoints of OpenNMT-py 3")
-        return found
+        return options
 
     @cached_property
     def vocabulary(self) -> dict[str, Any]:
-        found = plain(self._content["vocab"])
-        return found if isinstance(found, dict) else {}
+        lists = plain(self._content["vocab"])
+        return lists if isinstance(lists, dict) else {}
 
     @property
     def _content(self) -> Mapping[str, Any]:
@@ -172,8 +172,8 @@ def _read_shards(folder: Path, pattern: str) -> dict[str, Tensor]:
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with the groups "encoder", "decoder" and "quant_noise" as prefixes of names."""
-    found = dict(options)
+    flat = dict(options)
     for group in ("encoder", "decoder", "quant_noise"):
-        if isinstance(inner := found.pop(group, None), Mapping):
-            found |= {f"{group}_{key}": value for key, value in inner.items()}
-    return found
+        if isinstance(inner := flat.pop(group, None), Mapping):
+            flat |= {f"{group}_{key}": value for key, value in inner.items()}
+    return flat

@@ -222,8 +222,8 @@ class PickledCheckpoint:
     def tensors(self, names: Mapping[Any, Any]) -> dict[str, Tensor]:
         """Return the tensors of a mapping that is part of the content, by name; other values are left out."""
         stored = {str(name): value for name, value in names.items() if isinstance(value, _StoredTensor)}
-        found: dict[str, Tensor] = self._guarded(lambda archive: self._read(archive, stored))
-        return found
+        tensors: dict[str, Tensor] = self._guarded(lambda archive: self._read(archive, stored))
+        return tensors
 
     def _guarded(self, function: Callable[[zipfile.ZipFile], Any]) -> Any:
         try:
@@ -262,7 +262,7 @@ class PickledCheckpoint:
 
     def _read(self, archive: zipfile.ZipFile, stored: Mapping[str, _StoredTensor]) -> dict[str, Tensor]:
         storages: dict[str, Tensor] = {}
-        found = {}
+        tensors = {}
         for name, tensor in stored.items():
             storage = tensor.storage
             if storage.key not in storages:
@@ -271,11 +271,11 @@ class PickledCheckpoint:
                 if len(content) != size:
                     raise _Refused(f"data/{storage.key} has {len(content):,} bytes instead of {size:,}: truncated")
                 storages[storage.key] = torch.frombuffer(content, dtype=storage.dtype) if size else torch.empty(0)
-            own = storages[storage.key]
-            if own.dtype != storage.dtype:
+            numbers = storages[storage.key]
+            if numbers.dtype != storage.dtype:
                 raise _Refused(f"data/{storage.key} is used with two types of numbers")
-            found[name] = own.as_strided(tensor.shape, tensor.strides, tensor.offset).contiguous()
-        return found
+            tensors[name] = numbers.as_strided(tensor.shape, tensor.strides, tensor.offset).contiguous()
+        return tensors
 
 
 def plain(value: Any, depth: int = 20) -> Any:

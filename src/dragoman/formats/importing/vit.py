@@ -75,16 +75,16 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
     return ImportedVocabulary(LabelVocabulary(labels, patch_numbers=channels * patch**2), [], [-1, *range(len(labels))])
 
 
-def _preparation_problems(found: Mapping[str, Any], channels: object) -> Iterator[str]:
-    if found.get("do_rescale", True) is not True:
-        yield f"{_PREPROCESSOR}: do_rescale = {found['do_rescale']!r}; accepted: True"
-    factor = found.get("rescale_factor", 1 / 255)
+def _preparation_problems(preparation: Mapping[str, Any], channels: object) -> Iterator[str]:
+    if preparation.get("do_rescale", True) is not True:
+        yield f"{_PREPROCESSOR}: do_rescale = {preparation['do_rescale']!r}; accepted: True"
+    factor = preparation.get("rescale_factor", 1 / 255)
     if not isinstance(factor, int | float) or abs(factor * 255 - 1) > 1e-6:
         yield f"{_PREPROCESSOR}: rescale_factor = {factor!r}; accepted: 1/255"
-    if found.get("do_normalize", True) is False:
+    if preparation.get("do_normalize", True) is False:
         return
     for key in ("image_mean", "image_std"):
-        values = found.get(key)
+        values = preparation.get(key)
         numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
         if not numbers or (type(channels) is int and len(values or []) != channels):
             yield f"{_PREPROCESSOR}: {key} = {str(values)[:60]}; accepted: a list with a number per channel"
@@ -104,9 +104,10 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
 
 
 def _document(checkpoint: Checkpoint) -> dict[str, Any]:
-    settings, found = checkpoint.settings, checkpoint.json(_PREPROCESSOR)
-    normalized = found.get("do_normalize", True) is not False
-    pixels = {"mean": found["image_mean"], "std": found["image_std"]} if normalized else {"mean": [0.0], "std": [1.0]}
+    settings, preparation = checkpoint.settings, checkpoint.json(_PREPROCESSOR)
+    pixels = {"mean": [0.0], "std": [1.0]}
+    if preparation.get("do_normalize", True) is not False:
+        pixels = {"mean": preparation["image_mean"], "std": preparation["image_std"]}
     dropouts = {"dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob"}
     count = 1 + (settings["image_size"] // settings["patch_size"]) ** 2
     return {

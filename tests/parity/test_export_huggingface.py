@@ -1,4 +1,7 @@
-"""P9: encoder-decoders that fit no class of `transformers` are exported with their code, and compute the same."""
+"""P9: encoder-decoders exported to `transformers` compute the same there.
+
+Those with the layers of MarianMT become MarianMT, and their import is the identity; others are exported with code.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,18 @@ from imported_checks import check_wrong_weight
 from random_models import random_model
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
-from transformers_checkpoints import t5_checkpoint
+from transformers_checkpoints import MARIAN_LINES, marian_checkpoint, t5_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
 
-CONFIGURATIONS: dict[str, dict[str, Any]] = {
+MARIAN: dict[str, dict[str, Any]] = {
+    "tied": {"d_model": 18, "d_ff": 23, "n_heads": 3, "encoder_layers": 2, "activation": "silu"},
+    "one layer, target tied": {"d_model": 10, "d_ff": 7, "n_heads": 5, "tie": "target", "scale_embeddings": False},
+    "untied": {"d_model": 14, "n_heads": 2, "decoder_layers": 3, "tie": "none", "output_bias": True},
+    "two vocabularies": {"d_model": 16, "n_heads": 4, "activation": "gelu"},
+}  # fmt: skip
+CUSTOM: dict[str, dict[str, Any]] = {
     "as multi30k": {
         "d_model": 16, "n_heads": 2, "decoder_layers": 3, "order": "pre", "norm": {"kind": "rms"},
         "position": {"kind": "rotary"}, "activation": "silu", "gated": True, "bias": False,
@@ -66,10 +75,101 @@ ORDER = torch.tensor([PAD, UNK, BOS, EOS])
 
 def model_of(folder: Path, name: str) -> Path:
     search = {"beam": 4, "max_extra": 20}
-    return random_model(folder, CONFIGURATIONS[name], shared="two vocabularies" not in name, search=search)
+    return random_model(folder, (MARIAN | CUSTOM)[name], shared="two vocabularies" not in name, search=search)
 
 
-@pytest.fixture(scope="module", params=CONFIGURATIONS)
+# ------------------------------------------------------------------------------------------------------------- MarianMT
+
+
+@pytest.fixture(scope="module", params=MARIAN)
+def marian(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `model`, its export `there` and the import `back` of that."""
+    folder = tmp_path_factory.mktemp("export")
+    lines = write_lines(folder / "lines.txt", [source for source, _ in digit_pairs(6, seed=8)])
+    done = export(model_of(folder, request.param), folder / "there", "huggingface", check=lines)
+    assert done.met and done.parity.largest < 1e-5 and done.parity.greedy.same == 6
+    assert done.tokenizer is not None and done.tokenizer.lines > 15
+    assert not (folder / "there" / "modeling_dragoman.py").exists()
+    import_model(folder / "there", folder / "back", check=lines)
+    return folder
+
+
+def test_the_import_of_an_export_is_the_identity(marian: Path) -> None:
+    before, after = (load_network(marian / name) for name in ("model", "back"))
+    theirs = unique_tensors(after[0])
+    for name, tensor in unique_tensors(before[0]).items():
+        assert torch.equal(tensor, theirs.pop(name)), name
+    assert all(name == "output.bias" and not tensor.any() for name, tensor in theirs.items())
+    ours, read = before[1], after[1]
+    assert isinstance(ours, Tokenizer) and isinstance(read, Tokenizer)
+    for source, target in [*digit_pairs(20, seed=2), ("Größe, 日本", "x")]:
+        assert ours.encode_source(source) == read.encode_source(source)
+        assert ours.encode_target(target) == read.encode_target(target)
+    assert before[2].search.beam == after[2].search.beam and before[2].search.alpha == after[2].search.alpha
+
+
+def test_marianmt_has_equal_logits(marian: Path) -> None:
+    """Compared with the package directly, with ids of its own tokenizer."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(marian / "there")
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(marian / "there")
+    network, tokenizer, _ = load_network(marian / "model")
+    assert isinstance(network, Model) and isinstance(tokenizer, Tokenizer)
+    source, target = digit_pairs(1, seed=5)[0]
+    given = theirs(source, text_target=target, return_tensors="pt")
+    start = torch.tensor([[model.config.decoder_start_token_id, *given.labels[0, :-1].tolist()]])
+    with torch.no_grad():
+        logits = model(input_ids=given.input_ids, decoder_input_ids=start).logits[0]
+        tokens = torch.tensor([[BOS, *tokenizer.encode_target(target)[:-1]]])
+        ours = network(torch.tensor([tokenizer.encode_source(source)]), None, tokens)[0]
+    # Special tokens have other ids; the others follow in our order.
+    assert (logits[:, [3, 1, 2, 0]] - ours[:, [PAD, 1, BOS, EOS]]).abs().max() < 1e-5
+    assert (logits[:, 4:] - ours[:, 4:]).abs().max() < 1e-5
+
+
+def test_the_code_in_the_readme_of_marianmt_runs(
+    marian: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (marian / "there" / "README.md").read_text(), flags=re.S)
+    monkeypatch.chdir(marian / "there")
+    exec(code.replace("max_new_tokens=200", "max_new_tokens=9"), {})
+    assert capsys.readouterr().out.endswith("\n")
+    facts = json.loads((marian / "there" / "export.json").read_text())
+    assert facts["format"] == "huggingface" and facts["tokenizer"]["source"] == 0 and facts["transformers"]
+
+
+@pytest.mark.parametrize("name", ["tied", "two vocabularies"])
+def test_the_export_of_an_import_has_the_logits_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, MarianMTModel
+
+    lines = write_lines(tmp_path / "lines.txt", [line for line in MARIAN_LINES if line][:4])
+    first = marian_checkpoint(tmp_path / "first", name)
+    import_model(first, tmp_path / "model", check=lines)
+    export(tmp_path / "model", tmp_path / "second", "huggingface", check=lines)
+    found = []
+    for folder in (first, tmp_path / "second"):
+        model: Any = MarianMTModel.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        given = tokenizer("A dog runs.", text_target="ein hund läuft", return_tensors="pt")
+        start = torch.tensor([[model.config.decoder_start_token_id, *given.labels[0, :-1].tolist()]])
+        with torch.no_grad():
+            logits = model(input_ids=given.input_ids, decoder_input_ids=start).logits[0]
+        names = getattr(tokenizer, "target_encoder", None) or tokenizer.encoder
+        found.append({piece: logits[:, i] for piece, i in names.items()})
+    assert found[0].keys() == found[1].keys()
+    # generation of "tied" excludes the start token from the softmax, so that its logit is not kept
+    kept = [piece for piece in found[0] if piece != "<pad>"]
+    assert max((found[0][piece] - found[1][piece]).abs().max() for piece in kept) < 1e-5
+    import_model(tmp_path / "second", tmp_path / "back", check=lines)
+    before, after = (unique_tensors(load_network(tmp_path / each)[0]) for each in ("model", "back"))
+    assert before.keys() == after.keys() and all(torch.equal(before[each], after[each]) for each in before)
+
+
+# ------------------------------------------------------------------------------------------------------ code of its own
+
+
+@pytest.fixture(scope="module", params=CUSTOM)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model` and its export `there`."""
     folder = tmp_path_factory.mktemp("export")
@@ -287,7 +387,16 @@ def test_wrong_code_leaves_no_folder(mutant: str, cli: Cli, tmp_path: Path, monk
     assert {path.name for path in tmp_path.iterdir()} <= {"code", "data", "lines.txt", "model"}
 
 
-def test_a_wrong_weight_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "function", "weight"),
+    [
+        ("tied", "_tensors", "model.decoder.layers.0.encoder_attn.out_proj.weight"),
+        ("as multi30k", "reverted", "encoder.layers.0.ffn.outer.weight"),
+    ],
+    ids=["marianmt", "custom"],
+)
+def test_a_wrong_weight_leaves_no_folder(
+    name: str, function: str, weight: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = write_lines(tmp_path / "lines.txt", ["one two", "three"])
-    model, place = model_of(tmp_path, "as multi30k"), (huggingface, "reverted")
-    check_wrong_weight(model, "huggingface", place, "encoder.layers.0.ffn.outer.weight", lines, monkeypatch)
+    check_wrong_weight(model_of(tmp_path, name), "huggingface", (huggingface, function), weight, lines, monkeypatch)

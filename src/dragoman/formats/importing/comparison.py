@@ -84,6 +84,8 @@ class _Runtime(ABC):
 
     cached = True
     """Whether a search keeps keys and values."""
+    absent = NEVER
+    """Logit of our ids that are no tokens of their own in the checkpoint."""
 
     def __init__(self, model: tuple[Any, str], target: Sequence[int], added: list[int]) -> None:
         """model: and its name, see `reference_model`.  target: for each of our ids that of the checkpoint, or -1.
@@ -95,12 +97,20 @@ class _Runtime(ABC):
         self.never = [[target[token]] for token in (PAD, BOS) if token not in added]
         """Tokens that a search excludes before the softmax, in the form of `bad_words_ids`."""
 
-    @abstractmethod
+    @torch.no_grad()
     def logits(self, source: Sequence[int], target: Sequence[int]) -> Tensor:
         """Return the logits (T, V) of the checkpoint, in our order, after BOS and each token of a target.
 
         source, target: our ids, the source with EOS.
         """
+        logits = self._logits(source, torch.tensor([[self.target[token] for token in (BOS, *target)]]))
+        ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
+        ours[:, self.added] = self.absent
+        return ours
+
+    @abstractmethod
+    def _logits(self, source: Sequence[int], tokens: Tensor) -> Tensor:
+        """Return the logits (T, V) after each of the tokens (1, T); tokens and V are those of the checkpoint."""
 
     @abstractmethod
     def _inputs(self, cases: Sequence[ParityCase]) -> tuple[dict[str, Tensor], int]:
@@ -158,15 +168,11 @@ class TransformersRuntime(_Runtime):
             pad_token_id=self.pad, eos_token_id=self.target[EOS], decoder_start_token_id=self.target[BOS]
         )
 
-    @torch.no_grad()
-    def logits(self, source: Sequence[int], target: Sequence[int]) -> Tensor:
-        tokens = [self.target[token] for token in (BOS, *target)]
+    def _logits(self, source: Sequence[int], tokens: Tensor) -> Tensor:
         source_ids = torch.tensor([[self.source[token] for token in source]])
-        logits: Tensor = self.model(input_ids=source_ids, decoder_input_ids=torch.tensor([tokens])).logits[0]
+        logits: Tensor = self.model(input_ids=source_ids, decoder_input_ids=tokens).logits[0]
         logits[:, self.excluded] = NEVER
-        ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
-        ours[:, self.added] = NEVER
-        return ours
+        return logits
 
     def _inputs(self, cases: Sequence[ParityCase]) -> tuple[dict[str, Tensor], int]:
         rows = [[self.source[token] for token in case.source] for case in cases]
@@ -180,6 +186,8 @@ class TransformersRuntime(_Runtime):
 class CausalRuntime(_Runtime):
     """A language model, whose texts start with BOS."""
 
+    absent = float("-inf")
+
     def __init__(self, folder: Path, vocabulary: ImportedVocabulary) -> None:
         # Ours that are no tokens of their own: those that the checkpoint lacks, and BOS if it is the same as EOS.
         last = {theirs: ours for ours, theirs in enumerate(vocabulary.target) if theirs >= 0}
@@ -190,13 +198,9 @@ class CausalRuntime(_Runtime):
             pad_token_id=end, eos_token_id=end, bos_token_id=self.target[BOS]
         )
 
-    @torch.no_grad()
-    def logits(self, source: Sequence[int], target: Sequence[int]) -> Tensor:
-        tokens = [self.target[token] for token in (BOS, *target)]
-        logits: Tensor = self.model(input_ids=torch.tensor([tokens])).logits[0]
-        ours = logits.index_select(1, torch.tensor(self.target).clamp(min=0))
-        ours[:, self.added] = float("-inf")
-        return ours
+    def _logits(self, source: Sequence[int], tokens: Tensor) -> Tensor:
+        logits: Tensor = self.model(input_ids=tokens).logits[0]
+        return logits
 
     def _inputs(self, cases: Sequence[ParityCase]) -> tuple[dict[str, Tensor], int]:
         rows = [[self.target[token] for token in (BOS, *case.prefix)] for case in cases]

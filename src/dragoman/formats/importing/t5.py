@@ -67,7 +67,12 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     buckets = values["relative_attention_num_buckets"]
     if type(buckets) is not int or buckets < 4 or buckets % 4:
         problems.append(f"relative_attention_num_buckets = {buckets!r}; accepted: a multiple of 4")
-    problems += _activation_problems(values)
+    activation, gated = _feed_forward(values)
+    if activation not in ACTIVATIONS:
+        accepted = f"{', '.join(ACTIVATIONS)}, each with or without gated-"
+        problems.append(f"feed_forward_proj = {values['feed_forward_proj']!r}; accepted: {accepted}")
+    else:  # both follow from feed_forward_proj, but a stored value replaces the one that follows
+        problems += accepted_values(values, {"dense_act_fn": (activation,), "is_gated_act": (gated,)})
     if problems:
         return problems
     if values["relative_attention_max_distance"] <= buckets // 2:
@@ -94,15 +99,6 @@ def _feed_forward(values: Mapping[str, Any]) -> tuple[str, bool]:
     """Return the name of the activation in `transformers`, and whether the layers are gated."""
     kind = str(values["feed_forward_proj"])
     return "gelu_new" if kind == "gated-gelu" else kind.removeprefix("gated-"), kind.startswith("gated-")
-
-
-def _activation_problems(values: Mapping[str, Any]) -> list[str]:
-    activation, gated = _feed_forward(values)
-    if activation not in ACTIVATIONS:
-        accepted = f"{', '.join(ACTIVATIONS)}, each with or without gated-"
-        return [f"feed_forward_proj = {values['feed_forward_proj']!r}; accepted: {accepted}"]
-    # Both follow from feed_forward_proj, but a stored value replaces the one that follows.
-    return accepted_values(values, {"dense_act_fn": (activation,), "is_gated_act": (gated,)})
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:

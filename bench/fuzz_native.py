@@ -274,7 +274,7 @@ class Fuzzer:
                 beam=beam, nbest=draw.randint(1, beam), min_length=min_length,
                 no_repeat_ngram=draw.choice([0, 0, 2, 3]), alpha=draw.choice([0.0, 0.6, 2.0]),
                 shrink_beam=draw.choice([False, True]), beam_threshold=draw.choice([0.0, 0.0, 0.3, 3.0]),
-                recombine=draw.choice([0, 0, 1, 2, 9]),
+                recombine=draw.choice([0, 0, 1, 2, 9]), early_end=draw.choice(["auto", "on", "off"]),
             ),
             "prefixes": prefixes,
             "shortlists": draw.choice([None, [make_shortlist(draw, engine.target_size, k) for k in kept]]),
@@ -344,7 +344,8 @@ class Fuzzer:
         beam = mostly(draw, [1, 2, 3, 5], [-1, 0, 40, 4097, 2**31 - 1])
         nbest = mostly(draw, [beam, 1], [0, -1, beam + 1 if beam < 99 else 1, 2**31 - 1])
         settings = [mostly(draw, [0, 0, 1, 2], [-1, 2**31 - 1]) for _ in range(2)]
-        settings += [mostly(draw, [0, 1], [-1, 2, 2**31 - 1]), mostly(draw, [0, 0, 1, 2], [-1, 2**31 - 1])]
+        flag = [0, 1], [-1, 2, 2**31 - 1]
+        settings += [mostly(draw, *flag), mostly(draw, [0, 0, 1, 2], [-1, 2**31 - 1]), mostly(draw, *flag)]
         settings += [mostly(draw, [token], EDGE_INTEGERS) for token in (2, 3, 0)]
         settings += [mostly(draw, [8, 64], [0, 1, -5, 2**31 - 1]), mostly(draw, [1, 2, 3], [0, -1, 1025])]
         alpha = mostly(draw, [0.6, 0.0, 5.0], [-1.0, float("nan"), float("inf"), 1e308])

@@ -160,9 +160,9 @@ def built(document: dict[str, Any], vocab: int, shake: bool = True, seed: int = 
     return model
 
 
-def ending(vocab: int, seed: int = 1) -> Model:
+def ending(vocab: int, seed: int = 1, document: dict[str, Any] = TRANSLATORS["modern"]) -> Model:
     """A model with an end of sentence so probable that a search completes hypotheses of many lengths; in float32."""
-    model = built(TRANSLATORS["modern"] | {"tie": "none"}, vocab).float()
+    model = built(document | {"tie": "none"}, vocab).float()
     with torch.no_grad():
         weight = model.get_parameter("output.weight")
         nn.init.normal_(weight, std=0.4, generator=torch.Generator().manual_seed(seed))

@@ -217,6 +217,8 @@ def test_average_and_info(cli: Cli, place: Path) -> None:
         (["serve", "MODEL", "--beam-threshold", "nan"], 2, "beam_threshold = nan"),
         (["translate", "MODEL", "--recombine", "-1"], 2, "--recombine -1: must be 0 (off) to 10,000"),
         (["serve", "MODEL", "--recombine", "10001"], 2, "recombine = 10001"),
+        (["translate", "MODEL", "--early-end", "yes"], 2, "--early-end 'yes': must be auto, on or off"),
+        (["serve", "MODEL", "--early-end", "yes"], 2, "early_end = 'yes'"),
         (["translate", "MODEL", "--min-length", "9" * 20], 2, "must be 0 to 10,000"),
         (["translate", "MODEL", "--alpha", "inf"], 2, "--alpha inf: must be 0"),
         (["translate", "MODEL", "--sample", "--nbest", "70000"], 2, "--nbest 70000: must be 1 to 4,096"),

@@ -201,6 +201,8 @@ def test_the_language_follows_the_browser_and_the_switch(page: Page, tmp_path: P
     [
         ({"shrink_beam": True}, "leaves the beam, which becomes narrower by one; its"),
         ({"beam_threshold": 0.25}, "without those whose log-probability is more than 0.25 below that of the best one."),
+        ({"beam_threshold": 0.25, "early_end": "off"}, "than 0.25 below that of the best one. A hypothesis that ends"),
+        ({"early_end": "on"}, "A hypothesis also leaves the beam when its score would not be the best even if the"),
         ({"beam_threshold": 9.0}, "A hypothesis also leaves the beam when its score would not be the best even if the"),
         (
             {"recombine": 1},
@@ -228,7 +230,7 @@ def test_the_tree_of_a_beam_that_becomes_narrower(
         assert f"among the {kept} hypotheses of the next step" in page.text("#beam-body .hint")
         widths.add(kept)
     beaten = [i for i, node in enumerate(tree["nodes"]) if node["end"] == "beaten"]
-    near = "beam_threshold" in narrower
+    near = tree["early_end"]
     assert beaten if near else min(widths) < tree["beam"]
     for i in beaten:
         page.run("document.querySelectorAll('#beam .node')[arguments[0]].dispatchEvent(new Event('focus'))", i)

@@ -178,6 +178,8 @@ def test_every_setting_of_the_search(settings: SearchSettings, tmp_path: Path) -
         {"nbest": 1, "recombine": 1},
         {"nbest": 3, "alpha": 2.0, "shrink_beam": True, "recombine": 2},
         {"nbest": 2, "alpha": 2.0, "beam_threshold": 0.6, "recombine": 1},
+        {"nbest": 2, "alpha": 2.0, "beam_threshold": 0.6, "recombine": 1, "early_end": "off"},
+        {"nbest": 1, "alpha": 2.0, "recombine": 1, "early_end": "on"},
     ],
     ids=str,
 )
@@ -200,6 +202,17 @@ def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis(tmp
     assert_same_as_pytorch(found, model, rows, settings)
     wide = native_search(model, tmp_path, rows, SearchSettings.of(settings, beam_threshold=0))
     assert max(len(own[0].tokens) for own in wide) > max(len(own[0].tokens) for own in found)
+    assert native_search(model, tmp_path, rows, SearchSettings.of(settings, beam_threshold=0, early_end="on")) == found
+
+
+@native
+@pytest.mark.parametrize("name", PACKED)
+def test_without_an_early_end_a_threshold_that_drops_nothing_changes_nothing(name: str, tmp_path: Path) -> None:
+    """With an early end, the results of half the kinds differ."""
+    plain = SearchSettings(beam=6, alpha=2.0, max_extra=8)
+    asked = SearchSettings.of(plain, beam_threshold=1000, early_end="off")
+    wide, found = (native_search(ending(VOCAB, 1, PACKED[name]), tmp_path, sources(), one) for one in (plain, asked))
+    assert found == wide
 
 
 @native

@@ -17,9 +17,10 @@ from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchS
 from dragoman.decoding.pytorch import search as beam
 from dragoman.decoding.pytorch.search import drain
 from dragoman.decoding.pytorch.stepper import SearchRequest
+from dragoman.decoding.search_types import Pruning
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS
-from every_kind import improving
+from every_kind import TRANSLATORS, ending, improving
 from tiny_translator import tiny_tokenizer, tiny_transformer, tiny_translator
 from toy_model import ToyModel, every_target, padded, teacher_forced
 
@@ -200,7 +201,7 @@ def narrowing(
             ]
         complete += [(x / length_penalty(length, asked.alpha), tokens[:-1]) for x, tokens in best if tokens[-1] == EOS]
         beam = [(total, tokens) for total, tokens in best if tokens[-1] != EOS]
-        if asked.beam_threshold and len(complete) >= asked.nbest:
+        if asked.pruning.early_end and len(complete) >= asked.nbest:
             to_beat = sorted(complete, reverse=True)[asked.nbest - 1][0]
             beam = [(x, tokens) for x, tokens in beam if x / length_penalty(length + 1, asked.alpha) > to_beat]
         sizes.append(len(beam))
@@ -216,36 +217,50 @@ def narrowing(
     shrinks=st.booleans(),
     threshold=st.sampled_from([0.0, 1e-9, 0.3, 1.0, 2.0, 90.0]),
     recombine=st.integers(0, 3),
+    early_end=st.sampled_from(["auto", "on", "off"]),
 )
-@example(name="toy", nbest=1, more=3, alpha=1.2, shrinks=False, threshold=90.0, recombine=0)
-@example(name="transformer", nbest=3, more=1, alpha=1.2, shrinks=False, threshold=90.0, recombine=0)
-@example(name="rotary", nbest=1, more=3, alpha=1.2, shrinks=False, threshold=90.0, recombine=0)
+@example(name="toy", nbest=1, more=3, alpha=1.2, shrinks=False, threshold=90.0, recombine=0, early_end="auto")
+@example(name="transformer", nbest=3, more=1, alpha=1.2, shrinks=False, threshold=90.0, recombine=0, early_end="auto")
+@example(name="rotary", nbest=1, more=3, alpha=1.2, shrinks=False, threshold=90.0, recombine=0, early_end="auto")
 def test_a_narrowed_beam_is_as_written_out(
-    name: str, nbest: int, more: int, alpha: float, shrinks: bool, threshold: float, recombine: int
+    name: str, nbest: int, more: int, alpha: float, shrinks: bool, threshold: float, recombine: int, early_end: str
 ) -> None:
     asked = SearchSettings(
         beam=nbest + more, nbest=nbest, alpha=alpha, max_extra=4, shrink_beam=shrinks, beam_threshold=threshold,
-        recombine=recombine,
+        recombine=recombine, early_end=early_end,
     )  # fmt: skip
     expected = [narrowing(name, source, asked.limit(len(source)), asked) for source in SOURCES]
     for hypotheses, (best, _) in zip(beam_search(MODELS[name](), SOURCES, **vars(asked)), expected, strict=True):
         assert [h.tokens for h in hypotheses] == [target for _, target in best[:nbest]]
         assert [h.score for h in hypotheses] == pytest.approx([x for x, _ in best[:nbest]], abs=1e-5)
         assert len(best) >= nbest, "the list of translations is full"
-        if shrinks and not threshold and not recombine:
+        if asked.pruning == Pruning(shrink_beam=True):
             assert len(best) == asked.beam, "the search ends when as many hypotheses are complete"
-    if threshold:  # a score that is no longer better ends a hypothesis
+    if asked.pruning.early_end:  # a score that is no longer better ends a hypothesis
         for source, (_, kept) in zip(SOURCES, expected, strict=True):
             request = SearchRequest.build(*padded([source]), asked, None)
             sizes = [int(step.extended.sum()) for step in beam.beam_search(ModelStepper(MODELS[name]()), request)]
             assert sizes == kept[: len(sizes)] and sizes[-1] == 0
 
 
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_without_an_early_end_a_threshold_that_drops_nothing_changes_nothing(name: str) -> None:
+    """With an early end, the results of several kinds differ."""
+    model, sources = ending(83, 1, TRANSLATORS[name]), [[*range(n, 3 * n), EOS] for n in range(4, 9)]
+    plain = SearchSettings(beam=6, alpha=2.0, max_extra=8)
+    asked = replace(plain, beam_threshold=1000.0, early_end="off")
+    assert beam_search(model, sources, **vars(asked)) == beam_search(model, sources, **vars(plain))
+
+
 def test_the_stop_rule_of_a_threshold_is_not_exact() -> None:
     settings = SearchSettings(beam=4, alpha=9.0, max_extra=10)
-    exact, early = (
-        beam_search(improving(12), SOURCES, **vars(asked)) for asked in (settings, replace(settings, beam_threshold=90))
-    )
+    exact, early, late, alone = (
+        beam_search(improving(12), SOURCES, **vars(replace(settings, **pruning)))
+        for pruning in (
+            {}, {"beam_threshold": 90.0}, {"beam_threshold": 90.0, "early_end": "off"}, {"early_end": "on"},
+        )
+    )  # fmt: skip
+    assert late == exact and alone == early
     for (long,), (short,) in zip(exact, early, strict=True):
         assert len(long.tokens) > 10 and short.tokens == [] and long.score > short.score
 

@@ -10,6 +10,7 @@ import torch
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch.search import beam_search
 from dragoman.decoding.pytorch.stepper import SearchRequest
+from dragoman.decoding.search_types import Pruning
 from dragoman.interpret.explain.beam_tree import ENDS, BeamTree, search_tree
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import EOS
@@ -27,6 +28,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"beam": 5, "max_extra": 5, "shrink_beam": True},
     {"beam": 5, "max_extra": 5, "beam_threshold": 0.5},
     {"beam": 5, "max_extra": 5, "recombine": 1},
+    {"beam": 5, "max_extra": 5, "beam_threshold": 0.5, "early_end": "off"},
+    {"beam": 5, "max_extra": 5, "early_end": "on"},
 ]
 
 
@@ -44,7 +47,8 @@ def grown(model: Model, prefix: tuple[int, ...] = (), **settings: Any) -> tuple[
 
 def with_nbest(asked: SearchSettings) -> SearchSettings:
     """Return the settings of the tree in `explain`."""
-    return asked if asked.beam_threshold or asked.recombine else SearchSettings.of(asked, nbest=asked.beam)
+    is_plain = asked.pruning in (Pruning(), Pruning(shrink_beam=True))
+    return SearchSettings.of(asked, nbest=asked.beam) if is_plain else asked
 
 
 def complete(tree: BeamTree) -> list[int]:
@@ -112,8 +116,9 @@ def test_every_end_has_its_reason(settings: dict[str, Any]) -> None:
                 assert len(nexts) == width or max(nexts) - min(nexts) <= settings["beam_threshold"]
         if node.end == "beaten":
             assert tree.to_beat is not None and node.score is not None
-            assert node.step == last or "beam_threshold" in settings
-            longest = node.step + 1 if "beam_threshold" in settings else tree.limit
+            early_end = tree.settings.pruning.early_end
+            assert node.step == last or early_end
+            longest = node.step + 1 if early_end else tree.limit
             assert node.score == pytest.approx(node.total / length_penalty(longest, tree.settings.alpha))
             assert node.score <= tree.to_beat
     assert any(node.end == "finished" for node in tree.nodes)
@@ -161,7 +166,7 @@ def test_plain_data_has_pieces_and_texts() -> None:
     data = tree.to_json(lambda token: f"<{token}>", lambda tokens: "-".join(map(str, tokens)))
 
     assert data["beam"] == 3 and data["shrink_beam"] is False and data["limit"] == tree.limit == 8
-    assert data["beam_threshold"] == 0.0 and data["recombine"] == 0
+    assert data["beam_threshold"] == 0.0 and data["recombine"] == 0 and data["early_end"] is False
     assert [node["token"] for node in data["nodes"]] == [f"<{node.token}>" for node in tree.nodes]
     best = data["nodes"][data["best"][0]]
     assert best["text"] == "-".join(map(str, tree.tokens(data["best"][0])))

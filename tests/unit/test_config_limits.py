@@ -100,6 +100,7 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("model.norm={kind = 'layer', eps = 1e300}", "model.norm.eps = 1e+300: out of range; accepted: 1"),
         ("search.no_repeat_ngram=1", "1 forbids every repeated token, even commas; accepted: 0 (off) or 2 to 10,000"),
         ("search.shrink_beam=2", "search.shrink_beam = 2: must be true or false"),
+        ("search.early_end=maybe", "search.early_end = 'maybe'; accepted: 'auto', 'on' or 'off'"),
         ("train.clip_norm=1e-9", "accepted: 0 (no clipping) or 1e-06 to 1,000,000"),
         ("train.budget=0.5 steps", "out of range; accepted: 1 to 1e+09 steps"),
         ("train.budget=24.5 steps", "must be a whole number of steps"),

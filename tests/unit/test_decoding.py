@@ -19,7 +19,7 @@ from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchS
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.search import beam_search, draw, sample, stream_tokens
 from dragoman.decoding.pytorch.stepper import SearchRequest, disallow_repeated_ngrams
-from dragoman.decoding.search_types import PartialHypothesis
+from dragoman.decoding.search_types import PartialHypothesis, Pruning
 from dragoman.errors import DragomanError, UsageError
 from dragoman.tokenizers import BOS, EOS, PAD, UNK
 from tiny_translator import tiny_transformer
@@ -47,6 +47,9 @@ def test_wrong_types_and_excessive_numbers_are_named_too() -> None:
         SearchSettings(beam=2.5, alpha="1")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"shrink_beam = 1: must be True or False\n.*sample = 'no': must be True or"):
         SearchSettings(shrink_beam=1, sample="no")  # type: ignore[arg-type]
+    for wrong_end in ("maybe", "", True):
+        with pytest.raises(UsageError, match=f"early_end = {wrong_end!r}: must be auto, on or off"):
+            SearchSettings(early_end=wrong_end)  # type: ignore[arg-type]
     wrong: dict[str, Any] = {
         "beam": 4097, "nbest": 4097, "max_extra": 10_001, "min_length": 10_001, "alpha": 11, "temperature": float("inf")
     }  # fmt: skip
@@ -100,7 +103,7 @@ def test_a_configuration_has_the_same_limits() -> None:
         for bound in field.metadata
         if hasattr(bound, "le")
     }
-    assert {*most, "shrink_beam"} == set(SearchConfig.model_fields)
+    assert {*most, "shrink_beam", "early_end"} == set(SearchConfig.model_fields)
     SearchSettings.of(SearchConfig(**most))
     for name, value in most.items():
         with pytest.raises(UsageError, match=f"{name} = "):
@@ -116,11 +119,13 @@ def test_more_translations_than_hypotheses_are_refused() -> None:
 
 
 def test_settings_of_a_configuration_are_overridden_by_name() -> None:
-    config = SearchConfig(beam=7, alpha=0.2, shrink_beam=True, beam_threshold=3, recombine=2)
+    config = SearchConfig(beam=7, alpha=0.2, shrink_beam=True, beam_threshold=3, recombine=2, early_end="off")
     settings = SearchSettings.of(config, alpha=0.9)
 
     assert (settings.beam, settings.alpha, settings.max_extra, settings.shrink_beam) == (7, 0.9, 50, True)
-    assert (settings.beam_threshold, settings.recombine) == (3, 2)
+    assert settings.pruning == Pruning(True, 3, 2, early_end=False)
+    assert SearchSettings.of(settings, early_end="auto").pruning == Pruning(True, 3, 2, early_end=True)
+    assert SearchSettings().pruning == Pruning() != SearchSettings(early_end="on").pruning
     assert not SearchSettings.of(settings, shrink_beam=False).shrink_beam
 
 
@@ -129,6 +134,8 @@ def test_settings_of_a_beam_are_refused_with_sampling() -> None:
         SearchSettings.of(SearchSettings(), sample=True, beam=4, shrink_beam=True)
     with pytest.raises(UsageError, match=r"^recombine = 2: has no effect with sample = True"):
         SearchSettings.of(SearchSettings(), sample=True, recombine=2)
+    with pytest.raises(UsageError, match=r"^early_end = on: has no effect with sample = True"):
+        SearchSettings.of(SearchSettings(), sample=True, early_end="on")
     with pytest.raises(UsageError, match=r"^beam_threshold = 2.5: has no effect with sample = True"):
         SearchSettings.of(SearchSettings(sample=True), beam_threshold=2.5)
     with pytest.raises(UsageError, match=r"^shrink_beam = True: has no effect with sample = True; use beam search or"):

@@ -171,7 +171,7 @@ def case(seed: int) -> tuple[list[int], Phrases, SearchSettings, list[int]]:
         beam=beam, nbest=draw.randint(1, beam), max_extra=draw.choice([0, 3, 20]), alpha=draw.choice([0.0, 0.6, 1.0]),
         no_repeat_ngram=draw.choice([0, 0, 2]), min_length=draw.choice([0, 0, 9]),
         shrink_beam=seed % 2 == 1, beam_threshold=[0.0, 0.0, 0.3, 2.0][seed // 2 % 4],
-        recombine=[0, 1, 2][seed % 3],
+        recombine=[0, 1, 2][seed % 3], early_end=["auto", "on", "off"][seed // 5 % 3],
     )  # fmt: skip
     return (
         source,
@@ -236,10 +236,11 @@ def test_a_narrower_beam_changes_some_results(
 def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis(tmp_path: Path) -> None:
     found = []
     for backend in both_backends(improving(VOCAB), tmp_path):
-        for threshold in (0.0, 90.0):
-            settings = SearchSettings(beam=4, alpha=9.0, max_extra=10, beam_threshold=threshold)
+        for threshold, early_end in ((0.0, "auto"), (90.0, "off"), (90.0, "auto"), (0.0, "on")):
+            settings = SearchSettings(beam=4, alpha=9.0, max_extra=10, beam_threshold=threshold, early_end=early_end)
             found.append(searched(backend, [5, 6, EOS], Phrases(((9,),), 0.1), settings, [])[0].tokens)
-    assert found[:2] == found[2:] and len(found[0]) > len(found[1]) + 5
+    assert found[:4] == found[4:] and found[0] == found[1] and found[2] == found[3]
+    assert len(found[0]) > len(found[2]) + 5
 
 
 @pytest.mark.parametrize("bonus", [None, 0.7, 3.0])

@@ -110,6 +110,7 @@ def test_an_invalid_request_is_an_error_and_the_next_one_is_answered(
     [
         ("shrink_beam", -1, "shrink_beam = -1; accepted: 0 to 1"),
         ("shrink_beam", 2, "shrink_beam = 2; accepted: 0 to 1"),
+        ("early_end", 2, "early_end = 2; accepted: 0 to 1"),
         ("recombine", -1, "recombine, alpha and beam_threshold must not be negative"),
         ("beam_threshold", -1.0, "alpha and beam_threshold must not be negative"),
         ("beam_threshold", math.nan, "alpha and beam_threshold must not be negative"),

@@ -284,13 +284,17 @@ def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis() -
     from every_kind import improving
 
     network, lengths = improving(VOCAB).double(), []
-    for threshold in (0.0, 90.0):
-        settings = SearchSettings(beam=4, alpha=9.0, max_extra=10, beam_threshold=threshold)
+    for threshold, early_end in ((0.0, False), (90.0, False), (90.0, True), (0.0, True)):
+        settings = SearchSettings(
+            beam=4, alpha=9.0, max_extra=10, beam_threshold=threshold, early_end="on" if early_end else "off"
+        )
         ((want,),) = TorchBackend(network).search([SOURCE], [[]], settings, 1000)
-        ((best, *_),) = searched_in_node(network, [SOURCE], 10, beam=4, alpha=9.0, threshold=threshold)
+        ((best, *_),) = searched_in_node(
+            network, [SOURCE], 10, beam=4, alpha=9.0, threshold=threshold, earlyEnd=early_end
+        )
         assert best["tokens"] == want.tokens and best["score"] == pytest.approx(want.score, abs=1e-5)
         lengths.append(len(want.tokens))
-    assert lengths[0] > 5 and lengths[1] == 0
+    assert lengths[0] == lengths[1] > 5 and lengths[2] == lengths[3] == 0
 
 
 def test_with_a_threshold_each_hypothesis_ends_by_itself() -> None:
@@ -412,6 +416,7 @@ def test_a_page_is_written_for_every_kind_that_is_supported(settings: list[str],
     assert f'"shrink_beam":{str("search.shrink_beam=true" in settings).lower()}' in page
     assert f'"beam_threshold":{4.0 if "search.beam_threshold=4" in settings else 0.0}' in page
     assert f'"recombine":{2 if "search.recombine=2" in settings else 0}' in page
+    assert f'"early_end":{str("search.beam_threshold=4" in settings).lower()}' in page
 
 
 def test_a_model_that_is_not_supported_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dragoman.config.server import ModelEntry, SearchOverrides, ServerConfig, with_options
+from dragoman.decoding.search_types import Pruning
 from dragoman.errors import UsageError
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Directions
@@ -62,11 +63,15 @@ def test_the_configuration_replaces_settings_of_the_search(model_folders: list[P
     """Those of one model, those of all models by an option, and other ones by a reload."""
     path = model_folders[1]
     own = ServerConfig(models=[ModelEntry(path=str(path), search=SearchOverrides(beam=2, max_extra=1))])
-    by_options = with_options(own, beam=3, shrink_beam=True, beam_threshold=2.0, recombine=1, alpha=None)
+    by_options = with_options(
+        own, beam=3, shrink_beam=True, beam_threshold=2.0, recombine=1, early_end="off", alpha=None
+    )
     configs = [own, by_options, configured([path])]
     texts = [*TEXTS, "one two three four five six"]
     expected = []
-    replaced_by_options = {"beam": 3, "shrink_beam": True, "beam_threshold": 2.0, "recombine": 1, "max_extra": 1}
+    replaced_by_options = {
+        "beam": 3, "shrink_beam": True, "beam_threshold": 2.0, "recombine": 1, "early_end": "off", "max_extra": 1
+    }  # fmt: skip
     for settings in ({"beam": 2, "max_extra": 1}, replaced_by_options, {}):
         found = Translator.load(path).translate(texts, **settings)  # type: ignore[arg-type]
         expected.append([(translation.text, translation.score) for translation in found])
@@ -84,7 +89,7 @@ def test_the_configuration_replaces_settings_of_the_search(model_folders: list[P
             route = directions.route("en", "xb")
             settings = route[0].translator.settings
             assert route[0].beam == settings.beam
-            assert (settings.beam_threshold, settings.recombine) == ((2.0, 1) if config is configs[1] else (0.0, 0))
+            assert settings.pruning == (Pruning(True, 2.0, 1) if config is configs[1] else Pruning())
             found = (await directions.translate(route, texts, "me"))[-1]
             assert [(translation.text, translation.score) for translation in found] == wanted
         directions.close()

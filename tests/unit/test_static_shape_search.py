@@ -39,6 +39,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "shrinking": {"beam": 4, "nbest": 3, "shrink_beam": True},
     "threshold": {"beam": 5, "nbest": 2, "beam_threshold": 0.3},
     "recombining": {"beam": 5, "nbest": 2, "recombine": 2},
+    "ending early": {"beam": 5, "nbest": 2, "alpha": 2.0, "early_end": "on"},
+    "threshold only": {"beam": 5, "nbest": 2, "alpha": 2.0, "beam_threshold": 0.3, "early_end": "off"},
     "recombining more tokens than there are": {"beam": 3, "recombine": 10_000},
     "sample": {"sample": True, "nbest": 3, "seed": 4},
     "sample top": {"sample": True, "top_k": 5, "top_p": 0.8, "temperature": 0.7, "min_length": 3},
@@ -133,11 +135,14 @@ def test_with_a_threshold_a_score_that_is_no_longer_better_ends_a_hypothesis() -
 
     assert_both_agree(model, rows, [[]] * 16, asked)
 
-    near, far = (
-        CudaGraphBackend(model, "cpu").search(rows, [[]] * 16, replace(asked, beam_threshold=threshold), 9999)
-        for threshold in (90.0, 0.0)
-    )
+    near, early, far, late = (
+        CudaGraphBackend(model, "cpu").search(rows, [[]] * 16, replace(asked, **pruning), 9999)
+        for pruning in (
+            {}, {"beam_threshold": 0.0, "early_end": "on"}, {"beam_threshold": 0.0}, {"early_end": "off"},
+        )
+    )  # fmt: skip
     assert max(len(own[0].tokens) for own in near) < max(len(own[0].tokens) for own in far)
+    assert near == early and far == late
 
 
 def test_with_a_threshold_each_hypothesis_ends_by_itself() -> None:

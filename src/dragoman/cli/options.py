@@ -39,8 +39,15 @@ ShrinkBeam = Annotated[
 BeamThreshold = Annotated[
     float | None,
     typer.Option(
-        help="Drop hypotheses whose log-probability is more than this below that of the best one, and those that "
-        "cannot enter the n-best list by ending with the next token: faster; 0 = off; default: that of the model."
+        help="Drop hypotheses whose log-probability is more than this below that of the best one: faster; 0 = off; "
+        "default: that of the model."
+    ),
+]
+EarlyEnd = Annotated[
+    str | None,
+    typer.Option(
+        help="Drop hypotheses that cannot enter the full n-best list by ending with the next token: on, off, or auto "
+        "(on with a beam threshold); default: that of the model."
     ),
 ]
 Recombine = Annotated[

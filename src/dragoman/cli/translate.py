@@ -36,6 +36,7 @@ def translate(
     shrink_beam: options.ShrinkBeam = None,
     beam_threshold: options.BeamThreshold = None,
     recombine: options.Recombine = None,
+    early_end: options.EarlyEnd = None,
     nbest: Annotated[int, typer.Option(help="Translations per line, best first.")] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="Sample instead of searching.")] = False,
     temperature: options.Temperature = 1.0,
@@ -99,6 +100,7 @@ def translate(
         "beam": beam, "nbest": nbest, "sample": sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
         "seed": seed, "alpha": alpha, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
         "shrink_beam": shrink_beam, "beam_threshold": beam_threshold, "recombine": recombine,
+        "early_end": early_end,
     }  # fmt: skip
     settings = {name: value for name, value in settings.items() if value is not None}
     unused = [f"--{name.replace('_', '-')}" for name, off in _SAMPLING_DEFAULTS.items() if settings[name] != off]

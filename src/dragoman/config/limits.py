@@ -140,6 +140,7 @@ ContextTokens = Annotated[_Whole, Field(ge=0, le=65_536), AcceptStored]
 
 Beams = Annotated[_Whole, Field(ge=1, le=4096), AcceptStored]
 """Hypotheses per step; each has its own keys and values in memory."""
+EarlyEnd = Literal["auto", "on", "off"]
 BeamThreshold = Annotated[_Real, Field(ge=0, le=1000), AcceptStored]
 """Difference of log-probabilities; 0 is off.  A hypothesis that is e**20 times less probable hardly ever wins."""
 LastTokens = Annotated[_Whole, Field(ge=0, le=10_000), AcceptStored]

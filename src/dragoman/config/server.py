@@ -26,13 +26,18 @@ class SearchOverrides(Section):
     shrink_beam: bool | None = field(None, "narrow the beam by one per complete hypothesis; default: that of the model")
     beam_threshold: limits.BeamThreshold | None = field(
         None,
-        "drop hypotheses whose log-probability is more than this below that of the best one, and those that cannot "
-        "enter the n-best list by ending with the next token; 0 = off; default: that of the model",
+        "drop hypotheses whose log-probability is more than this below that of the best one; 0 = off; default: that "
+        "of the model",
     )
     recombine: limits.LastTokens | None = field(
         None,
         "of unfinished hypotheses with this many equal last tokens, keep only the best one, 0 = off; default: that "
         "of the model",
+    )
+    early_end: limits.EarlyEnd | None = field(
+        None,
+        "on: drop hypotheses that cannot enter the full n-best list by ending with the next token; auto: on if "
+        "`beam_threshold` is not 0; default: that of the model",
     )
     alpha: limits.LengthPenalty | None = field(None, "length penalty; default: that of the model")
     max_extra: limits.ExtraTokens | None = field(

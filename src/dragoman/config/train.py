@@ -309,8 +309,8 @@ class SearchConfig(Section):
     shrink_beam: bool = field(False, "each complete hypothesis makes the beam narrower by one: faster", example=True)
     beam_threshold: limits.BeamThreshold = field(
         0.0,
-        "hypotheses leave the beam if their log-probability is more than this below that of the best one, or if "
-        "they cannot enter the n-best list by ending with the next token: faster; 0 = off",
+        "hypotheses leave the beam if their log-probability is more than this below that of the best one: faster; "
+        "0 = off",
         example=4.0,
     )
     recombine: limits.LastTokens = field(
@@ -318,6 +318,12 @@ class SearchConfig(Section):
         "of unfinished hypotheses with this many equal last tokens, only the best one stays in the beam: faster, "
         "with some other translations; 0 = off",
         example=2,
+    )
+    early_end: limits.EarlyEnd = field(
+        "auto",
+        "on: hypotheses leave the beam if they cannot enter the full n-best list by ending with the next token: "
+        "faster; auto: on if `beam_threshold` is not 0",
+        example="off",
     )
     alpha: limits.LengthPenalty = field(
         0.6,

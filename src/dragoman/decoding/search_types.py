@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from numbers import Integral, Real
 from typing import Any
@@ -34,8 +34,24 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 """Larger values would exhaust memory or have no effect; random number generators take 64 bits."""
 _TYPES: dict[str, tuple[type, str]] = {
     "int": (Integral, "an integer"), "float": (Real, "a number"), "bool": (bool, "True or False"),
+    "str": (str, "auto, on or off"),
 }  # fmt: skip
-_NO_BEAM = {"beam": 1, "shrink_beam": False, "beam_threshold": 0, "recombine": 0}
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Which hypotheses leave a beam early; the default: none.
+
+    shrink_beam, beam_threshold, recombine: as in `SearchSettings`.  early_end: whether that of `SearchSettings` is on.
+    """
+
+    shrink_beam: bool = False
+    beam_threshold: float = 0.0
+    recombine: int = 0
+    early_end: bool = False
+
+
+_NO_BEAM = {"beam": 1, **asdict(Pruning()), "early_end": "auto"}
 """Values of settings without effect on sampling that may be given together with it."""
 
 
@@ -45,9 +61,10 @@ class SearchSettings:
 
     beam: hypotheses kept per step, 1 = greedy search.  shrink_beam: each complete hypothesis makes the beam of its
     sentence narrower by one, as in Marian.  beam_threshold: hypotheses whose log-probability is more than this below
-    that of the best one of the step leave the beam, 0 = off; once the n-best list is full, also those whose score would
-    not enter it if they ended with the next token.  recombine: of unfinished hypotheses of a step with this many equal
-    last tokens, only the best one stays in the beam, 0 = off.  alpha: exponent of the length penalty.  nbest:
+    that of the best one of the step leave the beam, 0 = off.  recombine: of unfinished hypotheses of a step with this
+    many equal last tokens, only the best one stays in the beam, 0 = off.  early_end: on = once the n-best list is full,
+    hypotheses whose score would not enter it if they ended with the next token leave the beam; auto = on if
+    beam_threshold is, off = they stay until no hypothesis can enter it.  alpha: exponent of the length penalty.  nbest:
     hypotheses returned per sentence; with `sample`, samples drawn.  max_extra: a target has at most source length +
     max_extra tokens, both with the end of sentence.  min_length: minimum number of target tokens before the end of
     sentence.  no_repeat_ngram: n-grams of this size do not occur twice, 0 = off.  temperature, top_k (0 = off), top_p
@@ -63,6 +80,7 @@ class SearchSettings:
     shrink_beam: bool = False
     beam_threshold: float = 0.0
     recombine: int = 0
+    early_end: str = "auto"
     sample: bool = False
     temperature: float = 1.0
     top_k: int = 0
@@ -81,6 +99,8 @@ class SearchSettings:
                 problems.append(f"{setting.name} = {value!r}: must be {described}")
         if problems:
             return problems
+        if self.early_end not in ("auto", "on", "off"):
+            problems.append(f"early_end = {self.early_end!r}: must be {_TYPES['str'][1]}")
         for name, (low, high, range_text) in _RANGES.items():
             value = getattr(self, name)
             if not low <= value <= high or (name == "no_repeat_ngram" and value == 1):
@@ -90,9 +110,10 @@ class SearchSettings:
         return problems
 
     @property
-    def narrows_beam(self) -> bool:
-        """Whether the beam may keep fewer than K hypotheses of a step."""
-        return self.shrink_beam or self.beam_threshold > 0 or self.recombine > 0
+    def pruning(self) -> Pruning:
+        """What may make the beam narrower than K hypotheses."""
+        early_end = self.early_end == "on" or (self.early_end == "auto" and self.beam_threshold > 0)
+        return Pruning(self.shrink_beam, self.beam_threshold, self.recombine, early_end)
 
     def limit(self, source: int, prefix: int = 0) -> int:
         """Return the maximum target length, with its end, for a source and a forced prefix of these lengths."""

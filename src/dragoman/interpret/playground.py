@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from dragoman.config import Config
 from dragoman.config.model import TransformerConfig
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import UsageError
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, tiny_model
 from dragoman.io.reading import protobuf_fields
@@ -87,9 +89,7 @@ def _trained(folder: Path) -> dict[str, Any]:
         "examples": [[text, ""] for text in _examples(config)],
         "smoothing": config.train.label_smoothing,
         "beam": config.search.beam,
-        "shrink_beam": config.search.shrink_beam,
-        "beam_threshold": config.search.beam_threshold,
-        "recombine": config.search.recombine,
+        **asdict(SearchSettings.of(config.search).pruning),
         "alpha": config.search.alpha,
         "max_extra": config.search.max_extra,
         **model_spec(network, exact=False),

@@ -333,11 +333,11 @@ class Transformer {
     return linear(hidden, this.parameter(`${name}.outer.weight`), this.parameter(`${name}.outer.bias`));
   }
 
-  // Beam search: each step takes the K best continuations.  `threshold` drops those that are more than this below the best one, and
+  // Beam search: each step takes the K best continuations.  `threshold` drops those that are more than this below the best one; `earlyEnd`,
   // unfinished ones whose score would not be the best if the next token ended them with probability 1; `recombine`, unfinished ones that have this many last tokens in
   // common with a better one.  Those that end leave the beam, which `shrink` then makes narrower by one.  The search stops when no hypothesis
   // can become the best.
-  search(source, { beam = 4, shrink = false, threshold = 0, recombine = 0, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
+  search(source, { beam = 4, shrink = false, threshold = 0, recombine = 0, earlyEnd = threshold > 0, alpha = 0.6, limit = source.length + 50, padding = 0, begin = 2, end = 3 } = {}, changes = {}) {
     const run = { ...NOTHING, ...changes, taps: {} }, penalty = (length) => ((5 + length) / 6) ** alpha, complete = [];
     let beams = [{ tokens: [], logProb: 0, state: this.#start(this.encode(source, run), run, true) }];
     while (beams.length) {
@@ -360,7 +360,7 @@ class Transformer {
       }
       for (const { tokens, logProb } of grown) if (tokens.at(-1) === end) complete.push({ tokens: tokens.slice(0, -1), logProb, score: logProb / penalty(tokens.length) });
       const best = Math.max(...complete.map(({ score }) => score), -Infinity);
-      beams = grown.filter(({ tokens, logProb }) => tokens.at(-1) !== end && (!threshold || logProb / penalty(tokens.length + 1) > best));
+      beams = grown.filter(({ tokens, logProb }) => tokens.at(-1) !== end && (!earlyEnd || logProb / penalty(tokens.length + 1) > best));
       if (!beams.length || Math.max(...beams.map(({ logProb }) => logProb)) / penalty(limit) <= best) break;
     }
     return complete.sort((a, b) => b.score - a.score);

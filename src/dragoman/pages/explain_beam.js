@@ -19,11 +19,11 @@ function showBeam() {
   hint.append(el("span", {}, both("Point at a node, or move among the nodes with the arrow keys.", "将指针移到节点上，或用方向键在节点间移动。")));
 }
 
-function beamText({ beam, shrink_beam: shrinks, beam_threshold: threshold, recombine, alpha, limit }) {
+function beamText({ beam, shrink_beam: shrinks, beam_threshold: threshold, recombine, early_end: endsEarly, alpha, limit }) {
   if (beam === 1) return both("Greedy search: the most probable token at each step.", "贪心搜索：每一步取概率最大的词元。");
-  const drops = threshold || recombine;
-  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top${threshold ? `, without those whose log-probability is more than ${threshold} below that of the best one` : ""}${recombine ? `; of unfinished ones with the same last ${recombine === 1 ? "token" : `${recombine} tokens`}, only the best` : ""}. A hypothesis that ends leaves the beam${shrinks ? ", which becomes narrower by one" : ""}; its search score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). ${threshold ? "A hypothesis also leaves the beam when its score would not be the best even if the next token ended it with probability 1. " : ""}The search ends when ${threshold ? "the beam is empty" : `no hypothesis in the beam can ${drops ? "become the best" : `enter the ${beam}-best list`}`}, or after ${limit} tokens. The thick path is the best hypothesis.`,
-    `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面${threshold ? `；对数概率比最好的低 ${threshold} 以上的候选序列不保留` : ""}${recombine ? `；末尾 ${recombine} 个词元相同的未完成候选序列只保留最好的一个` : ""}。生成句末符的候选序列离开束${shrinks ? "，束宽随之减一" : ""}，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。${threshold ? "如果一个候选序列即使由下一个词元以概率 1 结束，得分也不会是最好的，它同样离开束。" : ""}${threshold ? "束为空" : `束中没有候选序列还能${drops ? "成为最佳" : `进入前 ${beam} 名`}`}时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
+  const drops = threshold || recombine || endsEarly;
+  return both(`Each step keeps the ${beam} most probable hypotheses (beam size ${beam}), the best at the top${threshold ? `, without those whose log-probability is more than ${threshold} below that of the best one` : ""}${recombine ? `; of unfinished ones with the same last ${recombine === 1 ? "token" : `${recombine} tokens`}, only the best` : ""}. A hypothesis that ends leaves the beam${shrinks ? ", which becomes narrower by one" : ""}; its search score is its log-probability divided by ((5 + length) / 6)^${alpha} (Wu et al. 2016, equation 14). ${endsEarly ? "A hypothesis also leaves the beam when its score would not be the best even if the next token ended it with probability 1. " : ""}The search ends when ${endsEarly ? "the beam is empty" : `no hypothesis in the beam can ${drops ? "become the best" : `enter the ${beam}-best list`}`}, or after ${limit} tokens. The thick path is the best hypothesis.`,
+    `每一步保留概率最大的 ${beam} 个候选序列（束宽 ${beam}），最好的在最上面${threshold ? `；对数概率比最好的低 ${threshold} 以上的候选序列不保留` : ""}${recombine ? `；末尾 ${recombine} 个词元相同的未完成候选序列只保留最好的一个` : ""}。生成句末符的候选序列离开束${shrinks ? "，束宽随之减一" : ""}，它的搜索得分是对数概率除以 ((5 + 长度) / 6)^${alpha}（Wu et al. 2016，公式 14）。${endsEarly ? "如果一个候选序列即使由下一个词元以概率 1 结束，得分也不会是最好的，它同样离开束。" : ""}${endsEarly ? "束为空" : `束中没有候选序列还能${drops ? "成为最佳" : `进入前 ${beam} 名`}`}时，或达到 ${limit} 个词元后，搜索结束。粗线是最佳候选序列的路径。`);
 }
 
 // The numbers of the nodes from the first token to a node.
@@ -87,7 +87,7 @@ function reason(tree, node) {
   const score = node.score === null ? "" : node.score.toFixed(3);
   if (node.end === "finished") return both(`It finished with the end of sentence: search score ${score}.`, `已生成句末符：搜索得分 ${score}。`);
   if (node.end === "limit") return both(`It was truncated at the length limit of ${tree.limit} tokens: search score ${score}.`, `达到 ${tree.limit} 个词元的长度上限，被截断：搜索得分 ${score}。`);
-  if (node.end === "beaten" && tree.beam_threshold) return both(`It left the beam: its search score would be ${score} if the next token ended it with probability 1, and the last of the n-best list has ${tree.to_beat.toFixed(3)}.`, `已离开束：即使下一个词元是句末符且概率为 1，它的搜索得分也只有 ${score}，而前 n 名中的最后一名为 ${tree.to_beat.toFixed(3)}。`);
+  if (node.end === "beaten" && tree.early_end) return both(`It left the beam: its search score would be ${score} if the next token ended it with probability 1, and the last of the n-best list has ${tree.to_beat.toFixed(3)}.`, `已离开束：即使下一个词元是句末符且概率为 1，它的搜索得分也只有 ${score}，而前 n 名中的最后一名为 ${tree.to_beat.toFixed(3)}。`);
   if (node.end === "beaten") return both(`The search ended: its search score could reach at most ${score}, and the last of the n-best list has ${tree.to_beat.toFixed(3)}.`, `搜索已结束：它的搜索得分至多为 ${score}，而前 n 名中的最后一名为 ${tree.to_beat.toFixed(3)}。`);
   if (node.end === "dropped") {
     const kept = tree.nodes.filter((other) => other.step === node.step + 1), least = Math.min(...kept.map((other) => other.total));

@@ -46,7 +46,7 @@ const textOf = (targets) => vocabulary.target.decode(targets.filter((id) => id !
 
 // The output of the search, with the end of the sentence.
 function translation(source, how = changes(), network = model) {
-  const [best] = network.search(source, { beam: data.beam ?? 4, shrink: data.shrink_beam, threshold: data.beam_threshold, recombine: data.recombine, alpha: data.alpha ?? 0.6, limit: isTiny() ? 4 : source.length + data.max_extra }, how);
+  const [best] = network.search(source, { beam: data.beam ?? 4, shrink: data.shrink_beam, threshold: data.beam_threshold, recombine: data.recombine, earlyEnd: data.early_end, alpha: data.alpha ?? 0.6, limit: isTiny() ? 4 : source.length + data.max_extra }, how);
   return [...(best?.tokens ?? []), END];
 }
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli import Command
-from dragoman.cli.options import BeamThreshold, Recombine, ShrinkBeam
+from dragoman.cli.options import BeamThreshold, EarlyEnd, Recombine, ShrinkBeam
 from dragoman.cli.streams import log, print_json
 from dragoman.errors import UsageError
 
@@ -55,6 +55,7 @@ def serve(
     shrink_beam: ShrinkBeam = None,
     beam_threshold: BeamThreshold = None,
     recombine: Recombine = None,
+    early_end: EarlyEnd = None,
     shortlist: Annotated[
         bool | None,
         typer.Option(
@@ -113,8 +114,10 @@ def serve(
             document = ServerConfig.parse(specified, "dragoman serve")
         else:
             document = read_server_config(config, **specified)
-        settings = {"beam": beam, "shrink_beam": shrink_beam, "beam_threshold": beam_threshold, "recombine": recombine}
-        return with_options(document, shortlist, **settings)
+        return with_options(
+            document, shortlist, beam=beam, shrink_beam=shrink_beam, beam_threshold=beam_threshold,
+            recombine=recombine, early_end=early_end,
+        )  # fmt: skip
 
     if use_ray:
         from dragoman.serve.ray import serve_on_ray

@@ -27,7 +27,7 @@ from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.search import uniforms
 from dragoman.decoding.pytorch.stepper import check_prefixes
-from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings, best
+from dragoman.decoding.search_types import Hypothesis, Ids, Pruning, SearchSettings, best
 from dragoman.decoding.service import BatchedSearchService, Waiting
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.models.transformer import DecoderOnly, Transformer
@@ -159,7 +159,7 @@ class CudaGraphBackend(TorchBackend):
         """Return whether a sentence can join a running search; others are searched in batches."""
         if self._slots_unsupported or self.shortlist is not None or not len(source):
             return False
-        if settings.sample or settings.narrows_beam or settings.no_repeat_ngram or settings.beam > _WIDEST_BEAM:
+        if settings.sample or settings.pruning != Pruning() or settings.no_repeat_ngram or settings.beam > _WIDEST_BEAM:
             return False
         return max(settings.limit(len(source), len(prefix)), len(source)) <= min(self.max_length, _SLOT_SIZES[-1])
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dragoman.decoding.pytorch.search import draw, pruned_log_probs
 from dragoman.decoding.pytorch.stepper import nan_error
-from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings, complete, length_penalty
+from dragoman.decoding.search_types import Hypothesis, Ids, Pruning, SearchSettings, complete, length_penalty
 from dragoman.models.seq2seq import Memory, Model
 from dragoman.nn.state import DecodeState, LayerState, SelfKeyValues, StaticKeyValues, StaticState
 from dragoman.tokenizers import BOS, EOS, PAD
@@ -114,12 +114,13 @@ class StaticShapeSearch:
         sums, origins, chosen, truncated = (self._draw if self.settings.sample else self._best)(allowed, at_limit)
         new = allowed.view(*self.sums.shape, -1)[torch.arange(len(sums), device=self.device)[:, None], origins, chosen]
         tokens = self._extend(self.tokens, origins, chosen)
-        if self.settings.narrows_beam and self.beams > 1:
+        prunes = self.settings.pruning != Pruning()
+        if prunes and self.beams > 1:
             sums = pruned_log_probs(sums, self.complete, self._tails(tokens), self.settings)
         token_log_probs = self._extend(self.log_probs, origins, new)
         ended = (chosen == EOS) & (sums > _NEVER)  # (B, K)
         self._collect(ended, tokens, token_log_probs, truncated)
-        if self.settings.narrows_beam:
+        if prunes:
             self.complete.add_(ended.sum(1))
         self.sums.copy_(self._without_beaten(sums.masked_fill(ended, _NEVER)))
         if self.beams > 1:
@@ -147,7 +148,7 @@ class StaticShapeSearch:
 
     def _without_beaten(self, sums: Tensor) -> Tensor:
         """Return sums (B, K) with the slots emptied that `pytorch.search.CompleteHypotheses.without_beaten` empties."""
-        if self.settings.beam_threshold:
+        if self.settings.pruning.early_end:
             bounds = sums.double() / self.penalties[(self.position + 2).clamp(max=self.sizes.capacity)]
         else:
             bounds = sums.amax(1, keepdim=True).double() / self.penalties[self.limits][:, None]

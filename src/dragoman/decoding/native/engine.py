@@ -31,7 +31,7 @@ class Settings(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_int32) for name in ("beam", "nbest", "min_length", "no_repeat_ngram", "shrink_beam")],
-        *[(name, ctypes.c_int32) for name in ("recombine", "bos", "eos", "pad", "rows", "threads")],
+        *[(name, ctypes.c_int32) for name in ("recombine", "early_end", "bos", "eos", "pad", "rows", "threads")],
         *[(name, ctypes.c_double) for name in ("alpha", "beam_threshold")],
         *[(name, ctypes.c_int64) for name in ("source_tokens", "memory")],
     ]
@@ -318,8 +318,8 @@ class Engine:
         request = SearchRequest(
             Settings(
                 settings.beam, settings.nbest, settings.min_length, settings.no_repeat_ngram, settings.shrink_beam,
-                settings.recombine, BOS, EOS, PAD, max(settings.beam, rows), threads, settings.alpha,
-                settings.beam_threshold, _NO_LIMIT, _MEMORY,
+                settings.recombine, settings.pruning.early_end, BOS, EOS, PAD, max(settings.beam, rows), threads,
+                settings.alpha, settings.beam_threshold, _NO_LIMIT, _MEMORY,
             ),
             len(sources),
             *(each.structure for each in ragged),

@@ -136,15 +136,15 @@ def _without_beaten(
     beam: list[_Partial], finished: Sequence[tuple[float, Hypothesis]], request: SearchRequest
 ) -> list[_Partial]:
     """Return the unfinished hypotheses that stay in the beam; see `search.CompleteHypotheses.without_beaten`."""
-    settings = request.settings
+    settings, early_end = request.settings, request.settings.pruning.early_end
     if len(finished) < settings.nbest:
         return beam
     to_beat = sorted((rank for rank, _ in finished), reverse=True)[settings.nbest - 1]
 
     def best(h: _Partial) -> float:
         total = h.sum + (h.progress.phrases.bonus or 0.0) * h.progress.phrases.total
-        longest = len(h.tokens) + 1 if total > 0 or settings.beam_threshold else request.limits[0]
+        longest = len(h.tokens) + 1 if total > 0 or early_end else request.limits[0]
         return total / length_penalty(longest, settings.alpha)
 
     left = [h for h in beam if best(h) > to_beat]
-    return left if settings.beam_threshold or not left else beam
+    return left if early_end or not left else beam

@@ -4,9 +4,9 @@ Each step of beam search takes the K best continuations of a sentence.  Those th
 hypotheses; the others stay in the beam.  K = 1 is greedy search, and a sufficiently large K is exhaustive search.  With
 `shrink_beam`, each complete hypothesis reduces the K of its sentence by one, as in Nematus and Marian.  With
 `beam_threshold`, the continuations that are much less probable than the best one are dropped (the absolute threshold of
-Freitag and Al-Onaizan 2017), and so are those whose score would not enter the n-best list if the next token ended them
-with probability 1.  With `recombine`, unfinished ones with the same last tokens as a better one are dropped, because
-their continuations are usually similar (Zhang et al. 2018).
+Freitag and Al-Onaizan 2017).  With `early_end`, those whose score would not enter the n-best list if the next token
+ended them with probability 1 are dropped.  With `recombine`, unfinished ones with the same last tokens as a better one
+are dropped, because their continuations are usually similar (Zhang et al. 2018).
 
 Letters: B sentences still searched, K beams (or samples of a sentence), N = B*K rows, S source length, T tokens so far,
 V vocabulary.
@@ -30,6 +30,7 @@ from dragoman.decoding.search_types import (
     Hypothesis,
     Ids,
     PartialHypothesis,
+    Pruning,
     SearchSettings,
     TokenStream,
     best,
@@ -72,7 +73,7 @@ class Beams:
 class BeamStep:
     """One step of the search, before pruning.
 
-    beams: the K best continuations per sentence, or fewer if `SearchSettings.narrows_beam`.  origins: (B, K) the
+    beams: the K best continuations per sentence, or fewer with `SearchSettings.pruning`.  origins: (B, K) the
     beam (0 to K - 1) that each continuation extends.  finished: (sentence, beam, hypothesis) of each continuation that
     ended, with the sentence's index in the request.  extended: (B, K) whether the next step extends a continuation.
     """
@@ -97,7 +98,7 @@ class CompleteHypotheses:
 
     def pruned(self, beams: Beams) -> Beams:
         """Empty the slots that `shrink_beam`, `beam_threshold` and `recombine` do without."""
-        if not self.request.settings.narrows_beam:
+        if self.request.settings.pruning == Pruning():
             return beams
         counts = [len(self.hypotheses[i]) for i in beams.sentences.tolist()]
         finished = torch.tensor(counts, device=beams.log_probs.device)  # (B,)
@@ -122,19 +123,19 @@ class CompleteHypotheses:
         """Empty the slots of a sentence if none of its hypotheses can enter the n-best list.
 
         A log-probability can only decrease and, for alpha >= 0, is divided by at most the penalty at the length limit.
-        `beam_threshold` takes the penalty of a target that ends with the next token instead, because longer ones rarely
+        `early_end` takes the penalty of a target that ends with the next token instead, because longer ones rarely
         have a better score, and empties the slot of each hypothesis that would not enter the list.
         """
-        settings = self.request.settings
+        settings, early_end = self.request.settings, self.request.settings.pruning.early_end
         bounds, to_beat = [], []
         for sentence, log_probs in zip(beams.sentences.tolist(), beams.log_probs.tolist(), strict=True):
-            longest = beams.tokens.size(2) + 1 if settings.beam_threshold else self.request.limits[sentence]
+            longest = beams.tokens.size(2) + 1 if early_end else self.request.limits[sentence]
             penalty = length_penalty(longest, settings.alpha)
             bounds.append([log_prob / penalty for log_prob in log_probs])
             scores = sorted((h.score for h in self.hypotheses[sentence]), reverse=True)
             to_beat.append(scores[settings.nbest - 1] if len(scores) >= settings.nbest else float("-inf"))
         beaten = torch.tensor(bounds, dtype=torch.double) <= torch.tensor(to_beat, dtype=torch.double)[:, None]
-        if not settings.beam_threshold:
+        if not early_end:
             beaten = beaten.all(1, keepdim=True)
         return replace(beams, log_probs=beams.log_probs.masked_fill(beaten.to(beams.log_probs.device), float("-inf")))
 
@@ -203,7 +204,7 @@ def beam_search(stepper: Stepper[State], request: SearchRequest) -> Generator[Be
     """Yield each step; return B lists of the `nbest` hypotheses, best score first (Vaswani et al. 2017, 6.1).
 
     The search of a sentence stops when no unfinished hypothesis can enter its n-best list, so the result is that of a
-    search up to the length limit, except with `beam_threshold`, whose stop rule is not exact
+    search up to the length limit, except with `early_end`, whose stop rule is not exact
     (`CompleteHypotheses.without_beaten`).  With `shrink_beam`, none is left when K hypotheses are complete.
     `beam_threshold` and `recombine` do not make a list shorter than `nbest`.
     """

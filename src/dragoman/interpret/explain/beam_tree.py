@@ -28,7 +28,7 @@ class Node:
     step: its number of tokens, from 1.  rank: its index among the nodes of its step, from 0.  parent: index of a node,
     -1 = the empty hypothesis.  log_prob: of its token.  total: of all its tokens.  end: one of `ENDS`, None if it was
     extended.  score: of a complete hypothesis its `Hypothesis.score`, of a beaten one the upper bound of the score;
-    with `beam_threshold`, its score if it ended with the next token.
+    with `early_end`, its score if it ended with the next token.
     """
 
     step: int
@@ -70,9 +70,7 @@ class BeamTree:
                 node["text"] = text(self.tokens(number))
         return {
             "beam": self.settings.beam,
-            "shrink_beam": self.settings.shrink_beam,
-            "beam_threshold": self.settings.beam_threshold,
-            "recombine": self.settings.recombine,
+            **asdict(self.settings.pruning),
             "alpha": self.settings.alpha,
             "limit": self.limit,
             "to_beat": self.to_beat,
@@ -95,7 +93,7 @@ def search_tree(
     slots: list[int] = [-1] * settings.beam  # the node in each of the K beams, -1 = none
     for step in beam_search(ModelStepper(model), request):
         length, parents, slots, rank = step.beams.tokens.size(2), slots, [], 0
-        longest = length + 1 if settings.beam_threshold else limit
+        longest = length + 1 if settings.pruning.early_end else limit
         extended = step.extended[0].tolist()
         tokens, totals = step.beams.tokens[0, :, -1].tolist(), step.beams.log_probs[0].tolist()
         log_probs = step.beams.token_log_probs[0, :, -1].tolist()

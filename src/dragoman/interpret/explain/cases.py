@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ from dragoman.data.readers.labelled import tagged_row, text_source
 from dragoman.data.readers.trees import penn_word
 from dragoman.data.sentences import split_sentences
 from dragoman.decoding.backend import has_unusual_length, search_with_retry
-from dragoman.decoding.search_types import Hypothesis, SearchSettings, before_end
+from dragoman.decoding.search_types import Hypothesis, Pruning, SearchSettings, before_end
 from dragoman.errors import DataError, UsageError, nearest
 from dragoman.interpret.explain.beam_tree import BeamTree, search_tree
 from dragoman.io.lines import clip
@@ -256,11 +256,11 @@ def _targets(hypothesis: Hypothesis) -> list[int]:
 def _settings(config: Config, beam: int | None, **overrides: int) -> SearchSettings:
     """Return the search settings of the model, with an n-best list of all beams.
 
-    With `beam_threshold` or `recombine` it has one entry: nothing is dropped until the list is full.
+    With `beam_threshold`, `recombine` or `early_end` it has one entry: nothing is dropped until the list is full.
     """
     settings = SearchSettings.of(config.search, **overrides, **({} if beam is None else {"beam": beam}))
-    drops = settings.beam_threshold or settings.recombine
-    return settings if drops else SearchSettings.of(settings, nbest=settings.beam)
+    is_plain = replace(settings.pruning, shrink_beam=False) == Pruning()
+    return SearchSettings.of(settings, nbest=settings.beam) if is_plain else settings
 
 
 # ------------------------------------------------------------------------------------------ models that predict labels

@@ -80,6 +80,7 @@ void check_request(const Header& h, const SearchRequest& r) {
   require_range("beam", s.beam, 1, MAX_BEAM);
   require_range("nbest", s.nbest, 1, s.beam);
   require_range("shrink_beam", s.shrink_beam, 0, 1);
+  require_range("early_end", s.early_end, 0, 1);
   require_range("rows", s.rows, s.beam, MAX_SLOTS);
   require_range("threads", s.threads, 1, MAX_THREADS);
   if (r.attention != nullptr) {

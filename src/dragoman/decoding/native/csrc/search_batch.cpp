@@ -180,15 +180,14 @@ double SearchBatch::last_rank(const ActiveSentence& a) {
 
 // The largest rank that a hypothesis can reach: its log-probability can only decrease, and it is divided by at most the
 // penalty of the longest target; a positive rank, which a bonus may cause, at least by that of the next token.  With
-// beam_threshold, the rank if the next token ended the hypothesis with probability 1: longer targets rarely have a
-// better one.
+// early_end, the rank if the next token ended the hypothesis with probability 1; longer ones rarely have a better one.
 double SearchBatch::best_rank(const ActiveSentence& a, const PartialHypothesis& h) {
   const SearchSettings& s = *a.sentence.settings;
   float sum = h.sum;
   if (const Phrases* phrases = a.sentence.phrases; phrases != nullptr) {
     sum += phrases->bonus * static_cast<float>(phrases->total());
   }
-  const int length = sum > 0 || s.beam_threshold > 0 ? h.length + 1 : a.sentence.limit;
+  const int length = sum > 0 || s.early_end != 0 ? h.length + 1 : a.sentence.limit;
   return static_cast<double>(sum) / length_penalty(length, s.alpha);
 }
 
@@ -323,8 +322,8 @@ std::vector<SearchBatch::Candidate> SearchBatch::choose(std::vector<Candidate>&&
 }
 
 // Expand the beam by one token and prune it to the best K candidates.  Finished ones are moved to the results.  The beam
-// becomes empty if none of the others can enter the n-best list; with beam_threshold, each that would not (best_rank)
-// leaves it.
+// becomes empty if none of the others can enter the n-best list; with early_end, each that would not (best_rank) leaves
+// it.
 void SearchBatch::expand(ActiveSentence& a, const TokenScores* scores) {
   const int length = a.beam[0].length + 1;
   const SearchSettings& s = *a.sentence.settings;
@@ -354,7 +353,7 @@ void SearchBatch::expand(ActiveSentence& a, const TokenScores* scores) {
     PartialHypothesis h = hypothesis_of(candidate);
     ++h.length;
     const bool is_beaten = best_rank(a, h) <= to_beat;
-    if (is_beaten && s.beam_threshold > 0) continue;
+    if (is_beaten && s.early_end != 0) continue;
     can_improve = can_improve || !is_beaten;
     a.nodes.push_back({candidate.next.token, candidate.next.log_prob, h.last});
     h.last = static_cast<int>(a.nodes.size()) - 1;

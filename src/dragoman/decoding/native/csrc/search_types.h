@@ -15,6 +15,7 @@ struct SearchSettings {
   int32_t beam, nbest, min_length, no_repeat_ngram;
   int32_t shrink_beam;  // 1: each finished hypothesis makes the beam of its sentence narrower by one; 0: it does not
   int32_t recombine;    // of unfinished hypotheses with this many equal last tokens, the best one stays; 0: off
+  int32_t early_end;    // 1: a hypothesis that would not enter the n-best list by ending next leaves the beam; 0: not
   int32_t bos, eos, pad;
   int32_t rows;  // hypotheses that one worker decodes at once
   int32_t threads;

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 def page_server(**limits: Any) -> Iterator[str]:
     """A server that copies between English and German, and to Arabic, and has a search from English to French."""
     pytest.importorskip("starlette", reason="no starlette to serve with: pip install 'dragoman[serve]'")
-    from running_server import copying_direction, direction_of, serving
-
     from dragoman.serve.app import create_server
     from dragoman.serve.directions import Directions
     from dragoman.serve.http import Limits
     from dragoman.serve.pages import Viewer
+    from served_models import copying_direction, direction_of, serving
 
     copying = [copying_direction(*pair) for pair in [("en", "de"), ("de", "en"), ("en", "ar")]]
     directions = Directions([*copying, direction_of(tiny_translator(beam=3), "en", "fr")])

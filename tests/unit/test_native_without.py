@@ -51,8 +51,8 @@ class Libraries:
             self.loaded.append(name)
 
         class Function:
-            def __call__(self, build: bytes) -> int:
-                return int(build.decode() in runs)
+            def __call__(self, build: bytes | None = None) -> int:
+                return native.INTERFACE if build is None else int(build.decode() in runs)
 
         class Library:
             def __getattr__(self, name: str) -> Function:
@@ -124,6 +124,22 @@ def test_a_library_of_another_system(installed: Path, monkeypatch: pytest.Monkey
         "_avx512.so cannot be loaded" in native.unavailable_reason()
         and "_avx2.so cannot be loaded" in native.unavailable_reason()
     )
+
+
+def test_a_library_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Structures of another layout would be read as other settings, in silence."""
+    if native.load_native() is None:
+        pytest.skip(native.unavailable_reason())
+    monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
+    native._load.cache_clear()
+    try:
+        assert native.load_native() is None
+        assert (
+            f"(interface {native.INTERFACE - 1}, not {native.INTERFACE}); reinstall Dragoman"
+            in native.unavailable_reason()
+        )
+    finally:
+        native._load.cache_clear()
 
 
 def test_builds_without_the_library_that_checks_the_processor(installed: Path) -> None:

@@ -17,6 +17,8 @@ Precision = Literal["float32", "int8", "bfloat16"]
 """Data type of packed weights."""
 VERSION = 3
 """Version of the packed file format, as in csrc/model.h."""
+INTERFACE = 2
+"""Version of the functions and structures, as in csrc/api.cpp: to be raised with every change of either."""
 
 _BUILDS = ("avx512", "avx2")
 """Fastest first."""
@@ -65,7 +67,10 @@ def _load() -> tuple[NativeLibrary | None, str]:
             problems.append(reason)
             continue
         try:
-            return NativeLibrary(build, _declare_functions(ctypes.CDLL(str(path)))), ""
+            library = ctypes.CDLL(str(path))
+            if library.dragoman_interface() != INTERFACE:
+                raise OSError(f"interface {library.dragoman_interface()}, not {INTERFACE}")
+            return NativeLibrary(build, _declare_functions(library)), ""
         except (OSError, AttributeError) as error:
             problems.append(f"{path.name} cannot be loaded ({error}); reinstall Dragoman")
     return None, "; ".join(problems)

@@ -116,6 +116,9 @@ const char* dragoman_model_content(const void* model, int64_t* size) {
 // Whether models packed in bfloat16 can be opened.
 int dragoman_supports_bfloat16() { return supports_bf16(); }
 
+// Version of the functions and structures of this file, as in library.py: a library of other sources is refused.
+int dragoman_interface() { return 2; }
+
 // Whether models packed in int8 are multiplied in the tile registers of AMX.
 int dragoman_supports_amx() { return supports_amx(); }
 

@@ -370,17 +370,24 @@ def test_a_damaged_journal_is_named(tmp_path: Path, junk: bytes) -> None:
         bulk(tmp_path / "in", out)
 
 
-def test_a_job_of_a_version_without_splitting_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "default", "other"),
+    [("split", False, True), ("shrink_beam", False, True), ("beam_threshold", 0.0, 1.5), ("early_end", "auto", "off")],
+)
+def test_a_job_of_a_version_without_a_setting_is_resumed(
+    name: str, default: object, other: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(tmp_path / "in" / "a", b"one\n")
+    settings = {"nbest": 1, "form": "text", "split": False, name: default}
+    monkeypatch.setattr(UpperCaseJob, "settings", lambda job: settings)
     bulk(tmp_path / "in", tmp_path / "out")
     manifest = tmp_path / "out" / "_dragoman" / "manifest.json"
     old = json.loads(manifest.read_bytes())
-    del old["settings"]["split"]
+    del old["settings"][name]
     manifest.write_text(json.dumps(old), encoding="utf-8")
     assert bulk(tmp_path / "in", tmp_path / "out").lines == 1
-    settings = {"nbest": 1, "split": True, "form": "text"}
-    monkeypatch.setattr(UpperCaseJob, "settings", lambda job: settings)
-    with pytest.raises(UsageError, match="  - settings: split: was False, now True"):
+    settings = settings | {name: other}
+    with pytest.raises(UsageError, match=f"  - settings: {name}: was {default}, now {other}"):
         bulk(tmp_path / "in", tmp_path / "out")
 
 

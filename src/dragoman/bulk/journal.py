@@ -28,7 +28,10 @@ from dragoman.io.reading import open_regular, read_json, read_text
 from dragoman.io.writing import atomic_file, flush_file, flush_folder, not_written
 
 _MAX_SHOWN = 10
-_DEFAULTS = {"settings: split": False}
+_DEFAULTS = {
+    "settings: split": False, "settings: shrink_beam": False, "settings: beam_threshold": 0.0,
+    "settings: recombine": 0, "settings: early_end": "auto",
+}  # fmt: skip
 """Values of settings that are missing in manifests of earlier versions."""
 _KEPT = "Finished chunks are kept; run the same command to resume."
 _DAMAGED = "The file was altered; specify another --output, or remove this folder and start again."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -186,6 +187,24 @@ def train_twice() -> None:
 
 def test_two_trainings_in_the_same_processes() -> None:
     run_processes(2, train_twice)
+
+
+def train_twice_with_a_late_main_process(folder: Path) -> None:
+    with connected() as context:
+        is_main = context.is_main
+    if is_main:
+        wait_for_file(folder / "begun")
+        time.sleep(0.3)  # the other process has connected for its second training
+    del context
+    gc.collect()
+    if not is_main:
+        (folder / "begun").write_text("second training")
+    with connected() as context:
+        assert context.on_main(lambda: 7) == 7
+
+
+def test_the_second_training_does_not_wait_for_the_store_of_the_first_to_close(tmp_path: Path) -> None:
+    run_processes(2, train_twice_with_a_late_main_process, tmp_path, seconds=60)
 
 
 def fail_on_main(folder: Path, during: str) -> None:

@@ -178,7 +178,7 @@ class Config(Section):
             yield 'train.lora cannot be used with train.parallel.kind "fsdp"; accepted: "replicated"'
 
     def _problems_of_new(self) -> Iterator[str]:
-        """Yield settings that make no sense in a new document, and do not affect what is stored."""
+        """Yield problems that are refused in a new document only, because they do not affect a stored model."""
         train, budget = self.train, self.train.budget
         if budget.unit == "steps" and train.schedule.warmup > budget.amount:
             yield (

@@ -240,8 +240,7 @@ def _field_end(nodes: Sequence[Node], start: int) -> int | None:
 
 # ------------------------------------------------------------------------------------- docx, pptx and xlsx as archives
 
-# The content types of an archive say which members have text: they are the same for all producers, unlike the names of
-# the members.
+# Members with text are found by their content types, because their names differ between producers.
 _CONTENT_TYPES = "[Content_Types].xml"
 _APPLICATIONS = {"docx": "word", "pptx": "presentation|powerpoint", "xlsx": "spreadsheet|excel"}
 """Words of the content type of the main member."""

@@ -401,7 +401,7 @@ class SuggestionFile:
                 self._lock.release()
         except OSError as error:
             raise DragomanError(
-                f"the suggestion cannot be stored ({error.strerror or error}); tell the operator of the server"
+                f"the suggestion cannot be stored ({error.strerror or error}); contact the administrator of this server"
             ) from None
 
     def _write(self, line: bytes) -> None:
@@ -410,7 +410,7 @@ class SuggestionFile:
             with _locked(file):
                 size = os.fstat(file).st_size
                 if size + len(line) > self.max_bytes:
-                    raise DragomanError("the file of suggestions is full; tell the operator of the server")
+                    raise DragomanError("the file of suggestions is full; contact the administrator of this server")
                 if size:
                     os.lseek(file, size - 1, os.SEEK_SET)
                     if os.read(file, 1) != b"\n":  # a process was killed while it wrote

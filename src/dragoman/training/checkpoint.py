@@ -166,8 +166,8 @@ _META = "init_from"
 class InitialModel:
     """The model that a run starts from.
 
-    vocabulary: with the added words.  origin: what `meta.json` of the run's checkpoints says about it, its folder and
-    the sha256 of its weights.  folder: None if the run has a checkpoint, which replaces it.
+    vocabulary: added words included.  origin: its folder and the sha256 of its weights, which `meta.json` of the run's
+    checkpoints records.  folder: None if the run has a checkpoint, which replaces it.
     """
 
     def __init__(

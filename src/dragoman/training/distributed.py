@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from typing import NamedTuple, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from dragoman.device import resolve_device, usable_cores
@@ -187,6 +188,17 @@ class DistributedContext:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+@cache
+def _open_store(address: str, port: str, rank: int, size: int, timeout: float) -> Store:
+    """Return the store that the processes share, connected once for all trainings of this Python process.
+
+    If each training opened its own, a fast process would connect to the store of the training before, which the main
+    process has not closed yet, and the others would wait for that process without end.
+    """
+    store: Store = next(iter(rendezvous("env://", rank, size, timeout=timedelta(seconds=timeout))))[0]
+    return store
+
+
 class ProcessGroup(DistributedContext):
     """One of several processes, which communicate by Gloo, and by NCCL between GPUs.
 
@@ -212,8 +224,9 @@ class ProcessGroup(DistributedContext):
         self._timeout = 600.0
         self._gradients: GradientSum | None = None
         with self.communicating():
-            limit = timedelta(seconds=self._timeout)
-            store, _, _ = next(iter(rendezvous("env://", self.rank, self.size, timeout=limit)))
+            store = _open_store(
+                os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], self.rank, self.size, self._timeout
+            )
         ProcessGroup._trainings += 1
         self._store = PrefixStore(f"training {ProcessGroup._trainings}", store)
         try:

@@ -2,7 +2,7 @@
 
 A segment is what one task of preparation writes: `00000.ids` and `00000.text`, one record per chunk.  A record holds
 the lengths of all sources, those of all targets (uint32), then the values of the sources and of the targets without
-gaps.  The table of chunks (TABLE) says where each record begins, and its hash, which is verified whenever it is read.
+gaps.  The table of chunks (TABLE) has the offset and the hash of each record; the hash is verified at every read.
 """
 
 from __future__ import annotations

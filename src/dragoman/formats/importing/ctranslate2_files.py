@@ -200,7 +200,7 @@ _BIAS = "decoder/projection/bias"
 
 @dataclass(frozen=True)
 class Shape:
-    """What the names and shapes of the variables say.  layers: of encoder and decoder."""
+    """Sizes and kinds that follow from the names and shapes of the variables.  layers: of encoder and decoder."""
 
     layers: tuple[int, int]
     d_model: int

@@ -351,7 +351,7 @@ def label_row(tokenizer: Tokenizer, config: Config, text: str) -> Ids:
 
 
 def with_predictions(network: Network, batch: Batch, first: int = 1) -> Batch:
-    """Return the batch with the most probable output, from id `first` on, in place of each target except PAD."""
+    """Return the batch with each target except PAD replaced by the most probable output; first: its lowest id."""
     moved = batch.to(network.device)
     with evaluating(network), torch.no_grad():
         logits: Tensor = network(moved.src, moved.src_mask, moved.tgt_in)

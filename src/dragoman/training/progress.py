@@ -1,4 +1,4 @@
-"""The progress of a run: what its steps resulted in, its speed and the remaining time.
+"""The progress of a run: the results of its steps, its speed and the remaining time.
 
 On a CPU, every step is read at once.  On a GPU, reading a value waits until all work that was queued before it is done,
 so that the GPU has nothing to do while the next step is prepared; there, steps are read together, some time later.
@@ -99,7 +99,7 @@ class StepResult:
 
 
 class StepResults:
-    """The results of steps in the order in which they were made, and sums over the steps since the last row of the log.
+    """The results of steps, in order, and sums over the steps since the last row of the log.
 
     `read` adds them to the progress and to the sums; `failure` makes the error after too many bad steps in a row from a
     description and, unless the usual one applies, advice.  loss: nats per target token of those that were read last,

@@ -1,4 +1,4 @@
-"""Text of language models: the ids of all texts, concatenated, of which windows are read, from a file or in memory."""
+"""Text of language models: the ids of all texts, concatenated and read in windows, from a file or in memory."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _reason(error: Exception) -> str:
 
 
 class Damaged(ValueError):
-    """What is wrong with a binary file."""
+    """A binary file is damaged; the message says how."""
 
 
 class BinaryReader:

@@ -85,10 +85,10 @@ class _Runtime(ABC):
     cached = True
     """Whether a search keeps keys and values."""
     absent = NEVER
-    """Logit of our ids that are no tokens of their own in the checkpoint."""
+    """Logit of our ids that have no token in the checkpoint."""
 
     def __init__(self, model: tuple[Any, str], target: Sequence[int], added: list[int]) -> None:
-        """model: and its name, see `reference_model`.  target: for each of our ids that of the checkpoint, or -1.
+        """model: with its name, as from `reference_model`.  target: for each of our ids that of the checkpoint, or -1.
 
         added: our ids that are no tokens of their own in the checkpoint.
         """

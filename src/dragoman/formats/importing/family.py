@@ -38,7 +38,7 @@ class ProblemList(UsageError):
 
 @contextmanager
 def collecting(problems: list[str]) -> Iterator[None]:
-    """Add what a DragomanError reports to a list of problems."""
+    """Append the message of a DragomanError that is raised in the block to a list of problems."""
     try:
         yield
     except ProblemList as error:
@@ -217,6 +217,6 @@ def integer_problems(
 
 
 def part(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a group of settings, empty if it is missing or no group."""
+    """Return a group of settings; an empty one if it is missing or not a table."""
     group = settings.get(key)
     return group if isinstance(group, Mapping) else {}

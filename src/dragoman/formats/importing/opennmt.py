@@ -63,7 +63,7 @@ _ACCEPTED: dict[str, tuple[Any, ...]] = {
 """Setting -> accepted values; an absent setting has an accepted default."""
 _REQUIRED = ("encoder_type", "decoder_type", "position_encoding")
 SHARED = "share_embeddings = True, but the vocabularies of source and target differ"
-"""The problem of lists that differ, if both sides have one embedding."""
+"""The problem that the two vocabularies differ although both sides share one embedding."""
 _SIDES = ("src", "tgt")
 _SPECIAL = {"pad_token": "<blank>", "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _TRANSFORMS = (

@@ -57,6 +57,17 @@ def test_terms_are_whole_words_and_the_longest_ones(text: str, found: list[str])
     assert Glossary(ENTRIES).entries_in(text) == [(source, ENTRIES[source]) for source in found]
 
 
+def test_letters_in_another_case_belong_to_the_term_that_was_found() -> None:
+    letters = [character for character in map(chr, range(0x20000)) if character.lower() != character.upper()]
+    small = {character for character in letters if character == character.lower()}
+    for letter in letters:
+        for other in small & {*letter.lower(), *letter.upper().lower(), *letter.casefold(), "i", "s", "ß"}:
+            assert Glossary({other: "x"}).entries_in(letter) in ([(other, "x")], []), (letter, other)
+    entries = {"ist": "x", "straße": "y", "strasse": "z"}
+    found = Glossary(entries).entries_in("IST İST ıst STRASSE STRAẞE Straße")
+    assert [source for source, _ in found] == ["ist", "ist", "ist", "strasse", "straße", "straße"]
+
+
 def test_applied_terms_are_counted_in_the_text() -> None:
     terms = [("dog", "Hund"), ("dog", "Hund"), ("cat", "Katze")]
     assert [t.applied for t in applied(terms, "Ein Hund und ein Hundehalsband, Katze")] == [True, False, True]

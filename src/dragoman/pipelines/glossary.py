@@ -49,7 +49,7 @@ class Glossary:
     entries: Mapping[str, str]
     strict: bool = False
     bonus: float = 7.0
-    _folded: dict[str, str] = field(init=False, repr=False, compare=False)
+    _folded: dict[tuple[str, ...], str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.entries, Mapping):
@@ -60,7 +60,7 @@ class Glossary:
                 if problem := _problem(text):
                     problems.append(f"entry {number}: {name} term {text!r:.60} {problem}")
         check_problems("invalid glossary:", problems)
-        object.__setattr__(self, "_folded", {source.casefold(): source for source in self.entries if _any_case(source)})
+        object.__setattr__(self, "_folded", {_folded(source): source for source in self.entries if _any_case(source)})
 
     @classmethod
     def of(cls, glossary: Glossary | Mapping[str, str] | None) -> Glossary | None:
@@ -108,7 +108,7 @@ class Glossary:
         if self._pattern is None:
             return []
         found = (match.group() for match in self._pattern.finditer(text))
-        sources = (term if term in self.entries else self._folded[term.casefold()] for term in found)
+        sources = (term if term in self.entries else self._folded[_folded(term)] for term in found)
         return [(source, self.entries[source]) for source in sources]
 
     def phrases(self, terms: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> Phrases | None:
@@ -170,6 +170,14 @@ def _problem(text: Any) -> str:
 
 def _any_case(term: str) -> bool:
     return term == term.lower()
+
+
+def _folded(term: str) -> tuple[str, ...]:
+    """Return the characters of a term; characters that `re` takes for equal in any case are equal.
+
+    Text as a whole does not fold like this: the dotted capital I becomes two characters, and "ß" becomes "ss".
+    """
+    return tuple(character.upper().casefold() for character in term.replace("İ", "i"))
 
 
 def _is_spaced(character: str) -> bool:

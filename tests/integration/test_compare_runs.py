@@ -13,7 +13,7 @@ import pytest
 
 from dragoman.errors import UsageError
 from dragoman.evaluation.compare import compare_runs
-from dragoman.evaluation.metrics import evaluate_texts
+from dragoman.evaluation.metrics import compare_systems, evaluate_texts
 from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import load_network, read_meta
 from dragoman.pipelines.translation import Translator
@@ -76,6 +76,10 @@ def test_the_test_set_is_decoded_by_every_run(place: Path) -> None:
         assert sum(bucket.sentences for bucket in run.test.by_length) == 30
     again = json.loads(json.dumps(comparison.to_json()))
     assert again["test"] == {"sentences": 30, "unit": "words", "samples": 50}
+    texts_of = [Translator.load(path, quantize="none").translate(sources) for path in reversed(paths)]
+    pair = compare_systems(*([t.text for t in texts] for texts in texts_of), [references], samples=50)
+    assert again["groups"][0]["p_values"] == {}
+    assert again["groups"][1]["p_values"] == {"test.bleu": pair.bleu.p_value, "test.chrf": pair.chrf.p_value}
 
 
 def test_the_target_language_chooses_the_tokenizer(place: Path, tmp_path: Path) -> None:
@@ -123,6 +127,9 @@ def test_the_commands_of_the_document(place: Path, cli: Cli, monkeypatch: pytest
     assert "lstm" in printed[1] and "seeds" in printed[1] and "1, 2" in printed[1] and "σ" in printed[1]
     assert "tok:13a" in printed[2] and "chrF nrefs:1" in printed[2]
     assert "test BLEU" in printed[2] and "confidence interval on 30 test lines" in printed[2]
+    assert re.search(r"p=[01]\.\d\d\d", printed[2]) and "probability of a difference from lstm" in printed[2], printed[
+        2
+    ]
     document = json.loads(printed[3])
     assert [group["differs"] for group in document["groups"]] == [{"model.d_ff": 24}, {"model.d_ff": 40}]
     assert "validation loss" in (tmp_path / "history.html").read_text("utf-8")

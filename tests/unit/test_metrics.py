@@ -9,18 +9,23 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.ter import TER
 from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_ko_mecab
 
 from dragoman.errors import UsageError
 from dragoman.evaluation.metrics import (
+    Resampled,
     bleu_tokenizer,
     compare_systems,
     corpus_scores,
     evaluate_model,
     evaluate_texts,
     literature_bleu,
+    p_value,
+    resampled,
     train_test_overlap,
 )
 from tiny_translator import copying_translator, tiny_translator
@@ -249,6 +254,39 @@ def test_chance_is_distinguished_from_a_difference() -> None:
 
     assert compare_systems(damaged(0.05), damaged(0.4), [reference], samples=100).bleu.p_value < 0.05
     assert compare_systems(damaged(0.2), damaged(0.2), [reference], samples=100).bleu.p_value > 0.05
+
+
+class Counted(BLEU):
+    """BLEU of lines that are given by their statistics instead of their text."""
+
+    def _extract_corpus_statistics(self, hypotheses: Any, references: Any) -> Any:
+        self.num_refs = 1
+        return hypotheses
+
+
+@pytest.mark.parametrize(("seeds", "pairs"), [((1, 1), 400), ((2, 2), 120), ((3, 1), 120)])
+def test_p_is_uniform_if_two_systems_are_equal(seeds: tuple[int, int], pairs: int) -> None:
+    """With several seeds, runs of one system differ by more than lines of equal quality do."""
+    draw, lines = np.random.default_rng(5), 80
+    texts = [" ".join(draw.choice(list("abcdefghij"), 12)) for _ in range(lines)]
+    poor, good = (
+        np.array(BLEU()._extract_corpus_statistics([" ".join(w if draw.random() > share else "x" for w in t.split())
+                                                    for t in texts], [texts]))
+        for share in (0.4, 0.2)
+    )  # fmt: skip
+
+    def run(several: bool) -> Resampled:
+        share = draw.uniform(0.3, 0.7) if several else 0.5
+        return resampled(Counted(), np.where(draw.random((lines, 1)) < share, good, poor), [], 40)  # type: ignore[arg-type]
+
+    values = np.array([p_value(*([run(sum(seeds) > 2) for _ in range(n)] for n in seeds)) for _ in range(pairs)])
+    shares = [float(np.mean(values <= level)) for level in (0.05, 0.1, 0.25, 0.5, 0.75)]
+    assert np.abs(np.array(shares) - (0.05, 0.1, 0.25, 0.5, 0.75)).max() < 0.09 and shares[0] < 0.08, shares
+
+
+def test_a_difference_in_one_line_is_no_evidence() -> None:
+    reference = [f"line {i} of the text that both have" for i in range(60)]
+    assert compare_systems(["another", *reference[1:]], reference, [reference], samples=200).bleu.p_value > 0.5
 
 
 def test_test_lines_in_the_training_text_are_found() -> None:

@@ -171,13 +171,10 @@ def _value(field: FieldInfo) -> str:
     if limits := limits_of(field):
         words[0] += ", " + re.sub(f"(.*) to {_UNLIMITED:,}", r"\1 or more", limits)
     if _is_list(field):
-        return f"list of {_plural(words)}"
+        noun, comma, limits = words[0].partition(",")
+        plural = noun in ("section", "text", "whole number", "number")
+        return f"list of {f'{noun}s{comma}{limits}' if plural else ', '.join(words)}"
     return (" or " if any(isinstance(one, type) for one in types_) else ", ").join(words)
-
-
-def _plural(words: list[str]) -> str:
-    noun, comma, limits = words[0].partition(",")
-    return f"{noun}s{comma}{limits}" if noun in ("section", "text", "whole number", "number") else ", ".join(words)
 
 
 def _plain(annotation: Any) -> list[Any]:

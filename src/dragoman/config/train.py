@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -157,12 +157,9 @@ class FSDPConfig(_Parallel):
     kind: Literal["fsdp"] = "fsdp"
 
 
-def _replicated_by_default(value: Any) -> Any:
-    return {"kind": "replicated", **value} if isinstance(value, dict) else value
-
-
 Parallel = Annotated[
-    Annotated[ReplicatedConfig | FSDPConfig, Field(discriminator="kind")], BeforeValidator(_replicated_by_default)
+    Annotated[ReplicatedConfig | FSDPConfig, Field(discriminator="kind")],
+    BeforeValidator(lambda value: {"kind": "replicated", **value} if isinstance(value, dict) else value),
 ]
 Optimizer = Annotated[AdamConfig | AdamWConfig | MuonConfig | SGDConfig, Field(discriminator="kind")]
 Schedule = Annotated[

@@ -7,14 +7,15 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
-from sacrebleu.significance import PairedTest
+from sacrebleu.significance import _bootstrap_resample, estimate_ci
 
 from dragoman.data.languages import language_code
 from dragoman.errors import DataError, UsageError
@@ -53,11 +54,61 @@ class Metric:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """A score in percent; `half` is half the width of its 95 % bootstrap confidence interval."""
+
+    score: float
+    half: float
+
+
+@dataclass(frozen=True)
+class Resampled(Interval):
+    """With `samples`, the scores of resamples of the lines, which are the same for every system."""
+
+    samples: np.ndarray = field(repr=False, compare=False)
+    metric: str
+    signature: str
+
+
+def resampled(metric: BLEU | CHRF | TER, texts: Sequence[str], references: References, samples: int) -> Resampled:
+    """Score `texts` and `samples` resamples of them.  sacreBLEU's seed, set by SACREBLEU_SEED, is in the signature."""
+    statistics = metric._extract_corpus_statistics(texts, references)
+    metric.n_bootstrap = samples  # with the seed, a part of the signature
+    metric.seed, scores = _bootstrap_resample(statistics, metric, samples)
+    values = np.array([score.score for score in scores])
+    whole = metric._aggregate_and_compute(statistics)
+    half = float(estimate_ci(values)[1])
+    return Resampled(float(whole.score), half, values, whole.name, str(metric.get_signature()))
+
+
+def p_value(a: Sequence[Resampled], b: Sequence[Resampled]) -> float:
+    """Return the probability of a difference at least as large as that of a and b if they are equally good.
+
+    a, b: systems, each of one or more runs that differ in the seed of the training alone; the difference is that of
+    their mean scores.  Its variation over test lines is that of the resamples around their mean (paired bootstrap,
+    Koehn 2004).  If a system has several runs, its variation over seeds is added: a Student's t variable, scaled by the
+    standard deviation over the seeds of both systems.
+    """
+    samples = [np.array([run.samples for run in runs]) for runs in (a, b)]
+    scores = [np.array([run.score for run in runs]) for runs in (a, b)]
+    chance = samples[0].mean(axis=0) - samples[1].mean(axis=0)
+    chance -= chance.mean()
+    if freedom := len(a) + len(b) - 2:
+        share = (1 / len(a) + 1 / len(b)) / freedom
+        seeds = share * sum(np.var(values) * len(values) for values in scores)
+        # Differences between seeds that depend on the lines are part of both variances; they count once.
+        both = share * sum(np.var(values - values.mean(axis=0), axis=1).sum() for values in samples)
+        chance *= np.sqrt(max(0, 1 - both / (chance.var() or 1)))
+        chance += np.sqrt(seeds) * np.random.default_rng(0).standard_t(freedom, len(chance))
+    larger = np.count_nonzero(np.abs(chance) >= abs(scores[0].mean() - scores[1].mean()))
+    return (int(larger) + 1) / (len(chance) + 1)
+
+
+@dataclass(frozen=True)
 class Significance:
-    """Paired bootstrap test (Koehn 2004) of one metric between systems a and b on the same lines.
+    """Test of one metric between systems a and b on the same lines, see `p_value`.
 
     a, b: scores.  a_interval, b_interval: half the width of the 95 % confidence interval over the resamples.
-    p_value: probability of a difference at least this large if the systems are equally good.
     """
 
     name: str
@@ -203,9 +254,14 @@ def literature_bleu(hypotheses: Sequence[str], references: References, language:
             f"literature BLEU: Moses' tokenizer does not segment language {language!r}; accepted: "
             f"{', '.join(sorted(known))}; use evaluate_texts with tokenize=bleu_tokenizer(language)"
         )
-    language, prepare = code, _moses(code)
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer  # type: ignore[import-untyped]
+
+    language, normalizer, tokenizer = code, MosesPunctNormalizer(lang=code), MosesTokenizer(lang=code)
     bleu = BLEU(tokenize="none", force=True)
-    prepared = [[prepare(text) for text in lines] for lines in (hypotheses, *references)]
+    prepared = [
+        [str(tokenizer.tokenize(normalizer.normalize(text).lower(), return_str=True)) for text in lines]
+        for lines in (hypotheses, *references)
+    ]
     metric = _metric(bleu, prepared[0], prepared[1:])
     signature = metric.signature.replace("case:mixed", "case:lc").replace("tok:none", f"tok:moses-{language}")
     return Metric("BLEU-literature", metric.score, f"{signature}|norm:moses")
@@ -224,16 +280,11 @@ def compare_systems(
     _check(b, references)
     if samples < 1:
         raise UsageError(f"samples = {samples}; accepted: at least 1 (usually 1000)")
-    metrics = dict(zip(COMPARED, _metrics(tokenize=tokenize), strict=True))
-    systems: list[tuple[str, Sequence[str]]] = [("b", list(b)), ("a", list(a))]  # sacreBLEU's baseline comes first
-    signatures, results = PairedTest(systems, metrics, [list(r) for r in references], "bs", n_samples=samples)()
     tests = []
-    for name, signature in signatures.items():
-        result_b, result_a = cast(list[Any], results[name])
-        # For identical systems every resampled difference equals the observed one, but sacreBLEU counts none of them.
-        p_value = 1.0 if list(a) == list(b) else float(result_a.p_value)
-        scores = float(result_a.score), float(result_b.score), float(result_a.ci), float(result_b.ci)
-        tests.append(Significance(name, *scores, p_value, str(signature)))
+    for metric in _metrics(tokenize=tokenize):
+        one, other = (resampled(metric, texts, references, samples) for texts in (a, b))
+        scores = one.score, other.score, one.half, other.half
+        tests.append(Significance(one.metric, *scores, p_value([one], [other]), one.signature))
     bleu, chrf, ter = tests
     return SignificanceTest(bleu, chrf, ter, samples)
 
@@ -345,13 +396,6 @@ def _moses_languages() -> frozenset[str]:
     from sacremoses.corpus import NonbreakingPrefixes  # type: ignore[import-untyped]
 
     return frozenset(NonbreakingPrefixes().available_langs.values()) - set(_CHINESE)
-
-
-def _moses(language: str) -> Callable[[str], str]:
-    from sacremoses import MosesPunctNormalizer, MosesTokenizer  # type: ignore[import-untyped]
-
-    normalizer, tokenizer = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
-    return lambda text: str(tokenizer.tokenize(normalizer.normalize(text).lower(), return_str=True))
 
 
 def _normalized(text: str) -> str:

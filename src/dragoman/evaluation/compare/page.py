@@ -107,7 +107,7 @@ def columns(comparison: RunComparison) -> list[Column]:
 
 
 def cell_text(group: Group, column: Column) -> tuple[str, str]:
-    """Return the mean, and `±` half of the 95 % interval and `σ` the standard deviation over seeds, if known."""
+    """Return the mean, and, if known, `±` half of the 95 % interval, `σ` the standard deviation over seeds, and `p`."""
     number = group.numbers.get(column.key)
     if number is None:
         return "–", ""
@@ -115,6 +115,8 @@ def cell_text(group: Group, column: Column) -> tuple[str, str]:
     notes = [] if half is None else [f"±{column.show(half.mean)}"]
     if number.std and column.key != "parameters":
         notes.append(f"σ{column.show(number.std)}")
+    if column.key in group.p_values:
+        notes.append(f"p={group.p_values[column.key]:.3f}")
     return column.show(number.mean), " ".join(notes)
 
 
@@ -225,6 +227,13 @@ def _notes(comparison: RunComparison) -> Iterator[dict[str, str]]:
             f"±: half of the 95 % confidence interval on {lines} test lines, {samples} bootstrap resamples.",
             f"±：95% 置信区间的一半，由 {lines} 行测试文本重采样 {samples} 次（自助法）得出。",
         )
+    if comparison.test is not None and len(comparison.groups) > 1:
+        first = comparison.groups[0].name
+        yield _pair(
+            f"p: probability of a difference from {first} at least this large if both are equally good; it varies over "
+            "test lines and, where a row has several, over seeds.",
+            f"p：若与 {first} 同样好，得分之差不小于此值的概率；考虑测试文本的变化，有多个随机种子时也考虑其变化。",
+        )
 
 
 def _signatures(comparison: RunComparison) -> str:
@@ -251,7 +260,13 @@ def write_comparison(path: Path, comparison: RunComparison, language: str = "aut
         "colors": COLORS,
         "markers": MARKERS,
         "columns": shown,
-        "largest": {column.key: _largest(comparison, column.key) for column in shown if column.bar},
+        "largest": {
+            column.key: max(
+                group.numbers[column.key].mean for group in comparison.groups if column.key in group.numbers
+            )
+            for column in shown
+            if column.bar
+        },
         "best": {column.key: best_groups(comparison, column) for column in shown},
         "comparison": comparison,
         "cell_text": cell_text,
@@ -277,10 +292,6 @@ def _lead(comparison: RunComparison) -> dict[str, str]:
         f"{count} configurations{seeds}. They differ in {', '.join(first)}{rest}.",
         f"{count} 种配置{seeds_zh}。它们的差异在于 {'、'.join(first)}{rest_zh}。",
     )
-
-
-def _largest(comparison: RunComparison, key: str) -> float:
-    return max(group.numbers[key].mean for group in comparison.groups if key in group.numbers)
 
 
 # --------------------------------------------------------------------------------------------------------------- charts

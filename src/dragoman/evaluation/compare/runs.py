@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from sacrebleu.metrics.chrf import CHRF
 from dragoman.config import flatten, load_config
 from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.errors import DataError, DragomanError, ModelFolderError, UsageError, check_problems, nearest
-from dragoman.evaluation.metrics import bleu_tokenizer
+from dragoman.evaluation.metrics import Interval, Resampled, bleu_tokenizer, p_value, resampled
 from dragoman.io.reading import COPY_AGAIN, read_json
 from dragoman.io.run_log import read_log
 from dragoman.io.weights import read_header
@@ -38,14 +38,6 @@ SEED = "train.seed"
 _NO_CURVES = ("step", "seconds", "epoch", "learning_rate", "tokens_per_second", "memory_mb")
 _MOST_BUCKETS = 8
 _FEWEST_SENTENCES = 20
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A score in percent; `half` is half the width of its 95 % bootstrap confidence interval."""
-
-    score: float
-    half: float
 
 
 @dataclass(frozen=True)
@@ -69,8 +61,8 @@ class LengthScore:
 class DecodedScores:
     """BLEU and chrF2 of the translations of one model, with the signatures of sacreBLEU."""
 
-    bleu: Interval
-    chrf: Interval
+    bleu: Resampled
+    chrf: Resampled
     bleu_signature: str
     chrf_signature: str
     by_length: tuple[LengthScore, ...]
@@ -141,11 +133,13 @@ class Group:
     """Runs that differ only in the seed.
 
     differs: its values of the configuration keys in which the groups differ, without keys that it lacks.
+    p_values: of the differences between its `test.` scores and those of the first group, see `p_value`.
     """
 
     name: str
     runs: tuple[ComparedRun, ...]
     differs: dict[str, Any]
+    p_values: dict[str, float] = field(default_factory=dict)
 
     @property
     def seeds(self) -> list[int]:
@@ -198,7 +192,13 @@ class RunComparison:
                 "seeds": group.seeds,
                 "differs": group.differs,
                 "numbers": {name: asdict(number) for name, number in group.numbers.items()},
-                "runs": [asdict(run) for run in group.runs],
+                "p_values": group.p_values,
+                "runs": [
+                    asdict(
+                        run, dict_factory=lambda items: {k: v for k, v in items if k not in Resampled.__annotations__}
+                    )
+                    for run in group.runs
+                ],
             }
             for group in self.groups
         ]
@@ -365,10 +365,17 @@ def _grouped(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: 
         prefix if prefixes.count(prefix) == 1 else group[0].name
         for prefix, group in zip(prefixes, members.values(), strict=True)
     ]
-    groups = [
-        Group(name, tuple(group), {key: group[0].config[key] for key in differing if key in group[0].config})
-        for name, group in zip(names, members.values(), strict=True)
-    ]
+    first, groups = next(iter(members.values())), []
+    for name, group in zip(names, members.values(), strict=True):
+        differs = {key: group[0].config[key] for key in differing if key in group[0].config}
+        scores = ("bleu", "chrf") if test is not None and group is not first else ()
+        p_values = {
+            f"test.{score}": p_value(
+                *([getattr(run.test, score) for run in runs if run.test] for runs in (group, first))
+            )
+            for score in scores
+        }
+        groups.append(Group(name, tuple(group), differs, p_values))
     return RunComparison(tuple(groups), tuple(differing), test, samples)
 
 
@@ -424,20 +431,12 @@ def score_translations(texts: Sequence[str], test: EvalSet, samples: int, tokeni
     tokenize: name of a tokenizer of sacreBLEU.
     """
     metric = BLEU(tokenize=tokenize, force=True)
-    bleu, bleu_signature = _interval(metric, texts, test.references, samples)
-    chrf, chrf_signature = _interval(CHRF(), texts, test.references, samples)
+    bleu, chrf = (resampled(one, texts, [test.references], samples) for one in (metric, CHRF()))
     by_length = []
     edges = (-1, *test.bounds, None)
     for before, bound in itertools.pairwise(edges):
         assert before is not None
         inside = [i for i, n in enumerate(test.lengths) if before < n and (bound is None or n <= bound)]
-        bleu_inside, _ = _interval(metric, [texts[i] for i in inside], [test.references[i] for i in inside], samples)
-        by_length.append(LengthScore(max(1, before + 1), bound, len(inside), bleu_inside))
-    return DecodedScores(bleu, chrf, bleu_signature, chrf_signature, tuple(by_length))
-
-
-def _interval(
-    metric: BLEU | CHRF, texts: Sequence[str], references: Sequence[str], samples: int
-) -> tuple[Interval, str]:
-    result: Any = metric.corpus_score(list(texts), [list(references)], n_bootstrap=samples)
-    return Interval(float(result.score), float(result._ci)), str(metric.get_signature())
+        score = resampled(metric, [texts[i] for i in inside], [[test.references[i] for i in inside]], samples)
+        by_length.append(LengthScore(max(1, before + 1), bound, len(inside), score))
+    return DecodedScores(bleu, chrf, bleu.signature, chrf.signature, tuple(by_length))

@@ -4,6 +4,9 @@
     python bench/recipes.py table docs/results/positions.jsonl
     python bench/recipes.py update     # the tables below <!-- results: FILE --> in the documents
 
+A table by which a setting is chosen shows validation scores: <!-- validation results: FILE --> shows these alone, and a
+table with a recipe with different overrides shows them beside those of the test set.
+
 `train` starts one process with `--threads` threads per run, at most `--jobs` at a time, and appends one line per
 finished run: recipe, overrides, seed, processor, time, validation scores of the best checkpoint, and for translation
 the scores of the test set with the [search] of the recipe.  Runs that have a line are skipped, and unfinished runs
@@ -167,19 +170,23 @@ def test_scores(config: Any, run: Path) -> dict[str, Any]:
     }
 
 
-def mean(found: Sequence[float | None], digits: int = 1) -> str:
-    """Format the mean of the values that exist, with the sample standard deviation where there are several."""
+def mean(found: Sequence[float | None], digits: int = 1, spread: bool = True) -> str:
+    """Format the mean of the values that exist, with the sample standard deviation where there are several.
+
+    Where a run has no value, the number of values and that of runs are added.
+    """
     values = [value for value in found if value is not None]
     if not values:
         return "–"
     text = f"{fmean(values):,.{digits}f}"
-    return f"{text} ± {stdev(values):.{digits}f}" if len(values) > 1 else text
+    text += f" ± {stdev(values):.{digits}f}" if spread and len(values) > 1 else ""
+    return text if len(values) == len(found) else f"{text} ({len(values)} of {len(found)})"
 
 
-def table(path: Path) -> tuple[str, list[str]]:
+def table(path: Path, validation: bool = False) -> tuple[str, list[str]]:
     """Return a Markdown table with a row per recipe and set of overrides, and the recipes that have changed since.
 
-    Rows are in the order of the file.  The last result of a run counts.
+    Rows are in the order of the file.  The last result of a run counts.  validation: without scores of the test set.
     """
     runs = {identity(row): row for row in read_results(path)}
     groups: dict[tuple[str, tuple[str, ...]], list[dict[str, Any]]] = {}
@@ -188,9 +195,15 @@ def table(path: Path) -> tuple[str, list[str]]:
     rows = [row for group in groups.values() for row in group]
     shared = set.intersection(*(set(overrides) for _, overrides in groups)) if groups else set()
     lengths = list(dict.fromkeys(key for row in rows for key in by_length(row)))
-    tested = all("test" in row for row in rows)
-    scores = ["valid_loss"] if tested else list(dict.fromkeys(key for row in rows for key in row["valid"]))
-    head = ["recipe", "seeds", "parameters", "minutes", *(name.replace("valid_", "valid ") for name in scores)]
+    tested = all("test" in row for row in rows) and not validation
+    scores = list(dict.fromkeys(key for row in rows for key in row["valid"]))
+    if tested:
+        chosen = len(groups) > len({recipe for recipe, _ in groups})
+        scores = ["valid_loss", "bleu"] if chosen else ["valid_loss"]
+    titles = {"valid_loss": "valid loss"} | (
+        {"bleu": "valid BLEU", "chrf": "valid chrF", "exact_match": "exact match"} if tested or validation else {}
+    )
+    head = ["recipe", "seeds", "parameters", "minutes", *(titles.get(name, name) for name in scores)]
     head += ["test BLEU", "test chrF", *(f"{length} words" for length in lengths)] if tested else []
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for (recipe, overrides), group in groups.items():
@@ -219,6 +232,7 @@ def caption(rows: Sequence[dict[str, Any]], overrides: Sequence[str]) -> str:
     text += f"budget: {distinct('budget')}; seeds: {', '.join(map(str, sorted({row['seed'] for row in rows})))}."
     signatures = dict.fromkeys(row["test"]["signature"] for row in rows if "test" in row)
     text += f" All with {', '.join(f'`{override}`' for override in overrides)}." if overrides else ""
+    text += " The time of resumed runs is not known." if any(minutes([row]) == "–" for row in rows) else ""
     return text + "".join(f" BLEU: `{signature}`." for signature in signatures)
 
 
@@ -228,9 +242,7 @@ def minutes(group: Sequence[dict[str, Any]]) -> str:
     Time on the clock depends on what else the machine does.  The processor time of resumed runs is not known.
     """
     of_clock = group[0]["budget"].endswith((" min", " s"))
-    times = [row["minutes"] if of_clock else row["cpu_minutes"] for row in group]
-    known = [value for value in times if value is not None]
-    return f"{fmean(known):.1f}" if known else "–"
+    return mean([row["minutes"] if of_clock else row["cpu_minutes"] for row in group], spread=False)
 
 
 def print_table(args: argparse.Namespace) -> None:
@@ -242,8 +254,8 @@ def print_table(args: argparse.Namespace) -> None:
 
 def updated(text: str) -> str:
     """Return a document with the tables between `<!-- results: FILE -->` and `<!-- end of results -->` made anew."""
-    pattern = r"(<!-- results: (\S+) -->\n)(?:.*\n)*?(<!-- end of results -->\n)"
-    return re.sub(pattern, lambda match: f"{match[1]}\n{table(ROOT / match[2])[0]}\n\n{match[3]}", text)
+    pattern = r"(<!-- (validation )?results: (\S+) -->\n)(?:.*\n)*?(<!-- end of results -->\n)"
+    return re.sub(pattern, lambda match: f"{match[1]}\n{table(ROOT / match[3], bool(match[2]))[0]}\n\n{match[4]}", text)
 
 
 def update(args: argparse.Namespace) -> None:

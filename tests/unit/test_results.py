@@ -34,7 +34,7 @@ def test_recipes_have_not_changed_since(path: Path, recipes: ModuleType) -> None
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_every_file_of_results_is_shown(path: Path, recipes: ModuleType) -> None:
-    marker = f"<!-- results: {path.relative_to(ROOT).as_posix()} -->"
+    marker = f"results: {path.relative_to(ROOT).as_posix()} -->"
     assert any(marker in document.read_text(encoding="utf-8") for document in recipes.documents())
 
 
@@ -45,12 +45,13 @@ def test_seeds_are_averaged_and_the_last_result_of_a_run_counts(tmp_path: Path, 
     }  # fmt: skip
     scores = [(1, {"valid_loss": 9.0}), (1, {"valid_loss": 0.5, "accuracy": 90}), (2, {"valid_loss": 0.7})]
     lines = [json.dumps(row | {"seed": seed, "valid": valid}) for seed, valid in scores]
+    lines[-1] = lines[-1].replace('"cpu_minutes": 2', '"cpu_minutes": null')  # a run that was resumed
     (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")
     text, stale = recipes.table(tmp_path / "results.jsonl")
     assert text.splitlines()[2:] == [
-        "| `digits` | 2 | 1,000 | 2.0 | 0.600 ± 0.141 | 90.0 |",
+        "| `digits` | 2 | 1,000 | 2.0 (1 of 2) | 0.600 ± 0.141 | 90.0 (1 of 2) |",
         "",
-        "Processor: P; threads per run: 1; PyTorch 2; budget: 2 epochs; seeds: 1, 2.",
+        "Processor: P; threads per run: 1; PyTorch 2; budget: 2 epochs; seeds: 1, 2. The time of resumed runs is not known.",
     ]
     assert stale == ["recipes/digits.toml"]
 

@@ -51,7 +51,8 @@ def test_seeds_are_averaged_and_the_last_result_of_a_run_counts(tmp_path: Path, 
     assert text.splitlines()[2:] == [
         "| `digits` | 2 | 1,000 | 2.0 (1 of 2) | 0.600 ± 0.141 | 90.0 (1 of 2) |",
         "",
-        "Processor: P; threads per run: 1; PyTorch 2; budget: 2 epochs; seeds: 1, 2. The time of resumed runs is not known.",
+        "Processor: P; threads per run: 1; PyTorch 2; budget: 2 epochs; seeds: 1, 2. The time of resumed "
+        "runs is not known.",
     ]
     assert stale == ["recipes/digits.toml"]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
+import random
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,11 @@ def says(text: str) -> PieceTranslator:
 NASTY = ["«", " ", "&", " ", "<", "more", ">", " ", '"', "5", " ", "*", " ", "3", '"', ";", "[", "x", "]", "\\", "'"]
 
 
+def identity() -> PieceTranslator:
+    """The same text."""
+    return PieceTranslator(lambda pieces: pieces)
+
+
 def longer() -> PieceTranslator:
     """Upper case, in reversed order, with characters that formats have to escape."""
     return PieceTranslator(lambda pieces: [*(piece.upper() for piece in reversed(pieces)), " ", *NASTY])
@@ -133,105 +140,165 @@ def translated(format: str, data: bytes | str, translator: Translator | None = N
     return translate_bytes(translator or upper(), data, format, **options)[0]
 
 
-Sample = Callable[[Callable[[bytes], bytes]], bytes]
-"""Returns a document with the change that a function makes to it, or to the member with the text of an archive."""
+Change = Callable[[bytes], bytes]
+"""A change to a document, or to one member of an archive."""
 
-MARKDOWN = """---
-title: x
----
-
-# A *heading* ##
-
-Some **bold [link](https://example.org/a_(b) "title")** \\*text\\* &amp;
-`code` <b>html</b> ![image](a.png) <https://example.org> [ref], [^1]
-
-> - quoted\\
->   lines
-
-| a \\| b | *c* |
-|---|---|
-| `d` | e |
-
-[ref]: https://example.org
-"""
-SRT = (
-    "1\n00:00:01,000 --> 00:00:02,500\nA long <i>sentence</i> in\ntwo lines.\n\n"
-    "2\n00:00:03,000 --> 00:00:04,000\n- Who?\n- Me.\n"
-)
-VTT = "WEBVTT\n\nNOTE a\n\nfirst\n00:01.000 --> 00:02.000\n<v Anna>Fish &amp; chips</v> <00:01.500><c>now\n"
-PO = (
-    'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals=2; plural=(n != 1);\\n"\n\n'
-    '#, c-format\nmsgid "Hello %s,\\n"\n"bye"\nmsgstr ""\n\n'
-    'msgid "one"\nmsgid_plural "%d many"\nmsgstr[0] ""\nmsgstr[1] ""\n'
-)
-XLIFF = (
-    '<xliff xmlns="urn:oasis:names:tc:xliff:document:1.2"><file source-language="en" target-language="de"><body>'
-    '<trans-unit><source>See <g id="1">the <x id="2"/> one</g> &amp; <bpt id="3">b</bpt>go<ept id="3">b</ept></source>'
-    "</trans-unit></body></file></xliff>"
-)
-TMX = (
-    '<!DOCTYPE tmx SYSTEM "tmx14.dtd"><tmx><body><tu><tuv xml:lang="en"><seg>A <hi>go</hi> <ph>%s</ph> one</seg></tuv>'
-    "</tu></body></tmx>"
-)
-WORD = (
-    "<w:p><w:pPr/><w:r><w:rPr><w:b/></w:rPr><w:t>Some </w:t></w:r>"
-    "<w:hyperlink><w:r><w:t>link</w:t><w:tab/></w:r></w:hyperlink>"
-    '<w:r><w:fldChar w:fldCharType="begin"/></w:r><w:r><w:instrText>HYPERLINK "a"</w:instrText></w:r>'
-    '<w:r><w:fldChar w:fldCharType="separate"/></w:r><w:r><w:t>text</w:t></w:r>'
-    '<w:r><w:fldChar w:fldCharType="end"/></w:r><w:sdt><w:sdtPr/><w:sdtContent><w:r><w:t>end</w:t>'
-    "<w:pict><w:p><w:r><w:t>in a box</w:t></w:r></w:p></w:pict></w:r></w:sdtContent></w:sdt></w:p>"
-)
-SHEET = (
-    "<x:si><x:t>one &lt; two</x:t></x:si>"
-    "<x:si><x:r><x:rPr><x:b/></x:rPr><x:t>bold</x:t></x:r><x:r><x:t> not</x:t></x:r></x:si>"
-)
-TEXT = (
-    '<text:p>Some <text:span text:style-name="B">bold<text:s text:c="3"/></text:span> text'
-    "<text:note><text:p>A note</text:p></text:note>.<text:tab/>Next</text:p>"
-)
+PIECES = ["one", "Two.", " three", "four ", "é漢。", "7", "%s", "{n}", " ", "  ", "\u00a0", "\u2028", "\x85", "\t", "-"]
+CODED = [*PIECES, "&amp;", "&#32;", "&#x85;", "&lt;b>", "<!-- c -->", "<?p?>", "<![CDATA[ a  & ]]>", "\n  ", "\r\n"]
+"""Pieces of the text of XML."""
+PAGE = [*CODED, "<br>", "<img src=x>", "<wbr>", "</b>", "<i>", "<é", "</é>", "&nbsp;", "&copy", "<p>", "\f", "<", "‹é"]
+PAGE_ELEMENTS = ["<b>{}</b>", "<p> {} </p>", "<a\u00a0b title=x>{}</a>", "<code>{}</code>", "<q translate=no>{}</q>"]
+XHTML = [*CODED, "<br/>", "<img src='x'/>", "&#160;"]
+XHTML_ELEMENTS = ["<b>{}</b>", "<p> {} </p>", "<code>{}</code>", "<i translate='no'>{}</i>"]
+MARKED = [*PIECES, "*a*", "`b`", "\\*", "&amp;", "<b>", "[r]", "\n", "  \n", "|", "5 * 3", "<https://a.org>", "\0"]
+MARKED_ELEMENTS = ["*{}*", "**{}**", "[{}](x)", "<b>{}</b>", "![{}](y)", "~~{}~~"]
+BLOCKS = ["{}\n\n", "# {} #\n", "- {}\n", "1. {}\n\n   {}\n", "> {}\n> {}\n\n", "| {} | {} |\n|---|---|\n| {} | {} |\n"]
+BLOCKS += ["    {}\n\n", "```\n{}\n```\n", "<div>\n{}\n</div>\n\n", "\t{}\n", "[r]: {}\n\n", "-\t{}\n"]
+CUES = [*PIECES, "<i>", "</i>", "- ", "&amp;", "&nbsp;", "{\\an8}", "<00:01.500>", "\n", "\n", "\r\n", "-->"]
+UNIT = [*CODED, '<x id="1"/>', '<bx id="2"/>', '<ex id="2"/>', '<bpt id="3">b </bpt>', '<ept id="3"/>', "<ph>%s </ph>"]
+UNIT_ELEMENTS = ['<g id="4">{}</g>', '<mrk mtype="protected">{}</mrk>', "<hi>{}</hi>"]
+BOLD, LANG = "<{0}:rPr><{0}:b/></{0}:rPr>", '<{0}:rPr><{0}:lang val="en"/></{0}:rPr>'
+OPEN_TEXT = [*CODED, "<text:s/>", '<text:s text:c="3"/>', "<text:tab/>", "<text:line-break/>", "<text:bookmark/>"]
+OPEN_ELEMENTS = ["<text:span>{}</text:span>", "<text:a> {} </text:a>", "<text:note><text:p>{}</text:p></text:note>"]
+WORD = ["<w:tab/>", "<w:r><w:br/></w:r>", "<w:proofErr/>", "<w:bookmarkStart/>", "<w:r><w:noBreakHyphen/></w:r>"]
+MARK = '<w:r><w:fldChar w:fldCharType="%s"/></w:r>'
+FIELD = MARK % "begin" + '<w:r><w:instrText>HYPERLINK "a"</w:instrText></w:r>' + MARK % "separate" + "{}" + MARK % "end"
+WORD_ELEMENTS = ["<w:hyperlink>{}</w:hyperlink>", "<w:r><w:pict><w:p>{}</w:p></w:pict></w:r>", FIELD]
+WORD_ELEMENTS += ["<w:ins>{}</w:ins>", "<w:sdt><w:sdtPr/><w:sdtContent>{}</w:sdtContent></w:sdt>"]
 TYPE = "application/vnd.openxmlformats-officedocument."
+OFFICE = {
+    "docx": ("w", "wordprocessingml.footnotes", "wordprocessingml.document", WORD, WORD_ELEMENTS),
+    "pptx": ("a", "presentationml.slide", "presentationml.presentation", ["<a:br/>", "<a:fld/>"], []),
+    "xlsx": ("x", "spreadsheetml.sharedStrings", "spreadsheetml.sheet", ["<x:rPh/>"], []),
+}
+BOOK = {
+    "mimetype": "application/epub+zip",
+    "META-INF/container.xml": '<container><rootfiles><rootfile full-path="a/b.opf"/></rootfiles></container>',
+    "a/b.opf": '<package><manifest><item href="../c.xhtml" media-type="application/xhtml+xml"/>'
+    '<item href="d.ncx" media-type="application/x-dtbncx+xml"/></manifest></package>',
+}
+FORMATS = ["txt", "md", "html", "srt", "vtt", "po", "xliff", "tmx", "csv", "tsv", "json", *OFFICE, "odt", "epub"]
 
 
-def _plain(text: str, change: Callable[[bytes], bytes]) -> bytes:
-    return change(text.encode())
-
-
-def _archive(members: Mapping[str, str], changed: str, change: Callable[[bytes], bytes]) -> bytes:
+def zip_of(members: Mapping[str, str | bytes]) -> bytes:
+    """An archive; a mimetype is not compressed."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in members.items():
-            archive.writestr(name, change(text.encode()) if name == changed else text)
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content, zipfile.ZIP_STORED if name == "mimetype" else zipfile.ZIP_DEFLATED)
     return file.getvalue()
 
 
-def _office(content: str, name: str, kind: str, main: str) -> list[Sample]:
-    spaces = " ".join(f'xmlns:{prefix}="{uri}"' for uri, prefix in list(PREFIXES.items())[::2])
-    types = {name: f"{TYPE}{kind}+xml", "main.xml": f"{TYPE}{main}.main+xml"}
-    overrides = "".join(f'<Override PartName="/{part}" ContentType="{kind}"/>' for part, kind in types.items())
-    members = {
-        "[Content_Types].xml": f"<Types>{overrides}</Types>",
-        "main.xml": "<a/>",
-        name: f"<a {spaces}>{content}</a>",
+def members(data: bytes) -> dict[str, bytes]:
+    """The members of an archive."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {info.filename: archive.read(info) for info in archive.infolist()}
+
+
+def with_members(data: bytes, changed: Mapping[str, bytes | Change]) -> bytes:
+    """An archive with other content of some members, or with further ones."""
+    own = members(data)
+    new = {name: content(own[name]) if callable(content) else content for name, content in changed.items()}
+    return zip_of({**own, **new})
+
+
+def random_document(format: str, draw: random.Random, change: Change = bytes) -> bytes:
+    """A document with white space of every kind at the edges of texts, tags and runs."""
+
+    def text(pieces: Sequence[str] = PIECES) -> str:
+        return "".join(draw.choices(pieces, k=draw.randint(0, 5)))
+
+    def nested(pieces: Sequence[str], elements: Sequence[str], leaf: Callable[..., str] = text, depth: int = 2) -> str:
+        def one() -> str:
+            is_leaf = not depth or not elements or draw.random() > 0.3
+            return leaf(pieces) if is_leaf else draw.choice(elements).format(nested(pieces, elements, leaf, depth - 1))
+
+        return "".join(one() for _ in range(draw.randint(0, 4)))
+
+    def many(make: Callable[[], str]) -> str:
+        return "".join(make() for _ in range(draw.randint(1, 5)))
+
+    def archive(parts: Mapping[str, str]) -> bytes:
+        name = draw.choice([*parts, *[list(parts)[-1]] * 3])
+        return zip_of({**parts, name: change(parts[name].encode())})
+
+    def office(prefix: str, kind: str, main: str, others: Sequence[str], elements: Sequence[str]) -> bytes:
+        def run(pieces: Sequence[str]) -> str:
+            if draw.random() < 0.2:
+                return draw.choice(pieces)
+            space, properties = draw.choice(["", ' xml:space="preserve"']), draw.choice(["", "", BOLD, LANG])
+            return f"<{{0}}:r>{properties}<{{0}}:t{space}>{text(CODED)}</{{0}}:t></{{0}}:r>".replace("{0}", prefix)
+
+        paragraph = "x:si" if prefix == "x" else f"{prefix}:p"
+        body = many(lambda: f"<{paragraph}>{nested(others, elements, run)}</{paragraph}>")
+        spaces = " ".join(f'xmlns:{own}="{uri}"' for uri, own in list(PREFIXES.items())[::2])
+        types = (("own.xml", f"{kind}+xml"), ("main.xml", f"{main}.main+xml"))
+        overrides = "".join(f'<Override PartName="/{part}" ContentType="{TYPE}{kind}"/>' for part, kind in types)
+        named = {"[Content_Types].xml": f"<Types>{overrides}</Types>", "main.xml": "<a/>"}
+        return archive({**named, "own.xml": f"<a {spaces}>{body}</a>"})
+
+    def cue() -> str:
+        return f"7\n00:00:01,000 --> 00:00:02,500 align:start\n{text(CUES)}\n\n"
+
+    def entry() -> str:
+        own = text([*PIECES[:-2], "\\t", '\\"', "\\\\", "<b>"])
+        return f'#, c-format\nmsgid "{own}"\nmsgstr "{draw.choice(["", own])}"\n\n'
+
+    def unit() -> str:
+        source = nested(UNIT, UNIT_ELEMENTS[:2])
+        space = draw.choice(["", ' xml:space="preserve"'])
+        return f"<trans-unit><source{space}>{source}</source>{draw.choice(['', '<target>a</target>'])}</trans-unit>\n"
+
+    def pair() -> str:
+        other = draw.choice(["", "<tuv xml:lang='de'><seg>a</seg></tuv>"])
+        return f'<tu><tuv xml:lang="en"><seg>{nested(UNIT, UNIT_ELEMENTS[2:])}</seg></tuv>{other}</tu>\n'
+
+    def page() -> str:
+        return '<html xmlns="http://www.w3.org/1999/xhtml"><body>' + nested(XHTML, XHTML_ELEMENTS) + "</body></html>"
+
+    def table(**options: Any) -> str:
+        written = io.StringIO(newline="")
+        rows = [[text([*PIECES, '"', "\n", ","]) for _ in range(2)] for _ in range(draw.randint(1, 4))]
+        csv.writer(written, quoting=draw.choice([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]), **options).writerows(rows)
+        return written.getvalue()
+
+    xliff, tmx = '<xliff xmlns="urn:oasis:names:tc:xliff:document:1.2">', '<tmx><tu><tuv xml:lang="en"/></tu>'
+    plain: dict[str, Callable[[], str]] = {
+        "txt": lambda: text([*PIECES, "\n", "\r\n", "\r", "\f", "\0"]),
+        "md": lambda: many(lambda: re.sub(r"\{\}", lambda _: nested(MARKED, MARKED_ELEMENTS), draw.choice(BLOCKS))),
+        "html": lambda: nested(PAGE, PAGE_ELEMENTS),
+        "srt": lambda: many(cue),
+        "vtt": lambda: "WEBVTT\n\nNOTE a  b\n\n" + many(cue),
+        "po": lambda: 'msgid ""\nmsgstr ""\n"Language: de\\n"\n\n' + many(entry),
+        "xliff": lambda: f"{xliff}{many(unit)}</xliff>",
+        "tmx": lambda: f"{tmx}{many(pair)}</tmx>",
+        "csv": table,
+        "tsv": lambda: table(delimiter="\t"),
+        "json": lambda: json.dumps(
+            [text([*PIECES, "\ud800", "\n"]), {text(): [text()]}], indent=draw.choice([None, 2])
+        ),
     }
-    return [partial(_archive, members, changed) for changed in (name, "[Content_Types].xml")]
+    if format in plain:
+        return change(plain[format]().encode())
+    if format in OFFICE:
+        return office(*OFFICE[format])
+    if format == "odt":
+        body = many(lambda: f"<text:p>{nested(OPEN_TEXT, OPEN_ELEMENTS)}</text:p>")
+        content = f'<a xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0">{body}</a>'
+        return archive({"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": content})
+    return archive({**BOOK, "a/d.ncx": f"<ncx><text>{text(CODED)}</text></ncx>", "c.xhtml": page()})
 
 
-_ODT = {
-    "mimetype": "application/vnd.oasis.opendocument.text",
-    "content.xml": f'<a xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0">{TEXT}</a>',
+_ADDED = {
+    "po": (rb'(msgid ("[^\n]*")\r?\nmsgstr )\2', rb'\1""'),
+    "xliff": (rb"(<source[^>]*>)(.*?)(</source>)<target state=[^>]*suggestion.>\2</target>", rb"\1\2\3"),
+    "tmx": (rb'(<seg>)(.*?)(</seg></tuv>)<tuv xml:lang="de"><seg>\2</seg></tuv>', rb"\1\2\3"),
 }
-SAMPLES: dict[str, list[Sample]] = {
-    "txt": [partial(_plain, "one two.\nthree\r\n\n four")],
-    "md": [partial(_plain, MARKDOWN)],
-    "srt": [partial(_plain, SRT)],
-    "vtt": [partial(_plain, VTT)],
-    "po": [partial(_plain, PO)],
-    "xliff": [partial(_plain, XLIFF)],
-    "tmx": [partial(_plain, TMX)],
-    "csv": [partial(_plain, 'name;"text";n\r\nx_1;"a ""quoted"" word";1,5\r\n;plain words;"two\nlines"\r\n')],
-    "tsv": [partial(_plain, 'a b\tc\n"d d"\te\n')],
-    "json": [partial(_plain, '{"a b": ["two words\\n", 1.50, {"c": "caf\\u00e9 {name} <b>x</b>"}]}')],
-    "docx": _office(WORD, "word/notes.xml", "wordprocessingml.footnotes", "wordprocessingml.document"),
-    "xlsx": _office(SHEET, "xl/strings.xml", "spreadsheetml.sharedStrings", "spreadsheetml.sheet"),
-    "odt": [partial(_archive, _ODT, name) for name in _ODT],
-}
+"""What formats with a place for the translation have more after it, if the translation is the source, and before it."""
+
+
+def kept(format: str, data: bytes) -> Any:
+    """What a translation that changes nothing keeps: every byte, or every byte of the members of an archive."""
+    if data.startswith(b"PK"):
+        return [*members(data).items()]
+    return re.sub(*_ADDED[format], data, flags=re.DOTALL) if format in _ADDED else data

@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import json
+import re
 import sys
 from typing import Any
 
@@ -259,6 +260,16 @@ the end
 def test_vtt_keeps_notes_styles_voices_and_entities() -> None:
     expected = VTT.replace("Fish &amp; chips", "FISH &amp; CHIPS").replace("now", "NOW").replace("the end", "THE END")
     assert translated("vtt", VTT).decode() == expected
+
+
+@pytest.mark.parametrize("format", ["srt", "vtt"])
+def test_only_spaces_tabs_and_line_ends_separate_the_words_and_lines_of_a_cue(format: str) -> None:
+    head = "WEBVTT\n\n1\n00:01.000 --> 00:02.000\n"
+    source = head + "one\u2028two\x85\n\u00a0\nthree\u00a0\x1cfour  five\u2029\n\x0c six\n \t\nseven\n"
+    out = translated(format, source).decode()
+    words = re.compile(r"[^ \t\r\n]+")
+    assert words.findall(out.removeprefix(head)) == [*words.findall(source.removeprefix(head).upper())[:-1], "seven"]
+    assert re.findall(r"[\x1c\x85\xa0\u2028\u2029]", out) == re.findall(r"[\x1c\x85\xa0\u2028\u2029]", source)
 
 
 def test_text_without_cues_is_refused() -> None:

@@ -17,6 +17,7 @@ import dragoman
 from dragoman.errors import UsageError
 from dragoman.markup import translate_html
 from dragoman.markup.html import _scan
+from sample_documents import identity
 from tiny_translator import tiny_translator
 from word_translator import reversed_order, word_translator
 
@@ -94,6 +95,11 @@ CASES = [
     ("a <![test]]> dog", "xa <![test]]> xdog"),
     ("a </> dog </ b>", "xa </> xdog </ b>"),
     ("a <!--> dog", "xa <!--> xdog"),
+    # tag names begin with ASCII letters, and only white space of ASCII ends them
+    ("<p>a <é</p><p>b</p>", "<p>xa &lt; xé</p><p>xb</p>"),
+    ("<p>a </é b><p>c", "<p>xa </é b><p>xc"),
+    ("a <code\u00a0x>b</code\u00a0x> dog", "xa <code\u00a0x>xb</code\u00a0x> xdog"),
+    ("<p class='a\u00a0notranslate'>b</p>", "<p class='a\u00a0notranslate'>xb</p>"),
     ("<script>a", "<script>a"),
     ("<b", "<b"),
     ("<", "<"),
@@ -213,6 +219,7 @@ def test_every_tag_of_a_random_page_is_kept(pieces: list[str], split: bool) -> N
 @given(source=st.text(alphabet="ab <>/!-'\"=&;pi?[]\n", max_size=40))
 def test_nothing_raises_and_a_copying_page_keeps_its_bytes(source: str) -> None:
     assert "".join(token.raw for token in _scan(source)) == source
+    assert translate_html(identity(), [source], attributes=True) == [source]
     (result,) = translate_html(word_translator(), [source])
     assert tags_of(result) == tags_of(source)
 

@@ -97,9 +97,9 @@ def test_entities_of_html_are_characters_and_unknown_ones_an_error(tmp_path: Pat
         (b"<tmx><body>\n</tu>", "line 2: not well-formed XML"),
         (b"", "not well-formed XML"),
         (b"\x00\x01", "not well-formed XML"),
-        (b'<?xml version="1.0" encoding="klingon"?><tmx/>', "declares the unknown encoding 'klingon'"),
-        (b'<?xml version="1.0" encoding="hex"?><tmx/>', "declares the unknown encoding 'hex'"),
-        (b'<?xml version="1.0" encoding="idna"?><tmx/>', "not valid IDNA"),
+        (b'<?xml version="1.0" encoding="klingon"?><tmx/>', "a.tmx: declares the charset 'klingon'; accepted: UTF-8"),
+        (b'<?xml version="1.0" encoding="hex"?><tmx/>', "declares the charset 'hex'; accepted: UTF-8"),
+        (b'<?xml version="1.0" encoding="idna"?><tmx/>', "declares the charset 'idna'; accepted: UTF-8"),
         ("<tmx>\ufeff".encode("utf-16")[:-1], "not valid UTF-16"),
     ],
 )

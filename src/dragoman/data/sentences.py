@@ -320,11 +320,11 @@ class JoinedParts:
         if before is not None:
             space = before[len(before.rstrip()) :] + source[: len(source) - len(source.lstrip())]
         if before is not None and self.text and target and not self._gap:
-            if _spaceless(self.text, target):
+            if is_spaceless(self.text, target):
                 self.text += space if self._keep_space and space.strip(" ") else ""
             elif self._keep_space and space:
                 self.text += space
-            elif space or _spaceless(before, source):
+            elif space or is_spaceless(before, source):
                 self.text += " "
         elif self._keep_space and space.strip(" "):
             self._gap += space
@@ -337,7 +337,7 @@ class JoinedParts:
         return self.text + self._gap if self.text else ""
 
 
-def _spaceless(left: str, right: str) -> bool:
+def is_spaceless(left: str, right: str) -> bool:
     """Return whether `left` ends or `right` begins in a script without spaces: Han, kana, full-width forms."""
     # Quotation marks are the same characters in English and Chinese text.
     ends = left.rstrip(_QUOTES)[-1:], right.lstrip(_QUOTES)[:1]

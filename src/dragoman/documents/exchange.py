@@ -27,7 +27,7 @@ _LINE = re.compile(
 _ESCAPED = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _WRITTEN = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
-_CHARSET = re.compile(rb"charset=([\w.:-]+)")
+_CHARSET = re.compile(rb"Content-Type:[^\"\n]{0,99}charset=(?!CHARSET\b)([\w.:-]+)")
 _LANGUAGE = re.compile(r"^Language:[ \t]*([\w@.-]+)", re.MULTILINE)
 _PLURALS = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+)")
 
@@ -56,12 +56,7 @@ def translate_po(data: bytes, translator: DocumentTranslator) -> bytes:
     The plural form of one is translated from `msgid`, the others from `msgid_plural`.  Fuzzy translations stay, because
     a person has to decide about them; new ones are not marked as fuzzy, because programs ignore fuzzy entries.
     """
-    charset = _CHARSET.search(data)
-    name = charset[1].decode() if charset else None
-    try:
-        text, encode = decode_text(data, None if name == "CHARSET" else name)
-    except LookupError:
-        raise DataError(f"declares the unknown charset {clip(str(name), 40)!r}; save the file as UTF-8") from None
+    text, encode = decode_text(data, _CHARSET.search(data))
     lines = text.split("\n")
     entries = _entries(lines)
     if not entries:

@@ -44,14 +44,15 @@ class _Mismatch(Exception):
 def translate_markdown(data: bytes, translator: DocumentTranslator) -> bytes:
     """Translate a Markdown file (CommonMark with tables and strikethrough).  Raises DataError."""
     parser = extra_package("markdown_it", "documents", "translation of Markdown")
-    text, encode = decode_text(data)
+    source, encode = decode_text(data)
+    text = source.replace("\0", "\ufffd")  # as the parser does
     front = _FRONT_MATTER.match(text)
     start = front.end() if front else 0
     reader = parser.MarkdownIt("commonmark").enable(["table", "strikethrough"]).disable("text_join")
     blocks = list(_blocks(reader, text, start))
     translator.translate_blocks(blocks)
     changes = [(block.start, block.end, block.translated) for block in blocks if block.translated is not None]
-    return encode(with_changes(text, changes))
+    return encode(with_changes(source, changes))
 
 
 class _MarkdownBlock:
@@ -234,8 +235,9 @@ def _blocks(parser: Any, text: str, start: int) -> Iterator[_MarkdownBlock]:
             spans = [_find(text, token.content, max(first, cell_end), last)]
             cell_end = spans[0][1]
         else:
-            parts = enumerate(token.content.split("\n"), start=number)
-            spans = [_find(text, part, *lines[i], from_end=True) for i, part in parts]
+            parts = token.content.split("\n")  # without lines of no-break spaces at its start
+            number = next((i for i in range(*token.map) if parts[0] in text[slice(*lines[i])]), number)
+            spans = [_find(text, part, *lines[i], from_end=True) for i, part in enumerate(parts, number)]
         yield _MarkdownBlock(token, text, spans, in_table, parser, environment)
 
 

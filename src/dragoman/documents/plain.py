@@ -11,37 +11,42 @@ from typing import NamedTuple
 
 from dragoman.documents.segments import DocumentTranslator, find_marks, is_identifier, source_text, translate_messages
 from dragoman.errors import DataError, UsageError, nearest
+from dragoman.io.reading import declared_charset
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
-def decode_text(data: bytes, encoding: str | None = None) -> tuple[str, Callable[[str], bytes]]:
+def decode_text(
+    data: bytes, declaration: re.Match[bytes] | None = None, errors: str = "strict"
+) -> tuple[str, Callable[[str], bytes]]:
     """Return the text of a file without its byte order mark, and a function that encodes a text in the same way.
 
-    encoding: default: that of the byte order mark, or UTF-8.  Raises DataError for invalid bytes; the function, for
-    characters that the encoding lacks.
+    declaration: of a charset, its last group.  errors: what the function does with characters that the charset lacks.
+    The byte order mark decides, then the declaration, then it is UTF-8.  Raises DataError for a charset that is not
+    accepted and for invalid bytes; the function, for missing characters.
     """
-    bom = b""
-    for mark, name in _BOMS:
-        if data.startswith(mark):
-            bom, encoding = mark, name
-            break
-    name = encoding or "utf-8"
+    bom, name = next(((mark, name) for mark, name in _BOMS if data.startswith(mark)), (b"", "utf-8"))
+    if declaration and not bom:
+        line = data.count(b"\n", 0, declaration.start()) + 1
+        name = declared_charset(declaration[declaration.lastindex or 0].decode("ascii", "replace"), f"line {line:,}")
     try:
         text = data[len(bom) :].decode(name)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"line {line:,}: byte 0x{data[len(bom) + error.start]:02x} is not valid {name.upper()}; accepted: UTF-8, "
-            "or UTF-16 with a byte order mark. Convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8"
+            f"line {line:,}: byte 0x{data[len(bom) + error.start]:02x} is not valid {name.upper()}"
+            f"{', which the file declares' if declaration else ''}; accepted: UTF-8, or UTF-16 with a byte order mark. "
+            "Convert the file, for example with: iconv -f WINDOWS-1252 -t UTF-8"
         ) from None
 
-    def encode(text: str) -> bytes:
+    def encode(edited: str) -> bytes:
+        if edited == text:  # some charsets have several codes for a character
+            return data
         try:
-            return bom + text.encode(name)
+            return bom + edited.encode(name, errors)
         except UnicodeEncodeError as error:
             raise DataError(
-                f"the translation has the character {text[error.start]!r}, which {name.upper()} lacks; convert the "
+                f"the translation has the character {edited[error.start]!r}, which {name.upper()} lacks; convert the "
                 "file to UTF-8 first"
             ) from None
 

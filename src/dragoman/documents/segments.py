@@ -12,7 +12,7 @@ from dragoman.data.languages import language_code
 from dragoman.data.literals import has_words
 from dragoman.errors import DataError
 from dragoman.markup.html import translate_html
-from dragoman.markup.segment import Segment, Tag, plain_text, translate_segments
+from dragoman.markup.segment import Segment, Tag, has_same_words, plain_text, translate_segments
 
 if TYPE_CHECKING:
     from dragoman.pipelines.glossary import Term
@@ -121,8 +121,11 @@ class DocumentTranslator:
     def _windows(self, segments: Sequence[Segment]) -> Iterator[Segment]:
         for start in range(0, len(segments), _WINDOW):
             window = segments[start : start + _WINDOW]
-            translated = translate_segments(self.translator, [*map(_with_single_spaces, window)], **self.settings)
-            yield from map(_with_spaces, window, translated)
+            given = [*map(_with_single_spaces, window)]
+            translated = translate_segments(self.translator, given, **self.settings)
+            for segment, read, found in zip(window, given, translated, strict=True):
+                is_same = has_same_words(plain_text(read), plain_text(found))
+                yield segment if is_same else _with_spaces(segment, found)
 
 
 class CountingTranslator:

@@ -16,7 +16,7 @@ from dragoman.documents.segments import DocumentTranslator, find_marks, source_t
 from dragoman.errors import DataError
 from dragoman.markup.segment import Segment
 
-_TIME = r"(?:\d+:)?\d{1,2}:\d{2}[.,]\d{1,3}"
+_TIME = r"(?:[0-9]+:)?[0-9]{1,2}:[0-9]{2}[.,][0-9]{1,3}"
 _TIMING = re.compile(rf"[ \t]*{_TIME}[ \t]*-->[ \t]*{_TIME}")
 _MARKS = re.compile(r"(?P<element></?[A-Za-z][^<>]*>)|(?P<empty><[\d:.]+>|\{\\[^{}]*\})")
 """Tags such as <i> and <v Anna>, times inside a cue, and positions such as {\\an8}."""
@@ -41,7 +41,7 @@ def _translate(
     ends = [match[0] for match in _LINE_END.finditer(text)]
     lines = _LINE_END.split(text)
     turns = _turns(lines)
-    segments = [_map_text(find_marks(" ".join(lines[i].strip() for i in turn), _MARKS), read) for turn in turns]
+    segments = [_map_text(find_marks(" ".join(lines[i].strip(" \t") for i in turn), _MARKS), read) for turn in turns]
     translated = [source_text(_map_text(segment, write)) for segment in translator.segments(segments)]
     removed: set[int] = set()
     for turn, segment, found in zip(turns, segments, translated, strict=True):
@@ -61,7 +61,7 @@ def _turns(lines: Sequence[str]) -> list[list[int]]:
     for index, line in enumerate(lines):
         if _TIMING.match(line):
             inside, cues, starts = True, cues + 1, True
-        elif not line.strip():
+        elif not line.strip(" \t"):
             inside = False
         elif inside:
             if starts or _DASH.match(line):
@@ -79,7 +79,7 @@ def _map_text(segment: Segment, convert: Callable[[str], str]) -> Segment:
 
 def _wrapped(text: str, count: int) -> list[str]:
     """Return a text in `count` lines of similar length, or one per word, broken at spaces outside of tags."""
-    words = re.findall(r"(?:<[^<>]*>|\{[^{}]*\}|[^\s<{]|[<{])+", text)
+    words = re.findall(r"(?:<[^<>]*>|\{[^{}]*\}|[^ \t\r\n<{]|[<{])+", text)
     lines: list[str] = []
     for left in range(min(count, len(words)), 0, -1):
         goal = len(" ".join(words)) / left

@@ -12,7 +12,7 @@ from dragoman.documents.archive import Archive
 from dragoman.documents.plain import decode_text
 from dragoman.documents.segments import DocumentTranslator
 from dragoman.documents.xml_spans import Inline, Role
-from dragoman.errors import DataError, clip
+from dragoman.errors import DataError
 
 _CHARSET = re.compile(
     rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w.:-]+)|<\?xml[^>]*?encoding=[\"']([\w.:-]+)", re.IGNORECASE
@@ -26,12 +26,7 @@ _FONTS = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC"
 
 def translate_html_file(data: bytes, translator: DocumentTranslator, attributes: bool = False) -> bytes:
     """Translate an HTML file; see `translate_html`.  Raises DataError if its encoding is unknown or invalid."""
-    charset = _CHARSET.search(data[:_HEAD])
-    name = (charset[1] or charset[2]).decode() if charset else None
-    try:
-        text, encode = decode_text(data, name)
-    except LookupError:
-        raise DataError(f"declares the unknown charset {clip(str(name), 40)!r}; save the file as UTF-8") from None
+    text, encode = decode_text(data, _CHARSET.search(data[:_HEAD]))
     [translated] = _translate_pages(translator, [text], attributes)
     return encode(translated)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.parsers import expat
 
+from dragoman.documents.plain import decode_text
 from dragoman.documents.segments import Mark, MarkedText, pair_marks
 from dragoman.errors import DataError, clip
 from dragoman.markup.segment import Segment
@@ -156,34 +157,18 @@ def parse_xml(data: bytes, prefixes: Mapping[str, str]) -> tuple[Node, bytes, Ca
     document as the source was encoded.  prefixes: namespace -> prefix of names.  Raises DataError for documents that
     are not well-formed, nested deeper than 200 levels, or declare entities.  External entities are never read.
     """
-    text, encode = _as_utf8(data)
-    builder = _Builder(text, prefixes)
+    text, encode = decode_text(data, _DECLARED.match(data), "xmlcharrefreplace")
+    content = text.encode()
+    builder = _Builder(content, prefixes)
     try:
-        builder.parser.Parse(text, True)
+        builder.parser.Parse(content, True)
     except expat.ExpatError as error:
         problem = expat.errors.messages[error.code]
         raise DataError(
             f"line {error.lineno:,}: not well-formed XML ({problem}). Save or export the file again."
         ) from None
     assert builder.root is not None
-    return builder.root, text, encode
-
-
-def _as_utf8(data: bytes) -> tuple[bytes, Callable[[bytes], bytes]]:
-    declared = _DECLARED.match(data)
-    encoding = declared[1].decode("ascii", "replace") if declared else "utf-8"
-    for start, name in ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"), (b"\xef\xbb\xbf", "utf-8")):
-        encoding = name if data.startswith(start) else encoding
-    try:
-        if encoding.casefold().replace("_", "-") in ("utf-8", "utf8"):
-            data.decode("utf-8")
-            return data, lambda edited: edited
-        text = data.decode(encoding).encode()
-    except (LookupError, ValueError):  # UnicodeDecodeError is a ValueError
-        raise DataError(
-            f"not valid in the encoding {clip(encoding, 40)!r}, which the file declares. Save it again as UTF-8."
-        ) from None
-    return text, lambda edited: edited.decode().encode(encoding, "xmlcharrefreplace")
+    return builder.root, content, lambda edited: encode(edited.decode())
 
 
 class Edits:
@@ -282,7 +267,9 @@ class Inline:
             self._edits.replace((self._node.inner_start, self._node.inner_end), lambda: self.written(translated))
 
     def written(self, segment: Segment) -> bytes:
-        """Return the source of a segment with these tags."""
+        """Return the source of a segment with these tags: that of the document if nothing was changed."""
+        if segment == self.segment:
+            return self._edits.render(self._node.inner_start, self._node.inner_end)
         return b"".join(
             escape(item) if isinstance(item, str) else self._edits.render(*self._marked.mark(item).content)
             for item in segment

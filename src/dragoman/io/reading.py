@@ -6,6 +6,7 @@ writes to it.  These functions open without blocking, accept only regular files 
 
 from __future__ import annotations
 
+import codecs
 import errno
 import hashlib
 import json
@@ -14,11 +15,12 @@ import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.errors import DataError, DragomanError, UsageError, clip
 
 COPY_AGAIN = "Copy the folder again, completely."
 """The advice for a damaged file of a model folder."""
@@ -36,6 +38,12 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 COMPRESSED_SUFFIXES = (".gz", ".zst", ".xz")
+_CHARSETS = {
+    "utf-8", "ascii", "koi8-r", "koi8-u", "mac-roman", "tis-620", "shift_jis", "euc_jp", "iso2022_jp", "gb2312", "gbk",
+    "gb18030", "big5", "big5hkscs", "euc_kr", *(f"iso8859-{number}" for number in range(1, 17)),
+    *(f"cp{number}" for number in (437, 850, 852, 866, 874, 932, 949, 950, *range(1250, 1259))),
+}  # fmt: skip
+"""The codecs of charsets that text files may declare, by their names in Python."""
 
 
 def as_path(value: object, what: str) -> Path:
@@ -171,6 +179,27 @@ class RandomAccessFile:
             parts.append(part)
             offset += len(part)
         return b"".join(parts)
+
+
+def declared_charset(name: str, where: str) -> str:
+    """Return the codec of the charset that a text file declares in its own first bytes.
+
+    `codecs.lookup` also knows codecs that are no charsets, such as idna and unicode_escape.  A declaration that can be
+    read as ASCII is not in UTF-16, and neither is the file: it is read as UTF-8, as the HTML standard says.  Raises
+    DataError, which begins with `where`, for other names.
+    """
+    codec = ""
+    with suppress(LookupError, ValueError):
+        codec = codecs.lookup(name).name
+    if codec in _CHARSETS:
+        return codec
+    if codec.startswith(("utf-16", "utf-32")):
+        return "utf-8"
+    raise DataError(
+        f"{where}: declares the charset {clip(name, 40)!r}; accepted: UTF-8, US-ASCII, ISO-8859-1 to -16, windows-1250 "
+        "to -1258, KOI8-R, KOI8-U, Shift_JIS, EUC-JP, ISO-2022-JP, GB2312, GBK, GB18030, Big5, EUC-KR, TIS-620, IBM "
+        "code pages 437, 850, 852, 866, 874, 932, 949, 950, and Macintosh. Save the file as UTF-8."
+    )
 
 
 def plain_suffix(path: Path) -> str:

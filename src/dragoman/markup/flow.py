@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.errors import UsageError
-from dragoman.markup.segment import Segment, Tag, plain_text, translate_segments
+from dragoman.markup.segment import Segment, Tag, has_same_words, plain_text, translate_segments
 
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
@@ -237,7 +237,7 @@ def _following(segment: Segment) -> list[str]:
 
 def _write(run: _Run, translated: Segment) -> str:
     """Return the markup of a translated run."""
-    if translated == run.segment:
+    if has_same_words(plain_text(run.segment), plain_text(translated)):
         return _raw(run.items)
     following = _following(translated)
     result: list[str] = []

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dragoman.markup.flow import Document, Item, encoder, translate_documents
+from dragoman.markup.segment import has_same_words
 from dragoman.pipelines.pipeline import check_flag, check_sequence, check_text
 
 if TYPE_CHECKING:
@@ -36,10 +37,12 @@ _RAW_TEXT = frozenset({"iframe", "noembed", "noframes", "script", "style", "text
 _ATTRIBUTES = ("alt", "title", "placeholder")
 
 # Possessive quantifiers of single characters only: of groups, they match wrongly before Python 3.11.5.
-_ATTRIBUTE = r"""[^\s/>=][^\s/>=]*+(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?)?"""
-_NAME = re.compile(r"<(/?)([A-Za-z][^\s/>]*+)")
-_AFTER_NAME = re.compile(rf"[\s/]++|{_ATTRIBUTE}|=")
-_VALUE = re.compile(r"""([^\s/>=]++)(\s*+=\s*+)("[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)|""" + _ATTRIBUTE)
+_S = r" \t\n\f\r"
+"""White space of tags; any other character is part of a name or a value, as in the HTML standard."""
+_ATTRIBUTE = rf"""[^{_S}/>=][^{_S}/>=]*+(?:[{_S}]*+=[{_S}]*+(?:"[^"]*+"|'[^']*+'|[^{_S}>"'][^{_S}>]*+)?)?"""
+_NAME = re.compile(rf"<(/?)([A-Za-z][^{_S}/>]*+)")
+_AFTER_NAME = re.compile(rf"[{_S}/]++|{_ATTRIBUTE}|=")
+_VALUE = re.compile(rf"""([^{_S}/>=]++)([{_S}]*+=[{_S}]*+)("[^"]*+"|'[^']*+'|[^{_S}>"'][^{_S}>]*+)|{_ATTRIBUTE}""")
 _OTHER = re.compile(
     r"<!--(?:-?>|.*?(?:--!?>|\Z))|<!\[CDATA\[.*?(?:\]\]>|\Z)|<(?:[!?]|/(?=[^A-Za-z]))[^>]*+(?:>|\Z)", re.S
 )
@@ -100,7 +103,7 @@ def _scan(text: str) -> Iterator[_Token]:
         if token is None and (other := _OTHER.match(text, position)):
             token = _Token("other", other[0])
         if token is None:
-            if text[position + 1 : position + 3].removeprefix("/")[:1].isalpha():
+            if _NAME.match(text, position):
                 break  # an unfinished tag ends the page
             position += 1
             continue
@@ -109,7 +112,7 @@ def _scan(text: str) -> Iterator[_Token]:
         position = written = position + len(token.raw)
         yield token
         if token.kind == "open" and token.name in _RAW_TEXT and not (xhtml and token.raw.endswith("/>")):
-            end = re.compile(rf"</{re.escape(token.name)}(?=[\s/>])", re.I).search(text, position)
+            end = re.compile(rf"</{re.escape(token.name)}(?=[{_S}/>])", re.I | re.A).search(text, position)
             position = end.start() if end else len(text)
             if position > written:
                 yield _Token("text" if token.name == "title" else "other", text[written:position])
@@ -184,13 +187,13 @@ def _is_untouched(token: _Token) -> bool:
     if "translate" not in token.raw.lower():
         return False
     values = {name.lower(): value for name, value, _, _ in _attributes(token.raw)}
-    return values.get("translate", "").lower() == "no" or "notranslate" in values.get("class", "").split()
+    return values.get("translate", "").lower() == "no" or "notranslate" in re.split(f"[{_S}]+", values.get("class", ""))
 
 
 def _attributes(raw: str) -> Iterator[tuple[str, str, int, int]]:
     """Yield name, decoded value, and start and end of the written value of each attribute of a tag that has one."""
-    first = re.match(r"</?[^\s/>]+", raw)
-    for found in _VALUE.finditer(raw, first.end() if first else 0):
+    begin = _NAME.match(raw)
+    for found in _VALUE.finditer(raw, begin.end() if begin else 0):
         if found[3]:
             quoted = found[3][0] in "\"'"
             yield found[1], html.unescape(found[3][1:-1] if quoted else found[3]), found.start(3), found.end(3)
@@ -215,7 +218,7 @@ def _translate_attributes(translator: Translator, pages: Sequence[list[_Token]],
                         texts.append(" ".join(value.split()))
     translations = translator.translate(texts, **settings)
     for (token, start, end), source, translation in reversed(list(zip(found, texts, translations, strict=True))):
-        if translation.text != source:
+        if not has_same_words(source, translation.text):
             quote = token.raw[start] if token.raw[start] in "\"'" else '"'
             value = encoder("")(translation.text).replace(quote, "&quot;" if quote == '"' else "&#39;")
             token.raw = f"{token.raw[:start]}{quote}{value}{quote}{token.raw[end:]}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
+from dragoman.data.sentences import is_spaceless
 from dragoman.errors import UsageError, clip
 
 if TYPE_CHECKING:
@@ -37,6 +39,20 @@ Segment = list[str | Tag]
 def plain_text(segment: Segment) -> str:
     """Return the text of a segment without its tags."""
     return "".join(item for item in segment if isinstance(item, str))
+
+
+def has_same_words(text: str, translation: str) -> bool:
+    """Return whether a translation is its source, but for white space; a document then keeps the source as it is.
+
+    A translator replaces line ends, omits spaces between sentences of Chinese, and writes "?" for lone surrogates.
+    """
+
+    def joined(words: Sequence[str]) -> str:
+        spaced = (left + " " * (not is_spaceless(left, right)) for left, right in pairwise(words))
+        return "".join(spaced) + words[-1]
+
+    words, found = text.encode("utf-8", "replace").decode().split(), translation.split()
+    return words == found or ("".join(words) == "".join(found) and joined(words) == joined(found))
 
 
 def translate_segments(translator: Translator, segments: Sequence[Segment], **settings: Any) -> list[Segment]:

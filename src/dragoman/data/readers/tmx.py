@@ -20,6 +20,7 @@ from xml.parsers import expat
 from dragoman.data.languages import language_code
 from dragoman.errors import DataError, UsageError, clip
 from dragoman.io.lines import read_chunks
+from dragoman.io.reading import declared_charset
 
 _CODES = {"bpt", "ept", "ph", "it", "ut"}
 _STANDALONE = {"ph", "ut"}
@@ -331,17 +332,8 @@ def _encoding(path: Path, head: bytes) -> str:
             return encoding
     match = _DECLARATION.match(head)
     declared = match[1].decode("ascii", "replace") if match else "utf-8"
-    try:
-        readable = b"<?xml".decode(declared) == "<?xml"
-        codecs.getincrementaldecoder(declared)
-    except UnicodeError:
-        readable = False
-    except (LookupError, ValueError):
-        raise DataError(
-            f"{path}: declares the unknown encoding {clip(declared, 40)!r}. Export the TMX file again as UTF-8."
-        ) from None
-    if not readable or codecs.lookup(declared).name == "utf-8":
-        return "utf-8"  # often written with a wrong declaration of UTF-16
+    if declared_charset(declared, str(path)) == "utf-8":
+        return "utf-8"
     if sum(byte > 0x7F for byte in head) >= _ENOUGH:
         with suppress(UnicodeDecodeError):
             codecs.getincrementaldecoder("utf-8")().decode(head)

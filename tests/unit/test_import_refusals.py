@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 
 from dragoman.formats.importing.importer import FAMILIES as MODEL_TYPES
+from dragoman.formats.importing.importer import _family, opened
 from imported_checks import ATTACKS, change_tensors, refusal, set_values
 from imported_families import FAMILIES
 
@@ -38,9 +39,39 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=NAMES)
 def checkpoint(request: pytest.FixtureRequest, originals: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
-    if not (originals / request.param).exists():
-        FAMILIES[request.param].write(originals / request.param)
-    return Path(shutil.copytree(originals / request.param, tmp_path / "checkpoint"))
+    return Path(shutil.copytree(written(originals, request.param), tmp_path / "checkpoint"))
+
+
+def written(originals: Path, name: str) -> Path:
+    if not (originals / name).exists():
+        FAMILIES[name].write(originals / name)
+    return originals / name
+
+
+ODD = ["x", -1, 0, 3, 1.5, True, None, [], [None], {}, {"rope_type": ["x"]}, {"rope_type": "linear"}, float("nan")]
+
+
+@pytest.fixture(params=FAMILIES)
+def original(request: pytest.FixtureRequest, originals: Path) -> Path:
+    pytest.importorskip("ctranslate2")
+    return written(originals, request.param)
+
+
+def test_a_refused_setting_is_stated_with_its_value_and_what_is_accepted(original: Path) -> None:
+    checkpoint = opened(original)
+    family, refused = _family(checkpoint)[1], 0
+    settings = dict(checkpoint.settings) | {"partial_rotary_factor": 1.0, "layer_types": None, "attention_bias": None}
+    tables = [(settings, key) for key in settings if key != "model_type"]
+    tables += [(value, key) for value in settings.values() if isinstance(value, dict) for key in value]
+    for table, key in tables:
+        before = table[key]
+        for value in ODD:
+            table[key] = value
+            for problem in family.unsupported(settings):
+                refused += 1
+                assert re.search(r"^[^=]* (= .+|is missing); accepted: .", problem), (key, value, problem)
+        table[key] = before
+    assert refused > 50
 
 
 def setting(folder: Path, names: tuple[str, ...]) -> tuple[str, Any]:

@@ -51,7 +51,7 @@ def test_every_reason_is_in_one_message(tmp_path: Path) -> None:
         ({"dim-vocabs": [61, 61]}, "but dim-vocabs of the model has 61"),
         ({"dim-vocabs": 61}, "dim-vocabs = 61; accepted: the sizes of two vocabularies"),
         ({"transformer-decoder-autoreg": "average-attention"}, "accepted: 'self-attention', 'rnn'"),
-        ({"transformer-heads": 5}, "a multiple of the number of heads"),
+        ({"transformer-heads": 5}, "a multiple of transformer-heads = 5"),
         ({"type": "s2s"}, "type = 's2s'; accepted: 'transformer'"),
         ({"transformer-tied-layers": [1, 1, 2]}, "transformer-tied-layers = [1, 1, 2]; accepted: []"),
     ],

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dragoman.formats.importing.family import ACTIVATIONS, NEVER, ImportedVocabulary, ProblemList, integer_problems
+from dragoman.formats.importing.family import (
+    ACTIVATIONS,
+    NEVER,
+    ImportedVocabulary,
+    ProblemList,
+    integer_problems,
+    multiple_problems,
+)
 from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, attention_parts
 from dragoman.tokenizers import SPECIAL_NAMES, Tokenizer
 
@@ -29,9 +36,7 @@ def size_problems(settings: Mapping[str, Any], even: bool) -> Iterator[str]:
         sides = settings[f"encoder_{key}"], settings[f"decoder_{key}"]
         if sides[0] != sides[1]:
             yield f"encoder_{key} = {sides[0]}, decoder_{key} = {sides[1]}; accepted: the same for both"
-    if settings["d_model"] % settings["encoder_attention_heads"] or (even and settings["d_model"] % 2):
-        parts = "even, and a multiple" if even else "a multiple"
-        yield f"d_model = {settings['d_model']}; accepted: {parts} of the number of heads"
+    yield from multiple_problems(settings, "d_model", "encoder_attention_heads", even)
     if settings["pad_token_id"] == settings["eos_token_id"]:
         yield f"pad_token_id = eos_token_id = {settings['pad_token_id']}; accepted: different ids"
 

@@ -21,6 +21,7 @@ from dragoman.formats.importing.family import (
     ProblemList,
     TokenizerParity,
     integer_problems,
+    multiple_problems,
 )
 from dragoman.formats.importing.name_tables import Naming
 from dragoman.formats.parity import TOLERANCE, CheckText, Counts
@@ -33,9 +34,7 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermedia
 def encoder_sizes(settings: Mapping[str, Any], others: Sequence[str] = ()) -> list[str]:
     """Return the problems of sizes, which must be integers of at least 1.  others: further sizes."""
     problems = integer_problems(settings, dict.fromkeys((*_SIZES, *others), 1))
-    if not problems and settings["hidden_size"] % settings["num_attention_heads"]:
-        problems.append(f"hidden_size = {settings['hidden_size']}; accepted: a multiple of num_attention_heads")
-    return problems
+    return problems or multiple_problems(settings, "hidden_size", "num_attention_heads")
 
 
 NAMING = Naming(gain="{0}.weight|{0}.gamma".format, shift="{0}.bias|{0}.beta".format)

@@ -32,6 +32,7 @@ from dragoman.formats.importing.family import (
     ProblemList,
     accepted_values,
     integer_problems,
+    multiple_problems,
 )
 from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Rule, TransformerNames
@@ -75,7 +76,8 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     if not isinstance(name, str) or not re.fullmatch(_ARCHITECTURES, name):
         problems.append(f"arch = {name!r}; accepted: 'transformer', and its sizes such as 'transformer_iwslt_de_en'")
     sizes = [f"{stack}_{key}" for stack in STACKS for key in _SIZES]
-    problems += integer_problems(settings, dict.fromkeys((*sizes, "max_source_positions", "max_target_positions"), 1))
+    least = dict.fromkeys((*sizes, "max_source_positions", "max_target_positions"), 1)
+    problems += integer_problems(settings, least | {"encoder_embed_dim": 4})
     for key in ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos"):
         sides = [settings.get(f"{stack}_{key}", False) for stack in STACKS]
         if sides[0] != sides[1]:
@@ -84,9 +86,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     for key in ("decoder_input_dim", "decoder_output_dim"):
         if settings.get(key, width) not in (width, None):
             problems.append(f"{key} = {settings[key]!r}; accepted: that of the decoder, {width}")
-    if not problems and (width % settings["encoder_attention_heads"] or width < 4):
-        problems.append(f"encoder_embed_dim = {width}; accepted: at least 4, and a multiple of the number of heads")
-    return problems
+    return problems or multiple_problems(settings, "encoder_embed_dim", "encoder_attention_heads")
 
 
 def read_vocabulary(checkpoint: FairseqCheckpoint) -> ImportedVocabulary:

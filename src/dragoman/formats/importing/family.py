@@ -216,6 +216,13 @@ def integer_problems(
     ]
 
 
+def multiple_problems(settings: Mapping[str, Any], size: str, of: str, even: bool = False) -> list[str]:
+    """Return a problem if a size, an integer, is not a multiple of another one, or not even."""
+    if settings[size] % settings[of] == 0 and not (even and settings[size] % 2):
+        return []
+    return [f"{size} = {settings[size]}; accepted: {'even, and ' if even else ''}a multiple of {of} = {settings[of]}"]
+
+
 def part(settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return a group of settings; an empty one if it is missing or not a table."""
     group = settings.get(key)

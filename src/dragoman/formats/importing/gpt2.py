@@ -15,7 +15,7 @@ from typing import Any
 from dragoman.config import parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_language_models
-from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
+from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values, multiple_problems
 from dragoman.formats.importing.language_models import OUTPUT_BIAS, document, number_problems, vocabulary_orders
 from dragoman.formats.importing.language_models import read_vocabulary as read_vocabulary
 from dragoman.formats.importing.name_tables import Naming, Rule, expanded, part_rules
@@ -36,9 +36,7 @@ _SIZES = {
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
     problems = [*accepted_values(settings, _ACCEPTED), *number_problems(settings, _SIZES, ("n_inner",))]
-    if not problems and settings["n_embd"] % settings["n_head"]:
-        problems.append(f"n_embd = {settings['n_embd']}; accepted: a multiple of n_head = {settings['n_head']}")
-    return problems
+    return problems or multiple_problems(settings, "n_embd", "n_head")
 
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:

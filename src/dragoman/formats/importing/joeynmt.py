@@ -25,6 +25,7 @@ from dragoman.formats.importing.family import (
     ProblemList,
     accepted_values,
     integer_problems,
+    multiple_problems,
     part,
 )
 from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
@@ -80,9 +81,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     ids = [special.get(f"{name}_id", default) for name, default in _SPECIAL.items()]
     if sorted(ids, key=str) != [0, 1, 2, 3]:
         problems.append(f"data.special_symbols: ids of pad, unk, bos, eos = {ids}; accepted: 0 to 3, each once")
-    if not problems and ((width := model["encoder"]["hidden_size"]) % model["encoder"]["num_heads"] or width % 2):
-        problems.append(f"hidden_size = {width}; accepted: even, and a multiple of num_heads")
-    return problems
+    return problems or multiple_problems(model["encoder"], "hidden_size", "num_heads", even=True)
 
 
 def read_vocabulary(checkpoint: JoeyCheckpoint) -> ImportedVocabulary:

@@ -37,8 +37,9 @@ def number_problems(settings: Mapping[str, Any], sizes: Mapping[str, int], nulla
 def several_ends(ends: Sequence[object]) -> str:
     """Return the problem of a checkpoint whose texts have several ends."""
     return (
-        f"eos_token_id = {ends}; a text has one end here; set eos_token_id of config.json and generation_config.json "
-        "to the token that ends the texts you generate, such as <|eot_id|> for the replies of Llama 3.1"
+        f"eos_token_id = {ends}; a text has one end here; accepted: one id; set eos_token_id of config.json and "
+        "generation_config.json to the token that ends the texts you generate, such as <|eot_id|> for the replies of "
+        "Llama 3.1"
     )
 
 

@@ -52,10 +52,11 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     base = _base(settings)
     if type(base) not in (int, float) or not 1 < base <= 1e9:
         problems.append(f"rope_theta = {base!r}; accepted: a number above 1, at most 1e9")
-    if _rope(settings).get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0)) != 1:
-        problems.append("partial_rotary_factor; accepted: 1.0")
+    rotated = _rope(settings).get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0))
+    if rotated != 1:
+        problems.append(f"partial_rotary_factor = {rotated!r}; accepted: 1.0")
     kinds = settings.get("layer_types")
-    if kinds is not None and any(kind != "full_attention" for kind in kinds):
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         problems.append(f"layer_types = {kinds!r}; accepted: 'full_attention' in all layers")
     biases = [bool(settings.get(key, False)) for key in ("attention_bias", "mlp_bias")]
     if biases[0] != biases[1]:
@@ -65,7 +66,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
 
 def _scaling_problems(rope: Mapping[str, Any]) -> list[str]:
     kind = _scaling_kind(rope)
-    if kind not in _SCALINGS:
+    if kind not in list(_SCALINGS):  # a value of any type, also one that cannot be a key
         accepted = ", ".join(map(repr, _SCALINGS))
         return [f"rope_type = {kind!r} (rope_scaling, rope_parameters); accepted: {accepted}"]
     return [

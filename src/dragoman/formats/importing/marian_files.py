@@ -33,6 +33,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
     collecting,
     integer_problems,
+    multiple_problems,
     reading_vocabulary,
 )
 from dragoman.formats.importing.listed_vocabulary import ListedReference, TokenList
@@ -87,15 +88,13 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     if not _is_two_sizes(vocabularies):
         problems.append(f"dim-vocabs = {vocabularies!r}; accepted: the sizes of two vocabularies: [32000, 32000]")
     operations = _operations(settings)
-    if operations not in _ORDERS:
+    if operations not in list(_ORDERS):  # a value of any type, also one that cannot be a key
         accepted = "; ".join(" ".join(map(repr, each)) for each in _ORDERS)
         problems.append(
             "transformer-preprocess, -postprocess and -postprocess-top = "
             f"{' '.join(map(repr, operations))}; accepted: {accepted}"
         )
-    if not problems and (settings["dim-emb"] % settings["transformer-heads"] or settings["dim-emb"] % 2):
-        problems.append(f"dim-emb = {settings['dim-emb']}; accepted: even, and a multiple of the number of heads")
-    return problems
+    return problems or multiple_problems(settings, "dim-emb", "transformer-heads", even=True)
 
 
 def _operations(settings: Mapping[str, Any]) -> tuple[object, object, object]:

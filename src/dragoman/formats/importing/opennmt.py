@@ -27,6 +27,7 @@ from dragoman.formats.importing.family import (
     ProblemList,
     accepted_values,
     integer_problems,
+    multiple_problems,
 )
 from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Naming, Rule, TransformerNames, attention_parts
@@ -88,9 +89,9 @@ def size_problems(settings: Mapping[str, Any], keys: Sequence[str], width: objec
     eps = settings.get("norm_eps", 1e-6)
     if type(eps) is not float or not 0 < eps < 1:
         problems.append(f"norm_eps = {eps!r}; accepted: a number between 0 and 1")
-    if not problems and (type(width) is not int or width % settings["heads"] or width % 2):
-        problems.append(f"hidden_size = {width!r}; accepted: even, and a multiple of heads = {settings['heads']}")
-    return problems
+    sizes = {"hidden_size": width, "heads": settings.get("heads")}
+    problems += integer_problems(sizes, {"hidden_size": 1})
+    return problems or multiple_problems(sizes, "hidden_size", "heads", even=True)
 
 
 def text_problems(settings: Mapping[str, Any]) -> list[str]:

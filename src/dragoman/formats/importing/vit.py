@@ -34,6 +34,7 @@ from dragoman.formats.importing.family import (
     ProblemList,
     accepted_values,
     collecting,
+    multiple_problems,
 )
 from dragoman.formats.importing.name_tables import AxisOrder, Rule, expanded, part_rules
 from dragoman.formats.parity import CheckText
@@ -54,9 +55,7 @@ _IMAGES = 32
 
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
     problems = accepted_values(settings, _ACCEPTED) + encoder_sizes(settings, _SIZES)
-    if not problems and settings["image_size"] % settings["patch_size"]:
-        problems.append(f"image_size = {settings['image_size']}; accepted: a multiple of patch_size")
-    return problems
+    return problems or multiple_problems(settings, "image_size", "patch_size")
 
 
 def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:

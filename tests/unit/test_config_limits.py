@@ -7,6 +7,7 @@ import copy
 import datetime
 import math
 import os
+import re
 import time
 import tomllib
 from pathlib import Path
@@ -346,7 +347,7 @@ def with_value(document: dict[str, Any], name: str, value: Any) -> dict[str, Any
     return document
 
 
-def test_no_message_is_that_of_pydantic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_is_that_of_pydantic_and_all_state_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key takes every kind of TOML value: each type of pydantic's errors that can occur has our own wording."""
     types: set[str] = set()
     raw: set[str] = set()
@@ -360,6 +361,11 @@ def test_no_message_is_that_of_pydantic(monkeypatch: pytest.MonkeyPatch) -> None
             theirs.lower() in message.lower() or "should" in message
         ):
             raw.add(f"{error['type']}: {message}")
+        whole_section = error["type"] == "value_error" and isinstance(error["input"], dict)
+        if not whole_section and not re.search(
+            r" = |: no such key|: missing|: no (kind|architecture) |the key \S+ must", message
+        ):
+            raw.add(f"without the value: {message}")
         return message
 
     monkeypatch.setattr(errors_module, "describe", spy)
@@ -381,7 +387,10 @@ def test_no_message_is_that_of_pydantic(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"kind": "text", "train": "a.txt"}, "data.train = 'a.txt': must be a list; write train = [\"a.txt\"]"),
         ({"train": "a.en"}, 'must be a list; write train = [{ source = "train.en", target = "train.de" }]'),
-        ({"train": {"source": "a"}}, "data.train: must be a list; write [[data.train]] with two brackets"),
+        (
+            {"train": {"source": "a"}},
+            "data.train = {'source': 'a'}: must be a list; write [[data.train]] with two brackets",
+        ),
         ({"kind": "text", "train": [{"source": "a"}]}, "data.train.0 = {'source': 'a'}: must be text, in quotes"),
         ({"kind": "text", "train": []}, "data.train = []: empty; at least one entry is required"),
         ({"kind": "tagged", "train": ["a"], "column": "\udc80"}, "data.column = '\\udc80': invalid Unicode (lone"),

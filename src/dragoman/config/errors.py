@@ -40,7 +40,8 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     name = ".".join(clip(part, 60) for part in path)
     tags = ", ".join(map(tag_of, variants))
     limits = _limits_at(section, path)
-    written = "" if isinstance(value, dict) else f" = {shown(value)}"
+    # What pydantic reports of a whole section concerns several keys, which the message names.
+    written = "" if isinstance(value, dict) and kind == "value_error" else f" = {shown(value)}"
     match kind:
         case "extra_forbidden":
             return f"{name}: no such key{_elsewhere(section, path, siblings, root)}; accepted here: {_known(section)}"

@@ -147,7 +147,7 @@ def _duration(value: Any, info: ValidationInfo) -> Any:
     form = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kMG]?)\s*([a-zA-Z]+)\s*"
     match = re.fullmatch(form, value) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(accepted)
+        raise PydanticCustomError("limit", accepted)
     number, factor, name = match.groups()
     if name.lower() not in _UNITS:
         raise ValueError(f"no unit {clip(name, 20)!r}{nearest(name, _UNITS)}; {accepted}")

@@ -429,6 +429,44 @@ def test_surrogates_in_the_glossary_of_a_form(client: TestClient) -> None:
     assert answer.status_code == 200 and answer.json()["glossary"][0]["target"] == "?"
 
 
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of a document of JSON, itself included."""
+    yield place
+    for key in value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0):
+        yield from places(value[key], (*place, key))
+
+
+def example(schema: dict[str, Any], name: str = "") -> Any:
+    """A value that a description accepts."""
+    known = {"source": "en", "source_lang": "en", "target": "de", "target_lang": "de", "entries": "one\ttwo"}
+    if name in known or "enum" in schema:
+        return known.get(name) or schema["enum"][0]
+    schema = schema.get("oneOf", [schema])[0]
+    parts = {key: example(part, key) for key, part in schema.get("properties", {}).items()}
+    items = [example(schema["items"])] if "items" in schema else []
+    return {"string": "one", "boolean": False, "integer": 1, "array": items, "object": parts}[schema["type"]]
+
+
+def test_no_type_of_a_value_and_no_path_is_a_mistake_of_the_server(client: TestClient) -> None:
+    """Paths are also those of the description, such as /v2/document/{id}, as they stand."""
+    requests = 0
+    for path, operations in client.get("/spec").json()["paths"].items():
+        for method, operation in operations.items():
+            content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+            valid = [example(content["schema"]) if content else {}]
+            for place in list(places(valid))[1:]:
+                for value in (None, True, -1.5, "\ud800", [], [None], {"a": [1]}):
+                    body = inner = json.loads(json.dumps(valid))
+                    for key in place[:-1]:
+                        inner = inner[key]
+                    inner[place[-1]] = value
+                    answer = client.request(method, path, content=json.dumps(body[0]))
+                    assert answer.status_code < 500, (path, body, answer.text)
+                    assert answer.status_code < 400 or {"error", "message"} & answer.json().keys(), (path, body)
+                    requests += 1
+    assert requests > 300
+
+
 @pytest.mark.parametrize("value", ["1e999", "-1e999", "NaN", '"x"', "[]", "17", "-1"])
 def test_invalid_numbers_of_alternatives(client: TestClient, value: str) -> None:
     body = f'{{"q": "one", "source": "en", "target": "de", "alternatives": {value}}}'

@@ -139,7 +139,7 @@ class Gateway:
 
     def __init__(self, app: ASGIApp, monitor: Monitor, hosts: Sequence[str], routes: Sequence[Route]) -> None:
         self.app, self.monitor = app, monitor
-        self.routes = {route.path: route for route in routes}
+        self.routes = {route.path: route for route in routes if "{" not in route.path}
         self.is_accepted = lru_cache(maxsize=1000)(lambda host: is_accepted_host(host, hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

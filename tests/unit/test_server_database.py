@@ -24,7 +24,7 @@ from dragoman.serve import app as server_app
 from dragoman.serve import database as databases
 from dragoman.serve import uploads
 from dragoman.serve.app import create_server
-from dragoman.serve.database import DatabaseError, GlossaryStore, KeyStore, StoredGlossary
+from dragoman.serve.database import GlossaryStore, KeyStore, StoredGlossary
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Overloaded
 from dragoman.serve.uploads import Document, DocumentJobs
@@ -132,12 +132,31 @@ def test_a_database_in_memory_is_not_opened_before_its_first_use(monkeypatch: py
     store.close()
 
 
-def test_a_damaged_database_raises_the_error_of_databases(database: Path) -> None:
+@pytest.mark.parametrize("damage", ["file", "terms"])
+def test_a_database_that_is_damaged_while_a_server_uses_it(damage: str, database: Path) -> None:
     store = KeyStore(database)
-    database.write_bytes(b"\0" * 8192)
-    with pytest.raises(DatabaseError):
-        store.add("someone")
-    store._database.close()
+    headers = {"authorization": f"DeepL-Auth-Key {store.add('someone')[1]}"}
+    store.close()
+    texts = {"text": ["one"], "source_lang": "en", "target_lang": "de"}
+    glossary = {"name": "terms", "source_lang": "en", "target_lang": "de", "entries": "one\ttwo"}
+    app = create_server(Directions([copying_direction("en", "de")]), database=database)
+    with TestClient(app, headers=headers) as client:
+        assert client.post("/v2/translate", json=texts).is_success
+        identifier = client.post("/v2/glossaries", json=glossary).json()["glossary_id"]
+        if damage == "file":
+            for file in (database, database.with_name(f"{database.name}-wal")):
+                file.write_bytes(bytes(file.stat().st_size))
+        else:
+            with sqlite3.connect(database) as other:
+                other.execute("UPDATE multilingual_glossaries SET dictionaries = '[[1, {'")
+        answers = [
+            client.get("/v2/glossaries"),
+            client.patch(f"/v3/glossaries/{identifier}", json={"name": "x"}),
+            client.post("/v2/translate", json=texts | {"glossary_id": identifier}),
+        ]
+        for answer in answers:
+            assert answer.status_code == 500 and "the database of the server is damaged" in answer.json()["message"]
+        assert client.get("/livez").is_success
 
 
 def test_a_server_writes_the_use_of_keys_only_if_there_is_any(database: Path) -> None:

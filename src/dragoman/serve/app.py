@@ -107,7 +107,10 @@ def create_server(
         await asyncio.gather(*tasks, return_exceptions=True)
         await jobs.close()
         await asyncio.to_thread(directions.close)
-        clients.close()
+        try:
+            clients.close()
+        except DatabaseError as error:
+            _LOG.error("the last use of keys was not written: %s", error)
         glossaries.close()
 
     async def live(request: Request) -> Response:

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dragoman.errors import UsageError
+from dragoman.errors import DragomanError, UsageError
 
 if TYPE_CHECKING:
     import sqlite3  # imported by the first database, because most servers do without one
@@ -32,8 +32,8 @@ _NETWORK = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs
 """Beginnings of the names of file systems that several machines may use."""
 
 
-class DatabaseError(Exception):
-    """The database cannot be read or written."""
+class DatabaseError(DragomanError):
+    """The database cannot be read or written, because it is damaged or another process uses it."""
 
 
 class DatabaseBusy(DatabaseError):
@@ -105,7 +105,8 @@ class Database:
             try:
                 yield writer
             except BaseException:
-                writer.execute("ROLLBACK")
+                if writer.in_transaction:  # in a damaged database, the statement that failed has ended it
+                    writer.execute("ROLLBACK")
                 raise
             writer.execute("COMMIT")
 
@@ -132,10 +133,12 @@ def _converted_errors() -> Iterator[None]:
 
     try:
         yield
-    except sqlite3.OperationalError as error:
-        raise DatabaseBusy(str(error)) from error
     except sqlite3.Error as error:
-        raise DatabaseError(str(error)) from error
+        is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (
+            sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR,
+            sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM,
+        )  # fmt: skip
+        raise (DatabaseBusy if is_busy else DatabaseError)(str(error)) from error
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:
@@ -255,9 +258,11 @@ class KeyStore:
             raise
 
     def close(self) -> None:
-        """Write the use, and close the database."""
-        self.save()
-        self._database.close()
+        """Write the use, and close the database.  Raises DatabaseError if it was not written."""
+        try:
+            self.save()
+        finally:
+            self._database.close()
 
     def _select(self, condition: str, *values: str) -> list[ApiKey]:
         query = (
@@ -395,7 +400,10 @@ def _glossary_json(dictionaries: Dictionaries) -> str:
 
 def _read_glossary(row: tuple[str, str, str, str]) -> StoredGlossary:
     identifier, name, text, created = row
-    dictionaries = {(source, target): entries for source, target, entries in json.loads(text)}
+    try:
+        dictionaries = {(source, target): entries for source, target, entries in json.loads(text)}
+    except (TypeError, ValueError) as error:
+        raise DatabaseError(f"glossary {identifier}: {error}") from error
     return StoredGlossary(identifier, name, dictionaries, created)
 
 

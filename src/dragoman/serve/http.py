@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dragoman.errors import DataError, DragomanError, UsageError
-from dragoman.serve.database import DatabaseBusy
+from dragoman.serve.database import DatabaseBusy, DatabaseError
 
 T = TypeVar("T")
 Schema = dict[str, Any]
@@ -267,9 +267,11 @@ class ErrorFormat:
                 return self.answer(str(error), 429, {"Retry-After": str(error.seconds)}, self.overload)
             case QuotaExceeded():
                 return self.answer(str(error), self.quota)
-            case DatabaseBusy():
+            case DatabaseError():
                 _LOG.error("the database cannot be used: %s", error)
-                return self.answer("the database is busy; try again", 503, {"Retry-After": "1"})
+                if isinstance(error, DatabaseBusy):
+                    return self.answer("the database is busy; try again", 503, {"Retry-After": "1"})
+                return self.answer("the database of the server is damaged; please tell its operator", 500)
             case Disconnected():
                 return Response(status_code=499)  # as nginx logs it; there is no client left to read it
             case UsageError() | DataError():

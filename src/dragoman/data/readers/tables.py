@@ -186,12 +186,8 @@ def _pair(stem: str, names: Mapping[str, str], keys: tuple[Key, Key]) -> tuple[s
         if not (len(ends) == 2 and all(end in names for end in ends)):
             ends = [language for language in names if language_code(language) in SCRIPTS]
         keys = (ends[0], ends[1]) if len(ends) == 2 else ("", "")
-    one, other = (_in_language(names, str(key)) for key in keys)
-    return (one, other) if one and other and one != other else None
-
-
-def _in_language(names: Mapping[str, str], language: str) -> str | None:
-    if language in names:
-        return names[language]
-    same = [name for found, name in names.items() if language and language_code(found) == language_code(language)]
-    return same[0] if len(same) == 1 else None
+    sides = []
+    for key in map(str, keys):
+        same = [name for found, name in names.items() if key and language_code(found) == language_code(key)]
+        sides += [names[key]] if key in names else same if len(same) == 1 else []
+    return (sides[0], sides[1]) if len(set(sides)) == 2 else None

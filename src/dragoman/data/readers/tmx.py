@@ -241,26 +241,21 @@ def tmx_pairs(path: Path, languages: tuple[str, str], count: TmxCount) -> Iterat
     A language such as `en` also matches its regions, such as `en-GB`, and the code of three letters, `eng`.  Of several
     texts of a language in a unit, the first one is used.
     """
+    wanted = [language.casefold().replace("_", "-") for language in languages]
+
+    def is_in(code: str, language: str) -> bool:
+        is_same = "-" not in language and language_code(code) == language_code(language)
+        return is_same or code == language or code.startswith(f"{language}-")
+
     for unit in read_tmx(path, count):
         count.languages.update(dict.fromkeys((language for language, _ in unit), 1))
-        texts = [_variants(unit, language) for language in languages]
+        codes = [(found.casefold().replace("_", "-"), text) for found, text in unit if text]
+        texts = [[text for code, text in codes if is_in(code, language)] for language in wanted]
         if all(texts):
             count.further += sum(len(variants) - 1 for variants in texts)
             yield texts[0][0], texts[1][0]
         else:
             count.incomplete += 1
-
-
-def _variants(unit: TmxUnit, language: str) -> list[str]:
-    wanted = language.casefold().replace("_", "-")
-    is_plain = "-" not in wanted
-    texts = []
-    for found, text in unit:
-        code = found.casefold().replace("_", "-")
-        same = code.startswith(f"{wanted}-") or code == wanted
-        if text and (same or (is_plain and language_code(code) == language_code(wanted))):
-            texts.append(text)
-    return texts
 
 
 def _read_xml(path: Path, count: TmxCount) -> Iterator[str]:

@@ -294,16 +294,11 @@ class _Stores:
                 StoreFiles(other, {name: about["files"][name] for name in files}).close()
                 statistics = read_json(other / f"{prefix}.json", DataError, "")
                 for name, new in files.items():
-                    _link(other / name, folder / new)
+                    (folder / new).unlink(missing_ok=True)
+                    try:
+                        os.link(other / name, folder / new)
+                    except OSError:  # the file system has no links
+                        shutil.copyfile(other / name, folder / new)
                 written |= {new: about["files"][name] for name, new in files.items()}
                 return FilterStats(statistics["read"], statistics["kept"], Counter(statistics["dropped"]))
         return None
-
-
-def _link(old: Path, new: Path) -> None:
-    """Make a file available under another name, without a copy if the file system supports that."""
-    new.unlink(missing_ok=True)
-    try:
-        os.link(old, new)
-    except OSError:
-        shutil.copyfile(old, new)

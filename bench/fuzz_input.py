@@ -1,6 +1,6 @@
-"""Damaged configurations, prepared data, model folders and texts: nothing may crash, hang, or be used in silence.
+"""Damaged configurations, data, model folders, texts and documents: nothing may crash, hang, or be used in silence.
 
-    python bench/fuzz_input.py [--cases 2000] [--seed S] [--targets configuration,overrides,toml,store,model,text]
+    python bench/fuzz_input.py [--cases 2000] [--seed S] [--targets configuration,overrides,toml,store,...]
     python bench/fuzz_input.py --seed S --case N          # one case again, with its traceback
 
 A tiny model is trained once.  Every case runs in a forked process of its own, on a copy of the folders that it damages,
@@ -201,9 +201,11 @@ def in_processes(jobs: int, cases: int, pristine: Path, targets: list[str], seed
 def warm_up(targets: list[str], pristine: Path) -> None:
     """Import what the cases need, once for all of them, and train the model where one is needed."""
     os.environ["OMP_NUM_THREADS"] = "1"  # threads do not survive a fork
+    sys.path.append(str(Path(__file__).parents[1] / "tests"))
     import torch
 
     import dragoman.config
+    import sample_documents  # noqa: F401
     from dragoman.models.build import build_model
 
     torch.set_num_threads(1)

@@ -132,40 +132,21 @@ def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
-def as_folder(path: Path) -> None:
-    remove(path)
-    path.mkdir()
-
-
-def as_pipe(path: Path) -> None:
-    remove(path)
-    os.mkfifo(path)
-
-
-def as_loop(path: Path) -> None:
-    remove(path)
-    path.symlink_to(path.name)
-
-
-def as_device(path: Path) -> None:
-    remove(path)
-    path.symlink_to("/dev/zero")
-
-
-def unreadable(path: Path) -> None:
-    path.chmod(0)
-
-
-INSTEAD: list[Callable[[Path], None]] = [remove, as_folder, as_pipe, as_loop, as_device, unreadable]
+INSTEAD: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda path: None, "a folder": Path.mkdir, "a pipe": os.mkfifo, "unreadable": lambda path: path.chmod(0),
+    "a loop": lambda path: path.symlink_to(path.name), "a device": lambda path: path.symlink_to("/dev/zero"),
+}  # fmt: skip
 
 
 def damage_file(path: Path, others: list[Path], draw: random.Random, content_only: bool = False) -> str:
     """Damage a file: its bytes, what it is, or what it holds (that of another file).  Returns what was done."""
     kind = draw.random()
     if kind < 0.2 and not content_only:
-        operator = draw.choice(INSTEAD)
-        operator(path)
-        return operator.__name__
+        name = draw.choice(list(INSTEAD))
+        if name != "unreadable":
+            remove(path)
+        INSTEAD[name](path)
+        return name
     if kind < 0.35 and others:
         other = draw.choice(others)
         path.write_bytes(other.read_bytes())
@@ -455,6 +436,26 @@ def text(folder: Path, draw: random.Random) -> str:
     return "done" if code == 0 else "refused"
 
 
+def document(folder: Path, draw: random.Random) -> str:
+    """A damaged document: refused, or kept by a translator that changes nothing; what is written can be read again."""
+    from sample_documents import FORMATS, identity, kept, longer, random_document, translated
+
+    format = draw.choice(FORMATS)
+    data = random_document(format, draw, lambda own: damage_bytes(own, draw) if draw.random() < 0.7 else own)
+    data = damage_bytes(data, draw) if draw.random() < 0.2 else data
+    same = translated(format, data, identity())
+    rest = iter(same)
+    has_place = format in ("po", "xliff", "tmx")  # for a translation, which is added
+    if not all(byte in rest for byte in data) if has_place else kept(format, same) != kept(format, data):
+        raise Difference(f"a {format} file is changed by a translator that changes nothing")
+    written = translated(format, data, longer())
+    try:
+        translated(format, written, longer())
+    except Exception as error:
+        raise Difference(f"the {format} file that was written is not read back: {error}") from error
+    return f"{format} translated"
+
+
 def command_line(arguments: list[str], given: bytes, folder: Path) -> tuple[int, bytes]:
     """Run `dragoman` in this process, with standard input and output as files; raises what is not a clear message."""
     from dragoman.cli import main
@@ -486,6 +487,6 @@ def command_line(arguments: list[str], given: bytes, folder: Path) -> tuple[int,
 
 TARGETS: dict[str, Callable[[Path, random.Random], str]] = {
     "configuration": configuration, "overrides": overrides, "toml": toml, "store": store, "model": model_folder,
-    "text": text,
+    "text": text, "document": document,
 }  # fmt: skip
 NEED_A_MODEL = ("store", "model", "text")

@@ -290,7 +290,7 @@ def random_document(format: str, draw: random.Random, change: Change = bytes) ->
 
 
 _ADDED = {
-    "po": (rb'(msgid ("[^\n]*")\r?\nmsgstr )\2', rb'\1""'),
+    "po": (rb'(msgid[ \t]*("[^\n]*")\s*msgstr[ \t]*)\2', rb'\1""'),
     "xliff": (rb"(<source[^>]*>)(.*?)(</source>)<target state=[^>]*suggestion.>\2</target>", rb"\1\2\3"),
     "tmx": (rb'(<seg>)(.*?)(</seg></tuv>)<tuv xml:lang="de"><seg>\2</seg></tuv>', rb"\1\2\3"),
 }

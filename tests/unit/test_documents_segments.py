@@ -8,14 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.documents.segments import (
-    Break,
-    DocumentTranslator,
-    Mark,
-    is_identifier,
-    pair_marks,
-    source_text,
-)
+from dragoman.documents.segments import Break, DocumentTranslator, Mark, is_identifier, pair_marks, source_text
 from dragoman.errors import DataError, DragomanError
 from dragoman.markup.segment import Segment, Tag, plain_text
 from sample_documents import FORMATS, PieceTranslator, identity, kept, longer, random_document, says, translated, upper
@@ -93,12 +86,7 @@ def test_languages_are_compared_by_code() -> None:
 MARKS = st.builds(Mark, st.sampled_from(["open", "close", "empty", "break"]), st.just("<>"), st.sampled_from("abc"))
 
 
-OVERLAPPING: list[str | Mark] = [
-    Mark("open", "<a>", "a"),
-    Mark("open", "<b>", "b"),
-    Mark("close", "</a>", "a"),
-    Mark("close", "</b>", "b"),
-]
+OVERLAPPING = [Mark(kind, "<a>", key) for kind, key in (("open", "a"), ("open", "b"), ("close", "a"), ("close", "b"))]
 
 
 @settings(max_examples=200, deadline=None)

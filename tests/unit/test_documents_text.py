@@ -332,6 +332,12 @@ def test_po_fills_empty_entries_and_keeps_all_other_lines() -> None:
     assert translated("po", out) == out.encode()
 
 
+def test_po_keeps_spaces_around_keys_and_empty_lines_of_a_translation() -> None:
+    source = 'msgid "one"\r\n\tmsgstr \t""  \r\n""\n\nmsgid ""\n"a\\n"\n"b"\nmsgstr ""\t\n'
+    out = translated("po", source).decode()
+    assert out == source.replace('msgstr \t""', 'msgstr \t"ONE"').replace('""\t\n', '""\t\n"A\\n"\t\n"B"\t\n')
+
+
 def test_po_finds_the_plural_form_of_one() -> None:
     header = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals=2; plural=(n==1);\\n"\n\n'
     source = header + 'msgid "one"\nmsgid_plural "many"\nmsgstr[0] ""\nmsgstr[1] ""\n'
@@ -387,6 +393,10 @@ def test_csv_columns_are_chosen_by_name_or_number() -> None:
         translated("txt", source, columns=["text"])
     with pytest.raises(UsageError, match="attributes: only for html and epub; the format is csv"):
         translated("csv", source, attributes=True)
+
+
+def test_quotation_marks_inside_cells_do_not_hide_the_delimiter() -> None:
+    assert translated("csv", 'an 8" pipe;a b\n"c, d, e, f";g\n').decode() == '"AN 8"" PIPE";A B\n"C, D, E, F";G\n'
 
 
 def test_tsv_cells_are_separated_by_tabs_only() -> None:

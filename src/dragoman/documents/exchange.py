@@ -34,10 +34,10 @@ _PLURALS = re.compile(r"nplurals\s*=\s*(\d+)\s*;\s*plural\s*=\s*([^;\n]+)")
 
 @dataclass
 class _Entry:
-    """An entry: its texts by key, such as "msgid" or "msgstr[0]", and the lines of each."""
+    """An entry: its texts by key, such as "msgid" or "msgstr[0]", and the first line of each."""
 
     texts: dict[str, str] = field(default_factory=dict)
-    lines: dict[str, list[int]] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
 
     @property
     def forms(self) -> list[str]:
@@ -72,14 +72,11 @@ def translate_po(data: bytes, translator: DocumentTranslator) -> bytes:
     sources = [_sources(entry, singular) for entry in chosen]
     unique = list(dict.fromkeys(source for own in sources for source in own.values()))
     translated = dict(zip(unique, translate_messages(translator, unique), strict=True))
-    replaced: dict[int, list[str]] = {}
     for entry, own in zip(chosen, sources, strict=True):
         for key, source in own.items():
-            first, *others = entry.lines[key]
-            replaced[first] = _written(key, translated[source], lines[first])
-            replaced.update((index, []) for index in others)
-    kept = (replaced.get(index, [line]) for index, line in enumerate(lines))
-    return encode("\n".join(line for group in kept for line in group))
+            first = entry.lines[key]
+            lines[first] = _written(translated[source], lines[first])
+    return encode("\n".join(lines))
 
 
 def _entries(lines: Sequence[str]) -> list[_Entry]:
@@ -97,11 +94,10 @@ def _entries(lines: Sequence[str]) -> list[_Entry]:
             key = match["key"]
             if not entries or key == "msgctxt" or (key == "msgid" and entries[-1].texts.keys() - {"msgctxt"}):
                 entries.append(_Entry())
-            entries[-1].texts[key], entries[-1].lines[key] = "", []
+            entries[-1].texts[key], entries[-1].lines[key] = "", index
         if not key:
             raise DataError(f"line {index + 1:,}: a text that belongs to no msgid or msgstr. Repair the line.")
         entries[-1].texts[key] += _unescaped(match["text"][1:-1])
-        entries[-1].lines[key].append(index)
     return entries
 
 
@@ -116,12 +112,16 @@ def _sources(entry: _Entry, singular: int) -> dict[str, str]:
     }
 
 
-def _written(key: str, text: str, line: str) -> list[str]:
-    """Return the lines of a translation: one, or one per line of the text after an empty one."""
-    end = "\r" if line.endswith("\r") else ""
+def _written(text: str, line: str) -> str:
+    """Return the lines of a translation: one, or one per line of the text after an empty one.
+
+    line: the first one of the empty translation, of which all but the text is kept.
+    """
+    key, _, rest = line.partition('"')
+    end = rest.rpartition('"')[2]
     parts = re.findall(r"[^\n]*\n|[^\n]+", text) or [""]
     quoted = [f'"{part.translate(_WRITTEN)}"' for part in parts]
-    return [f"{key} {quoted[0]}{end}"] if len(parts) == 1 else [f'{key} ""{end}', *(one + end for one in quoted)]
+    return key + f"{end}\n".join(quoted if len(parts) == 1 else ['""', *quoted]) + end
 
 
 def _unescaped(text: str) -> str:

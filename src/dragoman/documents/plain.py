@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import re
 from collections import Counter
@@ -74,6 +75,10 @@ def translate_txt(data: bytes, translator: DocumentTranslator) -> bytes:
 
 
 _DELIMITERS = ",;\t|"
+_FIELD = re.compile(rf'(?:"[^"]*(?:""[^"]*)*"(?=[{_DELIMITERS}\r\n]|\Z)|[^{_DELIMITERS}\r\n]*)([{_DELIMITERS}\r\n]|\Z)')
+"""A cell and what ends it.  Quotation marks in its text are ordinary characters."""
+_HEAD = 4096
+"""Characters of the first row that show the delimiter."""
 
 
 class _Cell(NamedTuple):
@@ -93,8 +98,8 @@ def translate_csv(data: bytes, translator: DocumentTranslator, columns: Sequence
     identifiers such as A12.  Raises DataError, and UsageError for unknown columns.
     """
     text, encode = decode_text(data)
-    first = re.sub(r'"[^"]*"', "", text[: _row_end(text)])
-    counts = Counter(character for character in first if character in _DELIMITERS)
+    ends = (match[1] for match in _FIELD.finditer(text[:_HEAD]))
+    counts = Counter(itertools.takewhile(lambda end: end not in ("", "\r", "\n"), ends))
     delimiter = max(_DELIMITERS, key=lambda one: counts[one])
     return encode(_translate_cells(text, delimiter, translator, columns))
 
@@ -103,16 +108,6 @@ def translate_tsv(data: bytes, translator: DocumentTranslator, columns: Sequence
     """Translate the cells of a table separated by tabs; see `translate_csv`."""
     text, encode = decode_text(data)
     return encode(_translate_cells(text, "\t", translator, columns))
-
-
-def _row_end(text: str) -> int:
-    quotes = 0
-    for match in re.finditer(r'"|\n', text):
-        if match[0] == '"':
-            quotes += 1
-        elif quotes % 2 == 0:
-            return match.start()
-    return len(text)
 
 
 def _translate_cells(

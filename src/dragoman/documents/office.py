@@ -37,12 +37,12 @@ _EDGES = {"w:pPr", "a:pPr", "a:endParaRPr", "w:smartTagPr", "w:customXmlPr", "w:
 _DROPPED = {"w:proofErr", "w:lastRenderedPageBreak", "w:softHyphen", "x:rPh"}
 """Marks that refer to the characters of the source: spelling errors, page breaks of the layout, pronunciation."""
 _EQUIVALENT = re.compile(
-    rb"<[\w.]+:(?:lang|noProof)\b(?:[^>\"']|\"[^\"]*\"|'[^']*')*/>"
-    rb"|\s(?:[\w.]+:)?(?:lang|altLang|dirty|err|noProof|smtClean|hint)=\"[^\"]*\""
+    rb"<[^\s:>]+:(?:lang|noProof)\b(?:[^>\"']|\"[^\"]*\"|'[^']*')*/>"
+    rb"|\s(?:[^\s:>=]+:)?(?:lang|altLang|dirty|err|noProof|smtClean|hint)=\"[^\"]*\""
 )
 """Parts of the properties that do not affect formatting: language and state of the spelling checker."""
-_PREFIX = re.compile(rb"<([\w.-]+:)")
-_NO_PROPERTIES = re.compile(rb"<([\w.:]+)\s*(?:/>|>\s*</\1>)|")
+_PREFIX = re.compile(rb"<([^\s:/>]+:)")
+_NO_PROPERTIES = re.compile(rb"<([^\s/>]+)\s*(?:/>|>\s*</\1>)|")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.serve import app as server_app
 from dragoman.serve import database as databases
 from dragoman.serve import uploads
+from dragoman.serve.admission import Upload
 from dragoman.serve.app import create_server
 from dragoman.serve.database import GlossaryStore, KeyStore, StoredGlossary
 from dragoman.serve.directions import Directions
@@ -54,6 +55,10 @@ def locked(database: Path) -> Iterator[None]:
 
 async def content(text: bytes) -> Document:
     return Document(text)
+
+
+def sized(size: int) -> Upload:
+    return Upload("a.txt", b"x" * size, "txt", {}, size)
 
 
 def test_only_the_owner_may_read_a_new_database(tmp_path: Path) -> None:
@@ -182,7 +187,7 @@ def test_documents_are_dropped_without_further_requests(
 
         def is_kept() -> bool:
             in_files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
-            return bool(jobs[0]._jobs) or b"the text of somebody" in in_files
+            return bool(jobs[0]._store.read("SELECT 1 FROM uploads")) or b"the text of somebody" in in_files
 
         assert is_kept()
         until(lambda: not is_kept())
@@ -190,8 +195,7 @@ def test_documents_are_dropped_without_further_requests(
 
 
 def test_deleted_documents_are_overwritten_at_once(database: Path) -> None:
-    limit = databases.DocumentLimit(1, 10)
-    store = databases.DocumentStore(database, 600, (limit, limit))
+    store = databases.DocumentStore(database, 600, ((1, 10), (1, 10)))
     assert store.add("a", "me", "a.txt", "key", 5) and not store.add("b", "me", "b.txt", "key", 5)
     store.finish("a", b"the text of somebody", 20, None)
     assert b"the text" in b"".join(path.read_bytes() for path in database.parent.iterdir())
@@ -203,25 +207,24 @@ def test_deleted_documents_are_overwritten_at_once(database: Path) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_too_many_documents(database: Path, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "_OF_ALL", databases.DocumentLimit(2, 100))
-    monkeypatch.setattr(uploads, "_OF_CLIENT", databases.DocumentLimit(1, 10))
+    monkeypatch.setattr(uploads, "_LIMITS", ((2, 100), (1, 10)))
 
     async def refused(jobs: DocumentJobs, client: str, size: int = 1) -> None:
         work = content(b"y")
         with pytest.raises(Overloaded, match="too many documents"):
-            await jobs.start(client, "b", size, work)
+            await jobs.start(client, sized(size), work)
         assert work.cr_frame is None, "closed"
 
     async def run() -> None:
         jobs = DocumentJobs(database if shared else None)
-        identifier, job = await jobs.start("me", "a", 1, content(b"x"))
+        identifier, job = await jobs.start("me", sized(1), content(b"x"))
         await refused(jobs, "me")
         await refused(jobs, "you", size=11)
-        await jobs.start("you", "b", 1, content(b"y"))
+        await jobs.start("you", sized(1), content(b"y"))
         await refused(jobs, "somebody else")
         await job.task  # type: ignore[misc]
         await jobs.forget(identifier)
-        await jobs.finished("me", "b", 1, content(b"z"))
+        await jobs.finished("me", sized(1), content(b"z"))
         await jobs.close()
 
     asyncio.run(run())
@@ -271,9 +274,9 @@ def test_the_size_of_glossaries_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_documents_are_accepted_as_long_as_characters_are_left(database: Path) -> None:
-    """The file of an office document is larger than its text."""
+    """The file of an office document is larger than its text; its characters are known when it is translated."""
     store = KeyStore(database)
-    _, secret = store.add("someone", characters=15)
+    _, secret = store.add("someone", characters=30)
     store.close()
     page = b"<!-- a long comment -->" * 10 + b"<p>one two three</p>"
     app = create_server(Directions([copying_direction("en", "de")]), database=database)
@@ -282,6 +285,7 @@ def test_documents_are_accepted_as_long_as_characters_are_left(database: Path) -
         deepl = {"data": {"source_lang": "en", "target_lang": "de"}, "files": {"file": ("a.html", page)}}
         headers = {"authorization": f"DeepL-Auth-Key {secret}"}
         assert httpx.post(f"{address}/v2/document", headers=headers, timeout=300, **deepl).status_code == 200  # type: ignore[arg-type]
+        until(lambda: httpx.get(f"{address}/v2/usage", headers=headers).json()["character_count"] == 13)
         statuses = [httpx.post(f"{address}/translate_file", timeout=300, **libre).status_code for _ in range(3)]  # type: ignore[arg-type]
     assert statuses == [200, 200, 403]
 

@@ -155,7 +155,7 @@ def test_two_servers_add_up_the_use_of_a_key(database: Path) -> None:
 def test_use_that_cannot_be_written_is_written_later(database: Path) -> None:
     secret = add_key(database)
     store, other = KeyStore(database), sqlite3.connect(database, isolation_level=None)
-    store._database.write("PRAGMA busy_timeout = 0")
+    store.write("PRAGMA busy_timeout = 0")
     store.charge(store.find(secret).id, 4)  # type: ignore[union-attr]
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(DatabaseBusy, match="locked"):

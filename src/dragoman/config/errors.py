@@ -28,6 +28,12 @@ _EXPECTED = {
     "model": "must be a section (a table of keys)",
 }
 """Prefix of a pydantic error type -> the expected value."""
+_FORMS = {
+    "allowed_hosts": "a name without a port, such as translate.example, *.example for a domain, or * for any",
+    "allowed_origins": "an origin, such as https://page.example, or * for any",
+    "models": "the code of a language, such as en or pt-BR",
+}
+"""Key of text of a certain form -> the form."""
 _OUT_OF_RANGE = (
     "greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of", "finite_number",
 )  # fmt: skip
@@ -68,6 +74,8 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
             return f"{name} = {shown(value)}: write {name}.kind = ..., one of {tags}"
         case "bool_for_number":
             return f"{name} = {shown(value)}: must be a number, not true or false{limits and f'; accepted: {limits}'}"
+        case "string_pattern_mismatch" if form := next((_FORMS[part] for part in path if part in _FORMS), ""):
+            return f"{name} = {shown(value)}; accepted: {form}"
         case "string_pattern_mismatch":
             return f"{name} = {shown(value)}: no such device; accepted: {DEVICES}"
         case _ if type_expected := _EXPECTED.get(kind.partition("_")[0]):

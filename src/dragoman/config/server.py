@@ -17,6 +17,8 @@ _Count = Annotated[int, NotBoolean, Field(ge=1, le=1_000_000_000)]
 _Size = Annotated[int, NotBoolean, Field(ge=0, le=1 << 30)]
 _Seconds = Annotated[float, NotBoolean, Field(gt=0, le=86_400)]
 _Code = Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}([-_][A-Za-z0-9]{2,8})*$")]
+_Host = Annotated[str, Field(pattern=r"^(\*|(\*\.)?[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])$")]
+_Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 
 
 class SearchOverrides(Section):
@@ -85,13 +87,17 @@ class ServerConfig(Section):
     )
     host: str = field("127.0.0.1", "address to listen on; 0.0.0.0 allows other machines")
     port: Annotated[int, NotBoolean, Field(ge=0, le=65_535)] = field(8000, "port to listen on; 0 = any free one")
-    allowed_hosts: list[str] = field(
+    allowed_hosts: list[_Host] = field(
         [], "host names that requests may use, beside local ones; [] = any, unless `host` is local"
+    )
+    allowed_origins: list[_Origin] = field(
+        [], "origins of other web pages that may use the server, or *; [] = any, unless `host` is local"
     )
     viewer: bool = field(True, "serve the page that shows how a translation is generated")
     device: str = field("cpu", "device of the models and of the viewer: cpu, cuda, cuda:1, ..., or auto")
     database: str = field("", 'SQLite file of API keys, glossaries and documents; "" = keys are not checked')
     require_key: bool = field(False, "refuse requests without an API key; requires `database`")
+    metrics_key: bool = field(False, "refuse requests for /metrics without an API key; requires `database`")
     suggestions: str = field(
         "", 'file of the translations that clients suggest, JSON lines; "" = suggestions are refused'
     )
@@ -113,8 +119,9 @@ class ServerConfig(Section):
             config = cls.model_validate(document)
         except ValidationError as error:
             raise ConfigError(where, problems_of(error, cls)) from None
-        if config.require_key and not config.database:
-            raise ConfigError(where, ["require_key = true: needs a database of keys; specify `database`"])
+        named = [key for key in ("require_key", "metrics_key") if getattr(config, key)]
+        if named and not config.database:
+            raise ConfigError(where, [f"{key} = true: needs a database of keys; specify `database`" for key in named])
         return config
 
 

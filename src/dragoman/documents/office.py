@@ -70,8 +70,8 @@ class _Format:
 
 
 def paragraphs(root: Node) -> Iterator[Node]:
-    """Yield the paragraphs of a document, also those in text boxes inside other paragraphs."""
-    return (node for node in root.iter() if node.name in _PARAGRAPHS)
+    """Yield the paragraphs of a document that are not empty, also those in text boxes inside other paragraphs."""
+    return (node for node in root.iter() if node.name in _PARAGRAPHS and node.children)
 
 
 class Paragraph:

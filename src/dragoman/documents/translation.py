@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from dragoman.documents.archive import decompressed_size
 from dragoman.documents.exchange import translate_po, translate_tmx, translate_xliff
 from dragoman.documents.markdown import translate_markdown
 from dragoman.documents.office import translate_docx, translate_odt, translate_pptx, translate_xlsx
@@ -53,6 +54,7 @@ _OTHER_SUFFIXES = {
 }  # fmt: skip
 SUFFIXES = {**{f".{name}": name for name in _FORMATS}, **_OTHER_SUFFIXES}
 """Suffixes of file names -> formats."""
+_ARCHIVES = {"docx", "pptx", "xlsx", "odt", "epub"}
 _MAX_FILE = 256 << 20
 
 
@@ -173,6 +175,11 @@ def translate_document(
     except OSError as error:
         raise DragomanError(not_written(target, error)) from None
     return report
+
+
+def estimated_characters(data: bytes, format: str) -> int:
+    """Return about the number of characters of the text of a document, which is not read: an eighth of its XML."""
+    return decompressed_size(data) // 8 if format in _ARCHIVES else len(data)
 
 
 def document_text(data: bytes, format: str, characters: int = 4000) -> str:

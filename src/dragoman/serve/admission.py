@@ -6,13 +6,15 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 from starlette.requests import Request
 
 from dragoman.serve.database import ApiKey, KeyStore
-from dragoman.serve.http import BadRequest, Overloaded, QuotaExceeded, header
+from dragoman.serve.http import BadRequest, Limits, Overloaded, QuotaExceeded, header, parameters, read_body
 
 _MEASURED = 1.0
 """Seconds over which the speed is averaged."""
@@ -23,7 +25,7 @@ class Ticket:
     """An accepted request.
 
     share: number of requests of the same client; each advances at the reciprocal rate.  before: source tokens of the
-    request that precede the next sentences.  admission: that accepted the request.
+    request that precede the next sentences.  thread: that works on the request.  admission: that accepted the request.
     """
 
     client: str
@@ -31,6 +33,7 @@ class Ticket:
     share: int
     admission: Admission = field(repr=False, compare=False)
     before: int = 0
+    thread: Future[Any] | None = None
 
     def ranks(self, sources: Sequence[Sequence[int]]) -> list[float]:
         """Return the ranks of the next sentences of the request (see `SearchService.submit`)."""
@@ -99,6 +102,30 @@ class Client:
     key: ApiKey | None = None
 
 
+@dataclass(frozen=True)
+class Upload:
+    """An uploaded file with the other fields of its form.
+
+    format: a format of `translate_document`.  characters: about those of its text, before it is read.
+    """
+
+    name: str
+    data: bytes
+    format: str
+    fields: dict[str, str]
+    characters: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request that has arrived.  values: its parameters, those of a multipart form beside its file `upload`."""
+
+    request: Request
+    values: dict[str, Any]
+    client: Client
+    upload: Upload | None = None
+
+
 class Clients:
     """Identifies clients, and applies the limits of their keys.
 
@@ -107,21 +134,42 @@ class Clients:
 
     def __init__(self, store: KeyStore | None = None, required: bool = False) -> None:
         self.store, self.required = store, required and store is not None
-        self._recent: dict[str, _Bucket] = {}
-        self._anonymous = 0
+        self._left: dict[str, tuple[float, float]] = {}
+        """Requests that a key may send at once, and the time at which there were so many."""
+        self.anonymous = 0
 
-    def identify(self, request: Request, parameter: object = None, missing: int = 400) -> Client:
-        """Return the sender of a request.
+    def receiving(
+        self,
+        handler: Callable[[Call], Awaitable[Any]],
+        limits: Limits,
+        missing: int | None,
+        read_upload: Callable[[Request, bytes], Awaitable[Upload]] | None,
+    ) -> Callable[[Request], Awaitable[Any]]:
+        """Return what calls `handler` once a request has arrived.
 
-        parameter: the key, if it is a parameter of the interface; otherwise it is in the header `Authorization`.
-        Raises BadRequest with the status `missing` if a key is required, and with 403 for an unknown key.
+        missing: see `identify`.  read_upload: reads a form with a file; None = the request has none.
+        """
+
+        async def received(request: Request) -> Any:
+            body = await read_body(request, limits)
+            upload = None if read_upload is None else await read_upload(request, body)
+            values = parameters(request, body) if upload is None else upload.fields
+            return await handler(Call(request, values, self.identify(request, values.get("api_key"), missing), upload))
+
+        return received
+
+    def identify(self, request: Request, parameter: object = None, missing: int | None = None) -> Client:
+        """Return the sender of a request, and count the request for the limit per minute of its key.
+
+        parameter: the key, if it is a parameter; otherwise it is in the header `Authorization`.  missing: status of the
+        refusal without a key; None = it is optional.  Raises BadRequest, with 403 for an unknown key, and Overloaded.
         """
         secret = str(parameter or "")
         if not secret:
             scheme, _, key = header(request, b"authorization").partition(" ")
             secret = key.strip() if scheme.lower() in ("deepl-auth-key", "bearer") else ""
         address = request.client.host if request.client else ""
-        if not secret and self.required:
+        if not secret and missing:
             raise BadRequest("Please contact the server operator to get an API key", missing)
         if not secret:
             return Client(address, address)
@@ -130,51 +178,58 @@ class Clients:
         known = self.store.find(secret)
         if known is None:
             raise BadRequest("Invalid API key", 403)
+        if known.per_minute is not None:
+            self._count(known.id, known.per_minute)
         return Client(f"key {known.id}", f"key {known.id}", known)
 
-    def accept(self, client: Client, characters: int) -> None:
-        """Apply the limits of a key to a request.  Raises Overloaded and QuotaExceeded."""
-        key = client.key
-        if key is None:
-            return
-        if key.characters is not None and key.used + characters > key.characters:
-            raise QuotaExceeded
-        if key.per_minute is not None:
-            self._recent.setdefault(key.id, _Bucket(key.per_minute)).take(key.per_minute)
+    def _count(self, key: str, per_minute: int) -> None:
+        """Count a request: at most `per_minute` at once, refilled evenly within a minute.  Raises Overloaded."""
+        now = time.monotonic()
+        left, since = self._left.get(key, (float(per_minute), now))
+        left = min(float(per_minute), left + (now - since) * per_minute / 60)
+        self._left[key] = left - (left >= 1), now
+        if left < 1:
+            raise Overloaded(math.ceil((1 - left) * 60 / per_minute), "the key has too many requests per minute")
 
-    def charge(self, client: Client, characters: int) -> None:
-        """Count translated characters."""
-        if client.key is None or self.store is None:
-            self._anonymous += characters
-        else:
-            self.store.charge(client.key.id, characters)
+    def reserve(self, client: Client, characters: int, estimated: bool = False) -> Reservation:
+        """Charge the characters of a request before they are translated, so that simultaneous ones are counted, too.
+
+        It follows `identify` without a pause.  estimated: a request is accepted as long as characters are left.
+        Raises QuotaExceeded.
+        """
+        key = client.key
+        if key is not None and key.characters is not None:
+            left = key.characters - key.used
+            if left < (1 if estimated else characters):
+                raise QuotaExceeded
+            characters = min(characters, left)
+        reservation = Reservation(self, client)
+        reservation.settle(characters)
+        return reservation
 
     def used(self, client: Client) -> int:
         """Return the characters of the key of a client in this month, or of all requests without a key."""
-        return self._anonymous if client.key is None else client.key.used
-
-    def save(self) -> None:
-        """Write the use of keys to the database."""
-        if self.store is not None:
-            self.store.save()
-
-    def close(self) -> None:
-        """Close the database."""
-        if self.store is not None:
-            self.store.close()
+        return self.anonymous if client.key is None else client.key.used
 
 
-class _Bucket:
-    """A token bucket: at most `per_minute` requests at once, refilled evenly within a minute."""
+class Reservation:
+    """Characters that a client is charged; a context that ends with an exception gives them back, unless `kept`."""
 
-    def __init__(self, per_minute: int) -> None:
-        self._left, self._since = float(per_minute), time.monotonic()
+    def __init__(self, clients: Clients, client: Client) -> None:
+        self._clients, self.client, self._characters = clients, client, 0
+        self.kept = False
 
-    def take(self, per_minute: int) -> None:
-        """Count a request.  Raises Overloaded."""
-        now = time.monotonic()
-        self._left = min(float(per_minute), self._left + (now - self._since) * per_minute / 60)
-        self._since = now
-        if self._left < 1:
-            raise Overloaded(math.ceil((1 - self._left) * 60 / per_minute), "the key has too many requests per minute")
-        self._left -= 1
+    def settle(self, characters: int) -> None:
+        """Charge so many characters instead."""
+        more, self._characters = characters - self._characters, characters
+        if self.client.key is None or self._clients.store is None:
+            self._clients.anonymous += more
+        else:
+            self._clients.store.charge(self.client.key.id, more)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None and not self.kept:
+            self.settle(0)

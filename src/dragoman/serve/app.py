@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -28,7 +31,7 @@ from dragoman.serve.deepl import DeepL
 from dragoman.serve.directions import Directions
 from dragoman.serve.gateway import LOG, Gateway, Monitor
 from dragoman.serve.glossaries import DEEPL_ERRORS
-from dragoman.serve.http import INTERNAL_ERROR, Limits, error_key
+from dragoman.serve.http import INTERNAL_ERROR, Limits, answered, error_key
 from dragoman.serve.libretranslate import LIBRETRANSLATE_ERRORS, LibreTranslate, SuggestionFile
 from dragoman.serve.models import Direction, Slot, model_sources
 from dragoman.serve.operations import TEXT, Operation, description, fields
@@ -77,6 +80,8 @@ def create_server(
     database: Path | None = None,
     require_key: bool = False,
     suggestions: Path | None = None,
+    origins: Sequence[str] = ("*",),
+    metrics_key: bool = False,
 ) -> Starlette:
     """Return the application; its `state.monitor` is the `Monitor` of its requests.
 
@@ -84,23 +89,24 @@ def create_server(
     translations while they are generated, at /viewer/; the page at / links to it.  Without directions, the viewer is
     served alone.  database: file of the API keys, glossaries and documents, which several servers may share; without
     one, keys are not checked, and glossaries are kept until the server ends.  require_key: refuse requests without a
-    key.  suggestions: file to which suggested translations are appended; None = they are refused.  Raises UsageError
-    without directions and viewer, for an invalid database, and for suggestions that cannot be written.
+    key.  suggestions: file to which suggested translations are appended; None = they are refused.  origins: of web
+    pages that may use the server beside its own, "*" for any.  metrics_key: refuse requests for metrics without a key.
+    Raises UsageError without directions and viewer, for an invalid database or suggestions that cannot be written.
     """
     if not directions.by_pair and viewer is None:
         raise UsageError("no models to serve; specify at least one translation model")
     limits, monitor = limits or Limits(), Monitor(directions)
-    clients = Clients(KeyStore(database, create=False) if database else None, require_key)
+    keys = KeyStore(database, create=False) if database else None
+    clients = Clients(keys, require_key)
     glossaries, jobs = GlossaryStore(database), DocumentJobs(database)
     suggested = None if suggestions is None else SuggestionFile(suggestions)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         directions.deliver_in(asyncio.get_running_loop())
-        tasks = [
-            asyncio.create_task(_regularly(_SAVE_SECONDS, partial(asyncio.to_thread, clients.save))),
-            asyncio.create_task(_regularly(_DROP_SECONDS, jobs.drop_old)),
-        ]
+        tasks = [asyncio.create_task(_regularly(_DROP_SECONDS, jobs.drop_old))]
+        if keys is not None:
+            tasks.append(asyncio.create_task(_regularly(_SAVE_SECONDS, partial(asyncio.to_thread, keys.save))))
         yield
         for task in tasks:
             task.cancel()
@@ -108,7 +114,8 @@ def create_server(
         await jobs.close()
         await asyncio.to_thread(directions.close)
         try:
-            clients.close()
+            if keys is not None:
+                keys.close()
         except DatabaseError as error:
             _LOG.error("the last use of keys was not written: %s", error)
         glossaries.close()
@@ -120,8 +127,8 @@ def create_server(
         busy = "stopping" if monitor.draining else "loading" if monitor.loading else ""
         return JSONResponse({"status": busy or "ok"}, 503 if busy else 200)
 
-    async def metrics(request: Request) -> Response:
-        text = await asyncio.to_thread(monitor.exposition)
+    async def metrics(call: Any) -> Response:
+        text = await asyncio.to_thread(generate_latest, monitor.registry)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     async def to_viewer(request: Request) -> Response:
@@ -129,9 +136,9 @@ def create_server(
 
     status = fields(status=TEXT)
     operations = [
-        Operation("GET", "/livez", live, "Whether the process runs", status),
-        Operation("GET", "/readyz", ready, "Whether requests are accepted", status),
-        Operation("GET", "/metrics", metrics, "Metrics in Prometheus' text format"),
+        Operation("GET", "/livez", live, "Whether the process runs", status, key="none"),
+        Operation("GET", "/readyz", ready, "Whether requests are accepted", status, key="none"),
+        Operation("GET", "/metrics", metrics, "Metrics for Prometheus", key="always" if metrics_key else "optional"),
     ]
     pages = [Route("/", to_viewer)]
     if directions.by_pair:
@@ -140,13 +147,16 @@ def create_server(
         pages = translation_page(limits, viewer is not None)
 
     async def spec(request: Request) -> Response:
+        clients.identify(request)
         return JSONResponse(description(operations))
 
     formats = {"error": LIBRETRANSLATE_ERRORS, "message": DEEPL_ERRORS}
-    api_routes = [operation.route(formats[error_key(operation.path)]) for operation in operations]
-    api_routes.append(Route("/spec", spec))
+    api_routes = [operation.route(formats[error_key(operation.path)], limits, clients) for operation in operations]
+    api_routes.append(Route("/spec", answered(spec, LIBRETRANSLATE_ERRORS)))
+    if viewer is not None:
+        viewer.clients = clients
     viewer_routes = [] if viewer is None else viewer.routes("/viewer")
-    middleware = [Middleware(Gateway, monitor=monitor, hosts=[*hosts, *_LOCAL], routes=api_routes)]
+    middleware = [Middleware(Gateway, monitor=monitor, hosts=[*hosts, *_LOCAL], origins=origins, routes=api_routes)]
     routes = [*api_routes, *pages, *viewer_routes]
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=_HANDLERS, lifespan=lifespan)
     app.state.monitor = monitor
@@ -174,9 +184,6 @@ async def _regularly(seconds: float, work: Callable[[], Awaitable[None]]) -> Non
 
 
 _HANDLERS: dict[Any, Any] = dict.fromkeys((404, 405, 500), _error)
-
-
-_LOCAL_ADDRESSES = {"127.0.0.1", "localhost", "::1"}
 
 
 def start(config: ServerConfig, log: Callable[[str], None], read: Callable[[], ServerConfig] | None = None) -> None:
@@ -226,10 +233,6 @@ def create_application(
     directions = Directions(models, config.limits.waiting_tokens, config.memory << 20, config.cache << 20)
     for unused, used in directions.unused:
         log(f"{unused.name}: only in the viewer, because {used.name} translates the same languages")
-    configured = config.limits
-    limits = Limits(
-        configured.characters, configured.texts, configured.body, configured.read_seconds, configured.seconds
-    )
     viewer = None
     if config.viewer and sources and not has_torch():
         log("without the viewer, which needs PyTorch: pip install 'dragoman[train]' (or --no-viewer)")
@@ -237,14 +240,18 @@ def create_application(
         if not sources:
             with needs_torch("serving a language model"):
                 import torch  # noqa: F401
-        viewer = Viewer(directions, viewer_models(config, directions), limits)
+        viewer = Viewer(directions, viewer_models(config, directions), config.limits)
+    is_local = all(ip_address(address[0]).is_loopback for *_, address in socket.getaddrinfo(config.host, None))
+    any_unless_local = () if is_local else ("*",)
     app = create_server(
         directions,
-        limits,
-        config.allowed_hosts or (() if config.host in _LOCAL_ADDRESSES else ("*",)),
+        config.limits,
+        config.allowed_hosts or any_unless_local,
         viewer,
         Path(config.database) if config.database else None,
         config.require_key,
         Path(config.suggestions) if config.suggestions else None,
+        config.allowed_origins or any_unless_local,
+        config.metrics_key,
     )
     return app, Reloader(directions, config, read or (lambda: config), log, viewer)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, closing
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +13,9 @@ from dragoman.cli import Command
 from dragoman.cli.options import BeamThreshold, EarlyEnd, Recombine, ShrinkBeam
 from dragoman.cli.streams import log, print_json
 from dragoman.errors import UsageError
+
+if TYPE_CHECKING:
+    from dragoman.serve.database import KeyStore
 
 _PACKAGES = {"babel", "httptools", "prometheus_client", "starlette", "uvicorn"}
 
@@ -29,6 +34,13 @@ def serve(
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(help="Host name that requests may use; can be repeated. Default: any, unless --host is local."),
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Origin of web pages that may use the server, such as https://page.example, or *; can be repeated. "
+            "Default: any, unless --host is local."
+        ),
     ] = None,
     viewer: Annotated[
         bool | None,
@@ -100,7 +112,8 @@ def serve(
 
     options = {
         "models": [{"path": str(path)} for path in models] if models else None,
-        "host": host, "port": port, "allowed_hosts": allowed_host, "viewer": viewer, "device": device,
+        "host": host, "port": port, "allowed_hosts": allowed_host, "allowed_origins": allowed_origin,
+        "viewer": viewer, "device": device,
         "database": None if database is None else str(database), "require_key": require_key,
         "suggestions": None if suggestions is None else str(suggestions),
         "load": load, "memory": memory, "cache": cache, "log_requests": log_requests,
@@ -134,6 +147,12 @@ app = typer.Typer(
 )
 
 
+def _keys(database: Path, create: bool = False) -> AbstractContextManager[KeyStore]:
+    from dragoman.serve.database import KeyStore
+
+    return closing(KeyStore(database, create))
+
+
 @app.command(cls=Command)
 def add(
     database: Database,
@@ -144,13 +163,8 @@ def add(
     ] = None,
 ) -> None:
     """Create a key and print it; only its hash is stored."""
-    from dragoman.serve.database import KeyStore
-
-    store = KeyStore(database)
-    try:
+    with _keys(database, create=True) as store:
         key, secret = store.add(name, per_minute, characters)
-    finally:
-        store.close()
     log(f"created key {key.id} for {key.name}; only its hash is stored, so save the key now:")
     typer.echo(secret)
 
@@ -160,13 +174,8 @@ def list_(
     database: Database, as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False
 ) -> None:
     """Print the keys with their limits and their use in this month, without the keys themselves."""
-    from dataclasses import asdict
-
-    from dragoman.serve.database import KeyStore
-
-    store = KeyStore(database, create=False)
-    keys = store.all()
-    store.close()
+    with _keys(database) as store:
+        keys = store.all()
     if as_json:
         print_json([asdict(key) for key in keys])
         return
@@ -180,13 +189,8 @@ def list_(
 @app.command(cls=Command)
 def revoke(database: Database, key: Annotated[str, typer.Argument(help="Id of the key, as printed by list.")]) -> None:
     """Delete a key; servers that use the file refuse it from now on."""
-    from dragoman.serve.database import KeyStore
-
-    store = KeyStore(database, create=False)
-    try:
+    with _keys(database) as store:
         if not store.revoke(key):
             known = ", ".join(one.id for one in store.all()) or "none"
             raise UsageError(f"{key}: no such key; known: {known}")
-    finally:
-        store.close()
     log(f"key {key} is revoked")

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dragoman.errors import DragomanError, UsageError
 
@@ -47,11 +48,13 @@ class Database:
     event loop.  `read` has a connection of its own, so that it does not wait for them.
 
     create: whether a missing file is created; then only its owner may read it, because it has texts of clients.
-    tables: SQL that creates them.  Raises UsageError for a file that is not a database, or that cannot be written.
-    The methods raise DatabaseError.
+    Raises UsageError for a file that is not a database, or that cannot be written.  The methods raise DatabaseError.
     """
 
-    def __init__(self, path: Path | None, *tables: str, create: bool = True) -> None:
+    tables: tuple[str, ...] = ()
+    """SQL that creates the tables."""
+
+    def __init__(self, path: Path | None = None, create: bool = True) -> None:
         if path is not None and not path.is_file():
             if not create:
                 raise UsageError(
@@ -59,48 +62,32 @@ class Database:
                 )
             with suppress(OSError):  # SQLite reports it
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        self._path, self._tables = path, tables
-        self._writing = threading.Lock()
-        self._reading = self._writing if path is None else threading.Lock()
-        self._opened: tuple[sqlite3.Connection, sqlite3.Connection] | None = None
+        self._writing = _Connection(path, self.tables)
+        self._reading = self._writing if path is None else _Connection(path, self.tables)
         if path is not None:
             try:
-                self._connections()
+                with _converted_errors(), self._writing.lock, self._reading.lock:
+                    self._writing.get()
+                    self._reading.get()
             except DatabaseError as error:
+                self.close()
                 raise UsageError(f"{path}: cannot be used as a database: {error}; specify another file") from None
-
-    def _connections(self) -> tuple[sqlite3.Connection, sqlite3.Connection]:
-        """Return the connections that write and read.  One in memory is opened when it is first used, with its lock."""
-        if self._opened is None:
-            opened: list[sqlite3.Connection] = []
-            try:
-                with _converted_errors():
-                    for _ in range(1 if self._path is None else 2):
-                        opened.append(_connect(self._path))
-                    for table in self._tables:
-                        opened[0].execute(table)
-            except DatabaseError:
-                for connection in opened:
-                    connection.close()
-                raise
-            self._opened = opened[0], opened[-1]
-        return self._opened
 
     def read(self, query: str, *values: Any) -> list[Any]:
         """Return the rows of a query."""
-        with self._reading, _converted_errors():
-            return self._connections()[1].execute(query, values).fetchall()
+        with self._reading.lock, _converted_errors():
+            return self._reading.get().execute(query, values).fetchall()
 
     def write(self, statement: str, *values: Any) -> int:
         """Execute a statement, and return the number of rows that it changed."""
-        with self._writing, _converted_errors():
-            return self._connections()[0].execute(statement, values).rowcount
+        with self._writing.lock, _converted_errors():
+            return self._writing.get().execute(statement, values).rowcount
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Write several statements, completely or not at all."""
-        with self._writing, _converted_errors():
-            writer = self._connections()[0]
+        with self._writing.lock, _converted_errors():
+            writer = self._writing.get()
             writer.execute("BEGIN IMMEDIATE")
             try:
                 yield writer
@@ -112,18 +99,73 @@ class Database:
 
     def clear_log(self) -> None:
         """Empty the write-ahead log, in which deleted rows remain, unless other processes read it for a long time."""
-        with self._writing, _converted_errors():
-            self._connections()[0].execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        with self._writing.lock, _converted_errors():
+            self._writing.get().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
         """Close the database."""
-        if self._opened is None:
-            return
-        writer, reader = self._opened
-        with self._reading:
-            reader.close()
-        with self._writing:
-            writer.close()
+        for connection in (self._reading, self._writing):
+            with connection.lock:
+                connection.close()
+
+
+_OPENING = threading.Lock()
+
+
+class _Connection:
+    """A connection to a file, or in memory, that is opened when it is first used, and again if its file was replaced.
+
+    lock: held during `get`, the use of the connection, and `close`.
+    """
+
+    def __init__(self, path: Path | None, tables: Sequence[str]) -> None:
+        self._path, self._tables = path, tables
+        self._opened: sqlite3.Connection | None = None
+        self._files: list[tuple[int, int] | None] = []
+        self.lock = threading.Lock()
+
+    def get(self) -> sqlite3.Connection:
+        """Return the connection.  Raises DatabaseBusy, and errors of SQLite."""
+        if self._opened is None or (self._path is not None and _identity(self._path) != self._files[0]):
+            with _OPENING:
+                self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> sqlite3.Connection:
+        files = [] if self._path is None else [Path(f"{self._path}{end}") for end in ("", "-wal", "-shm")]
+        if self._files:
+            if _identity(files[0]) is None:
+                raise DatabaseBusy(f"{self._path} is missing")
+            # SQLite would apply the write-ahead log of the previous file to its successor.
+            logs = zip(files[1:], self._files[1:], strict=True)
+            stale = [log for log, before in logs if before is not None and _identity(log) == before]
+            self.close()
+            for log in stale:
+                log.unlink(missing_ok=True)
+        opened = _connect(self._path)
+        try:
+            for table in self._tables:
+                opened.execute(table)
+        except BaseException:
+            opened.close()
+            raise
+        self._files = [_identity(file) for file in files]
+        return opened
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what distinguishes a file from one that replaces it; None if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 @contextmanager
@@ -148,7 +190,9 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         path or ":memory:", timeout=_WAIT_SECONDS, check_same_thread=False, isolation_level=None
     )
     try:
-        if path is not None:
+        if path is None:
+            connection.execute("PRAGMA auto_vacuum = FULL")  # returns the memory of deleted documents
+        else:
             # With a write-ahead log, readers do not wait for writers, but all processes must be on one machine.
             connection.execute(f"PRAGMA journal_mode = {'DELETE' if _is_shared(path) else 'WAL'}")
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -173,13 +217,6 @@ def _is_shared(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
 
 # ------------------------------------------------------------------------------------------------------------- API keys
 
-_KEY_TABLES = (
-    "CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, hash TEXT UNIQUE NOT NULL, name TEXT NOT NULL, "
-    "per_minute INTEGER, characters INTEGER, created TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS usage (key TEXT NOT NULL, month TEXT NOT NULL, characters INTEGER NOT NULL, "
-    "PRIMARY KEY (key, month))",
-)
-
 
 @dataclass(frozen=True)
 class ApiKey:
@@ -197,17 +234,23 @@ class ApiKey:
     used: int = 0
 
 
-class KeyStore:
+class KeyStore(Database):
     """API keys, stored by the SHA-256 of their secrets; a secret has 256 random bits, so its hash needs no salt.
 
     Several processes may use the same file: a key that one of them adds or revokes is known to the others at once.
-    Raises UsageError for a file that is not a database of keys.
     """
 
+    tables = (
+        "CREATE TABLE IF NOT EXISTS keys (id TEXT PRIMARY KEY, hash TEXT UNIQUE NOT NULL, name TEXT NOT NULL, "
+        "per_minute INTEGER, characters INTEGER, created TEXT NOT NULL)",
+        "CREATE TABLE IF NOT EXISTS usage (key TEXT NOT NULL, month TEXT NOT NULL, characters INTEGER NOT NULL, "
+        "PRIMARY KEY (key, month))",
+    )
+
     def __init__(self, path: Path | None, create: bool = True) -> None:
-        self._database = Database(path, *_KEY_TABLES, create=create)
         self._unsaved: Counter[str] = Counter()
-        self._counting = threading.Lock()  # not held while the database is written
+        self._counting, self._saving = threading.Lock(), threading.Lock()  # the first is not held while it is written
+        super().__init__(path, create)
 
     def add(self, name: str, per_minute: int | None = None, characters: int | None = None) -> tuple[ApiKey, str]:
         """Create a key; return it and its secret, which is not stored.  Raises UsageError for an invalid name."""
@@ -216,7 +259,7 @@ class KeyStore:
         key = ApiKey(secrets.token_hex(4), name.strip(), per_minute, characters, datetime.now(UTC).isoformat())
         secret = secrets.token_urlsafe(32)
         values = key.id, _hash(secret), key.name, per_minute, characters, key.created
-        self._database.write("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?)", *values)
+        self.write("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?)", *values)
         return key, secret
 
     def all(self) -> list[ApiKey]:
@@ -229,49 +272,49 @@ class KeyStore:
 
     def revoke(self, identifier: str) -> bool:
         """Delete a key with its use; return whether it existed."""
-        with self._database.transaction() as connection:
+        with self.transaction() as connection:
             connection.execute("DELETE FROM usage WHERE key = ?", (identifier,))
             return connection.execute("DELETE FROM keys WHERE id = ?", (identifier,)).rowcount > 0
 
     def charge(self, identifier: str, characters: int) -> None:
-        """Add to the use of a key; `save` writes it."""
+        """Add to the use of a key, or subtract; `save` writes it."""
         with self._counting:
             self._unsaved[identifier] += characters
 
     def save(self) -> None:
         """Write the use since the last call.  Raises DatabaseError, and keeps it for the next call."""
-        with self._counting:
-            unsaved, self._unsaved = self._unsaved, Counter()
-        if not unsaved:
-            return
-        rows = [(_month(), characters, identifier) for identifier, characters in unsaved.items()]
-        try:
-            with self._database.transaction() as connection:
-                connection.executemany(
-                    "INSERT INTO usage SELECT id, ?, ? FROM keys WHERE id = ? "
-                    "ON CONFLICT (key, month) DO UPDATE SET characters = characters + excluded.characters",
-                    rows,
-                )
-        except DatabaseError:
+        with self._saving:
             with self._counting:
-                self._unsaved.update(unsaved)
-            raise
+                saved = {identifier: characters for identifier, characters in self._unsaved.items() if characters}
+            if not saved:
+                return
+            with self.transaction() as connection:
+                connection.executemany(
+                    "INSERT INTO usage SELECT id, ?1, max(0, ?2) FROM keys WHERE id = ?3 "
+                    "ON CONFLICT (key, month) DO UPDATE SET characters = max(0, characters + ?2)",
+                    [(_month(), characters, identifier) for identifier, characters in saved.items()],
+                )
+            with self._counting:
+                for identifier, characters in saved.items():
+                    self._unsaved[identifier] -= characters
 
     def close(self) -> None:
         """Write the use, and close the database.  Raises DatabaseError if it was not written."""
         try:
             self.save()
         finally:
-            self._database.close()
+            super().close()
 
     def _select(self, condition: str, *values: str) -> list[ApiKey]:
         query = (
             "SELECT id, name, per_minute, keys.characters, created, coalesce(usage.characters, 0) FROM keys "
             f"LEFT JOIN usage ON usage.key = keys.id AND usage.month = ? WHERE {condition}"
         )
-        rows = self._database.read(query, _month(), *values)
+        with self._counting:  # before the query, so that a key that is written meanwhile is not counted too low
+            unsaved = self._unsaved.copy()
+        rows = self.read(query, _month(), *values)
         return [
-            ApiKey(identifier, name, per_minute, characters, created, used + self._unsaved[identifier])
+            ApiKey(identifier, name, per_minute, characters, created, used + unsaved[identifier])
             for identifier, name, per_minute, characters, created, used in rows
         ]
 
@@ -308,26 +351,24 @@ class StoredGlossary:
     created: str
 
 
-class GlossaryStore:
+class GlossaryStore(Database):
     """Glossaries by owner; several server processes may share the file.
 
-    path: file of the database; None = in memory, until the server ends.  `add`, `change` and `delete` may wait for
-    other processes and are called in a thread.
+    In memory, they are kept until the server ends.  `add`, `change` and `delete` may wait for other processes and are
+    called in a thread.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._database = Database(
-            path,
-            "CREATE TABLE IF NOT EXISTS multilingual_glossaries (id TEXT PRIMARY KEY, owner TEXT NOT NULL, "
-            "name TEXT NOT NULL, dictionaries TEXT NOT NULL, created TEXT NOT NULL)",
-        )
+    tables = (
+        "CREATE TABLE IF NOT EXISTS multilingual_glossaries (id TEXT PRIMARY KEY, owner TEXT NOT NULL, "
+        "name TEXT NOT NULL, dictionaries TEXT NOT NULL, created TEXT NOT NULL)",
+    )
 
     def add(self, owner: str, name: str, dictionaries: Dictionaries) -> StoredGlossary:
         """Store a glossary.  Raises UsageError if the owner, or all owners together, have too many."""
         created = datetime.now(UTC).isoformat(timespec="microseconds")  # clients expect them, also if they are 0
         stored = StoredGlossary(str(uuid.uuid4()), name, dictionaries, created)
         text = _glossary_json(dictionaries)
-        with self._database.transaction() as connection:
+        with self.transaction() as connection:
             _check_room(connection, owner, stored.id, text)
             values = stored.id, owner, name, text, created
             connection.execute("INSERT INTO multilingual_glossaries VALUES (?, ?, ?, ?, ?)", values)
@@ -335,14 +376,11 @@ class GlossaryStore:
 
     def owned_by(self, owner: str) -> list[StoredGlossary]:
         """Return the glossaries of an owner, oldest first."""
-        return [
-            _read_glossary(row)
-            for row in self._database.read(f"{_GLOSSARY_COLUMNS} owner = ? ORDER BY created, id", owner)
-        ]
+        return [_read_glossary(row) for row in self.read(f"{_GLOSSARY_COLUMNS} owner = ? ORDER BY created, id", owner)]
 
     def find(self, owner: str, identifier: str) -> StoredGlossary | None:
         """Return a glossary of an owner."""
-        rows = self._database.read(f"{_GLOSSARY_COLUMNS} owner = ? AND id = ?", owner, identifier)
+        rows = self.read(f"{_GLOSSARY_COLUMNS} owner = ? AND id = ?", owner, identifier)
         return _read_glossary(rows[0]) if rows else None
 
     def change(
@@ -352,7 +390,7 @@ class GlossaryStore:
 
         Changes of several processes follow each other.  Raises UsageError as `add` does.
         """
-        with self._database.transaction() as connection:
+        with self.transaction() as connection:
             rows = connection.execute(f"{_GLOSSARY_COLUMNS} owner = ? AND id = ?", (owner, identifier)).fetchall()
             if not rows:
                 return None
@@ -366,11 +404,7 @@ class GlossaryStore:
     def delete(self, owner: str, identifier: str) -> bool:
         """Delete a glossary; return whether the owner had it."""
         statement = "DELETE FROM multilingual_glossaries WHERE owner = ? AND id = ?"
-        return self._database.write(statement, owner, identifier) > 0
-
-    def close(self) -> None:
-        """Close the database."""
-        self._database.close()
+        return self.write(statement, owner, identifier) > 0
 
 
 def _check_room(connection: sqlite3.Connection, owner: str, identifier: str, text: str) -> None:
@@ -401,40 +435,34 @@ def _glossary_json(dictionaries: Dictionaries) -> str:
 def _read_glossary(row: tuple[str, str, str, str]) -> StoredGlossary:
     identifier, name, text, created = row
     try:
-        dictionaries = {(source, target): entries for source, target, entries in json.loads(text)}
+        return StoredGlossary(identifier, name, _read_dictionaries(text), created)
     except (TypeError, ValueError) as error:
         raise DatabaseError(f"glossary {identifier}: {error}") from error
-    return StoredGlossary(identifier, name, dictionaries, created)
+
+
+@lru_cache(maxsize=8)
+def _read_dictionaries(text: str) -> Dictionaries:
+    return {(source, target): entries for source, target, entries in json.loads(text)}
 
 
 # ------------------------------------------------------------------------------------------------------------ documents
 
 
-class DocumentLimit(NamedTuple):
-    """A number of documents and of their bytes."""
-
-    number: int
-    bytes: int
-
-    def allows(self, sizes: Sequence[int], size: int) -> bool:
-        """Return whether a document of `size` bytes is accepted beside those of `sizes`."""
-        return len(sizes) < self.number and sum(sizes) + size <= self.bytes
-
-
-class DocumentStore:
+class DocumentStore(Database):
     """The state of documents by identifier; several server processes may share the file.
 
-    kept_seconds: time after which a document is deleted.  limits: of all clients and of each.
-    Raises UsageError for a file that is not a database.
+    kept_seconds: time after which a document is deleted.  limits: numbers of documents and of bytes, of all clients and
+    of each.
     """
 
-    def __init__(self, path: Path, kept_seconds: float, limits: tuple[DocumentLimit, DocumentLimit]) -> None:
+    tables = (
+        "CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, begun REAL NOT NULL, client TEXT NOT NULL, "
+        "name TEXT NOT NULL, key TEXT NOT NULL, size INTEGER NOT NULL, data BLOB, characters INTEGER, error TEXT)",
+    )
+
+    def __init__(self, path: Path | None, kept_seconds: float, limits: Sequence[tuple[int, int]]) -> None:
         self._kept_seconds, self._limits = kept_seconds, limits
-        self._database = Database(
-            path,
-            "CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, begun REAL NOT NULL, client TEXT NOT NULL, "
-            "name TEXT NOT NULL, key TEXT NOT NULL, size INTEGER NOT NULL, data BLOB, characters INTEGER, error TEXT)",
-        )
+        super().__init__(path)
 
     def add(self, identifier: str, client: str, name: str, key: str, size: int) -> bool:
         """Store a document that is being translated, unless there are too many; return whether it is stored.
@@ -447,39 +475,35 @@ class DocumentStore:
             "(SELECT count(*) < ? AND coalesce(sum(size), 0) + ? <= ? FROM uploads WHERE begun >= ? "
             "AND client = ?)"
         )
-        of_all, own_sizes = self._limits
-        values = identifier, time.time(), client, name, key, size
-        counted = of_all.number, size, of_all.bytes, self._oldest, own_sizes.number, size, own_sizes.bytes, self._oldest
-        return self._database.write(statement, *values, *counted, client) > 0
+        values = [identifier, time.time(), client, name, key, size]
+        for number, most in self._limits:
+            values += [number, size, most, self._oldest]
+        return self.write(statement, *values, client) > 0
 
     def finish(self, identifier: str, data: bytes | None, characters: int, error: str | None) -> None:
         """Store the translation of a document, or the error."""
-        self._database.write(
+        self.write(
             "UPDATE uploads SET data = ?, characters = ?, error = ?, size = ? WHERE id = ?",
             data, characters, error, len(data or b""), identifier,
         )  # fmt: skip
 
-    def find(self, identifier: str) -> tuple[str, str, int, bytes | None, int, str | None] | None:
-        """Return name, key, size, data, characters and error of a document; None if it is unknown."""
-        query = "SELECT name, key, size, data, coalesce(characters, 0), error FROM uploads WHERE id = ? AND begun >= ?"
-        return next(iter(self._database.read(query, identifier, self._oldest)), None)
+    def find(self, identifier: str) -> tuple[str, str, bytes | None, int, str | None] | None:
+        """Return name, key, data, characters and error of a document; None if it is unknown."""
+        query = "SELECT name, key, data, coalesce(characters, 0), error FROM uploads WHERE id = ? AND begun >= ?"
+        return next(iter(self.read(query, identifier, self._oldest)), None)
 
     def delete(self, *identifiers: str) -> None:
         """Delete documents."""
         marks = ", ".join("?" * len(identifiers))
-        if self._database.write(f"DELETE FROM uploads WHERE id IN ({marks})", *identifiers):
-            self._database.clear_log()
+        if self.write(f"DELETE FROM uploads WHERE id IN ({marks})", *identifiers):
+            self.clear_log()
 
     def drop_old(self) -> None:
         """Delete expired documents."""
-        if self._database.read("SELECT 1 FROM uploads WHERE begun < ? LIMIT 1", self._oldest):
-            self._database.write("DELETE FROM uploads WHERE begun < ?", self._oldest)
-            self._database.clear_log()
+        if self.read("SELECT 1 FROM uploads WHERE begun < ? LIMIT 1", self._oldest):
+            self.write("DELETE FROM uploads WHERE begun < ?", self._oldest)
+            self.clear_log()
 
     @property
     def _oldest(self) -> float:
         return time.time() - self._kept_seconds
-
-    def close(self) -> None:
-        """Close the database."""
-        self._database.close()

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections.abc import Callable
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
-from dragoman.errors import UsageError
-from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.admission import Client, Clients
+from dragoman.serve.admission import Call, Clients
 from dragoman.serve.database import GlossaryStore
-from dragoman.serve.directions import Directions, Options, english_name, identify, route_of, translate_texts
+from dragoman.serve.directions import Directions, Options, english_name, identify, route_of, tokens_of, translate_texts
 from dragoman.serve.glossaries import DeepLGlossaries, source_language, target_language
-from dragoman.serve.http import BadRequest, Limits, Parameter, parameters, read_body, unless_disconnected
+from dragoman.serve.http import BadRequest, Limits, Parameter, unless_disconnected
 from dragoman.serve.operations import CODE, FILE, FLAG, MULTIPART, NUMBER, TEXT, Operation, array, fields
-from dragoman.serve.uploads import Document, DocumentJobs, Job, Upload, read_upload, translate_upload, upload_text
+from dragoman.serve.uploads import DocumentJobs, Job, translate_upload
 
 _MAX_TEXTS = 50
 _UNLIMITED = 1_000_000_000_000
@@ -85,7 +80,7 @@ class DeepL:
         self, directions: Directions, limits: Limits, clients: Clients, store: GlossaryStore, jobs: DocumentJobs
     ) -> None:
         self.directions, self.limits, self.clients, self.jobs = directions, limits, clients, jobs
-        self.glossaries = DeepLGlossaries(directions, limits, clients, store)
+        self.glossaries = DeepLGlossaries(directions, store)
 
     def operations(self) -> list[Operation]:
         """Return the operations of the interface."""
@@ -97,20 +92,16 @@ class DeepL:
         state, fetch = "State of a document", "Fetch a translated document"
         return [
             Operation("POST", "/v2/translate", self.translate, "Translate texts", translations, _TRANSLATE),
-            Operation("GET POST", "/v2/languages", self.languages, "List the languages", languages),
+            Operation("GET POST", "/v2/languages", self.languages, "List the languages", languages, key="optional"),
             Operation("GET POST", "/v2/usage", self.usage, "Characters of the key", usage),
             *self.glossaries.operations(),
             Operation("POST", "/v2/document", self.upload, upload, identified, _UPLOAD, forms=MULTIPART),
-            Operation("POST", "/v2/document/{id}", self.document_status, state, _STATUS, key),
+            Operation("POST", "/v2/document/{id}", self.document_status, state, _STATUS, key, key="optional"),
             Operation("POST", "/v2/document/{id}/result", self.document_result, fetch, None, key),
         ]
 
-    def _client(self, request: Request) -> Client:
-        return self.clients.identify(request, missing=403)
-
-    async def translate(self, request: Request) -> dict[str, Any]:
-        values = parameters(request, await read_body(request, self.limits))
-        client = self._client(request)
+    async def translate(self, call: Call) -> dict[str, Any]:
+        values, client = call.values, call.client
         texts = self._texts(values.get("text"))
         target = target_language(self.directions, values)
         self._check_options(values)
@@ -131,11 +122,9 @@ class DeepL:
             split=False if _SPLIT.read(values) == "0" else None,
             markup=_markup(values),
         )
-        characters = sum(map(len, texts))
-        self.clients.accept(client, characters)
-        work = translate_texts(self.directions, texts, languages, options)
-        translations = await unless_disconnected(request, work, self.limits.seconds)
-        self.clients.charge(client, characters)
+        with self.clients.reserve(client, sum(map(len, texts))):
+            work = translate_texts(self.directions, texts, languages, options)
+            translations = await unless_disconnected(call.request, work, self.limits.seconds)
         return {
             "translations": [
                 {"detected_source_language": language.upper(), "text": translation.text, "billed_characters": len(text)}
@@ -162,13 +151,9 @@ class DeepL:
         for parameter in (_FORMALITY, _TAGS, _SPLIT):
             parameter.read(values)
 
-    async def upload(self, request: Request) -> dict[str, str]:
-        body = await read_body(request, self.limits)
-        try:
-            upload = await read_upload(request, body)
-        except UsageError as error:
-            raise BadRequest(f"Invalid file: {error}") from None
-        client, fields = self._client(request), upload.fields
+    async def upload(self, call: Call) -> dict[str, str]:
+        upload, fields, client = call.upload, call.values, call.client
+        assert upload is not None
         target = target_language(self.directions, fields)
         source = source_language(self.directions, fields["source_lang"]) if fields.get("source_lang") else None
         self._check_options(fields)
@@ -178,62 +163,45 @@ class DeepL:
         if source is not None:
             route_of(self.directions, source, target)  # a direction that does not exist is refused at once
         glossary = self.glossaries.of_request(client, fields)
-        self.directions.check_room(len(upload.data))
-        self.clients.accept(client, 1)  # its characters are not known yet
-        run = self._translated(upload, source, target, glossary, client)
-        identifier, job = await self.jobs.start(client.name, upload.name, len(upload.data), run)
+        self.directions.admission.check(tokens_of(upload.characters))
+        with self.clients.reserve(client, upload.characters, estimated=True) as reservation:
+            run = translate_upload(self.directions, upload, source, target, glossary, reservation, copy=False)
+            identifier, job = await self.jobs.start(client.name, upload, run)
         return {"document_id": identifier, "document_key": job.key}
 
-    async def _translated(
-        self, upload: Upload, source: str | None, target: str, glossary: Glossary | None, client: Client
-    ) -> Document:
-        """Translate an upload.  source: None = it is identified.  Raises UsageError for the language of the target."""
-        if source is None:
-            text = await asyncio.to_thread(upload_text, upload)
-            source = identify(self.directions, text)[0][0]
-        route = route_of(self.directions, source, target)
-        if not route:
-            raise UsageError(f"Source and target language are equal ({source.upper()}); specify another target_lang")
-        work = partial(translate_upload, upload.format, route[-1].target, glossary)
-        return await self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
-
-    async def _job(self, request: Request) -> Job:
-        values = parameters(request, await read_body(request, self.limits))
-        job = await self.jobs.find(request.path_params["id"])
-        if job is None or not secrets.compare_digest(job.key.encode(), str(values.get("document_key")).encode()):
+    async def _job(self, call: Call) -> Job:
+        key = call.values.get("document_key")
+        job = await self.jobs.find(call.request.path_params["id"], key) if key and isinstance(key, str) else None
+        if job is None:
             raise BadRequest("Document not found", 404)
         return job
 
-    async def document_status(self, request: Request) -> dict[str, Any]:
-        job = await self._job(request)
-        answer: dict[str, Any] = {"document_id": request.path_params["id"]}
+    async def document_status(self, call: Call) -> dict[str, Any]:
+        job = await self._job(call)
+        answer: dict[str, Any] = {"document_id": call.request.path_params["id"]}
         if job.error is not None:
             return answer | {"status": "error", "error_message": job.error}
         if job.result is None:
             return answer | {"status": "translating", "seconds_remaining": 1}
         return answer | {"status": "done", "billed_characters": job.result.characters}
 
-    async def document_result(self, request: Request) -> Response:
-        job = await self._job(request)
+    async def document_result(self, call: Call) -> Response:
+        job = await self._job(call)
         if job.result is None:
             raise BadRequest(job.error or "Document is not ready", 404 if job.error else 503)
-        client = self._client(request)
-        await self.jobs.forget(request.path_params["id"])
-        self.clients.charge(client, job.result.characters)
+        await self.jobs.forget(call.request.path_params["id"])
         return Response(job.result.data, media_type="application/octet-stream")
 
-    async def languages(self, request: Request) -> list[dict[str, Any]]:
-        values = parameters(request, await read_body(request, self.limits))
-        if values.get("type", "source") == "source":
+    async def languages(self, call: Call) -> list[dict[str, Any]]:
+        if call.values.get("type", "source") == "source":
             return [{"language": code.upper(), "name": english_name(code)} for code in self.directions.sources]
         targets = sorted({target for _, target in self.directions.by_pair})
         codes = [code for target in targets for code in _REGIONS.get(target, [target.upper()])]
         return [{"language": code, "name": english_name(code), "supports_formality": False} for code in codes]
 
-    async def usage(self, request: Request) -> dict[str, int]:
-        client = self._client(request)
-        limit = client.key.characters if client.key else None
-        return {"character_count": self.clients.used(client), "character_limit": limit or _UNLIMITED}
+    async def usage(self, call: Call) -> dict[str, int]:
+        limit = call.client.key.characters if call.client.key else None
+        return {"character_count": self.clients.used(call.client), "character_limit": limit or _UNLIMITED}
 
 
 def _markup(values: dict[str, Any]) -> Callable[..., list[str]] | None:

@@ -179,19 +179,15 @@ class Directions:
         (see `Direction.translate`).  settings: as for `Translator.translate`; the search of the first of two models
         returns one hypothesis and uses no glossary.  Raises Overloaded.
         """
-        ticket = self.admission.accept(client, len(route) * estimated_tokens(texts))
-        try:
-            results: list[list[Translation]] = []
-            with self._pinned(route) as pinned:
-                for position, direction in enumerate(pinned, start=1):
-                    last = position == len(pinned)
-                    used = settings if last else {**settings, "nbest": 1, "glossary": None}
-                    async with self.memory.using(direction):
-                        results.append(await self._translate(direction, texts, ticket, used, report if last else None))
-                    texts = [translation.text for translation in results[-1]]
-            return results
-        finally:
-            self.admission.finish(ticket)
+        results: list[list[Translation]] = []
+        with self.admitted(client, len(route) * estimated_tokens(texts)) as ticket, self._pinned(route) as pinned:
+            for position, direction in enumerate(pinned, start=1):
+                last = position == len(pinned)
+                used = settings if last else {**settings, "nbest": 1, "glossary": None}
+                async with self.memory.using(direction):
+                    results.append(await self._translate(direction, texts, ticket, used, report if last else None))
+                texts = [translation.text for translation in results[-1]]
+        return results
 
     async def _translate(
         self,
@@ -240,9 +236,22 @@ class Directions:
             for direction in pinned:
                 self.memory.unpin(direction)
 
-    def check_room(self, characters: int) -> None:
-        """Raise Overloaded if `run` would not accept a source of so many characters now."""
-        self.admission.check(_tokens_of(characters))
+    @contextmanager
+    def admitted(self, client: str, tokens: int) -> Iterator[Ticket]:
+        """Register work on so many source tokens until it ends, and so does its thread.  Raises Overloaded."""
+        ticket, loop = self.admission.accept(client, tokens), asyncio.get_running_loop()
+        try:
+            yield ticket
+        finally:
+            if ticket.thread is None or ticket.thread.done():
+                self.admission.finish(ticket)
+            else:
+                ticket.thread.add_done_callback(lambda _: loop.call_soon_threadsafe(self.admission.finish, ticket))
+
+    async def in_thread(self, ticket: Ticket, work: Callable[..., Result], *values: Any) -> Result:
+        """Return the result of work that cannot be interrupted."""
+        ticket.thread = thread = self._threads.submit(work, *values)
+        return await asyncio.wrap_future(thread)
 
     async def run(
         self,
@@ -257,22 +266,16 @@ class Directions:
         work: called in a thread with a translator and the result of the model before it, at first `source`.
         characters: of the source, for admission.  Raises Overloaded, and what `work` raises.
         """
-        ticket = self.admission.accept(client, len(route) * _tokens_of(characters))
-        try:
-            with self._pinned(route) as pinned:
-                for direction in pinned:
-                    async with self.memory.using(direction):
-                        translator = BlockingTranslator(direction, ticket)
-                        loop = asyncio.get_running_loop()
-                        future = loop.run_in_executor(self._threads, work, cast(Any, translator), source)
-                        try:
-                            source = await future
-                        except asyncio.CancelledError:
-                            translator.cancel()
-                            raise
-            return source
-        finally:
-            self.admission.finish(ticket)
+        with self.admitted(client, len(route) * tokens_of(characters)) as ticket, self._pinned(route) as pinned:
+            for direction in pinned:
+                async with self.memory.using(direction):
+                    translator = BlockingTranslator(direction, ticket)
+                    try:
+                        source = await self.in_thread(ticket, work, cast(Any, translator), source)
+                    except asyncio.CancelledError:
+                        translator.cancel()
+                        raise
+        return source
 
     def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Receive the results of searches in an event loop; see `SearchService`."""
@@ -303,7 +306,8 @@ def _cached_as(direction: Direction) -> tuple[str, str, str]:
     return direction.fingerprint, direction.source, direction.target
 
 
-def _tokens_of(characters: int) -> int:
+def tokens_of(characters: int) -> int:
+    """Return about the number of tokens of a text with so many characters."""
     return max(1, characters // 4)
 
 

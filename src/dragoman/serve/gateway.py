@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 from starlette.requests import Request
@@ -74,13 +75,13 @@ class Monitor:
 
     def __init__(self, directions: Directions) -> None:
         self.active, self.draining, self.loading = 0, False, False
-        self._registry = CollectorRegistry()
-        named: dict[str, Any] = {"registry": self._registry, "namespace": "dragoman"}
+        self.registry = CollectorRegistry()
+        named: dict[str, Any] = {"registry": self.registry, "namespace": "dragoman"}
         self.requests = Counter("requests", "Requests", ["route", "status"], **named)
-        self.seconds = _Histogram("request_seconds", "Time to the answer", _BUCKETS, self._registry, "route")
-        queued = _Histogram("queue_seconds", "Time that searches waited for free rows", _BUCKETS, self._registry)
-        computed = _Histogram("search_seconds", "Time of searches without waiting", _BUCKETS, self._registry)
-        rows = _Histogram("batch_rows", "Hypotheses decoded together, at the end of a search", _ROWS, self._registry)
+        self.seconds = _Histogram("request_seconds", "Time to the answer", _BUCKETS, self.registry, "route")
+        queued = _Histogram("queue_seconds", "Time that searches waited for free rows", _BUCKETS, self.registry)
+        computed = _Histogram("search_seconds", "Time of searches without waiting", _BUCKETS, self.registry)
+        rows = _Histogram("batch_rows", "Hypotheses decoded together, at the end of a search", _ROWS, self.registry)
         waiting = Gauge("waiting_sentences", "Sentences that wait for free rows", **named)
         active = Gauge("active_rows", "Hypotheses that are being decoded", **named)
         tokens = Gauge("accepted_tokens", "Estimated source tokens of the requests in progress", **named)
@@ -116,49 +117,55 @@ class Monitor:
         counter.inc()
         self.seconds.observe(seconds, route)
 
-    def exposition(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
-
 
 _ALWAYS = {"/livez", "/readyz", "/metrics"}
 """Routes that are answered while the server stops."""
 _ANY_ORIGIN = (b"access-control-allow-origin", b"*")
+MAX_HEADERS = 64 << 10
+"""Bytes of the address and the headers of a request."""
 
 
 class Gateway:
     """Middleware of the server, in one layer, because each layer takes a noticeable share of a short request.
 
-    It refuses unknown host names (against DNS rebinding) and, while the server stops, new requests; it counts, measures
-    and, if `LOG` is enabled, logs requests without their texts; and it permits pages of all origins to use the answers.
-    Routes with a fixed path are called here, without a search through all routes.
+    It refuses unknown host names (against DNS rebinding), web pages of origins that are not permitted, large headers
+    and, while the server stops, new requests; it counts, measures and, if `LOG` is enabled, logs requests without their
+    texts; and it permits pages of other origins to use the answers.  Routes with a fixed path are called here, without
+    a search through all routes.
 
-    hosts: accepted host names; "*" for any, "*.example.org" for those of a domain.  routes: their paths are labels of
-    metrics and log.
+    hosts: accepted host names; "*" for any, "*.example.org" for those of a domain.  origins: of pages that may use the
+    server beside its own, "*" for any.  routes: their paths are labels of metrics and log.
     """
 
-    def __init__(self, app: ASGIApp, monitor: Monitor, hosts: Sequence[str], routes: Sequence[Route]) -> None:
+    def __init__(
+        self, app: ASGIApp, monitor: Monitor, hosts: Sequence[str], origins: Sequence[str], routes: Sequence[Route]
+    ) -> None:
         self.app, self.monitor = app, monitor
         self.routes = {route.path: route for route in routes if "{" not in route.path}
         self.is_accepted = lru_cache(maxsize=1000)(lambda host: is_accepted_host(host, hosts))
+        self.permits_all, self.origins = "*" in origins, {origin.lower().encode() for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        monitor, path = self.monitor, scope["path"]
+        monitor, path, headers = self.monitor, scope["path"], dict(scope["headers"])
         begun, status = time.monotonic(), 500
+        shared: list[tuple[bytes, bytes]] = [_ANY_ORIGIN] if self.permits_all else []
+        origin = headers.get(b"origin", b"")
+        if origin.lower() in self.origins:
+            shared = [(_ANY_ORIGIN[0], origin), (b"vary", b"origin")]
 
         async def noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), _ANY_ORIGIN]
+                message["headers"] = [*message.get("headers", ()), *shared]
             await send(message)
 
         monitor.active += 1
         try:
-            refusal = self._refusal(scope)
+            refusal = self._refusal(scope, headers, bool(shared))
             route = self.routes.get(path)
             if refusal is not None:
                 await refusal(scope, receive, noted)
@@ -177,33 +184,46 @@ class Gateway:
                 entry = {"time": now, "method": scope["method"], "route": label, "status": status}
                 LOG.info(json.dumps(entry | {"seconds": round(seconds, 4)}))
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        """Return the answer of requests that are not passed on."""
-        headers = scope["headers"]
-        host = next((value for name, value in headers if name == b"host"), b"")
-        if not self.is_accepted(host):
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes], is_shared: bool) -> Response | None:
+        """Return the answer of requests that are not passed on.  is_shared: whether its origin is permitted."""
+        received, host, key = scope["headers"], headers.get(b"host", b""), error_key(scope["path"])
+        if not self.is_accepted(host) or [name for name, _ in received].count(b"host") > 1:
             return PlainTextResponse("Invalid host header", 400)
-        if scope["method"] == "OPTIONS" and any(name == b"access-control-request-method" for name, _ in headers):
+        address = len(scope["path"]) + len(scope["query_string"])
+        size = address + sum(map(len, chain.from_iterable(received)))
+        if size > MAX_HEADERS:
+            message = f"address and headers have {size:,} bytes; accepted: {MAX_HEADERS:,}; send texts in the body"
+            return JSONResponse({key: message}, 431, {"Connection": "close"})
+        origin = headers.get(b"origin")
+        if origin is not None and not is_shared:
+            # A browser sends the origin of the page with all requests that change something, forms among them.
+            is_own = headers.get(b"sec-fetch-site") == b"same-origin" or origin.lower().endswith(b"://" + host.lower())
+            if not is_own:
+                name = origin.decode("latin-1")[:80]
+                message = f"pages of {name} may not use this server; its operator can permit them (--allowed-origin)"
+                return JSONResponse({key: message}, 403)
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
             # A browser asks whether a page may send a request: any method and header (CORS).
-            wanted = next((value for name, value in headers if name == b"access-control-request-headers"), b"")
             allowed = {
                 "access-control-allow-methods": "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT",
                 "access-control-max-age": "600",
             }
-            if wanted:
+            if wanted := headers.get(b"access-control-request-headers"):
                 allowed["access-control-allow-headers"] = wanted.decode("latin-1")
                 allowed["vary"] = "access-control-request-headers"
             return PlainTextResponse("OK", headers=allowed)
         if self.monitor.draining and scope["path"] not in _ALWAYS:
             message = "the server is stopping; send the request again"
-            return JSONResponse({error_key(scope["path"]): message}, 503, {"Retry-After": "1", "Connection": "close"})
+            return JSONResponse({key: message}, 503, {"Retry-After": "1", "Connection": "close"})
         return None
+
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]*)?")
 
 
 def is_accepted_host(header: bytes, hosts: Sequence[str]) -> bool:
     """Return whether the header `Host`, a name with or without a port, matches one of `hosts`."""
-    text = header.decode("latin-1").lower()
-    name = text[: text.find("]") + 1] if text.startswith("[") else text.partition(":")[0]
-    return any(
-        host in ("*", name) or (host.startswith("*.") and name.endswith(host[1:])) for host in map(str.lower, hosts)
-    )
+    found = _HOST.fullmatch(header.decode("latin-1").lower())
+    name = found[1] if found else None
+    known = map(str.lower, hosts)
+    return any(host in ("*", name) or (name and host[:2] == "*." and name.endswith(host[1:])) for host in known)

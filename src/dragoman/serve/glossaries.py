@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import lru_cache, partial
+from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
+from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.admission import Client, Clients
+from dragoman.serve.admission import Call, Client
 from dragoman.serve.database import Dictionaries, GlossaryStore, StoredGlossary
 from dragoman.serve.directions import Directions, model_code
-from dragoman.serve.http import BadRequest, ErrorFormat, Limits, Parameter, parameters, read_body
+from dragoman.serve.http import BadRequest, ErrorFormat, Parameter
 from dragoman.serve.operations import CODE, FLAG, NOT_EMPTY, NUMBER, TEXT, Operation, array, fields, object_of
 
-Stored = TypeVar("Stored")
-DEEPL_ERRORS = ErrorFormat("message", 456, failure="translation failed: ")
+Shown = Callable[[StoredGlossary], dict[str, Any]]
+"""Describes a glossary as a version of the interface does."""
+DEEPL_ERRORS = ErrorFormat("message", 456, 403, failure="translation failed: ")
 
 
 def required(values: Mapping[str, Any], name: str) -> str:
@@ -75,8 +77,8 @@ _MULTILINGUAL = fields(glossary_id=TEXT, name=TEXT, creation_time=TEXT, dictiona
 class DeepLGlossaries:
     """The operations, and the glossaries of requests for translations."""
 
-    def __init__(self, directions: Directions, limits: Limits, clients: Clients, store: GlossaryStore) -> None:
-        self.directions, self.limits, self.clients, self.store = directions, limits, clients, store
+    def __init__(self, directions: Directions, store: GlossaryStore) -> None:
+        self.directions, self.store = directions, store
 
     def operations(self) -> list[Operation]:
         """Return the operations for a server."""
@@ -86,23 +88,25 @@ class DeepLGlossaries:
         new = _NAME, _DICTIONARIES
         terms = fields(dictionaries=array(object_of([replace(parameter, required=False) for parameter in _DICTIONARY])))
         changes = [replace(parameter, required=False) for parameter in new]
-        put, remove = "Store a dictionary", "Delete a dictionary"
+        put, remove, of_one = "Store a dictionary", "Delete a dictionary", "Entries of a dictionary"
         one, several = fields(glossaries=array(_GLOSSARY)), fields(glossaries=array(_MULTILINGUAL))
+        create_one = partial(self.create, self._terms, _shown)
+        create_several = partial(self.create, self._dictionaries, _shown_multilingual)
+        all_of_v2, all_of_v3 = partial(self.all, _shown), partial(self.all, _shown_multilingual)
+        show_one, show_several = partial(self.show, _shown), partial(self.show, _shown_multilingual)
         return [
             Operation("GET", "/v2/glossary-language-pairs", self.pairs, "List the directions", fields()),
-            Operation("GET", v2, self.all, all, one),
-            Operation("POST", v2, self.create, create, _GLOSSARY, (_NAME, *_DICTIONARY), status=201),
-            Operation("GET", f"{v2}/{{id}}", self.show, show, _GLOSSARY),
+            Operation("GET", v2, all_of_v2, all, one),
+            Operation("POST", v2, create_one, create, _GLOSSARY, (_NAME, *_DICTIONARY), status=201),
+            Operation("GET", f"{v2}/{{id}}", show_one, show, _GLOSSARY),
             Operation("DELETE", f"{v2}/{{id}}", self.delete, delete, status=204),
             Operation("GET", f"{v2}/{{id}}/entries", self.entries, entries),
-            Operation("GET", v3, self.all_multilingual, all, several),
-            Operation("POST", v3, self.create_multilingual, create, _MULTILINGUAL, new, forms=json, status=201),
-            Operation("GET", f"{v3}/{{id}}", self.show_multilingual, show, _MULTILINGUAL),
+            Operation("GET", v3, all_of_v3, all, several),
+            Operation("POST", v3, create_several, create, _MULTILINGUAL, new, forms=json, status=201),
+            Operation("GET", f"{v3}/{{id}}", show_several, show, _MULTILINGUAL),
             Operation("PATCH", f"{v3}/{{id}}", self.update, rename, _MULTILINGUAL, changes, forms=json),
             Operation("DELETE", f"{v3}/{{id}}", self.delete, delete, status=204),
-            Operation(
-                "GET", f"{v3}/{{id}}/entries", self.dictionary_entries, "Entries of a dictionary", terms, query=pair
-            ),
+            Operation("GET", f"{v3}/{{id}}/entries", self.dictionary_entries, of_one, terms, query=pair),
             Operation("PUT", f"{v3}/{{id}}/dictionaries", self.replace_dictionary, put, _INFO, _DICTIONARY, forms=json),
             Operation("DELETE", f"{v3}/{{id}}/dictionaries", self.delete_dictionary, remove, query=pair, status=204),
         ]
@@ -115,16 +119,10 @@ class DeepLGlossaries:
         if not values.get("source_lang"):
             raise BadRequest("Use of a glossary requires the source_lang parameter to be specified")
         stored = _existing(self.store.find(client.owner, str(identifier)))
-        return Glossary(_dictionary(stored, language_pair(self.directions, values), 400))
+        return checked_glossary(_dictionary(stored, language_pair(self.directions, values), 400))
 
-    async def _read(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """Return the owner of the glossaries and the parameters of a request."""
-        values = parameters(request, await read_body(request, self.limits))
-        return self.clients.identify(request, missing=403).owner, values
-
-    async def _stored(self, request: Request) -> tuple[StoredGlossary, dict[str, Any]]:
-        owner, values = await self._read(request)
-        return _existing(self.store.find(owner, request.path_params["id"])), values
+    def _stored(self, call: Call) -> StoredGlossary:
+        return _existing(self.store.find(call.client.owner, call.request.path_params["id"]))
 
     def _terms(self, values: Any) -> Dictionaries:
         """Return the dictionary that a request describes.  Raises BadRequest and UsageError."""
@@ -144,85 +142,69 @@ class DeepLGlossaries:
             raise BadRequest("Parameter 'dictionaries' not supported: two dictionaries have the same languages")
         return dict(listed)
 
-    async def pairs(self, request: Request) -> dict[str, Any]:
+    async def pairs(self, call: Call) -> dict[str, Any]:
         pairs = sorted(self.directions.by_pair)
         return {"supported_languages": [{"source_lang": source, "target_lang": target} for source, target in pairs]}
 
-    async def create(self, request: Request) -> dict[str, Any]:
-        owner, values = await self._read(request)
-        name = required(values, "name")
-        return _shown(await asyncio.to_thread(self.store.add, owner, name, self._terms(values)))
+    async def create(self, read: Callable[[Any], Dictionaries], shown: Shown, call: Call) -> dict[str, Any]:
+        name, dictionaries = required(call.values, "name"), read(call.values)
+        return shown(await asyncio.to_thread(self.store.add, call.client.owner, name, dictionaries))
 
-    async def all(self, request: Request) -> dict[str, Any]:
-        owned = self.store.owned_by(self.clients.identify(request, missing=403).owner)
-        return {"glossaries": [_shown(stored) for stored in owned if len(stored.dictionaries) == 1]}
+    async def all(self, shown: Shown, call: Call) -> dict[str, Any]:
+        owned = self.store.owned_by(call.client.owner)
+        return {"glossaries": [shown(one) for one in owned if shown is not _shown or len(one.dictionaries) == 1]}
 
-    async def show(self, request: Request) -> dict[str, Any]:
-        return _shown((await self._stored(request))[0])
+    async def show(self, shown: Shown, call: Call) -> dict[str, Any]:
+        return shown(self._stored(call))
 
-    async def entries(self, request: Request) -> Response:
-        stored, _ = await self._stored(request)
-        return Response(_tsv(_only(stored)[1]), media_type="text/tab-separated-values")
+    async def entries(self, call: Call) -> Response:
+        return Response(_tsv(_only(self._stored(call))[1]), media_type="text/tab-separated-values")
 
-    async def delete(self, request: Request) -> Response:
-        owner, _ = await self._read(request)
-        deleted = await asyncio.to_thread(self.store.delete, owner, request.path_params["id"])
-        _existing(deleted or None)
+    async def delete(self, call: Call) -> Response:
+        if not await asyncio.to_thread(self.store.delete, call.client.owner, call.request.path_params["id"]):
+            raise BadRequest("Glossary not found", 404)
         return Response(status_code=204)
 
-    async def create_multilingual(self, request: Request) -> dict[str, Any]:
-        owner, values = await self._read(request)
-        name, dictionaries = required(values, "name"), self._dictionaries(values)
-        return _shown_multilingual(await asyncio.to_thread(self.store.add, owner, name, dictionaries))
-
-    async def all_multilingual(self, request: Request) -> dict[str, Any]:
-        owned = self.store.owned_by(self.clients.identify(request, missing=403).owner)
-        return {"glossaries": [*map(_shown_multilingual, owned)]}
-
-    async def show_multilingual(self, request: Request) -> dict[str, Any]:
-        return _shown_multilingual((await self._stored(request))[0])
-
-    async def update(self, request: Request) -> dict[str, Any]:
+    async def update(self, call: Call) -> dict[str, Any]:
         """Change the name, and add terms to dictionaries; terms that exist are replaced."""
-        owner, values = await self._read(request)
-        name = required(values, "name") if "name" in values else None
-        added = self._dictionaries(values) if "dictionaries" in values else {}
+        name = required(call.values, "name") if "name" in call.values else None
+        added = self._dictionaries(call.values) if "dictionaries" in call.values else {}
 
         def change(stored: StoredGlossary) -> StoredGlossary:
             merged = {pair: stored.dictionaries.get(pair, {}) | entries for pair, entries in added.items()}
+            for entries in merged.values():
+                checked_glossary(entries)
             return replace(stored, name=name or stored.name, dictionaries={**stored.dictionaries, **merged})
 
-        return _shown_multilingual(await self._changed(owner, request, change))
+        return _shown_multilingual(await self._changed(call, change))
 
-    async def replace_dictionary(self, request: Request) -> dict[str, Any]:
-        owner, values = await self._read(request)
-        new = self._terms(values)
-        await self._changed(owner, request, lambda stored: replace(stored, dictionaries={**stored.dictionaries, **new}))
+    async def replace_dictionary(self, call: Call) -> dict[str, Any]:
+        new = self._terms(call.values)
+        await self._changed(call, lambda stored: replace(stored, dictionaries={**stored.dictionaries, **new}))
         return next(_dictionary_infos(new))
 
-    async def delete_dictionary(self, request: Request) -> Response:
-        owner, values = await self._read(request)
-
+    async def delete_dictionary(self, call: Call) -> Response:
         def change(stored: StoredGlossary) -> StoredGlossary:
-            pair = language_pair(self.directions, values)
+            pair = language_pair(self.directions, call.values)
             _dictionary(stored, pair, 404)
             return replace(stored, dictionaries={other: e for other, e in stored.dictionaries.items() if other != pair})
 
-        await self._changed(owner, request, change)
+        await self._changed(call, change)
         return Response(status_code=204)
 
-    async def _changed(self, owner: str, request: Request, change: Any) -> StoredGlossary:
-        return _existing(await asyncio.to_thread(self.store.change, owner, request.path_params["id"], change))
+    async def _changed(self, call: Call, change: Any) -> StoredGlossary:
+        return _existing(
+            await asyncio.to_thread(self.store.change, call.client.owner, call.request.path_params["id"], change)
+        )
 
-    async def dictionary_entries(self, request: Request) -> dict[str, Any]:
-        stored, values = await self._stored(request)
-        source, target = pair = language_pair(self.directions, values)
-        entries = _tsv(_dictionary(stored, pair, 404))
+    async def dictionary_entries(self, call: Call) -> dict[str, Any]:
+        source, target = pair = language_pair(self.directions, call.values)
+        entries = _tsv(_dictionary(self._stored(call), pair, 404))
         row = {"source_lang": source, "target_lang": target, "entries": entries, "entries_format": "tsv"}
         return {"dictionaries": [row]}
 
 
-def _existing(stored: Stored | None) -> Stored:
+def _existing(stored: StoredGlossary | None) -> StoredGlossary:
     if stored is None:
         raise BadRequest("Glossary not found", 404)
     return stored
@@ -244,16 +226,10 @@ def _only(stored: StoredGlossary) -> tuple[tuple[str, str], dict[str, str]]:
 
 
 def _shown(stored: StoredGlossary) -> dict[str, Any]:
-    (source, target), entries = _only(stored)
-    return {
-        "glossary_id": stored.id,
-        "name": stored.name,
-        "ready": True,
-        "source_lang": source,
-        "target_lang": target,
-        "creation_time": stored.created,
-        "entry_count": len(entries),
-    }
+    _only(stored)
+    described = _shown_multilingual(stored)
+    (dictionary,) = described.pop("dictionaries")
+    return {**described, "ready": True, **dictionary}
 
 
 def _shown_multilingual(stored: StoredGlossary) -> dict[str, Any]:
@@ -292,5 +268,26 @@ def _entries(values: Mapping[str, Any]) -> dict[str, str]:
         entries[source] = row[1].strip()
     if not entries:
         raise BadRequest("Invalid glossary entries: no entries")
-    Glossary(entries)  # raises UsageError for invalid terms
+    checked_glossary(entries)
     return entries
+
+
+_MAX_ENTRIES = 10_000
+
+
+def checked_glossary(entries: Any, strict: bool = False) -> Glossary:
+    """Return the glossary of a request, the same one for equal terms, because it is compiled at its first use.
+
+    Raises UsageError for invalid or too many terms.
+    """
+    if isinstance(entries, dict) and len(entries) > _MAX_ENTRIES:
+        raise UsageError(f"the glossary has {len(entries):,} entries; accepted: at most {_MAX_ENTRIES:,}")
+    try:
+        return _cached_glossary(tuple(entries.items()), strict)
+    except (AttributeError, TypeError):  # not a mapping, or values that cannot be hashed
+        return Glossary(entries, strict)
+
+
+@lru_cache(maxsize=16)
+def _cached_glossary(entries: tuple[tuple[str, str], ...], strict: bool) -> Glossary:
+    return Glossary(dict(entries), strict)

@@ -14,9 +14,11 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from dragoman.config.server import LimitsConfig
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.serve.database import DatabaseBusy, DatabaseError
 
+Limits = LimitsConfig
 T = TypeVar("T")
 Schema = dict[str, Any]
 
@@ -41,28 +43,17 @@ class Overloaded(Exception):
 
 
 class QuotaExceeded(Exception):
-    """The characters of a key for this month are used up."""
+    """The characters of a key for this month are used up, or reserved."""
 
     def __init__(self) -> None:
-        super().__init__("Quota exceeded: the characters of this key for the current month are used up")
+        super().__init__(
+            "Quota exceeded: the characters of this key for the current month are used up, or requests that are not "
+            "finished have reserved them"
+        )
 
 
 class Disconnected(Exception):
     """The client has closed the connection."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of requests.  characters: of all texts of a request.  texts: number of texts.  body: bytes.
-
-    read_seconds: for the arrival of the body.  seconds: for the translation.
-    """
-
-    characters: int = 100_000
-    texts: int = 1_000
-    body: int = 4 << 20
-    read_seconds: float = 20.0
-    seconds: float = 120.0
 
 
 def header(request: Request, name: bytes) -> str:
@@ -243,11 +234,12 @@ def error_key(path: str) -> str:
 class ErrorFormat:
     """Errors as {key: message}, with a prefix for messages about overload, invalid requests and failures.
 
-    quota: status if the characters of an API key are used up.
+    quota: status if the characters of an API key are used up.  no_key: if a key is missing that is required.
     """
 
     key: str
     quota: int
+    no_key: int
     overload: str = ""
     invalid: str = ""
     failure: str = ""

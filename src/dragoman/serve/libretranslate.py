@@ -7,13 +7,10 @@ import json
 import logging
 import os
 import stat
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -23,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 
 from dragoman.errors import DragomanError, UsageError
 from dragoman.pipelines.glossary import Glossary
-from dragoman.serve.admission import Clients
+from dragoman.serve.admission import Call, Clients
 from dragoman.serve.directions import (
     Directions,
     Options,
@@ -31,9 +28,9 @@ from dragoman.serve.directions import (
     identify,
     model_code,
     public_code,
-    route_of,
     translate_texts,
 )
+from dragoman.serve.glossaries import checked_glossary
 from dragoman.serve.http import (
     BadRequest,
     ErrorFormat,
@@ -41,8 +38,6 @@ from dragoman.serve.http import (
     Parameter,
     check_required,
     header,
-    parameters,
-    read_body,
     read_json,
     unless_disconnected,
 )
@@ -60,11 +55,11 @@ from dragoman.serve.operations import (
     fields,
 )
 from dragoman.serve.streaming import Report, event_stream
-from dragoman.serve.uploads import Document, DocumentJobs, Upload, read_upload, translate_upload, upload_text
+from dragoman.serve.uploads import DocumentJobs, translate_upload
 
 _LOG = logging.getLogger(__name__)
-LIBRETRANSLATE_ERRORS = ErrorFormat("error", 403, "Slowdown: ", "Invalid request: ", "Cannot translate text: ")
-_MAX_ENTRIES = 10_000
+LIBRETRANSLATE_ERRORS = ErrorFormat("error", 403, 400, "Slowdown: ", "Invalid request: ", "Cannot translate text: ")
+_DOWNLOAD = "/download_file/{name}"
 _MISSING = "Invalid request: missing {name} parameter"
 
 _KEY = Parameter("api_key", TEXT)
@@ -153,59 +148,50 @@ class LibreTranslate:
         return [
             Operation("POST", "/translate", self.translate, "Translate texts", _TRANSLATED, _TRANSLATE, events=_EVENTS),
             Operation("POST", "/detect", self.detect, "Identify the language of a text", detected, detect),
-            Operation("GET POST", "/languages", self.languages, "List the languages", languages),
+            Operation("GET POST", "/languages", self.languages, "List the languages", languages, key="optional"),
             Operation("POST", "/translate_file", self.translate_file, upload, _UPLOADED, _UPLOAD, forms=MULTIPART),
             Operation(
                 "POST", "/suggest", self.suggest, "Suggest a better translation", fields(success=FLAG), _SUGGESTION
             ),
-            Operation("GET", "/download_file/{name}", self.download_file, "Fetch a translated document"),
-            Operation("GET", "/frontend/settings", self.settings, "Limits and features of the server", fields()),
-            Operation("GET", "/health", self.health, "LibreTranslate's health check", fields(status=TEXT)),
+            Operation("GET", _DOWNLOAD, self.download_file, "Fetch a translated document", key="optional"),
+            Operation("GET", "/frontend/settings", self.settings, "Limits and features", fields(), key="optional"),
+            Operation("GET", "/health", self.health, "LibreTranslate's health check", fields(status=TEXT), key="none"),
         ]
 
-    async def translate(self, request: Request) -> dict[str, Any] | Response:
-        values = parameters(request, await read_body(request, self.limits))
-        client = self.clients.identify(request, values.get("api_key"))
+    async def translate(self, call: Call) -> dict[str, Any] | Response:
+        request, values, client = call.request, call.values, call.client
         check_required(values, _TRANSLATE, _MISSING)
-        stream = values.get("stream")
-        if stream is None:
+        stream = str(values.get("stream") or False).lower()
+        if stream not in ("true", "1", "false", "0"):
+            raise BadRequest("Invalid request: 'stream' parameter must be true or false")
+        in_events = stream in ("true", "1")
+        if values.get("stream") is None:
             accepted = header(request, b"accept").split(",")
             in_events = any(kind.partition(";")[0].strip().lower() == "text/event-stream" for kind in accepted)
-        elif str(stream).lower() in ("true", "1", "false", "0", ""):
-            in_events = str(stream).lower() in ("true", "1")
-        else:
-            raise BadRequest("Invalid request: 'stream' parameter must be true or false")
         texts, alternatives = self._texts(values["q"]), _ALTERNATIVES.read(values)
         markup = None
         if _FORMAT.read(values) == "html":
             from dragoman.markup.html import translate_html  # like `dragoman.documents`, see uploads.py
 
             markup = translate_html
-        detected = [self._detect(text)[0] for text in texts] if values["source"] == "auto" else None
-        if detected is None:
-            languages = [self._source(values["source"])] * len(texts)
+        detected = None
+        if values["source"] == "auto":
+            ranked = [identify(self.directions, text) for text in texts]
+            detected, languages = [_confidences(one)[0] for one in ranked], [one[0][0] for one in ranked]
         else:
-            languages = [model_code(self.directions, best["language"]) for best in detected]
+            languages = [self._source(values["source"])] * len(texts)
         options = Options(values["target"], client.name, alternatives, glossary_of(values), markup=markup)
-        self.clients.accept(client, sum(map(len, texts)))
-
-        is_charged = False
-
-        def charge() -> None:  # when the first sentence is reported, or at the end
-            nonlocal is_charged
-            if not is_charged:
-                is_charged = True
-                self.clients.charge(client, sum(map(len, texts)))
+        reservation = self.clients.reserve(client, sum(map(len, texts)))
 
         async def run(report: Report | None = None) -> dict[str, Any]:
-            def charge_and_report(index: int, text: str) -> None:
-                charge()
+            def keep_and_report(index: int, text: str) -> None:
+                reservation.kept = True  # also if the client disconnects
                 assert report is not None
                 report(index, text)
 
-            reported = None if report is None else charge_and_report
-            results = await translate_texts(self.directions, texts, languages, options, reported)
-            charge()
+            with reservation:
+                reported = None if report is None else keep_and_report
+                results = await translate_texts(self.directions, texts, languages, options, reported)
             answer: dict[str, Any] = {"translatedText": [result.text for result in results]}
             if detected is not None:
                 answer["detectedLanguage"] = detected
@@ -238,60 +224,42 @@ class LibreTranslate:
             raise BadRequest(f"{str(code)[:40]} is not supported")
         return known
 
-    def _detect(self, text: str) -> list[dict[str, Any]]:
-        ranked = identify(self.directions, text)
-        return [{"confidence": round(100 * probability), "language": public_code(code)} for code, probability in ranked]
-
-    async def translate_file(self, request: Request) -> dict[str, Any]:
-        upload = await read_upload(request, await read_body(request, self.limits))
-        client = self.clients.identify(request, upload.fields.get("api_key"))
-        check_required(upload.fields, (_SOURCE, _TARGET), _MISSING)
-        values: dict[str, Any] = dict(upload.fields)
+    async def translate_file(self, call: Call) -> dict[str, Any]:
+        upload, values, client = call.upload, call.values, call.client
+        assert upload is not None
+        check_required(values, (_SOURCE, _TARGET), _MISSING)
         if "glossary" in values:  # in a form, the text of a JSON object
             try:
                 values["glossary"] = read_json(values["glossary"] or "null")
             except (ValueError, RecursionError):
                 raise BadRequest("Invalid request: glossary is not valid JSON; accepted: an object of terms") from None
         glossary = glossary_of(values)
-        self.clients.accept(client, 1)  # its characters are not known yet
-        source, answer = await self._file_source(request, upload)
-        route = route_of(self.directions, source, upload.fields["target"])
-        work = partial(translate_upload, upload.format, route[-1].target if route else "", glossary)
-        run = self.directions.run(route, work, Document(upload.data), len(upload.data), client.name)
-        finished = self.jobs.finished(client.name, upload.name, len(upload.data), run)
-        identifier, document = await unless_disconnected(request, finished, self.limits.seconds)
-        self.clients.charge(client, document.characters)
-        suffix = PurePosixPath(upload.name).suffix
-        answer["translatedFileUrl"] = str(request.url_for("download_file", name=f"{identifier}{suffix}"))
+        source = None if values["source"] == "auto" else self._source(values["source"])
+        with self.clients.reserve(client, upload.characters, estimated=True) as reservation:
+            work = translate_upload(self.directions, upload, source, values["target"], glossary, reservation)
+            finished = self.jobs.finished(client.name, upload, work)
+            identifier, document = await unless_disconnected(call.request, finished, self.limits.seconds)
+        name = f"{identifier}{PurePosixPath(upload.name).suffix}"
+        answer: dict[str, Any] = {"detectedLanguage": _confidences(document.detected)[0]} if document.detected else {}
+        answer["translatedFileUrl"] = str(call.request.url_for(_DOWNLOAD, name=name))
         return answer if glossary is None else answer | {"glossary": document.term_report()}
 
-    async def _file_source(self, request: Request, upload: Upload) -> tuple[str, dict[str, Any]]:
-        """Return the source language of an upload, and what the answer says about it."""
-        if upload.fields["source"] != "auto":
-            return self._source(upload.fields["source"]), {}
-        reading = asyncio.to_thread(upload_text, upload)
-        text = await unless_disconnected(request, reading, self.limits.seconds)
-        detected = self._detect(text)[0]
-        return model_code(self.directions, detected["language"]), {"detectedLanguage": detected}
-
-    async def download_file(self, request: Request) -> Response:
-        identifier, _, _ = str(request.path_params["name"]).partition(".")
+    async def download_file(self, call: Call) -> Response:
+        identifier, _, _ = str(call.request.path_params["name"]).partition(".")
         job = await self.jobs.find(identifier)
         if job is None or job.result is None:
             return JSONResponse({"error": "Invalid filename"}, 404)
         named = {"content-disposition": f"attachment; filename*=UTF-8''{quote(job.name)}"}
         return Response(job.result.data, media_type="application/octet-stream", headers=named)
 
-    async def detect(self, request: Request) -> list[dict[str, Any]]:
-        values = parameters(request, await read_body(request, self.limits))
-        if not isinstance(values.get("q"), str) or not values["q"]:
+    async def detect(self, call: Call) -> list[dict[str, Any]]:
+        text = call.values.get("q")
+        if not isinstance(text, str) or not text:
             raise BadRequest(_MISSING.format(name="q"))
-        client = self.clients.identify(request, values.get("api_key"))
-        self._texts(values["q"])
-        self.clients.accept(client, 0)
-        return self._detect(values["q"])
+        self._texts(text)
+        return _confidences(identify(self.directions, text))
 
-    async def languages(self, request: Request) -> list[dict[str, Any]]:
+    async def languages(self, call: Call) -> list[dict[str, Any]]:
         return [
             {
                 "code": public_code(source),
@@ -301,7 +269,7 @@ class LibreTranslate:
             for source in self.directions.languages
         ]
 
-    async def settings(self, request: Request) -> dict[str, Any]:
+    async def settings(self, call: Call) -> dict[str, Any]:
         from dragoman.documents import SUFFIXES
 
         sources = self.directions.sources
@@ -321,14 +289,12 @@ class LibreTranslate:
             "language": language,
         }
 
-    async def suggest(self, request: Request) -> dict[str, Any]:
+    async def suggest(self, call: Call) -> dict[str, Any]:
         if self.suggestions is None:
             raise BadRequest("Suggestions are disabled on this server.", 403)
-        values = parameters(request, await read_body(request, self.limits))
-        client = self.clients.identify(request, values.get("api_key"))
         suggestion: dict[str, str] = {}
         for name in ("q", "s", "source", "target"):
-            value = values.get(name)
+            value = call.values.get(name)
             if not isinstance(value, str) or not value.strip():
                 raise BadRequest(_MISSING.format(name=name))
             (suggestion[name],) = self._texts(value)
@@ -337,7 +303,6 @@ class LibreTranslate:
         target = model_code(self.directions, suggestion["target"])
         if target not in self.directions.languages or target == source:
             raise BadRequest(f"{suggestion['target'][:40]} is not supported as a target language from {source}")
-        self.clients.accept(client, 0)
         try:
             await asyncio.to_thread(self.suggestions.append, source, target, suggestion["q"], suggestion["s"])
         except DragomanError as error:
@@ -349,6 +314,11 @@ class LibreTranslate:
         return {"status": "ok"}
 
 
+def _confidences(ranked: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    """Return the languages of a text as `/detect` answers them."""
+    return [{"confidence": round(100 * probability), "language": public_code(code)} for code, probability in ranked]
+
+
 def glossary_of(values: dict[str, Any]) -> Glossary | None:
     """Return the glossary of a request: `glossary`, a mapping, and `glossary_mode`, "soft" or "strict".
 
@@ -356,17 +326,14 @@ def glossary_of(values: dict[str, Any]) -> Glossary | None:
     """
     mode = _GLOSSARY_MODE.read(values)
     glossary = values.get("glossary")
-    if isinstance(glossary, dict) and len(glossary) > _MAX_ENTRIES:
-        raise BadRequest(f"Invalid request: the glossary has more than {_MAX_ENTRIES:,} entries")
-    return Glossary(glossary, strict=mode == "strict") if glossary else None
+    return checked_glossary(glossary, mode == "strict") if glossary else None
 
 
 _MAX_BYTES = 64 << 20
 """Size at which the file accepts no more, so that clients cannot fill the disk."""
 
-_LOCKED = "another program has locked the file"
 _LOCK_SECONDS = 5.0
-"""Time to wait for another process that has locked the file; meanwhile a thread of the server is occupied."""
+"""Time to wait for another thread or process that has locked the file; meanwhile a thread of the server is occupied."""
 
 
 class SuggestionFile:
@@ -378,7 +345,6 @@ class SuggestionFile:
 
     def __init__(self, path: Path, max_bytes: int = _MAX_BYTES) -> None:
         self.path, self.max_bytes = path, max_bytes
-        self._lock = threading.Lock()
         try:
             os.close(self._open())
         except OSError as error:
@@ -391,14 +357,8 @@ class SuggestionFile:
         """Store a suggestion, completely or not at all.  Raises DragomanError if it cannot be written."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         entry = {"time": now, "source": source, "target": target, "text": text, "translation": translation}
-        line = json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         try:
-            if not self._lock.acquire(timeout=_LOCK_SECONDS):
-                raise OSError(None, _LOCKED)
-            try:
-                self._write(line)
-            finally:
-                self._lock.release()
+            self._write(json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
         except OSError as error:
             raise DragomanError(
                 f"the suggestion cannot be stored ({error.strerror or error}); contact the administrator of this server"
@@ -407,22 +367,22 @@ class SuggestionFile:
     def _write(self, line: bytes) -> None:
         file = self._open()
         try:
-            with _locked(file):
-                size = os.fstat(file).st_size
-                if size + len(line) > self.max_bytes:
-                    raise DragomanError("the file of suggestions is full; contact the administrator of this server")
-                if size:
-                    os.lseek(file, size - 1, os.SEEK_SET)
-                    if os.read(file, 1) != b"\n":  # a process was killed while it wrote
-                        line = b"\n" + line
-                try:
-                    written = 0
-                    while written < len(line):
-                        written += os.write(file, line[written:])
-                    os.fsync(file)
-                except OSError:
-                    os.ftruncate(file, size)  # such as a full disk, on which a part of the line was written
-                    raise
+            _lock(file)
+            size = os.fstat(file).st_size
+            if size + len(line) > self.max_bytes:
+                raise DragomanError("the file of suggestions is full; contact the administrator of this server")
+            if size:
+                os.lseek(file, size - 1, os.SEEK_SET)
+                if os.read(file, 1) != b"\n":  # a process was killed while it wrote
+                    line = b"\n" + line
+            try:
+                written = 0
+                while written < len(line):
+                    written += os.write(file, line[written:])
+                os.fsync(file)
+            except OSError:
+                os.ftruncate(file, size)  # such as a full disk, on which a part of the line was written
+                raise
         finally:
             os.close(file)
 
@@ -437,27 +397,20 @@ class SuggestionFile:
         return file
 
 
-@contextmanager
-def _locked(file: int) -> Iterator[None]:
-    """Hold the lock of an open file, where the system has such locks; closing the file releases it as well.
+def _lock(file: int) -> None:
+    """Lock an open file, where the system has such locks; closing the file releases it.
 
-    Raises OSError if another process has locked it for a long time.
+    Raises OSError if another thread or process has locked it for a long time.
     """
     try:
         import fcntl
     except ModuleNotFoundError:
-        yield
-        return
+        return None
     end = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
-                raise OSError(None, _LOCKED) from None
+                raise OSError(None, "another program has locked the file") from None
             time.sleep(0.01)
-    try:
-        yield
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from starlette.requests import Request
 from starlette.routing import Route
 
 from dragoman._version import __version__
-from dragoman.serve.http import ErrorFormat, Parameter, Schema, answered, error_key
+from dragoman.serve.admission import Clients
+from dragoman.serve.http import ErrorFormat, Limits, Parameter, Schema, answered, error_key
+from dragoman.serve.uploads import read_upload
 
 TEXT: Schema = {"type": "string"}
 NOT_EMPTY: Schema = {**TEXT, "minLength": 1}
@@ -44,6 +45,8 @@ def object_of(table: Sequence[Parameter]) -> Schema:
 class Operation:
     """A route with its description.
 
+    handler: receives a `Call`.  key: "required" if the server requires keys, "always", or "optional"; with "none", the
+    handler receives a `Request`, which is neither read nor counted.
     answer: schema of the JSON answer; None = a file or nothing.  body, query: parameters.  forms: types of the body.
     events: schema of the answer as server-sent events, if there is one.  methods: several for one that some clients
     send with POST, without a body.
@@ -51,7 +54,7 @@ class Operation:
 
     methods: str
     path: str
-    handler: Callable[[Request], Awaitable[Any]]
+    handler: Callable[[Any], Awaitable[Any]]
     summary: str
     answer: Schema | None = None
     body: Sequence[Parameter] = ()
@@ -59,11 +62,15 @@ class Operation:
     forms: str = "application/json application/x-www-form-urlencoded"
     status: int = 200
     events: Schema | None = None
+    key: Literal["required", "always", "optional", "none"] = "required"
 
-    def route(self, errors: ErrorFormat) -> Route:
+    def route(self, errors: ErrorFormat, limits: Limits, clients: Clients) -> Route:
         """Return the route."""
-        endpoint = answered(self.handler, errors, self.status)
-        return Route(self.path, endpoint, methods=self.methods.split(), name=self.handler.__name__)
+        needs_key = self.key == "always" or (self.key == "required" and clients.required)
+        missing, read = errors.no_key if needs_key else None, read_upload if self.forms == MULTIPART else None
+        handler = self.handler if self.key == "none" else clients.receiving(self.handler, limits, missing, read)
+        endpoint = answered(handler, errors, self.status)
+        return Route(self.path, endpoint, methods=self.methods.split(), name=self.path)
 
     def description(self) -> Schema:
         """Return the description of the operation."""

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from dragoman.errors import nearest
 from dragoman.pages.page import plain, read_assets, render
+from dragoman.serve.admission import Clients
 from dragoman.serve.directions import Directions, estimated_tokens
 from dragoman.serve.http import BadRequest, Disconnected, ErrorFormat, Limits, answered, header, read_body, too_slow
 from dragoman.serve.models import Direction, Slot
@@ -146,15 +147,17 @@ class _ViewerErrors(ErrorFormat):
         return super().answer_to(error, request)
 
 
-_ERRORS = _ViewerErrors("error", 403)
+_ERRORS = _ViewerErrors("error", 403, 400)
 
 
 class Viewer:
     """The page, and the searches that it shows.
 
     directions: their memory and admission apply to the viewer as well.  models: by the names that the page shows; may
-    be replaced.  limits: of the server; the viewer accepts shorter texts.
+    be replaced.  limits: of the server; the viewer accepts shorter texts.  clients: whose keys are optional.
     """
+
+    clients = Clients()
 
     def __init__(self, directions: Directions, models: Mapping[str, Slot], limits: Limits | None = None) -> None:
         self.directions, self.models = directions, dict(models)
@@ -197,6 +200,7 @@ class Viewer:
             memory.unpin(slot)
 
     async def _describe(self, request: Request) -> Response:
+        self.clients.identify(request)
         models = []
         for name in list(self.models):
             async with self._using(name) as view:
@@ -210,19 +214,18 @@ class Viewer:
             what = f"content of type {content_type or 'none'}"
             raise _InvalidSettings(_problem(what, "header content-type", "application/json"), status=415)
         settings = _parse(await read_body(request, self.limits), list(self.models))
+        client = self.clients.identify(request).name
 
         def failed(error: dict[str, Any]) -> bytes:
             return _line({"event": "error", "error": error["error"]})
 
-        lines = self._lines(request, settings)
+        lines = self._lines(request, settings, client)
         return await answer_in_pieces(request, lines, _ERRORS, failed, "application/x-ndjson", HEADERS)
 
-    async def _lines(self, request: Request, settings: ViewerRequest) -> AsyncGenerator[bytes]:
+    async def _lines(self, request: Request, settings: ViewerRequest, client: str) -> AsyncGenerator[bytes]:
         """Yield one line per event, computed in a thread.  Raises Disconnected."""
-        admission, end = self.directions.admission, time.monotonic() + self.limits.seconds
-        client = request.client.host if request.client else ""
-        ticket = admission.accept(client, estimated_tokens([settings.text]))
-        try:
+        end = time.monotonic() + self.limits.seconds
+        with self.directions.admitted(client, estimated_tokens([settings.text])):
             async with self._using(settings.model) as view:
                 events = view.stream(settings.text, settings.beam, settings.temperature, settings.seed)
                 while time.monotonic() < end:
@@ -234,8 +237,6 @@ class Viewer:
                         return
                     yield _line(event)
                 raise too_slow(self.limits.seconds)
-        finally:
-            admission.finish(ticket)
 
 
 def _view_of(direction: Direction) -> ViewedModel:

@@ -12,7 +12,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
@@ -20,29 +21,22 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from dragoman.errors import DragomanError
+from dragoman.errors import DragomanError, UsageError
 from dragoman.pipelines.glossary import Glossary, Term
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.database import DatabaseError, DocumentLimit, DocumentStore
+from dragoman.serve.admission import Reservation, Upload
+from dragoman.serve.database import DatabaseError, DocumentStore
+from dragoman.serve.directions import Directions, identify, route_of, tokens_of
 from dragoman.serve.http import INTERNAL_ERROR, BadRequest, Overloaded
 
 _LOG = logging.getLogger(__name__)
 _KEPT_SECONDS = 600.0
-_OF_ALL, _OF_CLIENT = DocumentLimit(1_000, 256 << 20), DocumentLimit(250, 64 << 20)
-
-
-@dataclass(frozen=True)
-class Upload:
-    """An uploaded file with the other fields of its form.  format: a format of `translate_document`."""
-
-    name: str
-    data: bytes
-    format: str
-    fields: dict[str, str]
+_LIMITS = (1_000, 256 << 20), (250, 64 << 20)
+"""Documents, and their bytes, of all clients and of each."""
 
 
 async def read_upload(request: Request, body: bytes) -> Upload:
-    """Return the file of a multipart form.  Raises BadRequest, and UsageError for an unknown format."""
+    """Return the file of a multipart form.  Raises BadRequest."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise BadRequest("Invalid request: missing file parameter; send a multipart form")
 
@@ -58,10 +52,13 @@ async def read_upload(request: Request, body: bytes) -> Upload:
         if not isinstance(file, UploadFile):
             raise BadRequest("Invalid request: missing file parameter")
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
-        from dragoman.documents import document_format
+        from dragoman.documents.translation import document_format, estimated_characters
 
         name = PurePosixPath((fields.get("filename") or file.filename or "").replace("\\", "/")).name
-        return Upload(name, await file.read(), document_format(name, None), fields)
+        data, format = await file.read(), document_format(name, None)
+        return Upload(name, data, format, fields, await asyncio.to_thread(estimated_characters, data, format))
+    except UsageError as error:
+        raise BadRequest(f"Invalid file: {error}") from None
     finally:
         await form.close()
 
@@ -71,12 +68,13 @@ class Document:
     """The bytes of a document.
 
     characters: of its text in the source language, once it is translated.  terms: how often it has a term of the
-    glossary, which was applied or not.
+    glossary, which was applied or not.  detected: source languages, most probable first, if they were identified.
     """
 
     data: bytes
     characters: int = 0
     terms: Counter[Term] = field(default_factory=Counter)
+    detected: list[tuple[str, float]] = field(default_factory=list)
 
     def term_report(self) -> list[dict[str, Any]]:
         """Return the terms in the order of their first occurrence; applied: at all `occurrences`, less the `missed`."""
@@ -88,14 +86,38 @@ class Document:
         return report
 
 
-def upload_text(upload: Upload) -> str:
-    """Return the text of a document, to identify its language.  Raises UsageError and DataError."""
+async def translate_upload(
+    directions: Directions,
+    upload: Upload,
+    source: str | None,
+    target: str,
+    glossary: Glossary | None,
+    reservation: Reservation,
+    copy: bool = True,
+) -> Document:
+    """Translate a document, and charge its characters.
+
+    source: None = it is identified.  copy: whether a document in the target language is returned.  Raises Overloaded,
+    BadRequest, UsageError for languages, and DataError.
+    """
     from dragoman.documents import document_text
 
-    return document_text(upload.data, upload.format)
+    with reservation:
+        client, detected = reservation.client.name, []
+        if source is None:
+            with directions.admitted(client, tokens_of(upload.characters)) as ticket:
+                text = await directions.in_thread(ticket, document_text, upload.data, upload.format)
+            detected = identify(directions, text)
+        route = route_of(directions, source or detected[0][0], target)
+        if not route and not copy:
+            raise UsageError(f"Source and target language are equal ({target.upper()}); specify another target_lang")
+        work = partial(_translate, upload.format, route[-1].target if route else "", glossary)
+        document = await directions.run(route, work, Document(upload.data), upload.characters, client)
+        reservation.settle(document.characters)
+        return replace(document, detected=detected)
 
 
-def translate_upload(
+def _translate(
     format: str, target: str, glossary: Glossary | None, translator: Translator, document: Document
 ) -> Document:
     """Translate a document in memory.  target: language of the model to which the glossary applies."""
@@ -112,24 +134,17 @@ def translate_upload(
 class Job:
     """A document that is being translated, or was.
 
-    client: name of the sender.  key: secret that reads the result.  size: of the upload in bytes.  task: None if it
-    runs, or ran, elsewhere.  error: message for clients; failure: the exception.
+    key: secret that reads the result; "" if its identifier is one, too.  task: None if it runs, or ran, elsewhere.
+    error: message for clients; failure: the exception.
     """
 
-    client: str
     name: str
     key: str
-    size: int
-    task: asyncio.Task[None] | None
+    task: asyncio.Task[None] | None = None
     begun: float = field(default_factory=time.monotonic)
     result: Document | None = None
     error: str | None = None
     failure: Exception | None = None
-
-    @property
-    def held(self) -> int:
-        """Bytes in memory."""
-        return self.size if self.result is None else len(self.result.data)
 
 
 class DocumentJobs:
@@ -141,33 +156,29 @@ class DocumentJobs:
 
     def __init__(self, database: Path | None = None) -> None:
         self._jobs: dict[str, Job] = {}
-        """All jobs; with a database, only the unfinished ones."""
-        self._store = DocumentStore(database, _KEPT_SECONDS, (_OF_ALL, _OF_CLIENT)) if database else None
+        """The unfinished jobs."""
+        self._store = DocumentStore(database, _KEPT_SECONDS, _LIMITS)
+        self._is_used = database is not None
 
-    async def start(self, client: str, name: str, size: int, work: Coroutine[Any, Any, Document]) -> tuple[str, Job]:
-        """Begin to translate an upload of `size` bytes; return the identifier of the job.  Raises Overloaded."""
+    async def start(
+        self, client: str, upload: Upload, work: Coroutine[Any, Any, Document], with_key: bool = True
+    ) -> tuple[str, Job]:
+        """Begin to translate an upload; return the identifier of the job.  Raises Overloaded.
+
+        with_key: whether reading the result takes a key in addition.
+        """
         identifier, key = secrets.token_hex(16).upper(), secrets.token_hex(32).upper()  # as DeepL's
-        job = Job(client, name, key, size, None)
+        job, self._is_used = Job(upload.name, key if with_key else ""), True
         try:
-            await self._reserve(identifier, job)
+            values = identifier, client, job.name, job.key, len(upload.data)
+            if not await asyncio.to_thread(self._store.add, *values):
+                raise Overloaded(60, "too many documents wait to be fetched")
         except BaseException:
             work.close()
             raise
         self._jobs[identifier] = job
         job.task = asyncio.create_task(self._run(identifier, job, work))
         return identifier, job
-
-    async def _reserve(self, identifier: str, job: Job) -> None:
-        if self._store is None:
-            await self.drop_old()
-            jobs = self._jobs.values()
-            of_client = [other.held for other in jobs if other.client == job.client]
-            is_free = _OF_ALL.allows([other.held for other in jobs], job.size)
-            is_free = is_free and _OF_CLIENT.allows(of_client, job.size)
-        else:
-            is_free = await asyncio.to_thread(self._store.add, identifier, job.client, job.name, job.key, job.size)
-        if not is_free:
-            raise Overloaded(60, "too many documents wait to be fetched")
 
     async def _run(self, identifier: str, job: Job, work: Coroutine[Any, Any, Document]) -> None:
         try:
@@ -177,44 +188,38 @@ class DocumentJobs:
         except Exception as error:
             job.error, job.failure = INTERNAL_ERROR, error
             _LOG.error("the translation of a document failed", exc_info=error)
-        if self._store is not None:
-            data, characters = (None, 0) if job.result is None else (job.result.data, job.result.characters)
-            with suppress(DatabaseError):  # such as a full disk; then only this server knows the document
-                await asyncio.to_thread(self._store.finish, identifier, data, characters, job.error)
-                self._jobs.pop(identifier, None)
+        data, characters = (None, 0) if job.result is None else (job.result.data, job.result.characters)
+        with suppress(DatabaseError):  # such as a full disk; then only this server knows the document
+            await asyncio.to_thread(self._store.finish, identifier, data, characters, job.error)
+            self._jobs.pop(identifier, None)
 
-    async def finished(
-        self, client: str, name: str, size: int, work: Coroutine[Any, Any, Document]
-    ) -> tuple[str, Document]:
-        """Translate, and return the result and the identifier under which it waits.
+    async def finished(self, client: str, upload: Upload, work: Coroutine[Any, Any, Document]) -> tuple[str, Document]:
+        """Translate, and return the result and the identifier under which it waits, without a key.
 
         Raises Overloaded, and the exception of `work`.
         """
-        identifier, job = await self.start(client, name, size, work)
+        identifier, job = await self.start(client, upload, work, with_key=False)
         assert job.task is not None
         try:
             await job.task  # cancelled with this call
-        except asyncio.CancelledError:
-            await self.forget(identifier)
-            raise
-        if job.result is None:
-            await self.forget(identifier)
-            assert job.failure is not None
+        finally:
+            if job.result is None:
+                await self.forget(identifier)
+        if job.failure is not None:
             raise job.failure
+        assert job.result is not None
         return identifier, job.result
 
-    async def find(self, identifier: str) -> Job | None:
-        """Return a job."""
+    async def find(self, identifier: str, key: str = "") -> Job | None:
+        """Return a job that has this key."""
         job = self._jobs.get(identifier)
-        if job is not None and job.begun < time.monotonic() - _KEPT_SECONDS:
-            return None
-        if job is not None or self._store is None:
-            return job
-        row = await asyncio.to_thread(self._store.find, identifier)
-        if row is None:
-            return None
-        name, key, size, data, characters, error = row
-        return Job("", name, key, size, None, result=None if data is None else Document(data, characters), error=error)
+        if job is None:
+            row = await asyncio.to_thread(self._store.find, identifier)
+            if row is None:
+                return None
+            name, secret, data, characters, error = row
+            job = Job(name, secret, result=None if data is None else Document(data, characters), error=error)
+        return job if secrets.compare_digest(job.key.encode(), key.encode()) else None
 
     async def forget(self, *identifiers: str) -> None:
         """Drop jobs, and cancel the unfinished ones."""
@@ -222,19 +227,18 @@ class DocumentJobs:
             job = self._jobs.pop(identifier, None)
             if job is not None and job.task is not None:
                 job.task.cancel()
-        if self._store is not None and identifiers:
+        if identifiers:
             await asyncio.to_thread(self._store.delete, *identifiers)
 
     async def drop_old(self) -> None:
         """Drop expired documents; called regularly."""
         limit = time.monotonic() - _KEPT_SECONDS
         await self.forget(*[identifier for identifier, job in self._jobs.items() if job.begun < limit])
-        if self._store is not None:
+        if self._is_used:  # a database in memory is opened when it is first used
             await asyncio.to_thread(self._store.drop_old)
 
     async def close(self) -> None:
         """Cancel unfinished jobs."""
         with suppress(DatabaseError):  # other servers delete its documents once they expire
             await self.forget(*self._jobs)
-        if self._store is not None:
-            self._store.close()
+        self._store.close()

@@ -25,7 +25,7 @@ from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, verify
 from dragoman.serve.directions import Directions
-from dragoman.serve.gateway import Monitor
+from dragoman.serve.gateway import MAX_HEADERS, Monitor
 from dragoman.serve.models import Direction, ModelSource, Slot, in_thread, model_sources
 from dragoman.serve.pages import Viewer, ViewerModel
 
@@ -63,15 +63,18 @@ _HEADER_SECONDS = 10.0
 """Seconds within which the headers of a request must arrive."""
 _READER_SECONDS = 60.0
 """Seconds after which a connection is closed whose client reads nothing of its answer."""
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _CANCEL_SECONDS = 2
 """Seconds that remain for requests that are cancelled because the server stops."""
 
 
 class _Protocol(HttpToolsProtocol):
-    """HTTP with time limits for headers and for clients that do not read answers, which would block connections."""
+    """HTTP with limits of time and size for headers, and of time for clients that do not read answers."""
 
     _limit: asyncio.TimerHandle | None = None
     _reader: asyncio.TimerHandle | None = None
+    _held = 0
+    """Bytes of headers that the parser keeps, because they are not complete."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(_Joined(transport, self.loop))  # type: ignore[arg-type]
@@ -82,46 +85,60 @@ class _Protocol(HttpToolsProtocol):
         if self._limit is None:
             self._limit = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
 
+    def data_received(self, data: bytes) -> None:
+        self._held += len(data)
+        super().data_received(data)  # sets it to 0 for each part of a request that is complete
+        if self._held > MAX_HEADERS and not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._limit is not None:  # fields that follow the body are dropped
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._cancel_limit()
+        self._held = 0
+        self._cancel(self._limit)
+        self._limit = None
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._held = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._held = 0
+        super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: a request to upgrade is answered in HTTP, and uvicorn's advice to install a library is wrong."""
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_reader()
+        self._check_reader(None)
 
     def resume_writing(self) -> None:
-        self._forget_reader()
+        self._cancel(self._reader)
         super().resume_writing()
 
-    def _watch_reader(self) -> None:
+    def _check_reader(self, before: int | None) -> None:
+        """Close a connection whose client has read nothing since `before` bytes were left.  None = begin to watch."""
         left = self.transport.get_write_buffer_size()
-        self._forget_reader()
+        if before is not None and left >= before:
+            self.transport.abort()
+            return
+        self._cancel(self._reader)
         self._reader = self.loop.call_later(_READER_SECONDS, self._check_reader, left)
 
-    def _check_reader(self, before: int) -> None:
-        if self.transport.get_write_buffer_size() < before:
-            self._watch_reader()
-        else:
-            self.transport.abort()
-
-    def _forget_reader(self) -> None:
-        if self._reader is not None:
-            self._reader.cancel()
-            self._reader = None
-
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_limit()
-        self._forget_reader()
+        self._cancel(self._limit)
+        self._cancel(self._reader)
         super().connection_lost(exc)
 
-    def _cancel_limit(self) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
+    @staticmethod
+    def _cancel(timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
 
 
 class _Joined:

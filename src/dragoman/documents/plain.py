@@ -41,7 +41,7 @@ def decode_text(
         ) from None
 
     def encode(edited: str) -> bytes:
-        if edited == text:  # some charsets have several codes for a character
+        if not name.startswith("utf") and edited == data.decode(name):  # some charsets have several codes for one text
             return data
         try:
             return bom + edited.encode(name, errors)

@@ -159,6 +159,8 @@ def parse_xml(data: bytes, prefixes: Mapping[str, str]) -> tuple[Node, bytes, Ca
     """
     text, encode = decode_text(data, _DECLARED.match(data), "xmlcharrefreplace")
     content = text.encode()
+    del text  # it may need four times as much memory, and one copy of UTF-8 is enough
+    content = data if content == data else content
     builder = _Builder(content, prefixes)
     try:
         builder.parser.Parse(content, True)
@@ -168,7 +170,7 @@ def parse_xml(data: bytes, prefixes: Mapping[str, str]) -> tuple[Node, bytes, Ca
             f"line {error.lineno:,}: not well-formed XML ({problem}). Save or export the file again."
         ) from None
     assert builder.root is not None
-    return builder.root, content, lambda edited: encode(edited.decode())
+    return builder.root, content, lambda edited: edited if content is data else encode(edited.decode())
 
 
 class Edits:

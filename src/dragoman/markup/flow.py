@@ -72,8 +72,8 @@ def translate_documents(translator: Translator, documents: Sequence[Document], *
     """Translate the text of documents; everything else stays in its place or moves with the text around it.
 
     Items between breaks are a segment, without the whitespace and the empty tags at its ends.  Segments without letters
-    and digits, and segments that are equal to their translation, keep their bytes.  settings: arguments of
-    `translate_segments`.  Raises UsageError for `prefix` and `nbest`, which have no meaning for segments.
+    and digits, and segments that are equal to their translation but for white space, keep their bytes.  settings:
+    arguments of `translate_segments`.  Raises UsageError for `prefix` and `nbest`, which have no meaning for segments.
     """
     for name in ("prefix", "nbest"):
         if settings.get(name) not in (None, "", 1):

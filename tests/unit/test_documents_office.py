@@ -6,6 +6,7 @@ import io
 import re
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import docx
@@ -343,15 +344,12 @@ def test_xlsx_texts_are_translated_and_formulas_numbers_and_table_names_kept() -
 def test_xlsx_inline_strings_are_translated() -> None:
     book = openpyxl.Workbook()
     book.active.append(["A table <", CellRichText("some ", TextBlock(InlineFont(b=True), "bold")), 3, "=A1"])
-    source = with_members(saved(book), {"xl/worksheets/sheet1.xml": _with_inline_strings})
+    inline = partial(re.sub, rb't="s"><v>0</v>', b't="inlineStr"><is><t>A table &lt;</t></is>')
+    source = with_members(saved(book), {"xl/worksheets/sheet1.xml": inline})
     out = translated("xlsx", source)
     check_members(source, out, {"xl/worksheets/sheet1.xml"})
     [row] = openpyxl.load_workbook(io.BytesIO(out), rich_text=True).active.iter_rows()
     assert [row[0].value, str(row[1].value), row[2].value, row[3].value] == ["A TABLE <", "SOME BOLD", 3, "=A1"]
-
-
-def _with_inline_strings(sheet: bytes) -> bytes:
-    return re.sub(rb't="s"><v>0</v>', b't="inlineStr"><is><t>A table &lt;</t></is>', sheet)
 
 
 # -------------------------------------------------------------------------------------------------- damaged input

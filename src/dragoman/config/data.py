@@ -94,6 +94,8 @@ def resolve_path(text: str, root: str = "") -> Path:
     """
 
     def value(match: re.Match[str]) -> str:
+        if not match[0].endswith("}"):
+            return match[0]  # not closed
         setting = os.environ.get(match[1], match[2])
         if setting is None:
             raise UsageError(
@@ -102,7 +104,7 @@ def resolve_path(text: str, root: str = "") -> Path:
         return setting
 
     def expand(part: str) -> Path:
-        filled = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, part)
+        filled = re.sub(r"\$\{(\w+)(?::-([^}]*))?(?:\}|\Z)", value, part)
         if "\0" in filled:
             raise UsageError(f"{clip(filled)!r}: a path cannot contain a NUL character; write a file name")
         try:

@@ -169,7 +169,7 @@ def _value(field: FieldInfo) -> str:
     names = {bool: "`true`, `false`", str: "text", int: "whole number", float: "number", Duration: _DURATION}
     words = [names.get(one, "section") if isinstance(one, type) else toml_value(one) for one in types_]
     if limits := limits_of(field):
-        words[0] += ", " + re.sub(f"(.*) to {_UNLIMITED:,}", r"\1 or more", limits)
+        words[0] += ", " + limits.replace(f" to {_UNLIMITED:,}", " or more")
     if _is_list(field):
         noun, comma, limits = words[0].partition(",")
         plural = noun in ("section", "text", "whole number", "number")

@@ -140,12 +140,14 @@ _MOST = {"seconds": 10 * 366 * 86_400.0, "steps": 1e9, "epochs": 1e6, "tokens": 
 _LEAST = {"seconds": 0.001, "steps": 1.0, "epochs": 1e-6, "tokens": 1.0}
 
 
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*+([kMG]?)\s*+([a-zA-Z]+)\s*")
+
+
 def _duration(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, Duration):
         return value
     accepted = 'accepted: a number and a unit, such as "20 min", "2 h", "8000 steps", "30 epochs", "50M tokens"'
-    form = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kMG]?)\s*([a-zA-Z]+)\s*"
-    match = re.fullmatch(form, value) if isinstance(value, str) else None
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise PydanticCustomError("limit", accepted)
     number, factor, name = match.groups()

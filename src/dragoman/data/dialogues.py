@@ -45,7 +45,7 @@ _REPAIR = re.compile(r"\[([^\[\]+]*)\+([^\[\]]*)\]")
 _MAX_NESTED = 20
 _MARKS = re.compile(r"\{[A-Z]?|[\[\]{}#/*@+]|\(\(|\)\)|(?<!\S)-+(?!\S)|(?<!\S)-+(?=/)")
 _SPACES = re.compile(r"\s+")
-_BEFORE_PUNCTUATION = re.compile(r"[\s,]+(?=[,.?!;])")
+_BEFORE_PUNCTUATION = re.compile(r"(?<![\s,])[\s,]+(?=[,.?!;])")
 
 
 class Turn(NamedTuple):

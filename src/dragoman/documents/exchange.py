@@ -22,7 +22,8 @@ from dragoman.markup.segment import Segment
 # -------------------------------------------------------------------------------------------------------------- gettext
 
 _LINE = re.compile(
-    r"(?P<indent>[ \t]*)(?P<key>msgctxt|msgid_plural|msgid|msgstr(?:\[(?P<number>\d+)\])?)?[ \t]*(?P<text>\".*\")[ \t]*"
+    r"(?P<indent>[ \t]*+)(?P<key>msgctxt|msgid_plural|msgid|msgstr(?:\[(?P<number>\d+)\])?)?"
+    r"[ \t]*(?P<text>\".*\")[ \t]*"
 )
 _ESCAPED = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}

@@ -20,8 +20,9 @@ from dragoman.markup.segment import Segment, Tag
 
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r|\Z)")
-_KEPT = re.compile(r"\[\^[^\]\s]+\]:?|\A\[[ xX]\] |(?:https?|ftp)://[^\s<>]*[^\s<>.,;:!?)\]'\"]|\{\{.*?\}\}|\{%.*?%\}")
-"""Footnotes, boxes of task lists, addresses, and expressions of templates."""
+_KEPT = re.compile(r"\[\^[^\[\]\s]+\]:?|\A\[[ xX]\] |(?:https?|ftp)://[^\s<>]*[^\s<>.,;:!?)\]'\"]|\{\{|\{%")
+"""Footnotes, boxes of task lists, addresses, and the beginnings of expressions of templates."""
+_CLOSING = {"{{": "}}", "{%": "%}"}
 _SPECIAL = re.compile(r"\\(?=[!-/:-@\[-`{-~]|\Z)|[`*\[\]]|(?<![^\W_])_|_(?![^\W_])|<(?=[A-Za-z/!?])|&(?=#?\w+;)|~~")
 _BLOCK_START = re.compile(r"\A(?:(\d{1,9})([.)])(?=\s|\Z)|([-+>#=|]|~~~|```))")
 _NAME = re.compile(r"</?([A-Za-z][\w-]*)")
@@ -149,10 +150,10 @@ class _MarkdownBlock:
     def _token_items(self, token: Any, raw: str) -> Iterator[str | Mark]:
         if token.type == "text":
             end = 0
-            for match in _KEPT.finditer(raw):
-                yield raw[end : match.start()]
-                yield Mark("empty", match[0])
-                end = match.end()
+            for start, after in _kept(raw):
+                yield raw[end:start]
+                yield Mark("empty", raw[start:after])
+                end = after
             yield raw[end:]
         elif token.type == "text_special":
             yield token.content
@@ -208,6 +209,22 @@ class _MarkdownBlock:
                 return closed.end()
         label = re.compile(r"\[(?:[^\[\]\\]|\\.)*\]").match(content, position)
         return label.end() if label else position
+
+
+def _kept(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the spans of what is not translated."""
+    position = 0
+    unclosed: set[str] = set()
+    while match := _KEPT.search(text, position):
+        start, position = match.span()
+        if match[0] in _CLOSING:
+            end = -1 if match[0] in unclosed else text.find(_CLOSING[match[0]], position)
+            if end < 0:
+                unclosed.add(match[0])
+                position = start + 1
+                continue
+            position = end + 2
+        yield start, position
 
 
 def _shape(tokens: Sequence[Any]) -> Counter[str]:

@@ -37,7 +37,7 @@ _EDGES = {"w:pPr", "a:pPr", "a:endParaRPr", "w:smartTagPr", "w:customXmlPr", "w:
 _DROPPED = {"w:proofErr", "w:lastRenderedPageBreak", "w:softHyphen", "x:rPh"}
 """Marks that refer to the characters of the source: spelling errors, page breaks of the layout, pronunciation."""
 _EQUIVALENT = re.compile(
-    rb"<[^\s:>]+:(?:lang|noProof)\b(?:[^>\"']|\"[^\"]*\"|'[^']*')*/>"
+    rb"<[^\s:<>]+:(?:lang|noProof)\b(?:[^<>\"']|\"[^\"<]*\"|'[^'<]*')*/>"
     rb"|\s(?:[^\s:>=]+:)?(?:lang|altLang|dirty|err|noProof|smtClean|hint)=\"[^\"]*\""
 )
 """Parts of the properties that do not affect formatting: language and state of the spelling checker."""

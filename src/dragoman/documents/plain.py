@@ -176,7 +176,7 @@ def _numbers(header: Sequence[_Cell], columns: Sequence[str | int]) -> set[int]:
     return numbers
 
 
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?')
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)(\s*:)?')
 
 
 def translate_json(data: bytes, translator: DocumentTranslator) -> bytes:

@@ -297,7 +297,7 @@ _BREAK = r"(?P<break>\r\n|\n|\r)"
 _ELEMENT = r"(?P<element></?[A-Za-z][^\s<>/]*(?:\s[^<>]*)?/?>)"
 _PLACEHOLDER = (
     r"\$?\{\{?[^{}\n]{0,80}\}?\}"  # {name}, {{name}}, ${name}, {0:.2f}
-    r"|%(?:\(\w+\)|\d+\$)?[-+#0]*\d*(?:\.\d+)?(?:hh|ll|[hljztL])?[diouxXeEfFgGcrsap@](?![A-Za-z])"
+    r"|%(?:\(\w+\)|\d+\$)?[-+#0]*+\d*+(?:\.\d+)?(?:hh|ll|[hljztL])?[diouxXeEfFgGcrsap@](?![A-Za-z])"
     r"|%%|%\w+%"
 )
 _MESSAGE = re.compile(rf"{_BREAK}|{_ELEMENT}")

@@ -15,7 +15,7 @@ from dragoman.documents.xml_spans import Inline, Role
 from dragoman.errors import DataError
 
 _CHARSET = re.compile(
-    rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w.:-]+)|<\?xml[^>]*?encoding=[\"']([\w.:-]+)", re.IGNORECASE
+    rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w.:-]+)|<\?xml[^<>]*?encoding=[\"']([\w.:-]+)", re.IGNORECASE
 )
 _HEAD = 4096
 _CONTAINER = "META-INF/container.xml"

@@ -28,7 +28,7 @@ _INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 """Characters that XML does not allow."""
 _SPACES = re.compile(r"\s++|&(?:nbsp|#160|#[xX][aA]0);")
 _REVERSED_SPACES = re.compile(r"\s++|;(?:psbn|061#|0[aA][xX]#)&")
-_LINE_END = re.compile(r"[ \t\n\r\f]*[\t\n\r\f][ \t\n\r\f]*")
+_LINE_END = re.compile(r"(?<![ \t\n\r\f]) *+[\t\n\r\f][ \t\n\r\f]*")
 
 
 @dataclass(frozen=True)

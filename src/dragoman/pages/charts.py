@@ -97,19 +97,24 @@ class Drawing:
         start = text.index("<svg")
         view = text[text.index('viewBox="', start) :].split('"')[1]
         text = text[text.index(">", start) + 1 :]
-        text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|<g id=\S+/>", "", text, flags=re.DOTALL)
+        text = _DROPPED.sub("", text)
         text = re.sub(r'<g id="tag-(\d+)">', lambda match: self._tags[int(match[1])], text)
-        text = re.sub(r"<[^>]*>", lambda match: _shortened(match[0]), text)
-        text = re.sub(r"\s*\n\s*", "\n", text)
+        text = re.sub(r"<[^<>]*>", lambda match: _shortened(match[0]), text)
+        text = re.sub(r"(?<!\s)\s*\n\s*", "\n", text)
         role = f'role="img" aria-label="{html.escape(label)}"' if label else 'aria-hidden="true"'
         return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{view}" {role}>{text}'
+
+
+_DROPPED = re.compile(
+    r"<metadata>.*?(?:</metadata>|\Z)|<style.*?(?:</style>|\Z)|<!--.*?(?:-->|\Z)|<g id=[^\s<]+/>", re.DOTALL
+)
 
 
 def _shortened(tag: str) -> str:
     """Return an SVG tag with short numbers and CSS variables as colours, without fonts and without unused ids."""
     tag = re.sub(r'^<g id="[^"]*"', "<g", tag)
     tag = re.sub(r"font-(size|family): [^;\"]*;? ?| transform=\"rotate\(-?0 [^\"]*\"", "", tag)
-    tag = re.sub(r"-?\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}", tag)
+    tag = re.sub(r"-?(?<!\d)\d+\.\d{2,}", lambda match: f"{float(match[0]):.1f}", tag)
     tag = re.sub(r"#fe00(\d\d)", lambda match: f"var({_VARIABLES[int(match[1])]})", tag)
     tag = re.sub(r"#fe01(\d\d)", lambda match: f"var(--s{int(match[1])})", tag)
     return tag.replace("xlink:href", "href").replace(" \n", " ")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -49,7 +50,6 @@ class Glossary:
     entries: Mapping[str, str]
     strict: bool = False
     bonus: float = 7.0
-    _folded: dict[tuple[str, ...], str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.entries, Mapping):
@@ -60,7 +60,6 @@ class Glossary:
                 if problem := _problem(text):
                     problems.append(f"entry {number}: {name} term {text!r:.60} {problem}")
         check_problems("invalid glossary:", problems)
-        object.__setattr__(self, "_folded", {_folded(source): source for source in self.entries if _any_case(source)})
 
     @classmethod
     def of(cls, glossary: Glossary | Mapping[str, str] | None) -> Glossary | None:
@@ -99,17 +98,32 @@ class Glossary:
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
     @cached_property
-    def _pattern(self) -> re.Pattern[str] | None:
-        terms = sorted(self.entries, key=len, reverse=True)
-        return re.compile("|".join(_whole_word(term, _any_case(term)) for term in terms)) if terms else None
+    def _terms(self) -> tuple[_Terms, _Terms]:
+        """Those that are found in any case, and those that are compared exactly."""
+        both: tuple[dict[Tokens, str], dict[Tokens, str]] = {}, {}
+        for source in self.entries:
+            tokens = _tokens(source)
+            if _any_case(source):
+                both[0][tuple(map(_folded, tokens))] = source
+            else:
+                both[1][tuple(tokens)] = source
+        return _Terms(both[0]), _Terms(both[1])
 
     def entries_in(self, text: str) -> list[tuple[str, str]]:
         """Return the source and target term of each occurrence in a text, from left to right."""
-        if self._pattern is None:
-            return []
-        found = (match.group() for match in self._pattern.finditer(text))
-        sources = (term if term in self.entries else self._folded[_folded(term)] for term in found)
-        return [(source, self.entries[source]) for source in sources]
+        tokens = _tokens(text)
+        longest: dict[int, tuple[int, str]] = {}  # by the first token: the token after it, and the source term
+        for terms, compared in zip(self._terms, ([*map(_folded, tokens)], tokens), strict=True):
+            for start, end, source in terms.occurrences(tokens, compared, longest=True):
+                if end > longest.get(start, (0, ""))[0]:
+                    longest[start] = end, source
+        found, free = [], 0
+        for start in sorted(longest):
+            if start >= free:
+                free, source = longest[start]
+                exact = "".join(tokens[start:free])
+                found.append(exact if exact in self.entries else source)
+        return [(source, self.entries[source]) for source in found]
 
     def phrases(self, terms: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> Phrases | None:
         """Return the phrases for a search.  Terms with characters that the tokenizer does not know are left out."""
@@ -140,22 +154,97 @@ def _inside(tokenizer: Tokenizer) -> bytes:
 
 def applied(terms: Sequence[tuple[str, str]], text: str) -> list[Term]:
     """Return the terms, with whether a translation contains them; one that is wanted twice must occur twice."""
-    left: dict[str, int] = {}
+    tokens = _tokens(text)
+    left, after = dict.fromkeys((target for _, target in terms), 0), {}
+    for start, end, target in _Terms({tuple(_tokens(target)): target for target in left}).occurrences(tokens, tokens):
+        if end <= after.get(target, end):
+            left[target] += 1
+            after[target] = start
     result = []
     for source, target in terms:
-        if target not in left:
-            left[target] = len(re.findall(_whole_word(target), text))
         result.append(Term(source, target, left[target] > 0))
         left[target] -= 1
     return result
 
 
-def _whole_word(term: str, any_case: bool = False) -> str:
-    """Return a regular expression that finds a term, not within a word."""
-    before = r"(?<!\w)" if _is_spaced(term[0]) else ""
-    after = r"(?!\w)" if _is_spaced(term[-1]) else ""
-    body = re.escape(term)
-    return f"{before}(?i:{body}){after}" if any_case else before + body + after
+Tokens = tuple[Hashable, ...]
+
+
+class _Terms:
+    """An automaton (Aho and Corasick 1975) that finds all terms in time linear in the text, which it reads backwards.
+
+    terms: by their tokens, see `_tokens`.
+    """
+
+    def __init__(self, terms: Mapping[Tokens, str]) -> None:
+        self._next: list[dict[Hashable, int]] = [{}]
+        self._terms: dict[int, tuple[int, str]] = {}  # by the state at their first token: number of tokens, and term
+        for tokens, term in terms.items():
+            state = 0
+            for token in reversed(tokens):
+                state = self._next[state].setdefault(token, len(self._next))
+                if state == len(self._next):
+                    self._next.append({})
+            self._terms[state] = len(tokens), term
+        # The state of the longest beginning of what was read that leads to another state, and to a shorter term.
+        self._fail, self._shorter = [0] * len(self._next), [0] * len(self._next)
+        states = [*self._next[0].values()]
+        for state in states:  # breadth first; it grows
+            fail = self._fail[state]
+            self._shorter[state] = fail if fail in self._terms else self._shorter[fail]
+            for token, after in self._next[state].items():
+                self._fail[after] = self._step(fail, token)
+                states.append(after)
+
+    def _step(self, state: int, token: Hashable) -> int:
+        while state and token not in self._next[state]:
+            state = self._fail[state]
+        return self._next[state].get(token, 0)
+
+    def occurrences(
+        self, tokens: Sequence[str], compared: Sequence[Hashable], longest: bool = False
+    ) -> Iterator[tuple[int, int, str]]:
+        """Yield first token, token after the last, and term of all occurrences that do not begin or end within a word.
+
+        The last ones come first, and of those with the same first token the longest, or only that.  compared: the
+        tokens as they stand in the terms.
+        """
+        state = 0
+        for start in reversed(range(len(tokens))):
+            found = state = self._step(state, compared[start])
+            if start and _is_spaced(tokens[start][0]) and _is_word(tokens[start - 1]):
+                continue
+            while found:
+                if found in self._terms:
+                    end = start + self._terms[found][0]
+                    if end == len(tokens) or not (_is_spaced(tokens[end - 1][0]) and _is_word(tokens[end])):
+                        yield start, end, self._terms[found][1]
+                        if longest:
+                            break
+                found = self._shorter[found]
+
+
+_RUN = re.compile(r"[^\W_]+|[\W_]")
+
+
+def _tokens(text: str) -> list[str]:
+    """Return the words of scripts with spaces, and the other characters of a text, each a token.
+
+    A term that is found is a sequence of whole tokens.
+    """
+    tokens: list[str] = []
+    for run in _RUN.findall(text):
+        if run.isascii():
+            tokens.append(run)
+        else:
+            for spaced, group in itertools.groupby(run, _is_spaced):
+                characters = [*group]
+                tokens += ["".join(characters)] if spaced else characters
+    return tokens
+
+
+def _is_word(token: str) -> bool:
+    return token[0].isalnum() or token == "_"
 
 
 def _problem(text: Any) -> str:
@@ -172,14 +261,16 @@ def _any_case(term: str) -> bool:
     return term == term.lower()
 
 
+@lru_cache(1 << 14)
 def _folded(term: str) -> tuple[str, ...]:
-    """Return the characters of a term; characters that `re` takes for equal in any case are equal.
+    """Return the characters of a text; those that are equal in any case are equal.
 
     Text as a whole does not fold like this: the dotted capital I becomes two characters, and "ß" becomes "ss".
     """
     return tuple(character.upper().casefold() for character in term.replace("İ", "i"))
 
 
+@lru_cache(1 << 14)
 def _is_spaced(character: str) -> bool:
     """Return whether a character belongs to a word that is separated from others by spaces."""
     return character.isalnum() and unicodedata.name(character, "").split(" ")[0] not in _NO_SPACES

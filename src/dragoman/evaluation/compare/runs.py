@@ -379,12 +379,15 @@ def _grouped(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: 
     return RunComparison(tuple(groups), tuple(differing), test, samples)
 
 
+_SEED = re.compile(r"((?<![-_./ ])[-_./ ]++((seed|s)[-_./ ]*)?\d*|seed\d*)$")
+
+
 def _common_prefix(names: Sequence[str]) -> str:
     """Return the common beginning of the names without a trailing separator or "seed", or else the first name."""
     start = "".join(
         same[0] for same in itertools.takewhile(lambda same: len(set(same)) == 1, zip(*names, strict=False))
     )
-    return start if start in names else re.sub(r"([-_./ ]+(seed|s)?[-_./ ]*\d*|seed\d*)$", "", start) or names[0]
+    return start if start in names else _SEED.sub("", start) or names[0]
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:

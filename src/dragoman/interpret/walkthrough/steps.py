@@ -159,7 +159,7 @@ class _TapSite:
     def __init__(self, q: Quantities, name: str) -> None:
         self.q, self.network = q, q.network
         self.parent, _, self.tap = name.rpartition(".")
-        self.inner = re.sub(r"around_(\w+)$", r"\1", self.parent)
+        self.inner = re.sub(r"\baround_(\w+)$", r"\1", self.parent)
         self.module, self.sublayer = (self.network.get_submodule(path) for path in (self.inner, self.parent))
         self.keys = [f"{type(m).__name__}.{self.tap}" for m in (self.module, self.sublayer)]
         self.stack = self.network.get_submodule(self.parent.partition("layers.")[0].rstrip("."))
@@ -169,7 +169,7 @@ class _TapSite:
     def box(self, entry: StepEntry) -> Text:
         """Return a readable path: `decoder.layers.0.around_cross_attn.norm` -> Decoder layer 1 · cross-attention."""
         module: nn.Module = self.network
-        path = re.sub(r"around_(\w+)(\.norm)?$", r"\1", self.parent)
+        path = re.sub(r"\baround_(\w+)(\.norm)?$", r"\1", self.parent)
         names = [BOXES[type(module).__name__]] if type(module).__name__ in BOXES else []
         for attribute in path.split(".") if path else ():
             module = module.get_submodule(attribute)
@@ -207,7 +207,7 @@ class _TapSite:
         """Return the step of the tap, after the steps `before`."""
         described = {tensor: self.q.described(tensor, self.parent, self.inner) for tensor in entry.tensors}
         if any(tensor.startswith("b") and quantity is None for tensor, quantity in described.items()):  # no bias
-            gradients = re.sub(r" +∂b\w* = Σₜ ∂\w+", "", entry.parameter_gradients)
+            gradients = re.sub(r"(?<! ) +∂b\w* = Σₜ ∂\w+", "", entry.parameter_gradients)
             entry = replace(entry, formula=re.sub(r" \+ b\w*", "", entry.formula), parameter_gradients=gradients)
         quantities = [quantity for quantity in described.values() if quantity is not None]
         if not entry.gradient:

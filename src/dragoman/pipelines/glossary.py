@@ -112,8 +112,9 @@ class Glossary:
     def entries_in(self, text: str) -> list[tuple[str, str]]:
         """Return the source and target term of each occurrence in a text, from left to right."""
         tokens = _tokens(text)
+        either: tuple[Sequence[Hashable], ...] = [*map(_folded, tokens)], tokens
         longest: dict[int, tuple[int, str]] = {}  # by the first token: the token after it, and the source term
-        for terms, compared in zip(self._terms, ([*map(_folded, tokens)], tokens), strict=True):
+        for terms, compared in zip(self._terms, either, strict=True):
             for start, end, source in terms.occurrences(tokens, compared, longest=True):
                 if end > longest.get(start, (0, ""))[0]:
                     longest[start] = end, source
@@ -155,7 +156,8 @@ def _inside(tokenizer: Tokenizer) -> bytes:
 def applied(terms: Sequence[tuple[str, str]], text: str) -> list[Term]:
     """Return the terms, with whether a translation contains them; one that is wanted twice must occur twice."""
     tokens = _tokens(text)
-    left, after = dict.fromkeys((target for _, target in terms), 0), {}
+    left = dict.fromkeys((target for _, target in terms), 0)
+    after: dict[str, int] = {}
     for start, end, target in _Terms({tuple(_tokens(target)): target for target in left}).occurrences(tokens, tokens):
         if end <= after.get(target, end):
             left[target] += 1

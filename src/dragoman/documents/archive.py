@@ -69,11 +69,6 @@ class Archive:
     def __contains__(self, name: str) -> bool:
         return name in self._infos
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the members, in order."""
-        return list(self._infos)
-
     def read(self, name: str) -> bytes:
         """Return the content of a member.
 

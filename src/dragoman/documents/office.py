@@ -108,7 +108,7 @@ class Paragraph:
                 parts.append(self._run(item, properties[-1]))
                 continue
             form: _Format = self._marked.mark(item).content
-            parts.append(self._edits.render_all(form.spans))
+            parts += [span if isinstance(span, bytes) else self._edits.render(*span) for span in form.spans]
             if item.kind == "open":
                 properties.append(form.properties)
             elif item.kind == "close":

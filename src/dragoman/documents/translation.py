@@ -200,26 +200,18 @@ class _EnoughError(Exception):
     """Enough text has been read."""
 
 
-class _PageTexts(Exception):
-    """The texts of a page, which are not translated."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        super().__init__()
-        self.texts = texts
-
-
-class _PageReader:
-    """Takes the place of a translator, to receive the texts of a page."""
-
-    def translate(self, texts: Sequence[str], **settings: Any) -> Any:
-        raise _PageTexts(texts)
+class _PageRead(Exception):
+    """The texts of a page have been read; they are not translated."""
 
 
 class _TextReader(DocumentTranslator):
-    """Collects the segments of a document, and leaves them as they are."""
+    """Collects the segments of a document, and leaves them as they are.
+
+    It takes the place of a translator, too, to receive the texts of pages.
+    """
 
     def __init__(self, characters: int) -> None:
-        super().__init__(cast(Any, _PageReader()))
+        super().__init__(cast(Any, self))
         self.texts: list[str] = []
         self._missing = characters
 
@@ -243,8 +235,10 @@ class _TextReader(DocumentTranslator):
         return list(segments)
 
     def page(self, text: str, attributes: bool = False) -> str:
-        try:
+        with suppress(_PageRead):
             translate_html(self.translator, [text], attributes=attributes)
-        except _PageTexts as found:
-            self._add(found.texts)
         return text
+
+    def translate(self, texts: Sequence[str], **settings: Any) -> Any:
+        self._add(texts)
+        raise _PageRead

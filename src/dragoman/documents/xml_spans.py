@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
-from xml.parsers import expat
 
 from dragoman.documents.plain import decode_text
 from dragoman.documents.segments import Mark, MarkedText, pair_marks
-from dragoman.errors import DataError, clip
+from dragoman.errors import clip
 from dragoman.markup.segment import Segment
+from dragoman.markup.xml import XmlScanner
 
 _MAX_DEPTH = 200
 _TAG = re.compile(rb"<(?:[^>\"']|\"[^\"]*\"|'[^']*')*>")
@@ -78,26 +78,22 @@ class Node:
         return self.inner_end, self.end
 
 
-class _Builder:
-    """Handlers of expat that build the nodes of a document.  Entity declarations are refused."""
+class _Builder(XmlScanner):
+    """Builds the nodes of a document."""
 
     def __init__(self, data: bytes, prefixes: Mapping[str, str]) -> None:
+        super().__init__("", _MAX_DEPTH, "Save or export the file again.", separator="}")
         self._data, self._prefixes = data, {**prefixes, _XML: "xml"}
         self.root: Node | None = None
         self._open: list[Node] = []
         self._names: dict[str, str] = {}
-        self.parser = parser = expat.ParserCreate("utf-8", "}")
+        parser = self.parser
         parser.buffer_text = True
         parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
         parser.CharacterDataHandler = self._characters
         parser.CommentHandler = lambda _: self._skip("!", b"-->")
         parser.ProcessingInstructionHandler = lambda *_: self._skip("?", b"?>")
-        parser.EntityDeclHandler = self._declared
         parser.SkippedEntityHandler = self._skipped
-
-    def error(self, what: str) -> DataError:
-        """Return the error for what is wrong in the current line."""
-        return DataError(f"line {self.parser.CurrentLineNumber:,}: {what}")
 
     def _name(self, name: str) -> str:
         full_name = self._names.get(name)
@@ -111,8 +107,7 @@ class _Builder:
         start = self.parser.CurrentByteIndex
         tag = _TAG.match(self._data, start)
         assert tag is not None
-        if len(self._open) >= _MAX_DEPTH:
-            raise self.error(f"elements are nested deeper than {_MAX_DEPTH:,} levels; the file is refused")
+        self.check_depth(len(self._open) + 1)
         named = {self._name(key): value for key, value in attributes.items()}
         node = Node(self._name(name), named, start, tag.end(), tag.end())
         self._add(node)
@@ -139,15 +134,9 @@ class _Builder:
         if self._open:
             self._open[-1].children.append(node)
 
-    def _declared(self, name: str, *_: object) -> None:
-        raise self.error(
-            f"declares the entity {clip(name, 40)!r}, which is refused because entities can expand without bound; save "
-            "the file again without a document type"
-        )
-
     def _skipped(self, name: str, is_parameter: bool) -> None:
         if not is_parameter:
-            raise self.error(f"the entity &{clip(name, 40)}; has no declaration; replace it by its character")
+            self.refuse(f"the entity &{clip(name, 40)}; has no declaration")
 
 
 def parse_xml(data: bytes, prefixes: Mapping[str, str]) -> tuple[Node, bytes, Callable[[bytes], bytes]]:
@@ -162,13 +151,7 @@ def parse_xml(data: bytes, prefixes: Mapping[str, str]) -> tuple[Node, bytes, Ca
     del text  # it may need four times as much memory, and one copy of UTF-8 is enough
     content = data if content == data else content
     builder = _Builder(content, prefixes)
-    try:
-        builder.parser.Parse(content, True)
-    except expat.ExpatError as error:
-        problem = expat.errors.messages[error.code]
-        raise DataError(
-            f"line {error.lineno:,}: not well-formed XML ({problem}). Save or export the file again."
-        ) from None
+    builder.parse(content)
     assert builder.root is not None
     return builder.root, content, lambda edited: edited if content is data else encode(edited.decode())
 
@@ -212,10 +195,6 @@ class Edits:
             parts += [self.source[position:first], content()]
             position = last
         return b"".join([*parts, self.source[position:end]])
-
-    def render_all(self, spans: Sequence[Span | bytes]) -> bytes:
-        """Return spans and bytes, joined."""
-        return b"".join(part if isinstance(part, bytes) else self.render(*part) for part in spans)
 
 
 def escape(text: str) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 from xml.parsers import expat
 
-from dragoman.errors import DataError, UsageError
+from dragoman.errors import DataError, UsageError, clip
 from dragoman.markup.flow import MAX_DEPTH, Document, Item, encoder, translate_documents
 from dragoman.pipelines.pipeline import check_flag, check_sequence, check_text
 
@@ -115,10 +115,7 @@ def _scan(text: str, where: str) -> list[_Token]:
     wrapped = not _PROLOG.match(text)
     data = (f"<{_WRAPPER}>{text}</{_WRAPPER}>" if wrapped else text).encode()
     scanner = _Scanner(len(_WRAPPER) + 2 if wrapped else 0, where)
-    try:
-        scanner.parser.Parse(data, True)
-    except expat.ExpatError as error:
-        scanner.refuse(expat.ErrorString(error.code), error.lineno, error.offset)
+    scanner.parse(data)
     tokens = scanner.tokens
     ends = [token.offset for token in tokens[1:]] + [len(data)]
     for token, end in zip(tokens, ends, strict=True):
@@ -143,16 +140,49 @@ def _scan(text: str, where: str) -> list[_Token]:
     return merged
 
 
-class _Scanner:
-    """Collects the tokens of a document with their offsets in bytes.
+class XmlScanner:
+    """A parser of one document that refuses declarations of entities and elements that are nested too deeply.
 
-    before: bytes that were added before the text.
+    Subclasses set the other handlers of `parser`.  where: begins messages.  advice: ends them.  before: bytes that were
+    added before the text.
     """
 
+    def __init__(self, where: str, max_depth: int, advice: str, separator: str | None = None, before: int = 0) -> None:
+        self.where, self.max_depth, self.advice, self.before = where, max_depth, advice, before
+        self.parser = expat.ParserCreate("utf-8", separator)
+        self.parser.EntityDeclHandler = lambda name, *_: self.refuse(f"declaration of the entity {clip(name, 40)!r}")
+
+    def parse(self, data: bytes) -> None:
+        """Parse a document in UTF-8.  Raises DataError."""
+        try:
+            self.parser.Parse(data, True)
+        except expat.ExpatError as error:
+            self.refuse(f"not well-formed XML ({expat.ErrorString(error.code)})", error.lineno, error.offset)
+
+    def check_depth(self, depth: int) -> None:
+        """Raise DataError if elements are nested too deeply."""
+        if depth > self.max_depth:
+            self.refuse(f"elements are nested more than {self.max_depth} deep")
+
+    def refuse(self, what: str, line: int = 0, column: int = 0) -> NoReturn:
+        """Raise DataError for what is wrong at a place, by default that of the parser."""
+        if not line:
+            line, column = self.parser.CurrentLineNumber, self.parser.CurrentColumnNumber
+        column = column + 1 - (self.before if line == 1 else 0)
+        raise DataError(
+            f"{self.where}line {line:,}, column {max(1, column)}: {what}; accepted: well-formed XML that declares no "
+            f"entities, at most {self.max_depth} levels deep. {self.advice}"
+        ) from None
+
+
+class _Scanner(XmlScanner):
+    """Collects the tokens of a document with their offsets in bytes."""
+
     def __init__(self, before: int, where: str) -> None:
+        advice = "Correct the markup there, or translate it as HTML, which may be malformed."
+        super().__init__(f"{where}, ", MAX_DEPTH, advice, before=before)
         self.tokens: list[_Token] = []
-        self.before, self.where, self.depth = before, where, 0
-        parser = self.parser = expat.ParserCreate("utf-8")
+        self.depth, parser = 0, self.parser
         parser.StartElementHandler = lambda name, attributes: self.add("start", name, attributes)
         parser.EndElementHandler = lambda name: self.add("end", name)
         parser.CharacterDataHandler = lambda text: self.add("text")
@@ -160,24 +190,11 @@ class _Scanner:
         parser.EndCdataSectionHandler = lambda: self.add("cdata_end")
         # a comment, a declaration, or a reference to an entity that an external DTD may declare
         parser.DefaultHandler = lambda text: self.add("text" if text.startswith("&") else "other")
-        parser.EntityDeclHandler = lambda name, *_: self.refuse_here(f"declaration of the entity {name!r}")
 
     def add(self, kind: str, name: str = "", attributes: dict[str, str] | None = None) -> None:
         self.depth += (kind == "start") - (kind == "end")
-        if self.depth > MAX_DEPTH:
-            self.refuse_here(f"elements are nested more than {MAX_DEPTH} deep")
+        self.check_depth(self.depth)
         self.tokens.append(_Token(kind, self.parser.CurrentByteIndex, name, attributes or {}))
-
-    def refuse_here(self, what: str) -> NoReturn:
-        self.refuse(what, self.parser.CurrentLineNumber, self.parser.CurrentColumnNumber)
-
-    def refuse(self, what: str, line: int, column: int) -> NoReturn:
-        column = column + 1 - (self.before if line == 1 else 0)
-        raise DataError(
-            f"{self.where}, line {line}, column {max(1, column)}: {what}; accepted: well-formed XML that declares no "
-            f"entities, at most {MAX_DEPTH} levels deep. Correct the markup there, or translate it as HTML, which may "
-            "be malformed."
-        ) from None
 
 
 def _set_breaks(tokens: Sequence[_Token], splitting: Collection[str], inline: Collection[str], outline: bool) -> None:

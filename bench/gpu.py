@@ -10,10 +10,11 @@ captured  steps as CUDA graphs: the same bits as without a graph, and the loss b
 train     source + target tokens per second of recipes/multi30k.toml, base and big (Multi30k)
 profile   the kernels of a step of the size big
 recipe    recipes/multi30k-tiny.toml from start to end, validations included
+serve     a model of base size, trained for some seconds, behind the server: bench/serve.py with 1, 64 and 256 clients
 
 check     hypotheses of a small random model in float32 beside those of the PyTorch search on the same device
 steps     milliseconds of a search step for several numbers of sentences, without the host
-one       one sentence after the other, milliseconds per target token
+one       one sentence after the other, milliseconds per target token, and the kernels of a search
 many      all sentences at once, target tokens per second: token ids, and text to text with the translator
 service   searches of 1, 64 and 256 callers that ask again once they have their answer, sentences per second (no HTTP)
 peer      `generate` of transformers, the same sizes, if it is installed
@@ -31,6 +32,7 @@ import io
 import math
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -139,16 +141,28 @@ def speed(name: str, config: Any, folder: Path, size: str | None, warmup: int, s
             steps.append(group.batches[0])
             return group
 
+    def timed(step: Any, *arguments: Any) -> Any:
+        """Run a step between two events; a device that waits for the host is idle between those of two steps."""
+        events.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+        events[-1][0].record()
+        result = run_step(step, *arguments)
+        events[-1][1].record()
+        return result
+
+    events: list[Any] = []
     own, trainer.BatchStream = trainer.BatchStream, Counted
+    run_step, captured.CapturedStep.run = captured.CapturedStep.run, timed  # type: ignore[method-assign]
     torch.cuda.reset_peak_memory_stats()
     try:
         with tempfile.TemporaryDirectory(dir=folder) as out, suppress(Complete):
             train(config, Path(out), reporter=Listener())
     finally:
-        trainer.BatchStream = own
+        trainer.BatchStream, captured.CapturedStep.run = own, run_step  # type: ignore[method-assign]
     (t0, s0), (t1, s1) = next(mark for mark in marks if mark[1] >= warmup), marks[-1]
     tokens = sum(b.src_tokens + b.tgt_tokens for b in steps[s0:s1])
-    line = f"{name:44s} {tokens / (t1 - t0):11,.0f} tokens/s  {(t1 - t0) / (s1 - s0) * 1e3:7.2f} ms/step"
+    busy = sum(begin.elapsed_time(end) for begin, end in events[s0:s1]) / 1e3
+    line = f"{name:20s} {tokens / (t1 - t0):11,.0f} tokens/s  {(t1 - t0) / (s1 - s0) * 1e3:7.2f} ms/step"
+    line += f", device {busy / (t1 - t0):.0%}"
     if size is not None:
         work = sum(flops(size, b) for b in steps[s0:s1]) / (t1 - t0)
         peak = next((p for gpu, p in PEAKS.items() if gpu in torch.cuda.get_device_name()), math.nan)
@@ -222,11 +236,17 @@ def profile(given: argparse.Namespace, folder: Path) -> None:
             for number in range(3):
                 step.run([batch], number, 1e-4, 1e-4)
             torch.cuda.synchronize()
-        events = sorted(recorded.key_averages(), key=lambda e: -e.device_time_total)
-        total = sum(e.device_time_total for e in events)
-        show(f"shape {tuple(batch.src.shape)}, {tuple(batch.tgt_out.shape)}: {total / 3e3:.1f} ms of kernels per step")
-        for event in events[:22]:
-            show(f"  {event.device_time_total / total:6.1%} {event.count // 3:5d} x  {event.key[:110]}")
+        show(f"shape {tuple(batch.src.shape)}, {tuple(batch.tgt_out.shape)}")
+        show_kernels(recorded, 3, 26)
+
+
+def show_kernels(recorded: Any, times: int, most: int) -> None:
+    events = sorted(recorded.key_averages(), key=lambda e: -e.device_time_total)
+    total = sum(e.device_time_total for e in events)
+    show(f"  {total / times / 1e3:.3f} ms of {sum(e.count for e in events) // times} kernels")
+    for event in events[:most]:
+        each = event.device_time_total / event.count
+        show(f"  {event.device_time_total / total:6.1%} {event.count // times:5d} x {each:8.1f} us {event.key[:96]}")
 
 
 def recipe(given: argparse.Namespace, folder: Path) -> None:
@@ -246,6 +266,21 @@ def recipe(given: argparse.Namespace, folder: Path) -> None:
     with suppress(Complete):
         result = train(config, folder / "recipe", reporter=Listener())
         show(f"recipe multi30k-tiny: {time.perf_counter() - began:.1f} s, {result.epochs:.0f} epochs, {result.scores}")
+
+
+def serve(given: argparse.Namespace, folder: Path) -> None:
+    budget = {"budget": "15 epochs", "schedule": {"kind": "budget", "peak": 1e-3, "warmup": 300}}
+    options = document("base", 12_500, "bf16", **budget)
+    options["model"]["order"] = "pre"
+    began = time.perf_counter()
+    train(parse_config(options), folder / "served")
+    show(f"trained in {time.perf_counter() - began:.0f} s")
+    subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "serve.py"), str(folder / "served"), "--text",
+         str(Path(DATA) / "multi30k" / "test2016.en"), "--servers", "dragoman", "--clients", "1", "64", "256",
+         "--rounds", "1", "--seconds", str(given.seconds), "--no-open-loop", "--options", "device=cuda"],
+        check=True,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -346,6 +381,13 @@ def one(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
             backend.search([source], [[]], settings(beam), None)
         each = (time.perf_counter() - began) / given.alone / LENGTH
         report(f"one sentence, beam {beam}", f"{1000 * each:.3f} ms per token")
+        if given.device != "cpu":
+            from torch.profiler import profile as record
+
+            with record(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+                backend.search([sources[0]], [[]], settings(beam), None)
+                synchronize(given.device)
+            show_kernels(recorded, 1, 16)
 
 
 def letters(number: int) -> str:
@@ -488,6 +530,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 TRAINING: dict[str, Callable[[argparse.Namespace, Path], None]] = {
     "kernels": kernels, "captured": captured_steps, "train": training, "profile": profile, "recipe": recipe,
+    "serve": serve,
 }  # fmt: skip
 DECODING: dict[str, Callable[[argparse.Namespace, CudaGraphBackend], None]] = {
     "check": check, "steps": steps, "one": one, "many": many, "service": service, "peer": peer,

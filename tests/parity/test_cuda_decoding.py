@@ -75,9 +75,20 @@ def assert_equal_slots(found: SlotState, wanted: SlotState) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "beams", "steps"), [*((kind, 3, 3) for kind in KINDS), ("paper", 1, 3), ("paper", 4, 0)]
+    ("kind", "beams", "steps", "few"),
+    [
+        *((kind, 3, 3, 12) for kind in KINDS),
+        ("paper", 3, 2, 0),
+        ("modern", 3, 2, 0),
+        ("paper", 1, 3, 8),
+        ("paper", 4, 0, 8),
+    ],
 )
-def test_a_step_by_kernels_equals_the_step_in_pytorch(kind: str, beams: int, steps: int) -> None:
+def test_a_step_by_kernels_equals_the_step_in_pytorch(
+    kind: str, beams: int, steps: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """few: rows up to which norms and layers are computed together."""
+    monkeypatch.setattr("dragoman.nn.fast.cuda.decoding._FEW", few)
     model = built(TRANSLATORS[kind], VOCAB).float()
     assert isinstance(model, Transformer)
     wanted, plain = prepared(model, beams, steps)

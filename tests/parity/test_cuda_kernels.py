@@ -127,6 +127,33 @@ def test_calls_of_a_pass_drop_other_elements() -> None:
     assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("is_bf16", [False, True])
+def test_linear_and_relu_network(has_bias: bool, is_bf16: bool) -> None:
+    x = torch.randn(3, 50, 24)
+    shapes = [(130, 24), (130,), (24, 130), (24,)]
+    weights = [torch.randn(shape) / 5 for shape in shapes]
+    results = []
+    for is_fast in (False, True):
+        own = x.clone().requires_grad_()
+        w1, b1, w2, b2 = (w.clone().requires_grad_() for w in weights)
+        biases = (b1, b2) if has_bias else (None, None)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=is_bf16):
+            if is_fast:
+                out = layers.relu_network(own, w1, biases[0], w2, biases[1])
+                out = layers.linear(out, w1, b1)
+            else:
+                out = F.linear(F.relu(F.linear(own, w1, biases[0])), w2, biases[1])
+                out = F.linear(out, w1, b1)
+        assert out.dtype == (torch.bfloat16 if is_bf16 else torch.float32)
+        out.float().square().mean().backward()
+        results.append([out.detach(), *(p.grad for p in (own, w1, b1, w2, *((b2,) if has_bias else ())))])
+    for plain, fast in zip(*results, strict=True):
+        assert plain.dtype == fast.dtype
+        tolerance = {"atol": 0.03 * float(plain.float().abs().max()), "rtol": 0.0} if is_bf16 else {}
+        torch.testing.assert_close(fast, plain, **tolerance)
+
+
 @pytest.mark.parametrize("vocab", [11, 5000])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss(vocab: int, smoothing: float) -> None:

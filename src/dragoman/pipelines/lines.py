@@ -40,7 +40,8 @@ class Part:
 
     text: source, with its list mark and the whitespace around it.  ids: source tokens with EOS; none if the text is
     copied.  sentence: index in the line.  mark: list mark, which is copied and not translated, such as "- ".  terms:
-    glossary entries that occur in the text.  found: n-best list.
+    glossary entries that occur in the text.  found: n-best list.  targets: its texts, if they were decoded together
+    with those of other parts.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Part:
     prefix: list[int] = field(default_factory=list)
     terms: list[tuple[str, str]] = field(default_factory=list)
     found: list[Hypothesis] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
     fault: Fault = ""
 
 

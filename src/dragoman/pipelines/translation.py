@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.literals import has_words
@@ -46,6 +47,23 @@ if TYPE_CHECKING:
 
 _MOST_BLANK = 3
 """Maximum number of tokens of a blank target, which is empty or consists of a few spaces."""
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A sentence or a line before it is encoded: list mark, text after it, index in the line, whether it has text."""
+
+    mark: str
+    body: str
+    sentence: int
+    is_translated: bool
+
+
+def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """Return the source ids of texts; of several in one call, which computes them beside other threads."""
+    if len(texts) > 1 and isinstance(tokenizer, Tokenizer):
+        return tokenizer.encode_sources(texts)
+    return list(map(tokenizer.encode_source, texts))
 
 
 class Translator(Pipeline):
@@ -106,22 +124,44 @@ class Translator(Pipeline):
         prefix: the beginning of the translation.  languages: of source and target.  Raises UsageError if the prefix is
         longer than the longest source.
         """
+        return self.split_lines([(text, prefix)], sentences, languages)[0]
+
+    def split_lines(
+        self, pairs: Sequence[tuple[str, str]], sentences: bool | None = None, languages: Languages = (None, None)
+    ) -> list[SplitLine]:
+        """Return the parts of texts, each with a prefix, as `split` does; the texts are encoded together."""
         sentences = self.splits_sentences if sentences is None else sentences
-        tokenizer, tag, text = self._directed(valid(text, "text"), languages)
-        parts = self._sentences(text, tokenizer) if sentences else self._parts(clean(text, "text"), tokenizer)
-        line = SplitLine(text, parts, sentences, tag)
-        start = tokenizer.target_start if isinstance(tokenizer, Tokenizer) else []
-        for part in line.searched if start else ():
-            part.prefix = start
-        if prefix and line.searched:
-            first = line.searched[0]
-            first.prefix = tokenizer.encode_target(clean(prefix, "prefix"))[:-1]
-            if len(first.prefix) > self.max_source:
-                raise UsageError(
-                    f"prefix {clip(prefix)!r}: {len(first.prefix):,} tokens; accepted: at most {self.max_source:,}, "
-                    "as for a source"
-                )
-        return line
+        directed = [self._directed(valid(text, "text"), languages) for text, _ in pairs]
+        drafts = [self._drafts(text, sentences) for _, _, text in directed]
+        bodies: dict[Tokenizer, list[str]] = {}
+        for (tokenizer, _, _), line_drafts in zip(directed, drafts, strict=True):
+            known = bodies.setdefault(tokenizer, [])
+            known += [draft.body.strip() if sentences else draft.body for draft in line_drafts if draft.is_translated]
+        encoded = {tokenizer: iter(_encoded(tokenizer, texts)) for tokenizer, texts in bodies.items()}
+        lines = []
+        for (tokenizer, tag, text), line_drafts, (_, prefix) in zip(directed, drafts, pairs, strict=True):
+            parts: list[Part] = []
+            for draft in line_drafts:
+                fitting: list[Part] = []
+                if draft.is_translated:
+                    fitting = self._parts(draft, next(encoded[tokenizer]), tokenizer, sentences)
+                if fitting and draft.mark:
+                    fitting[0].text, fitting[0].mark = draft.mark + fitting[0].text, draft.mark.lstrip()
+                parts += fitting or ([Part(draft.mark + draft.body, [], draft.sentence)] if sentences else [])
+            line = SplitLine(text, parts, sentences, tag)
+            start = tokenizer.target_start if isinstance(tokenizer, Tokenizer) else []
+            for part in line.searched if start else ():
+                part.prefix = start
+            if prefix and line.searched:
+                first = line.searched[0]
+                first.prefix = tokenizer.encode_target(clean(prefix, "prefix"))[:-1]
+                if len(first.prefix) > self.max_source:
+                    raise UsageError(
+                        f"prefix {clip(prefix)!r}: {len(first.prefix):,} tokens; accepted: at most "
+                        f"{self.max_source:,}, as for a source"
+                    )
+            lines.append(line)
+        return lines
 
     def _directed(self, text: str, languages: Languages) -> tuple[Tokenizer, str, str]:
         """Return the tokenizer of a text, a tag of its target language, and the text after the tag."""
@@ -135,39 +175,41 @@ class Translator(Pipeline):
             self.tokenizer.some_direction.between(source, target)
         return source, target
 
-    def _sentences(self, text: str, tokenizer: Tokenizer) -> list[Part]:
-        """Return the parts of all sentences.  List marks and sentences without words are copied."""
-        sentences = split_sentences(text, self.languages[0]) if text.strip() else []
-        numbers = len(sentences) == 1 and self.profile is not None and self.profile.translates_wordless
-        parts: list[Part] = []
-        for number, sentence in enumerate(sentences):
+    def _drafts(self, text: str, sentences: bool) -> list[_Draft]:
+        """Return the sentences of a text, or the text.  List marks and sentences without words are copied."""
+        if not text.strip():
+            return []
+        if not sentences:
+            return [_Draft("", clean(text, "text"), 0, True)]
+        found = split_sentences(text, self.languages[0])
+        numbers = len(found) == 1 and self.profile is not None and self.profile.translates_wordless
+        drafts = []
+        for number, sentence in enumerate(found):
             mark = list_prefix(sentence)
             body = sentence[len(mark) :]
             is_text = has_words(body) or (numbers and any(map(str.isalnum, body)))
-            found = self._parts(body, tokenizer, number, strip=True) if is_text else []
-            if found and mark:
-                found[0].text, found[0].mark = mark + found[0].text, mark.lstrip()
-            parts += found or [Part(sentence, [], number)]
-        return parts
+            drafts.append(_Draft(mark, body, number, is_text))
+        return drafts
 
-    def _parts(self, text: str, tokenizer: Tokenizer, sentence: int = 0, strip: bool = False) -> list[Part]:
-        """Return a text, or the parts of a text that is too long; blank text has none.
+    def _parts(self, draft: _Draft, ids: list[int], tokenizer: Tokenizer, strip: bool) -> list[Part]:
+        """Return a text with these ids, or the parts of one that is too long.
 
         strip: translate the parts without the whitespace around them.
         """
+        parts = [Part(draft.body, ids, draft.sentence)]
+        if len(ids) > self.max_source:
+            encoded: dict[str, list[int]] = {draft.body: ids}  # the split has already encoded the parts it returns
 
-        encoded: dict[str, list[int]] = {}  # the split has already encoded the parts it returns
+            def encode(part: str) -> list[int]:
+                own = encoded.get(part)
+                if own is None:
+                    own = encoded[part] = tokenizer.encode_source(part.strip() if strip else part)
+                return own
 
-        def encode(part: str) -> list[int]:
-            ids = encoded.get(part)
-            if ids is None:
-                ids = encoded[part] = tokenizer.encode_source(part.strip() if strip else part)
-            return ids
-
-        texts = split_text(text, self.max_source, lambda part: len(encode(part))) if text.strip() else []
+            texts = split_text(draft.body, self.max_source, lambda part: len(encode(part)))
+            parts = [Part(part, encode(part), draft.sentence) for part in texts]
         least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1
-        found = [Part(part, encode(part), sentence) for part in texts]
-        return [part for part in found if len(part.ids) > least and part.ids != [EOS]]
+        return [part for part in parts if len(part.ids) > least and part.ids != [EOS]]
 
     def translate(
         self,
@@ -235,7 +277,7 @@ class Translator(Pipeline):
             return self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, **phrases)
 
         def translated(pairs: Sequence[tuple[str, str]]) -> list[Translation]:
-            split_lines = [self.split(text, prefix, split, languages) for text, prefix in pairs]
+            split_lines = self.split_lines(pairs, split, languages)
             answered(self.part_searches(searched_parts(split_lines), settings, terms), search)
             return [self.join(line, settings.nbest) for line in split_lines]
 
@@ -282,7 +324,9 @@ class Translator(Pipeline):
 
     def text_of(self, part: Part, rank: int = 0) -> str:
         """Return the translation of a part that has been searched; rank 0 is the best."""
-        return part.mark + self._decode(part.found[rank].tokens) if part.ids else part.text.strip()
+        if not part.ids:
+            return part.text.strip()
+        return part.mark + (part.targets[rank] if part.targets else self._decode(part.found[rank].tokens))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return one_line(self.tokenizer.decode_target(ids))
@@ -309,8 +353,7 @@ class Translator(Pipeline):
         pairs = self._pairs(sources, targets, self._check_languages(source_language, target_language))
         scored = zip(pairs, self.backend.scorer.score(pairs, batch_tokens), strict=True)
         return [
-            TargetScore(sum(log_probs), [self.tokenizer.target_piece(i) for i in ids], log_probs)
-            for (_, ids), log_probs in scored
+            TargetScore(sum(log_probs), self.tokenizer.target_pieces(ids), log_probs) for (_, ids), log_probs in scored
         ]
 
     def align(self, sources: Iterable[str], targets: Iterable[str], *, batch_tokens: int = 4000) -> list[Alignment]:
@@ -320,9 +363,8 @@ class Translator(Pipeline):
         if the model has no cross-attention.
         """
         pairs = self._pairs(sources, targets)
-        piece, target_piece = self.tokenizer.source_piece, self.tokenizer.target_piece
         return [
-            Alignment([piece(i) for i in src], [target_piece(i) for i in tgt], weights)
+            Alignment(list(map(self.tokenizer.source_piece, src)), self.tokenizer.target_pieces(tgt), weights)
             for (src, tgt), weights in zip(pairs, self.backend.align(pairs, batch_tokens), strict=True)
         ]
 
@@ -366,7 +408,7 @@ class Translator(Pipeline):
         languages = self._check_languages(source_language, target_language)
 
         def steps() -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
-            lines = [self.split(text, own, split, languages) for text, own in pairs]
+            lines = self.split_lines(pairs, split, languages)
             yield from self.part_searches(searched_parts(lines), settings, terms)
             return [self.join(line, settings.nbest, details) for line in lines]
 
@@ -395,6 +437,11 @@ class Translator(Pipeline):
         )
         for part, found, fault in zip(parts, *results, strict=True):
             part.found, part.fault = found, fault
+        if len(parts) > 1 and isinstance(self.tokenizer, Tokenizer):
+            # One call for all decodes them beside other threads.
+            texts = iter(self.tokenizer.decode_targets([own.tokens for part in parts for own in part.found]))
+            for part in parts:
+                part.targets = [one_line(next(texts)) for _ in part.found]
 
     def join(self, line: SplitLine, nbest: int = 1, details: bool = True) -> Translation:
         """Return the translation of a line from the hypotheses of its parts.
@@ -414,13 +461,13 @@ class Translator(Pipeline):
             )
             for rank in range(min((len(part.found) for part in searched), default=nbest))
         ]
-        best, piece = [part.found[0] for part in searched], self.tokenizer.target_piece
+        best = [part.found[0] for part in searched]
         return Translation(
             source=line.tag + text,
             text=alternatives[0].text,
             score=alternatives[0].score,
             log_prob=alternatives[0].log_prob,
-            tokens=[piece(i) for hypothesis in best for i in (*hypothesis.tokens, EOS)] if details else [],
+            tokens=self.tokenizer.target_pieces([i for own in best for i in (*own.tokens, EOS)]) if details else [],
             token_log_probs=[log_prob for own in best for log_prob in own.token_log_probs] if details else [],
             flags=self._flags(line, alternatives[0].text) if details else (),
             nbest=alternatives,

@@ -89,6 +89,10 @@ class Pieces(ABC):
         """Return the text of ids."""
         return self.decode_with_spans(ids)[0]
 
+    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """Return the text of each row of ids."""
+        return list(map(self.decode, rows))
+
     def is_control(self, token: int) -> bool:
         """Return whether no text is encoded into an id, and it is decoded to nothing."""
         return token in (PAD, BOS, EOS)
@@ -130,6 +134,9 @@ class SentencePieces(Pieces):
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.model.decode(ids))
+
+    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return list(self.model.decode(list(rows))) if rows else []
 
     def decode_with_spans(self, ids: Sequence[int]) -> tuple[str, Spans]:
         decoded = self.model.decode(ids, return_type="offset_mapping")

@@ -116,6 +116,11 @@ class Tokenizer:
         before, after = self._direction.source
         return [*before, *self._source.encode(text), *after] or [EOS]
 
+    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return `encode_source` of each text."""
+        before, after = self._direction.source
+        return [[*before, *ids, *after] or [EOS] for ids in self._source.encode_batch(texts)]
+
     def encode_target(self, text: str) -> list[int]:
         return [*self._direction.target, *self._target.encode(text), EOS]
 
@@ -166,6 +171,10 @@ class Tokenizer:
         """Return the text of token ids, ignoring special ids."""
         return self._target.decode(self._with_text(ids))
 
+    def decode_targets(self, rows: Iterable[Sequence[int]]) -> list[str]:
+        """Return `decode_target` of each row of ids."""
+        return self._target.decode_batch(list(map(self._with_text, rows)))
+
     def decode_source(self, ids: Sequence[int]) -> str:
         """Return the text of source ids, ignoring special ids: the text that was encoded, normalized."""
         return self._source.decode(self._with_text(ids))
@@ -205,6 +214,14 @@ class Tokenizer:
         if piece is None:
             piece = self._target_pieces[token] = self._target.piece(token)
         return piece
+
+    def target_pieces(self, ids: Iterable[int]) -> list[str]:
+        """Return the `target_piece` of each id."""
+        known = self._target_pieces
+        try:
+            return [known[i] for i in ids]  # a tenth of the time of a call each
+        except KeyError:
+            return list(map(self.target_piece, ids))
 
     def files(self) -> dict[str, bytes]:
         """Return the files of a model folder: name -> content."""

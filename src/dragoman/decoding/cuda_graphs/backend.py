@@ -103,7 +103,7 @@ class CudaGraphBackend(TorchBackend):
 
     def __init__(self, model: Model, device: str | torch.device) -> None:
         super().__init__(model, device)
-        self._idle: OrderedDict[tuple[SearchSettings, Sizes], tuple[StaticShapeSearch, int]] = OrderedDict()
+        self._idle: OrderedDict[tuple[SearchSettings, Sizes], tuple[StaticShapeSearch, int] | None] = OrderedDict()
         self._lock = threading.Lock()
         self._slots: OrderedDict[tuple[int, int, str], SlotSearch] = OrderedDict()
 
@@ -239,6 +239,10 @@ class CudaGraphBackend(TorchBackend):
         longest = int(min(_round_up(max(map(len, src))), self.max_length))
         capacity = int(min(_round_up(max(*limits, settings.limit(longest))), self.max_length))
         sizes = Sizes(count, longest, capacity, any(forced))
+        if self.model.device.type == "cuda" and not settings.sample and (settings, sizes) not in self._idle:
+            self._idle[settings, sizes] = None
+            # Such as second searches, most of which have other sizes: capturing takes longer than searching once.
+            return super()._search(src, forced, settings, None)
         numbers = None
         if settings.sample:
             numbers = np.zeros((len(batch), capacity))
@@ -276,7 +280,7 @@ class CudaGraphBackend(TorchBackend):
         return torch.cuda.memory_reserved(self.model.device) if self.model.device.type == "cuda" else 0
 
     def _idle_bytes(self) -> int:
-        return sum(size for _, size in self._idle.values())
+        return sum(kept[1] for kept in self._idle.values() if kept is not None)
 
     @property
     def _room(self) -> float:

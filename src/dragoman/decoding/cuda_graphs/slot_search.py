@@ -9,6 +9,7 @@ Letters: B sentences that join or leave together, P slots, K beams, L target cap
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _ENCODED = 1 << 16
 _FEW, _SHORT = 32, 64
 """Sentences and source tokens up to which encoders are captured, for powers of two and multiples of 16."""
 _FREE = np.iinfo(np.int64).max
+_SWITCH = 5e-4
+"""Seconds after which other threads of Python give way to a search on a GPU, whose steps take as long or longer."""
 _WAIT = 8
 """Steps after which waiting sentences join although few slots are free."""
 
@@ -77,6 +80,9 @@ class SlotSearch:
         self._forced = False
         # Tensors that a captured graph reads must live as long as it does; position tables are replaced when they grow.
         self._captured = [*model.parameters(), *model.buffers()]
+        if self.device.type == "cuda":
+            # Another thread of Python holds the interpreter for 5 ms by default, in which the device would wait.
+            sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH))
         self._empty()
 
     def _empty(self) -> None:

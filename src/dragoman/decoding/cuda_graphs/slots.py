@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, Transformer
@@ -167,16 +169,17 @@ class PlainOperations:
         return torch.einsum("nkhs,nshd->nkhd", weights, v).flatten(2).flatten(0, 1)
 
     @staticmethod
-    def add_norm(x: Tensor, update: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-        """Return x + update (R, D), and its norm."""
-        added = x + update
-        return added, norm(added)
+    def project(
+        x: Tensor, update: Tensor | None, norm: nn.Module | None, keeps_norm: bool, layer: nn.Module | None, relu: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual stream (R, D), which is x + update or its norm, and layer(norm(x + update)).
 
-    @staticmethod
-    def feed_forward(network: FeedForward, x: Tensor) -> Tensor:
-        """Return network(x) for x (R, D)."""
-        out: Tensor = network(x)
-        return out
+        update, norm, layer: None = without.  relu: whether relu follows the layer.
+        """
+        x = x if update is None else x + update
+        y = x if norm is None else norm(x)
+        out = y if layer is None else layer(y)
+        return y if keeps_norm else x, out.relu() if relu else out
 
     @staticmethod
     def choose(logits: Tensor, state: SlotState, active: Tensor) -> None:
@@ -247,6 +250,16 @@ def _penalty(length: Tensor, alpha: Tensor) -> Tensor:
     return torch.exp(alpha * torch.log((5.0 + length.double()) / 6.0))
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A sublayer: its norm, its first product (None: part of `rest`), and what follows for (R, features) and slots."""
+
+    around: SubLayer
+    first: nn.Module | None
+    rest: Callable[[Tensor, Tensor], Tensor]
+    relu: bool = False
+
+
 class SlotStep:
     """The step of a model over the slots of a state."""
 
@@ -265,39 +278,52 @@ class SlotStep:
         self.rotates = isinstance(decoder.positions, Rotary)
         self.parts = self._sublayers()
 
-    def _sublayers(self) -> list[tuple[SubLayer, Callable[[Tensor, Tensor], Tensor]]]:
-        parts: list[tuple[SubLayer, Callable[[Tensor, Tensor], Tensor]]] = []
+    def _sublayers(self) -> list[_Part]:
+        parts: list[_Part] = []
         for index, (layer, (own, cross)) in enumerate(
             zip(self.model.decoder.layers, _attentions(self.model.decoder), strict=True)
         ):
             assert isinstance(layer, DecoderLayer)
+            is_plain = layer.ffn.activation is F.relu and not layer.ffn.gated
             parts += [
-                (layer.around_self_attn, partial(self._self, own, index)),
-                (layer.around_cross_attn, partial(self._cross, cross, index)),
-                (layer.around_ffn, partial(self._feed_forward, layer.ffn)),
+                _Part(layer.around_self_attn, own.qkv, partial(self._self, own, index)),
+                _Part(layer.around_cross_attn, cross.q, partial(self._cross, cross, index)),
+                _Part(layer.around_ffn, layer.ffn.inner, partial(self._outer, layer.ffn), relu=True)
+                if is_plain
+                else _Part(layer.around_ffn, None, partial(self._feed_forward, layer.ffn)),
             ]
         return parts
 
     @torch.no_grad()
     def __call__(self, count: int) -> None:
         """Append a token to every row of the first `count` listed slots."""
-        active, final = self.state.active[:count], self.model.decoder.final_norm
-        x = y = self.operations.embed(self.model.decoder, self.state, active)
-        if self.parts[0][0].order == "pre":
-            y = self.parts[0][0].norm(x)
-        for place, (around, function) in enumerate(self.parts):
-            update = function(y, active)
-            if around.order == "post":
-                _, x = self.operations.add_norm(x, update, around.norm)
-                y = x
-            else:
-                following = self.parts[place + 1][0].norm if place + 1 < len(self.parts) else final
-                x, y = self.operations.add_norm(x, update, following)
-        y = final(y) if self.parts[-1][0].order == "post" else y
+        active, project = self.state.active[:count], self.operations.project
+        x, update, final = self.operations.embed(self.model.decoder, self.state, active), None, None
+        for place, part in enumerate(self.parts):
+            is_post = part.around.order == "post"
+            before = self.parts[place - 1].around.norm if place else None
+            norm = before if is_post else part.around.norm
+            x, y = project(x, update, norm, is_post, part.first, part.relu)
+            update = part.rest(y, active)
+            final = part.around.norm if is_post else self.model.decoder.final_norm
+        _, y = project(x, update, final, True, None, False)
+        if is_post:
+            y = self.model.decoder.final_norm(y)
         self.operations.choose(self.model.output(y), self.state, active)
 
-    def _self(self, attention: SelfAttention, index: int, x: Tensor, active: Tensor) -> Tensor:
-        q, k, v = attention.qkv(x).split(attention.parts, dim=1)
+    def _linear(self, layer: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = self.operations.project(x, None, None, False, layer, False)[1]
+        return out
+
+    def _outer(self, network: FeedForward, hidden: Tensor, active: Tensor) -> Tensor:
+        return self._linear(network.outer, hidden)
+
+    def _feed_forward(self, network: FeedForward, x: Tensor, active: Tensor) -> Tensor:
+        out: Tensor = network(x)
+        return out
+
+    def _self(self, attention: SelfAttention, index: int, qkv: Tensor, active: Tensor) -> Tensor:
+        q, k, v = qkv.split(attention.parts, dim=1)
         q, k = q.unflatten(1, (-1, attention.d_key)), k.unflatten(1, (-1, attention.d_key))
         if self.rotates:
             # The rows are at positions of their own, like the positions of one row.
@@ -305,17 +331,12 @@ class SlotStep:
             rotated = self.model.decoder.positions.rotate(q.transpose(0, 1)[None], k.transpose(0, 1)[None], at)
             q, k = (part[0].transpose(0, 1) for part in rotated)
         v = v.unflatten(1, (-1, attention.d_head))
-        out: Tensor = attention.out(self.operations.attend_self(q, k, v, self.state, active, index, self.bias))
-        return out
+        found = self.operations.attend_self(q, k, v, self.state, active, index, self.bias)
+        return self._linear(attention.out, found)
 
-    def _feed_forward(self, network: FeedForward, x: Tensor, active: Tensor) -> Tensor:
-        out: Tensor = self.operations.feed_forward(network, x)
-        return out
-
-    def _cross(self, attention: CrossAttention, index: int, x: Tensor, active: Tensor) -> Tensor:
-        q = attention.q(x).unflatten(1, (-1, attention.d_key))
-        out: Tensor = attention.out(self.operations.attend_cross(q, attention, self.state, active, index))
-        return out
+    def _cross(self, attention: CrossAttention, index: int, q: Tensor, active: Tensor) -> Tensor:
+        q = q.unflatten(1, (-1, attention.d_key))
+        return self._linear(attention.out, self.operations.attend_cross(q, attention, self.state, active, index))
 
     @torch.no_grad()
     def encode(self, src: Tensor, lengths: Tensor, slots: Tensor) -> None:

@@ -104,9 +104,12 @@ def split_heads(x: Tensor, parts: tuple[int, ...], sizes: tuple[int, ...]) -> tu
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + bias like `torch.nn.functional.linear`; x (..., in), weight (out, in), bias (out,).
 
-    The kernels are used where a gradient is needed, because they prepare the matrices for many rows.
+    The kernels are used where a gradient is needed: on a CPU they prepare the matrices for many rows, on a GPU they add
+    the gradient of the bias.
     """
     needs_gradient = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    if needs_gradient and bias is not None and uses_triton(x, weight):
+        return gpu.linear(x, weight, bias)
     if needs_gradient and uses_kernels(x, weight) and not torch.is_autocast_enabled("cpu"):
         return functions.LinearLayer.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
     return F.linear(x, weight, bias)
@@ -121,7 +124,11 @@ class Linear(nn.Linear):
 
 def relu_network(x: Tensor, inner: nn.Module, outer: nn.Module) -> Tensor | None:
     """Return outer(relu(inner(x))), x (..., D), or None where the formula is as fast or a layer has an adapter."""
-    if type(inner) is not Linear or type(outer) is not Linear or not _can_fuse(x, inner.weight, outer.weight):
+    if type(inner) is not Linear or type(outer) is not Linear:
+        return None
+    if torch.is_grad_enabled() and uses_triton(x, inner.weight):
+        return gpu.relu_network(x, inner.weight, inner.bias, outer.weight, outer.bias)
+    if not _can_fuse(x, inner.weight, outer.weight):
         return None
     return functions.ReluNetwork.apply(x, inner.weight, inner.bias, outer.weight, outer.bias)  # type: ignore[no-any-return, no-untyped-call]
 

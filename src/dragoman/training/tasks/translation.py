@@ -21,6 +21,8 @@ from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
 from dragoman.data.profile import TrainingProfile
 from dragoman.data.readers.trees import Tree, bracket_f1, delinearize, linearize, read_trees
 from dragoman.data.store.build import build_store
+from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, cuda_graph_unsupported_reasons
+from dragoman.device import resolve_device
 from dragoman.errors import DataError
 from dragoman.evaluation.metrics import bleu_tokenizer, corpus_scores
 from dragoman.io.reading import open_regular
@@ -126,7 +128,8 @@ class TranslationValidation:
         if dropped := len(encoded) - len(short):
             reporter.log(f"data.valid: {dropped:,} pairs exceed max_tokens = {limit} and are left out of valid_loss")
         short.sort(key=lambda e: (len(e[1]), len(e[0])))
-        self._batches = [collate(short[i : i + 64]) for i in range(0, len(short), 64)]
+        rows = 64 if resolve_device(config.train.device).type == "cpu" else 512  # a GPU waits for the host otherwise
+        self._batches = [collate(short[i : i + rows]) for i in range(0, len(short), rows)]
 
     def __call__(self, network: Network) -> dict[str, Any]:
         assert isinstance(network, Model)  # checked by the configuration
@@ -139,7 +142,10 @@ class TranslationValidation:
         translator = self._translator
         if translator is None or network.device.type != "cuda":  # a GPU's graphs read the weights where they are
             limit, data = self.config.data.max_tokens, self.config.parallel
-            translator = Translator(network, self.tokenizer, self.config.search, limit, network.device)
+            backend: Model | CudaGraphBackend = network
+            if network.device.type == "cuda" and not cuda_graph_unsupported_reasons(network):
+                backend = CudaGraphBackend(network, network.device)
+            translator = Translator(backend, self.tokenizer, self.config.search, limit, network.device)
             translator.describe_data(self.profile, (data.source_language, data.target_language))
             self._translator = translator
         texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]

@@ -14,15 +14,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dragoman.nn.fast import Linear
-from dragoman.nn.layers import Embedding, FeedForward, LayerNorm, RMSNorm
+from dragoman.nn.layers import Embedding, LayerNorm, RMSNorm
 from dragoman.nn.positions import T5, Alibi, Learned, Positions, Rotary, Sinusoidal
 from dragoman.tokenizers import BOS, EOS, PAD
 
 _CHUNK = 4096
 """Logits per program of `_candidates`."""
+_FEW = 8
+"""Rows up to which a layer is computed together with the norm before it: its time is that of starting kernels."""
+_AT_ONCE = 2048
+"""Weights that a program of `_project` reads at once."""
 _WIDEST = 1 << 14
 """Features up to which a program normalizes a row."""
 _PAD, _BOS, _EOS = tl.constexpr(PAD), tl.constexpr(BOS), tl.constexpr(EOS)
@@ -156,22 +159,69 @@ def _attend_cross(
 
 
 @triton.jit
-def _add_norm(
-    x, update, weight, bias, added, out, eps, D, BLOCK: tl.constexpr, CENTERED: tl.constexpr, HAS_BIAS: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, BLOCK)
+def _summed(x, update, row, d, D, HAS_UPDATE: tl.constexpr):
+    """Return x + update of a row in float32, and whether each of its BLOCK places is a feature."""
     inside = d < D
     total = tl.load(x + row * D + d, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(update + row * D + d, mask=inside, other=0.0).to(tl.float32)
+    if HAS_UPDATE:
+        total += tl.load(update + row * D + d, mask=inside, other=0.0).to(tl.float32)
+    return total, inside
+
+
+@triton.jit
+def _normed(total, inside, d, weight, bias, eps, D, NORM: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Return the norm of a row; NORM: 0 none, 1 LayerNorm, 2 RMSNorm."""
+    normed = total
+    if NORM != 0:
+        if NORM == 1:
+            normed = tl.where(inside, total - tl.sum(total, 0) / D, 0.0)
+        scale = 1.0 / tl.sqrt(tl.sum(normed * normed, 0) / D + eps)
+        normed = normed * scale * tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            normed += tl.load(bias + d, mask=inside, other=0.0).to(tl.float32)
+    return normed
+
+
+@triton.jit
+def _add_norm(
+    x, update, weight, bias, added, out, eps, D, BLOCK: tl.constexpr, HAS_UPDATE: tl.constexpr, NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    total, inside = _summed(x, update, row, d, D, HAS_UPDATE)
     tl.store(added + row * D + d, total, mask=inside)
-    if CENTERED:
-        total = tl.where(inside, total - tl.sum(total, 0) / D, 0.0)
-    scale = 1.0 / tl.sqrt(tl.sum(total * total, 0) / D + eps)
-    normed = total * scale * tl.load(weight + d, mask=inside, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        normed += tl.load(bias + d, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * D + d, normed, mask=inside)
+    tl.store(out + row * D + d, _normed(total, inside, d, weight, bias, eps, D, NORM, HAS_BIAS), mask=inside)
+
+
+@triton.jit
+def _project(
+    x, update, norm_weight, norm_bias, weight, bias, kept, out, eps, D, N,
+    R: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, HAS_UPDATE: tl.constexpr, NORM: tl.constexpr,
+    HAS_NORM_BIAS: tl.constexpr, KEEPS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    """A few outputs of a layer for all R rows; each program computes the norms, which takes less than reading them."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK)
+    valid = n < N
+    matrix = tl.load(
+        weight + n.to(tl.int64)[:, None] * D + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0
+    ).to(tl.float32)  # fmt: skip
+    for row in tl.static_range(R):
+        total, inside = _summed(x, update, row, d, D, HAS_UPDATE)
+        normed = _normed(total, inside, d, norm_weight, norm_bias, eps, D, NORM, HAS_NORM_BIAS)
+        rounded = normed.to(weight.dtype.element_ty).to(tl.float32)
+        if HAS_UPDATE or NORM != 0:
+            if KEEPS_NORM:
+                tl.store(kept + row * D + d, normed, mask=inside & (tl.program_id(0) == 0))
+            else:
+                tl.store(kept + row * D + d, total, mask=inside & (tl.program_id(0) == 0))
+        result = tl.sum(matrix * rounded[None, :], 1)
+        if HAS_BIAS:
+            result += tl.load(bias + n, mask=valid, other=0.0).to(tl.float32)
+        if RELU:
+            result = tl.maximum(result, 0.0)
+        tl.store(out + row * N + n, result, mask=valid)
 
 
 @triton.jit
@@ -365,8 +415,8 @@ class TritonOperations:
             q if bias is None else bias,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             state.slots + 1, state.capacity, k.size(1), dk**-0.5,
-            K=state.beams, GROUP=heads // k.size(1), DK=dk, DH=dh, DKP=_power(dk), DHP=_power(dh), BJ=16,
-            HAS_BIAS=bias is not None, num_warps=2,
+            K=state.beams, GROUP=heads // k.size(1), DK=dk, DH=dh, DKP=_power(dk), DHP=_power(dh),
+            BJ=64 if rows <= _FEW else 16, HAS_BIAS=bias is not None, num_warps=4 if rows <= _FEW else 2,
         )  # fmt: skip
         return out
 
@@ -377,29 +427,52 @@ class TritonOperations:
         _attend_cross[(active.numel(), heads)](
             q, out, memory, active, state.info, state.slots + 1, state.source, memory.size(2), attention.n_kv_heads,
             dk**-0.5, K=state.beams, KP=width, GROUP=heads // attention.n_kv_heads, DK=dk, DH=dh, DKP=_power(dk),
-            DHP=_power(dh), BJ=16, num_warps=2 if width <= 2 else 4,
+            DHP=_power(dh), BJ=64 if rows <= _FEW and width <= 2 else 16,
+            num_warps=2 if width <= 2 and rows > _FEW else 4,
         )  # fmt: skip
         return out
 
-    def add_norm(self, x: Tensor, update: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-        if not isinstance(norm, LayerNorm | RMSNorm) or x.size(1) > _WIDEST:
-            added, normed = self.plain.add_norm(x, update, norm)
-            return added, normed
-        added, normed, bias = torch.empty_like(x), torch.empty_like(x), getattr(norm, "bias", None)
-        _add_norm[(x.size(0),)](
-            x, update, norm.weight, norm.weight if bias is None else bias, added, normed, norm.eps, x.size(1),
-            BLOCK=_power(x.size(1)), CENTERED=isinstance(norm, LayerNorm), HAS_BIAS=bias is not None,
-        )  # fmt: skip
-        return added, normed
-
-    def feed_forward(self, network: FeedForward, x: Tensor) -> Tensor:
-        inner = network.inner
-        if type(inner) is Linear and inner.bias is not None and network.activation is F.relu and not network.gated:
-            hidden = torch._addmm_activation(inner.bias, x, inner.weight.t(), use_gelu=False)  # one kernel
-            out: Tensor = network.outer(hidden)
-        else:
-            out = network(x)
-        return out
+    def project(
+        self,
+        x: Tensor,
+        update: Tensor | None,
+        norm: nn.Module | None,
+        keeps_norm: bool,
+        layer: nn.Module | None,
+        relu: bool,
+    ) -> tuple[Tensor, Tensor]:
+        rows, width = x.shape
+        known = norm is None or isinstance(norm, LayerNorm | RMSNorm)
+        if not known or width > _WIDEST:
+            kept, out = self.plain.project(x, update, norm, keeps_norm, layer, relu)
+            return kept, out
+        kind = 0 if norm is None else 1 if isinstance(norm, LayerNorm) else 2
+        weight, bias, eps = (
+            (x, None, 0.0) if norm is None else (norm.weight, getattr(norm, "bias", None), float(norm.eps))  # type: ignore[arg-type]
+        )
+        changes = update is not None or norm is not None
+        options = {"HAS_UPDATE": update is not None, "NORM": kind, "BLOCK": _power(width)}
+        shared = x, x if update is None else update, weight, weight if bias is None else bias
+        if rows <= _FEW and type(layer) is Linear and x.is_contiguous():
+            out, kept = x.new_empty(rows, layer.out_features), torch.empty_like(x) if changes else x
+            outputs = max(1, _AT_ONCE // _power(width))
+            _project[(-(-layer.out_features // outputs),)](
+                *shared, layer.weight, layer.weight if layer.bias is None else layer.bias, kept, out, eps, width,
+                layer.out_features, R=rows, BLOCK_N=outputs, HAS_NORM_BIAS=bias is not None, KEEPS_NORM=keeps_norm,
+                HAS_BIAS=layer.bias is not None, RELU=relu, **options,
+            )  # fmt: skip
+            return kept, out
+        normed = x
+        if changes:
+            added, normed = torch.empty_like(x), torch.empty_like(x)
+            _add_norm[(rows,)](*shared, added, normed, eps, width, HAS_BIAS=bias is not None, **options)
+            x = normed if keeps_norm else added
+        if layer is None:
+            return x, normed
+        if relu and type(layer) is Linear and layer.bias is not None:
+            return x, torch._addmm_activation(layer.bias, normed, layer.weight.t(), use_gelu=False)  # one kernel
+        projected = layer(normed)
+        return x, projected.relu() if relu else projected
 
     def choose(self, logits: Tensor, state: Any, active: Tensor) -> None:
         rows, vocab = logits.shape

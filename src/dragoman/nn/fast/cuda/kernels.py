@@ -197,6 +197,31 @@ def add_and_norm_backward(
 
 
 @triton.jit
+def column_sums(
+    grad_ptr, hidden_ptr, partial_ptr, rows, per_block, D,
+    MASKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Sums over some rows of each column of a gradient (rows, D), which the caller adds; MASKS: the gradient of relu
+    replaces that of its result `hidden`."""
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    valid = columns < D
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    begin = tl.program_id(1) * per_block
+    end = tl.minimum(begin + per_block, rows)
+    while begin < end:
+        row = begin + tl.arange(0, BLOCK_M)
+        mask = (row < end)[:, None] & valid[None, :]
+        places = row.to(tl.int64)[:, None] * D + columns[None, :]
+        grad = tl.load(grad_ptr + places, mask=mask, other=0.0)
+        if MASKS:
+            grad = tl.where(tl.load(hidden_ptr + places, mask=mask, other=0.0) > 0, grad, 0.0)
+            tl.store(grad_ptr + places, grad, mask=mask)
+        total += grad.to(tl.float32)
+        begin += BLOCK_M
+    tl.store(partial_ptr + tl.program_id(1) * D + columns, tl.sum(total, 0), mask=valid)
+
+
+@triton.jit
 def loss_forward(
     logits_ptr, targets_ptr, smoothed_ptr, nll_ptr, stride, smoothing, pad,
     VOCAB: tl.constexpr, BLOCK: tl.constexpr, GRADIENT: tl.constexpr,

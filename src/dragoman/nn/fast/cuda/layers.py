@@ -1,5 +1,5 @@
 """Layers and the loss on NVIDIA GPUs by the Triton kernels of `kernels.py`: attention of short sequences, dropout with
-residual and norm, and the gradient of the loss.
+residual and norm, gradients of biases and of relu, and the gradient of the loss.
 
 PyTorch on a GPU is made for long sequences: its attention computes tiles of 64 x 128 positions where a sentence has
 14, and dropout, sum and norm are passes of their own.  The formulas in `nn/attention.py` and `nn/layers.py` are the
@@ -263,6 +263,95 @@ class _AddAndNorm(torch.autograd.Function):
             return dx, dresidual, None, None, None
         totals = partial.sum(1)
         return dx, dresidual, totals[0], totals[1] if bias is not None else None, None
+
+
+_SUMMED_ROWS, _SUMMED_COLUMNS, _SUMMING_BLOCKS = 32, 128, 2048
+
+
+def column_sums(grad: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """Return the sums (D,) over the rows of a contiguous grad (M, D), in float32.
+
+    hidden: the result (M, D) of relu; grad then becomes the gradient of its input, and its sums are returned.
+    """
+    rows, width = grad.shape
+    columns = -(-width // _SUMMED_COLUMNS)
+    blocks = min(max(1, _SUMMING_BLOCKS // columns), -(-rows // _SUMMED_ROWS))
+    per_block = -(-rows // blocks)
+    partial = grad.new_empty(blocks, width, dtype=torch.float32)
+    kernels().column_sums[(columns, blocks)](
+        grad, grad if hidden is None else hidden, partial, rows, per_block, width,
+        MASKS=hidden is not None, BLOCK_M=_SUMMED_ROWS, BLOCK_N=_SUMMED_COLUMNS,
+    )  # fmt: skip
+    return partial.sum(0)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return x W^T + bias in the dtype of products; x (..., in), weight (out, in), bias (out,)."""
+    return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def relu_network(x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None) -> Tensor:
+    """Return relu(x W1^T + b1) W2^T + b2 in the dtype of products; x (..., D), w1 (F, D), w2 (D, F)."""
+    return _ReluNetwork.apply(x, w1, b1, w2, b2)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _as_rows(x: Tensor, *weights: Tensor | None) -> list[Any]:
+    """Return x as a matrix, and the weights, in the dtype of products under autocast; weights may be None."""
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    return [None if y is None else y.to(dtype) for y in (x.reshape(-1, x.size(-1)), *weights)]
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        rows, matrix, own_bias = _as_rows(x, weight, bias)
+        ctx.save_for_backward(rows, matrix)
+        ctx.shape = x.shape
+        return _product(rows, matrix, own_bias).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, matrix = ctx.saved_tensors
+        grad = grads[0].reshape(-1, matrix.size(0)).contiguous()
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        return (
+            (grad @ matrix).view(ctx.shape) if needs_x else None,
+            grad.t() @ rows if needs_weight else None,
+            column_sums(grad) if needs_bias else None,
+        )
+
+
+class _ReluNetwork(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor | None, w2: Tensor, b2: Tensor | None) -> Tensor:
+        rows, inner, inner_bias, outer, outer_bias = _as_rows(x, w1, b1, w2, b2)
+        if inner_bias is None:
+            hidden = (rows @ inner.t()).relu_()
+        else:
+            hidden = torch._addmm_activation(inner_bias, rows, inner.t(), use_gelu=False)  # one kernel
+        ctx.save_for_backward(rows, hidden, inner, outer)
+        ctx.shape = x.shape
+        return _product(hidden, outer, outer_bias).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, hidden, inner, outer = ctx.saved_tensors
+        grad = grads[0].reshape(-1, outer.size(0)).contiguous()
+        needs_x, needs_w1, needs_b1, needs_w2, needs_b2 = ctx.needs_input_grad
+        grad_hidden = grad @ outer
+        sums = column_sums(grad_hidden, hidden)  # changes grad_hidden
+        return (
+            (grad_hidden @ inner).view(ctx.shape) if needs_x else None,
+            grad_hidden.t() @ rows if needs_w1 else None,
+            sums if needs_b1 else None,
+            grad.t() @ hidden if needs_w2 else None,
+            column_sums(grad) if needs_b2 else None,
+        )
 
 
 _LOSS_BLOCK = 4096

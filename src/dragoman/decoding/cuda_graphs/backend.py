@@ -369,11 +369,11 @@ class SlotSearchService(BatchedSearchService):
     def _prepare(self, beams: int, size: int, most: int = 64) -> bool:
         """Capture up to `most` steps that are not captured yet; return whether there was one."""
         with self._backend.slots(beams, size, self._slots, "service") as search:
-            counts = search.unprepared()[:most]
-            for count in counts:
+            captures = search.unprepared()[:most]
+            for capture in captures:
                 if self._queue.empty():
-                    search.prepare([count])
-        return bool(counts)
+                    search.prepare([capture])
+        return bool(captures)
 
     @property
     def _slots(self) -> int:

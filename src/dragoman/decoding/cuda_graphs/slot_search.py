@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.decoding.cuda_graphs.slots import DONE, NOT_A_NUMBER, RUNNING, PlainOperations, SlotState, SlotStep
+from dragoman.decoding.cuda_graphs.slots import (
+    DONE,
+    FIELDS,
+    JOINING,
+    NOT_A_NUMBER,
+    RUNNING,
+    PlainOperations,
+    SlotState,
+    SlotStep,
+)
 from dragoman.decoding.pytorch.stepper import nan_error
 from dragoman.decoding.search_types import Hypothesis, Ids, SearchSettings, complete
 from dragoman.models.transformer import Transformer
@@ -28,11 +38,13 @@ from dragoman.tokenizers import EOS
 
 _ENCODED = 1 << 16
 """Padded source tokens that are encoded at once."""
-_FEW, _SHORT = 32, 64
-"""Sentences and source tokens up to which encoders are captured, for powers of two and multiples of 16."""
+_FEW, _SHORT = 64, 64
+"""Sentences and source tokens up to which encoders are captured, for powers of four and multiples of 16."""
 _FREE = np.iinfo(np.int64).max
-_SWITCH = 5e-4
-"""Seconds after which other threads of Python give way to a search on a GPU, whose steps take as long or longer."""
+_SWITCH = 5e-5
+"""Seconds after which other threads of Python give way: PyTorch releases the interpreter in each operation."""
+_BUFFERS = 3
+"""Copies of what the CPU writes or reads for a step, because it is at most two steps ahead."""
 _WAIT = 8
 """Steps after which waiting sentences join although few slots are free."""
 
@@ -75,13 +87,17 @@ class SlotSearch:
         self.step = SlotStep(model, self.state, operations)
         self.device = model.device
         self._steps: dict[int, Callable[[], None]] = {}
-        self._encoders: dict[tuple[int, int], tuple[Tensor, Callable[[], None]]] = {}
+        self._encoders: dict[tuple[int, int], _Encoder] = {}
+        shape = (slots,)
+        self._lists = [_HostCopy(shape, torch.int32, self.device) for _ in range(_BUFFERS)]
+        self._flags = [_HostCopy(self.state.info[DONE].shape, torch.int32, self.device) for _ in range(_BUFFERS)]
+        self._done = self.state.info[DONE]
         self._lock = threading.Lock()
         self._forced = False
         # Tensors that a captured graph reads must live as long as it does; position tables are replaced when they grow.
         self._captured = [*model.parameters(), *model.buffers()]
         if self.device.type == "cuda":
-            # Another thread of Python holds the interpreter for 5 ms by default, in which the device would wait.
+            # Another thread of Python keeps the interpreter for 5 ms by default, ten times as long as a step takes.
             sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH))
         self._empty()
 
@@ -124,15 +140,20 @@ class SlotSearch:
         self.run(take, lambda sentence, hypotheses: found.__setitem__(id(sentence), hypotheses))
         return [found[id(sentence)] for sentence in sentences]
 
-    def unprepared(self) -> list[int]:
-        """Return the numbers of slots whose steps are not captured yet."""
-        return [count for count in counts_of(self.slots) if count not in self._steps]
+    def unprepared(self) -> list[Callable[[], object]]:
+        """Return functions that each capture a step or an encoder that is not captured yet."""
+        lengths = range(16, min(_SHORT, self.size) + 1, 16)
+        shapes = [(count, longest) for longest in lengths for count in counts_of(min(_FEW, self.slots))]
+        return [
+            *(partial(self._step_of, count) for count in counts_of(self.slots) if count not in self._steps),
+            *(partial(self._encoder_of, *shape) for shape in shapes if shape not in self._encoders),
+        ]
 
-    def prepare(self, counts: Sequence[int]) -> None:
-        """Capture the steps of these numbers of slots."""
+    def prepare(self, captures: Sequence[Callable[[], object]]) -> None:
+        """Call functions of `unprepared`."""
         with self._lock:
-            for count in counts:
-                self._step_of(count)
+            for capture in captures:
+                capture()
 
     def _run(self, take: Take, deliver: Callable[[Sentence, list[Hypothesis]], None]) -> None:
         flags = None
@@ -144,7 +165,7 @@ class SlotSearch:
             if self._sentences:
                 self._list()
                 self._step_of(self._count)()
-                before, flags = flags, (self._clock, _Download(self.state.info[DONE]))
+                before, flags = flags, (self._clock, self._flags[self._clock % _BUFFERS].read(self._done))
                 self._clock += 1
             elif not ready:
                 return
@@ -164,58 +185,62 @@ class SlotSearch:
         """Encode sentences and put them into free slots."""
         new.sort(key=lambda sentence: len(sentence.source))
         slots = [self._free.pop() for _ in new]
-        settings = [sentence.settings for sentence in new]
         lengths = [len(sentence.source) for sentence in new]
-        info = [
-            [0] * len(new),
-            [sentence.limit for sentence in new],
-            [own.min_length for own in settings],
-            [own.nbest for own in settings],
-            [RUNNING] * len(new),
-            lengths,
-        ]
-        places = self._upload(np.array(slots))
-        self.state.info.index_copy_(1, places, self._upload(np.array(info, dtype=np.int32)))
-        self.state.alpha.index_copy_(0, places, self._upload(np.array([own.alpha for own in settings])))
         if self._forced or any(sentence.prefix for sentence in new):
             self._forced = True
+            places = self._upload(np.array(slots))
             self.state.forced.index_copy_(0, places, self._upload(padded([s.prefix for s in new], self.size, -1)))
         begin = 0
         while begin < len(new):
             end = begin + 1
             while end < len(new) and (end + 1 - begin) * lengths[end] <= _ENCODED:
                 end += 1
-            self._encode([sentence.source for sentence in new[begin:end]], slots[begin:end])
+            self._encode(new[begin:end], slots[begin:end])
             begin = end
         self._sentences.update(zip(slots, new, strict=True))
         self._begun[slots] = self._clock
         self._joined, self._changed = self._clock, True
 
-    def _encode(self, sources: Sequence[Ids], slots: Sequence[int]) -> None:
-        """Encode sources into slots; the shapes of a few short ones are rounded up to those of captured encoders."""
-        lengths = np.array([len(source) for source in sources], dtype=np.int32)
-        count, longest = len(sources), int(lengths.max())
-        captured = count <= _FEW and longest <= _SHORT
-        if captured:
-            count, longest = 1 << (count - 1).bit_length(), min(-(-longest // 16) * 16, self.size)
-        packed = np.full((count, longest + 2), self.slots, dtype=np.int32)  # ids, length and slot
-        packed[:, :longest], packed[:, longest] = EOS, 1
-        packed[: len(sources), :longest] = padded(sources, longest, EOS)
-        packed[: len(sources), longest], packed[: len(sources), longest + 1] = lengths, slots
-        content = self._upload(packed)
-        if not captured:
-            self.step.encode(content[:, :longest], content[:, longest], content[:, longest + 1])
+    def _encode(self, new: Sequence[Sentence], slots: Sequence[int]) -> None:
+        """Encode sentences into slots; the shapes of a few short ones are rounded up to those of captured encoders."""
+        sources = [sentence.source for sentence in new]
+        count, longest = len(new), max(map(len, sources))
+        if count > _FEW or longest > _SHORT:
+            content = np.empty((count, longest + JOINING), dtype=np.int32)
+            self._fill(content, new, sources, slots)
+            self.step.join(self._upload(content))
             return
-        if (count, longest) not in self._encoders:
-            memory = content.clone()
-            memory[:, longest + 1] = self.slots  # a capture runs the encoder
-            run = self._capture(
-                lambda: self.step.encode(memory[:, :longest], memory[:, longest], memory[:, longest + 1])
-            )
-            self._encoders[count, longest] = memory, run
-        memory, run = self._encoders[count, longest]
-        memory.copy_(content, non_blocking=True)
-        run()
+        count = next(size for size in counts_of(min(_FEW, self.slots)) if size >= count)
+        encoder = self._encoder_of(count, min(-(-longest // 16) * 16, self.size))
+        buffer = encoder.buffers[self._clock % _BUFFERS]
+        self._fill(buffer.array, new, sources, slots)
+        encoder.memory.copy_(buffer.tensor, non_blocking=True)
+        encoder.run()
+
+    def _fill(
+        self, rows: NDArray[np.int32], new: Sequence[Sentence], sources: Sequence[Ids], slots: Sequence[int]
+    ) -> None:
+        """Write the rows that `SlotStep.join` reads, the last ones for the slot that stands for none."""
+        count, longest = len(new), rows.shape[1] - JOINING
+        rows[count:, :longest] = EOS
+        rows[count:, longest:] = [self.slots, 0, 1, 1, 1, 1, 1, 0, 0]
+        rows[:count, :longest] = padded(sources, longest, EOS)
+        rows[:count, longest] = slots
+        info = [(0, one.limit, one.settings.min_length, one.settings.nbest, RUNNING, len(one.source)) for one in new]
+        rows[:count, longest + 1 : -2] = np.array(info, dtype=np.int32).reshape(count, len(FIELDS))
+        rows[:count, -2:] = np.array([one.settings.alpha for one in new]).view(np.int32).reshape(count, 2)
+
+    def _encoder_of(self, count: int, longest: int) -> _Encoder:
+        """Return the encoder of `count` sources of this length, captured on first use."""
+        encoder = self._encoders.get((count, longest))
+        if encoder is None:
+            shape = count, longest + JOINING
+            buffers = [_HostCopy(shape, torch.int32, self.device) for _ in range(_BUFFERS)]
+            self._fill(buffers[0].array, [], [], [])  # a capture runs the encoder
+            memory = buffers[0].tensor.to(self.device, copy=True)
+            encoder = _Encoder(buffers, memory, self._capture(lambda: self.step.join(memory)))
+            self._encoders[count, longest] = encoder
+        return encoder
 
     def _list(self) -> None:
         """List the used slots for the next step, after them the one that stands for none."""
@@ -224,9 +249,10 @@ class SlotSearch:
             return
         self._count = count
         self._step_of(self._count)  # captured before the list is written, because a capture runs steps
-        listed = np.full(self._count, self.slots, dtype=np.int32)
-        listed[: len(self._sentences)] = list(self._sentences)
-        self.state.active[: self._count].copy_(self._upload(listed), non_blocking=True)
+        listed = self._lists[self._clock % _BUFFERS]
+        listed.array[len(self._sentences) :] = self.slots
+        listed.array[: len(self._sentences)] = list(self._sentences)
+        self.state.active.copy_(listed.tensor, non_blocking=True)
         self._changed = False
 
     def _step_of(self, count: int) -> Callable[[], None]:
@@ -237,9 +263,9 @@ class SlotSearch:
             self._steps[count] = self._capture(lambda: self.step(count))
         return self._steps[count]
 
-    def _leave(self, clock: int, done: _Download) -> list[tuple[list[Sentence], _Download]]:
+    def _leave(self, clock: int, done: _HostCopy) -> list[tuple[list[Sentence], _Download]]:
         """Free the slots that had ended at step `clock`; return their sentences and what is read of their memory."""
-        (flags,) = done.arrays()
+        flags = done.complete()
         slots = np.flatnonzero((flags[:-1] != RUNNING) & (self._begun <= clock))
         if not slots.size:
             return []
@@ -277,8 +303,11 @@ class SlotSearch:
 
 
 def counts_of(slots: int) -> list[int]:
-    """Return the numbers of slots for which steps are captured: powers of two, and all."""
-    return [*(1 << power for power in range((slots - 1).bit_length())), slots]
+    """Return the numbers of slots for which steps are captured: powers of four up to 64, then of two, and all.
+
+    Steps of few sentences take as long as those of four times as many.
+    """
+    return [*(size for size in (1, 4, 16, *(64 << power for power in range(20))) if size < slots), slots]
 
 
 def padded(rows: Sequence[Ids], width: int, value: int) -> NDArray[np.int32]:
@@ -307,6 +336,37 @@ def _traced(
         found[:, :, at] = chosen[:, :2].T
         rows = np.where(at <= ends, chosen[:, 2], rows)
     return found[0], found[1].view(np.float32)
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """A captured encoder, the memory that it reads, and those that the CPU fills in turn."""
+
+    buffers: list[_HostCopy]
+    memory: Tensor
+    run: Callable[[], None]
+
+
+class _HostCopy:
+    """Memory of the host that a GPU reads or writes by itself, as a tensor and as an array."""
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        self.tensor = torch.zeros(tuple(shape), dtype=dtype, pin_memory=self._event is not None)
+        self.array: NDArray[Any] = self.tensor.numpy()
+
+    def read(self, tensor: Tensor) -> _HostCopy:
+        """Begin to copy a tensor of the device."""
+        self.tensor.copy_(tensor, non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+        return self
+
+    def complete(self) -> NDArray[Any]:
+        """Return what was read, as soon as it is there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self.array
 
 
 class _Download:

@@ -36,6 +36,8 @@ from dragoman.tokenizers import BOS, EOS, PAD
 
 FIELDS = POSITION, LIMIT, MIN_LENGTH, NBEST, DONE, LENGTH = tuple(range(6))
 """Rows of `SlotState.info`."""
+JOINING = 1 + len(FIELDS) + 2
+"""Columns of `SlotStep.join` after the ids: slot, `SlotState.info`, and `SlotState.alpha` as two integers."""
 RUNNING, ENDED, NOT_A_NUMBER = range(3)
 """Values of `DONE`."""
 _NEVER = float("-inf")
@@ -345,3 +347,13 @@ class SlotStep:
         states = self.model.encode(src, mask).states  # (B, S', D)
         for (_, cross), memory in zip(_attentions(self.model.decoder), self.state.memory, strict=True):
             memory[slots.long(), : src.size(1)] = cross.kv(states)
+
+    @torch.no_grad()
+    def join(self, content: Tensor) -> None:
+        """Encode sentences (B, S' + JOINING) and begin with them; see JOINING for the columns."""
+        longest = content.size(1) - JOINING
+        slots, info = content[:, longest].long(), content[:, longest + 1 : -2].t()
+        self.state.info.index_copy_(1, slots, info)
+        alpha = content[:, -2:].clone(memory_format=torch.contiguous_format).view(torch.float64)
+        self.state.alpha.index_copy_(0, slots, alpha[:, 0])
+        self.encode(content[:, :longest], info[LENGTH], slots)

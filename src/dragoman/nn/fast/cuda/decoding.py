@@ -196,8 +196,8 @@ def _add_norm(
 
 @triton.jit
 def _project(
-    x, update, norm_weight, norm_bias, weight, bias, kept, out, eps, D, N,
-    R: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, HAS_UPDATE: tl.constexpr, NORM: tl.constexpr,
+    x, update, norm_weight, norm_bias, weight, bias, kept, out, eps, D, N, R,
+    BLOCK: tl.constexpr, BLOCK_N: tl.constexpr, HAS_UPDATE: tl.constexpr, NORM: tl.constexpr,
     HAS_NORM_BIAS: tl.constexpr, KEEPS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """A few outputs of a layer for all R rows; each program computes the norms, which takes less than reading them."""
@@ -207,7 +207,8 @@ def _project(
     matrix = tl.load(
         weight + n.to(tl.int64)[:, None] * D + d[None, :], mask=valid[:, None] & (d < D)[None, :], other=0.0
     ).to(tl.float32)  # fmt: skip
-    for row in tl.static_range(R):
+    row = 0  # no `range`: the interpreter of Triton 3.6 does not convert to int with NumPy 2.4
+    while row < R:
         total, inside = _summed(x, update, row, d, D, HAS_UPDATE)
         normed = _normed(total, inside, d, norm_weight, norm_bias, eps, D, NORM, HAS_NORM_BIAS)
         rounded = normed.to(weight.dtype.element_ty).to(tl.float32)
@@ -222,6 +223,7 @@ def _project(
         if RELU:
             result = tl.maximum(result, 0.0)
         tl.store(out + row * N + n, result, mask=valid)
+        row += 1
 
 
 @triton.jit
@@ -458,7 +460,7 @@ class TritonOperations:
             outputs = max(1, _AT_ONCE // _power(width))
             _project[(-(-layer.out_features // outputs),)](
                 *shared, layer.weight, layer.weight if layer.bias is None else layer.bias, kept, out, eps, width,
-                layer.out_features, R=rows, BLOCK_N=outputs, HAS_NORM_BIAS=bias is not None, KEEPS_NORM=keeps_norm,
+                layer.out_features, rows, BLOCK_N=outputs, HAS_NORM_BIAS=bias is not None, KEEPS_NORM=keeps_norm,
                 HAS_BIAS=layer.bias is not None, RELU=relu, **options,
             )  # fmt: skip
             return kept, out

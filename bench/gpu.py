@@ -278,7 +278,7 @@ def serve(given: argparse.Namespace, folder: Path) -> None:
     subprocess.run(
         [sys.executable, str(ROOT / "bench" / "serve.py"), str(folder / "served"), "--text",
          str(Path(DATA) / "multi30k" / "test2016.en"), "--servers", "dragoman", "--clients", "1", "64", "256",
-         "--rounds", "1", "--seconds", str(given.seconds), "--no-open-loop", "--options", "device=cuda"],
+         "--rounds", "2", "--seconds", str(given.seconds), "--no-open-loop", "--options", "device=cuda"],
         check=True,
     )  # fmt: skip
 

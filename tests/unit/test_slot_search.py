@@ -68,8 +68,9 @@ def test_sentences_of_all_settings_share_a_search(beams: int, slots: int) -> Non
     assert len(search._free) == slots
 
 
-def test_steps_of_few_sentences_are_those_of_few_rows() -> None:
+def test_steps_of_few_sentences_are_those_of_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As sentences end, the steps become smaller; no more slots than `most` are used."""
+    monkeypatch.setattr("dragoman.decoding.cuda_graphs.slot_search._AT_ONCE", ())
     model, counts = transformer(), []
     search = SlotSearch(model, 2, 8, 32)
     step = search.step.__call__

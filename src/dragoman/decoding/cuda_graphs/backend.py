@@ -75,7 +75,7 @@ def cuda_graph_unsupported_reasons(model: Network) -> list[str]:
     return reasons
 
 
-def capture(step: Callable[[], None], device: torch.device, pool: Any = None) -> Callable[[], None]:
+def capture(step: Callable[[], object], device: torch.device, pool: Any = None) -> Callable[[], object]:
     """Capture `step` as a CUDA graph; return the function that replays it.
 
     pool: memory that the graph shares with others of the same pool, which do not run at the same time.
@@ -288,7 +288,7 @@ class CudaGraphBackend(TorchBackend):
         device = self.model.device
         return torch.cuda.get_device_properties(device).total_memory / 4 if device.type == "cuda" else math.inf
 
-    def _capture(self, step: Callable[[], None], pool: Any = None) -> Callable[[], None]:
+    def _capture(self, step: Callable[[], object], pool: Any = None) -> Callable[[], object]:
         return capture(step, self.model.device, pool) if self.model.device.type == "cuda" else step
 
 

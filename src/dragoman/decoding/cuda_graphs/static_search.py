@@ -54,7 +54,7 @@ class StaticShapeSearch:
         model: Model,
         settings: SearchSettings,
         sizes: Sizes,
-        capture: Callable[[Callable[[], None]], Callable[[], None]] = lambda step: step,
+        capture: Callable[[Callable[[], object]], Callable[[], object]] = lambda step: step,
     ) -> None:
         self.model, self.settings, self.sizes, self.device = model, settings, sizes, model.device
         self.beams = 1 if settings.sample else settings.beam

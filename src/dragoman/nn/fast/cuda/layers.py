@@ -227,12 +227,13 @@ class _AddAndNorm(torch.autograd.Function):
         mean, inverse = (x.new_empty(rows if kind else 1, dtype=torch.float32) for _ in range(2))
         ctx.options = {
             "D": width, "BLOCK": power_of_two(width), "HAS_RESIDUAL": residual is not None, "DROPS": threshold > 0,
-            "NORM": kind, "HAS_BIAS": bias is not None, "num_warps": min(8, max(1, width // 256)),
+            "NORM": kind, "HAS_BIAS": bias is not None,
         }  # fmt: skip
         ctx.how = call, threshold, 256 / (256 - threshold)
         kernels().add_and_norm_forward[(rows,)](
             x, x if residual is None else residual, x if weight is None else weight, x if bias is None else bias,
             _seed(x.device), sums, out, mean, inverse, *ctx.how, eps, **ctx.options,
+            num_warps=min(8, max(1, width // 256)),
         )  # fmt: skip
         ctx.x_dtype = x.dtype
         ctx.save_for_backward(sums if kind else None, weight, bias, mean, inverse)
@@ -254,7 +255,7 @@ class _AddAndNorm(torch.autograd.Function):
         kernels().add_and_norm_backward[(blocks,)](
             grad, grad if sums is None else sums, grad if weight is None else weight, _seed(grad.device), mean, inverse,
             grad if dx is None else dx, grad if dresidual is None else dresidual, partial[0], partial[-1],
-            rows, *ctx.how, **options,
+            rows, *ctx.how, **options, num_warps=min(8, max(1, width // 512)),
         )  # fmt: skip
         if dx is None:
             assert dresidual is not None

@@ -672,12 +672,12 @@ def test_the_viewer_shares_the_models_of_the_server_and_what_may_wait(tmp_path: 
 
 def test_a_search_that_takes_longer_than_the_limit_is_ended() -> None:
     models = {"tiny": shown(ViewedModel(tiny_translator(), "transformer"))}
-    viewer = Viewer(Directions([]), models, Limits(seconds=0.0))
+    viewer = Viewer(Directions([]), models, Limits(seconds=1e-9))
     answer = TestClient(Starlette(routes=viewer.routes(""))).post(
         "/translate/stream", json={"text": "one", "model": "tiny"}
     )
     assert answer.status_code == 503 and answer.headers["retry-after"]
-    assert "took longer than 0 s; send shorter texts" in answer.json()["error"][0]["what"]
+    assert "took longer than 1e-09 s; send shorter texts" in answer.json()["error"][0]["what"]
     assert viewer.directions.admission.tokens == 0 and models["tiny"].users == 0
 
 

@@ -90,7 +90,7 @@ class Admission:
             self._since, self._finished = time.monotonic(), 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Client:
     """The sender of a request.
 
@@ -116,7 +116,7 @@ class Upload:
     characters: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
     """A request that has arrived.  values: its parameters, those of a multipart form beside its file `upload`."""
 

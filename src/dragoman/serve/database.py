@@ -218,7 +218,7 @@ def _is_shared(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
 # ------------------------------------------------------------------------------------------------------------- API keys
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ApiKey:
     """A key without its secret.
 
@@ -311,10 +311,10 @@ class KeyStore(Database):
             f"LEFT JOIN usage ON usage.key = keys.id AND usage.month = ? WHERE {condition}"
         )
         with self._counting:  # before the query, so that a key that is written meanwhile is not counted too low
-            unsaved = self._unsaved.copy()
+            unsaved = dict(self._unsaved)
         rows = self.read(query, _month(), *values)
         return [
-            ApiKey(identifier, name, per_minute, characters, created, used + unsaved[identifier])
+            ApiKey(identifier, name, per_minute, characters, created, used + unsaved.get(identifier, 0))
             for identifier, name, per_minute, characters, created, used in rows
         ]
 
@@ -324,7 +324,7 @@ def _hash(secret: str) -> str:
 
 
 def _month() -> str:
-    return datetime.now(UTC).strftime("%Y-%m")
+    return "{}-{:02}".format(*time.gmtime())
 
 
 # ----------------------------------------------------------------------------------------------------------- glossaries

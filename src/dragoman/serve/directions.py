@@ -180,7 +180,7 @@ class Directions:
         returns one hypothesis and uses no glossary.  Raises Overloaded.
         """
         results: list[list[Translation]] = []
-        with self.admitted(client, len(route) * estimated_tokens(texts)) as ticket, self._pinned(route) as pinned:
+        with self.admitted(client, len(route) * estimated_tokens(texts), route) as (ticket, pinned):
             for position, direction in enumerate(pinned, start=1):
                 last = position == len(pinned)
                 used = settings if last else {**settings, "nbest": 1, "glossary": None}
@@ -216,36 +216,30 @@ class Directions:
         return cast(list[Translation], translations)
 
     @contextmanager
-    def _pinned(self, route: Sequence[Direction]) -> Iterator[list[Direction]]:
-        """Keep the models of a route loaded while a request uses them, even if a reload replaces them.
+    def admitted(
+        self, client: str, tokens: int, route: Sequence[Direction] = ()
+    ) -> Iterator[tuple[Ticket, list[Direction]]]:
+        """Register work on so many source tokens until it ends, and so does its thread, and keep its models loaded.
 
-        A model that was replaced after the route was determined is substituted by its successor.  Raises UsageError if
-        there is none.
+        The models stay, even if a reload replaces them; one that was replaced after the route was determined is
+        substituted by its successor.  Raises Overloaded, and UsageError if there is no successor.
         """
-        pinned = []
-        for direction in route:
-            current = self.by_pair.get((direction.source, direction.target)) if direction.retired else direction
-            if current is None:
-                raise UsageError(f"{direction.source} to {direction.target} is not translated any more")
-            pinned.append(current)
-        for direction in pinned:
-            direction.pins += 1
+        ticket, pinned = self.admission.accept(client, tokens), []
         try:
-            yield pinned
+            for direction in route:
+                current = self.by_pair.get((direction.source, direction.target)) if direction.retired else direction
+                if current is None:
+                    raise UsageError(f"{direction.source} to {direction.target} is not translated any more")
+                current.pins += 1
+                pinned.append(current)
+            yield ticket, pinned
         finally:
             for direction in pinned:
                 self.memory.unpin(direction)
-
-    @contextmanager
-    def admitted(self, client: str, tokens: int) -> Iterator[Ticket]:
-        """Register work on so many source tokens until it ends, and so does its thread.  Raises Overloaded."""
-        ticket, loop = self.admission.accept(client, tokens), asyncio.get_running_loop()
-        try:
-            yield ticket
-        finally:
             if ticket.thread is None or ticket.thread.done():
                 self.admission.finish(ticket)
             else:
+                loop = asyncio.get_running_loop()
                 ticket.thread.add_done_callback(lambda _: loop.call_soon_threadsafe(self.admission.finish, ticket))
 
     async def in_thread(self, ticket: Ticket, work: Callable[..., Result], *values: Any) -> Result:
@@ -266,7 +260,7 @@ class Directions:
         work: called in a thread with a translator and the result of the model before it, at first `source`.
         characters: of the source, for admission.  Raises Overloaded, and what `work` raises.
         """
-        with self.admitted(client, len(route) * tokens_of(characters)) as ticket, self._pinned(route) as pinned:
+        with self.admitted(client, len(route) * tokens_of(characters), route) as (ticket, pinned):
             for direction in pinned:
                 async with self.memory.using(direction):
                     translator = BlockingTranslator(direction, ticket)

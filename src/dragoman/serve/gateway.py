@@ -187,7 +187,8 @@ class Gateway:
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes], is_shared: bool) -> Response | None:
         """Return the answer of requests that are not passed on.  is_shared: whether its origin is permitted."""
         received, host, key = scope["headers"], headers.get(b"host", b""), error_key(scope["path"])
-        if not self.is_accepted(host) or [name for name, _ in received].count(b"host") > 1:
+        is_repeated = len(headers) < len(received) and [name for name, _ in received].count(b"host") > 1
+        if is_repeated or not self.is_accepted(host):
             return PlainTextResponse("Invalid host header", 400)
         address = len(scope["path"]) + len(scope["query_string"])
         size = address + sum(map(len, chain.from_iterable(received)))

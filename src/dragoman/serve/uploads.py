@@ -105,7 +105,7 @@ async def translate_upload(
     with reservation:
         client, detected = reservation.client.name, []
         if source is None:
-            with directions.admitted(client, tokens_of(upload.characters)) as ticket:
+            with directions.admitted(client, tokens_of(upload.characters)) as (ticket, _):
                 text = await directions.in_thread(ticket, document_text, upload.data, upload.format)
             detected = identify(directions, text)
         route = route_of(directions, source or detected[0][0], target)

@@ -92,23 +92,16 @@ class _Protocol(HttpToolsProtocol):
             self.transport.write(_TOO_LARGE)
             self.transport.close()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._limit is not None:  # fields that follow the body are dropped
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         self._held = 0
         self._cancel(self._limit)
         self._limit = None
         super().on_headers_complete()
+        self.headers = []  # for fields that follow the body, which are dropped
 
     def on_body(self, body: bytes) -> None:
         self._held = 0
         super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._held = 0
-        super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: a request to upgrade is answered in HTTP, and uvicorn's advice to install a library is wrong."""

@@ -93,7 +93,7 @@ class PieceTranslator(Translator):
 
     def __init__(self, function: Callable[[list[str]], list[str]]) -> None:
         tokenizer = Pieces()
-        super().__init__(PieceBackend(tokenizer, function), tokenizer, max_source=10_000)  # type: ignore[arg-type]
+        super().__init__(PieceBackend(tokenizer, function), tokenizer, max_source=1000)  # type: ignore[arg-type]
         self.describe_data(None, ("en", "de"))
         self.calls: list[list[str]] = []
         self.given: dict[str, Any] = {}

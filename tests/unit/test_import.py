@@ -225,8 +225,10 @@ def test_damaged_vocabularies(content: bytes, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("name", ["source.spm", "target.spm"])
 def test_damaged_sentencepiece_models(name: str, checkpoint: Path) -> None:
-    (checkpoint / name).write_bytes(b"\x80\x04K\x01.")
-    assert "cannot be read by sentencepiece" in refusal(checkpoint)
+    undamaged = (checkpoint / name).read_bytes()
+    for content in (b"\x80\x04K\x01.", b"", undamaged.replace(b"\xe2\x96\x81", b"\xff\x96\x81", 1)):
+        (checkpoint / name).write_bytes(content)
+        assert "cannot be read by sentencepiece" in refusal(checkpoint)
 
 
 # ------------------------------------------------------------------------------------------------------------- pickles
@@ -239,7 +241,7 @@ def test_a_crafted_pickle_does_not_execute(name: str, checkpoint: Path, tmp_path
     torch.save({"weight": ATTACKS["mkdir"](target).payload}, checkpoint / name)
     message = refusal(checkpoint)
     assert not target.exists()
-    assert "it could run code" in message if name.endswith(".bin") else "not a safetensors file" in message
+    assert "which could run code" in message if name.endswith(".bin") else "not a safetensors file" in message
     (checkpoint / name).rename(checkpoint / "attack.bin")
     torch.load(checkpoint / "attack.bin", weights_only=False)
     assert target.exists()  # the attack works where pickles are executed
@@ -250,6 +252,17 @@ def test_damaged_pickles(content: bytes, checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").unlink()
     (checkpoint / "pytorch_model.bin").write_bytes(content)
     assert "pytorch_model.bin" in refusal(checkpoint)
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_tensor_that_is_larger_than_its_storage(legacy: bool, checkpoint: Path) -> None:
+    """Copied, it would have 4 TB."""
+    (checkpoint / "model.safetensors").unlink()
+    tensors = {"weight": torch.zeros(1).expand(1 << 40)}
+    torch.save(tensors, checkpoint / "pytorch_model.bin", _use_new_zipfile_serialization=not legacy)
+    assert ("more numbers than the file stores" if legacy else "exceeds its storage of 1 numbers") in refusal(
+        checkpoint
+    )
 
 
 def test_sharded_weights(checkpoint: Path, tmp_path: Path) -> None:

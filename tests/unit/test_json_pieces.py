@@ -157,6 +157,17 @@ def test_damaged_ids(fields: dict[str, Any] | bytes, tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
+def test_a_panic_is_an_error(tmp_path: Path) -> None:
+    """Of patterns that take too long for a text, `tokenizers` panics; the exception is not an Exception."""
+    document = json.loads(imported("byte-level")[0].files()[TOKENIZER_JSON])
+    document["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": ""}
+    write(tmp_path, json.dumps(document).encode())
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode_source("a dog")
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json: .*retry-limit"):
+        tokenizer.encode_source("x" * 60)
+
+
 def test_missing_files_and_a_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelFolderError, match=r"tokenizer\.json and token_ids\.json"):
         Tokenizer.load(tmp_path)

@@ -51,6 +51,7 @@ from dragoman.formats.usage import marian_page
 from dragoman.io.reading import protobuf_field, protobuf_fields
 from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import BOS, EOS, PAD, SPECIAL_NAMES, UNK, Tokenizer
+from dragoman.tokenizers.pieces import read_sentencepiece
 
 PROGRAM = "Marian"
 QUANTIZATIONS: tuple[str, ...] = ("float32",)
@@ -210,8 +211,7 @@ def _is_listed(tokenizer: Tokenizer) -> bool:
     source, target, *_ = tokenizer.models
     sides = ((source, tokenizer.lists.source), (target or source, tokenizer.lists.target or tokenizer.lists.source))
     for content, listed in sides:
-        model = spm.SentencePieceProcessor(model_proto=content)
-        pieces = [str(model.id_to_piece(i)) for i in range(model.get_piece_size())]
+        pieces = read_sentencepiece(content)[1]
         if listed != renamed(pieces, [-1, 1, -1, 0, *range(2, len(pieces))]):  # the order of an import
             return True
     return False

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dragoman.errors import UsageError
+from dragoman.errors import ModelFolderError, UsageError
 from dragoman.extras import extra_package
 from dragoman.tokenizers.pieces import EOS, SPACE, SPECIAL_NAMES, UNK, Pieces, Spans, parse_object
 
@@ -114,10 +114,10 @@ class JsonPieces(Pieces):
         return [self._ids.get(piece, UNK) for piece in pieces]
 
     def encode(self, text: str) -> list[int]:
-        return [self._ours[token] for token in self._model.encode(text, add_special_tokens=False).ids]
+        return [self._ours[token] for token in self._encoding(text).ids]
 
     def encode_with_spans(self, text: str) -> tuple[list[int], Spans]:
-        encoding = self._model.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text)
         return [self._ours[token] for token in encoding.ids], _disjoint(encoding.offsets)
 
     def sample(self, text: str, rate: float, rng: random.Random) -> list[int]:
@@ -141,7 +141,11 @@ class JsonPieces(Pieces):
         return text, list(zip([0, *ends], ends, strict=False))
 
     def _text(self, theirs: Sequence[int]) -> str:
-        return str(self._model.decode([token for token in theirs if token not in self._hidden]))
+        shown = [token for token in theirs if token not in self._hidden]
+        return str(called(TOKENIZER_JSON, self._model.decode, shown))
+
+    def _encoding(self, text: str) -> Any:
+        return called(TOKENIZER_JSON, self._model.encode, text, add_special_tokens=False)
 
     @cached_property
     def _hidden(self) -> set[int]:
@@ -190,15 +194,31 @@ def _shown_bytes(token: str) -> str:
 def _loaded(content: bytes) -> Any:
     """Return the model of a `tokenizer.json`.  Raises ValueError, UsageError."""
     package = extra_package("tokenizers", "tokenizers", f"a tokenizer of Hugging Face ({TOKENIZER_JSON})")
-    try:
+
+    def load() -> Any:
         model = package.Tokenizer.from_str(content.decode())
         if isinstance(model.model, package.models.Unigram):
             model = package.Tokenizer.from_str(_without_special_text(content, model))
-    except BaseException as error:  # a panic of Rust is not an Exception
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-            raise
-        raise ValueError(f"{TOKENIZER_JSON}: {' '.join(str(error).split())[:200]}") from None
-    return model
+        return model
+
+    return called(TOKENIZER_JSON, load)
+
+
+class TokenizerFailure(ModelFolderError, ValueError):
+    """`tokenizers` cannot read a file, or fails on a text, as with patterns that take too long."""
+
+
+def called(file: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function of `tokenizers`.  Raises TokenizerFailure, with the name of a file, for any error.
+
+    Its errors are of no class of their own, and a panic of Rust is not even an Exception.
+    """
+    try:
+        return function(*arguments, **options)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise TokenizerFailure(f"{file}: {' '.join(str(error).split())[:200]}") from None
 
 
 def _without_special_text(content: bytes, model: Any) -> str:

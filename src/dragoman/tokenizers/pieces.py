@@ -98,6 +98,18 @@ class Pieces(ABC):
         return token in (PAD, BOS, EOS)
 
 
+def read_sentencepiece(content: bytes) -> tuple[spm.SentencePieceProcessor, list[str]]:
+    """Return a serialized model and its pieces.  Raises RuntimeError if it is damaged, as sentencepiece does."""
+    model = spm.SentencePieceProcessor(model_proto=content)
+    try:
+        pieces = list(model.id_to_piece(list(range(model.get_piece_size()))))
+    except UnicodeDecodeError as error:
+        raise RuntimeError(f"a piece is not valid UTF-8 ({error})") from None
+    if not pieces:  # sentencepiece accepts an empty file
+        raise RuntimeError("no pieces")
+    return model, pieces
+
+
 class SentencePieces(Pieces):
     """The pieces of a sentencepiece model, with its ids."""
 

@@ -11,13 +11,22 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-import sentencepiece as spm
-
 from dragoman.errors import DataError, ModelFolderError, UsageError, nearest
 from dragoman.io.reading import COPY_AGAIN, read_bytes, read_json
 from dragoman.tokenizers.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, JsonPieces, is_tokenizer_json
 from dragoman.tokenizers.listed_pieces import PIECES_FILE, ListedPieces, PieceLists, SentinelPieces
-from dragoman.tokenizers.pieces import BOS, BYTES_FILE, EOS, PAD, UNK, BytePieces, Pieces, SentencePieces, is_bytes_file
+from dragoman.tokenizers.pieces import (
+    BOS,
+    BYTES_FILE,
+    EOS,
+    PAD,
+    UNK,
+    BytePieces,
+    Pieces,
+    SentencePieces,
+    is_bytes_file,
+    read_sentencepiece,
+)
 from dragoman.tokenizers.templates import (
     LANGUAGES_FILE,
     TEXT,
@@ -375,8 +384,8 @@ def _sides(source: bytes, target: bytes | None, pieces: bytes | None) -> tuple[P
     if pieces is not None and is_tokenizer_json(source):
         both = JsonPieces(source, pieces)
         return both, both, True
-    model = SentencePieces(spm.SentencePieceProcessor(model_proto=source))
-    other = model if target is None else SentencePieces(spm.SentencePieceProcessor(model_proto=target))
+    model = SentencePieces(read_sentencepiece(source)[0])
+    other = model if target is None else SentencePieces(read_sentencepiece(target)[0])
     if pieces is None:
         return model, other, target is None
     lists = PieceLists.parse(pieces)

@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import sentencepiece as spm
 import torch
 from torch import Tensor
 
@@ -48,6 +47,7 @@ from dragoman.formats.importing.tokenizer_json import json_vocabulary
 from dragoman.tokenizers import BOS, EOS, Tokenizer
 from dragoman.tokenizers.json_pieces import TokenIds
 from dragoman.tokenizers.listed_pieces import PieceLists
+from dragoman.tokenizers.pieces import read_sentencepiece
 from dragoman.tokenizers.templates import Templates
 
 compare = compare_translators
@@ -217,9 +217,8 @@ def _byte_level(checkpoint: Checkpoint, size: int, start: int) -> ImportedVocabu
 
 def _pieces(checkpoint: Checkpoint, model: bytes) -> list[str]:
     """Return the pieces by id, without languages.  Raises DragomanError, ProblemList, RuntimeError."""
-    processor = spm.SentencePieceProcessor(model_proto=model)
     if checkpoint.settings.get("model_type") != "m2m_100" or not (checkpoint.folder / "vocab.json").exists():
-        return [*_FAIRSEQ, *(processor.id_to_piece(i) for i in range(3, processor.get_piece_size()))]
+        return [*_FAIRSEQ, *read_sentencepiece(model)[1][3:]]
     pieces = pieces_by_id(checkpoint.json("vocab.json"), "vocab.json")
     if pieces[:4] != _FAIRSEQ:
         raise ProblemList([f"vocab.json: the ids 0 to 3 are {pieces[:4]}; accepted: {_FAIRSEQ}"])

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from dragoman.errors import DragomanError, UsageError
 from dragoman.extras import extra_package
-from dragoman.io.reading import read_bytes, read_json
+from dragoman.formats.importing.unpickler import PickledCheckpoint
+from dragoman.io.reading import open_regular, read_bytes, read_json
 from dragoman.io.weights import load_file
 
 _ADVICE = "Download the folder again, completely."
@@ -98,7 +99,14 @@ def load_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
 
 def _load_pickle(path: Path) -> dict[str, Tensor]:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(path) as file:
+            is_legacy = not zipfile.is_zipfile(file)
+        if is_legacy:  # of PyTorch before 1.6
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        else:  # torch would decompress members, to any size
+            pickled = PickledCheckpoint(path)
+            names = pickled.content if isinstance(pickled.content, dict) else {"": None}
+            content = {str(name): value for name, value in names.items()} | pickled.tensors(names)
     except FileNotFoundError:
         raise UsageError(f"{path}: missing. {_ADVICE}") from None
     except pickle.UnpicklingError as error:
@@ -112,6 +120,8 @@ def _load_pickle(path: Path) -> dict[str, Tensor]:
         raise UsageError(f"{path}: not a PyTorch file, or truncated ({reason}). {_ADVICE}") from None
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise UsageError(f"{path}: holds other objects than tensors by name; accepted: a state_dict")
+    if larger := [name for name, t in content.items() if t.numel() * t.itemsize > t.untyped_storage().nbytes()]:
+        raise UsageError(f"{path}: {', '.join(map(str, larger[:9]))}: more numbers than the file stores. {_ADVICE}")
     return {str(name): value for name, value in content.items()}
 
 

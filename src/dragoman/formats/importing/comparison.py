@@ -29,7 +29,7 @@ from dragoman.formats.parity import CheckText, ExternalRuntime, ParityCase, comp
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
-from dragoman.tokenizers.json_pieces import TOKENIZER_JSON
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, called
 
 _BATCH = 32
 _OTHER_SPACES = ("MBartTokenizer", "MBart50Tokenizer", "NllbTokenizer")
@@ -53,7 +53,11 @@ def calling(what: str) -> Iterator[None]:
     log.disable_progress_bar()
     try:
         yield
-    except Exception as error:  # any: the settings of a checkpoint reach most of its code
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except (
+        BaseException
+    ) as error:  # any: settings of a checkpoint reach most of its code, also that in Rust, which panics
         if is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:300]
@@ -241,17 +245,18 @@ class ReferenceTokenizer:
         return " ".join(unicodedata.normalize("NFKC", text.replace("\N{ZERO WIDTH SPACE}", " ")).split())
 
     def encode_source(self, text: str) -> list[int]:
-        return [self.source[token] for token in self.tokenizer(text).input_ids]
+        return [self.source.get(token, -1) for token in called(self.name, self.tokenizer, text).input_ids]
 
     def encode_target(self, text: str) -> list[int]:
-        ids = list(self.tokenizer(text_target=text).input_ids)
+        ids = list(called(self.name, self.tokenizer, text_target=text).input_ids)
         if self.end in ids[:-1]:  # labels, of which the model moves the language to the start of its input
             first = self.theirs[BOS]
             ids = ids[:-1] if ids[-1] == first else [ids[-1], *ids[:-1]]
-        return [self.target[token] for token in ids]
+        return [self.target.get(token, -1) for token in ids]
 
     def decode_target(self, ids: Sequence[int]) -> str:
-        text = str(self.tokenizer.decode([self.theirs[token] for token in ids], skip_special_tokens=True))
+        theirs = [self.theirs[token] for token in ids]
+        text = str(called(self.name, self.tokenizer.decode, theirs, skip_special_tokens=True))
         return text.strip() if self.name in _OTHER_SPACES else text
 
 
@@ -270,8 +275,8 @@ class CausalTokenizer(ReferenceTokenizer):
         return self.encode_target(text)
 
     def encode_target(self, text: str) -> list[int]:
-        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        return [*(self.target[token] for token in ids), EOS]
+        options = {"add_special_tokens": False, "split_special_tokens": True}
+        return [*(self.target.get(i, -1) for i in called(self.name, self.tokenizer, text, **options).input_ids), EOS]
 
 
 class SentencepieceReference:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import sentencepiece as spm
-
 from dragoman.errors import DragomanError
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import NEVER, ImportedVocabulary, ProblemList, integer_problems
@@ -21,6 +19,7 @@ from dragoman.formats.importing.name_tables import AxisOrder, Rule
 from dragoman.formats.importing.tokenizer_json import json_vocabulary
 from dragoman.tokenizers import EOS
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
+from dragoman.tokenizers.pieces import read_sentencepiece
 
 OUTPUT_BIAS = {"output.bias": Rule(("lm_head.bias",), ("logits",), added=NEVER, optional=True)}
 _MAX_TOKENS = 65_536
@@ -77,7 +76,7 @@ def _unknown(checkpoint: Checkpoint) -> int | None:
             model = checkpoint.json(TOKENIZER_JSON)["model"]
             unknown = model["unk_id"] if "unk_id" in model else model["vocab"].get(model.get("unk_token"))
         elif (checkpoint.folder / "tokenizer.model").exists():
-            unknown = spm.SentencePieceProcessor(model_proto=checkpoint.bytes("tokenizer.model")).unk_id()
+            unknown = read_sentencepiece(checkpoint.bytes("tokenizer.model"))[0].unk_id()
         else:
             return None
     except (DragomanError, LookupError, TypeError, AttributeError, RuntimeError):

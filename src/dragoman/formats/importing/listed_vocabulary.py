@@ -14,6 +14,7 @@ from dragoman.formats.importing.family import ImportedVocabulary, ProblemList, c
 from dragoman.io.reading import protobuf_field, protobuf_fields
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.tokenizers.listed_pieces import PieceLists
+from dragoman.tokenizers.pieces import read_sentencepiece
 from dragoman.tokenizers.templates import NO_SOURCE_END
 
 _SUFFIXES = (".model", ".spm")
@@ -117,8 +118,7 @@ def toolkit_vocabulary(
 def _check_belongs(content: bytes, path: Path, listed: TokenList) -> None:
     """Raise ProblemList if a sentencepiece model cannot be read, or belongs to another vocabulary."""
     with reading_vocabulary(path.name):
-        model = spm.SentencePieceProcessor(model_proto=content)
-    pieces = {str(model.id_to_piece(i)) for i in range(model.get_piece_size())}
+        pieces = set(read_sentencepiece(content)[1])
     rest = [token for i, token in enumerate(listed.tokens) if i not in listed.special]
     known = sum(token in pieces for token in rest)
     if known < _LEAST_KNOWN * len(rest):

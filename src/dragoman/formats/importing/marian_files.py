@@ -44,6 +44,7 @@ from dragoman.formats.importing.numpy_reference import NumpyTransformer, Searche
 from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from dragoman.tokenizers.listed_pieces import PieceLists
+from dragoman.tokenizers.pieces import read_sentencepiece
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
@@ -156,10 +157,10 @@ def _model_and_pieces(checkpoint: MarianCheckpoint, side: str, path: Path) -> tu
         return content, listed
     content = checkpoint.bytes(path.name)
     with reading_vocabulary(f"{path}:"):
-        model = spm.SentencePieceProcessor(model_proto=content)
+        model, pieces = read_sentencepiece(content)
     if (special := (model.eos_id(), model.unk_id())) != (0, 1):
         raise ProblemList([f"{path}: the ids of </s> and <unk> are {special}; accepted: (0, 1), as Marian trains it"])
-    return content, [str(model.id_to_piece(token)) for token in range(model.get_piece_size())]
+    return content, pieces
 
 
 def _has_own_specials(checkpoint: MarianCheckpoint, models: Sequence[bytes]) -> bool:

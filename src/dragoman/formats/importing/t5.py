@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import sentencepiece as spm
 import torch
 
 from dragoman.config import parse_config
@@ -44,7 +43,7 @@ from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS, SPECIAL_NAMES, UNK, Tokenizer
 from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
 from dragoman.tokenizers.listed_pieces import PieceLists
-from dragoman.tokenizers.pieces import BYTES_FILE, BytePieces
+from dragoman.tokenizers.pieces import BYTES_FILE, BytePieces, read_sentencepiece
 
 _SIZES = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads", "vocab_size")
 _DEFAULTS: dict[str, Any] = {
@@ -157,11 +156,8 @@ def _listed(checkpoint: Checkpoint, size: int, values: Mapping[str, Any], sentin
         _order(size, {UNK: 2, BOS: values["pad_token_id"], EOS: values["eos_token_id"]})  # checks the ids
         return json_vocabulary(checkpoint, TokenIds((None, 2, values["pad_token_id"], values["eos_token_id"]), size))
     content = checkpoint.bytes("spiece.model")
-    if not content:
-        raise ProblemList(["spiece.model is empty"])
     with reading_vocabulary("spiece.model"):
-        model = spm.SentencePieceProcessor(model_proto=content)
-        pieces = [str(model.id_to_piece(token)) for token in range(model.get_piece_size())]
+        model, pieces = read_sentencepiece(content)
     if len(pieces) + sentinels > size:
         raise ProblemList(
             [f"vocab_size = {size:,}, but spiece.model has {len(pieces):,} pieces, and {sentinels} sentinels follow"]

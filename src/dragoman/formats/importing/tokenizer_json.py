@@ -13,7 +13,8 @@ from dragoman.extras import extra_package
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import ImportedVocabulary, ProblemList
 from dragoman.tokenizers import EOS, Tokenizer
-from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds
+from dragoman.tokenizers.json_pieces import TOKENIZER_JSON, TokenIds, called, is_tokenizer_json
+from dragoman.tokenizers.pieces import read_sentencepiece
 
 
 def json_vocabulary(checkpoint: Checkpoint, ids: TokenIds) -> ImportedVocabulary:
@@ -24,6 +25,8 @@ def json_vocabulary(checkpoint: Checkpoint, ids: TokenIds) -> ImportedVocabulary
     """
     try:
         content = _content(checkpoint, ids)
+        if not is_tokenizer_json(content):
+            raise ValueError(f"{TOKENIZER_JSON}: not a JSON object")
         tokenizer = Tokenizer(content, None, ids.file())
         tokenizer.encode_target("a b\n")  # a model without a piece for unknown characters fails only here
     except ValueError as error:
@@ -51,10 +54,7 @@ def _byte_level(vocabulary: dict[str, Any], merges: bytes, special: set[str], ch
     lines = [line.rstrip("\r") for line in merges.decode().split("\n")]
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     space = bool(checkpoint.optional_json("tokenizer_config.json").get("add_prefix_space", False))
-    try:
-        model = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=pairs))
-    except Exception as error:  # the package has no exception classes of its own
-        raise ValueError(f"vocab.json and merges.txt: {error}") from None
+    model = package.Tokenizer(called("vocab.json and merges.txt", package.models.BPE, vocab=vocabulary, merges=pairs))
     model.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=space)
     model.decoder = package.decoders.ByteLevel()
     model.add_special_tokens([package.AddedToken(name, special=True, normalized=False) for name in sorted(special)])
@@ -91,27 +91,18 @@ def sentencepiece_json(content: bytes) -> bytes:
     """
     package = extra_package("tokenizers", "tokenizers", "a sentencepiece model (tokenizer.model)")
     try:
-        model = spm.SentencePieceProcessor(model_proto=content)
+        model, pieces = read_sentencepiece(content)
     except RuntimeError as error:
         raise ValueError(f"tokenizer.model cannot be read by sentencepiece: {error}") from None
-    size = model.get_piece_size()
-    vocabulary = {str(model.id_to_piece(token)): token for token in range(size)}
-    try:
-        bpe = package.models.BPE(
-            vocab=vocabulary,
-            merges=_merges(model, vocabulary),
-            unk_token=model.id_to_piece(model.unk_id()),
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-        built = package.Tokenizer(bpe)
-    except Exception as error:  # the package has no exception classes of its own
-        raise ValueError(f"tokenizer.model: {error}") from None
+    vocabulary = {piece: token for token, piece in enumerate(pieces)}
+    merges, unknown = _merges(model, vocabulary), pieces[model.unk_id()]
+    options = {"vocab": vocabulary, "merges": merges, "unk_token": unknown, "fuse_unk": True, "byte_fallback": True}
+    built = package.Tokenizer(called("tokenizer.model", package.models.BPE, **options))
     normalizers, decoders = package.normalizers, package.decoders
     built.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)])
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     built.decoder = decoders.Sequence(steps)
-    special = [str(model.id_to_piece(i)) for i in range(size) if model.is_control(i) or model.is_unknown(i)]
+    special = [piece for i, piece in enumerate(pieces) if model.is_control(i) or model.is_unknown(i)]
     built.add_special_tokens([package.AddedToken(name, special=True, normalized=False) for name in special])
     content_json: bytes = built.to_str().encode()
     _check_samples(model, content_json)
@@ -209,7 +200,7 @@ def _wordpiece_json(checkpoint: Checkpoint, settings: dict[str, Any], names: dic
     package = extra_package("tokenizers", "tokenizers", "WordPiece (vocab.txt)")
     pieces = checkpoint.bytes("vocab.txt").decode().removesuffix("\n").split("\n")
     vocabulary = {piece.removesuffix("\r"): token for token, piece in enumerate(pieces)}
-    model = package.Tokenizer(package.models.WordPiece(vocabulary, unk_token=names["unk"]))
+    model = package.Tokenizer(called("vocab.txt", package.models.WordPiece, vocabulary, unk_token=names["unk"]))
     accents = settings.get("strip_accents")
     model.normalizer = package.normalizers.BertNormalizer(
         clean_text=True,

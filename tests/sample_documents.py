@@ -51,10 +51,13 @@ class Pieces:
     def source_piece(self, token: int) -> str:
         return self.pieces[token]
 
+    def target_pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self.pieces[i] for i in ids]
+
     def target_ids(self, pieces: Sequence[str]) -> list[int]:
         return [self.pieces.index(piece) for piece in pieces]
 
-    encode_target, target_piece = encode_source, source_piece
+    encode_target = encode_source
 
 
 class PieceBackend(DecodingBackend):

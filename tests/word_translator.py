@@ -48,10 +48,11 @@ class WordTokenizer:
     def target_spans(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         return self.source_spans(self.decode_target(ids))
 
-    def target_piece(self, token: int) -> str:
+    def source_piece(self, token: int) -> str:
         return self.pieces[token]
 
-    source_piece = target_piece
+    def target_pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self.pieces[i] for i in ids]
 
     def target_ids(self, pieces: Sequence[str]) -> list[int]:
         return [self.pieces.index(piece) for piece in pieces]

@@ -12,7 +12,7 @@ from dragoman.data.languages import language_code
 from dragoman.data.literals import has_words
 from dragoman.errors import DataError
 from dragoman.markup.html import translate_html
-from dragoman.markup.segment import Segment, Tag, has_same_words, plain_text, translate_segments
+from dragoman.markup.segment import Segment, Tag, has_same_words, pair_tags, plain_text, translate_segments
 
 if TYPE_CHECKING:
     from dragoman.pipelines.glossary import Term
@@ -339,18 +339,8 @@ class MarkedText:
 def pair_marks(items: Sequence[str | Mark]) -> MarkedText:
     """Return the segment of texts and marks.  Marks without a partner, pairs that overlap, and pairs
     inside of 100 others become empty tags."""
-    partners: dict[int, int] = {}  # index of the close mark -> index of the open mark
-    open_marks: list[tuple[int, str]] = []
-    for index, item in enumerate(items):
-        if isinstance(item, str):
-            continue
-        if item.role == "open" and len(open_marks) < _MAX_DEPTH:
-            open_marks.append((index, item.key))
-        elif item.role == "close":
-            opening = next((i for i in reversed(range(len(open_marks))) if open_marks[i][1] == item.key), None)
-            if opening is not None:
-                partners[index] = open_marks[opening][0]
-                del open_marks[opening:]
+    tags = (("", "") if isinstance(item, str) else (item.role, item.key) for item in items)
+    partners = pair_tags(tags, _MAX_DEPTH)
     opened = set(partners.values())
     segment: Segment = []
     marks: dict[tuple[str, int], Mark] = {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.errors import UsageError
-from dragoman.markup.segment import Segment, Tag, has_same_words, plain_text, translate_segments
+from dragoman.markup.segment import Segment, Tag, has_same_words, pair_tags, plain_text, translate_segments
 
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator
@@ -139,27 +139,12 @@ def _raw(items: Iterable[Item]) -> str:
 
 def _pair(items: Sequence[Item]) -> list[Item]:
     """Return items whose tags are well nested: tags without a counterpart become empty tags."""
-    result = list(items)
-    opened: list[int] = []
-    waiting: dict[str, int] = {}
-    for index, item in enumerate(items):
-        if item.kind == "open" and len(opened) < MAX_DEPTH:
-            opened.append(index)
-            waiting[item.name] = waiting.get(item.name, 0) + 1
-        elif item.kind == "open":
-            result[index] = Item("empty", item.raw)
-        elif item.kind == "close":
-            if not waiting.get(item.name):
-                result[index] = Item("empty", item.raw)
-                continue
-            while items[opened[-1]].name != item.name:
-                result[opened[-1]] = Item("empty", items[opened[-1]].raw)
-                waiting[items[opened.pop()].name] -= 1
-            waiting[item.name] -= 1
-            opened.pop()
-    for index in opened:
-        result[index] = Item("empty", items[index].raw)
-    return result
+    partners = pair_tags(((item.kind, item.name) for item in items), MAX_DEPTH)
+    kept = {*partners, *partners.values()}
+    return [
+        Item("empty", item.raw) if item.kind in ("open", "close") and index not in kept else item
+        for index, item in enumerate(items)
+    ]
 
 
 def _merge_textless(items: Sequence[Item]) -> list[Item]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,6 +40,27 @@ Segment = list[str | Tag]
 def plain_text(segment: Segment) -> str:
     """Return the text of a segment without its tags."""
     return "".join(item for item in segment if isinstance(item, str))
+
+
+def pair_tags(tags: Iterable[tuple[str, str]], max_depth: int) -> dict[int, int]:
+    """Return the index of the open tag of each close tag, by the index of the close tag; these pairs are well nested.
+
+    tags: kind and name of each item.  A close tag belongs to the last open tag of its name.  Tags between the two that
+    are still open, and tags inside of `max_depth` pairs, have no partner.
+    """
+    partners: dict[int, int] = {}
+    opened: list[tuple[int, str]] = []
+    waiting: Counter[str] = Counter()
+    for index, (kind, name) in enumerate(tags):
+        if kind == "open" and len(opened) < max_depth:
+            opened.append((index, name))
+            waiting[name] += 1
+        elif kind == "close" and waiting[name]:
+            last = None
+            while last != name:
+                partners[index], last = opened.pop()
+                waiting[last] -= 1
+    return partners
 
 
 def has_same_words(text: str, translation: str) -> bool:

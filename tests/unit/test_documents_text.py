@@ -389,6 +389,9 @@ def test_csv_columns_are_chosen_by_name_or_number() -> None:
     assert translated("csv", source, columns=[2]).decode() == "id,text,NOTE\na b,c d,E F\n"
     with pytest.raises(UsageError, match=r"no column 'txt' \(did you mean 'text'\?\); accepted: 'id', 'text', 'note'"):
         translated("csv", source, columns=["txt"])
+    with pytest.raises(UsageError, match=r"no column 'yyy.*accepted: 'xxx") as caught:
+        translated("csv", "x" * 9000 + ",a\n", columns=["y" * 9000])
+    assert len(str(caught.value)) < 500
     with pytest.raises(UsageError, match="columns: only for csv and tsv; the format is txt"):
         translated("txt", source, columns=["text"])
     with pytest.raises(UsageError, match="attributes: only for html and epub; the format is csv"):

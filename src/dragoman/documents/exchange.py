@@ -200,7 +200,8 @@ def translate_xliff(data: bytes, translator: DocumentTranslator) -> bytes:
     """
     root, source, encode = parse_xml(data, _PREFIXES)
     if root.name not in ("1:xliff", "2:xliff"):
-        raise DataError(f"the root element is <{root.name}>; accepted: <xliff> in the namespace of version 1.2 or 2.0")
+        name = clip(root.name, 40)
+        raise DataError(f"the root element is <{name}>; accepted: <xliff> in the namespace of version 1.2 or 2.0")
     for node in root.iter():
         if node.name in ("1:file", "2:xliff"):
             names = ("source-language", "target-language") if node.name == "1:file" else ("srcLang", "trgLang")
@@ -276,7 +277,7 @@ def translate_tmx(data: bytes, translator: DocumentTranslator) -> bytes:
         )
     root, source, encode = parse_xml(data, {})
     if root.name != "tmx":
-        raise DataError(f"the root element is <{root.name}>; accepted: a TMX file, whose root is <tmx>")
+        raise DataError(f"the root element is <{clip(root.name, 40)}>; accepted: a TMX file, whose root is <tmx>")
     edits = Edits(source)
     found: list[_TmxTranslation] = []
     languages: set[str | None] = set()
@@ -295,7 +296,7 @@ def translate_tmx(data: bytes, translator: DocumentTranslator) -> bytes:
         if segment is not None and segment.text.strip() and (target is None or not target.text.strip()):
             found.append(_TmxTranslation(unit, segment, variant if target else None, target_language, edits))
     if language_code(source_language) not in languages:
-        known = ", ".join(sorted(filter(None, languages))) or "none"
+        known = clip(", ".join(sorted(filter(None, languages))), 200) or "none"
         raise DataError(
             f"no unit has a variant in {source_language!r}, the source language of the model (has: {known})"
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from dragoman.documents.segments import DocumentTranslator, find_marks, is_identifier, source_text, translate_messages
-from dragoman.errors import DataError, UsageError, nearest
+from dragoman.errors import DataError, UsageError, clip, nearest
 from dragoman.io.reading import declared_charset
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
@@ -167,10 +167,11 @@ def _numbers(header: Sequence[_Cell], columns: Sequence[str | int]) -> set[int]:
     for column in columns:
         number = names.index(column) if column in names else column
         if not isinstance(number, int) or not 0 <= number < len(names):
-            known = ", ".join(map(repr, names[:20]))
+            known = clip(", ".join(map(repr, names[:20])), 300)
             hint = nearest(column, names) if isinstance(column, str) else ""
             raise UsageError(
-                f"no column {column!r}{hint}; accepted: {known}, the names in the first row, or 0 to {len(names) - 1}"
+                f"no column {column!r:.60}{hint}; accepted: {known}, the names in the first row, or 0 to "
+                f"{len(names) - 1}"
             )
         numbers.add(number)
     return numbers

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from dragoman.data.languages import language_code
 from dragoman.data.literals import has_words
-from dragoman.errors import DataError
+from dragoman.errors import DataError, clip
 from dragoman.markup.html import translate_html
 from dragoman.markup.segment import Segment, Tag, has_same_words, pair_tags, plain_text, translate_segments
 
@@ -85,7 +85,7 @@ class DocumentTranslator:
         for side, found, own in zip(("source", "target"), (source, target), self.languages, strict=True):
             if found and own and language_code(found) != language_code(own):
                 raise DataError(
-                    f"its {side} language is {found!r}, but the model translates from {self.languages[0]} to "
+                    f"its {side} language is {clip(found, 40)!r}, but the model translates from {self.languages[0]} to "
                     f"{self.languages[1]}; use a model for these languages, or correct the language of the file"
                 )
 

@@ -29,11 +29,13 @@ class Pieces:
 
     def __init__(self) -> None:
         self.pieces = ["<pad>", "<unk>", "<s>", "</s>"]
+        self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
 
     def number(self, piece: str) -> int:
-        if piece not in self.pieces:
+        if piece not in self._numbers:
+            self._numbers[piece] = len(self.pieces)
             self.pieces.append(piece)
-        return self.pieces.index(piece)
+        return self._numbers[piece]
 
     def encode_source(self, text: str) -> list[int]:
         return [*map(self.number, TOKEN.findall(text)), EOS]

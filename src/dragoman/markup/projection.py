@@ -38,8 +38,10 @@ _SPACELESS = (
 )  # fmt: skip
 """Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana and Han."""
 _JOINER = "\u200d"
-_MOST_UNITS = 200
-"""Maximum number of units of a block that is aligned by position."""
+_MOST_UNITS, _MOST_ATTENDED = 200, 1000
+"""Maximum number of units of a block that is aligned by position, and by attention, which rarely has as many tokens."""
+_LONGEST_MARK = 9
+"""Digits of the mark of a footnote."""
 _DIAGONAL, _EQUAL = 2.0, 2.0
 """Preference for units at the same relative position and for equal units (bench/markup.py, commit a1d07576)."""
 
@@ -161,13 +163,15 @@ def _blocks(tokenizer: Tokenizer, region: Region, cuts: Collection[int], attenti
     if region.target != region.source:
         target = find_units(region.target, _starts(region.target, target_pieces), _copied_cuts(region, cuts))
     without_end = (len(target_pieces) + 1, len(source_pieces))
-    if attention is not None and attention.shape in (without_end, (without_end[0], without_end[1] + 1)):
+    units = max(len(source), len(target))
+    shapes = (without_end, (without_end[0], without_end[1] + 1))
+    if attention is not None and attention.shape in shapes and units <= _MOST_ATTENDED:
         in_source = _shares(len(region.source), source_pieces, source)
         in_target = _shares(len(region.target), target_pieces, target)
         weights = in_target.T @ attention[:-1, : len(source_pieces)] @ in_source
         yield _block(region, source, target, weights)
         return
-    count = max(1, math.ceil(max(len(source), len(target)) / _MOST_UNITS))
+    count = max(1, math.ceil(units / _MOST_UNITS))
     for i in range(count):
         ours, theirs = (u[i * len(u) // count : (i + 1) * len(u) // count] for u in (source, target))
         yield _block(region, ours, theirs, None)
@@ -179,9 +183,10 @@ def _block(region: Region, source: Sequence[Span], target: Sequence[Span], atten
         weights: Floats = np.eye(len(source))
     else:
         units = np.ones((len(target), len(source))) if attention is None else attention
-        words = [region.source[a:b].casefold() for a, b in source]
-        equal = [[word == region.target[a:b].casefold() for word in words] for a, b in target]  # in all but case
-        weights = _unit_weights(units, np.array(equal, float).reshape(units.shape), attention is not None)
+        numbers: dict[str, int] = {}  # of words that are equal in all but case
+        ours = [numbers.setdefault(region.source[a:b].casefold(), len(numbers)) for a, b in source]
+        theirs = [numbers.setdefault(region.target[a:b].casefold(), len(numbers)) for a, b in target]
+        weights = _unit_weights(units, np.array(theirs)[:, None] == np.array(ours), attention is not None)
     start, first = region.start, region.first
     return Block([(a + start, b + start) for a, b in source], [(a + first, b + first) for a, b in target], weights)
 
@@ -194,16 +199,21 @@ def _copied_cuts(region: Region, cuts: Collection[int]) -> set[int]:
     if not cuts:
         return set()
     found: set[int] = set()
-    words = [(a, b) for a, b in find_units(region.source) if any(a < cut < b for cut in cuts)]
-    for a, b in words:
-        inside = sorted(cut - a for cut in cuts if a < cut < b)
-        word, tail = region.source[a:b], region.source[a + inside[-1] : b]
-        for c, d in find_units(region.target):
-            translated = region.target[c:d]
-            if translated == word:
-                found.update(c + cut for cut in inside)
-            elif tail.isdigit() and translated.endswith(tail) and not translated.isdigit():
-                found.add(d - len(tail))
+    ordered = sorted(cuts)
+    divided: dict[str, set[int]] = {}  # by the word
+    marks: set[str] = set()
+    for a, b in find_units(region.source):
+        inside = ordered[bisect_right(ordered, a) : bisect_left(ordered, b)]
+        if inside:
+            divided.setdefault(region.source[a:b], set()).update(cut - a for cut in inside)
+            marks.add(region.source[inside[-1] : b])
+    for a, b in find_units(region.target):
+        word = region.target[a:b]
+        if word in divided:
+            found.update(a + cut for cut in divided[word])
+        elif not word.isdigit():
+            ends = (b - size for size in range(1, _LONGEST_MARK + 1))
+            found.update(end for end in ends if end > a and (mark := region.target[end:b]) in marks and mark.isdigit())
     return found
 
 

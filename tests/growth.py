@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import time
@@ -10,9 +11,9 @@ from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-SMALL, LARGE = 4_000, 64_000
-"""Characters of the inputs that are compared."""
-TOO_STEEP = 1.3 * LARGE / SMALL
+LARGE = 64_000
+"""Characters of the larger of the texts that are compared; the other has a 16th of it."""
+TOO_STEEP = 1.3 * 16
 FLOOR = 0.05
 """CPU seconds for the large input from which no growth is read: 0.8 us per character."""
 
@@ -22,31 +23,38 @@ _TINY = [int(16 * 1.25**step) for step in range(19)]
 
 
 def cpu(run: Callable[[Any], object], text: Any) -> float:
-    begun = time.thread_time()
-    run(text)
-    return time.thread_time() - begun
+    gc.disable()  # its time depends on other tests
+    try:
+        begun = time.thread_time()
+        run(text)
+        return time.thread_time() - begun
+    finally:
+        gc.enable()
 
 
-def steepness(run: Callable[[Any], object], make: Callable[[int], Any], floor: float = FLOOR) -> float:
-    """Return how many times longer a function takes for `LARGE` characters than for `SMALL`; 0 below the floor.
+def steepness(
+    run: Callable[[Any], object], make: Callable[[int], Any], floor: float = FLOOR, large: int = LARGE
+) -> float:
+    """Return how many times longer a function takes for `large` characters than for a 16th of them; 0 below the floor.
 
     Smaller sizes come first.  They show functions that are far from linear, which would not end, and functions that
     stay below the floor even if the rest of their growth is quadratic.  make: returns a text of about so many
     characters.
     """
-    for size in (*_TINY, SMALL, 4 * SMALL, LARGE):
+    for size in (*_TINY, large // 16, large // 4, large):
         text = make(size)
         taken = cpu(run, text)
-        factor = LARGE / size
+        factor = large / size
         if taken * factor**2 < floor and size >= 250:
             return 0.0
-        if taken > floor and (size == LARGE or taken * factor > 10 * floor):  # measured again, with care
-            smaller = make(size * SMALL // LARGE)
-            before = min(cpu(run, smaller) for _ in range(5))
-            if taken < 20 * floor:
-                taken = min(taken, *(cpu(run, text) for _ in range(2)))
-            ratio = taken / max(before, 1e-6)
-            if ratio > TOO_STEEP * (1 if size == LARGE else 2):
+        if taken > floor and (size == large or taken * factor > 10 * floor):
+            limit = TOO_STEEP * (1 if size == large else 2)
+            for _ in range(3):  # a disturbed measurement is repeated
+                ratio = taken / max(min(cpu(run, make(size // 16)) for _ in range(3)), 1e-6)
+                if ratio <= limit or taken > 20 * floor:
+                    break
+                taken = min(taken, cpu(run, text))
+            if ratio > limit or size == large:
                 return ratio
     return 0.0
 

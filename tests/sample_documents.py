@@ -59,7 +59,7 @@ class Pieces:
     def target_ids(self, pieces: Sequence[str]) -> list[int]:
         return [self.pieces.index(piece) for piece in pieces]
 
-    encode_target = encode_source
+    encode_target, decode_source = encode_source, decode_target
 
 
 class PieceBackend(DecodingBackend):

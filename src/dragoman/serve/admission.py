@@ -207,10 +207,6 @@ class Clients:
         reservation.settle(characters)
         return reservation
 
-    def used(self, client: Client) -> int:
-        """Return the characters of the key of a client in this month, or of all requests without a key."""
-        return self.anonymous if client.key is None else client.key.used
-
 
 class Reservation:
     """Characters that a client is charged; a context that ends with an exception gives them back, unless `kept`."""

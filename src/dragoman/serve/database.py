@@ -366,13 +366,8 @@ class GlossaryStore(Database):
     def add(self, owner: str, name: str, dictionaries: Dictionaries) -> StoredGlossary:
         """Store a glossary.  Raises UsageError if the owner, or all owners together, have too many."""
         created = datetime.now(UTC).isoformat(timespec="microseconds")  # clients expect them, also if they are 0
-        stored = StoredGlossary(str(uuid.uuid4()), name, dictionaries, created)
-        text = _glossary_json(dictionaries)
         with self.transaction() as connection:
-            _check_room(connection, owner, stored.id, text)
-            values = stored.id, owner, name, text, created
-            connection.execute("INSERT INTO multilingual_glossaries VALUES (?, ?, ?, ?, ?)", values)
-        return stored
+            return _store(connection, owner, StoredGlossary(str(uuid.uuid4()), name, dictionaries, created))
 
     def owned_by(self, owner: str) -> list[StoredGlossary]:
         """Return the glossaries of an owner, oldest first."""
@@ -392,14 +387,7 @@ class GlossaryStore(Database):
         """
         with self.transaction() as connection:
             rows = connection.execute(f"{_GLOSSARY_COLUMNS} owner = ? AND id = ?", (owner, identifier)).fetchall()
-            if not rows:
-                return None
-            changed = change(_read_glossary(rows[0]))
-            text = _glossary_json(changed.dictionaries)
-            _check_room(connection, owner, identifier, text)
-            statement = "UPDATE multilingual_glossaries SET name = ?, dictionaries = ? WHERE id = ?"
-            connection.execute(statement, (changed.name, text, identifier))
-        return changed
+            return _store(connection, owner, change(_read_glossary(rows[0]))) if rows else None
 
     def delete(self, owner: str, identifier: str) -> bool:
         """Delete a glossary; return whether the owner had it."""
@@ -407,14 +395,18 @@ class GlossaryStore(Database):
         return self.write(statement, owner, identifier) > 0
 
 
-def _check_room(connection: sqlite3.Connection, owner: str, identifier: str, text: str) -> None:
-    """Raise UsageError if a glossary exceeds the limits, together with all glossaries of other identifiers."""
+def _store(connection: sqlite3.Connection, owner: str, stored: StoredGlossary) -> StoredGlossary:
+    """Store a glossary, in place of one with the same identifier.
+
+    Raises UsageError if it exceeds the limits, together with all glossaries of other identifiers.
+    """
+    text = json.dumps([[*pair, entries] for pair, entries in stored.dictionaries.items()], ensure_ascii=False)
     query = (
         "SELECT count(*), coalesce(sum(length(CAST(dictionaries AS BLOB))), 0) FROM multilingual_glossaries "
         "WHERE id != ?"
     )
-    count, size = connection.execute(f"{query} AND owner = ?", (identifier, owner)).fetchone()
-    _, of_all = connection.execute(query, (identifier,)).fetchone()
+    count, size = connection.execute(f"{query} AND owner = ?", (stored.id, owner)).fetchone()
+    _, of_all = connection.execute(query, (stored.id,)).fetchone()
     new = len(text.encode())
     if count >= _MOST_GLOSSARIES:
         raise UsageError(f"{_MOST_GLOSSARIES:,} glossaries are stored already; delete some first")
@@ -425,11 +417,9 @@ def _check_room(connection: sqlite3.Connection, owner: str, identifier: str, tex
             f"the glossaries of all users have reached the limit of {_MOST_BYTES_OF_ALL >> 20} MiB; "
             "contact the operator of the server"
         )
-
-
-def _glossary_json(dictionaries: Dictionaries) -> str:
-    rows: list[Any] = [[*languages, entries] for languages, entries in dictionaries.items()]
-    return json.dumps(rows, ensure_ascii=False)
+    values = stored.id, owner, stored.name, text, stored.created
+    connection.execute("INSERT OR REPLACE INTO multilingual_glossaries VALUES (?, ?, ?, ?, ?)", values)
+    return stored
 
 
 def _read_glossary(row: tuple[str, str, str, str]) -> StoredGlossary:

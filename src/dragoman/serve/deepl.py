@@ -200,8 +200,9 @@ class DeepL:
         return [{"language": code, "name": english_name(code), "supports_formality": False} for code in codes]
 
     async def usage(self, call: Call) -> dict[str, int]:
-        limit = call.client.key.characters if call.client.key else None
-        return {"character_count": self.clients.used(call.client), "character_limit": limit or _UNLIMITED}
+        if (key := call.client.key) is None:
+            return {"character_count": self.clients.anonymous, "character_limit": _UNLIMITED}
+        return {"character_count": key.used, "character_limit": key.characters or _UNLIMITED}
 
 
 def _markup(values: dict[str, Any]) -> Callable[..., list[str]] | None:

@@ -82,12 +82,6 @@ class Monitor:
         queued = _Histogram("queue_seconds", "Time that searches waited for free rows", _BUCKETS, self.registry)
         computed = _Histogram("search_seconds", "Time of searches without waiting", _BUCKETS, self.registry)
         rows = _Histogram("batch_rows", "Hypotheses decoded together, at the end of a search", _ROWS, self.registry)
-        waiting = Gauge("waiting_sentences", "Sentences that wait for free rows", **named)
-        active = Gauge("active_rows", "Hypotheses that are being decoded", **named)
-        tokens = Gauge("accepted_tokens", "Estimated source tokens of the requests in progress", **named)
-        waiting.set_function(lambda: directions.load()[0])
-        active.set_function(lambda: directions.load()[1])
-        tokens.set_function(lambda: directions.admission.tokens)
 
         def observe(search: Search) -> None:
             queued.observe(search.queued)
@@ -97,6 +91,9 @@ class Monitor:
         directions.observe(observe)
         memory, cache = directions.memory, directions.cache
         for name, description, value in (
+            ("waiting_sentences", "Sentences that wait for free rows", lambda: directions.load()[0]),
+            ("active_rows", "Hypotheses that are being decoded", lambda: directions.load()[1]),
+            ("accepted_tokens", "Source tokens of the requests in progress", lambda: directions.admission.tokens),
             ("loaded_models", "Models in memory", lambda: len(memory.loaded)),
             ("model_bytes", "Weights of the models in memory", lambda: memory.bytes),
             ("cache_bytes", "Translations in the cache", lambda: cache.bytes),

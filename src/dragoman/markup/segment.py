@@ -88,23 +88,31 @@ def translate_segments(translator: Translator, segments: Sequence[Segment], **se
     settings: arguments of `Translator.translate`.  Raises UsageError for invalid settings and tags that are not well
     nested.
     """
+    results: list[Segment] = []
+    for first in range(0, len(segments) or 1, _WINDOW):  # so that only the translations of a window are in memory
+        results += _translate_window(translator, segments[first : first + _WINDOW], first, settings)
+    return results
+
+
+def _translate_window(
+    translator: Translator, segments: Sequence[Segment], first: int, settings: dict[str, Any]
+) -> list[Segment]:
     from dragoman.markup.projection import align_regions, find_regions, project_nodes  # here: they load NumPy
 
     texts = [plain_text(segment) for segment in segments]
-    roots = [_parse(segment, number) for number, segment in enumerate(segments, start=1)]
+    roots = [_parse(segment, number) for number, segment in enumerate(segments, start=first + 1)]
     translations = translator.translate(texts, **settings)
     languages = settings.get("source_language"), settings.get("target_language")
     results: list[Segment] = [[translation.text] if translation.text else [] for translation in translations]
     tagged = [index for index, root in enumerate(roots) if root.children]
-    for first in range(0, len(tagged), _WINDOW):
-        window = tagged[first : first + _WINDOW]
-        lines = [translator.split(texts[i], sentences=settings.get("split"), languages=languages) for i in window]
+    if tagged:
+        lines = [translator.split(texts[i], sentences=settings.get("split"), languages=languages) for i in tagged]
         regions = [
-            find_regions(translator.tokenizer, line, translations[i]) for i, line in zip(window, lines, strict=True)
+            find_regions(translator.tokenizer, line, translations[i]) for i, line in zip(tagged, lines, strict=True)
         ]
-        cuts = [{at for node in roots[i].walk() for at in (node.start, node.end)} for i in window]
+        cuts = [{at for node in roots[i].walk() for at in (node.start, node.end)} for i in tagged]
         aligned = align_regions(translator, regions, cuts, settings.get("batch_tokens", 4000))
-        for i, blocks in zip(window, aligned, strict=True):
+        for i, blocks in zip(tagged, aligned, strict=True):
             project_nodes(roots[i], texts[i], translations[i].text, blocks)
             results[i] = _write(roots[i], segments[i], translations[i].text)
     return results

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dragoman.documents.archive import Archive
@@ -246,38 +246,27 @@ _APPLICATIONS = {"docx": "word", "pptx": "presentation|powerpoint", "xlsx": "spr
 """Words of the content type of the main member."""
 _DRAWN = {"chart+xml", "diagramData+xml", "diagramDrawing+xml"}
 """Titles of charts, and SmartArt with its picture."""
-_WORD = {"main+xml", "header+xml", "footer+xml", "footnotes+xml", "endnotes+xml", *_DRAWN}
-_SLIDES = {"slide+xml", "notesSlide+xml", *_DRAWN}
-_SHEETS = {"sharedStrings+xml", "worksheet+xml", "drawing+xml", *_DRAWN}
+_KINDS = {
+    "docx": {"main+xml", "header+xml", "footer+xml", "footnotes+xml", "endnotes+xml", *_DRAWN},
+    "pptx": {"slide+xml", "notesSlide+xml", *_DRAWN},
+    "xlsx": {"sharedStrings+xml", "worksheet+xml", "drawing+xml", *_DRAWN},
+}
+"""Members that are translated: not the masters and layouts of slides."""
 _FIELD_NAMES = {"x:tableColumn", "x:cacheField"}
 
 
-def translate_docx(data: bytes, translator: DocumentTranslator) -> bytes:
-    """Translate body, headers, footers, footnotes, endnotes, text boxes, charts and SmartArt.  Raises DataError."""
-    return _translate(data, translator, "docx", _WORD)
-
-
-def translate_pptx(data: bytes, translator: DocumentTranslator) -> bytes:
-    """Translate slides, their notes, tables, charts and SmartArt; not masters and layouts.  Raises DataError."""
-    return _translate(data, translator, "pptx", _SLIDES)
-
-
-def translate_xlsx(data: bytes, translator: DocumentTranslator) -> bytes:
-    """Translate cells with text, text boxes and charts; not formulas, numbers and names of fields.  Raises DataError.
+def translate_office(data: bytes, translator: DocumentTranslator, format: str) -> bytes:
+    """Translate a document of Office Open XML; not formulas, numbers and names of fields.  Raises DataError.
 
     The columns of tables and the fields of pivot tables are addressed by the text of their header cells, so cells with
     such a text are kept, and so are identifiers.
     """
-    return _translate(data, translator, "xlsx", _SHEETS)
-
-
-def _translate(data: bytes, translator: DocumentTranslator, format: str, kinds: Collection[str]) -> bytes:
     archive = Archive(data)
     types = _content_types(archive, format)
     parts = []
     for name, kind in types.items():
         if (
-            kind in kinds
+            kind in _KINDS[format]
             and name in archive
             and not (kind == "worksheet+xml" and b"inlineStr" not in archive.read(name))
         ):

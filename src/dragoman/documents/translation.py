@@ -6,13 +6,14 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dragoman.documents.archive import decompressed_size
 from dragoman.documents.exchange import translate_po, translate_tmx, translate_xliff
 from dragoman.documents.markdown import translate_markdown
-from dragoman.documents.office import translate_docx, translate_odt, translate_pptx, translate_xlsx
+from dragoman.documents.office import translate_odt, translate_office
 from dragoman.documents.plain import translate_csv, translate_json, translate_tsv, translate_txt
 from dragoman.documents.segments import DocumentTranslator, Track
 from dragoman.documents.subtitles import translate_srt, translate_vtt
@@ -39,9 +40,7 @@ _FORMATS: dict[str, Callable[..., bytes]] = {
     "csv": translate_csv,
     "tsv": translate_tsv,
     "json": translate_json,
-    "docx": translate_docx,
-    "pptx": translate_pptx,
-    "xlsx": translate_xlsx,
+    **{format: partial(translate_office, format=format) for format in ("docx", "pptx", "xlsx")},
     "odt": translate_odt,
     "epub": translate_epub,
 }

@@ -46,7 +46,14 @@ def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool
         methods = {node.attributes.get("Algorithm", "") for node in root.iter() if node.name == "EncryptionMethod"}
         if methods - {*_FONTS}:
             raise DataError("is encrypted (DRM); accepted: books without copy protection")
-    types = _manifest(archive)
+    types: dict[str, str] = {}  # of the members, in the order of the package document
+    root, _ = archive.edit(_CONTAINER, {})
+    for file in (node for node in root.iter() if node.name == "rootfile"):
+        path = file.attributes.get("full-path", "")
+        for node in (node for node in archive.edit(path, {})[0].iter() if node.name == "item"):
+            name = posixpath.join(posixpath.dirname(path), unquote(node.attributes.get("href", "")))
+            types[posixpath.normpath(name)] = node.attributes.get("media-type", "")
+    types = {name: kind for name, kind in types.items() if name in archive}
     pages = [name for name, kind in types.items() if kind == "application/xhtml+xml"]
     decoded: list[tuple[str, Any]] = [decode_text(archive.read(name)) for name in pages]
     translated = _translate_pages(translator, [text for text, _ in decoded], attributes)
@@ -60,20 +67,3 @@ def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool
     translator.translate_blocks(labels)
     written = {name: encode(text) for name, (_, encode), text in zip(pages, decoded, translated, strict=True)}
     return archive.edited(written)
-
-
-def _manifest(archive: Archive) -> dict[str, str]:
-    """Return the media types of the members of a book that exist, in the order of its package document."""
-    root, _ = archive.edit(_CONTAINER, {})
-    types: dict[str, str] = {}
-    for file in (node for node in root.iter() if node.name == "rootfile"):
-        path = file.attributes.get("full-path", "")
-        package, _ = archive.edit(path, {})
-        for node in package.iter():
-            if node.name == "item":
-                name = posixpath.normpath(
-                    posixpath.join(posixpath.dirname(path), unquote(node.attributes.get("href", "")))
-                )
-                if name in archive:
-                    types[name] = node.attributes.get("media-type", "")
-    return types

@@ -183,8 +183,13 @@ def test_the_vocabulary_and_the_embedding_have_other_sizes(checkpoint: Path) -> 
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])
-def test_weights_that_are_no_finite_numbers(number: float, checkpoint: Path) -> None:
-    change_tensors(checkpoint, lambda tensors: tensors["model.shared.weight"][5].fill_(number))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e5m2])
+def test_weights_that_are_no_finite_numbers(number: float, dtype: torch.dtype, checkpoint: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.shared.weight"][5].fill_(number)
+        tensors["model.shared.weight"] = tensors["model.shared.weight"].to(dtype)
+
+    change_tensors(checkpoint, change)
     assert "tensors with infinite numbers or NaN: model.shared.weight" in refusal(checkpoint)
 
 

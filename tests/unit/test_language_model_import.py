@@ -55,7 +55,7 @@ def test_every_reason_of_llama(llama: Path) -> None:
     for reason in (
         "rope_type = 'yarn' (rope_scaling, rope_parameters); accepted: 'default'",
         "rope_theta = 0.5; accepted: a number above 1",
-        "hidden_act = 'tanh'; accepted: 'relu'", "attention_bias = True, mlp_bias = False; accepted: the same for both",
+        "hidden_act = 'tanh'; accepted: 'relu'", "attention_bias = True, mlp_bias = False; accepted: equal",
         "head_dim = 'x'; accepted: an integer, at least 2, or null", "eos_token_id = [1, 2]; a text has one end here",
     ):  # fmt: skip
         assert reason in message

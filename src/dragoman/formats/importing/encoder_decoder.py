@@ -12,6 +12,7 @@ from dragoman.formats.importing.family import (
     ProblemList,
     integer_problems,
     multiple_problems,
+    unequal_problems,
 )
 from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, attention_parts
 from dragoman.tokenizers import SPECIAL_NAMES, Tokenizer
@@ -33,9 +34,7 @@ def size_problems(settings: Mapping[str, Any], even: bool) -> Iterator[str]:
     if problems:
         return
     for key in ("attention_heads", "ffn_dim"):
-        sides = settings[f"encoder_{key}"], settings[f"decoder_{key}"]
-        if sides[0] != sides[1]:
-            yield f"encoder_{key} = {sides[0]}, decoder_{key} = {sides[1]}; accepted: the same for both"
+        yield from unequal_problems([{f"{stack}_{key}": settings[f"{stack}_{key}"] for stack in STACKS}])
     yield from multiple_problems(settings, "d_model", "encoder_attention_heads", even)
     if settings["pad_token_id"] == settings["eos_token_id"]:
         yield f"pad_token_id = eos_token_id = {settings['pad_token_id']}; accepted: different ids"

@@ -16,24 +16,29 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.config import parse_config
 from dragoman.formats.importing.comparison import compare_toolkit
-from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, search_section, text_sections
-from dragoman.formats.importing.family import OFF, Comparison, ImportedVocabulary, Plan, accepted_values, part
+from dragoman.formats.importing.encoder_decoder import search_section
+from dragoman.formats.importing.family import (
+    OFF,
+    Comparison,
+    ImportedVocabulary,
+    Plan,
+    accepted_values,
+    part,
+    unequal_problems,
+)
 from dragoman.formats.importing.listed_vocabulary import toolkit_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, TransformerNames
 from dragoman.formats.importing.numpy_reference import NumpyTransformer
 from dragoman.formats.importing.opennmt import (
     SHARED,
     definition_sizes,
-    model_section,
-    name_table,
     opennmt_names,
+    plan_of,
     size_problems,
     text_problems,
     tie_of,
     token_lists,
-    token_orders,
 )
 from dragoman.formats.importing.toolkit_files import EoleCheckpoint
 from dragoman.formats.parity import CheckText
@@ -94,10 +99,10 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
         problems += [f"model.{stack}.{problem}" for problem in accepted_values(own, _STACK)]
         sizes = size_problems(own, ("layers", "heads", "transformer_ff"), own.get("hidden_size"))
         problems += [f"model.{stack}.{problem}" for problem in sizes]
-    for key in ("hidden_size", "heads", "transformer_ff", "mlp_activation_fn", "norm_eps"):
-        sides = [own.get(key) for own in stacks]
-        if sides[0] != sides[1]:
-            problems.append(f"model.encoder.{key} = {sides[0]!r}, model.decoder.{key} = {sides[1]!r}; accepted: equal")
+    problems += unequal_problems(
+        {f"model.{stack}.{key}": own.get(key) for stack, own in zip(STACKS, stacks, strict=True)}
+        for key in ("hidden_size", "heads", "transformer_ff", "mlp_activation_fn", "norm_eps")
+    )
     sentencepiece = part(part(settings, "transforms_configs"), "sentencepiece")
     text = {"transforms": settings.get("transforms"), **sentencepiece}
     return problems + text_problems(text)
@@ -111,27 +116,15 @@ def read_vocabulary(checkpoint: EoleCheckpoint) -> ImportedVocabulary:
 def plan(checkpoint: EoleCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings, model = checkpoint.settings, part(checkpoint.settings, "model")
     encoder, decoder = (_stack(settings, stack) for stack in STACKS)
-    content = text_sections(vocabulary) | {
-        "model": model_section(
-            {
-                "d_model": encoder["hidden_size"], "d_ff": encoder["transformer_ff"], "n_heads": encoder["heads"],
-                "encoder_layers": encoder["layers"], "decoder_layers": decoder["layers"],
-                "norm": {"kind": "layer", "eps": encoder["norm_eps"]},
-                "activation": _ACTIVATIONS[encoder["mlp_activation_fn"]],
-            },
-            tie_of(model),
-            part(settings, "training").get("dropout"),
-        ),
-        "search": search_section(part(settings, "inference"), "beam_size", "alpha"),
+    section = {
+        "d_model": encoder["hidden_size"], "d_ff": encoder["transformer_ff"], "n_heads": encoder["heads"],
+        "encoder_layers": encoder["layers"], "decoder_layers": decoder["layers"], "tie": tie_of(model),
+        "norm": {"kind": "layer", "eps": encoder["norm_eps"]},
+        "activation": _ACTIVATIONS[encoder["mlp_activation_fn"]],
     }  # fmt: skip
-    return Plan(
-        config=parse_config(content, where=str(checkpoint.folder), stored=True),
-        vocabulary=vocabulary,
-        table=name_table(_names(), (encoder["layers"], decoder["layers"]), tie_of(model)),
-        orders=token_orders(vocabulary, checkpoint.vocabulary),
-        positions=MAX_TOKENS,
-        unused=r"(src|tgt)_emb\.pe\.pe|decoder\.transformer_layers\.\d+\.layer_scalar",
-    )
+    search = search_section(part(settings, "inference"), "beam_size", "alpha")
+    unused = r"(src|tgt)_emb\.pe\.pe|decoder\.transformer_layers\.\d+\.layer_scalar"
+    return plan_of(checkpoint, vocabulary, section, part(settings, "training").get("dropout"), search, _names(), unused)
 
 
 def _names() -> TransformerNames:

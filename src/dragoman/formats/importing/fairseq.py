@@ -33,6 +33,7 @@ from dragoman.formats.importing.family import (
     accepted_values,
     integer_problems,
     multiple_problems,
+    unequal_problems,
 )
 from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Rule, TransformerNames
@@ -78,10 +79,10 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     sizes = [f"{stack}_{key}" for stack in STACKS for key in _SIZES]
     least = dict.fromkeys((*sizes, "max_source_positions", "max_target_positions"), 1)
     problems += integer_problems(settings, least | {"encoder_embed_dim": 4})
-    for key in ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos"):
-        sides = [settings.get(f"{stack}_{key}", False) for stack in STACKS]
-        if sides[0] != sides[1]:
-            problems.append(f"encoder_{key} = {sides[0]!r}, decoder_{key} = {sides[1]!r}; accepted: the same for both")
+    problems += unequal_problems(
+        {f"{stack}_{key}": settings.get(f"{stack}_{key}", False) for stack in STACKS}
+        for key in ("embed_dim", "ffn_embed_dim", "attention_heads", "normalize_before", "learned_pos")
+    )
     width: Any = settings.get("encoder_embed_dim")
     for key in ("decoder_input_dim", "decoder_output_dim"):
         if settings.get(key, width) not in (width, None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,6 +213,15 @@ def integer_problems(
         for key, low in least.items()
         if (type(settings.get(key)) is not int or settings[key] < low)
         and not (key in nullable and settings.get(key) is None)
+    ]
+
+
+def unequal_problems(pairs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a problem for each pair of settings, by name, that differ, such as those of encoder and decoder."""
+    return [
+        f"{', '.join(f'{name} = {value!r}' for name, value in pair.items())}; accepted: equal"
+        for pair in pairs
+        if len({repr(value) for value in pair.values()}) > 1
     ]
 
 

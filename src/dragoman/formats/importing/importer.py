@@ -269,7 +269,7 @@ def _tensor_problems(plan: Plan, tensors: Mapping[str, Tensor]) -> list[str]:
         if values is None or not torch.allclose(tensor.float(), values, atol=1e-3):  # may be stored in float16
             problems.append(f"{name}: not the values that the model computes for it")
     used = [name for name in others if re.fullmatch(plan.unused, name) is None]
-    infinite = [name for name in used if not bool(torch.isfinite(others[name]).all())]
+    infinite = [name for name in used if not bool(torch.isfinite(others[name].float()).all())]
     problems += [f"tensors with infinite numbers or NaN: {listed(infinite)}"] if infinite else []
     return problems
 

@@ -27,6 +27,7 @@ from dragoman.formats.importing.family import (
     integer_problems,
     multiple_problems,
     part,
+    unequal_problems,
 )
 from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
 from dragoman.formats.importing.name_tables import STACKS, TransformerNames, attention_parts
@@ -61,10 +62,10 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
         if "layer_norm" not in own:
             problems.append(f"model.{stack}.layer_norm is missing; accepted: 'pre', 'post' (JoeyNMT 1 has 'pre')")
         problems += integer_problems(own, dict.fromkeys(_SIZES, 1), f"model.{stack}.")
-    for key in ("num_heads", "hidden_size", "ff_size", "layer_norm", "activation"):
-        sides = [part(model, stack).get(key) for stack in STACKS]
-        if sides[0] != sides[1]:
-            problems.append(f"model.encoder.{key} = {sides[0]!r}, model.decoder.{key} = {sides[1]!r}; accepted: equal")
+    problems += unequal_problems(
+        {f"model.{stack}.{key}": part(model, stack).get(key) for stack in STACKS}
+        for key in ("num_heads", "hidden_size", "ff_size", "layer_norm", "activation")
+    )
     scales = [bool(part(part(model, stack), "embeddings").get("scale", False)) for stack in STACKS]
     if scales[0] != scales[1] and not model.get("tied_embeddings", False):
         problems.append(f"embeddings.scale = {scales[0]} and {scales[1]}; accepted: equal in encoder and decoder")

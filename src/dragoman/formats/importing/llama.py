@@ -20,7 +20,7 @@ import numpy as np
 from dragoman.config import RotaryPosition, parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_language_models
-from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values
+from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values, unequal_problems
 from dragoman.formats.importing.language_models import OUTPUT_BIAS, document, number_problems, vocabulary_orders
 from dragoman.formats.importing.language_models import read_vocabulary as read_vocabulary
 from dragoman.formats.importing.name_tables import AxisOrder, Naming, Rule, expanded, part_rules
@@ -58,9 +58,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
     kinds = settings.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         problems.append(f"layer_types = {kinds!r}; accepted: 'full_attention' in all layers")
-    biases = [bool(settings.get(key, False)) for key in ("attention_bias", "mlp_bias")]
-    if biases[0] != biases[1]:
-        problems.append(f"attention_bias = {biases[0]}, mlp_bias = {biases[1]}; accepted: the same for both")
+    problems += unequal_problems([{key: bool(settings.get(key, False)) for key in ("attention_bias", "mlp_bias")}])
     return problems or _size_problems(settings)
 
 

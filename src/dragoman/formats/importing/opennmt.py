@@ -28,11 +28,12 @@ from dragoman.formats.importing.family import (
     accepted_values,
     integer_problems,
     multiple_problems,
+    unequal_problems,
 )
 from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
-from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Naming, Rule, TransformerNames, attention_parts
+from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, attention_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
-from dragoman.formats.importing.toolkit_files import OpenNMTCheckpoint
+from dragoman.formats.importing.toolkit_files import EoleCheckpoint, OpenNMTCheckpoint
 from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS
 
@@ -76,10 +77,9 @@ _TRANSFORMS = (
 def unsupported(settings: Mapping[str, Any]) -> list[str]:
     problems = accepted_values(settings, _ACCEPTED)
     problems += [f"{key} is missing; accepted: {_ACCEPTED[key][0]!r}" for key in _REQUIRED if key not in settings]
-    widths = [settings.get(f"{stack}_hid_size") for stack in ("enc", "dec")]
-    if widths[0] != widths[1]:
-        problems.append(f"enc_hid_size = {widths[0]!r}, dec_hid_size = {widths[1]!r}; accepted: equal")
-    problems += size_problems(settings, ("enc_layers", "dec_layers", "heads", "transformer_ff"), widths[0])
+    problems += unequal_problems([{key: settings.get(key) for key in ("enc_hid_size", "dec_hid_size")}])
+    keys = ("enc_layers", "dec_layers", "heads", "transformer_ff")
+    problems += size_problems(settings, keys, settings.get("enc_hid_size"))
     return problems + text_problems(settings)
 
 
@@ -152,43 +152,34 @@ def token_lists(vocabulary: Mapping[str, Any]) -> list[TokenList]:
 
 def plan(checkpoint: OpenNMTCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
-    content = text_sections(vocabulary) | {
-        "model": model_section(
-            {
-                "d_model": settings["enc_hid_size"], "d_ff": settings["transformer_ff"], "n_heads": settings["heads"],
-                "encoder_layers": settings["enc_layers"], "decoder_layers": settings["dec_layers"],
-                "norm": {"kind": "layer", "eps": settings.get("norm_eps", _EPS)},
-                "activation": _ACTIVATIONS[settings.get("pos_ffn_activation_fn", "relu")],
-            },
-            tie_of(settings),
-            settings.get("dropout"),
-        ),
-        "search": {"beam": 5, "alpha": 1.0},
+    model = {
+        "d_model": settings["enc_hid_size"], "d_ff": settings["transformer_ff"], "n_heads": settings["heads"],
+        "encoder_layers": settings["enc_layers"], "decoder_layers": settings["dec_layers"], "tie": tie_of(settings),
+        "norm": {"kind": "layer", "eps": settings.get("norm_eps", _EPS)},
+        "activation": _ACTIVATIONS[settings.get("pos_ffn_activation_fn", "relu")],
     }  # fmt: skip
+    unused = r"(encoder|decoder)\.embeddings\.make_embedding\.pe\.pe"
+    search = {"beam": 5, "alpha": 1.0}
+    return plan_of(checkpoint, vocabulary, model, settings.get("dropout"), search, _names(), unused)
+
+
+def plan_of(
+    checkpoint: OpenNMTCheckpoint | EoleCheckpoint, vocabulary: ImportedVocabulary, model: dict[str, Any],
+    dropout: object, search: Mapping[str, Any], names: TransformerNames, unused: str,
+) -> Plan:  # fmt: skip
+    """model, search: keys of these sections.  dropout: a list with one rate per phase of training."""
+    model |= {"architecture": "transformer", "order": "pre", "output_bias": True}
+    model["dropout"] = dropout[0] if isinstance(dropout, list) and dropout else 0.1
+    content = text_sections(vocabulary) | {"model": model, "search": search}
+    table = names.rules((model["encoder_layers"], model["decoder_layers"]), model["tie"])
     return Plan(
         config=parse_config(content, where=str(checkpoint.folder), stored=True),
         vocabulary=vocabulary,
-        table=name_table(_names(), (settings["enc_layers"], settings["dec_layers"]), tie_of(settings)),
-        orders=token_orders(vocabulary, checkpoint.vocabulary),
+        table=table | {"output.bias": Rule(("generator.bias",), ("target",), optional=True)},
+        orders=vocabulary.orders(*(len(listed.tokens) for listed in token_lists(checkpoint.vocabulary))),
         positions=MAX_TOKENS,
-        unused=r"(encoder|decoder)\.embeddings\.make_embedding\.pe\.pe",
+        unused=unused,
     )
-
-
-def model_section(model: Mapping[str, Any], tie: str, dropout: object) -> dict[str, Any]:
-    """Return the section `model` of the configuration.  dropout: a list with one rate per phase of training."""
-    return {
-        "architecture": "transformer", "order": "pre", "tie": tie, "output_bias": True, **model,
-        "dropout": dropout[0] if isinstance(dropout, list) and dropout else 0.1,
-    }  # fmt: skip
-
-
-def token_orders(vocabulary: ImportedVocabulary, lists: Mapping[str, Any]) -> dict[str, AxisOrder]:
-    return vocabulary.orders(*(len(listed.tokens) for listed in token_lists(lists)))
-
-
-def name_table(names: TransformerNames, layers: tuple[int, int], tie: str) -> dict[str, Rule]:
-    return names.rules(layers, tie) | {"output.bias": Rule(("generator.bias",), ("target",), optional=True)}
 
 
 def opennmt_names(

@@ -162,6 +162,13 @@ BLOCKS += ["    {}\n\n", "```\n{}\n```\n", "<div>\n{}\n</div>\n\n", "\t{}\n", "[
 CUES = [*PIECES, "<i>", "</i>", "- ", "&amp;", "&nbsp;", "{\\an8}", "<00:01.500>", "\n", "\n", "\r\n", "-->"]
 UNIT = [*CODED, '<x id="1"/>', '<bx id="2"/>', '<ex id="2"/>', '<bpt id="3">b </bpt>', '<ept id="3"/>', "<ph>%s </ph>"]
 UNIT_ELEMENTS = ['<g id="4">{}</g>', '<mrk mtype="protected">{}</mrk>', "<hi>{}</hi>"]
+XLIFF = '<xliff xmlns="urn:oasis:names:tc:xliff:document:1.2">%s</xliff>'
+TMX = '<tmx><tu><tuv xml:lang="en"/></tu>%s</tmx>'
+UNITS = ["<source>{}</source>", '<source xml:space="preserve">{}</source>', "<source>{}</source><target>a</target>"]
+UNITS = [f"<trans-unit>{unit}</trans-unit>\n" for unit in UNITS]
+SEGMENT = '<tuv xml:lang="en"><seg>{}</seg></tuv>'
+PAIRS = [f"<tu>{SEGMENT}</tu>\n", f"<tu>{SEGMENT}<tuv xml:lang='de'><seg>a</seg></tuv></tu>\n"]
+CUE = ["7\n00:00:01,000 --> 00:00:02,500 align:start\n{}\n\n"]
 BOLD, LANG = "<{0}:rPr><{0}:b/></{0}:rPr>", '<{0}:rPr><{0}:lang val="en"/></{0}:rPr>'
 OPEN_TEXT = [*CODED, "<text:s/>", '<text:s text:c="3"/>', "<text:tab/>", "<text:line-break/>", "<text:bookmark/>"]
 OPEN_ELEMENTS = ["<text:span>{}</text:span>", "<text:a> {} </text:a>", "<text:note><text:p>{}</text:p></text:note>"]
@@ -220,8 +227,9 @@ def random_document(format: str, draw: random.Random, change: Change = bytes) ->
 
         return "".join(one() for _ in range(draw.randint(0, 4)))
 
-    def many(make: Callable[[], str]) -> str:
-        return "".join(make() for _ in range(draw.randint(1, 5)))
+    def many(templates: Sequence[str], leaf: Callable[[], str]) -> str:
+        chosen = "".join(draw.choices(templates, k=draw.randint(1, 5)))
+        return re.sub(r"\{\}", lambda _: leaf(), chosen)
 
     def archive(parts: Mapping[str, str]) -> bytes:
         name = draw.choice([*parts, *[list(parts)[-1]] * 3])
@@ -235,31 +243,16 @@ def random_document(format: str, draw: random.Random, change: Change = bytes) ->
             return f"<{{0}}:r>{properties}<{{0}}:t{space}>{text(CODED)}</{{0}}:t></{{0}}:r>".replace("{0}", prefix)
 
         paragraph = "x:si" if prefix == "x" else f"{prefix}:p"
-        body = many(lambda: f"<{paragraph}>{nested(others, elements, run)}</{paragraph}>")
+        body = many([f"<{paragraph}>{{}}</{paragraph}>"], lambda: nested(others, elements, run))
         spaces = " ".join(f'xmlns:{own}="{uri}"' for uri, own in list(PREFIXES.items())[::2])
         types = (("own.xml", f"{kind}+xml"), ("main.xml", f"{main}.main+xml"))
         overrides = "".join(f'<Override PartName="/{part}" ContentType="{TYPE}{kind}"/>' for part, kind in types)
         named = {"[Content_Types].xml": f"<Types>{overrides}</Types>", "main.xml": "<a/>"}
         return archive({**named, "own.xml": f"<a {spaces}>{body}</a>"})
 
-    def cue() -> str:
-        return f"7\n00:00:01,000 --> 00:00:02,500 align:start\n{text(CUES)}\n\n"
-
     def entry() -> str:
         own = text([*PIECES[:-2], "\\t", '\\"', "\\\\", "<b>"])
         return f'#, c-format\nmsgid "{own}"\nmsgstr "{draw.choice(["", own])}"\n\n'
-
-    def unit() -> str:
-        source = nested(UNIT, UNIT_ELEMENTS[:2])
-        space = draw.choice(["", ' xml:space="preserve"'])
-        return f"<trans-unit><source{space}>{source}</source>{draw.choice(['', '<target>a</target>'])}</trans-unit>\n"
-
-    def pair() -> str:
-        other = draw.choice(["", "<tuv xml:lang='de'><seg>a</seg></tuv>"])
-        return f'<tu><tuv xml:lang="en"><seg>{nested(UNIT, UNIT_ELEMENTS[2:])}</seg></tuv>{other}</tu>\n'
-
-    def page() -> str:
-        return '<html xmlns="http://www.w3.org/1999/xhtml"><body>' + nested(XHTML, XHTML_ELEMENTS) + "</body></html>"
 
     def table(**options: Any) -> str:
         written = io.StringIO(newline="")
@@ -267,16 +260,15 @@ def random_document(format: str, draw: random.Random, change: Change = bytes) ->
         csv.writer(written, quoting=draw.choice([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]), **options).writerows(rows)
         return written.getvalue()
 
-    xliff, tmx = '<xliff xmlns="urn:oasis:names:tc:xliff:document:1.2">', '<tmx><tu><tuv xml:lang="en"/></tu>'
     plain: dict[str, Callable[[], str]] = {
         "txt": lambda: text([*PIECES, "\n", "\r\n", "\r", "\f", "\0"]),
-        "md": lambda: many(lambda: re.sub(r"\{\}", lambda _: nested(MARKED, MARKED_ELEMENTS), draw.choice(BLOCKS))),
+        "md": lambda: many(BLOCKS, lambda: nested(MARKED, MARKED_ELEMENTS)),
         "html": lambda: nested(PAGE, PAGE_ELEMENTS),
-        "srt": lambda: many(cue),
-        "vtt": lambda: "WEBVTT\n\nNOTE a  b\n\n" + many(cue),
-        "po": lambda: 'msgid ""\nmsgstr ""\n"Language: de\\n"\n\n' + many(entry),
-        "xliff": lambda: f"{xliff}{many(unit)}</xliff>",
-        "tmx": lambda: f"{tmx}{many(pair)}</tmx>",
+        "srt": lambda: many(CUE, lambda: text(CUES)),
+        "vtt": lambda: "WEBVTT\n\nNOTE a  b\n\n" + many(CUE, lambda: text(CUES)),
+        "po": lambda: 'msgid ""\nmsgstr ""\n"Language: de\\n"\n\n' + many(["{}"], entry),
+        "xliff": lambda: XLIFF % many(UNITS, lambda: nested(UNIT, UNIT_ELEMENTS[:2])),
+        "tmx": lambda: TMX % many(PAIRS, lambda: nested(UNIT, UNIT_ELEMENTS[2:])),
         "csv": table,
         "tsv": lambda: table(delimiter="\t"),
         "json": lambda: json.dumps(
@@ -288,10 +280,11 @@ def random_document(format: str, draw: random.Random, change: Change = bytes) ->
     if format in OFFICE:
         return office(*OFFICE[format])
     if format == "odt":
-        body = many(lambda: f"<text:p>{nested(OPEN_TEXT, OPEN_ELEMENTS)}</text:p>")
+        body = many(["<text:p>{}</text:p>"], lambda: nested(OPEN_TEXT, OPEN_ELEMENTS))
         content = f'<a xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0">{body}</a>'
         return archive({"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": content})
-    return archive({**BOOK, "a/d.ncx": f"<ncx><text>{text(CODED)}</text></ncx>", "c.xhtml": page()})
+    page = '<html xmlns="http://www.w3.org/1999/xhtml"><body>' + nested(XHTML, XHTML_ELEMENTS) + "</body></html>"
+    return archive({**BOOK, "a/d.ncx": f"<ncx><text>{text(CODED)}</text></ncx>", "c.xhtml": page})
 
 
 _ADDED = {
@@ -302,8 +295,15 @@ _ADDED = {
 """What formats with a place for the translation have more after it, if the translation is the source, and before it."""
 
 
-def kept(format: str, data: bytes) -> Any:
-    """What a translation that changes nothing keeps: every byte, or every byte of the members of an archive."""
+def exact(format: str, data: bytes, out: bytes, damaged: bool = False) -> bool:
+    """Whether a translation that changes nothing has kept every byte, of the members of an archive as well.
+
+    damaged: what was added cannot be recognized, so that the bytes have to be in the output in order.
+    """
     if data.startswith(b"PK"):
-        return [*members(data).items()]
-    return re.sub(*_ADDED[format], data, flags=re.DOTALL) if format in _ADDED else data
+        return [*members(data).items()] == [*members(out).items()]
+    if damaged and format in _ADDED:
+        rest = iter(out)
+        return all(byte in rest for byte in data)
+    before, after = (re.sub(*_ADDED.get(format, (b"^", b"")), text, flags=re.DOTALL) for text in (data, out))
+    return before == after

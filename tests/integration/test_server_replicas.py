@@ -29,7 +29,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.serve import database as databases
 from dragoman.serve import ray as ray_serve
 from dragoman.serve.database import KeyStore
-from dragoman.serve.ray import Machine, Plan
+from dragoman.serve.ray import Plan
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAIR = {"source": "en", "target": "xx"}
@@ -257,7 +257,7 @@ def test_replicas_without_a_database(model: Path, monkeypatch: pytest.MonkeyPatc
 def test_replicas_with_gpus(
     device: str, machines: list[tuple[int, int]], replicas: int | None, expected: tuple[int, int, int], model: Path
 ) -> None:
-    plan = ray_serve._plan(device, [Machine(*own) for own in machines], replicas)
+    plan = ray_serve._plan(device, machines, replicas)
     assert plan == Plan(*expected)
     used: list[ServerConfig] = []
 
@@ -278,14 +278,14 @@ def test_too_few_gpus() -> None:
     with pytest.raises(
         UsageError, match=r"replicas: 3, GPUs of the Ray cluster: 2; .* lower --replicas, .*--device cpu"
     ):
-        ray_serve._plan("cuda", [Machine(2, 2), Machine(2, 0)], 3)
+        ray_serve._plan("cuda", [(2, 2), (2, 0)], 3)
     with pytest.raises(UsageError, match=r"replicas: 1, GPUs of the Ray cluster: 0; "):
-        ray_serve._plan("cuda", [Machine(2, 0)], None)
+        ray_serve._plan("cuda", [(2, 0)], None)
 
 
 @pytest.mark.parametrize(
     ("cores", "replicas", "threads"), [([4], 1, 4), ([4], 3, 1), ([4, 4, 4], 5, 2), ([2, 6], 2, 3), ([1, 8], 2, 4)]
 )
 def test_replicas_fit_into_the_machines(cores: list[int], replicas: int, threads: int) -> None:
-    machines = [Machine(number, 0) for number in cores]
+    machines = [(number, 0) for number in cores]
     assert ray_serve._plan("cpu", machines, replicas) == Plan(replicas, threads, 0)

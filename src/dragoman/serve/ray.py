@@ -41,7 +41,7 @@ def serve_on_ray(config: ServerConfig, replicas: int | None, log: Callable[[str]
         ray.init(include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     try:
         resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        machines = [Machine(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in resources]
+        machines = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in resources]
         plan = _plan(config.device, machines, replicas)
         if serve.status().proxies:
             raise UsageError("Ray Serve already runs on this cluster; stop it ('serve shutdown'), or use another one")
@@ -73,13 +73,6 @@ def _check_options(config: ServerConfig) -> None:
         raise UsageError("\n".join(["Options that --ray does not accept:", *problems]))
 
 
-class Machine(NamedTuple):
-    """What Ray may use of a machine."""
-
-    cores: int
-    gpus: int
-
-
 class Plan(NamedTuple):
     """threads: of each replica.  gpus: of each replica, 0 or 1."""
 
@@ -88,34 +81,32 @@ class Plan(NamedTuple):
     gpus: int
 
 
-def _plan(device: str, machines: Sequence[Machine], replicas: int | None) -> Plan:
+def _plan(device: str, machines: Sequence[tuple[int, int]], replicas: int | None) -> Plan:
     """Return the replicas with the largest number of threads with which all of them fit.
 
-    replicas: None = one per machine, or per GPU with the device "cuda".  "auto" uses GPUs if each replica gets one.
-    Raises UsageError.
+    machines: CPU cores and GPUs that Ray may use of each.  replicas: None = one per machine, or per GPU with the device
+    "cuda".  "auto" uses GPUs if each replica gets one.  Raises UsageError.
     """
-    default = sum(machine.gpus for machine in machines if machine.cores) if device == "cuda" else 0
-    number = replicas or default or sum(machine.cores > 0 for machine in machines) or 1
+    default = sum(gpus for cores, gpus in machines if cores) if device == "cuda" else 0
+    number = replicas or default or sum(cores > 0 for cores, _ in machines) or 1
     if device != "cpu" and (threads := _threads(machines, number, gpus=1)):
         return Plan(number, threads, 1)
     if device == "cuda":
-        gpus = sum(machine.gpus for machine in machines)
         raise UsageError(
-            f"replicas: {number}, GPUs of the Ray cluster: {gpus}; each replica needs a GPU and a CPU of the same "
-            "machine: lower --replicas, add machines with GPUs, or use --device cpu"
+            f"replicas: {number}, GPUs of the Ray cluster: {sum(gpus for _, gpus in machines)}; each replica needs a "
+            "GPU and a CPU of the same machine: lower --replicas, add machines with GPUs, or use --device cpu"
         )
     if threads := _threads(machines, number, gpus=0):
         return Plan(number, threads, 0)
-    cores = sum(machine.cores for machine in machines)
     raise UsageError(
-        f"the Ray cluster has {cores} CPU in total, and each replica needs 1: lower --replicas {number}, or add "
-        "machines"
+        f"the Ray cluster has {sum(cores for cores, _ in machines)} CPU in total, and each replica needs 1: lower "
+        f"--replicas {number}, or add machines"
     )
 
 
-def _threads(machines: Sequence[Machine], replicas: int, gpus: int) -> int:
+def _threads(machines: Sequence[tuple[int, int]], replicas: int, gpus: int) -> int:
     """Return the largest number of threads with which the replicas fit, each with so many GPUs; 0 if they do not."""
-    for threads in range(max((machine.cores for machine in machines), default=0), 0, -1):
+    for threads in range(max((cores for cores, _ in machines), default=0), 0, -1):
         room = [min(cores // threads, own_gpus if gpus else replicas) for cores, own_gpus in machines]
         if sum(room) >= replicas:
             return threads

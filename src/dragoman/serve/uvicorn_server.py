@@ -308,8 +308,7 @@ class Reloader:
         memory = self._directions.memory
         if memory.limit and slot.bytes > memory.limit:
             return True
-        fits = not memory.limit or memory.bytes + slot.bytes <= memory.limit
-        return fits and self._config.load == "start"
+        return self._config.load == "start" and (not memory.limit or memory.bytes + slot.bytes <= memory.limit)
 
     async def reload(self) -> None:
         """Read the configuration again, and use its models for new requests.

@@ -253,7 +253,7 @@ def _penalty(length: Tensor, alpha: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Sublayer:
     """A sublayer: its norm, its first product (None: part of `rest`), and what follows for (R, features) and slots."""
 
     around: SubLayer
@@ -280,19 +280,19 @@ class SlotStep:
         self.rotates = isinstance(decoder.positions, Rotary)
         self.parts = self._sublayers()
 
-    def _sublayers(self) -> list[_Part]:
-        parts: list[_Part] = []
+    def _sublayers(self) -> list[_Sublayer]:
+        parts: list[_Sublayer] = []
         for index, (layer, (own, cross)) in enumerate(
             zip(self.model.decoder.layers, _attentions(self.model.decoder), strict=True)
         ):
             assert isinstance(layer, DecoderLayer)
             is_plain = layer.ffn.activation is F.relu and not layer.ffn.gated
             parts += [
-                _Part(layer.around_self_attn, own.qkv, partial(self._self, own, index)),
-                _Part(layer.around_cross_attn, cross.q, partial(self._cross, cross, index)),
-                _Part(layer.around_ffn, layer.ffn.inner, partial(self._outer, layer.ffn), relu=True)
+                _Sublayer(layer.around_self_attn, own.qkv, partial(self._self, own, index)),
+                _Sublayer(layer.around_cross_attn, cross.q, partial(self._cross, cross, index)),
+                _Sublayer(layer.around_ffn, layer.ffn.inner, partial(self._outer, layer.ffn), relu=True)
                 if is_plain
-                else _Part(layer.around_ffn, None, partial(self._feed_forward, layer.ffn)),
+                else _Sublayer(layer.around_ffn, None, partial(self._feed_forward, layer.ffn)),
             ]
         return parts
 

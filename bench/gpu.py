@@ -1,12 +1,12 @@
 """Check and measure what Dragoman does on a GPU, in a few minutes per section.
 
     python bench/gpu.py                      # all sections
-    python bench/gpu.py kernels train        # some of them
+    python bench/gpu.py captured train       # some of them
     DRAGOMAN_DATA=corpora python bench/gpu.py recipe --minutes 2
     python bench/gpu.py check one many --device cpu --size tiny      # smoke test of the sections of decoding
 
-kernels   the time of attention beside that of PyTorch; pytest tests/parity/test_cuda_kernels.py checks the kernels
-captured  steps as CUDA graphs: the same bits as without a graph, and the loss beside that of the plain path
+captured  steps as CUDA graphs: the same bits as without a graph, and the loss beside that of the plain path;
+          pytest tests/parity/test_cuda_kernels.py checks the kernels
 train     source + target tokens per second of recipes/multi30k.toml, base and big (Multi30k)
 profile   the kernels of a step of the size big
 recipe    recipes/multi30k-tiny.toml from start to end, validations included
@@ -16,12 +16,11 @@ check     hypotheses of a small random model in float32 beside those of the PyTo
 steps     milliseconds of a search step for several numbers of sentences, without the host
 one       one sentence after the other, milliseconds per target token, and the kernels of a search
 many      all sentences at once, target tokens per second: token ids, and text to text with the translator
-service   searches of 1, 64 and 256 callers that ask again once they have their answer, sentences per second (no HTTP)
 peer      `generate` of transformers, the same sizes, if it is installed
 
 Training: sentences of Multi30k; steps after the second epoch, when all graphs are captured; utilization as in
-`bench/train.py`.  Decoding: base size, random weights, bfloat16; all targets have 40 tokens, in the section service 20;
-all sources as many as their targets.
+`bench/train.py`.  Decoding: base size, random weights, bfloat16; all sources and targets have 40
+tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from train import document as train_document
 
 from dragoman.config import load_config, parse_config
 from dragoman.config.model import TransformerConfig
-from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, SlotSearchService
+from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.search_types import SearchSettings
 from dragoman.io.run_log import Reporter, Status
@@ -88,29 +87,6 @@ def document(size: str, tokens: int, precision: str, **options: Any) -> dict[str
     found["data"]["root"] = DATA
     found["train"].update(options)
     return found
-
-
-def kernels(given: argparse.Namespace, folder: Path) -> None:
-    """Print the time of attention, forward and backward, without the host."""
-    from torch.nn import functional as F
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as record
-
-    from dragoman.nn.fast.cuda.layers import attend
-
-    for length, sentences in ((16, 1560), (32, 780), (64, 390), (128, 195)):
-        x = torch.randn(sentences, length, 3 * 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        mask = torch.zeros(sentences, 1, 1, length, device="cuda", dtype=torch.bfloat16)
-        times = []
-        for kernel in (partial(attend, causal=False), F.scaled_dot_product_attention):
-            with record(activities=[ProfilerActivity.CUDA]) as recorded:
-                for _ in range(5):
-                    q, k, v = (t.view(*t.shape[:2], 16, 64).transpose(1, 2) for t in x.split(1024, 2))
-                    out = kernel(q, k, v, mask)
-                    out.backward(out.detach())
-                torch.cuda.synchronize()
-            times.append(sum(e.device_time_total for e in recorded.key_averages()) / 5e3)
-        show(f"attention {sentences} x {length} (big, bf16), on the device: {times[0]:.2f} ms, PyTorch {times[1]:.2f}")
 
 
 class Complete(Exception):
@@ -366,7 +342,7 @@ def steps(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
                 for _ in range(20):
                     run()
                 synchronize(given.device)
-                each = (time.perf_counter() - began) / 20
+                each = (time.perf_counter() - began) / 20 / search._at_once(count)
                 report(f"step of {count} sentences, beam {beam}", f"{1000 * each:.3f} ms, {count / each:,.0f} tokens/s")
                 state.info[4] = 1
                 search._changed = True
@@ -443,32 +419,6 @@ def many(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
         report(f"{len(sources)} sentences, beam {beam}, text to text", f"{speed:,.0f} tokens/s")
 
 
-def service(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
-    """Each caller asks again when it has its answer."""
-    asked = settings(4, 20)
-    sources = sentences(256, SIZES[given.size][1], 20)
-    server = SlotSearchService(backend, 1 << 14)
-    try:
-        for callers in (1, 64, 256):
-            for seconds in (1.0, given.seconds):  # the first captures
-                end = time.perf_counter() + seconds
-                waiting = [server.submit([sources[i]], [[]], asked) for i in range(callers)]
-                count, began = 0, time.perf_counter()
-                while time.perf_counter() < end:
-                    for place, search in enumerate(waiting):
-                        if search.future.done():
-                            search.future.result()
-                            count += 1
-                            waiting[place] = server.submit([sources[place]], [[]], asked)
-                    time.sleep(0.0002)
-                elapsed = time.perf_counter() - began
-                for search in waiting:
-                    search.future.result()
-            report(f"service, beam 4, {callers} callers", f"{count / elapsed:,.0f} sentences/s")
-    finally:
-        server.close()
-
-
 def peer(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
     if importlib.util.find_spec("transformers") is None:
         show("    transformers is not installed")
@@ -504,7 +454,7 @@ def peer(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", default=[*TRAINING, *DECODING], choices=[*TRAINING, *DECODING])
-    parser.add_argument("--seconds", type=float, default=4, help="of training per speed, and per number of callers")
+    parser.add_argument("--seconds", type=float, default=4, help="of training per speed, and per number of clients")
     parser.add_argument("--minutes", type=float, default=4, help="limit of the recipe")
     parser.add_argument("--device", default="cuda", help="of decoding")
     parser.add_argument("--size", choices=SIZES, default="base", help="of decoding")
@@ -529,11 +479,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 TRAINING: dict[str, Callable[[argparse.Namespace, Path], None]] = {
-    "kernels": kernels, "captured": captured_steps, "train": training, "profile": profile, "recipe": recipe,
+    "captured": captured_steps, "train": training, "profile": profile, "recipe": recipe,
     "serve": serve,
 }  # fmt: skip
 DECODING: dict[str, Callable[[argparse.Namespace, CudaGraphBackend], None]] = {
-    "check": check, "steps": steps, "one": one, "many": many, "service": service, "peer": peer,
+    "check": check, "steps": steps, "one": one, "many": many, "peer": peer,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def power_of_two(size: int, least: int = 16) -> int:
 
 
 _LONGEST = 64
-"""Positions up to which a block holds all queries or keys; from 128 on, PyTorch's kernel is faster (bench/gpu.py)."""
+"""Positions up to which a block holds all queries or keys; from 128 on, PyTorch's kernel is faster (H200)."""
 _WIDEST_HEAD = 128
 
 

@@ -116,12 +116,7 @@ class NativeBackend(DecodingBackend):
         if self.shortlist is not None:
             wanted = [[token for ids in (own.ids if own else ()) for token in ids] for own in phrases]
             required = [[*prefix, *tokens] for prefix, tokens in zip(prefixes, wanted, strict=True)]
-            try:
-                shortlists = self.engine.shortlists(self.shortlist, sources, required)
-            except (UsageError, TypeError, OverflowError):
-                limits = [target_limit(settings, *row) for row in rows]
-                self.engine.request(sources, limits, settings, prefixes, phrases=phrases)  # names the sentence
-                raise
+            shortlists = self.engine.shortlists(self.shortlist, sources, required)
         return {
             "limits": [target_limit(settings, *row) for row in rows],
             "prefixes": prefixes,
@@ -243,7 +238,7 @@ class NativeSearchService(SearchService):
         if not sources:
             search.future.set_result([])
             return search
-        request = self._engine.request(sources, settings=settings, check=False, **arguments)
+        request = self._engine.request(sources, settings=settings, **arguments)
         order = array("d", ranks or [0.0] * len(sources))
         if len(order) != len(sources):
             raise UsageError(f"{len(order)} ranks for {len(sources)} sentences; give one per sentence")
@@ -253,8 +248,6 @@ class NativeSearchService(SearchService):
             if self._closed:
                 raise DragomanError("the search service is closed")
             status = self._functions.dragoman_service_submit(self._service, *submitted, error)
-            if status:
-                self._engine.request(sources, settings=settings, **arguments)  # raises UsageError with all problems
             raise_for_status(status, error)
             search.first_id = first.value
             pending = _Pending(search, first.value, [[] for _ in sources], len(sources))

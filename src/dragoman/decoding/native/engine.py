@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import operator
 import os
 import threading
 from array import array
@@ -69,9 +68,10 @@ class RaggedIds:
 
     @classmethod
     def of(cls, rows: Sequence[Ids]) -> RaggedIds:
+        """Return the ids of one sentence per row.  Raises UsageError for other values than integers."""
         ids = array("i")
-        for row in rows:
-            ids.fromlist(list(row))
+        for number, row in enumerate(rows, start=1):
+            ids += integers(row, f"id of sentence {number}")
         return cls(ids, array("q", itertools.accumulate(map(len, rows), initial=0)))
 
     def __len__(self) -> int:
@@ -120,8 +120,11 @@ class SearchRequest(ctypes.Structure):
         ("usage", ctypes.c_void_p),
     ]
 
-    def add_phrases(self, phrases: Sequence[Phrases | None]) -> None:
-        """Set the phrases of each sentence."""
+    def add_phrases(self, phrases: Sequence[Phrases | None], size: int) -> None:
+        """Set the phrases of each sentence, for a vocabulary of this size."""
+        for each in phrases:
+            if each and each.inside and len(each.inside) != size:
+                raise UsageError(f"phrases.inside: {len(each.inside)} bytes; accepted: {size}")
         ids = RaggedIds.of([row for each in phrases if each for row in each.ids])
         counts = array("q", itertools.accumulate((len(each.ids) if each else 0 for each in phrases), initial=0))
         bonuses = array("f", [(each.bonus or 0.0) if each else 0.0 for each in phrases])
@@ -130,6 +133,15 @@ class SearchRequest(ctypes.Structure):
         tables = (ctypes.c_char_p * len(phrases))(*((each and each.inside) or None for each in phrases))
         self.inside = ctypes.addressof(tables)
         self.arrays += ids, counts, bonuses, tables
+
+
+def integers(values: Sequence[int], name: str) -> array[int]:
+    """Return integers of 32 bits.  Raises UsageError for other values."""
+    try:
+        return array("i", values)
+    except (TypeError, OverflowError):
+        wrong = next(i for i in values if not hasattr(i, "__index__") or not -(2**31) <= i < 2**31)
+        raise UsageError(f"{name} = {wrong!r}; accepted: integers of 32 bits") from None
 
 
 def address(values: array[Any]) -> int:
@@ -146,14 +158,6 @@ _SHORT_SEARCH = 512
 """Target tokens up to which a search runs in the calling thread: it ends before Ctrl-C could be pressed."""
 ERROR_SIZE = 512
 _INVALID_ARGUMENT = 1
-_MAX_PROBLEMS = 20
-_SINGULAR = {
-    "sources": "source",
-    "limits": "limit",
-    "prefixes": "prefix",
-    "shortlists": "shortlist",
-    "phrases": "phrases",
-}
 
 
 class Engine:
@@ -220,7 +224,7 @@ class Engine:
     def shortlists(self, shortlist: Shortlist, sources: Sequence[Ids], required: Sequence[Ids]) -> RaggedIds:
         """Return the shortlist of each source, including its `required` ids, as `Shortlist.of` does.
 
-        Raises UsageError for ids outside the vocabularies, and what `array` raises for other values than integers.
+        Raises UsageError for ids outside the vocabularies, and for other values than integers.
         """
         if len(required) != len(sources):
             raise UsageError(f"{len(required)} lists of required ids for {len(sources)} sources; give one per source")
@@ -267,7 +271,7 @@ class Engine:
         usage: receives the peak resource use.
         phrases: of each target; None = none.
 
-        Raises UsageError with all problems of the request, and DragomanError if the model's output is not finite or
+        Raises UsageError for an invalid request, and DragomanError if the model's output is not finite or
         memory is exhausted.
         """
         rows = self.rows if rows is None else rows
@@ -295,25 +299,28 @@ class Engine:
         phrases: Sequence[Phrases | None] | None = None,
         threads: int = 1,
         rows: int = 1,
-        check: bool = True,
     ) -> SearchRequest:
-        """Return the arguments of a search for the C++ library; see `search`.
-
-        check: raise UsageError with all problems; otherwise the library reports the first one, which takes less time.
-        """
+        """Return the arguments of a search for the C++ library, which checks all values; see `search`."""
         prefixes = [[]] * len(sources) if prefixes is None else prefixes
-        columns: dict[str, Sequence[Any]] = {"sources": sources, "limits": limits, "prefixes": prefixes}
-        if shortlists is not None and not isinstance(shortlists, RaggedIds):
-            columns["shortlists"] = shortlists
-        if phrases is not None:
-            columns["phrases"] = phrases
-        if check:
-            self._check(columns, settings, threads, rows)
-        limit_array = array("i", limits)
+        columns = {"sources": sources, "limits": limits, "prefixes": prefixes, "shortlists": shortlists,
+                   "phrases": phrases}  # fmt: skip
+        counts = {name: len(column) for name, column in columns.items() if column is not None}
+        if len(set(counts.values())) > 1:
+            shown = ", ".join(f"{count} {name}" for name, count in counts.items())
+            raise UsageError(f"invalid search request: {shown}; give one of each per sentence")
+        given = ("threads", threads, 1 << 10), ("rows", rows, 1 << 16)  # they would wrap in the fields
+        problems = [f"{name} = {value}; accepted: 1 to {most}" for name, value, most in given if not 1 <= value <= most]
+        if settings.sample:
+            problems.append("sample = True; accepted: False (EngineStepper supports sampling)")
+        check_problems("invalid search request:", problems)
+        limit_array = integers(limits, "limit")
+        if limit_array and not 0 < min(limit_array) <= max(limit_array) <= self.positions:  # allocated below
+            problems = [
+                f"limits from {min(limit_array)} to {max(limit_array)}; accepted: 1 to {self.positions} target tokens"
+            ]
+            check_problems("invalid search request:", problems)
         ragged = [RaggedIds.of(sources), RaggedIds.of(prefixes)]
         if shortlists is not None:
-            if len(shortlists) != len(sources):
-                raise UsageError(f"{len(shortlists)} shortlists for {len(sources)} sentences; give one per sentence")
             ragged.append(shortlists if isinstance(shortlists, RaggedIds) else RaggedIds.of(shortlists))
         request = SearchRequest(
             Settings(
@@ -327,78 +334,8 @@ class Engine:
         request.limits = address(limit_array)
         request.arrays = *ragged, limit_array
         if phrases is not None:
-            request.add_phrases(phrases)
+            request.add_phrases(phrases, self.target_size)
         return request
-
-    def _check(self, columns: dict[str, Sequence[Any]], settings: SearchSettings, threads: int, rows: int) -> None:
-        """columns: sources, limits, prefixes and shortlists, one element per sentence."""
-        problems = [] if threads in range(1, 1025) else [f"threads = {threads}; accepted: 1 to 1024"]
-        if rows not in range(1, 65537):
-            problems.append(f"rows = {rows}; accepted: 1 to 65536")
-        if settings.sample:
-            problems.append("sample = True; accepted: False (EngineStepper supports sampling)")
-        if len(set(map(len, columns.values()))) > 1:
-            counts = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
-            problems.append(f"{counts}; give one of each per sentence")
-        else:
-            names = [_SINGULAR[name] for name in columns]
-            for number, values in enumerate(zip(*columns.values(), strict=True), start=1):
-                row = dict(zip(names, values, strict=True))
-                problems += [f"sentence {number}: {p}" for p in self._sentence_problems(settings, **row)]
-        if len(problems) > _MAX_PROBLEMS:
-            problems[_MAX_PROBLEMS:] = [f"... and {len(problems) - _MAX_PROBLEMS} more"]
-        check_problems("invalid search request:", problems)
-
-    def _sentence_problems(
-        self,
-        settings: SearchSettings,
-        source: Ids,
-        limit: int,
-        prefix: Ids,
-        shortlist: Ids | None = None,
-        phrases: Phrases | None = None,
-    ) -> list[str]:
-        problems = []
-        wanted = [token for ids in phrases.ids for token in ids] if phrases else []
-        if self.has_encoder and not source:
-            problems.append("the source is empty; it needs at least the end of sentence")
-        if not self.has_encoder and source:
-            problems.append(f"source of {len(source)} tokens; the model has no encoder, so the source must be empty")
-        if len(source) > self.positions:
-            problems.append(f"source of {len(source)} tokens; the packed model has {self.positions} positions")
-        needed = phrases.total if phrases and phrases.bonus is None else 0
-        min_limit = max(len(prefix) + needed, settings.min_length) + 1
-        if not hasattr(limit, "__index__") or not min_limit <= limit <= self.positions:
-            problems.append(f"limit = {limit} target tokens; accepted: {min_limit} to {self.positions}")
-        targets = ("prefix", prefix, self.target_size), ("phrase", wanted, self.target_size)
-        for name, ids, size in (("source", source, self.source_size), *targets):
-            if not _within(ids, size):
-                invalid = [i for i in ids if not hasattr(i, "__index__") or not 0 <= i < size]
-                problems.append(f"{name} id {invalid[0]!r}; accepted: integers from 0 to {size - 1}")
-        if {PAD, BOS, EOS} & set(prefix):
-            problems.append(f"the prefix {list(prefix)} contains padding, begin or end of sentence")
-        if phrases and phrases.inside and len(phrases.inside) != self.target_size:
-            problems.append(f"phrases.inside: {len(phrases.inside)} bytes; accepted: {self.target_size}")
-        if {PAD, BOS, EOS} & set(wanted):
-            problems.append(f"the phrases {list(map(list, phrases.ids if phrases else []))} contain special ids")
-        return problems if shortlist is None else problems + self._shortlist_problems(shortlist, [*prefix, *wanted])
-
-    def _shortlist_problems(self, shortlist: Ids, prefix: Ids) -> list[str]:
-        try:
-            ascending = all(map(operator.lt, shortlist, itertools.islice(shortlist, 1, None)))
-            ids = array("i", shortlist)
-        except (TypeError, ValueError, OverflowError) as error:
-            return [f"the shortlist is not a sequence of 32-bit integers ({error})"]
-        if not ascending:
-            return ["the shortlist is not strictly ascending"]
-        invalid = [i for i in (*ids[:1], *ids[-1:]) if not 0 <= i < self.target_size]
-        if invalid:
-            return [f"shortlist id {invalid[0]}; accepted: integers from 0 to {self.target_size - 1}"]
-        lacking = [token for token in (EOS, *prefix) if token not in ids]
-        if lacking:
-            needed = f"the end of sentence ({EOS}), the prefix and the phrases"
-            return [f"the shortlist lacks {lacking[0]}; it must contain {needed}"]
-        return []
 
     def _run(self, request: SearchRequest, limits: array[int], nbest: int) -> list[list[Hypothesis]]:
         count = request.count * nbest
@@ -460,12 +397,3 @@ def _run_in_thread(function: Callable[[], int], stop: ctypes.c_int32) -> int:
     if interrupt is not None:
         raise interrupt
     return status[0]
-
-
-def _within(ids: Ids, size: int) -> bool:
-    """Return whether all ids are integers from 0 to size - 1."""
-    try:
-        column = array("i", ids)
-    except (TypeError, OverflowError):
-        return False
-    return not column or (min(column) >= 0 and max(column) < size)

@@ -26,8 +26,12 @@ void check_ragged(const RaggedArray& rows, int count, int vocab, const char* nam
   if (rows.offsets == nullptr || rows.offsets[0] != 0) refuse(std::string(name) + " offsets must start at 0");
   for (int i = 0; i < count; ++i) {
     if (rows.offsets[i + 1] < rows.offsets[i]) refuse(std::string(name) + " offsets must not decrease");
+    for (int64_t at = rows.offsets[i]; at < rows.offsets[i + 1]; ++at) {
+      if (rows.ids[at] < 0 || rows.ids[at] >= vocab) {
+        require_range(("sentence " + std::to_string(i + 1) + ": " + name).c_str(), rows.ids[at], 0, vocab - 1);
+      }
+    }
   }
-  check_ids(rows.ids, rows.offsets[count], vocab, name);
 }
 
 namespace {

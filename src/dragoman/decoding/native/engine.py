@@ -315,10 +315,8 @@ class Engine:
         check_problems("invalid search request:", problems)
         limit_array = integers(limits, "limit")
         if limit_array and not 0 < min(limit_array) <= max(limit_array) <= self.positions:  # allocated below
-            problems = [
-                f"limits from {min(limit_array)} to {max(limit_array)}; accepted: 1 to {self.positions} target tokens"
-            ]
-            check_problems("invalid search request:", problems)
+            shown = f"from {min(limit_array)} to {max(limit_array)}"
+            raise UsageError(f"limits {shown} target tokens; accepted: 1 to {self.positions}")
         ragged = [RaggedIds.of(sources), RaggedIds.of(prefixes)]
         if shortlists is not None:
             ragged.append(shortlists if isinstance(shortlists, RaggedIds) else RaggedIds.of(shortlists))

@@ -7,6 +7,8 @@ import logging
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -289,6 +291,37 @@ def test_the_second_signal_and_the_deadline_stop_a_server() -> None:
             for _ in range(signals):
                 server.handle_exit(signal.SIGTERM, None)
             until(lambda: server.should_exit)  # noqa: B023
+
+
+ENDLESS = """
+import asyncio, socket, sys, threading, types
+from starlette.applications import Starlette
+from starlette.routing import Route
+from dragoman.serve import uvicorn_server
+
+async def compute(request):
+    print("computing", flush=True)
+    await asyncio.to_thread(threading.Event().wait)
+
+monitor = types.SimpleNamespace(active=1, draining=False, loading=False)
+uvicorn_server._CANCEL_SECONDS = uvicorn_server._CLOSE_SECONDS = 0.1
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+uvicorn_server.run_server(Starlette(routes=[Route("/", compute)]), monitor, listener, float(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.1, 600.0])
+def test_a_server_ends_whatever_its_threads_compute(seconds: float) -> None:
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, str(seconds)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        with socket.create_connection(("127.0.0.1", int(process.stdout.readline()))) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert process.stdout.readline() == "computing\n"
+            process.send_signal(signal.SIGTERM)
+            if seconds > 1:
+                until(lambda: process.send_signal(signal.SIGTERM) or process.poll() is not None)
+            assert process.wait(timeout=60) == 0
 
 
 def test_slow_headers_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:

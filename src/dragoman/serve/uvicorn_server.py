@@ -66,6 +66,8 @@ _READER_SECONDS = 60.0
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _CANCEL_SECONDS = 2
 """Seconds that remain for requests that are cancelled because the server stops."""
+_CLOSE_SECONDS = 3
+"""Seconds after these in which the process ends, even if a thread still computes."""
 
 
 class _Protocol(HttpToolsProtocol):
@@ -183,6 +185,8 @@ class DrainingServer(uvicorn.Server):
         self._terminals = [number for number in range(3) if os.isatty(number)]
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop_at: float | None = None
+        self.stopping, self.forced = threading.Event(), threading.Event()
+        """Set by the first and by the second signal."""
         self.failure: Exception | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -216,10 +220,12 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain.  The process then ends with code 0, not by the signal."""
         if self._stop_at is not None:
+            self.forced.set()
             super().handle_exit(sig, frame)
             return
         self._monitor.draining = True
         self._stop_at = time.monotonic() + self._drain_seconds
+        self.stopping.set()
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether the server must stop; called ten times a second."""
@@ -252,10 +258,20 @@ def run_server(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, and then finish the requests in progress within `drain_seconds`.
 
+    Soon after this time the process ends, whatever it still computes.
     monitor: that of the application.  reloader, ready: see `DrainingServer`.  Raises the exception of `reloader` if it
     cannot load the models.
     """
     server = DrainingServer(server_config(app), monitor, drain_seconds, reloader, ready)
+
+    def end() -> None:
+        server.stopping.wait()
+        server.forced.wait(drain_seconds)
+        time.sleep(_CANCEL_SECONDS + _CLOSE_SECONDS)
+        _LOG.warning("the server ends with unfinished work")
+        os._exit(0)
+
+    threading.Thread(target=end, daemon=True).start()  # Python would wait for the threads that compute
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     with suppress(KeyboardInterrupt), listener:

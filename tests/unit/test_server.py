@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from dragoman.errors import DragomanError, UsageError
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
+from dragoman.serve import directions
 from dragoman.serve.admission import Admission
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
@@ -33,6 +34,21 @@ def client() -> Iterator[TestClient]:
     directions = Directions(itertools.starmap(copying_direction, [("en", "de"), ("de", "fr"), ("en", "zh")]))
     with TestClient(create_server(directions, LIMITS, hosts=["testserver"])) as opened:
         yield opened
+
+
+def test_languages_are_identified_beside_the_event_loop(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_loop: list[bool] = []
+
+    def noted(text: str, languages: Any) -> list[tuple[str, float]]:
+        in_loop.append(asyncio._get_running_loop() is not None)
+        return [("en", 1.0)]
+
+    monkeypatch.setattr(directions, "identified", noted)
+    form = {"q": "a dog", "source": "auto", "target": "de"}
+    answers = [client.post("/translate", json=form), client.post("/detect", json=form)]
+    answers += [client.post("/v2/translate", json={"text": ["a dog"], "target_lang": "DE"})]
+    answers += [client.post("/translate_file", data=form, files={"file": ("a.txt", b"a dog")})]
+    assert [answer.status_code for answer in answers] == [200] * 4 and in_loop == [False] * 4
 
 
 def translated(text: str) -> str:

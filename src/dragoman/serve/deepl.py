@@ -114,7 +114,8 @@ class DeepL:
             languages = [source_language(self.directions, source_lang)] * len(texts)
         else:
             unknown = self.directions.sources[0]
-            languages = [identify(self.directions, text)[0][0] if text else unknown for text in texts]
+            ranked = await identify(self.directions, *texts)
+            languages = [one[0][0] if text else unknown for text, one in zip(texts, ranked, strict=True)]
         options = Options(
             target,
             client.name,

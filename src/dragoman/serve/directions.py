@@ -370,9 +370,12 @@ def model_code(directions: Directions, code: Any) -> str:
     return same.get(wanted) or same.get(wanted.partition("-")[0]) or text
 
 
-def identify(directions: Directions, text: str) -> list[tuple[str, float]]:
-    """Return the source languages of the server with their probabilities, most probable first; tags are ignored."""
-    return identified(_TAG.sub(" ", text), directions.sources)
+async def identify(directions: Directions, *texts: str) -> list[list[tuple[str, float]]]:
+    """Return for each text the source languages with their probabilities, most probable first; tags are ignored.
+
+    They are identified in a thread, because the first call loads the identifier, which takes about a second.
+    """
+    return await asyncio.to_thread(lambda: [identified(_TAG.sub(" ", text), directions.sources) for text in texts])
 
 
 def route_of(directions: Directions, source: str, target: Any) -> list[Direction]:

@@ -176,7 +176,7 @@ class LibreTranslate:
             markup = translate_html
         detected = None
         if values["source"] == "auto":
-            ranked = [identify(self.directions, text) for text in texts]
+            ranked = await identify(self.directions, *texts)
             detected, languages = [_confidences(one)[0] for one in ranked], [one[0][0] for one in ranked]
         else:
             languages = [self._source(values["source"])] * len(texts)
@@ -257,7 +257,7 @@ class LibreTranslate:
         if not isinstance(text, str) or not text:
             raise BadRequest(_MISSING.format(name="q"))
         self._texts(text)
-        return _confidences(identify(self.directions, text))
+        return _confidences(*await identify(self.directions, text))
 
     async def languages(self, call: Call) -> list[dict[str, Any]]:
         return [
@@ -298,8 +298,11 @@ class LibreTranslate:
             if not isinstance(value, str) or not value.strip():
                 raise BadRequest(_MISSING.format(name=name))
             (suggestion[name],) = self._texts(value)
-        detected = suggestion["source"] == "auto"
-        source = identify(self.directions, suggestion["q"])[0][0] if detected else self._source(suggestion["source"])
+        if suggestion["source"] == "auto":
+            [ranked] = await identify(self.directions, suggestion["q"])
+            source = ranked[0][0]
+        else:
+            source = self._source(suggestion["source"])
         target = model_code(self.directions, suggestion["target"])
         if target not in self.directions.languages or target == source:
             raise BadRequest(f"{suggestion['target'][:40]} is not supported as a target language from {source}")

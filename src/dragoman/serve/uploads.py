@@ -107,7 +107,7 @@ async def translate_upload(
         if source is None:
             with directions.admitted(client, tokens_of(upload.characters)) as (ticket, _):
                 text = await directions.in_thread(ticket, document_text, upload.data, upload.format)
-            detected = identify(directions, text)
+            [detected] = await identify(directions, text)
         route = route_of(directions, source or detected[0][0], target)
         if not route and not copy:
             raise UsageError(f"Source and target language are equal ({target.upper()}); specify another target_lang")

@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from dragoman.config.server import ModelEntry, ServerConfig
 from dragoman.decoding.loader import open_service
 from dragoman.pipelines.translation import Translator
+from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction, model_sources
 from dragoman.serve.uvicorn_server import listen, server_config
@@ -106,6 +107,13 @@ def of_sentences(direction: Direction) -> Direction:
     profile: Any = SimpleNamespace(single_sentences=True, translates_wordless=False, length_ratio=None)
     direction.translator.describe_data(profile, (direction.source, direction.target))
     return direction
+
+
+def add_key(database: Path, **limits: int) -> str:
+    store = KeyStore(database)
+    _, secret = store.add("someone", **limits)
+    store.close()
+    return secret
 
 
 def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:

@@ -22,7 +22,7 @@ import pytest
 from dragoman.serve.app import create_server
 from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
-from served_models import copying_direction, serving, until
+from served_models import add_key, copying_direction, serving, until
 from tiny_translator import round_trip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -165,9 +165,7 @@ def stopped(server: subprocess.Popen[str]) -> int:
 
 def test_a_killed_server_keeps_keys_and_glossaries_and_leaves_no_files(tmp_path: Path) -> None:
     model = Path(shutil.copytree(GOLDEN / "model_v1", tmp_path / "model"))
-    store = KeyStore(tmp_path / "keys.sqlite")
-    _, secret = store.add("someone", characters=1_000_000)
-    store.close()
+    secret = add_key(tmp_path / "keys.sqlite", characters=1_000_000)
     arguments = [str(model), "--database", str(tmp_path / "keys.sqlite"), "--require-key"]
     headers = {"authorization": f"DeepL-Auth-Key {secret}"}
     values = {"name": "n", "source_lang": "en", "target_lang": "fr", "entries": "one\tun", "entries_format": "tsv"}

@@ -11,9 +11,8 @@ import pytest
 from translate_page import open_page, page_server, translated, write
 
 from dragoman.serve.app import create_server
-from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
-from served_models import direction_of, serving
+from served_models import add_key, direction_of, serving
 from tiny_translator import round_trip, tiny_translator
 
 if TYPE_CHECKING:
@@ -353,9 +352,7 @@ def test_the_translation_is_copied(page: Page, address: str) -> None:
 
 
 def test_a_server_with_keys_asks_for_one(page: Page, tmp_path: Path) -> None:
-    store = KeyStore(tmp_path / "keys.sqlite")
-    _, secret = store.add("reader")
-    store.close()
+    secret = add_key(tmp_path / "keys.sqlite")
     directions = Directions([direction_of(tiny_translator(), "en", "fr")])
     server = create_server(directions, database=tmp_path / "keys.sqlite", require_key=True)
     with serving(server) as address:

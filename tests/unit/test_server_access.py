@@ -26,7 +26,7 @@ from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.gateway import MAX_HEADERS, is_accepted_host
 from sample_documents import zip_of
-from served_models import configured, copied_model, copying_direction, direction_of, serving, until
+from served_models import add_key, configured, copied_model, copying_direction, direction_of, serving, until
 from tiny_translator import copying_translator
 
 QUERY = {"q": "one two", "source": "en", "target": "de"}
@@ -49,10 +49,7 @@ def opened(**options: Any) -> TestClient:
 
 def added(database: Path, **limits: int) -> dict[str, str]:
     """The header with a new key."""
-    store = KeyStore(database)
-    _, secret = store.add("someone", **limits)
-    store.close()
-    return {"authorization": f"DeepL-Auth-Key {secret}"}
+    return {"authorization": f"DeepL-Auth-Key {add_key(database, **limits)}"}
 
 
 # ------------------------------------------------------------------------------------------------ origins and hosts

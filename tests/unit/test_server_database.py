@@ -29,7 +29,7 @@ from dragoman.serve.database import GlossaryStore, KeyStore, StoredGlossary
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Overloaded
 from dragoman.serve.uploads import Document, DocumentJobs
-from served_models import copying_direction, serving, until
+from served_models import add_key, copying_direction, serving, until
 
 PAIR = {"source": "en", "target": "de"}
 UPLOAD: dict[str, Any] = {"data": PAIR, "files": {"file": ("a.txt", b"one")}}
@@ -74,9 +74,7 @@ def test_other_requests_do_not_wait_for_another_process_that_writes(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(databases, "_WAIT_SECONDS", 1.5)
-    store = KeyStore(database)
-    _, secret = store.add("someone")
-    store.close()
+    secret = add_key(database)
     app = create_server(Directions([copying_direction("en", "de")]), database=database)
     glossary = {"name": "n", "source_lang": "en", "target_lang": "de", "entries": "a\tb"}
     with serving(app) as address, httpx.Client(base_url=address, timeout=300) as client:
@@ -139,9 +137,7 @@ def test_a_database_in_memory_is_not_opened_before_its_first_use(monkeypatch: py
 
 @pytest.mark.parametrize("damage", ["file", "terms"])
 def test_a_database_that_is_damaged_while_a_server_uses_it(damage: str, database: Path) -> None:
-    store = KeyStore(database)
-    headers = {"authorization": f"DeepL-Auth-Key {store.add('someone')[1]}"}
-    store.close()
+    headers = {"authorization": f"DeepL-Auth-Key {add_key(database)}"}
     texts = {"text": ["one"], "source_lang": "en", "target_lang": "de"}
     glossary = {"name": "terms", "source_lang": "en", "target_lang": "de", "entries": "one\ttwo"}
     app = create_server(Directions([copying_direction("en", "de")]), database=database)
@@ -275,9 +271,7 @@ def test_the_size_of_glossaries_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_documents_are_accepted_as_long_as_characters_are_left(database: Path) -> None:
     """The file of an office document is larger than its text; its characters are known when it is translated."""
-    store = KeyStore(database)
-    _, secret = store.add("someone", characters=30)
-    store.close()
+    secret = add_key(database, characters=30)
     page = b"<!-- a long comment -->" * 10 + b"<p>one two three</p>"
     app = create_server(Directions([copying_direction("en", "de")]), database=database)
     with serving(app) as address:

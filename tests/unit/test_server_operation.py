@@ -28,7 +28,7 @@ from dragoman.serve.database import DatabaseBusy, KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.gateway import LOG
 from dragoman.serve.uvicorn_server import DrainingServer, server_config
-from served_models import copying_direction, serving, until
+from served_models import add_key, copying_direction, serving, until
 
 QUERY = {"q": "one two", "source": "en", "target": "de"}
 
@@ -43,13 +43,6 @@ def database(tmp_path: Path) -> Path:
 def opened(database: Path | None = None, require_key: bool = False) -> TestClient:
     directions = Directions([copying_direction("en", "de")])
     return TestClient(create_server(directions, database=database, require_key=require_key))
-
-
-def add_key(database: Path, **limits: int) -> str:
-    store = KeyStore(database)
-    _, secret = store.add("someone", **limits)
-    store.close()
-    return secret
 
 
 def deepl(client: TestClient, key: str = "", text: str = "one two") -> Any:

@@ -22,11 +22,10 @@ from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
 from dragoman.errors import DragomanError, UsageError
 from dragoman.serve import libretranslate
 from dragoman.serve.app import create_server
-from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Limits
 from dragoman.serve.libretranslate import SuggestionFile
-from served_models import copying_direction
+from served_models import add_key, copying_direction
 
 VALUES = {"q": "A dog\nruns.", "s": 'Ein "Hund" läuft 🐕.', "source": "en", "target": "de"}
 
@@ -97,9 +96,7 @@ def test_invalid_suggestions(file: Path, values: dict[str, Any], message: str) -
 
 def test_keys_and_their_limits_are_those_of_translations(file: Path, tmp_path: Path) -> None:
     database = tmp_path / "keys.sqlite"
-    store = KeyStore(database)
-    _, secret = store.add("reader", per_minute=1)
-    store.close()
+    secret = add_key(database, per_minute=1)
     with opened(file, database=database, require_key=True) as client:
         assert client.post("/suggest", json=VALUES).status_code == 400
         assert client.post("/suggest", json={**VALUES, "api_key": "wrong"}).status_code == 403

@@ -91,11 +91,10 @@ def test_pages_of_other_origins(
 @pytest.mark.parametrize(
     ("host", "options", "hosts", "origins"),
     [
-        ("127.0.0.1", {}, (), ()),
-        ("127.0.0.2", {}, (), ()),
-        ("localhost", {"allowed_origins": ["https://a.b"]}, (), ["https://a.b"]),
-        ("0.0.0.0", {}, ("*",), ("*",)),
-        ("0.0.0.0", {"allowed_hosts": ["a.b"], "metrics_key": True}, ["a.b"], ("*",)),
+        ("127.0.0.2", {}, ["127.0.0.2"], []),
+        ("localhost", {"allowed_origins": ["https://a.b"]}, ["localhost"], ["https://a.b"]),
+        ("0.0.0.0", {}, ["*"], ["*"]),
+        ("0.0.0.0", {"allowed_hosts": ["a.b"], "metrics_key": True}, ["a.b"], ["*"]),
     ],
 )
 def test_a_local_server_is_closed_unless_it_is_opened(

@@ -391,6 +391,12 @@ def test_values_that_the_description_excludes_are_refused() -> None:
     assert checked > 20
 
 
+@pytest.mark.parametrize(("length", "status"), [(b"\xb2", 400), (b"9" * 5000, 413)])
+def test_any_length_of_a_body_is_answered(length: bytes, status: int) -> None:
+    with TestClient(create_server(Directions([copying_direction("en", "de")]))) as client:
+        assert client.post("/translate", content=b"{}", headers={b"content-length": length}).status_code == status
+
+
 def test_other_methods_are_refused_with_those_that_are_allowed() -> None:
     """RFC 9110, section 15.5.6."""
     server = create_server(Directions([copying_direction("en", "de")]))

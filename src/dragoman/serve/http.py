@@ -67,7 +67,7 @@ def header(request: Request, name: bytes) -> str:
 async def read_body(request: Request, limits: Limits) -> bytes:
     """Return the body.  Raises BadRequest if it is too large or too slow, and Disconnected."""
     length = header(request, b"content-length")
-    if length.isdigit() and int(length) > limits.body:
+    if length.isdecimal() and (len(length) > 18 or int(length) > limits.body):
         raise _too_large(limits)
     chunks, size, more = [], 0, True
     try:

@@ -1,4 +1,4 @@
-"""Damaged configurations, data, model folders, texts and documents: nothing may crash, hang, or be used in silence.
+"""Damaged configurations, data, models, texts, documents, checkpoints: nothing may crash, hang, or be used in silence.
 
     python bench/fuzz_input.py [--cases 2000] [--seed S] [--targets configuration,overrides,toml,store,...]
     python bench/fuzz_input.py --seed S --case N          # one case again, with its traceback
@@ -30,11 +30,11 @@ import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from fuzz_targets import LONGEST_MESSAGE, NEED_A_MODEL, TARGETS, Difference, prepare
+from fuzz_targets import LONGEST_MESSAGE, NEED_A_MODEL, TARGETS, Difference, prepare, write_checkpoints
 
 HANGS = 10.0
 """Seconds after which a case counts as hanging."""
@@ -211,6 +211,12 @@ def warm_up(targets: list[str], pristine: Path) -> None:
     torch.set_num_threads(1)
     with torch.device("meta"):  # torch imports much of itself when it is first used on this device
         build_model(dragoman.config.TransformerConfig(d_model=8, n_heads=1, d_ff=8), 9, 9)
+    if "checkpoint" in targets:
+        import transformers  # noqa: F401
+
+        import dragoman.formats.importing.importer
+
+        in_a_fork(write_checkpoints, pristine.parent / "checkpoints")
     if not set(targets) & set(NEED_A_MODEL):
         return
     import dragoman.advice.examine
@@ -222,16 +228,21 @@ def warm_up(targets: list[str], pristine: Path) -> None:
     import dragoman.training.trainer
     import dragoman.vectors
 
-    process = os.fork()  # so that what training leaves in memory, threads for one, is not there when a case is forked
+    in_a_fork(prepare, pristine)
+
+
+def in_a_fork(work: Callable[[Path], None], folder: Path) -> None:
+    """Write what cases damage; what this leaves in memory, threads for one, is not there when a case is forked."""
+    process = os.fork()
     if process == 0:
         try:
-            prepare(pristine)
+            work(folder)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
     if os.waitpid(process, 0)[1]:
-        raise SystemExit("the undamaged model could not be made")
+        raise SystemExit("what is to be damaged could not be made")
 
 
 if __name__ == "__main__":

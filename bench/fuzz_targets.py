@@ -453,6 +453,46 @@ def document(folder: Path, draw: random.Random) -> str:
     return f"{format} translated"
 
 
+# ---------------------------------------------------------------------------------------------------------- checkpoints
+
+
+def write_checkpoints(folder: Path) -> None:
+    """A small checkpoint of every family that `dragoman import` reads."""
+    from imported_families import FAMILIES
+
+    for name, case in FAMILIES.items():
+        case.write(folder / name)
+
+
+def checkpoint(folder: Path, draw: random.Random) -> str:
+    """A damaged checkpoint; one that is imported is not compared with the original, which takes seconds."""
+    from dragoman.errors import DragomanError
+    from dragoman.formats.importing import importer
+
+    original = draw.choice(sorted((folder.parent / "checkpoints").iterdir()))
+    source = Path(shutil.copytree(original, folder / "source"))
+    for file in draw.sample(_files(source), draw.choice([1, 1, 2])):
+        if file.suffix == ".json" and draw.random() < 0.6:
+            document = json.loads(file.read_text(encoding="utf-8"))
+            with contextlib.suppress(ValueError, OverflowError):  # an integer that Python does not write or divide
+                damage_document(document, draw)
+                file.write_text(json.dumps(document), encoding="utf-8")
+        else:
+            damage_file(file, [path for path in _files(source) if path != file], draw)
+
+    def compared(*arguments: Any) -> None:
+        raise DragomanError("imported")
+
+    for family in (*importer.FAMILIES.values(), *(family for _, family in importer._FORMATS.values())):
+        setattr(family, "compare", compared)  # noqa: B010 (a function of a module)
+    try:
+        importer.import_model(source, folder / "model")
+    except DragomanError as error:
+        if str(error) != "imported":
+            raise
+    return "imported"
+
+
 def command_line(arguments: list[str], given: bytes, folder: Path) -> tuple[int, bytes]:
     """Run `dragoman` in this process, with standard input and output as files; raises what is not a clear message."""
     from dragoman.cli import main
@@ -484,6 +524,6 @@ def command_line(arguments: list[str], given: bytes, folder: Path) -> tuple[int,
 
 TARGETS: dict[str, Callable[[Path, random.Random], str]] = {
     "configuration": configuration, "overrides": overrides, "toml": toml, "store": store, "model": model_folder,
-    "text": text, "document": document,
+    "text": text, "document": document, "checkpoint": checkpoint,
 }  # fmt: skip
 NEED_A_MODEL = ("store", "model", "text")

@@ -168,6 +168,7 @@ def _list(folder: Path, change: Any) -> None:
         (lambda folder: _list(folder, lambda tokens: [*tokens[:-1], tokens[0]]), "the same token twice"),
         (lambda folder: set_values(folder, unk_token="?"), "no token '?', the unk_token of config.json"),
         (lambda folder: set_values(folder, decoder_start_token=None), "decoder_start_token = None of config.json"),
+        (lambda folder: set_values(folder, unk_token={}), "unk_token = {} of config.json; accepted: a token of"),
         (lambda folder: (folder / "shared_vocabulary.json").rename(folder / "source_vocabulary.json"), "no vocabulary"),
         (lambda folder: (folder / "sentencepiece.model").write_bytes(b"x"), "cannot be read by sentencepiece"),
         (lambda folder: _list(folder, lambda t: t[:4] + [f"w{each}" for each in t[4:]]), "only 0 of 46 tokens"),

@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from dragoman.formats.importing import bart
 from dragoman.formats.importing.importer import FAMILIES as MODEL_TYPES
 from dragoman.formats.importing.importer import _family, opened
 from imported_checks import ATTACKS, change_tensors, refusal, set_values
@@ -158,6 +159,17 @@ def test_settings_tensors_and_tokenizer_in_one_message(tokenizer: bool, checkpoi
     assert {re.findall(r"\b(?:layers?|block|h)\.(\d+)\.", name)[0] for name in names} == {str(count)}, message
     assert f", the settings and the vocabulary require ({5 if image else content['vocab_size'] + 9}, " in message
     assert "unused tensors" not in message
+
+
+def test_special_tokens_of_other_types(originals: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(written(originals, "bart"), tmp_path / "checkpoint"))
+    for value in (3, [1], {"5": 3}, {"x": {}}, None):
+        set_values(folder, "tokenizer_config.json", added_tokens_decoder=value)
+        (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": value}))
+        assert bart._codes(opened(folder), 9) == {}
+    (folder / "tokenizer.json").unlink()
+    set_values(folder, bos_token_id=3)
+    assert "decoder_start_token_id = [1, 3, 2, 2]; accepted: ids below" in refusal(folder)
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])

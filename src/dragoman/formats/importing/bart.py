@@ -40,6 +40,7 @@ from dragoman.formats.importing.family import (
     Plan,
     ProblemList,
     accepted_values,
+    part,
     reading_vocabulary,
 )
 from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Rule
@@ -203,8 +204,11 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
 def _byte_level(checkpoint: Checkpoint, size: int, start: int) -> ImportedVocabulary:
     """Return the vocabulary of BART, of which every text begins with `<s>`."""
     ids = [checkpoint.settings.get(f"{name}_token_id") for name in ("pad", "bos", "eos")]
-    if any(type(token) is not int or not 0 <= token < size for token in (*ids, start)) or start == ids[1]:
-        raise ProblemList([f"pad, bos, eos and decoder_start_token_id = {[*ids, start]}; accepted: ids, bos != start"])
+    if any(type(token) is not int or not 0 <= token < size for token in (*ids, start)) or (
+        ids[1] in (ids[0], ids[2], start, _UNKNOWN)
+    ):
+        given = f"pad, bos, eos and decoder_start_token_id = {[*ids, start]}"
+        raise ProblemList([f"{given}; accepted: ids below {size}, of which bos differs from the others"])
     pad, begin, end = (int(token or 0) for token in ids)
     vocabulary = json_vocabulary(checkpoint, TokenIds((pad, _UNKNOWN, start, end), size))
     first = vocabulary.target.index(begin, EOS + 1)
@@ -227,12 +231,12 @@ def _pieces(checkpoint: Checkpoint, model: bytes) -> list[str]:
 
 def _codes(checkpoint: Checkpoint, first: int) -> dict[str, int]:
     """Return the languages with their ids.  first: id of the first one, where files do not list ids."""
-    ids = {
-        str(entry.get("content")): entry.get("id")
-        for entry in checkpoint.optional_json("tokenizer.json").get("added_tokens", [])
-    }
+    added = checkpoint.optional_json("tokenizer.json").get("added_tokens")
+    entries = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    ids = {_content(entry): entry.get("id") for entry in entries}
     settings = checkpoint.optional_json("tokenizer_config.json")
-    ids |= {str(entry.get("content")): int(token) for token, entry in settings.get("added_tokens_decoder", {}).items()}
+    decoder = part(settings, "added_tokens_decoder")
+    ids |= {_content(each): int(token) for token, each in decoder.items() if token.isdecimal()}
     if languages := {code: token for name, token in ids.items() if (code := _code(name)) and type(token) is int}:
         return languages
     for source in (settings, checkpoint.optional_json("special_tokens_map.json")):

@@ -166,7 +166,9 @@ _PADDING = ("<pad>", "<blank>", "[PAD]")
 def token_lists(checkpoint: CTranslate2Checkpoint) -> list[TokenList]:
     """Return the list of both sides, or of the source and of the target.  Raises ProblemList."""
     settings = checkpoint.settings
-    unknown, begin, end, start = (settings.get(key, default) for key, default in TOKENS.items())
+    special = unknown, begin, end, start = [settings.get(key, default) for key, default in TOKENS.items()]
+    if not all(isinstance(token, str) for token in special):
+        raise ProblemList([])  # reported by `unsupported`
     sides, problems = checkpoint.vocabularies, []
     lists = []
     for index, (name, tokens) in enumerate(sides):

@@ -7,6 +7,7 @@ import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from re import _compiler as compiler  # type: ignore[attr-defined]
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
@@ -62,9 +63,9 @@ def steepness(
 # ------------------------------------------------------------------------------------------- texts made from a pattern
 
 _CANDIDATES = "ab zAZ09_\t\n\r\x0b\u00a0\u3000éßжя中のกا١.,:;-+*/\\|<>()[]{}\"'`~!?#$%&@=^\x00\U0001f600"
-
 _BOUNDED = 16
 """A pattern that matches no more characters is linear: each position costs a bounded time."""
+_REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 
 
 class Hostile:
@@ -75,171 +76,100 @@ class Hostile:
     """
 
     def __init__(self, pattern: re.Pattern[Any]) -> None:
-        self.flags = pattern.flags
         self.is_bytes = isinstance(pattern.pattern, bytes)
         source = pattern.pattern.decode("latin-1") if self.is_bytes else pattern.pattern
-        flags = pattern.flags & ~(re.UNICODE if self.is_bytes else 0)
-        tree = parser.parse(source, flags if not self.is_bytes else flags | re.ASCII)
-        self.width = tree.getwidth()[1]
-        self.sets: list[re.Pattern[str]] = []
-        self.literals = ""
-        self._characters(tree)
-        self.alphabet = self._alphabet()
-        self.beginnings: list[str] = []
-        self.pumps: list[tuple[str, str]] = []
-        self._visit(tree, "")
-        self.beginnings = list(dict.fromkeys(self.beginnings))[:60]
-        self.pumps = list(dict.fromkeys(self.pumps))[:80]
+        self.flags = pattern.flags | (re.ASCII if self.is_bytes else 0)
+        self.tree = parser.parse(source, self.flags)
+        sets = [*self._sets(self.tree)]
+        told_apart: dict[object, str] = {}  # by the sets that contain it
+        for character in _CANDIDATES + source:
+            told_apart.setdefault(tuple(one.match(character) is not None for one in sets), character)
+        self.alphabet = [*dict.fromkeys([*[*told_apart.values()][:10], *source])][:16]
+        self.beginnings: dict[str, None] = {}
+        self.pumps: dict[tuple[str, str], None] = {}
+        self._visit(self.tree, "")
 
     def texts(self) -> Iterator[tuple[str, Callable[[int], Any]]]:
         """Yield functions that make a text of a given size, each with a name."""
-        if self.width <= _BOUNDED:
+        if self.tree.getwidth()[1] <= _BOUNDED:
             return
+        beginnings, pumps = [*self.beginnings][:60], [*self.pumps][:80]
         pairs = ["".join(pair) for pair in itertools.product(self.alphabet, repeat=2)]
-        units = [*self.alphabet, *pairs[:150], *self.beginnings, *(unit for _, unit in self.pumps)]
-        forms = [("", unit) for unit in units] + self.pumps
-        forms += [(start, one) for start in self.beginnings[:30] for one in self.alphabet[:8]]
-        forms += [(start, unit) for start in self.beginnings[:6] for unit in self.beginnings[:12]]
-        for start, unit in dict.fromkeys(forms):
+        units = [*self.alphabet, *pairs[:150], *beginnings, *(unit for _, unit in pumps)]
+        forms = [("", unit, "\x01") for unit in units] + [(*pump, end) for pump in pumps for end in ("\x01", "")]
+        forms += [(start, one, "\x01") for start in beginnings[:30] for one in self.alphabet[:8]]
+        forms += [(start, unit, "\x01") for start in beginnings[:6] for unit in beginnings[:12]]
+        forms += [("", one + start, "\x01") for start in beginnings[:20] for one in self.alphabet[:8]]
+        for start, unit, end in dict.fromkeys(forms):
             if unit:
-                yield f"{start!r} + {unit!r} * n", self._maker(start, unit, "\x01")
-        for start, unit in self.pumps:
-            if unit:
-                yield f"{start!r} + {unit!r} * n, without an end", self._maker(start, unit, "")
+                yield f"{start!r} + {unit!r} * n + {end!r}", self._maker(start, unit, "", end)
         for first, second in itertools.permutations(self.alphabet[:8], 2):
-            yield f"{first!r} * n + {second!r} * n", self._maker_of_halves(first, second)
+            yield f"{first!r} * n + {second!r} * n", self._maker("", first, second, "\x01")
 
-    def _maker(self, start: str, unit: str, end: str) -> Callable[[int], Any]:
-        return lambda size: self._encoded(start + unit * max(1, (size - len(start)) // len(unit)) + end)
+    def _maker(self, start: str, unit: str, other: str, end: str) -> Callable[[int], Any]:
+        def make(size: int) -> Any:
+            count = max(1, (size - len(start)) // len(unit + other))
+            text = start + unit * count + other * count + end
+            return text.encode("latin-1", "replace") if self.is_bytes else text
 
-    def _maker_of_halves(self, first: str, second: str) -> Callable[[int], Any]:
-        return lambda size: self._encoded(first * (size // 2) + second * (size // 2) + "\x01")
+        return make
 
-    def _encoded(self, text: str) -> Any:
-        return text.encode("latin-1", "replace") if self.is_bytes else text
+    def _compiled(self, items: Sequence[Any]) -> re.Pattern[str]:
+        return compiler.compile(parser.SubPattern(self.tree.state, [*items]), self.flags)  # type: ignore[no-any-return]
 
-    def _characters(self, node: Any) -> None:
-        for operator, argument in node:
-            if operator in (codes.IN, codes.NOT_LITERAL, codes.CATEGORY):
-                self.sets.append(_matcher(operator, argument, self.flags))
-            for character in _literals(operator, argument):
-                self.literals += character
-            for inner in _children(operator, argument):
-                self._characters(inner)
-
-    def _alphabet(self) -> list[str]:
-        """Return one character for each combination of the sets of the pattern, and its first literals."""
-        found: dict[object, str] = {}
-        for character in dict.fromkeys(self.literals + _CANDIDATES):
-            sets = tuple(one.match(character) is not None for one in self.sets)
-            is_literal = character in self.literals
-            found.setdefault(
-                (sets, character if is_literal and len(set(self.literals)) <= 12 else is_literal), character
-            )
-        return list(found.values())[:16]
+    def _sets(self, sequence: Any) -> Iterator[re.Pattern[str]]:
+        for operator, argument in sequence:
+            if operator in (codes.IN, codes.NOT_LITERAL):
+                yield self._compiled([(operator, argument)])
+            for part in _parts(operator, argument):
+                yield from self._sets(part)
 
     def _visit(self, sequence: Any, before: str) -> str:
-        """Collect what the parts of a sequence repeat; return a text that the sequence matches."""
+        """Collect what the parts of a sequence repeat; return a text that the sequence matches, after `before`."""
         for operator, argument in sequence:
-            inner = before
-            if operator in (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT):
+            inner = [self._visit(part, before) for part in _parts(operator, argument)]
+            after = before
+            if operator in _REPEATS:
                 least, most, body = argument
-                unit = self._visit(body, before)[len(before) :]
+                unit = inner[0][len(before) :]
                 if most > 3:
-                    self.pumps.append((before, unit))
-                    self.pumps += [(before, character) for character in self._accepted(body)]
-                inner = before + unit * max(least, min(1, most))
-                if not least:
-                    self.beginnings.append(before)
+                    self.pumps |= dict.fromkeys((before, one) for one in (unit, *self._accepted(body)))
+                after += unit * max(least, min(1, most))
             elif operator is codes.BRANCH:
-                options = [self._visit(option, before) for option in argument[1]]
-                self.beginnings += options[:12]
-                inner = max(options, key=len)
-            elif operator is codes.SUBPATTERN:
-                inner = self._visit(argument[-1], before)
-            elif operator is codes.ATOMIC_GROUP:
-                inner = self._visit(argument, before)
-            elif operator in (codes.ASSERT, codes.ASSERT_NOT):
-                self._visit(argument[1], before)
+                self.beginnings |= dict.fromkeys(inner[:12])
+                after = max(inner, key=len)
             elif operator is codes.GROUPREF:
-                inner = before + before[-1:]
-            else:
-                inner = before + next(iter(self._accepted([(operator, argument)])), "")
-            before = inner
-            self.beginnings.append(before)
+                after += before[-1:]
+            elif operator not in (codes.ASSERT, codes.ASSERT_NOT):
+                after = inner[0] if inner else before + "".join(self._accepted([(operator, argument)])[:1])
+            before = after
+            self.beginnings[before] = None
         return before
 
-    def _accepted(self, body: Any) -> list[str]:
-        """Return the characters of the alphabet that one item accepts; [] for longer bodies."""
-        items = list(body)
-        if len(items) == 1 and items[0][0] is codes.SUBPATTERN:
-            items = list(items[0][1][-1])
-        if len(items) != 1:
+    def _accepted(self, body: Sequence[Any]) -> list[str]:
+        """Return the characters of the alphabet that a part of the pattern accepts, and its literal."""
+        if len(body) == 1 and body[0][0] is codes.LITERAL:
+            return [chr(body[0][1])]
+        if any(operator is codes.GROUPREF for operator, _ in body):
             return []
-        operator, argument = items[0]
-        if operator is codes.LITERAL:
-            return [chr(argument)]
-        if operator is codes.ANY:
-            return [one for one in self.alphabet if one != "\n"][:4]
-        if operator in (codes.IN, codes.NOT_LITERAL, codes.CATEGORY):
-            accepts = _matcher(operator, argument, self.flags)
-            return [one for one in self.alphabet if accepts.match(one)][:6]
-        return []
+        accepts = self._compiled(body)
+        return [one for one in self.alphabet if accepts.fullmatch(one)][:6]
 
 
-def _children(operator: Any, argument: Any) -> Iterator[Any]:
-    if operator in (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT):
-        yield argument[2]
-    elif operator is codes.BRANCH:
-        yield from argument[1]
-    elif operator is codes.SUBPATTERN:
-        yield argument[-1]
-    elif operator is codes.ATOMIC_GROUP:
-        yield argument
-    elif operator in (codes.ASSERT, codes.ASSERT_NOT):
-        yield argument[1]
-
-
-def _literals(operator: Any, argument: Any) -> Iterator[str]:
-    if operator in (codes.LITERAL, codes.NOT_LITERAL):
-        yield chr(argument)
-    elif operator is codes.IN:
-        for kind, value in argument:
-            if kind is codes.LITERAL:
-                yield chr(value)
-            elif kind is codes.RANGE:
-                yield chr(value[0])
-
-
-_CATEGORIES = {
-    codes.CATEGORY_DIGIT: r"\d", codes.CATEGORY_NOT_DIGIT: r"\D", codes.CATEGORY_SPACE: r"\s",
-    codes.CATEGORY_NOT_SPACE: r"\S", codes.CATEGORY_WORD: r"\w", codes.CATEGORY_NOT_WORD: r"\W",
-}  # fmt: skip
-
-
-def _matcher(operator: Any, argument: Any, flags: int) -> re.Pattern[str]:
-    """Return a pattern of one character."""
-    if operator is codes.NOT_LITERAL:
-        argument = [(codes.NEGATE, None), (codes.LITERAL, argument)]
-    elif operator is codes.CATEGORY:
-        argument = [(codes.CATEGORY, argument)]
-    inside = ""
-    for kind, value in argument:
-        if kind is codes.NEGATE:
-            inside += "^"
-        elif kind is codes.LITERAL:
-            inside += re.escape(chr(value))
-        elif kind is codes.RANGE:
-            inside += f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}"
-        else:
-            inside += _CATEGORIES[value]
-    return re.compile(f"[{inside}]", flags & (re.IGNORECASE | re.ASCII))
+def _parts(operator: Any, argument: Any) -> Sequence[Any]:
+    """Return the sequences in a node of the syntax tree."""
+    if operator is codes.BRANCH:
+        return argument[1]  # type: ignore[no-any-return]
+    if operator is codes.ATOMIC_GROUP:
+        return [argument]
+    nested = (*_REPEATS, codes.SUBPATTERN, codes.ASSERT, codes.ASSERT_NOT)
+    return [argument[-1]] if operator in nested else []
 
 
 def applied(pattern: re.Pattern[Any], methods: Iterable[str]) -> list[Callable[[Any], object]]:
     """Return functions that apply a pattern to a text as the methods do; those that search are one."""
-    anchored: Sequence[str] = [name for name in methods if name in ("match", "fullmatch")]
+    anchored = [name for name in methods if name in ("match", "fullmatch")]
     found: list[Callable[[Any], object]] = [getattr(pattern, name) for name in anchored]
-    if len(anchored) < len(list(methods)):
+    if len(anchored) < len([*methods]):
         found.append(lambda text: sum(1 for _ in pattern.finditer(text)))
     return found

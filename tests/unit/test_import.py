@@ -274,6 +274,7 @@ def test_a_tensor_that_is_larger_than_its_storage(legacy: bool, checkpoint: Path
 
 
 def test_sharded_weights(checkpoint: Path, tmp_path: Path) -> None:
+    set_values(checkpoint, note="\ud800")  # the report contains the settings
     tensors = safetensors.torch.load_file(checkpoint / "model.safetensors")
     names = sorted(tensors)
     parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}

@@ -170,6 +170,8 @@ def test_special_tokens_of_other_types(originals: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     set_values(folder, bos_token_id=3)
     assert "decoder_start_token_id = [1, 3, 2, 2]; accepted: ids below" in refusal(folder)
+    set_values(folder, activation_function="x" * 10_000)
+    assert len(refusal(folder)) < 1000
 
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.safetensors"])

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dragoman.config import Config
-from dragoman.errors import DragomanError, UsageError
+from dragoman.errors import DragomanError, UsageError, clip
 from dragoman.formats.importing.name_tables import AxisOrder, AxisOrders, Table
 from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS, Vocabulary
@@ -194,7 +194,7 @@ class Family(Protocol):
 def accepted_values(settings: Mapping[str, Any], accepted: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return a problem for each setting that is present with another value than the accepted ones."""
     return [
-        f"{key} = {settings[key]!r}; accepted: {', '.join(map(repr, values))}"
+        f"{key} = {clip(repr(settings[key]), 200)}; accepted: {', '.join(map(repr, values))}"
         for key, values in accepted.items()
         if key in settings and not any(settings[key] == v and type(settings[key]) is type(v) for v in values)
     ]
@@ -208,7 +208,7 @@ def integer_problems(
     least: setting -> least value.  prefix: of names in messages.  nullable: settings that may be null.
     """
     return [
-        f"{prefix}{key} = {settings.get(key)!r}; accepted: an integer, at least {low}"
+        f"{prefix}{key} = {clip(repr(settings.get(key)), 200)}; accepted: an integer, at least {low}"
         + (", or null" if key in nullable else "")
         for key, low in least.items()
         if (type(settings.get(key)) is not int or settings[key] < low)
@@ -219,7 +219,7 @@ def integer_problems(
 def unequal_problems(pairs: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a problem for each pair of settings, by name, that differ, such as those of encoder and decoder."""
     return [
-        f"{', '.join(f'{name} = {value!r}' for name, value in pair.items())}; accepted: equal"
+        f"{', '.join(f'{name} = {clip(repr(value), 200)}' for name, value in pair.items())}; accepted: equal"
         for pair in pairs
         if len({repr(value) for value in pair.values()}) > 1
     ]

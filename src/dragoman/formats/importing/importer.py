@@ -135,8 +135,8 @@ def import_model(
                     f"the checkpoint.\n{rows}"
                 )
             facts = origin | asdict(comparison)
-            content = json.dumps(facts, indent=1, ensure_ascii=False, default=str)
-            (unfinished / _REPORT).write_bytes(content.encode("utf-8", "replace"))  # settings may have lone surrogates
+            report = json.dumps(facts, indent=1, ensure_ascii=False, default=str)
+            (unfinished / _REPORT).write_bytes(report.encode("utf-8", "replace"))  # settings may have lone surrogates
     except OSError as error:
         raise DragomanError(not_written(folder, error)) from error
     except TrainingError as error:  # of `save_model`, with advice about training

@@ -21,11 +21,7 @@ from dragoman.training.trainer import train
 from small_run import Cli, digit_pairs, small_config, write_corpus, write_lines
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "compare.md"
-OVERRIDES = {
-    "lstm-seed1": ("train.seed=1",),
-    "lstm-seed2": ("train.seed=2",),
-    "wide": ("model.d_ff=40",),
-}
+OVERRIDES = {"lstm-seed1": ("train.seed=1",), "lstm-seed2": ("train.seed=2",), "wide": ("model.d_ff=40",)}
 
 
 @pytest.fixture(scope="module")

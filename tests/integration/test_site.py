@@ -113,10 +113,7 @@ def test_public_names_are_in_the_reference(site: Path, folder: str) -> None:
 
 
 def test_the_site_has_four_parts(site: Path) -> None:
-    parts = {
-        "en": ["Tutorial", "How it works", "Guides", "Reference"],
-        "zh": ["教程", "工作原理", "指南", "参考"],
-    }
+    parts = {"en": ["Tutorial", "How it works", "Guides", "Reference"], "zh": ["教程", "工作原理", "指南", "参考"]}
     for folder, captions in parts.items():
         article = (site / folder / "docs" / "index.html").read_text("utf-8").split('<article role="main"')[1]
         assert re.findall(r'caption-text">([^<]*)', article) == captions

@@ -427,11 +427,7 @@ def test_every_reason_is_in_one_message(
             "model.encoder.ff_size = 7, model.decoder.ff_size = 9; accepted: equal",
         ),
         ("joeynmt", {"model": joey_settings("untied")["model"]}, "missing tensors"),
-        (
-            "joeynmt",
-            {"data.special_symbols.pad_id": 7},
-            "ids of pad, unk, bos, eos = [7, 0, 2, 3]; accepted: 0 to 3",
-        ),
+        ("joeynmt", {"data.special_symbols.pad_id": 7}, "ids of pad, unk, bos, eos = [7, 0, 2, 3]; accepted: 0 to 3"),
         ("joeynmt", {"model.encoder.num_heads": 5}, "num_heads"),
         ("eole", {"model.share_embeddings": False}, "missing tensors: tgt_emb.embeddings.weight"),
         (

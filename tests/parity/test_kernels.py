@@ -16,12 +16,7 @@ from dragoman.nn.fast import Linear, linear
 from dragoman.nn.fast.native import kernels as native
 from dragoman.nn.fast.native import library
 from dragoman.nn.fast.native.kernels import multiply, smoothed_loss_, uses_kernels
-from dragoman.nn.fast.native.library import (
-    has_kernel_products,
-    kernels,
-    prefers_kernels,
-    prefers_products,
-)
+from dragoman.nn.fast.native.library import has_kernel_products, kernels, prefers_kernels, prefers_products
 from dragoman.training.loss import chunked_cross_entropy, cross_entropy, loss_gradient
 from native_builds import with_products, without_kernels
 

@@ -12,28 +12,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
-from dragoman.config import (
-    BahdanauAttention,
-    GRUConfig,
-    LSTMConfig,
-    LuongAttention,
-    NoAttention,
-    RNNConfig,
-)
+from dragoman.config import BahdanauAttention, GRUConfig, LSTMConfig, LuongAttention, NoAttention, RNNConfig
 from dragoman.data.batching import Batch
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
 from dragoman.nn.record import record
-from dragoman.nn.recurrent import (
-    LSTM,
-    Cell,
-    ContextLayer,
-    RecurrentEncoderLayer,
-    RecurrentState,
-    State,
-    reversal,
-)
+from dragoman.nn.recurrent import LSTM, Cell, ContextLayer, RecurrentEncoderLayer, RecurrentState, State, reversal
 from dragoman.nn.recurrent_attention import (
     AdditiveAttention,
     BahdanauLayer,
@@ -45,17 +30,7 @@ from dragoman.nn.recurrent_attention import (
 from dragoman.tokenizers import BOS
 from dragoman.training.loss import Loss, TokenLoss
 from every_kind import random_batch
-from small_networks import (
-    CELLS,
-    EXACT,
-    assert_all_close,
-    drawn,
-    fresh_cell,
-    gradients,
-    new_cell,
-    random,
-    torch_module,
-)
+from small_networks import CELLS, EXACT, assert_all_close, drawn, fresh_cell, gradients, new_cell, random, torch_module
 
 N, T, D_IN, D = 4, 5, 3, 6
 B, K, S, V = 4, 3, 7, 19

@@ -135,8 +135,7 @@ def through(model: Model, seen: Recording, layer: str, kind: str, x: Tensor) -> 
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["paper", "pre-norm", "modern", "batch norm", "normalized embeddings", "grouped-query", "linear relu"],
+    "name", ["paper", "pre-norm", "modern", "batch norm", "normalized embeddings", "grouped-query", "linear relu"]
 )
 def test_a_transformer_is_put_together_from_its_taps(name: str) -> None:
     model, data = built(TRANSLATORS[name], V), batch()

@@ -38,10 +38,7 @@ PRINTED: dict[str, tuple[list[list[float]], float]] = {
     "encoder.layers.0.self_attn.scores": ([[56.265, 170.005], [140.965, 428.945]], 5e-4),
     "encoder.layers.0.self_attn.weights": ([[0, 1], [0, 1]], 5e-4),
     "encoder.layers.0.around_self_attn.norm.normed": ([[-0.686, -0.343, -0.3232, 2.558]] * 2, 5e-4),
-    "encoder.layers.0.ffn.before": (
-        [[-0.9092, 2.315, -0.9092, 2.315, -1.4952, 2.072, -1.4952, 2.072]] * 2,
-        5e-4,
-    ),
+    "encoder.layers.0.ffn.before": ([[-0.9092, 2.315, -0.9092, 2.315, -1.4952, 2.072, -1.4952, 2.072]] * 2, 5e-4),
     "encoder.layers.0.ffn.hidden": ([[0, 2.315, 0, 2.315, 0, 2.072, 0, 2.072]] * 2, 5e-4),
     "encoder.layers.0.around_ffn.update": ([[0.5, 15.233, 6.716, 6.945]] * 2, 5e-4),
     "encoder.layers.0.stream": ([[-1.3807, 1.6608, -0.231, 0.340]] * 2, 1e-3),  # the source truncated -1.4376

@@ -103,12 +103,7 @@ def engine(name: str) -> Engine:
 
 
 def together(
-    name: str,
-    lines: list[Line],
-    search: str,
-    threads: int = 1,
-    rows: int = 64,
-    lists: list[list[int]] | None = None,
+    name: str, lines: list[Line], search: str, threads: int = 1, rows: int = 64, lists: list[list[int]] | None = None
 ) -> list[list[Hypothesis]]:
     return engine(name).search(
         [one.source for one in lines],

@@ -57,9 +57,7 @@ def complete(tree: BeamTree) -> list[int]:
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize(
-    "model",
-    [ToyModel(9), ToyModel(11, sharpness=0.5, seed=3), tiny_transformer(9)],
-    ids=["toy", "flat", "transformer"],
+    "model", [ToyModel(9), ToyModel(11, sharpness=0.5, seed=3), tiny_transformer(9)], ids=["toy", "flat", "transformer"]
 )
 def test_the_leaves_are_the_results_of_the_search(model: Model, settings: dict[str, Any]) -> None:
     found, tree = grown(model, **settings)

@@ -369,10 +369,7 @@ def test_a_document_under_the_name_of_another_format_is_refused() -> None:
         (b"just text", "not a complete zip archive"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 600, "is encrypted, or in a binary format"),
         (word_document()[:-200], "not a complete zip archive"),
-        (
-            docx_with("<w:p>"),
-            r"word/document\.xml: line 2, column 324: not well-formed XML \(mismatched tag\); acc",
-        ),
+        (docx_with("<w:p>"), r"word/document\.xml: line 2, column 324: not well-formed XML \(mismatched tag\); acc"),
         (docx_with("<w:p>" * 300 + "</w:p>" * 300), "nested more than 200 deep"),
     ],
 )

@@ -102,11 +102,7 @@ def test_calls_are_joined_along_position_query_or_key() -> None:
 @pytest.mark.parametrize(
     ("axes", "shapes", "problem"),
     [
-        (
-            ("row", "head", "query", "key"),
-            [(1, 1, 1, 1), (1, 1, 1, 2)],
-            r"2 calls of shapes .*\(1, 1, 1, 2\).* list",
-        ),
+        (("row", "head", "query", "key"), [(1, 1, 1, 1), (1, 1, 1, 2)], r"2 calls of shapes .*\(1, 1, 1, 2\).* list"),
         (("row", "feature"), [(2, 3), (2, 3)], "2 calls of shapes"),
         (("row", "position"), [], "no calls were recorded"),
     ],

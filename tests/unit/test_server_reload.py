@@ -16,16 +16,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction, model_sources
 from dragoman.serve.uvicorn_server import Reloader
-from served_models import (
-    TEXTS,
-    closed,
-    configured,
-    copied_model,
-    directions_of,
-    loaded,
-    offline,
-    translated,
-)
+from served_models import TEXTS, closed, configured, copied_model, directions_of, loaded, offline, translated
 
 
 def replaced(path: Path, seed: int, target: str) -> None:

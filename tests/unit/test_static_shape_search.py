@@ -208,8 +208,7 @@ def test_searches_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     rows, settings = sources(16), SearchSettings(beam=2, max_extra=3, **BATCHED)
     for part in (rows, rows[::-1], rows[2:14]):
         assert_same(
-            backend.search(part, [[]] * len(part), settings, 2000),
-            plain.search(part, [[]] * len(part), settings, 2000),
+            backend.search(part, [[]] * len(part), settings, 2000), plain.search(part, [[]] * len(part), settings, 2000)
         )
     assert len(backend._idle) == 1
     for beam in range(1, 12):

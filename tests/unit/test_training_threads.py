@@ -311,8 +311,7 @@ def test_a_trial_computes_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "5"}, None)],
+    ("given", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "5"}, None)]
 )
 def test_the_command_does_not_spin_unless_told_to(
     given: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch

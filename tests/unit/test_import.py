@@ -1,4 +1,4 @@
-"""The command `import`, of folders and names of the Hub: a model folder with a parity report, or one message with all reasons."""
+"""The command `import`, of folders and names of the Hub: a model folder with a parity report, or one message and none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `import`, of folders and names of the Hub: a model folder with a parity report, or one message and none."""
+"""The command `import`, of folders and names of the Hub: a model folder with a parity report, or one message."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _merge_textless(items: Sequence[Item]) -> list[Item]:
             opened[-1] = opened[-1][0], True
         elif item.kind == "close":
             start, has_text = opened.pop()
-            kinds = {inner.kind for inner in result[start:]}
+            kinds = set() if has_text else {inner.kind for inner in result[start:]}
             if not has_text and ("text" not in kinds or "empty" in kinds):
                 result[start:] = [Item("empty", _raw(result[start:])), *[Item("text", "", " ")] * ("text" in kinds)]
             elif has_text and opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,34 @@ class Cli:
         assert "Traceback" not in text and "mistake in Dragoman" not in text, text
         assert isinstance(code, int)
         return code, out, text
+
+
+TUNING = """
+[data]
+root = "data"
+source_language = "en"
+target_language = "xx"
+train = [{ source = "train.src", target = "train.tgt" }]
+valid = { source = "valid.src", target = "valid.tgt" }
+
+[train]
+init_from = "base"
+budget = "18 steps"
+batch_tokens = 300
+log_every = 1
+validate_every = "6 steps"
+save_every = "4 steps"
+validate_sentences = 5
+keep = 9
+device = "cpu"
+threads = 1
+schedule = { kind = "budget", peak = 1e-2, warmup = 2 }
+"""
+
+
+def tuning_folder(folder: Path, base: Path) -> Path:
+    """Write `tune.toml`, its data, and a copy of the original model as `base`."""
+    write_corpus(folder / "data", train=120)
+    shutil.copytree(base, folder / "base")
+    (folder / "tune.toml").write_text(TUNING)
+    return folder

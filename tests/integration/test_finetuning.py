@@ -23,31 +23,10 @@ from dragoman.tokenizers import Tokenizer
 from dragoman.training.run import average_run, open_run
 from dragoman.training.trainer import train
 from processes import needs_gloo, run_processes
-from small_run import Cli, Listener, small_config, trained, weights, write_corpus, write_lines
+from small_run import TUNING, Cli, Listener, small_config, trained, tuning_folder, weights, write_lines
 
 IMPORTED = Path(__file__).parents[1] / "golden" / "imported_v1"
 LORA = ("train.lora.rank=2", "train.lora.alpha=4", "train.schedule.peak=0.05")
-TOML = """
-[data]
-root = "data"
-source_language = "en"
-target_language = "xx"
-train = [{ source = "train.src", target = "train.tgt" }]
-valid = { source = "valid.src", target = "valid.tgt" }
-
-[train]
-init_from = "base"
-budget = "18 steps"
-batch_tokens = 300
-log_every = 1
-validate_every = "6 steps"
-save_every = "4 steps"
-validate_sentences = 5
-keep = 9
-device = "cpu"
-threads = 1
-schedule = { kind = "budget", peak = 1e-2, warmup = 2 }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(tmp_path: Path, base: Path) -> Path:
-    """A folder with `tune.toml`, its data, and `base`."""
-    write_corpus(tmp_path / "data", train=120)
-    shutil.copytree(find_model(base), tmp_path / "base")
-    (tmp_path / "tune.toml").write_text(TOML)
-    return tmp_path
+    return tuning_folder(tmp_path, find_model(base))
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
@@ -306,7 +281,7 @@ def test_an_imported_model_improves_resumes_and_is_exported(mode: str, tmp_path:
         lines = [f"{pair[number]}{' a' * (i % 7)}" for i, pair in enumerate(pairs)]
         write_lines(tmp_path / "data" / f"train.{name}", lines)
         write_lines(tmp_path / "data" / f"valid.{name}", [pair[number] for pair in pairs[:3]])
-    (tmp_path / "tune.toml").write_text(TOML.replace('"xx"', '"de"').replace('"base"', '"imported"'))
+    (tmp_path / "tune.toml").write_text(TUNING.replace('"xx"', '"de"').replace('"base"', '"imported"'))
     shutil.copytree(IMPORTED, tmp_path / "imported")
     overrides = ["train.schedule.kind=constant", "train.schedule.rate=0.01", "model.dropout=0"]
     if mode == "adapters":  # of rank 2 in a random model of width 10

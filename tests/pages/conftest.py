@@ -42,3 +42,13 @@ def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
             Path(str(folder)).mkdir(parents=True, exist_ok=True)
             name = re.sub(r"[^\w-]+", "_", f"{request.path.stem}-{request.node.name}")
             page.screenshot(Path(str(folder), f"{name[:120]}-{width}.png"))
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from axe import axe_script
+
+    script, missing = axe_script(tmp_path_factory.mktemp("axe"))
+    if missing:
+        pytest.skip(missing)
+    return script

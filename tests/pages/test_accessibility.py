@@ -1,4 +1,4 @@
-"""Every page by the rules of axe-core, in both languages, light and dark, at 360 and 1440 px."""
+"""Every page without a flaw, and by the rules of axe-core, in both languages, light and dark, at 360 and 1440 px."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from axe import axe_script, violations
-from page_samples import explained, sample_report
+from axe import violations
+from page_samples import MODELS, explained, sample_report
 from translate_page import page_server, translated, write
 
 from dragoman.evaluation.compare import compare_runs
@@ -32,14 +32,6 @@ if TYPE_CHECKING:
 WAYS = [(360, "dark", "zh-CN"), (1440, "light", "zh-CN"), (360, "light", "en"), (1440, "dark", "en")]
 
 
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    script, missing = axe_script(tmp_path_factory.mktemp("axe"))
-    if missing:
-        pytest.skip(missing)
-    return script
-
-
 def _atlas(path: Path) -> Path:
     translator = tiny_translator()
     assert isinstance(translator.tokenizer, Tokenizer)
@@ -58,10 +50,7 @@ def _comparison(path: Path) -> Path:
 
 
 PAGES: dict[str, Callable[[Path], Path]] = {
-    "translation": lambda path: write_explanation(path, explained("transformer")),
-    "recurrent": lambda path: write_explanation(path, explained("lstm")),
-    "image": lambda path: write_explanation(path, explained("image")),
-    "continuation": lambda path: write_explanation(path, explained("recurrent")),
+    **{kind: lambda path, kind=kind: write_explanation(path, explained(kind)) for kind in MODELS},  # type: ignore[misc]
     "atlas": _atlas,
     "gallery": write_gallery,
     "report": lambda path: write_report(path, sample_report()),
@@ -79,6 +68,19 @@ def prepare(page: Page, width: int, scheme: str, language: str) -> None:
     page.size(width, 740 if width == 360 else 900)
     page.prefer("prefers-color-scheme", scheme)
     page.language(language)
+
+
+@pytest.mark.parametrize(("width", "scheme", "language"), [(360, "dark", "zh-CN"), (1440, "light", "en")])
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_no_flaw(
+    name: str, width: int, scheme: str, language: str, page: Page, written: Callable[[str], Path]
+) -> None:
+    prepare(page, width, scheme, language)
+    page.open(written(name))
+    assert page.all(".problem") == page.all("noscript .problem")
+    assert page.flaws() == [] and len(page.controls()) >= 5
+    dark = page.run("return getComputedStyle(document.body).backgroundColor") != "rgb(246, 246, 243)"
+    assert dark == (scheme == "dark")
 
 
 @pytest.mark.parametrize(("width", "scheme", "language"), WAYS)

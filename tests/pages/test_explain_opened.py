@@ -11,39 +11,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from page_samples import MODELS, explained, loaded
+from page_samples import explained, loaded
 
 from dragoman.errors import UsageError
-from dragoman.interpret.explain.explain import Explanation, explain, write_explanation
+from dragoman.interpret.explain.explain import explain, write_explanation
 from dragoman.tokenizers import EOS
 from small_run import SOURCE_WORDS, TARGET_WORDS
 from tiny_translator import tiny_tokenizer
 
 if TYPE_CHECKING:
     from browser import Page
-
-
-@pytest.fixture(params=MODELS)
-def explanation(request: pytest.FixtureRequest) -> Explanation:
-    return explained(request.param)
-
-
-@pytest.mark.parametrize(("width", "height"), [(360, 740), (1440, 900)])
-def test_no_flaw(explanation: Explanation, width: int, height: int, page: Page, tmp_path: Path) -> None:
-    page.size(width, height)
-    page.open(write_explanation(tmp_path / "explain.html", explanation))
-    assert page.all(".problem") == page.all("noscript .problem")
-    assert page.flaws() == []
-    assert len(page.controls()) > 8
-
-
-def test_no_flaw_in_the_dark_and_in_chinese(page: Page, tmp_path: Path) -> None:
-    page.prefer("prefers-color-scheme", "dark")
-    page.language("zh-CN")
-    page.open(write_explanation(tmp_path / "explain.html", explained("transformer")))
-    assert page.run("return document.documentElement.lang").startswith("zh")
-    assert page.flaws() == []
-
 
 # ------------------------------------------------------------------------------------------------------- right numbers
 

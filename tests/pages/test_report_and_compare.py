@@ -1,4 +1,4 @@
-"""The demo's report and the comparison in a browser: without a flaw at both sizes, and operated by keys alone."""
+"""The demo's report and the comparison in a browser, operated by keys alone."""
 
 from __future__ import annotations
 
@@ -29,18 +29,6 @@ def comparison(tmp_path: Path) -> Path:
         scores = {"valid_loss": 2.0 - i / 4, "perplexity": 7.5, "bleu": bleu}
         fabricate(tmp_path / "runs" / f"run-{i}", learning(bleu, loss=2.0 - i / 4), scores, *settings)
     return write_comparison(tmp_path / "compare.html", compare_runs([tmp_path / "runs"]))
-
-
-@pytest.mark.parametrize(("width", "height", "scheme"), [(360, 740, "dark"), (1440, 900, "light")])
-@pytest.mark.parametrize("which", ["report", "comparison"])
-def test_no_flaw(which: str, width: int, height: int, scheme: str, page: Page, request: pytest.FixtureRequest) -> None:
-    page.size(width, height)
-    page.prefer("prefers-color-scheme", scheme)
-    page.open(request.getfixturevalue(which))
-    assert page.flaws() == []
-    assert len(page.controls()) >= 5
-    dark = page.run("return getComputedStyle(document.body).backgroundColor") != "rgb(246, 246, 243)"
-    assert dark == (scheme == "dark")
 
 
 def test_the_reports_map_opens_on_the_clearest_head_and_follows_the_choice(page: Page, report: Path) -> None:
@@ -121,8 +109,3 @@ def test_the_arrow_keys_read_the_values_of_a_chart(
     ]
     page.press(page.keys.ESCAPE)
     assert shown(page, f"{chart} .tip") == 0 and page.errors() == []
-
-
-def test_pieces_inside_a_word_are_marked_but_not_in_chinese(page: Page, report: Path) -> None:
-    page.open(report)
-    assert page.run("return readablePieces(['▁我', '们', 'ab'])") == ["我", "们", "·ab"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
-from axe import axe_script, violations
+from axe import violations
 
 if TYPE_CHECKING:
     from browser import Page
@@ -24,14 +24,6 @@ PAGES = [
     "docs/reference/api.html",
     "search.html",
 ]
-
-
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    script, missing = axe_script(tmp_path_factory.mktemp("axe"))
-    if missing:
-        pytest.skip(missing)
-    return script
 
 
 @pytest.mark.parametrize(("width", "scheme", "folder"), WAYS)

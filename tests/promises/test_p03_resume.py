@@ -32,6 +32,7 @@ from small_run import (
     train_in_child,
     trained,
     tune_in_child,
+    tuning_folder,
     weights,
     write_corpus,
     write_lines,
@@ -545,55 +546,20 @@ MODES: dict[str, tuple[str, ...]] = {
     "lora": ("train.lora.rank=2", "train.lora.alpha=4", "train.schedule.peak=0.05", "model.dropout=0.2"),
     "imported": ("model.dropout=0.2",),
 }
+TUNED = ("train.budget=30 steps", "train.save_every=2 steps", "train.average=2")
 IMPORTED = Path(__file__).parents[1] / "golden" / "imported_v1"
 """A MarianMT checkpoint."""
-TOML = """
-[data]
-root = "data"
-source_language = "en"
-target_language = "xx"
-train = [{ source = "train.src", target = "train.tgt" }]
-valid = { source = "valid.src", target = "valid.tgt" }
-
-[train]
-init_from = "base"
-budget = "30 steps"
-batch_tokens = 300
-log_every = 1
-validate_every = "6 steps"
-save_every = "2 steps"
-validate_sentences = 5
-keep = 9
-average = 2
-device = "cpu"
-threads = 1
-schedule = { kind = "budget", peak = 1e-2, warmup = 2 }
-"""
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("base"), "train.budget=12 steps", "train.validate_every=12 steps")
-
-
-@pytest.fixture
-def place(tmp_path: Path, base: Path) -> Path:
-    """A folder with `tune.toml`, its data, and the original model in `base`."""
-    write_corpus(tmp_path / "data", train=120)
-    shutil.copytree(find_model(base), tmp_path / "base")
-    (tmp_path / "tune.toml").write_text(TOML)
-    return tmp_path
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", list(MODES))
-def test_kill_nine_at_random_moments_of_a_fine_tuning(mode: str, place: Path) -> None:
-    if mode == "imported":
-        shutil.rmtree(place / "base")
-        shutil.copytree(IMPORTED, place / "base")
+def test_kill_nine_at_random_moments_of_a_fine_tuning(mode: str, tmp_path: Path) -> None:
+    few = ("train.budget=12 steps", "train.validate_every=12 steps")
+    place = tuning_folder(tmp_path, IMPORTED if mode == "imported" else find_model(trained(tmp_path / "first", *few)))
+    arguments = place / "tune.toml", TUNED + MODES[mode]
 
     def tune(run: Path) -> BaseProcess:
-        process: BaseProcess = fork_server().Process(target=tune_in_child, args=(place / "tune.toml", MODES[mode], run))
+        process: BaseProcess = fork_server().Process(target=tune_in_child, args=(*arguments, run))
         process.start()
         return process
 

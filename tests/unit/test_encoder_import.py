@@ -1,4 +1,4 @@
-"""The commands on imported encoders and image models, and what is refused: all reasons at once, and no folder."""
+"""The commands on imported encoders, image models and language models, and what is refused of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch import Tensor
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.formats.importing import importer, name_tables
 from dragoman.formats.importing.importer import import_model
-from dragoman.models.model_folder import load_network, read_meta, verify
+from dragoman.models.model_folder import load_network, read_config, read_meta, verify
 from dragoman.nn.record import record
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.tasks.text import MaskedTask
 from imported_checks import change_tensors, refusal, set_values
 from small_run import Cli, write_lines
-from transformers_checkpoints import WORDS, bert_checkpoint, vit_checkpoint
+from transformers_checkpoints import WORDS, bert_checkpoint, language_checkpoint, vit_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
@@ -124,56 +124,6 @@ def test_masked_training_uses_the_mask_and_the_class_token(models: dict[str, Pat
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
-def test_every_reason_is_in_one_message(checkpoint: Path) -> None:
-    set_values(
-        checkpoint, architectures=["BertModel"], hidden_act="quick_gelu", position_embedding_type="relative_key",
-        is_decoder=True, num_attention_heads=0,
-    )  # fmt: skip
-    (checkpoint / "tokenizer.json").unlink()
-    (checkpoint / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes()[:-9])
-    message = refusal(checkpoint)
-    for reason in (
-        "architectures = ['BertModel']; accepted: ['BertForMaskedLM'], ", "hidden_act = 'quick_gelu'; accepted: 'relu'",
-        "position_embedding_type = 'relative_key'; accepted: 'absolute'", "is_decoder = True; accepted: False",
-        "num_attention_heads = 0; accepted: an integer, at least 1", "no tokenizer; accepted: tokenizer.json or",
-        "its header specifies",
-    ):  # fmt: skip
-        assert reason in message
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"hidden_size": 25}, "hidden_size = 25; accepted: a multiple of num_attention_heads"),
-        ({"intermediate_size": 9}, "intermediate.dense.weight: shape (52, 24), the settings"),
-        ({"vocab_size": 20}, "but the vocabulary of config.json 20 ids"),
-        ({"vocab_size": 999}, "word_embeddings.weight: shape"),
-        ({"max_position_embeddings": 50}, "position_embeddings.weight: shape (40, 24)"),
-        ({"architectures": ["BertForSequenceClassification"]}, "missing tensors: bert.pooler.dense.weight"),
-        ({"tie_word_embeddings": False}, "missing tensors: cls.predictions.decoder.weight"),
-    ],
-)
-def test_wrong_settings(changes: dict[str, Any], reason: str, checkpoint: Path) -> None:
-    set_values(checkpoint, **changes)
-    assert reason in refusal(checkpoint)
-
-
-@labels
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"id2label": {"0": "a", "2": "b"}}, "accepted: at least 2 names by id, from 0"),
-        ({"id2label": {"0": "score"}}, "accepted: at least 2 names by id, from 0"),
-        ({"id2label": {"0": "a", "1": " "}}, "names that are empty or not text"),
-        ({"id2label": {"0": "a", "1": "b"}}, "classifier.weight: shape (3, 18), the settings"),
-        ({"problem_type": "multi_label_classification"}, "accepted: 'single_label_classification'"),
-    ],
-)
-def test_wrong_labels(changes: dict[str, Any], reason: str, checkpoint: Path) -> None:
-    set_values(checkpoint, **changes)
-    assert reason in refusal(checkpoint)
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -262,3 +212,48 @@ def test_names_and_additions_of_old_checkpoints(checkpoint: Path, tmp_path: Path
     del tensors["cls.other"], tensors["bert.embeddings.token_type_embeddings.weight"]
     safetensors.torch.save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
     assert "missing tensors: bert.embeddings.token_type_embeddings.weight" in refusal(checkpoint)
+
+
+# ----------------------------------------------------------------------------------------------------- language models
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return language_checkpoint(tmp_path / "llama", "llama")
+
+
+def test_an_empty_tokenizer_of_a_language_model(llama: Path) -> None:
+    (llama / "tokenizer.json").write_text("{}")
+    assert "the tokenizer cannot be used: tokenizer.json: Model missing" in refusal(llama)
+
+
+def test_several_ends_of_generation_are_refused(llama: Path) -> None:
+    set_values(llama, "generation_config.json", eos_token_id=[2, 5])
+    assert "eos_token_id = [2, 5]; a text has one end here" in refusal(llama)
+
+
+def test_a_sliding_window_is_the_maximum_length(tmp_path: Path) -> None:
+    import_model(language_checkpoint(tmp_path / "mistral", "mistral, window, one layer"), tmp_path / "model")
+    assert read_config(tmp_path / "model").data.max_tokens == 41
+
+
+def test_the_commands_on_an_imported_language_model(cli: Cli, llama: Path, tmp_path: Path) -> None:
+    check = tmp_path / "lines.txt"
+    check.write_text("A dog runs across a field\ntwo people sit\n")
+    model = tmp_path / "model"
+    code, out, _ = cli("import", llama, model, "--check", check)
+    assert code == 0 and b"2 prompts from lines of lines.txt" in out and b"greedy search: 2 identical" in out
+    meta = verify(model)
+    assert {"tokenizer.json", "token_ids.json"} <= meta["sha256"].keys() and read_meta(model)["imported"] == "llama"
+    assert read_config(model).data.max_tokens == 48
+    code, out, _ = cli("generate", model, "--prompt", "A dog", "--max-tokens", "8", "--seed", "1")
+    assert code == 0 and out.startswith(b"A dog")
+    code, out, _ = cli("score", model, "--target", check)
+    assert code == 0 and out.count(b"\n") == 2
+    code, out, _ = cli("explain", model, "A dog", "--out", tmp_path / "page.html")
+    assert code == 0 and (tmp_path / "page.html").exists()
+    code, out, _ = cli("info", model)
+    assert code == 0 and b"native" in out
+    (model / "token_ids.json").write_text("{}")
+    code, _, err = cli("generate", model, "--prompt", "A dog")
+    assert code == 1 and "token_ids.json" in err

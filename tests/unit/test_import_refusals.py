@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dragoman.formats.importing.importer import FAMILIES as MODEL_TYPES
 from dragoman.formats.importing.importer import _family, opened
 from imported_checks import ATTACKS, change_tensors, refusal, set_values
 from imported_families import FAMILIES
+from transformers_checkpoints import bert_checkpoint, language_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
@@ -87,7 +89,8 @@ def test_every_model_type_is_covered() -> None:
 
 def test_an_unknown_architecture(checkpoint: Path) -> None:
     set_values(checkpoint, model_type="whisper")
-    assert "model_type 'whisper' of config.json is not supported; accepted: bart, bert" in refusal(checkpoint)
+    accepted = f"model_type 'whisper' of config.json is not supported; accepted: {', '.join(MODEL_TYPES)}"
+    assert accepted in refusal(checkpoint)
 
 
 def test_activation_tokenizer_and_weights_in_one_message(checkpoint: Path) -> None:
@@ -182,3 +185,149 @@ def test_a_pickle_is_refused_and_not_executed(file: str, checkpoint: Path, tmp_p
     message = refusal(checkpoint)
     assert ("could run code" if file.endswith(".bin") else "not a safetensors file") in message
     assert not (tmp_path / "executed").exists()
+
+
+# --------------------------------------------------------------------------------------------------- settings by family
+
+CHECKPOINTS = {name: FAMILIES[name].write for name in ("marian", "t5", "gpt2", "labels")} | {
+    "llama": lambda path: language_checkpoint(path, "llama"),
+    "bert": lambda path: bert_checkpoint(path, "masked"),
+}
+REASONS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "marian": (
+        "source.spm",
+        {"activation_function": "quick_gelu", "normalize_embedding": True, "static_position_embeddings": False,
+         "decoder_ffn_dim": "many"},
+        ("activation_function = 'quick_gelu'; accepted: 'relu'", "normalize_embedding = True; accepted: False",
+         "static_position_embeddings = False", "decoder_ffn_dim = 'many'; accepted: an integer, at least 1",
+         "source.spm: missing"),
+    ),
+    "t5": (
+        "spiece.model",
+        {"feed_forward_proj": "gated-mish", "d_kv": "wide", "num_layers": True, "relative_attention_num_buckets": 30,
+         "is_encoder_decoder": False, "eos_token_id": [1]},
+        ("feed_forward_proj = 'gated-mish'; accepted: relu, gelu", "d_kv = 'wide'; accepted: an integer, at least 1",
+         "num_layers = True", "relative_attention_num_buckets = 30; accepted: a multiple of 4",
+         "is_encoder_decoder = False", "eos_token_id = [1]", "no tokenizer; accepted: spiece.model or tokenizer.json"),
+    ),
+    "gpt2": (
+        "tokenizer.json",
+        {"activation_function": "quick_gelu", "scale_attn_by_inverse_layer_idx": True, "n_layer": 0,
+         "bos_token_id": None, "scale_attn_weights": False, "add_cross_attention": True, "n_inner": "many"},
+        ("activation_function = 'quick_gelu'; accepted: 'relu'",
+         "scale_attn_by_inverse_layer_idx = True; accepted: False",
+         "n_layer = 0; accepted: an integer, at least 1", "bos_token_id = None; accepted: an integer, at least 0",
+         "scale_attn_weights = False; accepted: True", "add_cross_attention = True; accepted: False",
+         "n_inner = 'many'; accepted: an integer, at least 1, or null"),
+    ),
+    "llama": (
+        "tokenizer.json",
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 0.5, "factor": 4.0}, "hidden_act": "tanh",
+         "attention_bias": True, "head_dim": "x", "eos_token_id": [1, 2]},
+        ("rope_type = 'yarn' (rope_scaling, rope_parameters); accepted: 'default'",
+         "rope_theta = 0.5; accepted: a number above 1", "hidden_act = 'tanh'; accepted: 'relu'",
+         "attention_bias = True, mlp_bias = False; accepted: equal",
+         "head_dim = 'x'; accepted: an integer, at least 2, or null", "eos_token_id = [1, 2]; a text has one end here"),
+    ),
+    "bert": (
+        "tokenizer.json",
+        {"architectures": ["BertModel"], "hidden_act": "quick_gelu", "position_embedding_type": "relative_key",
+         "is_decoder": True, "num_attention_heads": 0},
+        ("architectures = ['BertModel']; accepted: ['BertForMaskedLM'], ",
+         "hidden_act = 'quick_gelu'; accepted: 'relu'",
+         "position_embedding_type = 'relative_key'; accepted: 'absolute'", "is_decoder = True; accepted: False",
+         "num_attention_heads = 0; accepted: an integer, at least 1", "no tokenizer; accepted: tokenizer.json or"),
+    ),
+}  # fmt: skip
+"""By checkpoint, a file that is removed, changes of the settings, and reasons."""
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], Path]:
+    originals = tmp_path_factory.mktemp("settings")
+
+    def copy(name: str, folder: Path) -> Path:
+        if not (originals / name).exists():
+            CHECKPOINTS[name](originals / name)
+        return Path(shutil.copytree(originals / name, folder / "checkpoint"))
+
+    return copy
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_every_reason_is_in_one_message(name: str, copied: Callable[[str, Path], Path], tmp_path: Path) -> None:
+    folder, (file, changes, reasons) = copied(name, tmp_path), REASONS[name]
+    set_values(folder, **changes)
+    (folder / file).unlink()
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-9])
+    message = refusal(folder)
+    for reason in (*reasons, "its header specifies"):
+        assert reason in message
+    assert "generation_config.json: " not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("marian", {"encoder_layers": True}, "encoder_layers = True; accepted: an integer"),
+        ("marian", {"d_ff": 9, "encoder_ffn_dim": 9, "decoder_ffn_dim": 9}, "fc1.weight: shape (7, 10), the settings"),
+        ("marian", {"decoder_attention_heads": 2}, "encoder_attention_heads = 5, decoder_attention_heads = 2"),
+        ("marian", {"decoder_start_token_id": 0}, "decoder_start_token_id = 0; accepted: pad_token_id"),
+        ("marian", {"d_model": 10**12}, "d_model"),
+        ("marian", {"encoder_layers": 10**12}, "encoder_layers"),
+        ("marian", {"dropout": "much"}, "dropout"),
+        ("marian", {"eos_token_id": [0, 1]}, "eos_token_id = [0, 1]; accepted: an integer"),
+        ("marian", {"vocab_size": 40}, "but the vocabulary of config.json has 40"),
+        ("marian", {"tie_word_embeddings": False}, "missing tensors: "),
+        ("t5", {"num_decoder_layers": 2}, "missing tensors: decoder.block.1.layer.0."),
+        ("t5", {"d_kv": 8}, "SelfAttention.q.weight + "),
+        ("t5", {"num_heads": 2}, "relative_attention_bias.weight: shape (8, 3)"),
+        ("t5", {"vocab_size": 30}, "vocab_size = 30, but spiece.model has"),
+        ("t5", {"vocab_size": 10**9}, "vocab_size = 1000000000; accepted"),
+        ("t5", {"relative_attention_max_distance": 4}, "accepted: more than half of the 8 buckets"),
+        ("t5", {"decoder_start_token_id": 1}, "decoder_start_token_id = 1; accepted: pad_token_id = 0"),
+        ("t5", {"dense_act_fn": "silu"}, "dense_act_fn = 'silu'; accepted: 'relu'"),
+        ("t5", {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}, "unused tensors"),
+        ("t5", {"eos_token_id": 2}, "[2, 0, 2], are not different ids"),
+        ("t5", {"d_model": 10**12}, "d_model"),
+        ("t5", {"layer_norm_epsilon": "small"}, "eps"),
+        ("gpt2", {"n_head": 4}, "n_embd = 15; accepted: a multiple of n_head = 4"),
+        ("gpt2", {"n_inner": 8}, "h.0.mlp.c_fc.weight: shape (7, 15), the settings and the vocabulary require (8, 15)"),
+        ("gpt2", {"vocab_size": 320}, "bos_token_id = 330, but vocab_size = 320"),
+        ("gpt2", {"tie_word_embeddings": True}, "the tensors differ, but the settings tie them"),
+        ("gpt2", {"n_positions": 10**9}, "max_len"),
+        (
+            "llama",
+            {"num_key_value_heads": 4},
+            "num_key_value_heads = 4; accepted: a divisor of num_attention_heads = 6",
+        ),
+        ("llama", {"num_key_value_heads": 3}, "require (48, 24)"),
+        (
+            "llama",
+            {"num_attention_heads": 8, "head_dim": None},
+            "hidden_size = 24; accepted: an even multiple of num_attention_heads = 8, or head_dim set",
+        ),
+        ("llama", {"head_dim": 7}, "head_dim = 7; accepted: even numbers"),
+        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_type = 'yarn'"),
+        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 0.5}}, "factor = 0.5 of rope"),
+        ("llama", {"vocab_size": 329}, "tokenizer.json has the id 329, but token_ids.json 329 ids"),
+        ("llama", {"tie_word_embeddings": True}, "the tensors differ, but the settings tie them"),
+        ("bert", {"hidden_size": 25}, "hidden_size = 25; accepted: a multiple of num_attention_heads"),
+        ("bert", {"intermediate_size": 9}, "intermediate.dense.weight: shape (52, 24), the settings"),
+        ("bert", {"vocab_size": 20}, "but the vocabulary of config.json 20 ids"),
+        ("bert", {"max_position_embeddings": 50}, "position_embeddings.weight: shape (40, 24)"),
+        ("bert", {"architectures": ["BertForSequenceClassification"]}, "missing tensors: bert.pooler.dense.weight"),
+        ("bert", {"tie_word_embeddings": False}, "missing tensors: cls.predictions.decoder.weight"),
+        ("labels", {"id2label": {"0": "a", "2": "b"}}, "accepted: at least 2 names by id, from 0"),
+        ("labels", {"id2label": {"0": "score"}}, "accepted: at least 2 names by id, from 0"),
+        ("labels", {"id2label": {"0": "a", "1": " "}}, "names that are empty or not text"),
+        ("labels", {"id2label": {"0": "a", "1": "b"}}, "classifier.weight: shape (3, 18), the settings"),
+        ("labels", {"problem_type": "multi_label_classification"}, "accepted: 'single_label_classification'"),
+    ],
+)
+def test_wrong_settings(
+    name: str, changes: dict[str, Any], reason: str, copied: Callable[[str, Path], Path], tmp_path: Path
+) -> None:
+    folder = copied(name, tmp_path)
+    set_values(folder, **changes)
+    assert reason in refusal(folder)

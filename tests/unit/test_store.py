@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from test_model_folder_damage import a_device, a_folder, a_loop, a_pipe
 
 from dragoman.config import Config
 from dragoman.data.batching import EpochPlan
@@ -280,30 +281,6 @@ def longer(path: Path) -> None:
     path.write_bytes(path.read_bytes() + bytes(8))
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def a_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def a_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def a_device(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/dev/zero")
-
-
-def a_loop(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path.name)
-
-
 @pytest.mark.parametrize("name", [*FILES, "tokenizer.model"])
 @pytest.mark.parametrize("damage", [cut, zeroed, foreign, longer, Path.unlink], ids=lambda f: f.__name__)
 def test_a_damaged_file_is_named_and_the_store_rebuilt(
@@ -322,14 +299,13 @@ def test_a_damaged_file_is_named_and_the_store_rebuilt(
     assert [path.name for path in cache.iterdir()] == [store.folder.name], "nothing damaged or half-made stays"
 
 
-@pytest.mark.parametrize("damage", [empty, a_folder, a_pipe, a_device, a_loop], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", [Path.touch, a_folder, a_pipe, a_device, a_loop], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", ["000-00000.ids", "000.chunks", "tokenizer.model", "store.json"])
-def test_anything_but_a_file_is_replaced(
-    config: Config, cache: Path, name: str, damage: Callable[[Path], None]
-) -> None:
+def test_anything_but_a_file_is_replaced(config: Config, cache: Path, name: str, kind: Callable[[Path], None]) -> None:
     store, _ = prepare(config, cache)
     before = content(store)
-    damage(store.folder / name)
+    (store.folder / name).unlink()
+    kind(store.folder / name)
     again, listener = prepare(config, cache)
     assert name in listener.said[0] and content(again) == before
 

@@ -174,7 +174,7 @@ def test_what_the_engine_does_not_support_is_searched_by_the_backend(
 
 
 def test_invalid_requests_are_refused_and_the_next_one_is_answered(service: NativeSearchService) -> None:
-    with pytest.raises(UsageError, match=f"source id {VOCAB}"):
+    with pytest.raises(UsageError, match=f"sentence 1: source token = {VOCAB}"):
         service.submit([[VOCAB, EOS]], [[]], SETTINGS[0])
     with pytest.raises(UsageError, match="2 ranks for 1 sentences"):
         service.submit([[5, EOS]], [[]], SETTINGS[0], [0.0, 1.0])

@@ -22,13 +22,14 @@ void check_ids(const int32_t* ids, int64_t count, int vocab, const char* name) {
   for (int64_t i = 0; i < count; ++i) require_range(name, ids[i], 0, vocab - 1);
 }
 
-void check_ragged(const RaggedArray& rows, int count, int vocab, const char* name) {
+void check_ragged(const RaggedArray& rows, int count, int vocab, const char* name, const char* row) {
   if (rows.offsets == nullptr || rows.offsets[0] != 0) refuse(std::string(name) + " offsets must start at 0");
   for (int i = 0; i < count; ++i) {
     if (rows.offsets[i + 1] < rows.offsets[i]) refuse(std::string(name) + " offsets must not decrease");
     for (int64_t at = rows.offsets[i]; at < rows.offsets[i + 1]; ++at) {
       if (rows.ids[at] < 0 || rows.ids[at] >= vocab) {
-        require_range(("sentence " + std::to_string(i + 1) + ": " + name).c_str(), rows.ids[at], 0, vocab - 1);
+        const std::string where = std::string(row) + " " + std::to_string(i + 1) + ": " + name;
+        require_range(where.c_str(), rows.ids[at], 0, vocab - 1);
       }
     }
   }
@@ -107,7 +108,7 @@ void check_request(const Header& h, const SearchRequest& r) {
     for (int i = 0; i < r.count; ++i) {
       require(r.phrase_counts[i] <= r.phrase_counts[i + 1], "the counts of phrases must not decrease");
     }
-    check_ragged(r.phrases, static_cast<int>(r.phrase_counts[r.count]), h.tgt_vocab, "phrase token");
+    check_ragged(r.phrases, static_cast<int>(r.phrase_counts[r.count]), h.tgt_vocab, "phrase token", "phrase");
   }
   for (int i = 0; i < r.count; ++i) {
     const int64_t source = r.sources.offsets[i + 1] - r.sources.offsets[i];

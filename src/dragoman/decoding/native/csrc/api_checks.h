@@ -49,7 +49,7 @@ void require(bool condition, const char* message);
 // "name = value; accepted: low to high"
 void require_range(const char* name, int64_t value, int64_t low, int64_t high);
 void check_ids(const int32_t* ids, int64_t count, int vocab, const char* name);
-void check_ragged(const RaggedArray& rows, int count, int vocab, const char* name);
+void check_ragged(const RaggedArray& rows, int count, int vocab, const char* name, const char* row = "sentence");
 // Check everything that could cause an access outside an array.
 void check_request(const Header& h, const SearchRequest& r);
 

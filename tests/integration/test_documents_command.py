@@ -105,7 +105,12 @@ def test_an_xml_document(cli: Cli, run: Path) -> None:
         (["--format", "html", "--input", ".", "--output", "x"], b"", 2, "bulk translation: not supported"),
         (["--format", "html", "--input", "nowhere.html"], b"", 1, "nowhere.html: missing. Specify one file"),
         (["--format", "html"], b"<p>\n\xff", 1, "standard input, line 2: byte 0xff at byte 0 of the line is not valid"),
-        (["--format", "xml"], b"<a>\n<b>", 1, "text 1, line 2, column 6: not well-formed XML (mismatched tag); accepted"),
+        (
+            ["--format", "xml"],
+            b"<a>\n<b>",
+            1,
+            "text 1, line 2, column 6: not well-formed XML (mismatched tag); accepted",
+        ),
     ],
 )
 def test_what_is_refused(cli: Cli, run: Path, args: list[str], stdin: bytes, code: int, words: str) -> None:

@@ -363,7 +363,9 @@ def test_invalid_phrases(ids: Any, bonus: float | None) -> None:
 
 
 @native
-@pytest.mark.parametrize(("token", "told"), [(EOS, "special"), (VOCAB, f"phrase token = {VOCAB}"), (-1, "phrase 1: phrase token = -1")])
+@pytest.mark.parametrize(
+    ("token", "told"), [(EOS, "special"), (VOCAB, f"phrase token = {VOCAB}"), (-1, "phrase 1: phrase token = -1")]
+)
 def test_the_engine_refuses_tokens_that_do_not_exist(
     token: int, told: str, backends: tuple[DecodingBackend, DecodingBackend]
 ) -> None:

@@ -13,14 +13,12 @@ recipe    recipes/multi30k-tiny.toml from start to end, validations included
 serve     a model of base size, trained for some seconds, behind the server: bench/serve.py with 1, 64 and 256 clients
 
 check     hypotheses of a small random model in float32 beside those of the PyTorch search on the same device
-steps     milliseconds of a search step for several numbers of sentences, without the host
 one       one sentence after the other, milliseconds per target token, and the kernels of a search
 many      all sentences at once, target tokens per second: token ids, and text to text with the translator
 peer      `generate` of transformers, the same sizes, if it is installed
 
 Training: sentences of Multi30k; steps after the second epoch, when all graphs are captured; utilization as in
-`bench/train.py`.  Decoding: base size, random weights, bfloat16; all sources and targets have 40
-tokens.
+`bench/train.py`.  Decoding: base size, random weights, bfloat16; all sources and targets have 40 tokens.
 """
 
 from __future__ import annotations
@@ -326,28 +324,6 @@ def check(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
             report(f"check {name}, beam {asked.beam}", f"equal {equal} of {len(sources)}")
 
 
-def steps(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
-    for beam in (1, 4):
-        rows_at_once = (1, 16, 64, 256, 1024, 4096)
-        with backend.slots(beam, 64, max(rows_at_once) // beam) as search:
-            for count in [count for count in rows_at_once if count * beam <= 4096 and count <= search.slots]:
-                run = search._step_of(count)
-                state = search.state
-                state.info[0] = 20  # in the middle of a target
-                state.info[1], state.info[2], state.info[3], state.info[4], state.info[5] = 64, 63, 1, 0, LENGTH
-                state.active[:count] = torch.arange(count, device=state.active.device)
-                run()
-                synchronize(given.device)
-                began = time.perf_counter()
-                for _ in range(20):
-                    run()
-                synchronize(given.device)
-                each = (time.perf_counter() - began) / 20 / search._at_once(count)
-                report(f"step of {count} sentences, beam {beam}", f"{1000 * each:.3f} ms, {count / each:,.0f} tokens/s")
-                state.info[4] = 1
-                search._changed = True
-
-
 def one(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
     for beam in (1, 4):
         sources = sentences(given.alone + 2, SIZES[given.size][1])
@@ -366,21 +342,14 @@ def one(given: argparse.Namespace, backend: CudaGraphBackend) -> None:
             show_kernels(recorded, 1, 16)
 
 
-def letters(number: int) -> str:
-    """Return a word for a number, without digits, which a translator checks one by one."""
-    word = ""
-    while True:
-        word, number = chr(ord("a") + number % 20) + word, number // 20
-        if not number:
-            return "v" + word
-
-
 def word_tokenizer(vocabulary: int) -> Tokenizer:
     """A vocabulary of words, so that a text has as many tokens as words."""
     import sentencepiece
 
     content = io.BytesIO()
-    lines = (" ".join(letters(i + j) for j in range(50)) for i in range(0, vocabulary + 50, 50))
+    letters = str.maketrans("0123456789", "abcdefghij")  # a translator checks digits one by one
+    words = [f"v{number}".translate(letters) for number in range(vocabulary + 50)]
+    lines = (" ".join(words[i : i + 50]) for i in range(0, len(words), 50))
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=lines, model_writer=content, model_type="word", vocab_size=vocabulary, pad_id=0, unk_id=1,
         bos_id=2, eos_id=3, minloglevel=2, use_all_vocab=False,
@@ -483,7 +452,7 @@ TRAINING: dict[str, Callable[[argparse.Namespace, Path], None]] = {
     "serve": serve,
 }  # fmt: skip
 DECODING: dict[str, Callable[[argparse.Namespace, CudaGraphBackend], None]] = {
-    "check": check, "steps": steps, "one": one, "many": many, "peer": peer,
+    "check": check, "one": one, "many": many, "peer": peer,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -48,17 +48,15 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         import importlib
 
-        from dragoman.extras import Unavailable, missing_torch, missing_wing
+        from dragoman.extras import TorchMissing, Unavailable, missing_wing, needs_torch
 
         if (missing := missing_wing(_HOMES[name], f"dragoman.{name}")) is not None:
             return Unavailable(missing)
         try:
-            return getattr(importlib.import_module(_HOMES[name]), name)
-        except ModuleNotFoundError as error:
-            message = missing_torch(error, f"dragoman.{name}")
-            if message is None:
-                raise
-            return Unavailable(message)  # a program that imports the name may run as long as it does not use it
+            with needs_torch(f"dragoman.{name}"):
+                return getattr(importlib.import_module(_HOMES[name]), name)
+        except TorchMissing as error:
+            return Unavailable(error)  # a program that imports the name may run as long as it does not use it
     raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
 
 

@@ -68,26 +68,20 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[list[str], Calla
     return sorted(modules), resolve
 
 
-def missing_torch(error: ImportError, what: str) -> UsageError | None:
-    """Return an error with the command that installs PyTorch, or None if `error` has another cause.
-
-    what: the feature that needs it.
-    """
-    if (error.name or "").partition(".")[0] != "torch":
-        return None
-    return UsageError(f"{what} needs PyTorch, which is not installed; install it with: pip install 'dragoman[train]'")
+class TorchMissing(UsageError):
+    """PyTorch is not installed."""
 
 
 @contextmanager
 def needs_torch(what: str) -> Iterator[None]:
-    """Convert the ImportError of a missing PyTorch into UsageError (`missing_torch`)."""
+    """Convert the ImportError of a missing PyTorch into TorchMissing.  what: the feature that needs it."""
     try:
         yield
     except ModuleNotFoundError as error:
-        message = missing_torch(error, what)
-        if message is None:
+        if (error.name or "").partition(".")[0] != "torch":
             raise
-        raise message from None
+        install = "install it with: pip install 'dragoman[train]'"
+        raise TorchMissing(f"{what} needs PyTorch, which is not installed; {install}") from None
 
 
 def missing_wing(module: str, what: str) -> UsageError | None:

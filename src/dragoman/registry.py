@@ -184,7 +184,11 @@ def parts_of(config: Config, modules: Iterable[Any] = ()) -> list[dict[str, str]
     modules: of the network.  Those that no registered kind of the configuration explains, and methods that were
     replaced, are of kind "module": only Python code that passes the network can load such a checkpoint.
     """
-    parts = [part for part in map(_REGISTERED.get, _kinds_in(config)) if part is not None]
+    model: Any = config.model
+    kinds = [(key, getattr(model, key, None)) for key in ("attention", "position", "norm", "activation")]
+    kinds += [("architecture", model.architecture), ("task", config.data), ("metric", config.train.metric)]
+    tags = [(kind, value if isinstance(value, str) else str(getattr(value, "kind", ""))) for kind, value in kinds]
+    parts = [part for part in map(_REGISTERED.get, tags) if part is not None]
     modules = list(modules)
     known = {*_BUILT_IN, *sys.stdlib_module_names, *(_package(part.make) for part in parts)}
     types = {one for module in modules for one in type(module).__mro__}
@@ -200,13 +204,6 @@ def parts_of(config: Config, modules: Iterable[Any] = ()) -> list[dict[str, str]
 
 def _package(made: Any) -> str:
     return _place(made).partition(":")[0].partition(".")[0]
-
-
-def _kinds_in(config: Config) -> list[tuple[str, str]]:
-    model: Any = config.model
-    pairs = [(key, getattr(model, key, None)) for key in ("attention", "position", "norm", "activation")]
-    pairs += [("architecture", model.architecture), ("task", config.data), ("metric", config.train.metric)]
-    return [(kind, value if isinstance(value, str) else str(getattr(value, "kind", ""))) for kind, value in pairs]
 
 
 _distributions = cache(metadata.packages_distributions)

@@ -165,12 +165,11 @@ def test_a_full_disk_is_reported_and_nothing_is_left(tmp_path: Path, monkeypatch
     config = small_config(write_corpus(tmp_path / "data"))
     specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
 
-    class Full:
-        def map(self, function: Any, tasks: Any) -> Any:
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def full(function: Any, tasks: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(TrainingError, match=r"the prepared data .* could not be written: the disk is full"):
-        build_store(config, specs, tmp_path / "cache", Listener(), Full())
+        build_store(config, specs, tmp_path / "cache", Listener(), full)
     assert list((tmp_path / "cache").iterdir()) == []
 
 

@@ -26,7 +26,7 @@ from dragoman.data.store import segments
 from dragoman.data.store.build import build_store
 from dragoman.data.store.folder import text_hash
 from dragoman.data.store.reader import Store
-from dragoman.data.store.segments import Processes, ThisProcess, WorkerPool, find_duplicates
+from dragoman.data.store.segments import Map, Processes, find_duplicates
 from dragoman.training.batch_stream import BatchStream
 from dragoman.training.progress import Progress
 from dragoman.training.run import open_run
@@ -63,10 +63,10 @@ def config_of(folder: Path, names: str, *overrides: str, weights: dict[str, floa
     return parse_config(document, list(overrides))
 
 
-def prepare(config: Config, cache: Path, pool: WorkerPool | None = None) -> tuple[Store, Listener]:
+def prepare(config: Config, cache: Path, compute: Map | None = None) -> tuple[Store, Listener]:
     listener = Listener()
     specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
-    return build_store(config, specs, cache, listener, pool), listener
+    return build_store(config, specs, cache, listener, compute), listener
 
 
 def texts(store: Store) -> list[tuple[str, str]]:
@@ -81,17 +81,15 @@ def files(store: Store) -> dict[str, bytes]:
 def test_the_result_does_not_depend_on_where_the_tasks_run(tmp_path: Path) -> None:
     corpora(tmp_path, {"a": 50, "b": 41}, repeated=9)
     config = config_of(tmp_path, "ab")
-    one, listener = prepare(config, tmp_path / "one", ThisProcess())
+    one, listener = prepare(config, tmp_path / "one", map)
 
-    class Shuffled:
-        """Computes tasks out of order, as processes do."""
+    def out_of_order(function, tasks):  # type: ignore[no-untyped-def]
+        """Compute tasks as processes do."""
+        listed = list(tasks)
+        results = {i: function(listed[i]) for i in random.Random(3).sample(range(len(listed)), len(listed))}
+        return (results[i] for i in range(len(listed)))
 
-        def map(self, function, tasks):  # type: ignore[no-untyped-def]
-            listed = list(tasks)
-            results = {i: function(listed[i]) for i in random.Random(3).sample(range(len(listed)), len(listed))}
-            return (results[i] for i in range(len(listed)))
-
-    other, _ = prepare(config, tmp_path / "other", Shuffled())
+    other, _ = prepare(config, tmp_path / "other", out_of_order)
     assert files(one) == files(other)
     assert one.stats == "read 100 = kept 91 + duplicate 9" and len(one) == 91
     assert texts(one) == digit_pairs(91)
@@ -103,10 +101,10 @@ def test_processes_give_the_same_store_as_one(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(build_module, "SEGMENT", 16)  # read in this process only
     corpora(tmp_path, {"a": 60}, repeated=0)
     config = config_of(tmp_path, "a")
-    one, _ = prepare(config, tmp_path / "one", ThisProcess())
+    one, _ = prepare(config, tmp_path / "one", map)
     with Processes(2) as pool:
         assert next(pool.map(process_number, iter([0]))) != os.getpid()
-        two, _ = prepare(config, tmp_path / "two", pool)
+        two, _ = prepare(config, tmp_path / "two", pool.map)
     assert files(one) == files(two)
 
 

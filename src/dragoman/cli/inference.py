@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,7 @@ from dragoman.errors import UsageError
 
 if TYPE_CHECKING:
     from dragoman.data.dialogues import Turn
-    from dragoman.pipelines.generation import Chat, Continuation
+    from dragoman.pipelines.generation import Chat
 
 
 def score(
@@ -166,10 +167,7 @@ def generate(
         raise UsageError("--role applies to dialogues; specify them with --turns, or omit --role")
     generator = TextGenerator.load(model, device)
     settings["max_tokens"] = 200 if max_tokens is None else max_tokens
-
-    def stream(prompts: Iterable[str]) -> Iterator[Continuation]:
-        return generator.stream(prompts, **settings)
-
+    stream = partial(generator.stream, **settings)
     with open_output(output, input_) as write:
         for answer in stream(prompt) if prompt else answer_lines(input_, stream):
             write(json.dumps(answer.to_json(), ensure_ascii=False) if jsonl else answer.text)

@@ -9,8 +9,7 @@ import typer
 
 Model = Annotated[Path, typer.Argument(help="Run folder, checkpoint in it, or model folder.")]
 Models = Annotated[
-    list[Path],
-    typer.Argument(help="Run folder, checkpoint in it, or model folder; several models form an ensemble."),
+    list[Path], typer.Argument(help="Run folder, checkpoint in it, or model folder; several models form an ensemble.")
 ]
 Source = Annotated[Path, typer.Option(help="Source text, one sentence per line.")]
 OptionalSource = Annotated[Path | None, typer.Option(help="Source text, one sentence per line.")]
@@ -77,8 +76,7 @@ MaxReply = Annotated[
 ]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most probable token, without sampling.")]
 ReplyRole = Annotated[
-    str | None,
-    typer.Option("--role", help="Role of the reply; default: of two roles the other one, or 'assistant'."),
+    str | None, typer.Option("--role", help="Role of the reply; default: of two roles the other one, or 'assistant'.")
 ]
 SourceLanguage = Annotated[
     str | None, typer.Option("--from", help="Source language of a multilingual model; default: that of the model.")

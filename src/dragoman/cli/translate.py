@@ -127,11 +127,16 @@ def translate(
             documents.translate_file(models, loading, document, output, column, text_settings)
             return
     in_bulk = ray or column is not None or _is_bulk(inputs, output)
-    _check_format(
-        format_,
-        attributes,
-        {"--jsonl": jsonl, "--nbest": nbest > 1, "--prefix": bool(prefix), "bulk translation": in_bulk},
-    )
+    if format_ not in _FORMATS:
+        raise UsageError(f"--format {format_!r}; accepted: {', '.join(_FORMATS)}")
+    if attributes and format_ != "html":
+        raise UsageError("--attributes: only for --format html; omit it")
+    not_markup = {"--jsonl": jsonl, "--nbest": nbest > 1, "--prefix": prefix, "bulk translation": in_bulk}
+    refused = [name for name, is_given in not_markup.items() if is_given]
+    if refused and format_ != "text":
+        raise UsageError(
+            f"{', '.join(refused)}: not supported with --format {format_}, which translates one document; omit it"
+        )
     if in_bulk:
         if len(models) > 1:
             raise UsageError(
@@ -156,22 +161,6 @@ def translate(
         markup.translate_markup(models, loading, source, output, format_, {**of_html, **text_settings})
         return
     _translate_lines(models, loading, source, output, form, {"prefix": prefix, **text_settings})
-
-
-def _check_format(form: str, attributes: bool, others: Mapping[str, bool]) -> None:
-    """Raise UsageError for an unknown format, and for options that it does not have.
-
-    others: options that markup does not have, and whether they are given.
-    """
-    if form not in _FORMATS:
-        raise UsageError(f"--format {form!r}; accepted: {', '.join(_FORMATS)}")
-    if attributes and form != "html":
-        raise UsageError("--attributes: only for --format html; omit it")
-    refused = [name for name, is_given in others.items() if is_given]
-    if refused and form != "text":
-        raise UsageError(
-            f"{', '.join(refused)}: not supported with --format {form}, which translates one document; omit it"
-        )
 
 
 def _is_bulk(inputs: Sequence[Path], output: Path | None) -> bool:

@@ -50,7 +50,8 @@ def describe(error: dict[str, Any], root: type[BaseModel]) -> str:
     written = "" if isinstance(value, dict) and kind == "value_error" else f" = {shown(value)}"
     match kind:
         case "extra_forbidden":
-            return f"{name}: no such key{_elsewhere(section, path, siblings, root)}; accepted here: {_known(section)}"
+            known = sorted(section.model_fields, key=lambda key: key not in ("kind", "architecture"))
+            return f"{name}: no such key{_elsewhere(section, path, siblings, root)}; accepted here: {', '.join(known)}"
         case "too_short":
             return f"{name} = {shown(value)}: empty; at least one entry is required"
         case "missing":
@@ -114,23 +115,14 @@ def toml_value(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, Mapping):
-        items = ", ".join(f"{_key(str(key))} = {toml_value(item)}" for key, item in value.items() if item is not None)
+        keys = {key: tomli_w.dumps({str(key): 0}).removesuffix(" = 0\n") for key in value}  # quoted if necessary
+        items = ", ".join(f"{keys[key]} = {toml_value(item)}" for key, item in value.items() if item is not None)
         return f"{{ {items} }}" if items else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, str | bool | int | float | datetime.date | datetime.time):
         return tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")
     return str(value)
-
-
-def _key(key: str) -> str:
-    """Return a key in TOML, quoted if necessary."""
-    return tomli_w.dumps({key: 0}).removesuffix(" = 0\n")
-
-
-def _known(section: type[BaseModel]) -> str:
-    """Return the keys of a section; the key that selects the kind comes first."""
-    return ", ".join(sorted(section.model_fields, key=lambda key: key not in ("kind", "architecture")))
 
 
 def _elsewhere(

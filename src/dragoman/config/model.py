@@ -182,8 +182,7 @@ class BlockConfig(Section):
 
 
 OutputBias = Annotated[
-    bool,
-    field(..., "add a bias per token or label to the logits, as Marian, BERT and ViT do", example=True),
+    bool, field(..., "add a bias per token or label to the logits, as Marian, BERT and ViT do", example=True)
 ]
 
 

@@ -22,29 +22,15 @@ _Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 
 
 class SearchOverrides(Section):
-    """`search` of an entry of [[models]]: settings that replace those of the model."""
+    """`search` of an entry of [[models]]: settings that replace those of the model (see `SearchConfig`)."""
 
-    beam: limits.Beams | None = field(None, "beam size; default: that of the model")
-    shrink_beam: bool | None = field(None, "narrow the beam by one per complete hypothesis; default: that of the model")
-    beam_threshold: limits.BeamThreshold | None = field(
-        None,
-        "drop hypotheses whose log-probability is more than this below that of the best one; 0 = off; default: that "
-        "of the model",
-    )
-    recombine: limits.LastTokens | None = field(
-        None,
-        "of unfinished hypotheses with this many equal last tokens, keep only the best one, 0 = off; default: that "
-        "of the model",
-    )
-    early_end: limits.EarlyEnd | None = field(
-        None,
-        "on: drop hypotheses that cannot enter the full n-best list by ending with the next token; auto: on if "
-        "`beam_threshold` is not 0; default: that of the model",
-    )
-    alpha: limits.LengthPenalty | None = field(None, "length penalty; default: that of the model")
-    max_extra: limits.ExtraTokens | None = field(
-        None, "maximum output length beyond that of the source; default: that of the model"
-    )
+    beam: limits.Beams | None = None
+    shrink_beam: bool | None = None
+    beam_threshold: limits.BeamThreshold | None = None
+    recombine: limits.LastTokens | None = None
+    early_end: limits.EarlyEnd | None = None
+    alpha: limits.LengthPenalty | None = None
+    max_extra: limits.ExtraTokens | None = None
 
     @property
     def given(self) -> dict[str, Any]:

@@ -167,7 +167,10 @@ def _language_warnings(spec: CorpusSpec, languages: tuple[str, str]) -> Iterator
     if same > _MAJORITY * len(pairs):
         yield f"{spec.name}: source and target are identical in {same:,} of {len(pairs):,} sampled pairs"
         return
-    codes = [_code(given, path) for given, path in zip(languages, spec.sides or (None, None), strict=True)]
+    codes = [  # a configured language that is not known is replaced by that of the file suffix
+        code if (code := language_code(given)) in SCRIPTS else file_language(path)
+        for given, path in zip(languages, spec.sides or (None, None), strict=True)
+    ]
     texts: list[list[str]] = [list(side) for side in zip(*pairs, strict=True)]
     warned = False
     for i, side in enumerate(("source", "target")):
@@ -196,12 +199,6 @@ def _sample(spec: CorpusSpec) -> list[tuple[str, str]]:
         texts = ((raw.decode("utf-8", "replace").strip() for raw in side) for side in sides)
         pairs = list(zip(*texts, strict=False))  # doctor examines misaligned files, too
     return [(source, target) for source, target in pairs if source and target]
-
-
-def _code(given: str, path: Path | None) -> str | None:
-    """Return the configured language if it is known, else that of the file suffix, else None."""
-    code = language_code(given)
-    return code if code in SCRIPTS else file_language(path)
 
 
 def likely_language(texts: list[str]) -> str | None:

@@ -300,11 +300,9 @@ def open_service(backend: DecodingBackend, max_source: int) -> SearchService:
     if isinstance(backend, NativeBackend):
         return NativeSearchService(backend, max_source)
     if has_torch():
-        from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
+        from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, SlotSearchService
 
         if isinstance(backend, CudaGraphBackend):
-            from dragoman.decoding.cuda_graphs.backend import SlotSearchService
-
             return SlotSearchService(backend, _GPU_BATCH_TOKENS)
     return (
         BatchedSearchService(backend)

@@ -128,7 +128,7 @@ class SearchSettings:
         """
         if not overrides and isinstance(settings, cls):
             return settings
-        names = _names()
+        names = _NAMES
         unknown = [name for name in overrides if name not in names]
         if unknown:
             listed = ", ".join(f"{name!r}{nearest(name, names)}" for name in unknown)
@@ -147,9 +147,7 @@ class SearchSettings:
         return found
 
 
-@lru_cache(maxsize=1)
-def _names() -> tuple[str, ...]:
-    return tuple(setting.name for setting in fields(SearchSettings))
+_NAMES = tuple(setting.name for setting in fields(SearchSettings))
 
 
 @lru_cache(maxsize=256, typed=True)

@@ -103,7 +103,7 @@ class Glossary:
         both: tuple[dict[Tokens, str], dict[Tokens, str]] = {}, {}
         for source in self.entries:
             tokens = _tokens(source)
-            if _any_case(source):
+            if source == source.lower():
                 both[0][tuple(map(_folded, tokens))] = source
             else:
                 both[1][tuple(tokens)] = source
@@ -257,10 +257,6 @@ def _problem(text: Any) -> str:
     if text != text.strip() or "\n" in text or "\r" in text:
         return "has spaces around it or a line end"
     return f"has more than {_LONGEST} characters" if len(text) > _LONGEST else ""
-
-
-def _any_case(term: str) -> bool:
-    return term == term.lower()
 
 
 @lru_cache(1 << 14)

@@ -59,13 +59,6 @@ class _Draft:
     is_translated: bool
 
 
-def _encoded(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Return the source ids of texts; of several in one call, which computes them beside other threads."""
-    if len(texts) > 1 and isinstance(tokenizer, Tokenizer):
-        return tokenizer.encode_sources(texts)
-    return list(map(tokenizer.encode_source, texts))
-
-
 class Translator(Pipeline):
     """A translation model with its tokenizer: `Translator.load("runs/en-de").translate(["A dog runs."])`.
 
@@ -137,7 +130,13 @@ class Translator(Pipeline):
         for (tokenizer, _, _), line_drafts in zip(directed, drafts, strict=True):
             known = bodies.setdefault(tokenizer, [])
             known += [draft.body.strip() if sentences else draft.body for draft in line_drafts if draft.is_translated]
-        encoded = {tokenizer: iter(_encoded(tokenizer, texts)) for tokenizer, texts in bodies.items()}
+        encoded: dict[Tokenizer, Iterator[list[int]]] = {}
+        for tokenizer, texts in bodies.items():
+            # Several texts in one call, which computes them beside other threads.
+            several = len(texts) > 1 and isinstance(tokenizer, Tokenizer)
+            encoded[tokenizer] = (
+                iter(tokenizer.encode_sources(texts)) if several else map(tokenizer.encode_source, texts)
+            )
         lines = []
         for (tokenizer, tag, text), line_drafts, (_, prefix) in zip(directed, drafts, pairs, strict=True):
             parts: list[Part] = []

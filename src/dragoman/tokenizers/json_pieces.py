@@ -16,7 +16,7 @@ from typing import Any
 
 from dragoman.errors import ModelFolderError, UsageError
 from dragoman.extras import extra_package
-from dragoman.tokenizers.pieces import EOS, SPACE, SPECIAL_NAMES, UNK, Pieces, Spans, parse_object
+from dragoman.tokenizers.pieces import EOS, SPACE, SPECIAL_NAMES, UNK, NamedPieces, Spans, parse_object
 
 TOKENIZER_JSON = "tokenizer.json"
 TOKEN_IDS_FILE = "token_ids.json"
@@ -76,7 +76,7 @@ class TokenIds:
         return special + [token for token in range(self.size) if token not in first]
 
 
-class JsonPieces(Pieces):
+class JsonPieces(NamedPieces):
     """A `tokenizer.json` with our ids.
 
     Special tokens, UNK included, are decoded to nothing, as `transformers` does with `skip_special_tokens`.
@@ -105,13 +105,6 @@ class JsonPieces(Pieces):
     @property
     def size(self) -> int:
         return len(self._theirs)
-
-    def piece(self, token: int) -> str:
-        """Return a piece as people read it: bytes as text where they are valid UTF-8, "▁" for a space."""
-        return self._names[token]
-
-    def piece_ids(self, pieces: Sequence[str]) -> list[int]:
-        return [self._ids.get(piece, UNK) for piece in pieces]
 
     def encode(self, text: str) -> list[int]:
         return [self._ours[token] for token in self._encoding(text).ids]
@@ -153,8 +146,8 @@ class JsonPieces(Pieces):
         return _special_ids(self._model) | set(self._theirs[: EOS + 1])
 
     @cached_property
-    def _names(self) -> list[str]:
-        """Pieces by id; different ones have different names."""
+    def _names(self) -> Sequence[str]:  # type: ignore[override]
+        """Pieces by id: bytes as text where they are valid UTF-8, "▁" for a space; all names are different."""
         decoder = "" if self._model.decoder is None else self._model.decoder.__getstate__().decode()
         is_byte_level = '"ByteLevel"' in decoder
         prefix = str(self._model.model.continuing_subword_prefix) if '"WordPiece"' in decoder else ""
@@ -175,10 +168,6 @@ class JsonPieces(Pieces):
             if seen[name] > 1:
                 names[index] = f"{name} ({index})"
         return names
-
-    @cached_property
-    def _ids(self) -> dict[str, int]:
-        return {name: token for token, name in enumerate(self._names) if token > EOS}
 
 
 def _shown_bytes(token: str) -> str:

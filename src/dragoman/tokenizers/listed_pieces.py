@@ -15,12 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from dragoman.tokenizers.pieces import (
-    BOS,
     EOS,
-    PAD,
     SPACE,
     UNK,
-    Pieces,
+    NamedPieces,
     SentencePieces,
     Spans,
     joined_spans,
@@ -76,29 +74,16 @@ def _problem(fields: dict[str, Any], side: str) -> str:
     return ""
 
 
-class ListedPieces(Pieces):
+class ListedPieces(NamedPieces):
     """A sentencepiece model with other ids.
 
     UNK is decoded to nothing, as `transformers` does, instead of to a question mark.
     """
 
     def __init__(self, model: SentencePieces, pieces: Sequence[str], tags: bool) -> None:
-        self._segmenter, self._pieces, self._has_tags = model, pieces, tags
-        special = {PAD, UNK, BOS, EOS}  # text never becomes a special token
-        self._ids = {piece: token for token, piece in enumerate(pieces) if token not in special}
-
+        self._segmenter, self._names, self._has_tags = model, pieces, tags
         names = {piece[2:-2]: token for piece, token in self._ids.items() if re.fullmatch(r">>[\w.-]+<<", piece)}
         self.tags = names if tags else {}
-
-    @property
-    def size(self) -> int:
-        return len(self._pieces)
-
-    def piece(self, token: int) -> str:
-        return self._pieces[token]
-
-    def piece_ids(self, pieces: Sequence[str]) -> list[int]:
-        return [self._ids.get(piece, UNK) for piece in pieces]
 
     def encode(self, text: str) -> list[int]:
         tag, rest = self._split_tag(text)
@@ -118,11 +103,11 @@ class ListedPieces(Pieces):
         return self.piece_ids([*([tag] if tag else []), *drawn])
 
     def decode(self, ids: Sequence[int]) -> str:
-        kept = [self._pieces[token] for token in ids if token != UNK]
+        kept = [self._names[token] for token in ids if token != UNK]
         return str(self._segmenter.model.decode(kept)).replace(SPACE, " ").strip() if kept else ""
 
     def decode_with_spans(self, ids: Sequence[int]) -> tuple[str, Spans]:
-        kept = [self._pieces[token] for token in ids if token != UNK]
+        kept = [self._names[token] for token in ids if token != UNK]
         decoded = self._segmenter.model.decode(kept, return_type="offset_mapping")
         text = str(decoded["text"]).replace(SPACE, " ")
         start, length = len(text) - len(text.lstrip()), len(text.strip())
@@ -174,7 +159,7 @@ class SentinelPieces(ListedPieces):
         parts = []
         is_first = True
         for token in ids:
-            piece = self._pieces[token] if token in self._written else ""
+            piece = self._names[token] if token in self._written else ""
             parts.append(piece.replace(SPACE, "" if is_first else " "))
             is_first = is_first and not piece
         return "".join(parts), joined_spans(parts)
@@ -182,9 +167,9 @@ class SentinelPieces(ListedPieces):
     @cached_property
     def _written(self) -> set[int]:
         """Ids of pieces that sentencepiece has, as text."""
-        segmenter, special = self._segmenter, {PAD, UNK, BOS, EOS}
+        segmenter = self._segmenter
         known = {segmenter.piece(token) for token in range(segmenter.size) if not segmenter.is_control(token)}
-        return {token for token, piece in enumerate(self._pieces) if token not in special and piece in known}
+        return {token for token, piece in enumerate(self._names) if token > EOS and piece in known}
 
 
 def _within(position: int, length: int) -> int:

@@ -98,6 +98,27 @@ class Pieces(ABC):
         return token in (PAD, BOS, EOS)
 
 
+class NamedPieces(Pieces):
+    """Pieces whose names are listed by id."""
+
+    _names: Sequence[str]
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        # Text never becomes a special token.
+        return {name: token for token, name in enumerate(self._names) if token > EOS}
+
+    @property
+    def size(self) -> int:
+        return len(self._names)
+
+    def piece(self, token: int) -> str:
+        return self._names[token]
+
+    def piece_ids(self, pieces: Sequence[str]) -> list[int]:
+        return [self._ids.get(piece, UNK) for piece in pieces]
+
+
 def read_sentencepiece(content: bytes) -> tuple[spm.SentencePieceProcessor, list[str]]:
     """Return a serialized model and its pieces.  Raises RuntimeError if it is damaged, as sentencepiece does."""
     model = spm.SentencePieceProcessor(model_proto=content)
@@ -272,10 +293,11 @@ def is_bytes_file(content: bytes) -> bool:
     return content.startswith(b'{"bytes"')
 
 
-class BytePieces(Pieces):
+class BytePieces(NamedPieces):
     """A vocabulary of bytes, as ByT5 has it (Xue et al. 2022), in the file `bytes.json` of a model folder.
 
-    The ids: the special ones, 256 bytes, sentinels (`<extra_id_0>`, single tokens of a text), then unused ids.
+    The ids: the special ones, 256 bytes, sentinels (`<extra_id_0>`, single tokens of a text), then unused ids.  The
+    piece of a byte is a character of ASCII, "▁" for a space, or `<0xE4>`.
 
     Special tokens, sentinels, unused ids and bytes that are not valid UTF-8 are decoded to nothing, as `transformers`
     does.
@@ -287,7 +309,6 @@ class BytePieces(Pieces):
         names[0x20] = SPACE
         others = [f"<extra_id_{i}>" for i in range(sentinels)] + [f"<unused_{i}>" for i in range(unused)]
         self._names = [*SPECIAL_NAMES, *names, *others]
-        self._ids = {name: token for token, name in enumerate(self._names) if token >= _FIRST}
 
     @classmethod
     def parse(cls, content: bytes) -> BytePieces:
@@ -303,17 +324,6 @@ class BytePieces(Pieces):
 
     def file(self) -> bytes:
         return json.dumps({"bytes": 256, "sentinels": self._sentinels, "unused": self._unused}).encode()
-
-    @property
-    def size(self) -> int:
-        return len(self._names)
-
-    def piece(self, token: int) -> str:
-        """Return a character of ASCII, "▁" for a space, or `<0xE4>` for another byte."""
-        return self._names[token]
-
-    def piece_ids(self, pieces: Sequence[str]) -> list[int]:
-        return [self._ids.get(piece, UNK) for piece in pieces]
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []

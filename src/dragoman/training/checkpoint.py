@@ -38,11 +38,7 @@ _AGAIN = "Copy the folder again, or use an earlier checkpoint."
 
 
 def training_files(
-    model: nn.Module,
-    optimizer: Optimizer,
-    progress: Progress,
-    data_hash: str,
-    ema: Mapping[str, Tensor] | None,
+    model: nn.Module, optimizer: Optimizer, progress: Progress, data_hash: str, ema: Mapping[str, Tensor] | None
 ) -> dict[str, bytes]:
     """Return the optimizer's moments, the progress and the weights that the saved model does not contain, as files.
 
@@ -214,20 +210,15 @@ def open_initial(config: Config, run: Path, reporter: Reporter) -> InitialModel 
     tokenizer = vocabulary.tokenizer if isinstance(vocabulary, LabelVocabulary) else vocabulary
     assert isinstance(tokenizer, Tokenizer)  # checked by the configuration
     added = add_words(tokenizer, config.tokenizer.add_words)
-    _report(added, reporter)
+    sizes = sorted({len(added.source), len(added.target)})
+    reporter.log(f"tokenizer.add_words: {' and '.join(f'{size:,}' for size in sizes)} new tokens")
+    if added.present:
+        reporter.log(f"tokenizer.add_words: single tokens already: {', '.join(added.present)}")
     if isinstance(vocabulary, LabelVocabulary):
         vocabulary = LabelVocabulary(vocabulary.labels, added.tokenizer, vocabulary.patch_numbers)
     else:
         vocabulary = added.tokenizer
     return InitialModel(vocabulary, origin, folder, added)
-
-
-def _report(added: AddedWords, reporter: Reporter) -> None:
-    """Report how many tokens are new, and which words were tokens already."""
-    sizes = {len(added.source), len(added.target)}
-    reporter.log(f"tokenizer.add_words: {' and '.join(f'{size:,}' for size in sorted(sizes))} new tokens")
-    if added.present:
-        reporter.log(f"tokenizer.add_words: single tokens already: {', '.join(added.present)}")
 
 
 def _extended(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], added: AddedWords) -> dict[str, Tensor]:

@@ -287,6 +287,10 @@ class ProgressEstimator:
         due = max(0.0, progress.validated + every.amount - now[2])
         due_in = due if every.unit == "seconds" else _divided(due, due_per_second)
         between = 0.0 if of_time else _divided(every.amount, due_per_second) or 0.0
+        validations = 1 + (self.config.average > 1)  # those of the last step and of the average, and all others
+        if between and rest is not None and due_in is not None and due_in < rest:
+            validations += math.ceil((rest - due_in) / between - 1e-6)
+        validating = validations * self.validation_seconds if self._validates else 0.0
         return Status(
             step=progress.step,
             used=now[1],
@@ -295,24 +299,12 @@ class ProgressEstimator:
             learning_rate=rate,
             tokens_per_second=(now[3] - first[3]) / seconds,
             warming_up=progress.step < self.config.schedule.warmup,
-            seconds_left=None if rest is None else rest + self._validations(rest, due_in, between),
+            seconds_left=None if rest is None else rest + validating,
             next_validation=None if rest is None or due_in is None or not self._validates else min(due_in, rest),
             best=None if progress.best is None else abs(progress.best),
             best_step=progress.best_step,
             metric=self.config.metric,
         )
-
-    def _validations(self, rest: float, due_in: float | None, between: float) -> float:
-        """Return the seconds of the remaining validations, including those of the last step and of the average.
-
-        between: seconds from one validation to the next; 0 if the budget includes all but these two.
-        """
-        if not self._validates:
-            return 0.0
-        count = 1 + (self.config.average > 1)
-        if between and due_in is not None and due_in < rest:
-            count += math.ceil((rest - due_in) / between - 1e-6)
-        return count * self.validation_seconds
 
     def _point(self, progress: Progress, done: float) -> tuple[float, float, float, int]:
         """Return seconds of training in this process, used budget, amount in the unit of validations, tokens."""

@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,12 @@ class _Sender(Reporter):
     def __init__(self, queue: Any) -> None:
         self._queue, self._last = queue, 0.0
         self._waiting: Status | None = None
+        for name in ("log", "warn", "result", "phase", "started", "stepped", "validated", "translated", "finished"):
+            setattr(self, name, partial(self._send, name))
+
+    def _send(self, name: str, *arguments: Any) -> None:
+        self.send_progress()
+        self._queue.put((name, *arguments))
 
     def progressed(self, status: Status) -> None:
         self._waiting = status
@@ -154,18 +160,6 @@ class _Sender(Reporter):
             self._last = time.monotonic()
             self._queue.put(("progressed", self._waiting))
             self._waiting = None
-
-
-def _forwarded(name: str) -> Callable[..., None]:
-    def send(self: _Sender, *arguments: Any) -> None:
-        self.send_progress()
-        self._queue.put((name, *arguments))
-
-    return send
-
-
-for _name in ("log", "warn", "result", "phase", "started", "stepped", "validated", "translated", "finished"):
-    setattr(_Sender, _name, _forwarded(_name))
 
 
 def _work(settings: dict[str, Any]) -> None:

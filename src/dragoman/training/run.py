@@ -450,12 +450,7 @@ def _validation_scores(
 
 
 def prepare(
-    config: Config,
-    out: str | Path,
-    *,
-    workers: int | None = None,
-    ray: bool = False,
-    reporter: Reporter | None = None,
+    config: Config, out: str | Path, *, workers: int | None = None, ray: bool = False, reporter: Reporter | None = None
 ) -> Store:
     """Prepare the training data of the run `out`, in `prepared` beside it, where training finds them.
 
@@ -478,7 +473,7 @@ def prepare(
     specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
     pool: AbstractContextManager[Processes | RayTasks] = RayTasks() if ray else Processes(workers)
     with pool as used:
-        store = build_store(config, specs, cache, reporter, used, tokenizer)
+        store = build_store(config, specs, cache, reporter, used.map, tokenizer)
     reporter.phase("describing the training data")
     TrainingProfile.cached(store, config.parallel.source_language)
     return store

@@ -67,11 +67,7 @@ def _numbered(row: Row, columns: list[str], keys: Sequence[Key], text: str, sepa
 
 def tsv_columns(path: Path) -> list[Key]:
     """Return the numbers of the columns in the first line."""
-    return list(range(sum(len(_first_text(raw, path).split("\t")) for raw in islice(open_lines(path), 1))))
-
-
-def _first_text(raw: bytes, path: Path) -> str:
-    return decode_line(raw, 1, str(path))
+    return list(range(sum(len(decode_line(raw, 1, str(path)).split("\t")) for raw in islice(open_lines(path), 1))))
 
 
 def jsonl_rows(path: Path, keys: Sequence[Key], decode: Decode = decode_line) -> Iterator[Row]:
@@ -126,7 +122,7 @@ def jsonl_columns(path: Path) -> list[Key]:
     """Return the keys of the strings in the first line."""
     for raw in islice(open_lines(path), 1):
         try:
-            value = _json(_first_text(raw, path))
+            value = _json(decode_line(raw, 1, str(path)))
         except LookupError as error:
             raise DataError(f"{path}, line 1: {error.args[0]}; accepted: a JSON object or array per line") from None
         if isinstance(value, list):

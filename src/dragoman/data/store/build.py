@@ -40,9 +40,8 @@ from dragoman.data.store.segments import (
     EncodeTask,
     FilteredSegment,
     FilterTask,
+    Map,
     Processes,
-    ThisProcess,
-    WorkerPool,
     encode_segment,
     filter_segment,
     find_duplicates,
@@ -63,13 +62,13 @@ def build_store(
     specs: Sequence[CorpusSpec],
     cache: Path,
     reporter: Reporter,
-    pool: WorkerPool | None = None,
+    compute: Map | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Store:
     """Return the store of these corpora: reused if an undamaged one is in `cache`, else built there.
 
-    reporter: receives the phases and the filter statistics.  pool: where to build it; default: processes of this
-    machine, or this process for corpora of less than 16 MB.  tokenizer: default: learned from the corpora.  Raises
+    reporter: receives the phases and the filter statistics.  compute: runs the tasks; default: in processes of this
+    machine, or in this process for corpora of less than 16 MB.  tokenizer: default: learned from the corpora.  Raises
     DataError if no pair is left to train on, and TrainingError if the store cannot be written.
     """
     reporter.phase(_READING)
@@ -77,10 +76,10 @@ def build_store(
     folder = cache / content_hash(config, specs, text, tokenizer)
 
     def write(unfinished: Path, stack: ExitStack) -> None:
-        used = pool
+        used = compute
         if used is None and sum(path.stat().st_size for spec in specs for path in spec.files) >= _LARGE:
-            used = stack.enter_context(Processes())
-        builder = _Builder(config, specs, folder, unfinished, reporter, used or ThisProcess(), tokenizer)
+            used = stack.enter_context(Processes()).map
+        builder = _Builder(config, specs, folder, unfinished, reporter, used or map, tokenizer)
         about = {"version": VERSION, "content": folder.name, "text": text, **builder.build()}
         write_about(unfinished, about, builder.written)
 
@@ -139,12 +138,12 @@ class _Builder:
         final: Path,
         folder: Path,
         reporter: Reporter,
-        pool: WorkerPool,
+        compute: Map,
         tokenizer: Tokenizer | None,
     ) -> None:
         """final: the folder of the store when it is complete.  folder: where it is written."""
         self.config, self.specs, self.folder = config, specs, folder
-        self.reporter, self.pool, self.tokenizer = reporter, pool, tokenizer
+        self.reporter, self.compute, self.tokenizer = reporter, compute, tokenizer
         self.rules = config.parallel.filter
         self.parts = [_Part(number) for number in range(len(specs))]
         self.written: dict[str, dict[str, Any]] = {}
@@ -207,7 +206,7 @@ class _Builder:
             if pairs:
                 yield FilterTask(self._stem(part, number), pairs, self.rules)
 
-        for result in self.pool.map(filter_segment, tasks()):
+        for result in self.compute(filter_segment, tasks()):
             part.filtered.append(result)
             part.stats.add(result.stats)
 
@@ -255,7 +254,7 @@ class _Builder:
                 segment = part.filtered[number]
                 yield EncodeTask(segment.stem, segment.stats.kept, positions, tokenizer.models, self.rules.max_tokens)
 
-        for (part, number), result in zip(segments, self.pool.map(encode_segment, tasks()), strict=True):
+        for (part, number), result in zip(segments, self.compute(encode_segment, tasks()), strict=True):
             part.add(number, result)
             self.written |= result.files
             done += part.filtered[number].stats.kept

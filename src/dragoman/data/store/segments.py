@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -238,19 +238,8 @@ def _groups(counts: NDArray[np.int64]) -> list[tuple[int, int]]:
     return [*groups, (first, len(counts))]
 
 
-class WorkerPool(Protocol):
-    """Computes a function of many tasks."""
-
-    def map(self, function: Callable[[_Task], _Result], tasks: Iterator[_Task]) -> Iterator[_Result]:
-        """Yield the results in the order of the tasks.  Few tasks are taken from the iterator ahead of the results."""
-        ...
-
-
-class ThisProcess:
-    """No other process, which is faster for little text."""
-
-    def map(self, function: Callable[[_Task], _Result], tasks: Iterator[_Task]) -> Iterator[_Result]:
-        return map(function, tasks)
+Map = Callable[[Callable[[Any], Any], Iterator[Any]], Iterator[Any]]
+"""Yields a function of each task, in order, as `map` does; few tasks are read ahead of the results."""
 
 
 class Processes(AbstractContextManager["Processes"]):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,13 +49,6 @@ def read_paragraphs(path: Path) -> Iterator[str]:
             yield "\n".join(lines)
 
 
-class Ids(Protocol):
-    """Token ids, in memory or in a file."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, span: slice, /) -> NDArray[Any]: ...
-
-
 @dataclass(frozen=True)
 class TextStream:
     """ids: of all texts, concatenated.  bounds: the start of each text, and the end of the last.
@@ -63,7 +56,7 @@ class TextStream:
     characters: length of the texts, including line ends.
     """
 
-    ids: Ids
+    ids: NDArray[np.uint32] | StoredIds
     bounds: NDArray[np.int64]
     characters: int
 

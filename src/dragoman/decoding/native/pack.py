@@ -17,20 +17,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config import (
-    Config,
-    DecoderOnlyConfig,
-    LayerNormConfig,
-    ModelConfig,
-    TransformerConfig,
-)
-from dragoman.config.positions import (
-    AlibiPosition,
-    LearnedPosition,
-    RotaryPosition,
-    SinusoidalPosition,
-    T5Position,
-)
+from dragoman.config import Config, DecoderOnlyConfig, LayerNormConfig, ModelConfig, TransformerConfig
+from dragoman.config.positions import AlibiPosition, LearnedPosition, RotaryPosition, SinusoidalPosition, T5Position
 from dragoman.decoding.native.library import VERSION, Precision
 from dragoman.errors import ModelFolderError, check_problems
 from dragoman.io.weights import dtype_name, load_arrays, read_header
@@ -111,10 +99,7 @@ def _layer_shapes(config: TransformerConfig | DecoderOnlyConfig, layer: str, cro
     queries, keys_and_values = config.n_heads * config.key_size, kv_heads * (config.key_size + config.d_head)
     heads = config.n_heads * config.d_head
     has_ssru = crosses and isinstance(config, TransformerConfig) and config.decoder_self == "ssru"
-    matrices = {
-        "ffn.inner": ((1 + config.gated) * config.d_ff, d_model),
-        "ffn.outer": (d_model, config.d_ff),
-    }
+    matrices = {"ffn.inner": ((1 + config.gated) * config.d_ff, d_model), "ffn.outer": (d_model, config.d_ff)}
     if not has_ssru:
         matrices |= {"self_attn.qkv": (queries + keys_and_values, d_model), "self_attn.out": (d_model, heads)}
     if crosses:

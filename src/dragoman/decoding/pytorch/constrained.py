@@ -118,18 +118,14 @@ def _chosen(candidates: Sequence[_Partial], settings: SearchSettings, finished: 
 def _pruned(bank: list[_Partial], settings: SearchSettings, finished: int) -> list[_Partial]:
     """Return what `beam_threshold` and `recombine` keep of a bank; see `search.pruned_log_probs`."""
     least, lowest = settings.nbest - finished, bank[0].rank - (settings.beam_threshold or math.inf)
+    count = settings.recombine  # of equal last tokens, with which equally many tokens of phrases are compared
     kept: list[_Partial] = []
     for rank, h in enumerate(bank):
-        is_best = not settings.recombine or not any(_have_equal_ends(h, b, settings.recombine) for b in kept)
+        equal = (b for b in kept if b.tokens[-count:] == h.tokens[-count:] and b.progress.met == h.progress.met)
+        is_best = not count or h.tokens[-1] == EOS or next(equal, None) is None
         if rank < least or (h.rank >= lowest and is_best):
             kept.append(h)
     return kept
-
-
-def _have_equal_ends(one: _Partial, other: _Partial, count: int) -> bool:
-    """Return whether unfinished hypotheses have `count` equal last tokens, and equally many tokens of phrases."""
-    same = one.tokens[-count:] == other.tokens[-count:]
-    return same and one.tokens[-1] != EOS and one.progress.met == other.progress.met
 
 
 def _without_beaten(

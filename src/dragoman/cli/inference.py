@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -167,9 +166,9 @@ def generate(
         raise UsageError("--role applies to dialogues; specify them with --turns, or omit --role")
     generator = TextGenerator.load(model, device)
     settings["max_tokens"] = 200 if max_tokens is None else max_tokens
-    stream = partial(generator.stream, **settings)
     with open_output(output, input_) as write:
-        for answer in stream(prompt) if prompt else answer_lines(input_, stream):
+        typed = answer_lines(input_, lambda prompts: generator.stream(prompts, **settings))
+        for answer in generator.stream(prompt, **settings) if prompt else typed:
             write(json.dumps(answer.to_json(), ensure_ascii=False) if jsonl else answer.text)
 
 

@@ -69,11 +69,8 @@ def _in_words(number: int, to: str, language: str) -> str:
 
 
 def _english_date(day: datetime.date, form: str) -> str:
-    number, month, year = (
-        _in_words(day.day, "ordinal", "en"),
-        ENGLISH_MONTHS[day.month - 1],
-        _in_words(day.year, "year", "en"),
-    )
+    number, year = _in_words(day.day, "ordinal", "en"), _in_words(day.year, "year", "en")
+    month = ENGLISH_MONTHS[day.month - 1]
     if form == "month_first":
         return f"{month} the {number}, {year}"
     plain = f"the {number} of {month} {year}"
@@ -142,11 +139,8 @@ class German(TargetLanguage):
         return f"im Jahr {_in_words(year, 'year', 'de')}"
 
     def date(self, day: datetime.date, form: str) -> str:
-        number, month, year = (
-            _in_words(day.day, "ordinal", "de"),
-            GERMAN_MONTHS[day.month - 1],
-            _in_words(day.year, "year", "de"),
-        )
+        number, year = _in_words(day.day, "ordinal", "de"), _in_words(day.year, "year", "de")
+        month = GERMAN_MONTHS[day.month - 1]
         # After "am" and "dem" the ordinal takes the weak ending of the dative, -n.
         dative = f"{number}n {month} {year}"
         if form == "on":

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import not_
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dragoman.decoding.search_types import (
@@ -74,12 +75,7 @@ def has_unusual_length(source: int, target: int) -> bool:
     return longer >= MIN_JUDGED_LENGTH and longer > MAX_LENGTH_RATIO * shorter
 
 
-def has_no_text(target: Ids) -> bool:
-    """Return whether a target has no tokens."""
-    return len(target) == 0
-
-
-def fault_of(source: Ids, target: Ids, is_empty: Callable[[Ids], bool] = has_no_text) -> Fault:
+def fault_of(source: Ids, target: Ids, is_empty: Callable[[Ids], bool] = not_) -> Fault:
     """Return the fault of a target.  source: token ids, with the end of sentence if the model has one."""
     text = before_end(source)
     if text and is_empty(target):
@@ -107,7 +103,7 @@ def search_with_retry(
     sources: Sequence[Ids],
     settings: SearchSettings,
     tokens: Callable[[Result], Ids],
-    is_empty: Callable[[Ids], bool] = has_no_text,
+    is_empty: Callable[[Ids], bool] = not_,
 ) -> tuple[list[Result], list[Fault]]:
     """Search all sources, and search those a second time whose output is empty or repeats itself.
 
@@ -137,7 +133,7 @@ def searches_with_retry(
     sources: Sequence[Ids],
     settings: SearchSettings,
     tokens: Callable[[Result], Ids],
-    is_empty: Callable[[Ids], bool] = has_no_text,
+    is_empty: Callable[[Ids], bool] = not_,
 ) -> Generator[Call, Sequence[Result], tuple[list[Result], list[Fault]]]:
     """`search_with_retry` as a generator: it yields what `call` returns for a search, and is sent the results."""
     results = list((yield call(range(len(sources)), settings)))
@@ -169,7 +165,7 @@ class StreamWithRetry:
         search: Callable[[SearchSettings], TokenStream],
         source: Ids | None,
         settings: SearchSettings,
-        is_empty: Callable[[Ids], bool] = has_no_text,
+        is_empty: Callable[[Ids], bool] = not_,
     ) -> None:
         self._search, self._source, self._is_empty, self.settings = search, source, is_empty, settings
         self.fault: Fault = ""

@@ -191,7 +191,6 @@ def _embeddings(
     scaled: bool = True,
     bias: bool = False,
 ) -> tuple[Embedding, Embedding, OutputProjection]:
-    """Build source embedding, target embedding and output projection, tied as configured."""
     src = Embedding(src_vocab, config.d_model, scaled)
     tgt = src if config.tie in ("all", "embeddings") and shared else Embedding(tgt_vocab, config.d_model, scaled)
     return src, tgt, _output(config.d_model, tgt_vocab, tgt if config.tie in ("all", "target") else None, bias)

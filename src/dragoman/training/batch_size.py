@@ -58,7 +58,8 @@ def resolve_batch_tokens(run: TrainingRun, step: TrainingStep, context: Distribu
         reporter.log(f"batch size: {number:,} tokens ({reason if number == own else 'smallest of all processes'})")
     else:
         reporter.log(f"batch size: {number:,} tokens, as before in this run")
-    run.use_batch_tokens(number)
+    train = run.config.train.model_copy(update={"batch_tokens": number})
+    run.config = run.task.config = run.config.model_copy(update={"train": train})
 
 
 def _largest(run: TrainingRun, step: TrainingStep, context: DistributedContext) -> tuple[int, str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,6 @@ Position = tuple[int, int, int]
 """Epoch, block in the epoch, batch in the block."""
 _PER_BLOCK = 1 << 32
 """Batches of a block are numbered from the number of the block times this."""
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,9 @@ class BatchStream:
         self._prepare = prepare
         self._task, self._rank, self._size = task, rank, size
         self._per_step = accumulate * size
-        self._plans = _Latest(task.block)
-        self._sizes = _Latest(task.block_sizes)
+        # For two threads: one may need the next block or epoch while the other is at the end of this one.
+        self._plan = lru_cache(2)(task.block)
+        self._sizes = lru_cache(2)(task.block_sizes)
         self._reader = ThreadPoolExecutor(1, "batches")
         self._pending: tuple[Position, Future[Group]] | None = None
 
@@ -74,30 +73,27 @@ class BatchStream:
 
     def first(self, progress: Progress) -> Batch:
         """Return the next batch, which is not consumed."""
-        plan, epoch, block = self._plan(progress), progress.epoch, progress.block
+        plan, epoch, block = self._plan(progress.epoch, progress.block), progress.epoch, progress.block
         return self._task.read(plan[progress.batch], epoch, block * _PER_BLOCK + progress.batch)
 
     def done(self, progress: Progress) -> float:
         """Return the fraction of the current epoch that is done."""
-        sizes = self._sizes.get(progress.epoch)
+        sizes = self._sizes(progress.epoch)
         block, total = progress.block, int(sizes.sum())
-        within = progress.batch / len(self._plan(progress))
+        within = progress.batch / len(self._plan(progress.epoch, progress.block))
         return int(sizes[:block].sum()) / total + int(sizes[block]) / total * within
 
     def batches_per_epoch(self, progress: Progress) -> int:
         """Return the number of batches per epoch, estimated from the current block."""
-        sizes = self._sizes.get(progress.epoch)
-        return round(len(self._plan(progress)) * int(sizes.sum()) / int(sizes[progress.block]))
-
-    def _plan(self, progress: Progress) -> list[Ints]:
-        return self._plans.get(progress.epoch, progress.block)
+        sizes = self._sizes(progress.epoch)
+        return round(len(self._plan(progress.epoch, progress.block)) * int(sizes.sum()) / int(sizes[progress.block]))
 
     def _read(self, position: Position) -> Group:
         epoch, block, batch = position
-        blocks = len(self._sizes.get(epoch))
+        blocks = len(self._sizes(epoch))
         chosen: list[tuple[Ints, int]] = []
         while len(chosen) < self._per_step and block < blocks:
-            plan = self._plans.get(epoch, block)
+            plan = self._plan(epoch, block)
             some = plan[batch : batch + self._per_step - len(chosen)]
             chosen += [(indices, block * _PER_BLOCK + batch + i) for i, indices in enumerate(some)]
             batch += len(some)
@@ -110,23 +106,3 @@ class BatchStream:
             return Group([self._prepare(batch) for batch in read], following)
         # The last step of the epoch has fewer batches than processes: the others get the first one, without targets.
         return Group([without_targets(self._task.read(chosen[0][0], epoch, chosen[0][1]))], following)
-
-
-class _Latest(Generic[_Value]):
-    """A function with its two latest values, for several threads."""
-
-    def __init__(self, function: Callable[..., _Value]) -> None:
-        self._function = function
-        self._values: dict[tuple[int, ...], _Value] = {}
-        self._lock = threading.Lock()
-
-    def get(self, *key: int) -> _Value:
-        """Return the value for these arguments.  Known values are returned while another one is computed."""
-        found = self._values.get(key)
-        if found is not None:
-            return found
-        with self._lock:
-            if key not in self._values:
-                value = self._function(*key)
-                self._values = dict([*self._values.items(), (key, value)][-2:])
-            return self._values[key]

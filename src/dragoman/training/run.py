@@ -189,11 +189,6 @@ class TrainingRun:
             needed = 1 + copies * adapters / self.parameters_of(self.config.model)
         check_memory(*sizes, shared=vocabulary.shared, copies=needed / share, device=device)
 
-    def use_batch_tokens(self, number: int) -> None:
-        """Replace train.batch_tokens = "auto" by a number."""
-        train = self.config.train.model_copy(update={"batch_tokens": number})
-        self.config = self.task.config = self.config.model_copy(update={"train": train})
-
     def parameters_of(self, model: ModelConfig) -> int:
         """Return the number of parameters that a model would have with the vocabulary of this run."""
         vocabulary = self.task.vocabulary
@@ -339,7 +334,6 @@ class TrainingRun:
         self._tidy(target, progress)
 
     def _meta(self, progress: Progress, scores: dict[str, Any], **details: bool) -> dict[str, Any]:
-        """Return the content of `meta.json`."""
         return {"step": progress.step, "scores": scores, **details, **self._origin(), **self._parts}
 
     def _tidy(self, newest: Path, progress: Progress) -> None:

@@ -152,7 +152,6 @@ def encode_segment(task: EncodeTask) -> EncodedSegment:
 def _write_chunks(
     stem: str, kept: Sequence[tuple[tuple[str, str], tuple[list[int], list[int]]]], item: np.dtype[np.generic]
 ) -> EncodedSegment:
-    """Write the records of pairs and return their table and statistics."""
     rows, contents = [], {"ids": [b""], "text": [b""]}
     begins = Counter[str]()
     lengths, characters = (Counter[int](), Counter[int]()), (Counter[int](), Counter[int]())

@@ -108,16 +108,8 @@ class SearchRequest(ctypes.Structure):
     _fields_ = [
         ("settings", Settings),
         ("count", ctypes.c_int32),
-        ("sources", RaggedArray),
-        ("prefixes", RaggedArray),
-        ("shortlists", RaggedArray),
-        ("phrases", RaggedArray),
-        ("phrase_counts", ctypes.c_void_p),
-        ("bonuses", ctypes.c_void_p),
-        ("inside", ctypes.c_void_p),
-        ("limits", ctypes.c_void_p),
-        ("attention", ctypes.c_void_p),
-        ("usage", ctypes.c_void_p),
+        *[(name, RaggedArray) for name in ("sources", "prefixes", "shortlists", "phrases")],
+        *[(name, ctypes.c_void_p) for name in ("phrase_counts", "bonuses", "inside", "limits", "attention", "usage")],
     ]
 
     def add_phrases(self, phrases: Sequence[Phrases | None], size: int) -> None:

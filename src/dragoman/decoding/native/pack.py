@@ -197,7 +197,6 @@ def pack_weights(
 
 
 def _head_features(config: TransformerConfig | DecoderOnlyConfig) -> int:
-    """Return the number of features of a padded head."""
     return _padded(max(config.key_size, config.d_head), _KV_BLOCK)
 
 

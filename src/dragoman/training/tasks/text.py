@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +38,14 @@ class LanguageTask(RowTask):
         text = prepare_text(config.tokenizer, data.train_paths(), data.form, prepared, reporter, tokenizer=tokenizer)
         self.tokenizer, self.stream = text.tokenizer, text.stream
         reporter.log(f"data: {self.stream.characters:,} characters, {len(self.stream.ids):,} tokens")
-        self._cut: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), dtype=np.int64))
+        self._spans = lru_cache(1)(self._cut)
         super().__init__(config, self.tokenizer, text.data_hash)
 
-    def _read(self, paths: Iterable[Path]) -> TextStream:
-        return read_stream(paths, self.data.form, lambda text: self.tokenizer.encode_target(text)[:-1])
-
-    def _spans(self, epoch: int) -> NDArray[np.int64]:
+    def _cut(self, epoch: int) -> NDArray[np.int64]:
         """Return the windows of an epoch; those of a stream start at another offset in each epoch."""
-        cut = self._cut  # two threads may read
-        if cut[0] != epoch:
-            rng = np.random.default_rng((self.config.train.seed, epoch, 2))
-            offset = int(rng.integers(self.data.max_tokens)) if self.data.form == "stream" else 0
-            cut = self._cut = (epoch, self.stream.spans(self.data.max_tokens, offset))
-        return cut[1]
+        rng = np.random.default_rng((self.config.train.seed, epoch, 2))
+        offset = int(rng.integers(self.data.max_tokens)) if self.data.form == "stream" else 0
+        return self.stream.spans(self.data.max_tokens, offset)
 
     def epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         spans = self._spans(epoch)
@@ -71,7 +65,7 @@ class LanguageTask(RowTask):
         path = self.data.valid_path()
         if path is None:
             return None
-        stream = self._read([path])
+        stream = read_stream([path], self.data.form, lambda text: self.tokenizer.encode_target(text)[:-1])
         rows: list[Row] = [([], stream.window(span)) for span in stream.spans(self.data.max_tokens)]
         batches = self.valid_batches(rows, path)
         tokens_per_character = len(stream.ids) / stream.characters  # line ends count
@@ -106,9 +100,6 @@ class MaskedTask(RowTask):
         self._tokens = int(sizes.sum() + np.maximum(1, np.round(data.rate * words)).sum())
         super().__init__(config, self.tokenizer, text.data_hash)
 
-    def _read(self, paths: Iterable[Path]) -> TextStream:
-        return read_stream(paths, "paragraphs", lambda text: self.tokenizer.encode_source(text.replace("\n", " "))[:-1])
-
     def _windows(self, stream: TextStream) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the spans that contain words, and the number of ids in each without the EOS of its paragraph."""
         spans = stream.spans(self.data.max_tokens - len(self.tokenizer.masked_source([])))
@@ -137,7 +128,9 @@ class MaskedTask(RowTask):
         path = self.data.valid_path()
         if path is None:
             return None
-        stream, rng = self._read([path]), np.random.default_rng(0)  # the same masks for every seed of the run
+        encode = self.tokenizer.encode_source
+        stream = read_stream([path], "paragraphs", lambda text: encode(text.replace("\n", " "))[:-1])
+        rng = np.random.default_rng(0)  # the same masks for every seed of the run
         rows = [self._masked(stream.window(span), rng) for span in self._windows(stream)[0]]
         return partial(label_scores, batches=self.valid_batches(rows, path))
 

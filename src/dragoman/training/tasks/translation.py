@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class TranslationTask(Task):
         self.tokenizer = self.store.tokenizer
         self.reporter = reporter
         self._weights = sampling_weights(self.store.parts, config.parallel.temperature)
-        self._planned: tuple[tuple[int, int, bool], EpochPlan] | None = None
+        self._plans = lru_cache(1)(partial(EpochPlan, self.store, self._weights))
         super().__init__(config, self.tokenizer, self.store.text_hash)
 
     @cached_property
@@ -66,12 +66,7 @@ class TranslationTask(Task):
         return self._plan(epoch).batches(block)
 
     def _plan(self, epoch: int) -> EpochPlan:
-        planned, key = self._planned, (epoch, self.batch_tokens, self.grid)  # two threads may plan
-        if planned is None or planned[0] != key:
-            seed = self.config.train.seed
-            planned = key, EpochPlan(self.store, self._weights, self.batch_tokens, seed, epoch, self.grid)
-            self._planned = planned
-        return planned[1]
+        return self._plans(self.batch_tokens, self.config.train.seed, epoch, self.grid)
 
     def read(self, indices: NDArray[np.int64], epoch: int, batch: int) -> Batch:
         seed = (self.config.train.seed * 1_000_003 + epoch) * 1_000_003 + batch

@@ -71,7 +71,6 @@ def multiply_by_kernels(
 
 
 def _pointer(x: Tensor | None) -> int | None:
-    """Return the address of a tensor, or None for None."""
     return None if x is None else x.data_ptr()
 
 

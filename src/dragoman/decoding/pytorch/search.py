@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.data.batching import collate_source
-from dragoman.decoding.backend import Result, answered
 from dragoman.decoding.pytorch.stepper import SearchRequest, SearchState, State, Stepper
 from dragoman.decoding.search_types import (
     Hypothesis,
@@ -342,6 +341,9 @@ def uniforms(seed: int, source: list[int], index: int, prefix: Sequence[int], co
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big"))).random(count)
 
 
+Result = TypeVar("Result")
+
+
 def generate(
     stepper: Stepper[State],
     src: Tensor,
@@ -365,7 +367,12 @@ def generate(
 
 def drain(steps: Generator[Any, None, Result]) -> Result:
     """Run a search to its end and return its result."""
-    return answered(steps, lambda _: None)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 def padded(rows: Sequence[Ids], device: torch.device | str) -> tuple[Tensor, Tensor | None]:

@@ -5,6 +5,7 @@ And how a number follows from others: the terms shown plus the rest are the numb
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -580,8 +581,6 @@ def test_the_compact_form_keeps_everything() -> None:
 
 @pytest.mark.parametrize("kind", ["translator: paper", "translator: lstm bahdanau", "decoder only: llama", "vision"])
 def test_the_figure_has_the_recorded_weights_and_gradients(kind: str) -> None:
-    from test_walkthrough import recorded
-
     network, given, words = network_of(kind)
     figure = walkthrough(network, *given, words, smoothing=0.1)["figure"]
     network.eval()
@@ -608,8 +607,6 @@ def test_the_figure_has_the_recorded_weights_and_gradients(kind: str) -> None:
 
 
 def unpacked(packed: dict[str, Any]) -> torch.Tensor:
-    import base64
-
     numbers = torch.frombuffer(bytearray(base64.b64decode(packed["data"])), dtype=torch.uint8).float() / 255
     return numbers.view(packed["shape"])[0]
 
@@ -630,8 +627,6 @@ def test_the_losses_of_the_words_add_up_and_padding_is_no_output() -> None:
 
 @pytest.mark.parametrize("rule", ["sgd", "adam"])
 def test_updates_are_those_of_the_optimizers(rule: str) -> None:
-    from dragoman.training.loss import TokenLoss
-
     network, given, words = network_of("translator: paper")
     story = walkthrough(network, *given, words, learning_rate=0.02)
     update = next(u for u in story["updates"] if u["rule"] == rule and u["rate"] == 0.02)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config import Config, parse_config
-from dragoman.io.run_log import Reporter
+from dragoman.io.run_log import Reporter, read_log
 
 COMMAND = [sys.executable, "-c", "from dragoman.cli import main; main()"]
 """`dragoman`, as a process of its own."""
@@ -108,6 +108,11 @@ class Listener(Reporter):
 def weights(run: Path, pointer: str = "last") -> bytes:
     """The bytes of the model that a pointer of a run names."""
     return (run / (run / pointer).read_text(encoding="utf-8").strip() / "model.safetensors").read_bytes()
+
+
+def losses(run: Path) -> list[float]:
+    """Those of the log, of training."""
+    return [row["loss"] for row in read_log(run) if "loss" in row]
 
 
 def train_in_child(data: Path, overrides: tuple[str, ...], run: Path) -> None:

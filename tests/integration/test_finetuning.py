@@ -23,7 +23,7 @@ from dragoman.tokenizers import Tokenizer
 from dragoman.training.run import average_run, open_run
 from dragoman.training.trainer import train
 from processes import needs_gloo, run_processes
-from small_run import TUNING, Cli, Listener, small_config, trained, tuning_folder, weights, write_lines
+from small_run import TUNING, Cli, Listener, losses, small_config, trained, tuning_folder, weights, write_lines
 
 IMPORTED = Path(__file__).parents[1] / "golden" / "imported_v1"
 LORA = ("train.lora.rank=2", "train.lora.alpha=4", "train.schedule.peak=0.05")
@@ -42,10 +42,6 @@ def place(tmp_path: Path, base: Path) -> Path:
 
 def tensors(folder: Path) -> dict[str, Tensor]:
     return load_file(find_model(folder) / "model.safetensors")
-
-
-def losses(run: Path) -> list[float]:
-    return [row["loss"] for row in read_log(run) if "loss" in row]
 
 
 def files(run: Path) -> dict[str, bytes]:

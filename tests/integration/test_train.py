@@ -37,7 +37,7 @@ from dragoman.training.run import average_run, open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.translation import TranslationValidation
 from dragoman.training.trainer import Trainer, train
-from small_run import Cli, Listener, small_config, weights, write_corpus, write_lines, write_toml
+from small_run import Cli, Listener, losses, small_config, weights, write_corpus, write_lines, write_toml
 from tiny_translator import tiny_tokenizer
 from toy_model import CopyModel
 
@@ -45,10 +45,6 @@ from toy_model import CopyModel
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "data")
-
-
-def losses(run: Path) -> list[float]:
-    return [row["loss"] for row in read_log(run) if "loss" in row]
 
 
 def test_the_loss_goes_down_and_the_run_folder_is_whole(data: Path, tmp_path: Path) -> None:

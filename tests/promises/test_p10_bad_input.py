@@ -1,17 +1,17 @@
-"""P10: wrong input gets one clear message, no traceback, and nothing on disk is lost or half-written."""
+"""P10: wrong input and failed writes get one clear message, no traceback; nothing is lost or half-written."""
 
 from __future__ import annotations
 
 import errno
+import gc
+import importlib.util
 import os
 import re
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +20,8 @@ from dragoman.config import load_config
 from dragoman.errors import TrainingError
 from dragoman.models.model_folder import list_checkpoints, load_network, verify
 from dragoman.training.trainer import train
-from small_run import Cli, small_config, weights, write_corpus, write_lines, write_toml
+from imported_checks import ATTACKS
+from small_run import COMMAND, Cli, small_config, weights, write_corpus, write_lines, write_toml
 
 
 @pytest.fixture(scope="module")
@@ -139,15 +140,26 @@ def test_a_disk_that_is_full_at_any_write(run: Path, tmp_path: Path, monkeypatch
         assert weights(folder) == weights(tmp_path / "whole")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
+def mounted(folder: Path, *options: str) -> bool:
+    """Mount a small file system in memory at `folder`; return whether this user may do so."""
+    folder.mkdir()
     mount = shutil.which("mount")
-    options = ["-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(place)]
-    if mount is None or subprocess.run([mount, *options], capture_output=True, check=False).returncode:
-        pytest.skip("a small file system can only be mounted by root")
+    return (
+        mount is not None
+        and not subprocess.run(
+            [mount, "-t", "tmpfs", *options, "tmpfs", str(folder)], capture_output=True, check=False
+        ).returncode
+    )
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system in memory, of 1.5 MB or the size that is the parameter."""
+    place = tmp_path / "disk"
+    if not mounted(place, "-o", f"size={getattr(request, 'param', '1500k')}"):
+        pytest.skip("only root can mount a file system")
     yield place
+    gc.collect()  # the store of a training that failed keeps its files open until it is collected
     subprocess.run(["umount", str(place)], check=True)
 
 
@@ -173,15 +185,7 @@ def test_a_disk_that_is_really_full(small_disk: Path, tmp_path: Path) -> None:
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data")
     config = write_toml(tmp_path / "tiny.toml", data, "train.budget=12 steps")
-    command = [
-        sys.executable,
-        "-c",
-        "from dragoman.cli import main; main()",
-        "train",
-        str(config),
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    command = [*COMMAND, "train", str(config), "--out", str(tmp_path / "run")]
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
@@ -215,20 +219,10 @@ def test_a_damaged_model_folder(cli: Cli, run: Path, name: str, damage: str) -> 
         assert name in err
 
 
-class Trace:
-    """Unpickling this writes a file: the trace of a pickle that was executed."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.model", "config.json", "meta.json"])
 def test_a_pickle_in_a_model_folder_is_refused(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
     folder = next(iter(list_checkpoints(run)))
-    torch.save(Trace(tmp_path / "executed"), tmp_path / "pickle")
+    torch.save(ATTACKS["mkdir"](tmp_path / "executed").payload, tmp_path / "pickle")
     shutil.copy(tmp_path / "pickle", folder / name)
     code, _, err = cli("translate", folder, stdin=b"one\n")
     assert code == 1 and name in err
@@ -304,3 +298,89 @@ def test_a_file_that_was_there_stays_until_the_new_one_is_whole(cli: Cli, traine
     bad.write_bytes(b"\xff\n")
     assert cli("translate", trained, "--input", bad, "--output", out)[0] == 1
     assert out.read_bytes() == b"an earlier result\n"
+
+
+# --------------------------------------------------------------------------------------------- what cannot be written
+
+ADVICE = "the file system is read-only. "
+
+
+@pytest.fixture
+def read_only(trained: Path, tmp_path: Path) -> Iterator[Path]:
+    """A read-only file system with a run and a small text."""
+    folder = tmp_path / "read-only"
+    if not mounted(folder):
+        pytest.skip("only root can mount a file system")
+    try:
+        shutil.copytree(trained, folder / "run")
+        write_lines(folder / "text", ["one two"])
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_translations_into_a_read_only_folder(cli: Cli, trained: Path, read_only: Path) -> None:
+    text = read_only / "text"
+    code, out, err = cli("translate", trained, "--input", text, "--output", read_only / "out")
+    assert (code, out) == (2, b"")
+    assert f"{read_only / 'out'} could not be written: {ADVICE}Choose a folder that can be written." in err
+    several = ("--input", text, "--input", trained / "config.toml", "--output", read_only / "o")
+    code, out, err = cli("translate", trained, *several)
+    assert (code, out) == (1, b"")
+    assert f"{read_only / 'o'} could not be written: {ADVICE}" in err and "can be written." in err
+
+
+def test_a_read_only_run(cli: Cli, read_only: Path, tmp_path: Path) -> None:
+    """The run can be used; the error of a command that writes into it names the path."""
+    run = read_only / "run"
+    code, out, _ = cli("translate", run, stdin=b"one two\n")
+    assert code == 0 and out.count(b"\n") == 1
+    code, _, err = cli("average", run, "--last", "2")
+    assert code == 1 and f"{run} could not be written: {ADVICE}" in err
+    data = ["--source", read_only / "text", "--target", write_lines(tmp_path / "target", ["deux un"])]
+    code, _, err = cli("shortlist", run, *data)
+    assert code == 1 and "shortlist.bin could not be written: " in err and ADVICE in err
+
+
+def test_pages_and_exports_into_a_read_only_folder(cli: Cli, trained: Path, read_only: Path) -> None:
+    page = read_only / "page.html"
+    code, _, err = cli("explain", trained, "one two", "--out", page)
+    assert code == 1 and f"{page} could not be written: {ADVICE}" in err
+    if importlib.util.find_spec("ctranslate2") is None:
+        pytest.skip("ctranslate2 is not installed")
+    code, _, err = cli("export", trained, read_only / "exported")
+    assert code == 1 and f"{read_only / 'exported'} could not be written: {ADVICE}Choose a folder" in err
+
+
+@pytest.mark.parametrize("small_disk", ["64k"], indirect=True)
+def test_translations_onto_a_full_disk(cli: Cli, trained: Path, small_disk: Path, tmp_path: Path) -> None:
+    (small_disk / "filler").write_bytes(bytes(60_000))
+    text = write_lines(tmp_path / "text", ["one two three four five six"] * 1500)
+    out = small_disk / "out"
+    out.write_bytes(b"an earlier result\n")
+    code, _, err = cli("translate", trained, "--input", text, "--output", out, "--beam", "1")
+    assert code == 1 and f"{out} could not be written: the disk is full. Free some space, or choose" in err
+    assert out.read_bytes() == b"an earlier result\n" and "partial output kept in" in err
+    bulk = ["translate", trained, "--input", text, "--input", trained / "config.toml", "--beam", "1"]
+    code, _, err = cli(*bulk, "--output", small_disk / "bulk")
+    assert code == 1 and f"{small_disk / 'bulk'}" in err.split("could not be written: the disk is full. ")[0]
+    assert "Finished chunks are kept; run the same command to resume. Free some space" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_standard_output_that_is_full_is_named(trained: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "translate", str(trained), "--beam", "1"], input=b"one\n", stdout=full, stderr=subprocess.PIPE,
+            check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert b"dragoman: standard output could not be written: the disk is full. Free some space" in done.stderr
+    assert b"Traceback" not in done.stderr and b"Exception ignored" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_device_that_is_full_is_named(cli: Cli, trained: Path) -> None:
+    code, _, err = cli("translate", trained, "--output", "/dev/full", "--beam", "1", stdin=b"one\n")
+    assert code == 1 and "/dev/full could not be written: the disk is full." in err

@@ -10,11 +10,10 @@ import pytest
 
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ModelFolderError
-from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import list_checkpoints
 from dragoman.pipelines.translation import Translator
 from dragoman.training.trainer import train
-from small_run import Listener, small_config, trained, weights
+from small_run import Listener, losses, small_config, trained, weights
 
 SHORT = ("train.budget=12 steps",)
 LINES = ["one two three", "nine nine one", "", "four"]
@@ -41,10 +40,6 @@ def flip(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
-
-
-def losses(run: Path) -> list[float]:
-    return [row["loss"] for row in read_log(run) if "loss" in row]
 
 
 def translations(run: Path) -> list[tuple[str, float]]:

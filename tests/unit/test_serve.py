@@ -719,6 +719,8 @@ def test_an_application_needs_a_model() -> None:
         create_app({})
     with pytest.raises(UsageError, match="no models to serve"):
         load_models([])
+    with pytest.raises(UsageError, match="no models to serve"):
+        create_server(Directions([]))
 
 
 # ---------------------------------------------------------------------------------------------- the command's side

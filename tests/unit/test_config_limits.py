@@ -125,6 +125,10 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("train.seed=" + "[" * 5000, "brackets nested too deeply"),
         ("train.seed=" + "9" * 5000, "must be a whole number; accepted: 0 to 9,223,372,036,854,775,807"),
         ("train.seed=0x" + "f" * 5000, "train.seed = an integer of about 6,020 digits: out of range"),
+        (
+            "train.seed=[1, 0x" + "f" * 5000 + "]",
+            "train.seed = [1, an integer of about 6,020 digits]: must be a whole number",
+        ),
         (".".join("a" * 20_000) + "=1", "a key with 20,000 parts; no setting has more than 8"),
         ("x" * 100_000 + "=1", "no such key; accepted here: data, tokenizer, model, train, search"),
         ("data.train.99999999999999999999.weight=1", "no such index"),

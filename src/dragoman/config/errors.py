@@ -104,10 +104,18 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of about {int(value.bit_length() * 0.30103):,} digits"
     if isinstance(value, list | tuple | dict):
-        return reprlib.repr(value)
+        return _SHORT.repr(value)
     if isinstance(value, datetime.date | datetime.time):
         return str(value)
     return clip(repr(value))
+
+
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        return shown(x)  # Python does not write out an integer of many digits
+
+
+_SHORT = _Short()
 
 
 def toml_value(value: Any) -> str:

@@ -102,3 +102,12 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.skip(f"no corpora at {root}: set DRAGOMAN_DATA to a folder with multi30k/ and the others")
     return root
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """A database of a server, without a key."""
+    from dragoman.serve.database import KeyStore
+
+    KeyStore(tmp_path / "keys.sqlite").close()
+    return tmp_path / "keys.sqlite"

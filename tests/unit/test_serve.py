@@ -549,63 +549,26 @@ def test_an_error_in_the_middle_is_reported_in_the_stream(
     assert re.search(told, events[-1]["error"][0]["what"]) and steps == [0, 1, 2]
 
 
-@pytest.mark.parametrize("version", ["2.3", "2.4"])
-def test_the_model_stops_when_nobody_listens(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = ViewedModel(copying_translator(says="▁six", max_extra=500), "copy")
-    app, model = create_app({"copy": shown(served)}), served.pipeline.model
-    whole, steps, sent = model.decode_hidden, [], []
-
-    def counted(tokens: Any, state: Any) -> Any:
-        steps.append(state.length)
-        return whole(tokens, state)
-
-    monkeypatch.setattr(model, "decode_hidden", counted)
-
-    async def visit() -> None:
-        gone = asyncio.Event()
-        body = [json.dumps({"model": "copy", "text": "one", "beam": 1}).encode()]
-
-        async def receive() -> dict[str, Any]:
-            if body:
-                return {"type": "http.request", "body": body.pop(), "more_body": False}
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-            if len(sent) == 8:
-                gone.set()
-
-        headers = [(b"content-type", b"application/json")]
-        scope = {
-            "type": "http", "asgi": {"version": "3.0", "spec_version": version}, "method": "POST", "headers": headers,
-            "path": "/translate/stream", "raw_path": b"/translate/stream", "query_string": b"", "http_version": "1.1",
-            "scheme": "http", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 9), "root_path": "",
-        }  # fmt: skip
-        await app(scope, receive, send)
-
-    asyncio.run(visit())
-
-    assert 4 <= len(steps) < 15
-    assert served.lock.acquire(blocking=False)
-
-
-async def asked(app: Any, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the application sends to a visitor who sends these messages and then waits."""
+async def asked(
+    app: Any, messages: list[dict[str, Any]], version: str = "2.4", leaves_after: int = 0
+) -> list[dict[str, Any]]:
+    """What the application sends to a visitor who sends these messages and then waits, or leaves after some answers."""
     sent: list[dict[str, Any]] = []
-    waiting = list(messages)
+    waiting, gone = list(messages), asyncio.Event()
 
     async def receive() -> dict[str, Any]:
-        if waiting:
-            return waiting.pop(0)
-        await asyncio.Event().wait()
-        raise AssertionError
+        if not waiting:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+        return waiting.pop(0)
 
     async def send(message: Any) -> None:
         sent.append(message)
+        if len(sent) == leaves_after:
+            gone.set()
 
     scope = {
-        "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "method": "POST",
+        "type": "http", "asgi": {"version": "3.0", "spec_version": version}, "method": "POST",
         "headers": [(b"content-type", b"application/json")], "path": "/translate/stream",
         "raw_path": b"/translate/stream", "query_string": b"", "http_version": "1.1", "scheme": "http",
         "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 9), "root_path": "",
@@ -614,14 +577,32 @@ async def asked(app: Any, messages: list[dict[str, Any]]) -> list[dict[str, Any]
     return sent
 
 
+def request_of(**ask: Any) -> dict[str, Any]:
+    return {"type": "http.request", "body": json.dumps(ask).encode(), "more_body": False}
+
+
+@pytest.mark.parametrize("version", ["2.3", "2.4"])
+def test_the_model_stops_when_nobody_listens(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = ViewedModel(copying_translator(says="▁six", max_extra=500), "copy")
+    app, model = create_app({"copy": shown(served)}), served.pipeline.model
+    whole, steps = model.decode_hidden, []
+
+    def counted(tokens: Any, state: Any) -> Any:
+        steps.append(state.length)
+        return whole(tokens, state)
+
+    monkeypatch.setattr(model, "decode_hidden", counted)
+    asyncio.run(asked(app, [request_of(model="copy", text="one", beam=1)], version, leaves_after=8))
+    assert 4 <= len(steps) < 15
+    assert served.lock.acquire(blocking=False)
+
+
 def test_concurrent_visitors_take_turns_and_get_the_same_results() -> None:
     texts = ["one two three", "four", "five six"]
     app = create_app({"tiny": shown(ViewedModel(tiny_translator(), "transformer"))})
-    bodies = [json.dumps({"model": "tiny", "text": text, "beam": 2}).encode() for text in texts]
 
     async def all_at_once() -> list[list[dict[str, Any]]]:
-        visits = [asked(app, [{"type": "http.request", "body": body, "more_body": False}]) for body in bodies]
-        return await asyncio.gather(*visits)
+        return await asyncio.gather(*(asked(app, [request_of(model="tiny", text=text, beam=2)]) for text in texts))
 
     for text, sent in zip(texts, asyncio.run(all_at_once()), strict=True):
         lines = b"".join(message.get("body", b"") for message in sent).split(b"\n")[:-1]

@@ -37,12 +37,6 @@ UPLOAD: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    KeyStore(tmp_path / "keys.sqlite").close()
-    return tmp_path / "keys.sqlite"
-
-
 def opened(**options: Any) -> TestClient:
     return TestClient(create_server(Directions([copying_direction("en", "de")]), **options))
 

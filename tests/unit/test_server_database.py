@@ -35,12 +35,6 @@ PAIR = {"source": "en", "target": "de"}
 UPLOAD: dict[str, Any] = {"data": PAIR, "files": {"file": ("a.txt", b"one")}}
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    KeyStore(tmp_path / "keys.sqlite").close()
-    return tmp_path / "keys.sqlite"
-
-
 @contextmanager
 def locked(database: Path) -> Iterator[None]:
     """Write the database in another connection, as another server does."""

@@ -33,13 +33,6 @@ from served_models import add_key, copying_direction, serving, until
 QUERY = {"q": "one two", "source": "en", "target": "de"}
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    path = tmp_path / "keys.sqlite"
-    KeyStore(path).close()
-    return path
-
-
 def opened(database: Path | None = None, require_key: bool = False) -> TestClient:
     directions = Directions([copying_direction("en", "de")])
     return TestClient(create_server(directions, database=database, require_key=require_key))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,43 @@ class Listener(Reporter):
     @property
     def text(self) -> str:
         return "\n".join(self.said)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes, as on a full disk."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing of Dragoman catches it."""
+
+
+def stop_before(patch: Any, number: int, *places: tuple[Any, str]) -> list[str]:
+    """Count the calls of functions that change the disk; stop dead before one of them, or in the middle of a write."""
+    seen: list[str] = []
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            if len(seen) == number:
+                if name == "write_bytes":
+                    call(args[0], args[1][: len(args[1]) // 2])
+                raise Killed
+            seen.append(name)
+            return call(*args, **kwargs)
+
+        return instead
+
+    for owner, name in places:
+        patch.setattr(owner, name, counted(name, getattr(owner, name)))
+    return seen
 
 
 def weights(run: Path, pointer: str = "last") -> bytes:

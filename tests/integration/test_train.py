@@ -37,7 +37,7 @@ from dragoman.training.run import average_run, open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.translation import TranslationValidation
 from dragoman.training.trainer import Trainer, train
-from small_run import Cli, Listener, losses, small_config, weights, write_corpus, write_lines, write_toml
+from small_run import Cli, Listener, largest_file, losses, small_config, weights, write_corpus, write_lines, write_toml
 from tiny_translator import tiny_tokenizer
 from toy_model import CopyModel
 
@@ -431,23 +431,15 @@ def test_a_device_that_cannot_be_used(device: str, words: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- disk full
 
 
-def small_files(limit: int) -> tuple[int, int]:
-    """From now on no file may grow beyond `limit` bytes, as on a full disk; returns what was allowed before."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    return before
-
-
 class FullFrom(Reporter):
     """From step 14 on no file may grow beyond `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.before: tuple[int, int] | None = None
 
     def stepped(self, row: dict[str, Any], used: float) -> None:
         if row["step"] == 15:
-            self.before = small_files(self.limit)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
 @pytest.mark.parametrize("path", ["log.jsonl", "checkpoints/00000018"])
@@ -455,12 +447,8 @@ def test_a_full_disk_keeps_the_last_checkpoint_valid(path: str, data: Path, tmp_
     run = tmp_path / "run"
     train(small_config(data), tmp_path / "whole")
     reporter = FullFrom(100 if path == "log.jsonl" else 20_000)
-    try:
-        with pytest.raises(TrainingError) as full:
-            train(small_config(data), run, reporter=reporter)
-    finally:
-        assert reporter.before is not None
-        resource.setrlimit(resource.RLIMIT_FSIZE, reporter.before)
+    with largest_file(1 << 30), pytest.raises(TrainingError) as full:
+        train(small_config(data), run, reporter=reporter)
     message = str(full.value)
     assert f"{run / path} could not be written: " in message and "it exceeds the limit on file sizes" in message
     if path == "log.jsonl":
@@ -472,12 +460,8 @@ def test_a_full_disk_keeps_the_last_checkpoint_valid(path: str, data: Path, tmp_
 
 
 def test_a_disk_that_is_full_while_data_is_prepared(data: Path, tmp_path: Path) -> None:
-    before = small_files(300)
-    try:
-        with pytest.raises(TrainingError) as full:
-            train(small_config(data), tmp_path / "run")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with largest_file(300), pytest.raises(TrainingError) as full:
+        train(small_config(data), tmp_path / "run")
     assert str(tmp_path / "prepared") in str(full.value) and "it exceeds the limit on file sizes" in str(full.value)
     assert "Raise the limit (ulimit -f)" in str(full.value)
     assert not (tmp_path / "run").exists()

@@ -26,9 +26,11 @@ from dragoman.training.run import average_run, validated_checkpoints
 from dragoman.training.trainer import TrainResult, train
 from processes import fork_server, start_processes
 from small_run import (
+    Killed,
     Listener,
     digit_pairs,
     small_config,
+    stop_before,
     train_in_child,
     trained,
     tune_in_child,
@@ -124,28 +126,7 @@ def test_kill_nine_at_random_moments(name: str, overrides: tuple[str, ...], data
     assert len(expected["models"]) >= 2
 
 
-class Killed(BaseException):
-    """Stands for a kill at one write: nothing of Dragoman catches it."""
-
-
-def writes_of(patch: pytest.MonkeyPatch, stop_before: int) -> list[str]:
-    """Count what changes the disk while saving, and stop dead before number `stop_before`."""
-    seen: list[str] = []
-
-    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def instead(*args: Any, **kwargs: Any) -> Any:
-            if len(seen) == stop_before:
-                raise Killed
-            seen.append(name)
-            return call(*args, **kwargs)
-
-        return instead
-
-    patch.setattr(Path, "write_bytes", counted("write", Path.write_bytes))
-    patch.setattr(Path, "rename", counted("rename", Path.rename))
-    patch.setattr(Path, "replace", counted("replace", Path.replace))
-    patch.setattr(shutil, "rmtree", counted("rmtree", shutil.rmtree))
-    return seen
+WRITES = (*((Path, name) for name in ("write_bytes", "rename", "replace")), (shutil, "rmtree"))
 
 
 def test_killed_before_each_single_write(data: Path, tmp_path: Path) -> None:
@@ -159,12 +140,15 @@ def test_killed_before_each_single_write(data: Path, tmp_path: Path) -> None:
     )
     train(config, tmp_path / "uninterrupted")
     expected = whole(tmp_path / "uninterrupted")
-    total = len(_writes_in(config, tmp_path / "counted"))
+    with pytest.MonkeyPatch.context() as patch:
+        seen = stop_before(patch, -1, *WRITES)
+        train(config, tmp_path / "counted")
+    total = len(seen)
     assert total > 40
     for stop in range(1, total, 5):
         run = tmp_path / f"stopped{stop}"
         with pytest.MonkeyPatch.context() as patch:
-            writes_of(patch, stop)
+            stop_before(patch, stop, *WRITES)
             with pytest.raises(Killed):
                 train(config, run)
         train(config, run)
@@ -195,13 +179,6 @@ def test_killed_while_removing_a_checkpoint(stop: int, data: Path, tmp_path: Pat
     train(config, run)
     assert whole(run) == whole(tmp_path / "uninterrupted")
     assert not list((run / "checkpoints").glob(".*"))
-
-
-def _writes_in(config: Any, run: Path) -> list[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        seen = writes_of(patch, stop_before=-1)
-        train(config, run)
-    return seen
 
 
 class InterruptAt(Reporter):

@@ -7,7 +7,7 @@ import gzip
 import importlib
 import json
 import lzma
-import resource
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +24,7 @@ from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.lines import read_lines
 from dragoman.models import model_folder
 from dragoman.pipelines.lines import Form
+from small_run import Killed, largest_file, stop_before
 
 LINES = 3  # per chunk
 
@@ -116,29 +117,12 @@ def test_every_file_becomes_one_of_the_same_name_and_number_of_lines(source: Pat
     assert inputs["deep/c.zst"]["lines"] == 10 and len(inputs["a.txt"]["sha256"]) == 64
 
 
-class Killed(BaseException):
-    """Simulates a kill; Dragoman does not catch it."""
+WRITES = (*((Path, name) for name in ("write_bytes", "replace", "unlink", "mkdir")), (os, "fsync"))
 
 
-def stop_before(patch: pytest.MonkeyPatch, number: int) -> list[str]:
-    """Count the changes of the disk, and raise before change `number`, or in the middle of a write."""
-    seen: list[str] = []
-
-    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def instead(*args: Any, **kwargs: Any) -> Any:
-            if len(seen) == number:
-                if name == "write_bytes":
-                    call(args[0], args[1][: len(args[1]) // 2])
-                raise Killed
-            seen.append(name)
-            return call(*args, **kwargs)
-
-        return instead
-
-    for name in ("write_bytes", "replace", "unlink", "mkdir"):
-        patch.setattr(Path, name, counted(name, getattr(Path, name)))
-    patch.setattr("os.fsync", counted("fsync", lambda descriptor: None))
-    return seen
+def stop_bulk_before(patch: pytest.MonkeyPatch, number: int) -> list[str]:
+    patch.setattr("os.fsync", lambda descriptor: None)  # slow, and only the process is killed here
+    return stop_before(patch, number, *WRITES)
 
 
 def test_killed_before_each_single_change_of_the_disk(
@@ -148,9 +132,9 @@ def test_killed_before_each_single_change_of_the_disk(
     (source / "deep" / "d.en.xz").unlink()
     (source / "bom").unlink()
     put(source / "deep" / "c.zst", zstandard.ZstdCompressor().compress(b"1\n2\n3\n4\n"))
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)  # slow, and only the process is killed here
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
     with monkeypatch.context() as patch:
-        seen = stop_before(patch, 1000)
+        seen = stop_bulk_before(patch, 1000)
         uninterrupted = bulk(source, tmp_path / "uninterrupted")
     around = [seen[index - 1 : index + 2] for index, name in enumerate(seen) if name == "replace"]
     assert around == [["fsync", "replace", "fsync"]] * len(around) and len(around) == 17
@@ -158,7 +142,7 @@ def test_killed_before_each_single_change_of_the_disk(
     for number in range(len(seen)):
         out, UpperCaseWorker.given = tmp_path / f"out{number}", []
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            stop_before(patch, number)
+            stop_bulk_before(patch, number)
             bulk(source, out)
         assert tree(out).items() <= expected.items(), f"killed before change {number}: {seen[number]}"
         assert bulk(source, out) == uninterrupted
@@ -326,13 +310,9 @@ def test_a_limit_on_files_while_it_is_written(tmp_path: Path) -> None:
     """The folder is named, finished chunks are kept, and the same command resumes."""
     put(tmp_path / "in" / "a", b"x\n" * 2 * LINES)
     put(tmp_path / "in" / "b", b"y" * 3000 + b"\n")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-    try:
-        with pytest.raises(DragomanError, match=r"out could not be written: it exceeds the limit .*Finished chunks "):
-            bulk(tmp_path / "in", tmp_path / "out")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    words = r"out could not be written: it exceeds the limit .*Finished chunks "
+    with largest_file(2000), pytest.raises(DragomanError, match=words):
+        bulk(tmp_path / "in", tmp_path / "out")
     assert tree(tmp_path / "out") == {"a": b"X\n" * 2 * LINES}
     given = len(UpperCaseWorker.given)
     bulk(tmp_path / "in", tmp_path / "out")
@@ -496,7 +476,7 @@ def test_killed_tables_end_with_the_same_bytes(table: Path, tmp_path: Path, monk
     bulk(table, tmp_path / "uninterrupted", column="text")
     for number in range(0, 60, 7):
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            stop_before(patch, number)
+            stop_bulk_before(patch, number)
             bulk(table, tmp_path / f"out{number}", column="text")
         bulk(table, tmp_path / f"out{number}", column="text")
         assert tree(tmp_path / f"out{number}", everything=True) == tree(tmp_path / "uninterrupted", everything=True)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from test_model_folder_damage import a_device, a_folder, a_loop, a_pipe
+from test_model_folder_damage import JUNK, a_device, a_folder, a_loop, a_pipe
 
 from dragoman.config import Config
 from dragoman.data.batching import EpochPlan
@@ -31,7 +29,7 @@ from dragoman.data.store.reader import TABLE, Store, record_hash
 from dragoman.errors import DataError, TrainingError
 from dragoman.io.reading import RandomAccessFile
 from dragoman.tokenizers import EOS
-from small_run import Listener, digit_pairs, small_config, write_corpus, write_lines
+from small_run import Listener, digit_pairs, largest_file, small_config, write_corpus, write_lines
 
 
 def prepare(config: Config, cache: Path) -> tuple[Store, Listener]:
@@ -321,24 +319,13 @@ def test_all_damaged_files_are_named_in_one_message(config: Config, cache: Path)
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "{}",
-        "null",
-        "\ufeff{}",
-        "[" * 5000 + "]" * 5000,
-        '{"version": 2}',
-        f'{{"version": {"9" * 5000}}}',
-    ],
-    ids=["empty", "cut", "array", "object", "null", "mark", "nested", "version", "digits"],
-)
-def test_junk_in_the_description_of_a_store(config: Config, cache: Path, text: str) -> None:
+ABOUT_JUNK = JUNK | {"object": b"{}", "mark": b"\xef\xbb\xbf{}", "version": b'{"version": 2}'}
+
+
+@pytest.mark.parametrize("junk", ABOUT_JUNK.values(), ids=ABOUT_JUNK)
+def test_junk_in_the_description_of_a_store(config: Config, cache: Path, junk: bytes) -> None:
     store, _ = prepare(config, cache)
-    (store.folder / "store.json").write_text(text, encoding="utf-8")
+    (store.folder / "store.json").write_bytes(junk)
     again, listener = prepare(config, cache)
     assert "store.json" in listener.said[0] and content(again) == content(store)
 
@@ -374,17 +361,13 @@ def test_a_store_of_another_version_is_rebuilt(config: Config, cache: Path) -> N
     assert "of another version" in prepare(config, cache)[1].said[0]
 
 
-def describe_again(folder: Path) -> None:
-    """Write the hashes of the files as they are."""
-    about = json.loads((folder / "store.json").read_bytes())
-    write_about(folder, {key: value for key, value in about.items() if key not in ("files", "digest")}, {})
-
-
 def change_table(folder: Path, field: str, value: int) -> None:
+    """Write another value in all rows, and the hashes of the files as they are then."""
     table = np.fromfile(folder / "000.chunks", TABLE)
     table[field] = value
     table.tofile(folder / "000.chunks")
-    describe_again(folder)
+    about = json.loads((folder / "store.json").read_bytes())
+    write_about(folder, {key: value for key, value in about.items() if key not in ("files", "digest")}, {})
 
 
 def test_a_table_with_too_few_pairs_is_refused_whatever_the_checksum_says(config: Config, cache: Path) -> None:
@@ -405,21 +388,11 @@ def test_a_table_that_cannot_be_is_an_error_whatever_the_checksum_says(
         Store(store.folder).pair(3)
 
 
-def damaged_ids(folder: Path) -> None:
-    zeroed(folder / "000-00000.ids")
-
-
-def short_table(folder: Path) -> None:
-    change_table(folder, "pairs", 89)
-
-
-@pytest.mark.parametrize("damage", [damaged_ids, short_table], ids=lambda f: f.__name__)
-def test_a_damaged_store_leaves_no_file_open(
-    config: Config, cache: Path, damage: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("damaged", ["ids", "table"])
+def test_a_damaged_store_leaves_no_file_open(cache: Path, damaged: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows cannot rename a folder that contains an open file."""
     (folder,) = cache.iterdir()
-    damage(folder)
+    zeroed(folder / "000-00000.ids") if damaged == "ids" else change_table(folder, "pairs", 89)
     opened: list[RandomAccessFile] = []
 
     class Recorded(RandomAccessFile):
@@ -557,16 +530,6 @@ def test_a_corpus_that_cannot_be_read_is_named(config: Config, tmp_path: Path) -
     spec = corpus_spec(config, config.parallel.train[0].model_copy(update={"source": str(tmp_path / "gone.txt")}))
     with pytest.raises(DataError, match=r"gone\.txt: cannot be read: No such file"):
         text_hash([spec])
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_store_that_cannot_be_written_names_its_folder(config: Config, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_trainer import recorded_losses
 from torch import Tensor
 
 from dragoman.data.batching import Batch, collate
@@ -400,16 +401,9 @@ def test_the_parts_of_a_batch_have_dropout_of_their_own(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = build(data, tmp_path / "run", "model.dropout=0.5")
-    row, losses = ([4, 5, 6, 2], [7, 8, 9, 2]), []
+    row = ([4, 5, 6, 2], [7, 8, 9, 2])
     fail_in_forward(monkeypatch, trainer.training_step, lambda batch: len(batch.tgt_out) > 1)
-    failing = trainer.training_step.forward
-
-    def forward(batch: Batch) -> Any:
-        loss = failing(batch)
-        losses.append(float(loss.nll))
-        return loss
-
-    monkeypatch.setattr(trainer.training_step, "forward", forward)
+    losses = recorded_losses(trainer, monkeypatch)
     for _ in range(2):
         trainer.training_step.backward([collate([row, row])], 0, 1.0)
     assert len(losses) == 4 and losses[:2] == losses[2:] and losses[0] != losses[1], (

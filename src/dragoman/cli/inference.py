@@ -330,16 +330,12 @@ class Session:
         if show is None:
             reply = self.chat.reply(turns, self.role, **self.settings)
         else:
+            from dragoman.decoding.backend import answered
             from dragoman.pipelines.lines import one_line
 
             pieces = self.chat.stream_reply(turns, self.role, **self.settings)
             show(f"{self.role}: ")
-            while True:
-                try:
-                    show(one_line(next(pieces)))
-                except StopIteration as stop:
-                    reply = stop.value
-                    break
+            reply = answered(pieces, lambda piece: show(one_line(piece)))
             show("\n")
         if reply.truncated and not self._truncated:
             log(f"truncated: only the newest turns fit into the context of {self.chat.context:,} tokens")

@@ -392,9 +392,7 @@ def _keep(turns: list[Turn], line: int, found: DialogueSet, join: bool = False) 
 
 
 def _problem(role: str, text: str) -> str:
-    if problem := role_problem(role):
-        return problem
-    return "invalid Unicode (lone surrogate) in the text" if has_lone_surrogate(text) else ""
+    return role_problem(role) or ("invalid Unicode (lone surrogate) in the text" if has_lone_surrogate(text) else "")
 
 
 def spoken_text(text: str) -> str:

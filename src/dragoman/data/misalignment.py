@@ -34,6 +34,7 @@ _ANCHOR_GAIN = 0.3
 _MAX_STEPS = 32
 _MARGIN = 0.08
 _CERTAIN_Z = 8.0
+_LARGEST_SHIFT, _SHIFT_GAIN = 3, 8.0  # in lines; total cost to be gained beyond a margin per line
 _TOLERANCE = 1.0
 """Maximum cost above the cheapest path within the possible range, which contained 99 % of 840 deleted lines."""
 _MIN_GAIN, _MIN_Z = 0.25, 6.0
@@ -223,20 +224,15 @@ def _line_at(path: Path, line: int) -> str:
     return "(end of file)"
 
 
-def shifted_range(
-    source: LineFeatures, target: LineFeatures, *, max_offset: int = 3, min_gain: float = 8.0
-) -> Shift | None:
-    """Return the range of lines of two equally long files that matches much better if one side is shifted, or None.
-
-    max_offset: largest shift in lines.  min_gain: total cost to be gained beyond a margin per line.
-    """
+def shifted_range(source: LineFeatures, target: LineFeatures) -> Shift | None:
+    """Return the range of lines of two equally long files that matches much better if one side is shifted, or None."""
     n = len(source)
-    if n <= max_offset or n != len(target):
+    if n <= _LARGEST_SHIFT or n != len(target):
         return None
     ratio = _median_log_ratio(source, target)
     straight = _costs(source, target, ratio)
     best: tuple[float, Shift] | None = None
-    for offset in (o for o in range(-max_offset, max_offset + 1) if o != 0):
+    for offset in (o for o in range(-_LARGEST_SHIFT, _LARGEST_SHIFT + 1) if o != 0):
         low, high = max(0, -offset), min(n, n - offset)
         shifted = _costs(source.part(low, high), target.part(low + offset, high + offset), ratio)
         gains = straight[low:high] - shifted
@@ -245,7 +241,7 @@ def shifted_range(
         gain = total - np.minimum.accumulate(total)
         end = int(np.argmax(gain))
         start = int(np.argmin(total[: end + 1]))
-        if gain[end] > min_gain and (best is None or gain[end] > best[0]):
+        if gain[end] > _SHIFT_GAIN and (best is None or gain[end] > best[0]):
             inside = gains[start:end]
             z = float(inside.mean() * len(inside) ** 0.5 / max(float(inside.std()), 1e-6))
             best = float(gain[end]), Shift(low + start + 1, low + end, offset, z)

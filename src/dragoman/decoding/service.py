@@ -136,7 +136,7 @@ class BatchedSearchService(SearchService):
         while True:
             batch, tokens = [self._next()], 0
             while batch[-1] is not None:
-                tokens += batch[-1].tokens
+                tokens += batch[-1].settings.beam * sum(map(len, batch[-1].sources))
                 if tokens >= 4 * self._batch_tokens or self._queue.empty():
                     break
                 batch.append(self._next())
@@ -189,7 +189,3 @@ class Waiting:
     settings: SearchSettings
     phrases: Sequence[Phrases | None]
     submitted: float = field(default_factory=time.monotonic)
-
-    @property
-    def tokens(self) -> int:
-        return self.settings.beam * sum(map(len, self.sources))

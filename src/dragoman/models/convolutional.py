@@ -52,8 +52,7 @@ class PositionedEmbedding(nn.Module):
                 f"the text into shorter parts, or train with model.max_positions = {end} or more"
             )
         embedded = self.embedded(_STD * self.embedding(tokens))  # `Embedding` returns vectors of variance 1
-        out: Tensor = self.dropout(self.positioned(embedded + self.positions[first:end]))
-        return out
+        return self.dropout(self.positioned(embedded + self.positions[first:end]))
 
 
 class ConvolutionalEncoder(nn.Module):
@@ -105,8 +104,7 @@ class ConvolutionalDecoder(nn.Module):
         for layer, record in zip(self.layers, records, strict=True):
             x = layer(x, embedded, record, source, bias)
         state.length += tokens.size(1)
-        out: Tensor = self.dropout(x)
-        return out
+        return self.dropout(x)
 
 
 class Convolutional(EncoderDecoder):

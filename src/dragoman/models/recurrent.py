@@ -61,8 +61,7 @@ class Bridge(nn.Module):
 
     def summarize(self, memory: Memory) -> Tensor:
         """Return h (B, D) for memory.states (B, S, D)."""
-        h: Tensor = self.summary(final_states(memory.states, memory.mask, self.directions))
-        return h
+        return self.summary(final_states(memory.states, memory.mask, self.directions))
 
     def forward(self, h: Tensor) -> list[State]:
         """Return one state per decoder layer, (B, D) for each part, from h (B, D)."""
@@ -79,8 +78,7 @@ class _DecoderStack(_RecurrentStack):
         for layer, record in zip(self.layers, state.layers, strict=True):
             x = layer(self.dropout(x), record, state.memory_bias)
         state.length += tokens.size(1)
-        out: Tensor = self.dropout(x)
-        return out
+        return self.dropout(x)
 
 
 class RecurrentDecoder(_DecoderStack):
@@ -163,5 +161,4 @@ class RecurrentEncoderOnly(EncoderOnly):
         return super().pool(x, mask)
 
     def hidden(self, src: Tensor, src_mask: Tensor | None, tgt_in: Tensor) -> Tensor:
-        out: Tensor = self.encoder.dropout(super().hidden(src, src_mask, tgt_in))
-        return out
+        return self.encoder.dropout(super().hidden(src, src_mask, tgt_in))

@@ -17,6 +17,7 @@ S source length, D d_model, Dk size of queries and keys per head (key size), Dh 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import torch
@@ -110,22 +111,21 @@ class MultiHead(nn.Module):
     def join(self, x: Tensor) -> Tensor:
         """Concatenate heads (N, H, T, Dh) and apply W^O: (N, T, D)."""
         n, _, t, _ = x.shape
-        projected: Tensor = self.out(self.heads(x).transpose(1, 2).reshape(n, t, -1))
-        return projected
+        return self.out(self.heads(x).transpose(1, 2).reshape(n, t, -1))
 
 
-class _SoftmaxAttention(MultiHead):
+class _SoftmaxAttention(MultiHead, ABC):
     """Parts common to self- and cross-attention: key-value heads, dropout, and the choice of implementation."""
 
     def __init__(
         self,
         d_model: int,
         n_heads: int,
-        dropout: float,
-        bias: bool,
-        n_kv_heads: int | None,
-        d_key: int | None,
-        d_value: int | None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        n_kv_heads: int | None = None,
+        d_key: int | None = None,
+        d_value: int | None = None,
     ) -> None:
         super().__init__(d_model, n_heads, bias, d_key, d_value)
         self.n_kv_heads = n_kv_heads or n_heads
@@ -133,6 +133,11 @@ class _SoftmaxAttention(MultiHead):
         self.scores = Tap("row", "head", "query", "key")
         self.masked = Tap("row", "head", "query", "key")
         self.inner = AttentionTaps(self.scores, self.masked, self.weights)
+        self.add_projections(d_model, bias)
+
+    @abstractmethod
+    def add_projections(self, d_model: int, bias: bool) -> None:
+        """Add W^Q, W^K and W^V."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool = False) -> Tensor:
         """Return outputs (N, H, Tq, Dh), by the formula where something needs its weights, otherwise faster.
@@ -156,18 +161,8 @@ class SelfAttention(_SoftmaxAttention):
     `parts` are the numbers of output features of the three, in this order.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        n_kv_heads: int | None = None,
-        d_key: int | None = None,
-        d_value: int | None = None,
-    ) -> None:
-        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key, d_value)
-        self.parts = (n_heads * self.d_key, self.n_kv_heads * self.d_key, self.n_kv_heads * self.d_head)
+    def add_projections(self, d_model: int, bias: bool) -> None:
+        self.parts = (self.n_heads * self.d_key, self.n_kv_heads * self.d_key, self.n_kv_heads * self.d_head)
         self.qkv = Linear(d_model, sum(self.parts), bias=bias)
 
     def new_cache(self, rows: int, max_len: int, like: Tensor) -> SelfKeyValues:
@@ -214,19 +209,9 @@ class CrossAttention(_SoftmaxAttention):
     `parts` are the numbers of output features of W^K and W^V in the matrix that holds both.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        n_kv_heads: int | None = None,
-        d_key: int | None = None,
-        d_value: int | None = None,
-    ) -> None:
-        super().__init__(d_model, n_heads, dropout, bias, n_kv_heads, d_key, d_value)
+    def add_projections(self, d_model: int, bias: bool) -> None:
         self.parts = (self.n_kv_heads * self.d_key, self.n_kv_heads * self.d_head)
-        self.q = Linear(d_model, n_heads * self.d_key, bias=bias)
+        self.q = Linear(d_model, self.n_heads * self.d_key, bias=bias)
         self.kv = Linear(d_model, sum(self.parts), bias=bias)
 
     def project(self, memory: Tensor) -> CrossKeyValues:

@@ -174,8 +174,7 @@ class FeedForward(nn.Module):
             hidden = self.activation(hidden) * gate  # (N, T, F)
         else:
             hidden = self.activation(hidden)
-        transformed: Tensor = self.outer(self.dropout(self.hidden(hidden)))  # (N, T, D)
-        return transformed
+        return self.outer(self.dropout(self.hidden(hidden)))  # (N, T, D)
 
 
 class DenseHead(nn.Module):

@@ -73,13 +73,11 @@ class AdditiveAttention(RecurrentAttention):
         self.v = Linear(d_model, 1, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        projected: Tensor = self.u(memory)
-        return projected
+        return self.u(memory)
 
     def score(self, s: Tensor, keys: Tensor) -> Tensor:
         summed = self.w(s)[:, :, :, None] + keys[:, :, None]  # (B, 1, K, S, D)
-        scores: Tensor = self.v(torch.tanh(summed)).squeeze(-1)
-        return scores
+        return self.v(torch.tanh(summed)).squeeze(-1)
 
 
 class DotAttention(RecurrentAttention):
@@ -100,8 +98,7 @@ class GeneralAttention(DotAttention):
         self.w = Linear(d_model, d_model, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        projected: Tensor = self.w(memory)
-        return projected
+        return self.w(memory)
 
 
 class _AttendingLayer(RecurrentDecoderLayer):

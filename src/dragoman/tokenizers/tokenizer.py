@@ -73,7 +73,6 @@ class Tokenizer:
         else:
             self._templates = Templates((TEXT, EOS), (TEXT, EOS), optional=True)
         self._control = frozenset(self._templates.control)
-        self._named: SurroundingTokens | None = None
         self._between: dict[tuple[str | None, str | None], Tokenizer] = {}
 
     @cached_property
@@ -278,7 +277,7 @@ class Tokenizer:
         tokenizer = self._between.get((source, target))
         if tokenizer is None:
             tokenizer = copy.copy(self)
-            tokenizer._named = self._templates.direction(source, target)
+            tokenizer._direction = self._templates.direction(source, target)
             defaults = self._templates.default
             tokenizer._templates = replace(self._templates, default=(source or defaults[0], target or defaults[1]))
             tokenizer._between = {}
@@ -297,11 +296,9 @@ class Tokenizer:
             raise UsageError(f"tag {unknown[0]!r}: not a target language of this model; accepted: {shown(known)}")
         return self.between(source, code or target), tag, rest
 
-    @property
+    @cached_property
     def _direction(self) -> SurroundingTokens:
-        if self._named is None:
-            self._named = self._templates.direction(None, None)
-        return self._named
+        return self._templates.direction(None, None)
 
     @property
     def frame_size(self) -> int:

@@ -36,7 +36,7 @@ from dragoman.registry import is_lower_better, reporters
 from dragoman.training.batch_size import resolve_batch_tokens
 from dragoman.training.batch_stream import BatchStream
 from dragoman.training.captured import use_grid
-from dragoman.training.cpu import ThreadControl, keep_freed_memory, return_freed_memory
+from dragoman.training.cpu import ThreadControl, keep_freed_memory
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
 from dragoman.training.forecast import training_warnings, warmup_warning
 from dragoman.training.memory import Gradients, try_rows
@@ -117,7 +117,7 @@ def _open(
     config: Config, folder: Path, reporter: Reporter, context: DistributedContext, stack: ExitStack
 ) -> TrainingRun:
     """Open the run in all processes.  stack: receives the lock of the run."""
-    (return_freed_memory if config.train.parallel.kind == "fsdp" else keep_freed_memory)()
+    keep_freed_memory(config.train.parallel.kind != "fsdp")
     check_sharding(config.train, context)
     with context.in_turn():
         check_files(config)

@@ -118,6 +118,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class Linear(nn.Linear):
     """`torch.nn.Linear` with the products of `linear`."""
 
+    __call__: Callable[..., Tensor]
+
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 

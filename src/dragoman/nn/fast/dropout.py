@@ -9,7 +9,7 @@ multiple of 1/256 (0.1 becomes 26/256 = 0.1016), and the scale is exact for the 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -102,6 +102,8 @@ class Dropout(nn.Module):
 
     `residual`, of the shape of x, is added in the same pass.
     """
+
+    __call__: Callable[..., Tensor]
 
     def __init__(self, p: float) -> None:
         super().__init__()

@@ -16,8 +16,8 @@ from dragoman.data.batching import Batch, collate_source
 from dragoman.models.build import build_model
 from dragoman.tokenizers import PAD
 from dragoman.training.loss import (
-    AccuracyHead,
     TokenLoss,
+    accuracy_head,
     chunked_cross_entropy,
     cross_entropy,
     label_scores,
@@ -210,5 +210,5 @@ def test_label_scores_are_means_over_labels() -> None:
 
 def test_padding_is_not_a_predicted_label() -> None:
     logits = torch.tensor([[[9.0, 1.0, 2.0], [9.0, 2.0, 1.0]]])
-    _, correct, labels = AccuracyHead(torch.tensor([[2, 2]]))(logits, torch.nn.Identity())
+    _, correct, labels = accuracy_head(torch.tensor([[2, 2]]), logits, torch.nn.Identity())
     assert (correct, labels) == (1, 2)

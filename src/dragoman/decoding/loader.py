@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dragoman._version import __version__
 from dragoman.config import Config
 from dragoman.config.data import DATA_KINDS
-from dragoman.decoding.backend import DecodingBackend
+from dragoman.decoding.backend import BATCH_TOKENS, DecodingBackend
 from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
@@ -304,8 +304,4 @@ def open_service(backend: DecodingBackend, max_source: int) -> SearchService:
 
         if isinstance(backend, CudaGraphBackend):
             return SlotSearchService(backend, _GPU_BATCH_TOKENS)
-    return (
-        BatchedSearchService(backend)
-        if str(backend.device) == "cpu"
-        else BatchedSearchService(backend, _GPU_BATCH_TOKENS)
-    )
+    return BatchedSearchService(backend, BATCH_TOKENS if str(backend.device) == "cpu" else _GPU_BATCH_TOKENS)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from dragoman.decoding.backend import DecodingBackend
+from dragoman.decoding.backend import BATCH_TOKENS, DecodingBackend
 from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings
 
 
@@ -90,7 +90,7 @@ class BatchedSearchService(SearchService):
     batch_tokens: as for `DecodingBackend.search`; at most four batches of that size are searched at once.
     """
 
-    def __init__(self, backend: DecodingBackend, batch_tokens: int = 4000) -> None:
+    def __init__(self, backend: DecodingBackend, batch_tokens: int = BATCH_TOKENS) -> None:
         self._backend, self._batch_tokens = backend, batch_tokens
         self._queue: queue.PriorityQueue[tuple[float, int, Waiting | None]] = queue.PriorityQueue()
         self._lock = threading.Lock()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -236,23 +237,20 @@ def label_scores(network: Network, batches: Iterable[Batch]) -> dict[str, float]
     with evaluating(network), torch.no_grad():
         for batch in batches:
             batch = batch.to(network.device)
-            found = network(batch.src, batch.src_mask, batch.tgt_in, AccuracyHead(batch.tgt_out))
+            found = network(batch.src, batch.src_mask, batch.tgt_in, partial(accuracy_head, batch.tgt_out))
             nll, correct, count = nll + found[0], correct + found[1], count + found[2]
     return {"valid_loss": nll / count, "accuracy": 100 * correct / count}
 
 
-class AccuracyHead:
-    """A `models.seq2seq.Head` that returns the loss in nats, the number of correct labels and the number of labels."""
-
-    def __init__(self, targets: Tensor) -> None:
-        self.targets = targets  # (B, T), PAD where nothing counts
-
-    def __call__(self, hidden: Tensor, output: nn.Module) -> tuple[float, int, int]:
-        rows, targets = counted_rows(hidden, self.targets)
-        logits = output(rows)  # (M, V)
-        _, nll = cross_entropy(logits, targets, 0.0)
-        best = logits[:, 1:].argmax(-1) + 1  # PAD is not a label
-        return float(nll), int((best == targets).sum()), targets.numel()
+def accuracy_head(targets: Tensor, hidden: Tensor, output: nn.Module) -> tuple[float, int, int]:
+    """Return the loss in nats, the number of correct labels and the number of labels; a `models.seq2seq.Head` but for
+    targets (B, T), PAD where nothing counts.
+    """
+    rows, targets = counted_rows(hidden, targets)
+    logits = output(rows)  # (M, V)
+    _, nll = cross_entropy(logits, targets, 0.0)
+    best = logits[:, 1:].argmax(-1) + 1  # PAD is not a label
+    return float(nll), int((best == targets).sum()), targets.numel()
 
 
 INITIAL_SCALE, LARGEST_SCALE = 2.0**16, 2.0**24

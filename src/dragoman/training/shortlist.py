@@ -15,7 +15,7 @@ from dragoman.data.corpus import CorpusSpec, PairFilter, corpus_spec, read_pairs
 from dragoman.data.store.segments import drop_reason
 from dragoman.decoding.search_types import before_end
 from dragoman.decoding.shortlist import SHORTLIST, AlignedWords, Shortlist
-from dragoman.errors import DataError, UsageError
+from dragoman.errors import DataError, UsageError, check_problems
 from dragoman.io.writing import write_file
 from dragoman.models.model_folder import find_model, read_config, read_meta
 from dragoman.pipelines.translation import Translator
@@ -102,8 +102,7 @@ def learn_shortlist(
             problems.append(f"{name} = {value}; accepted: {least} to {_MOST_CANDIDATES}")
     if (source is None) != (target is None):
         problems.append(f"source = {source}, target = {target}; give both files, or neither to use the training data")
-    if problems:
-        raise UsageError("\n".join(["invalid shortlist options:", *(f"  - {p}" for p in problems)]))
+    check_problems("invalid shortlist options:", problems)
     folder = find_model(model)
     config = with_root_of_run(read_config(folder), folder)
     translator = Translator.load(folder)

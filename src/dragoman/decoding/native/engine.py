@@ -304,7 +304,8 @@ class Engine:
         problems = [f"{name} = {value}; accepted: 1 to {most}" for name, value, most in given if not 1 <= value <= most]
         if settings.sample:
             problems.append("sample = True; accepted: False (EngineStepper supports sampling)")
-        check_problems("invalid search request:", problems)
+        if problems:
+            check_problems("invalid search request:", problems)
         limit_array = integers(limits, "limit")
         if limit_array and not 0 < min(limit_array) <= max(limit_array) <= self.positions:  # allocated below
             shown = f"from {min(limit_array)} to {max(limit_array)}"

@@ -286,14 +286,6 @@ def test_a_real_process_reads_and_writes_bytes(place: Path) -> None:
     assert done.returncode == 0 and done.stdout.count(b"\n") == 3
 
 
-def test_a_full_device_behind_standard_output(place: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    with Path("/dev/full").open("wb") as full:
-        done = run("translate", place / "runs" / "tiny", input=b"one two\n", stdout=full)
-    assert done.returncode == 1 and b"standard output could not be written: the disk is full" in done.stderr
-
-
 def test_a_closed_standard_input_or_output(place: Path) -> None:
     model = place / "runs" / "tiny"
     script = f'{shlex.join(COMMAND)} translate "{model}" '

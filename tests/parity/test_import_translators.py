@@ -293,9 +293,3 @@ def test_every_reason_against_mbart_is_in_one_message(tmp_path: Path) -> None:
     for reason in ("'quick_gelu'; accepted: 'relu'", "normalize_before = False", "pad_token_id = 7; accepted: 1",
                    "cannot be read by sentencepiece"):  # fmt: skip
         assert reason in message
-
-
-def test_a_vocabulary_of_another_size_is_refused(tmp_path: Path) -> None:
-    folder = bart_checkpoint(tmp_path / "checkpoint", "nllb")
-    set_values(folder, vocab_size=20)
-    assert "vocab_size of config.json is 20" in refusal(folder)

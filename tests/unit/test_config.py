@@ -382,7 +382,6 @@ def test_patches_fit_an_image_and_positions_fit_the_patches() -> None:
          "model.architecture: no architecture 'lstn' (did you mean 'lstm'?); accepted: transformer"),
         ("model.kernel=3", 'no such key with architecture "transformer"; available with model.architecture = "conv'),
         ("model.n_layers=3", 'model.architecture = "decoder_only", "encoder_only", "vision", "recurrent'),
-        ("data.train=[]", "data.train = []: empty; at least one entry is required"),
         ("data.train=[{source='a'}]", "data.train.0: give either source and target"),
         ("train.precision=3", "train.precision = 3; accepted: 'float32', 'bf16' or 'fp16'"),
         ("model.d_model=20 model.n_heads=3",

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel, ValidationError
+from test_config import problems
 
 import dragoman.config.errors as errors_module
 from dragoman.config import Config, Duration, dump_toml, flatten, load_config, parse_config, resolve_path
@@ -24,12 +25,6 @@ from dragoman.errors import ConfigError, UsageError
 from small_run import small_config, small_document
 
 ROOT = Path("/somewhere")
-
-
-def problems(*overrides: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        small_config(ROOT, *overrides)
-    return caught.value.problems
 
 
 # ------------------------------------------------------------------------------------- limits of every single number
@@ -119,7 +114,6 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("data.valid={source = './train.src', target = 'train.tgt'}", "valid is the same data as train.0"),
         ("data.filter={min_characters = 20, max_characters = 10}", "min_characters 20 is more than max"),
         ("train.schedule.warmup=25", "train.schedule.warmup is 25 steps, more than the budget of 24 steps"),
-        ("train.average=5", "makes 4 checkpoints; accepted: 0 to 4"),
         ("train.seed=1\ntrain.keep=3", "an override sets one key and must be a single line"),
         ("data.root=a\nb", "an override sets one key"),
         ("train.seed=" + "[" * 5000, "brackets nested too deeply"),

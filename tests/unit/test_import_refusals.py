@@ -189,7 +189,7 @@ def test_a_pickle_is_refused_and_not_executed(file: str, checkpoint: Path, tmp_p
 
 # --------------------------------------------------------------------------------------------------- settings by family
 
-CHECKPOINTS = {name: FAMILIES[name].write for name in ("marian", "t5", "gpt2", "labels")} | {
+CHECKPOINTS = {name: FAMILIES[name].write for name in ("marian", "nllb", "t5", "gpt2", "labels")} | {
     "llama": lambda path: language_checkpoint(path, "llama"),
     "bert": lambda path: bert_checkpoint(path, "masked"),
 }
@@ -279,6 +279,7 @@ def test_every_reason_is_in_one_message(name: str, copied: Callable[[str, Path],
         ("marian", {"eos_token_id": [0, 1]}, "eos_token_id = [0, 1]; accepted: an integer"),
         ("marian", {"vocab_size": 40}, "but the vocabulary of config.json has 40"),
         ("marian", {"tie_word_embeddings": False}, "missing tensors: "),
+        ("nllb", {"vocab_size": 20}, "vocab_size of config.json is 20"),
         ("t5", {"num_decoder_layers": 2}, "missing tensors: decoder.block.1.layer.0."),
         ("t5", {"d_kv": 8}, "SelfAttention.q.weight + "),
         ("t5", {"num_heads": 2}, "relative_attention_bias.weight: shape (8, 3)"),

@@ -231,11 +231,5 @@ def corpus_spec(config: Config, corpus: CorpusConfig) -> CorpusSpec:
             language if key == default else key
             for key, default, language in zip(keys, _DEFAULT_KEYS, languages, strict=True)
         ]
-    return CorpusSpec(
-        paths.get("source"),
-        paths.get("target"),
-        paths.get("path"),
-        source_key=keys[0],
-        target_key=keys[1],
-        weight=corpus.weight,
-    )
+    files = paths.get("source"), paths.get("target"), paths.get("path")
+    return CorpusSpec(*files, keys[0], keys[1], corpus.weight)

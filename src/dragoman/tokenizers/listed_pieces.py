@@ -130,8 +130,7 @@ class SentinelPieces(ListedPieces):
     Sentinels, unused ids and UNK are decoded to nothing, as `transformers` does.
     """
 
-    def encode(self, text: str) -> list[int]:
-        return self.encode_with_spans(text)[0]
+    encode, decode = NamedPieces.encode, NamedPieces.decode  # by the methods with spans
 
     def encode_with_spans(self, text: str) -> tuple[list[int], Spans]:
         ids: list[int] = []
@@ -151,9 +150,6 @@ class SentinelPieces(ListedPieces):
         for _, part, is_sentinel in sentinel_parts(text, self._ids):
             drawn += [self._ids[part]] if is_sentinel else super().sample(part, rate, rng)
         return drawn
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.decode_with_spans(ids)[0]
 
     def decode_with_spans(self, ids: Sequence[int]) -> tuple[str, Spans]:
         parts = []

@@ -310,11 +310,10 @@ class ProcessGroup(DistributedContext):
         main, expected = everywhere[0]
         problems = []
         for key in expected:
-            others = [
-                (rank, host, found[key]) for rank, (host, found) in enumerate(everywhere) if found[key] != expected[key]
-            ]
-            for rank, host, found in others[:1]:
-                problems.append(f"{key}: {expected[key]} in process 0 on {main}, {found} in process {rank} on {host}")
+            for rank, (host, found) in enumerate(everywhere):
+                if (own := found[key]) != expected[key]:
+                    problems.append(f"{key}: {expected[key]} in process 0 on {main}, {own} in process {rank} on {host}")
+                    break
         if problems:
             problems.append("use the same installation, configuration and files for all processes")
             raise TrainingError("the processes differ: " + "; ".join(problems))

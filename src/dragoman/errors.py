@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 _MAX_SHOWN = 10
 _MAX_NAME = 200
+_MAX_PROBLEM = 1000
 _OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -68,7 +69,13 @@ class TrainingError(DragomanError):
 def check_problems(title: str, problems: Sequence[str]) -> None:
     """Raise UsageError that lists the problems below `title` if there are any."""
     if problems:
-        raise UsageError("\n".join([title, *(f"  - {problem}" for problem in problems)]))
+        raise UsageError("\n".join([title, *(f"  - {_shortened(problem)}" for problem in problems)]))
+
+
+def _shortened(problem: str) -> str:
+    """Return a problem without the middle of a long value, so that what is accepted, at its end, is shown."""
+    half = _MAX_PROBLEM // 2
+    return problem if len(problem) <= _MAX_PROBLEM else f"{problem[:half]} … {problem[-half:]}"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from dragoman.errors import UsageError, check_problems
 from dragoman.formats.importing import bart
 from dragoman.formats.importing.importer import FAMILIES as MODEL_TYPES
 from dragoman.formats.importing.importer import _family, opened
@@ -75,6 +76,13 @@ def test_a_refused_setting_is_stated_with_its_value_and_what_is_accepted(origina
                 assert re.search(r"^[^=]* (= .+|is missing); accepted: .", problem), (key, value, problem)
         table[key] = before
     assert refused > 50
+
+
+def test_the_middle_of_a_long_value_is_left_out() -> None:
+    with pytest.raises(UsageError) as error:
+        check_problems("cannot be imported:", [f"layer_types = {['x' * 9000]!r}; accepted: 'full_attention'"])
+    message = str(error.value)
+    assert len(message) < 1100 and "layer_types = ['xxx" in message and message.endswith("; accepted: 'full_attention'")
 
 
 def setting(folder: Path, names: tuple[str, ...]) -> tuple[str, Any]:

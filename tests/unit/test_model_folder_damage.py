@@ -219,7 +219,8 @@ def test_every_later_format_is_refused(folder: Path, version: int) -> None:
     "content",
     [
         b"", b" \n", b"\xff\xfe\n", b"/etc\n", b"..\n", b"../model\n", b"checkpoints/../..\n", b"C:\\runs\\one\n",
-        b"checkpoints/1\ncheckpoints/2\n", b"check\0points", b"x" * 5000, b"\\\\server\\share\n", b"\x1b[31m",
+        b"checkpoints/1\ncheckpoints/2\n", b"check\0points", b"x" * 5000, b"x" * 300, b"\\\\server\\share\n",
+        b"\x1b[31m",
     ],
 )  # fmt: skip
 def test_pointers_that_name_no_folder_of_the_run(cli: Cli, folder: Path, content: bytes) -> None:

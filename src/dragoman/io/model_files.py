@@ -33,7 +33,8 @@ def read_pointer(run: Path, name: str) -> Path | None:
     advice = f"Specify a checkpoint instead of the run, or write the path of one to {name}: checkpoints/<step>."
     text = read_text(file, ModelFolderError, advice, limit=4096).strip()
     path = PurePosixPath(text)
-    if not path.parts or not text.isprintable() or ".." in path.parts or path.root or PureWindowsPath(text).anchor:
+    is_name = text.isprintable() and max(map(len, path.parts), default=0) in range(1, 256)
+    if not is_name or ".." in path.parts or path.root or PureWindowsPath(text).anchor:
         raise ModelFolderError(f"{file}: {text[:80]!r} is not the path of a folder inside the run. {advice}")
     return run / path
 

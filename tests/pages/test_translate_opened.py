@@ -1,4 +1,4 @@
-"""The page at / of `dragoman serve` in a browser: typing, alternatives, glossary, swapping and detecting languages."""
+"""The page at / of `dragoman serve` in a browser: typing, alternatives, glossary, languages, sentences on arrival."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from translate_page import open_page, page_server, translated, write
 
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
-from served_models import add_key, direction_of, serving
+from served_models import add_key, copying_direction, direction_of, of_sentences, serving
 from tiny_translator import round_trip, tiny_translator
 
 if TYPE_CHECKING:
@@ -364,3 +364,107 @@ def test_a_server_with_keys_asks_for_one(page: Page, tmp_path: Path) -> None:
         assert page.too_faint() == []
         open_page(page, f"{address}/?again", target="fr", text=TEXT)
         page.until("return byId('translation').textContent !== ''")
+
+
+# --------------------------------------------------------------------------------------------- sentences as they arrive
+
+
+SENTENCES = "One two. Three four! Nine?"
+SENDING = """
+const real = window.fetch;
+window.sent = [];
+window.fetch = (path, options) => {
+  if (path !== 'translate') return real(path, options);
+  const body = new ReadableStream({ start(controller) {
+    options.signal.addEventListener('abort', () => controller.error(options.signal.reason));
+    const encoder = new TextEncoder();
+    window.send = (text) => controller.enqueue(encoder.encode(text));
+    window.event = (name, data) => send(`event: ${name}\\ndata: ${JSON.stringify(data)}\\n\\n`);
+    window.end = () => controller.close();
+  } });
+  sent.push(JSON.parse(options.body));
+  return Promise.resolve(new Response(body, { headers: { 'content-type': 'text/event-stream' } }));
+};
+"""
+"""Answers requests with the events that a test sends."""
+
+SHOWN = "return [byId('translation').textContent, byId('result').ariaBusy]"
+
+
+def test_sentences_appear_one_after_the_other(page: Page, address: str) -> None:
+    open_page(page, address)
+    page.run(SENDING)
+    write(page, SENTENCES)
+    page.until("return sent.length === 1")
+    assert page.run("return [sent[0].q, sent[0].stream]") == [SENTENCES, True]
+    page.run("send(': translating\\n\\n'); event('part', { index: 0, text: 'Eins zwei.' })")
+    page.until("return byId('translation').textContent === 'Eins zwei.'")
+    assert page.run(SHOWN) == ["Eins zwei.", "true"] and not page.find("#copy").is_enabled()
+    page.run('send(\'event: part\\nda\'); send(\'ta: {"index": 0, "text": " Drei \\\\n vier!"}\\n\\n\')')
+    page.until("return byId('translation').textContent === 'Eins zwei. Drei \\n vier!'")
+    page.run("event('done', { translatedText: 'Eins zwei. Drei \\n vier! Neun?' })")
+    translated(page, "Eins zwei. Drei \n vier! Neun?")
+    assert page.find("#copy").is_enabled() and page.errors() == []
+
+
+def test_the_translation_before_it_stays_as_long_as_it_begins_in_the_same_way(page: Page, address: str) -> None:
+    open_page(page, address)
+    page.run("byId('translation').textContent = 'Eins zwei. Drei.';" + SENDING)
+    write(page, SENTENCES)
+    page.until("return sent.length === 1")
+    page.run("event('part', { index: 0, text: 'Eins zwei.' })")
+    page.run("return new Promise((done) => setTimeout(done, 50))")
+    assert page.run(SHOWN) == ["Eins zwei. Drei.", "true"]
+    page.run("event('part', { index: 0, text: ' Vier!' })")
+    page.until("return byId('translation').textContent === 'Eins zwei. Vier!'")
+
+
+def test_a_text_that_has_changed_shows_no_sentences_of_the_one_before(page: Page, address: str) -> None:
+    open_page(page, address)
+    page.run(SENDING)
+    write(page, SENTENCES)
+    page.until("return sent.length === 1")
+    page.run("window.first = send; here.delay = 1e9")
+    page.press(" four.")
+    page.run("translateText()")
+    page.until("return sent.length === 2")
+    old = 'event: part\\ndata: {"index": 0, "text": "old"}\\n\\n'
+    page.run(f"try {{ first('{old}') }} catch {{ /* aborted */ }}")
+    page.run("event('part', { index: 0, text: 'new' })")
+    page.until("return byId('translation').textContent === 'new'")
+    page.run("event('done', { translatedText: 'new' })")
+    translated(page, "new")
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ("event('error', { error: 'too slow', status: 503 })", "The translation took longer than the server allows."),
+        ("end()", "The server does not answer."),
+    ],
+)
+def test_an_error_after_some_sentences(last: str, message: str, page: Page, address: str) -> None:
+    open_page(page, address)
+    page.run(SENDING)
+    write(page, SENTENCES)
+    page.until("return sent.length === 1")
+    page.run("event('part', { index: 0, text: 'Eins zwei.' })")
+    page.until("return byId('translation').textContent !== ''")
+    page.run(last)
+    page.until("return !byId('failure').hidden")
+    assert page.text("#failure").startswith(message)
+    assert page.run(SHOWN) == ["", "false"]
+
+
+def test_the_server_streams_to_the_page(page: Page) -> None:
+    directions = [of_sentences(copying_direction("en", "de")), copying_direction("de", "en")]
+    with serving(create_server(Directions(directions))) as address:
+        open_page(page, f"{address}/")
+        page.run("window.pieces = []; const real = showBeginning;"
+                 "showBeginning = (text, target) => { pieces.push(text); real(text, target) }")  # fmt: skip
+        write(page, SENTENCES)
+        translated(page, SENTENCES)
+        assert page.run("return pieces.at(-1)") == SENTENCES
+        assert len(page.run("return pieces")) == 3
+        assert page.errors() == []

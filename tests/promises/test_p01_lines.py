@@ -9,21 +9,9 @@ from hypothesis import strategies as st
 from tiny_translator import copying_translator, round_trip, tiny_translator
 
 ODD = [
-    "",
-    " ",
-    "\t",
-    "\u2028",
-    "\u2029",
-    "\x85",
-    "\x0b",
-    "\x0c",
-    "\x1c",
-    "\r",
-    "\u3000",
-    "one\u2028two",
-    "a\x85b\r",
+    "", " ", "\t", "\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r", "\u3000", "one\u2028two", "a\x85b\r",
     "x\ny",
-]
+]  # fmt: skip
 LINES = st.lists(st.one_of(st.sampled_from(ODD), st.text(max_size=9)), max_size=11)
 
 

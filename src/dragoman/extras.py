@@ -80,8 +80,9 @@ def needs_torch(what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
-        install = "install it with: pip install 'dragoman[train]'"
-        raise TorchMissing(f"{what} needs PyTorch, which is not installed; {install}") from None
+        raise TorchMissing(
+            f"{what} needs PyTorch, which is not installed; install it with: pip install 'dragoman[train]'"
+        ) from None
 
 
 def missing_wing(module: str, what: str) -> UsageError | None:

@@ -155,7 +155,7 @@ def trainer(folder: Path, document: dict[str, Any], monkeypatch: pytest.MonkeyPa
         resume=lambda *_: Progress(),
         is_validated=lambda _: False,
         last_good=str,
-        task=SimpleNamespace(validation=lambda: None, block=None, block_sizes=None),
+        task=SimpleNamespace(validation=lambda: None, block=print, block_sizes=print),
     )
     return Trainer(cast(TrainingRun, run), DistributedContext("cpu"), Reporter())
 

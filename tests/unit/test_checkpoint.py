@@ -137,6 +137,10 @@ def test_tensors_that_do_not_fit_are_all_named(folder: Path, parts: tuple[Config
         load_network(folder)
     for words in (f"{first} is missing", "surplus is not part", f"{second} has shape (3, 1)"):
         assert words in str(caught.value)
+    save_model(folder, config, tokenizer, tensors | {f"x{i}" * 99: torch.zeros(1) for i in range(500)}, {"step": 13})
+    with pytest.raises(ModelFolderError, match=r"; and 4\d\d more") as caught:
+        load_network(folder)
+    assert len(str(caught.value)) < 8000
 
 
 def test_finding_a_model(folder: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dragoman._version import __version__
 from dragoman.config import Config, parse_config
 from dragoman.data.profile import PROFILE, TrainingProfile
-from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError
+from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError, clip
 from dragoman.io.model_files import FORMAT_VERSION as FORMAT_VERSION
 from dragoman.io.model_files import find_model as find_model
 from dragoman.io.model_files import list_checkpoints as list_checkpoints
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dragoman.models.seq2seq import Network
+
+
+_MOST_SHOWN = 30
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes], meta: Mapping[str, Any]) -> None:
@@ -203,7 +206,7 @@ def check_tensors(
     where: Path,
     vocabulary: Vocabulary | None = None,
 ) -> None:
-    """Raise ModelFolderError with every missing, unexpected or incompatible tensor of a file.
+    """Raise ModelFolderError with the missing, unexpected and incompatible tensors of a file, the first 30 by name.
 
     expected, stored: shapes.  integers: dtypes of tensors that must hold floating-point numbers but do not.
     vocabulary: that of the model, if it was built for one.
@@ -221,7 +224,9 @@ def check_tensors(
             f". The model was built from config.json and a vocabulary of {vocabulary.source_size:,} source and "
             f"{vocabulary.target_size:,} target entries; if sizes differ, one of these files belongs to another model."
         )
-        raise ModelFolderError(f"{where}: " + "; ".join(problems) + (origin or ""))
+        shown = [clip(problem, 200) for problem in problems[:_MOST_SHOWN]]
+        more = f"; and {len(problems) - _MOST_SHOWN:,} more" if len(problems) > _MOST_SHOWN else ""
+        raise ModelFolderError(f"{where}: {'; '.join(shown)}{more}{origin or ''}")
 
 
 def average_tensors(folders: Iterable[Path]) -> dict[str, Tensor]:

@@ -185,9 +185,8 @@ def damage_document(document: dict[str, Any], draw: random.Random) -> None:
             key = draw.choice(keys)
             place[draw.choice([key + "s", key.upper(), key[:-1]])] = place.pop(key)
         elif operator == 3 and isinstance(place, dict) and keys:
-            place[draw.choice(keys)] = copy.deepcopy(
-                draw.choice(list(document.values() if isinstance(document, dict) else document) or [1])
-            )
+            values = list(document.values() if isinstance(document, dict) else document)
+            place[draw.choice(keys)] = copy.deepcopy(draw.choice(values or [1]))
         elif keys:
             place[draw.choice(keys)] = odd_value(draw)
 

@@ -1,7 +1,6 @@
 """Check and measure what Dragoman does on a GPU, in a few minutes per section.
 
-    python bench/gpu.py                      # all sections
-    python bench/gpu.py captured train       # some of them
+    python bench/gpu.py [captured train ...]  # all sections, or some of them
     DRAGOMAN_DATA=corpora python bench/gpu.py recipe --minutes 2
     python bench/gpu.py check one many --device cpu --size tiny      # smoke test of the sections of decoding
 

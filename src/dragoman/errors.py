@@ -73,7 +73,7 @@ def check_problems(title: str, problems: Sequence[str]) -> None:
 
 
 def _shortened(problem: str) -> str:
-    """Return a problem without the middle of a long value, so that what is accepted, at its end, is shown."""
+    """Return the problem, shortened in the middle if it is long: what is accepted stands at its end."""
     half = _MAX_PROBLEM // 2
     return problem if len(problem) <= _MAX_PROBLEM else f"{problem[:half]} … {problem[-half:]}"
 

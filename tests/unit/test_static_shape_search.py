@@ -216,6 +216,21 @@ def test_searches_are_cached_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(backend._idle) == 8
 
 
+def test_a_search_is_captured_when_it_occurs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, it is one of the PyTorch backend; what has occurred once is forgotten, too."""
+    monkeypatch.setattr("dragoman.decoding.cuda_graphs.backend._CACHED", 4)
+    backend, rows = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu"), sources(3)
+    backend._captures = True
+    settings = SearchSettings(beam=2, max_extra=3, **BATCHED)
+    wanted = TorchBackend(backend.model).search(rows, [[]] * 3, settings, 9999)
+    for is_captured in (False, True, True):
+        assert_same(backend.search(rows, [[]] * 3, settings, 9999), wanted)
+        assert [kept is not None for kept in backend._idle.values()] == [is_captured]
+    for alpha in range(9):
+        backend.search(rows, [[]] * 3, SearchSettings(beam=2, max_extra=3, alpha=alpha, **BATCHED), 9999)
+    assert list(backend._idle.values()) == [None] * 4
+
+
 def test_searches_are_kept_in_a_quarter_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     reserved = itertools.accumulate(itertools.count(), lambda total, i: total + 30 * (i % 2))
     backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")

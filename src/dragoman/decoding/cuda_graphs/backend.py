@@ -103,6 +103,8 @@ class CudaGraphBackend(TorchBackend):
 
     def __init__(self, model: Model, device: str | torch.device) -> None:
         super().__init__(model, device)
+        self._captures = self.model.device.type == "cuda"
+        # None: a search that has occurred once, and is captured when it occurs again.
         self._idle: OrderedDict[tuple[SearchSettings, Sizes], tuple[StaticShapeSearch, int] | None] = OrderedDict()
         self._lock = threading.Lock()
         self._slots: OrderedDict[tuple[int, int, str], SlotSearch] = OrderedDict()
@@ -239,9 +241,10 @@ class CudaGraphBackend(TorchBackend):
         longest = int(min(_round_up(max(map(len, src))), self.max_length))
         capacity = int(min(_round_up(max(*limits, settings.limit(longest))), self.max_length))
         sizes = Sizes(count, longest, capacity, any(forced))
-        if self.model.device.type == "cuda" and not settings.sample and (settings, sizes) not in self._idle:
-            self._idle[settings, sizes] = None
+        key = settings, sizes
+        if self._captures and not settings.sample and key not in self._idle:
             # Such as second searches, most of which have other sizes: capturing takes longer than searching once.
+            self._keep(key, None)
             return super()._search(src, forced, settings, None)
         numbers = None
         if settings.sample:
@@ -256,11 +259,15 @@ class CudaGraphBackend(TorchBackend):
                 kept = self._idle.pop((settings, sizes), None)
             search, size = kept or self._new_search(settings, sizes)
             found = search.search(src, forced, numbers)
+        self._keep((settings, sizes), (search, size))
+        return found
+
+    def _keep(self, key: tuple[SearchSettings, Sizes], search: tuple[StaticShapeSearch, int] | None) -> None:
+        """Keep a search for its next occurrence; drop those that have not been used for the longest time."""
         with self._lock:
-            self._idle[settings, sizes] = search, size  # last in, last out
+            self._idle[key] = search  # last in, last out
             while len(self._idle) > _CACHED or (len(self._idle) > 1 and self._idle_bytes() > self._room):
                 self._idle.popitem(last=False)
-        return found
 
     def _new_search(self, settings: SearchSettings, sizes: Sizes) -> tuple[StaticShapeSearch, int]:
         """Return a search, and the bytes of device memory that it took, including those that only its graph uses."""

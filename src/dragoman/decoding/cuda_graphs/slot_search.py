@@ -44,9 +44,9 @@ _FREE = np.iinfo(np.int64).max
 _SWITCH = 5e-5
 """Seconds after which other threads of Python give way: PyTorch releases the interpreter in each operation."""
 _AT_ONCE = (256, 4), (1024, 2)
-"""Rows of a step, and the steps up to this number of rows that are started together."""
+"""Pairs of rows and steps: up to this number of rows, so many steps are started together."""
 _BUFFERS = 3
-"""Copies of what the CPU writes or reads for a step, because it is at most two steps ahead."""
+"""Buffers for each transfer between host and device, which are used in turn: the host is at most two turns ahead."""
 _WAIT = 8
 """Steps after which waiting sentences join although few slots are free."""
 
@@ -90,8 +90,7 @@ class SlotSearch:
         self.device = model.device
         self._steps: dict[int, Callable[[], object]] = {}
         self._encoders: dict[tuple[int, int], _Encoder] = {}
-        shape = (slots,)
-        self._lists = [_HostCopy(shape, torch.int32, self.device) for _ in range(_BUFFERS)]
+        self._lists = [_HostCopy((slots,), torch.int32, self.device) for _ in range(_BUFFERS)]
         self._flags = [_HostCopy(self.state.info[DONE].shape, torch.int32, self.device) for _ in range(_BUFFERS)]
         self._done = self.state.info[DONE]
         self._lock = threading.Lock()

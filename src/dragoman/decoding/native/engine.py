@@ -307,7 +307,8 @@ class Engine:
         if problems:
             check_problems("invalid search request:", problems)
         limit_array = integers(limits, "limit")
-        if limit_array and not 0 < min(limit_array) <= max(limit_array) <= self.positions:  # allocated below
+        # Here, because the memory of the results is allocated before the library checks the limits.
+        if limit_array and not 0 < min(limit_array) <= max(limit_array) <= self.positions:
             shown = f"from {min(limit_array)} to {max(limit_array)}"
             raise UsageError(f"limits {shown} target tokens; accepted: 1 to {self.positions}")
         ragged = [RaggedIds.of(sources), RaggedIds.of(prefixes)]

@@ -121,8 +121,11 @@ def _pruned(bank: list[_Partial], settings: SearchSettings, finished: int) -> li
     count = settings.recombine  # of equal last tokens, with which equally many tokens of phrases are compared
     kept: list[_Partial] = []
     for rank, h in enumerate(bank):
-        equal = (b for b in kept if b.tokens[-count:] == h.tokens[-count:] and b.progress.met == h.progress.met)
-        is_best = not count or h.tokens[-1] == EOS or next(equal, None) is None
+        is_best = (
+            not count
+            or h.tokens[-1] == EOS
+            or not any(b.tokens[-count:] == h.tokens[-count:] and b.progress.met == h.progress.met for b in kept)
+        )
         if rank < least or (h.rank >= lowest and is_best):
             kept.append(h)
     return kept

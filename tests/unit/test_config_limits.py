@@ -375,7 +375,7 @@ def test_no_message_is_that_of_pydantic_and_all_state_the_value(monkeypatch: pyt
         for name in sorted({key.name for key in all_keys()} | {"data", "model", "train", "search", "data.zz"}):
             for value in VALUES:
                 with contextlib.suppress(ConfigError):
-                    parse_config(with_value(document, name, value))
+                    dump_toml(parse_config(with_value(document, name, value))).encode()  # what is accepted is stored
     assert raw == set()
     assert types - {"limit"} == EXPECTED_TYPES, "a new type of error needs a message in config/errors.py"
 
@@ -392,6 +392,7 @@ def test_no_message_is_that_of_pydantic_and_all_state_the_value(monkeypatch: pyt
         ({"kind": "text", "train": [{"source": "a"}]}, "data.train.0 = {'source': 'a'}: must be text, in quotes"),
         ({"kind": "text", "train": []}, "data.train = []: empty; at least one entry is required"),
         ({"kind": "tagged", "train": ["a"], "column": "\udc80"}, "data.column = '\\udc80': invalid Unicode (lone"),
+        ({"train": [{"source": "a\udc80", "target": "b"}]}, "data.train.0.source = 'a\\udc80': invalid Unicode (lone"),
         ({"kind": "text", "train": ["a"], "valid": datetime.date(2026, 1, 2)}, "data.valid = 2026-01-02: must be text"),
         ({"kind": "text", "train": ["a"], 1: 2}, "data: the key 1 must be text"),
         ({"train": [{"source": "a", "target": "b"}], "beam": 3}, "no such key (did you mean 'search.beam'?); accepted"),

@@ -42,7 +42,7 @@ from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, DragomanError, ModelFolderError, UsageError, clip, nearest
 from dragoman.extras import load_plug_ins
 from dragoman.io.model_files import find_model, list_checkpoints, read_meta, verify
-from dragoman.io.reading import COPY_AGAIN, as_path, open_regular, plain_suffix, read_json
+from dragoman.io.reading import COPY_AGAIN, as_path, has_lone_surrogate, open_regular, plain_suffix, read_json
 
 _LARGEST = 1_000_000
 """Largest configuration file in bytes: a thousand times the size of a recipe, and parsed within a second."""
@@ -312,6 +312,11 @@ def parse_config(
             config = Config.model_validate(document, context={"stored": stored})  # with the kinds that they register
     except ValidationError as error:
         raise ConfigError(where, problems + problems_of(error, Config)) from None
+    problems += [
+        f"{clip(key)} = {shown(value)}: invalid Unicode (lone surrogate)"
+        for key, value in flatten(config.model_dump()).items()
+        if isinstance(value, str) and has_lone_surrogate(value)
+    ]
     if problems:
         raise ConfigError(where, problems)
     return config

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.errors import DataError, clip
-from dragoman.io.lines import has_lone_surrogate, read_lines
+from dragoman.io.lines import read_lines
+from dragoman.io.reading import has_lone_surrogate
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
 MAX_ROLES = 64

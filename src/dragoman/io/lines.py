@@ -121,11 +121,6 @@ def check_text_file(path: Path, advice: str) -> None:
         raise UsageError(f"{path}: a {suffix} file is not text with one sentence per line; {advice}")
 
 
-def has_lone_surrogate(text: str) -> bool:
-    """Return whether the text contains a lone surrogate, which is invalid Unicode."""
-    return any("\ud800" <= c <= "\udfff" for c in text)
-
-
 def _unreadable(where: Path | str, error: OSError) -> DataError:
     return DataError(f"{where}: cannot be read: {error.strerror or error}. Give the path of a readable text file.")
 

@@ -197,6 +197,11 @@ def declared_charset(name: str, where: str) -> str:
     )
 
 
+def has_lone_surrogate(text: str) -> bool:
+    """Return whether the text contains a lone surrogate, which is invalid Unicode."""
+    return not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text)
+
+
 def plain_suffix(path: Path) -> str:
     """Return the suffix of a file name, ignoring a final `.gz`, `.zst` or `.xz`."""
     return Path(path.stem).suffix if path.suffix in COMPRESSED_SUFFIXES else path.suffix

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import UsageError, clip
+from dragoman.io.reading import has_lone_surrogate
 
 if TYPE_CHECKING:
     import torch
@@ -188,8 +189,6 @@ def check_text(text: object, name: str, *, allow_surrogates: bool = False) -> st
         raise UsageError(f"{name}: {text!r:.40} is of type {type(text).__name__}; accepted: str")
     if allow_surrogates:
         return text
-    from dragoman.io.lines import has_lone_surrogate  # here, because it imports decompressors
-
     if has_lone_surrogate(text):
         raise UsageError(f"{name}: invalid Unicode (lone surrogate) in {text[:40]!r}; accepted: text valid in UTF-8")
     return text

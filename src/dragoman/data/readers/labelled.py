@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.errors import DataError, clip
-from dragoman.io.lines import has_lone_surrogate, read_lines
-from dragoman.io.reading import plain_suffix
+from dragoman.io.lines import read_lines
+from dragoman.io.reading import has_lone_surrogate, plain_suffix
 from dragoman.tokenizers import BOS, EOS, PAD
 
 _COLUMNS = {"upos": 3, "xpos": 4}

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from dragoman.data.languages import SCRIPTS, language_code
 from dragoman.errors import DataError, clip, nearest
-from dragoman.io.lines import decode_line, has_lone_surrogate, open_lines
+from dragoman.io.lines import decode_line, open_lines
+from dragoman.io.reading import has_lone_surrogate
 
 Key = str | int
 """Name of a column or, counted from 0, its number."""

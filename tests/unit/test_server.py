@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from dragoman import documents
 from dragoman.errors import DragomanError
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
@@ -289,6 +291,28 @@ def test_a_translation_that_takes_too_long_is_given_up(values: dict[str, str]) -
     assert answer.status_code == 503 and "took longer than 0.1 s" in answer.json()["error"]
     assert service.cancelled == 1 and directions.admission.tokens == 0
     assert service.total_rate == 1.0 and directions.admission.total_rate == 0.0
+
+
+@pytest.mark.parametrize("name", ["translate_bytes", "document_text"])
+def test_code_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def endless(*_: object, **settings: object) -> None:
+        begun.set()
+        try:
+            while True:
+                pass
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(documents, name, endless)
+    directions = Directions([copying_direction("en", "de")])
+    with TestClient(create_server(directions, Limits(seconds=0.1))) as client:
+        values = {"source": "en" if name == "translate_bytes" else "auto", "target": "de"}
+        answer = client.post("/translate_file", data=values, files={"file": ("a.txt", b"one")})
+        assert answer.status_code == 503 and begun.is_set()
+        assert ended.wait(300)
+        until(lambda: directions.admission.tokens == 0)
 
 
 def test_a_client_that_disconnects_frees_its_rows() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 from starlette.requests import Request
 
+from dragoman.decoding.service import Search
 from dragoman.serve.database import ApiKey, KeyStore
 from dragoman.serve.http import BadRequest, Limits, Overloaded, QuotaExceeded, header, parameters, read_body
 
@@ -20,12 +24,70 @@ _MEASURED = 1.0
 """Seconds over which the speed is averaged."""
 
 
+class ThreadJob:
+    """Work in a thread, which `cancel` ends: at its next Python instruction, or while it waits for a search."""
+
+    def __init__(self) -> None:
+        self.future: Future[Any] = Future()
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        """The thread while an exception may be raised in it, which would leave the locks of a service locked."""
+        self._cancelled = False
+        self._cancel_search: Callable[[], None] = lambda: None
+
+    def run(self, work: Callable[..., Any], *values: Any) -> Any:
+        """Return work(*values).  Raises CancelledError, and what `work` raises."""
+        self._enter()
+        try:
+            return work(*values)
+        finally:
+            self._leave()
+
+    def wait(self, submit: Callable[[], Search], cancel: Callable[[Search], None]) -> Search:
+        """Return a search that `submit` starts, once it has a result; called by `work`.  Raises CancelledError."""
+        self._leave()
+        with self._lock:
+            if self._cancelled:
+                raise CancelledError
+            search = submit()
+            self._cancel_search = partial(cancel, search)
+        try:
+            search.future.result()
+        finally:
+            self._enter()
+        return search
+
+    def cancel(self) -> None:
+        """End the work with CancelledError."""
+        with self._lock:
+            if not self._cancelled and self._thread is not None:
+                _raise_in(self._thread, CancelledError)
+            self._cancelled = True
+            self._cancel_search()
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._cancelled:
+                raise CancelledError
+            self._thread = threading.get_ident()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._thread = None
+            _raise_in(threading.get_ident(), None)  # nothing that `cancel` has raised and Python has not seen
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an exception in another thread; None = the one that is pending is dropped."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error and ctypes.py_object(error))
+
+
 @dataclass
 class Ticket:
     """An accepted request.
 
     share: number of requests of the same client; each advances at the reciprocal rate.  before: source tokens of the
-    request that precede the next sentences.  thread: that works on the request.  admission: that accepted the request.
+    request that precede the next sentences.  job: work on the request in a thread.  admission: that accepted it.
     """
 
     client: str
@@ -33,7 +95,7 @@ class Ticket:
     share: int
     admission: Admission = field(repr=False, compare=False)
     before: int = 0
-    thread: Future[Any] | None = None
+    job: ThreadJob | None = None
 
     def ranks(self, sources: Sequence[Sequence[int]]) -> list[float]:
         """Return the ranks of the next sentences of the request (see `SearchService.submit`)."""

@@ -24,7 +24,7 @@ from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.lines import Translation
 from dragoman.pipelines.translation import Translator
-from dragoman.serve.admission import Admission, Ticket
+from dragoman.serve.admission import Admission, ThreadJob, Ticket
 from dragoman.serve.http import BadRequest
 from dragoman.serve.models import BlockingTranslator, Direction, ModelMemory
 from dragoman.serve.streaming import Report
@@ -236,16 +236,21 @@ class Directions:
         finally:
             for direction in pinned:
                 self.memory.unpin(direction)
-            if ticket.thread is None or ticket.thread.done():
+            if ticket.job is None or ticket.job.future.done():
                 self.admission.finish(ticket)
             else:
                 loop = asyncio.get_running_loop()
-                ticket.thread.add_done_callback(lambda _: loop.call_soon_threadsafe(self.admission.finish, ticket))
+                ticket.job.future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.admission.finish, ticket))
 
     async def in_thread(self, ticket: Ticket, work: Callable[..., Result], *values: Any) -> Result:
-        """Return the result of work that cannot be interrupted."""
-        ticket.thread = thread = self._threads.submit(work, *values)
-        return await asyncio.wrap_future(thread)
+        """Return the result of work, which ends if the call is cancelled."""
+        ticket.job = job = ThreadJob()
+        job.future = self._threads.submit(job.run, work, *values)
+        try:
+            return await asyncio.wrap_future(job.future)
+        except asyncio.CancelledError:
+            job.cancel()
+            raise
 
     async def run(
         self,
@@ -263,12 +268,8 @@ class Directions:
         with self.admitted(client, len(route) * tokens_of(characters), route) as (ticket, pinned):
             for direction in pinned:
                 async with self.memory.using(direction):
-                    translator = BlockingTranslator(direction, ticket)
-                    try:
-                        source = await self.in_thread(ticket, work, cast(Any, translator), source)
-                    except asyncio.CancelledError:
-                        translator.cancel()
-                        raise
+                    translator = cast(Any, BlockingTranslator(direction, ticket))
+                    source = await self.in_thread(ticket, work, translator, source)
         return source
 
     def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:

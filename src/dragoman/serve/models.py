@@ -9,8 +9,9 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -533,37 +534,22 @@ def _send(searches: Any, hypotheses: Any) -> Any:
 
 
 class BlockingTranslator:
-    """A direction for code that runs in a thread: it has the attributes of its translator and searches in the service.
-
-    `translate` raises CancelledError once `cancel` was called.
-    """
+    """A direction for a `ThreadJob`: it has the attributes of its translator and searches in the service."""
 
     def __init__(self, direction: Direction, ticket: Ticket) -> None:
         self._direction, self._ticket = direction, ticket
-        self._lock = threading.Lock()
-        self._cancelled = False
-        self._search: Search | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._direction.translator, name)
 
     def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
-        """Return what `Translator.translate` returns."""
-        searches = self._direction.translator.searches(texts, **settings)
+        """Return what `Translator.translate` returns.  Raises CancelledError if the job is cancelled."""
+        direction, job = self._direction, self._ticket.job
+        assert job is not None
+        searches = direction.translator.searches(texts, **settings)
         call = _send(searches, None)
         while not isinstance(call, list):
-            with self._lock:
-                if self._cancelled:
-                    raise CancelledError
-                self._search = self._direction.submit(call, self._ticket)
-            hypotheses = self._search.future.result()
-            self._direction.observe(self._search)
-            call = _send(searches, hypotheses)
+            search = job.wait(partial(direction.submit, call, self._ticket), direction.service.cancel)
+            direction.observe(search)
+            call = _send(searches, search.future.result())
         return call
-
-    def cancel(self) -> None:
-        """Cancel the running search, and refuse further ones."""
-        with self._lock:
-            self._cancelled = True
-            if self._search is not None:
-                self._direction.service.cancel(self._search)

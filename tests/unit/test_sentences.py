@@ -41,6 +41,8 @@ ONE = [
     ("zh", "他买了3.5公斤苹果，花了1.2元"),
     ("ja", "「行こう。」と彼は言った。"),
     ("th", "วันนี้อากาศดีมาก เราไปเที่ยวกันเถอะ"),
+    ("en", "I ❤️ New York (1) and ★ Paris[2] Then ♪ I see a dog ♪"),
+    ("en", "Mr.[1] Smith and e.g.¹ Tom, born on 3 B.C.[2] in Rome"),
     ("en", ""),
 ]
 
@@ -72,6 +74,12 @@ SEVERAL = [
     ("ar", ["ذهب إلى البيت. ", "هل سيعود؟ ", "نعم."]),
     ("hy", ["Նա գնաց։ ", "Այո։"]),
     ("am", ["እሱ ሄደ። ", "አዎ።"]),
+    ("en", ["I am here.[1] ", "I am tired.[2][3] ", "It is.(1) ", "He saw.¹ ", "No!¹,² ", "Yes.[note 1]” ", "So?*"]),
+    ("en", ["Hello! 😊 ", "Hi?!! 👍🏽👍🏽 🎉 ", "thanks!!!😊 ", "I ran... ", "🏴󠁧󠁢󠁥󠁮󠁧󠁿\t", "❤️ It is. :-) ", "Go. ", "✨"]),
+    ("en", ["✔ It is fast. ", "✔ It is small. ", "→ See below.★ ", "■ End. ♪ ", "La ♪\n", "😊 Hi."]),
+    ("fr", ["Bonjour ! 😊 ", "Il part.[1] ", "« Où ? »² ", "Ici."]),
+    ("zh", ["你好世界。[1]", "走吧！😊", "再见。 👍 ", "好"]),
+    ("hi", ["वह घर गया।[1] ", "क्या वह आएगा? 😊 ", "हाँ।"]),
     ("source", ["One Mr. Smith. ", "Am 3. Mai. ", "End."]),
     (None, ["« Bonjour. » ", "He said no. ", "Ja."]),
 ]

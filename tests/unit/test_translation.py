@@ -299,7 +299,7 @@ def test_a_model_that_spells_out_numbers_translates_lines_of_digits() -> None:
     assert "six" in out[0].text and [one.text for one in out[1:]] == ["1\t2", "***"]
 
 
-@pytest.mark.parametrize("mark", ["- ", "• ", "1) ", "(a) ", "  -  ", "\t* "])
+@pytest.mark.parametrize("mark", ["- ", "• ", "1) ", "(a) ", "✓ ", "  -  ", "\t* "])
 def test_list_marks_are_kept_and_not_translated(mark: str) -> None:
     translator = with_profile(copying_translator(says="▁six", max_extra=0))
     alone = translator.translate(["one two."])[0]

@@ -15,17 +15,33 @@ from dragoman.data.languages import language_code
 _LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _FINAL = ".!?…؟"
 _CLOSING = "\"'`”’“«»)]}"
+_BULLETS = r"\u2190-\u21ff\u25a0-\u25ff\u2713-\u2718\u2794-\u27be"
+"""Symbols that stand before the items of a list."""
+_SYMBOL = (
+    # symbols and emoji with their joiners, variation selectors, tags and key caps, without bullets; emoticons
+    r"(?:[\u231a\u231b\u23e9-\u23fa\u2600-\u2712\u2719-\u2793\u2b50-\u2b55\u303d\U0001f000-\U0001faff]"
+    r"[\u200d\u20e3\ufe0e\ufe0f\U000e0020-\U000e007f]{0,8}+|[:;=][-']?[()DPo]{1,3}+)"
+)
+_NOTE = r"(?:\[[^\[\]\s]{1,4}(?:[ -]\w{1,6})?\]|\((?:\d{1,3}|[a-z])\)|[⁰¹²³⁴-⁹†‡*](?:[,–](?=[⁰¹²³⁴-⁹]))?)"
+"""A reference mark: [1], [note 1], (1), ¹,², *."""
+_SPACES = r" \u00a0\u202f\u3000"
+_TRAIL = (
+    rf"(?:(?:{_NOTE}|{_SYMBOL}|[{_BULLETS}])(?:{_NOTE}|{_SYMBOL}|[{_BULLETS}{re.escape(_CLOSING)}]){{0,16}}+)?+"
+    rf"(?:[{_SPACES}]{_SYMBOL}{{1,16}}+(?=[{_SPACES}]{{1,9}}\S)){{0,8}}+"
+)
+"""What belongs to the sentence before it: reference marks and symbols, and symbols between spaces."""
 _BREAK = re.compile(
-    rf"(?<=[{_FINAL}{re.escape(_CLOSING)}])\s+"
+    rf"(?<=[{_FINAL}{re.escape(_CLOSING)}])(?P<trail>{_TRAIL})\s+"
     # final marks that need no whitespace after them
-    r"|[。！？｡।॥።။។៕։۔][。！？｡…」』）》”’]{0,4}\s*"
+    rf"|[。！？｡।॥።။។៕։۔][。！？｡…」』）》”’]{{0,4}}{_TRAIL}\s*"
     r"|(?<![?!])[?!]+(?=[\u3040-\u9fff])"
     rf"|[{_LINE_BREAKS}]\s*"
 )
 _OPENING = re.compile(r"[\"'`“”„‚‘’«»‹›()\[\]{}¿¡–—•*_ -]{0,6}")
+_SYMBOLS = re.compile(_SYMBOL)
 _WORD = re.compile(r"\w+")
 _LIST_MARK = re.compile(r"[(\[]?(?:\d{1,3}|[^\W\d_])\.")
-_LIST_PREFIX = re.compile(r"\s*(?:[-–—•‣◦▪·*]|\(?\d{1,3}\.?\)|\(?[A-Za-z]\))\s+")
+_LIST_PREFIX = re.compile(rf"\s*(?:[-–—•‣·*{_BULLETS}]|\(?\d{{1,3}}\.?\)|\(?[A-Za-z]\))\s+")
 _QUOTED_PARTICLE = "とってをがはにのも、，；：,;:"
 """Characters that continue a Chinese or Japanese sentence after a quotation that ends with a full stop."""
 
@@ -148,12 +164,11 @@ def split_sentences(text: str, language: str | None = None) -> list[str]:
     first = len(text) - len(text.lstrip())
     ends, rules = [], None
     for match in _BREAK.finditer(text, first):
-        start, end = match.span()
-        if end == len(text):
+        if match.end() == len(text):
             break
         rules = rules or _rules(language_code(language) or "")
-        if _is_end(text, first, start, end, rules):
-            ends.append(end)
+        if _is_end(match, first, rules):
+            ends.append(match.end())
     return _cut_at(text, ends)
 
 
@@ -166,10 +181,11 @@ def list_prefix(sentence: str) -> str:
     return match[0] if match else ""
 
 
-def _is_end(text: str, first: int, start: int, end: int, rules: _Rules) -> bool:
-    """Return whether a sentence ends at text[start:end], a match of `_BREAK`.  first: end of the leading whitespace."""
-    separator = text[start:end]
-    if not separator.isspace():
+def _is_end(match: re.Match[str], first: int, rules: _Rules) -> bool:
+    """Return whether a sentence ends at a match of `_BREAK`.  first: end of the leading whitespace of the text."""
+    text, separator, trail = match.string, match[0], match["trail"]
+    start, end = match.span()
+    if trail is None and not separator.isspace():
         return separator[-1] not in "」』）》”’" or text[end] not in _QUOTED_PARTICLE
     if any(character in _LINE_BREAKS for character in separator):
         return True
@@ -183,10 +199,11 @@ def _is_end(text: str, first: int, start: int, end: int, rules: _Rules) -> bool:
         return False
     opening = _OPENING.match(text, end)
     after = opening.end() if opening else end
-    if text[end] in "»)]}!?:;,…" and not text[end + 1 : end + 2].isalnum():
+    following = text[end + 1 : end + 2]
+    if text[end] in "»)]}!?:;,…" and not (following.isalpha() or following.isdecimal()):
         return False  # a closing mark that belongs to the text before the space
     if text[after : after + 1].islower():
-        return _lower_case_start(before, text, end, rules)
+        return _SYMBOLS.search(trail or "") is not None or _lower_case_start(before, text, end, rules)
     if not sentence.endswith("."):
         return True
     if sentence.endswith(".."):

@@ -123,6 +123,40 @@ def test_markdown_keeps_everything_but_the_text() -> None:
     assert translated("md", MARKDOWN.replace("\n", "\r\n")).decode() == expected.replace("\n", "\r\n")
 
 
+DIALECTS = [
+    "> [!NOTE]\n> «one»\n",
+    "> [!tip]- «two words»\n> «one»\n> [!INCLUDE [a](b.md)]\n",
+    "«one»\n:::warning\n«two»\n:::\n«three»\n",
+    ":::: {.a}\n::: note «two words»\n«one»\n:::\n::::\n:::x[«three»]{#a}\n::y[«four»]{b=c}\n",
+    ":::{figure} a b.png\n:name: a b\n\n«one»\n:::\n/// note | «two»\n«three»\n///\n",
+    '«one»\n!!! note "«two»"\n    «three»\n\n    > «four»\n«five»\n=== "«six»"\n    «seven»\n',
+    "!!! note\n«one»\n??? tip\n\n    «two»\n",
+    "«one»\n{: .note}\n# «two» {#a .b}\n{#c}\n«three»\n",
+    "[«one»](a){: .b} *«two»*{.c} `d`{.e} «three» {ref}`a b` [«four»]{.f} :abbr[«five»]{title=g} «six»\n",
+    "«one»\n: «two»\n: «three»\n\n    «four»\n\n«five»\n:   «six»\n",
+    "«one» $x_1$ «two» $$a*b$$ «three» \\\\(c d_1\\\\) «four»\n$$\na\n$$\n«five»\n\\begin{a}\nb\n\\end{a}\n«six»\n",
+    "$ 5 «and» $6, $7/«month or» 8$/«year»\n",
+    "import A from '@a'\nexport const b = {\n  c: 'd e',\n\n  f: 'g h'\n}\n\n«one»\n",
+    "«one» <A b={[1, 2]} /> «two»\n<Tab\n  a={b}\n>\n«three»\n</Tab>\n{/* a b\nc d */}\n«four»\n",
+    "«one» [@a] «two» [see @b, p. 3; @c] «three»\n",
+    "«one» [[A b]] «two» ![[c d]] «three» [[e|f g]]\n[[_TOC_]]\n«four» :smile: «five» ==«six»==\n",
+    "«one»[^1]\n\n[^1]: «two»\n[^2]: «three»\n\n    «four»\n*[A]: «five»\n",
+    '«one»\n{% include a b %}\n«two»\n{{< c d >}}\n«three» {{ e f }}\n\\newpage\n«four»\n--8<-- "g h"\n',
+    "| «one»\n| «two»\n\n+---+\n| a |\n+===+\n| b |\n+---+\n«three»\n",
+    "- [ ] «one»\n- [x] «two»\n\n<!-- a\nb -->\n\n| «one» | «two» |\n|---|---|\n| «three» | «four» |\n{: .a}\n",
+]
+"""Syntax beyond CommonMark; what is translated stands in quotation marks."""
+
+
+@pytest.mark.parametrize("marked", DIALECTS)
+def test_syntax_of_dialects_is_kept(marked: str) -> None:
+    quoted = re.sub(r"(?m)^(?!\Z)", "> ", marked) if "import" not in marked else marked
+    for form in (marked, marked.replace("\n", "\r\n"), quoted):
+        source, expected = re.sub("[«»]", "", form), re.sub("«(.*?)»", lambda text: text[1].upper(), form)
+        assert translated("md", source).decode() == expected
+        assert translated("md", source, longer()).decode().count("\n") == source.count("\n")
+
+
 def _structure(text: str) -> list[Any]:
     """Blocks, links, code and emphasis of a Markdown text, without its words."""
     from markdown_it import MarkdownIt

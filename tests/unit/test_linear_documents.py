@@ -83,8 +83,37 @@ OPENED += [
     "\\\\",
     "<b>a</b> ",
 ]
+DIALECTS = [
+    "!!! a\n",
+    "!!! a\n\n",
+    "$$\n",
+    "\\begin{a}\n",
+    "{\n",
+    "{a\n}b\n",
+    "<Tab\n",
+    "<Tab>a\n",
+    "import {\n\n",
+    "+--+\n",
+]
+DIALECTS += [
+    ": ",
+    ": a\n",
+    "[^a]: ",
+    ":::",
+    ":a[",
+    "[a]{",
+    "$x",
+    "$ x",
+    "==a",
+    "[@a",
+    "[[a",
+    "<a {",
+    "> !!! a\n",
+    "- $$\n",
+]
 PIECES = {
-    "md": samples.MARKED, "html": [*samples.PAGE, *samples.PAGE_ELEMENTS], "srt": samples.CUES, "vtt": samples.CUES,
+    "md": [*samples.MARKED, *samples.BLOCKS, *DIALECTS],
+    "html": [*samples.PAGE, *samples.PAGE_ELEMENTS], "srt": samples.CUES, "vtt": samples.CUES,
     "xliff": [*samples.UNIT, *samples.UNIT_ELEMENTS], "tmx": samples.UNIT,
     "docx": [*samples.WORD, *samples.WORD_ELEMENTS],
     "odt": [*samples.OPEN_TEXT, *samples.OPEN_ELEMENTS], "epub": [*samples.XHTML, *samples.XHTML_ELEMENTS],

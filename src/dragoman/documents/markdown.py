@@ -1,7 +1,7 @@
 """Markdown: the text of paragraphs, headings, list items and table cells; emphasis and links are inline tags.
 
-Code, addresses of links, images, HTML blocks and front matter are kept.  The lines of a paragraph are joined, because a
-line end in it is a space.
+Code, addresses of links, images, HTML blocks, front matter and the syntax of dialects (markdown_syntax.py) are kept.
+The lines of a paragraph are joined, because a line end in it is a space.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
+from dragoman.documents.markdown_syntax import read_block, read_inline
 from dragoman.documents.plain import decode_text, with_changes
 from dragoman.documents.segments import DocumentTranslator, Mark, pair_marks
 from dragoman.errors import DataError, clip
@@ -20,11 +22,14 @@ from dragoman.markup.segment import Segment, Tag
 
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r|\Z)")
-_KEPT = re.compile(r"\[\^[^\[\]\s]+\]:?|\A\[[ xX]\] |(?:https?|ftp)://[^\s<>]*[^\s<>.,;:!?)\]'\"]|\{\{|\{%")
-"""Footnotes, boxes of task lists, addresses, and the beginnings of expressions of templates."""
-_CLOSING = {"{{": "}}", "{%": "%}"}
-_SPECIAL = re.compile(r"\\(?=[!-/:-@\[-`{-~]|\Z)|[`*\[\]]|(?<![^\W_])_|_(?![^\W_])|<(?=[A-Za-z/!?])|&(?=#?\w+;)|~~")
-_BLOCK_START = re.compile(r"\A(?:(\d{1,9})([.)])(?=\s|\Z)|([-+>#=|]|~~~|```))")
+_ADDRESS = re.compile(r"(?:https?|ftp)://[^\s<>]*[^\s<>.,;:!?)\]'\"]")
+_SPECIAL = re.compile(
+    r"\\(?=[!-/:-@\[-`{-~]|\Z)|[`*\[\]]|(?<![^\W_])_|_(?![^\W_])|<(?=[A-Za-z/!?])|&(?=#?\w+;)|~~"
+    r"|[${]|:(?=[\w+-])|(?<![=+])[=+](?=[=+])"
+)
+_DIALECT = frozenset("${:=+")
+"""Characters that dialects use, and that are escaped only if they would mark something."""
+_BLOCK_START = re.compile(r"\A(?:(\d{1,9})([.)])(?=\s|\Z)|([-+>#=|]|~~~|```|:(?=[\s:])|!!!|\?\?\?|///))")
 _NAME = re.compile(r"</?([A-Za-z][\w-]*)")
 _VOID = {"br", "img", "hr", "wbr", "input", "source", "area"}
 
@@ -43,13 +48,15 @@ class _Mismatch(Exception):
 
 
 def translate_markdown(data: bytes, translator: DocumentTranslator) -> bytes:
-    """Translate a Markdown file (CommonMark with tables and strikethrough).  Raises DataError."""
+    """Translate a Markdown file, of CommonMark or a dialect of it.  Raises DataError."""
     parser = extra_package("markdown_it", "documents", "translation of Markdown")
     source, encode = decode_text(data)
     text = source.replace("\0", "\ufffd")  # as the parser does
     front = _FRONT_MATTER.match(text)
     start = front.end() if front else 0
     reader = parser.MarkdownIt("commonmark").enable(["table", "strikethrough"]).disable("text_join")
+    reader.block.ruler.after("fence", "syntax", read_block, {"alt": ["paragraph", "reference", "blockquote", "list"]})
+    reader.inline.ruler.before("escape", "syntax", read_inline)
     blocks = list(_blocks(reader, text, start))
     translator.translate_blocks(blocks)
     changes = [(block.start, block.end, block.translated) for block in blocks if block.translated is not None]
@@ -59,15 +66,22 @@ def translate_markdown(data: bytes, translator: DocumentTranslator) -> bytes:
 class _MarkdownBlock:
     """The inline content of a block.
 
-    spans: of its lines in the source.  translated: its new source, None if it is unchanged.
+    spans: of its lines in the source.  replaced: characters that it may not have, and what is written for them.
+    translated: its new source, None if it is unchanged.
     """
 
     def __init__(
-        self, token: Any, text: str, spans: Sequence[tuple[int, int]], in_table: bool, parser: Any, references: Any
+        self,
+        token: Any,
+        text: str,
+        spans: Sequence[tuple[int, int]],
+        replaced: Mapping[str, str],
+        parser: Any,
+        references: Any,
     ) -> None:
         self.start, self.end = spans[0][0], spans[-1][1]
         self.translated: str | None = None
-        self._in_table = in_table
+        self._replaced = str.maketrans(dict(replaced))
         self._content: str = token.content
         # what stands between two lines: the line end and the marks of quotes and lists
         self._between = [text[one[1] : other[0]] for one, other in itertools.pairwise(spans)]
@@ -77,10 +91,10 @@ class _MarkdownBlock:
         self._free = {character for child in token.children if child.type == "text" for character in child.content}
         self._free -= {child.content for child in token.children if child.type == "text_special"}
         try:
-            self._marked = pair_marks(list(self._items(token.children)))
+            self._marked = pair_marks(_with_attributes(self._items(token.children)))
         except _Mismatch:
             self._marked = pair_marks([self._content.replace("\n", " ")])
-            self._free = set("\\`*[]_<&~")
+            self._free = {*"\\`*[]_<&~", *_DIALECT}
 
     @property
     def segment(self) -> Segment:
@@ -96,8 +110,8 @@ class _MarkdownBlock:
         if translated == self.segment:
             return
         attempts: list[tuple[set[str], dict[str, str]]] = [
-            (self._free, {}),
-            (self._free, _ELEMENTS),
+            (self._free | _DIALECT, {}),
+            (self._free | _DIALECT, _ELEMENTS),
             (set(), _ELEMENTS),
         ]
         for free, elements in attempts:
@@ -106,15 +120,16 @@ class _MarkdownBlock:
                 result = _BLOCK_START.sub(lambda m: f"{m[1]}\\{m[2]}" if m[1] else f"\\{m[3]}", result)
             if _shape(self._parser.parseInline(result, self._references)[0].children) == self._shape:
                 break
-        self.translated = result.replace("|", "\\|") if self._in_table else result
+        self.translated = result.translate(self._replaced)
 
     def _source(self, item: str | Tag, free: Set[str], elements: Mapping[str, str]) -> str:
         if isinstance(item, str):
             return _SPECIAL.sub(lambda match: match[0] if match[0][0] in free else f"\\{match[0]}", item)
-        name = elements.get(self._marked.mark(item).key)
+        mark = self._marked.mark(item)
+        name = elements.get(mark.key)
         if name is None or item.kind == "empty":
             return item.raw
-        return f"<{name}>" if item.kind == "open" else f"</{name}>"
+        return f"<{name}>" if item.kind == "open" else f"</{name}>{mark.content or ''}"
 
     # ------------------------------------------------------------------------------------------------------- reading
 
@@ -150,10 +165,10 @@ class _MarkdownBlock:
     def _token_items(self, token: Any, raw: str) -> Iterator[str | Mark]:
         if token.type == "text":
             end = 0
-            for start, after in _kept(raw):
-                yield raw[end:start]
-                yield Mark("empty", raw[start:after])
-                end = after
+            for address in _ADDRESS.finditer(raw):
+                yield raw[end : address.start()]
+                yield Mark("empty", address[0])
+                end = address.end()
             yield raw[end:]
         elif token.type == "text_special":
             yield token.content
@@ -211,20 +226,16 @@ class _MarkdownBlock:
         return label.end() if label else position
 
 
-def _kept(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans of what is not translated."""
-    position = 0
-    unclosed: set[str] = set()
-    while match := _KEPT.search(text, position):
-        start, position = match.span()
-        if match[0] in _CLOSING:
-            end = -1 if match[0] in unclosed else text.find(_CLOSING[match[0]], position)
-            if end < 0:
-                unclosed.add(match[0])
-                position = start + 1
-                continue
-            position = end + 2
-        yield start, position
+def _with_attributes(items: Iterable[str | Mark]) -> list[str | Mark]:
+    """Join attribute lists, such as {.note}, with the mark before them, and roles of code with the code."""
+    joined: list[str | Mark] = []
+    for item in items:
+        match joined[-1:], item:
+            case [Mark(role="close" | "empty") as last], Mark(role="empty") if "{" in (item.raw[0], last.raw[0]):
+                joined[-1] = replace(last, raw=last.raw + item.raw, content=(last.content or "") + item.raw)
+            case _ if item:
+                joined.append(item)
+    return joined
 
 
 def _shape(tokens: Sequence[Any]) -> Counter[str]:
@@ -255,7 +266,8 @@ def _blocks(parser: Any, text: str, start: int) -> Iterator[_MarkdownBlock]:
             parts = token.content.split("\n")  # without lines of no-break spaces at its start
             number = next((i for i in range(*token.map) if parts[0] in text[slice(*lines[i])]), number)
             spans = [_find(text, part, *lines[i], from_end=True) for i, part in enumerate(parts, number)]
-        yield _MarkdownBlock(token, text, spans, in_table, parser, environment)
+        replaced = {"|": "\\|"} if in_table else token.meta.get("replaced", {})
+        yield _MarkdownBlock(token, text, spans, replaced, parser, environment)
 
 
 def _find(text: str, part: str, start: int, end: int, from_end: bool = False) -> tuple[int, int]:

@@ -47,7 +47,8 @@ _FORMATS: dict[str, Callable[..., bytes]] = {
 """Functions translate(data: bytes, work: DocumentTranslator, **options) -> bytes, which raise DataError for a damaged
 document; subtitles.py is a short example.  docs/documents.md lists the formats."""
 _OTHER_SUFFIXES = {
-    ".text": "txt", ".markdown": "md", ".htm": "html", ".xhtml": "html", ".pot": "po", ".xlf": "xliff",
+    ".text": "txt", ".markdown": "md", ".mdx": "md", ".qmd": "md", ".rmd": "md",
+    ".htm": "html", ".xhtml": "html", ".pot": "po", ".xlf": "xliff",
     ".docm": "docx", ".dotx": "docx", ".pptm": "pptx", ".ppsx": "pptx", ".potx": "pptx", ".xlsm": "xlsx",
     ".xltx": "xlsx", ".ott": "odt",
 }  # fmt: skip

@@ -147,6 +147,9 @@ def test_a_normalization_that_replaces_characters_of_the_target(tmp_path: Path) 
     own = ("tokenizer.shared=false", "tokenizer.target.kind=bpe")
     assert 'set tokenizer.target.normalization = "identity"' in said(*own)[0]
     assert said(*own, "tokenizer.target.normalization=identity") == []
+    data |= {"target_language": "fa"}
+    data["train"] = [corpus(tmp_path, "b", [(f"I go {i}", f"می\u200cروم {i}") for i in range(30)])]
+    assert "100% of the target lines (U+200C → a space)" in said()[0] and said("tokenizer.normalization=nfkc") == []
 
 
 def test_the_doctor_finds_replaced_characters_too(tmp_path: Path) -> None:

@@ -128,6 +128,18 @@ def test_normalized_characters_are_known(translator: Translator) -> None:
     assert flags(translator, "Ｔhe green book.") == ()
 
 
+@pytest.mark.parametrize("book", ["bo\u2060ok", "bo\u00adok", "\u2068book\u2069", "book―", "bo\u2011ok"])
+def test_replaced_characters_are_known(profile: TrainingProfile, book: str) -> None:
+    translator = copying_translator(max_source=600, max_extra=20)
+    side = profile.source.model_copy(update={"alphabet": profile.source.alphabet + "-é"})
+    translator.describe_data(profile.model_copy(update={"source": side, "target": side}), ("en", "en"))
+    for source in (f"The green {book}.", "The cafe\u0301."):
+        (found,) = translator.translate([source])
+        assert found.source == source and found.flags == ()
+        assert set(found.text) <= set(side.alphabet)
+        assert [*translator.stream_tokens(source)][-1].text == found.text
+
+
 def test_empty_output_is_searched_again(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     used = says(translator, "", ORDINARY, monkeypatch=monkeypatch)
     (translation,) = translator.translate([ORDINARY], beam=2, nbest=2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -124,11 +125,15 @@ def replaced_characters(config: Config) -> Iterator[tuple[str, str, str]]:
     )
     for i, corpus in enumerate(config.parallel.train):
         texts = [text for _, text in _sample(corpus_spec(config, corpus))]
-        changes = [{c for c in text if c.isprintable() and normalized(c) != c} for text in texts]
+        changes = [{c for c in text if (c.isprintable() or _is_format(c)) and normalized(c) != c} for text in texts]
         count = sum(map(bool, changes))
         if count > _MAX_REPLACED * len(texts):
             common = Counter(c for found in changes for c in sorted(found)).most_common(4)
-            shown = ", ".join(f"{c} → {normalized(c)}" for c, _ in common)
+            names = {" ": "a space", "": "nothing"}
+            shown = ", ".join(
+                f"{f'U+{ord(c):04X}' if _is_format(c) else c} → {names.get(normalized(c), normalized(c))}"
+                for c, _ in common
+            )
             yield (
                 f"data.train.{i}",
                 f"normalization {target.normalization} replaces characters in {count / len(texts):.0%} of the target "
@@ -136,6 +141,11 @@ def replaced_characters(config: Config) -> Iterator[tuple[str, str, str]]:
                 "translations contain the replacements; to keep the characters, set "
                 f'{section}.normalization = "identity"',
             )
+
+
+def _is_format(character: str) -> bool:
+    """Return whether a character is an invisible one such as U+200C, which words of Persian contain; not a BOM."""
+    return character != "\ufeff" and unicodedata.category(character) == "Cf"
 
 
 def find_shift(source: Path, target: Path) -> Shift | None:

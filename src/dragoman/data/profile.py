@@ -190,6 +190,13 @@ class TrainingProfile(BaseModel):
         )
 
 
+def alphabets(profile: TrainingProfile | None) -> tuple[str, str] | tuple[None, None]:
+    """Return the alphabets of source and target; None if no profile or one of fewer than 1,000 lines records them."""
+    if profile is None or profile.length_ratio is None:
+        return None, None
+    return profile.source.alphabet, profile.target.alphabet
+
+
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

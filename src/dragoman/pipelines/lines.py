@@ -241,8 +241,8 @@ class QualityCheck:
         return flags
 
     def _has_new_characters(self, text: str) -> bool:
-        """Return whether the training data lacks a character and its normalized form."""
-        new = self._new
+        """Return whether the training data lacks a character, its normalized form and what stands for it."""
+        text, new = self._tokenizer.known_text(text), self._new
         for character in set(text) - self._alphabet - new.keys():
             normalized = self._tokenizer.decode_source(self._tokenizer.encode_source(character))
             new[character] = not self._alphabet.issuperset(normalized.strip())
@@ -271,7 +271,8 @@ class QualityCheck:
         profile = self._profile
         if profile is None or profile.length_ratio is None or profile.least_coverage is None:
             return False
-        return coverage(source.strip(), target, profile.length_ratio) < profile.least_coverage
+        source = self._tokenizer.known_text(source.strip())
+        return coverage(source, target, profile.length_ratio) < profile.least_coverage
 
     def changed_parts(self, source: str, target: str) -> list[str]:
         """Return the flags of changed numbers and placeholders."""

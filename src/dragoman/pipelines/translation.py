@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.literals import has_words
+from dragoman.data.profile import TrainingProfile, alphabets
 from dragoman.data.sentences import join_parts, list_prefix, split_sentences, split_text
 from dragoman.decoding.backend import Fault, StreamWithRetry, answered, has_unusual_length, searches_with_retry
 from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings, before_end
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     import torch
 
     from dragoman.config import Config
-    from dragoman.data.profile import TrainingProfile
     from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import Model
 
@@ -96,6 +96,8 @@ class Translator(Pipeline):
     def describe_data(self, profile: TrainingProfile | None, languages: tuple[str | None, str | None]) -> None:
         """Set the statistics of the training data and the codes of source and target language, None if unknown."""
         self.profile, self.languages = profile, languages
+        if isinstance(self.tokenizer, Tokenizer):
+            self.tokenizer = self.tokenizer.replacing(alphabets(profile))
         tokenizer, known = self.tokenizer, languages
         if isinstance(tokenizer, Tokenizer) and tokenizer.languages[0]:
             if all(code in own for code, own in zip(languages, tokenizer.languages, strict=True)):

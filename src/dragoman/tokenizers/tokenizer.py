@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dragoman.errors import DataError, ModelFolderError, UsageError, nearest
 from dragoman.io.reading import COPY_AGAIN, read_bytes, read_json
+from dragoman.tokenizers.characters import KnownCharacters
 from dragoman.tokenizers.json_pieces import TOKEN_IDS_FILE, TOKENIZER_JSON, JsonPieces, is_tokenizer_json
 from dragoman.tokenizers.listed_pieces import PIECES_FILE, ListedPieces, PieceLists, SentinelPieces
 from dragoman.tokenizers.pieces import (
@@ -74,6 +75,7 @@ class Tokenizer:
             self._templates = Templates((TEXT, EOS), (TEXT, EOS), optional=True)
         self._control = frozenset(self._templates.control)
         self._between: dict[tuple[str | None, str | None], Tokenizer] = {}
+        self._known: tuple[KnownCharacters, KnownCharacters] | None = None
 
     @cached_property
     def lists(self) -> PieceLists | None:
@@ -122,15 +124,33 @@ class Tokenizer:
     def encode_source(self, text: str) -> list[int]:
         """Return at least one id: EOS for a source without any token, which no encoder accepts."""
         before, after = self._direction.source
-        return [*before, *self._source.encode(text), *after] or [EOS]
+        return [*before, *self._source.encode(self.known_text(text)), *after] or [EOS]
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """Return `encode_source` of each text."""
         before, after = self._direction.source
-        return [[*before, *ids, *after] or [EOS] for ids in self._source.encode_batch(texts)]
+        return [
+            [*before, *ids, *after] or [EOS] for ids in self._source.encode_batch(list(map(self.known_text, texts)))
+        ]
 
     def encode_target(self, text: str) -> list[int]:
-        return [*self._direction.target, *self._target.encode(text), EOS]
+        known = text if self._known is None else self._known[1].replaced(text)
+        return [*self._direction.target, *self._target.encode(known), EOS]
+
+    def replacing(self, alphabets: tuple[str, str] | tuple[None, None]) -> Tokenizer:
+        """Return a tokenizer that replaces characters that its model does not know before it encodes a text.
+
+        alphabets: of the training text of both sides, None if not recorded; see `KnownCharacters`.
+        """
+        tokenizer = copy.copy(self)
+        tokenizer._between = {}
+        source, target = map(KnownCharacters, self.pieces, alphabets)
+        tokenizer._known = source, target
+        return tokenizer
+
+    def known_text(self, text: str) -> str:
+        """Return the text of a source that is encoded (see `replacing`)."""
+        return text if self._known is None else self._known[0].replaced(text)
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
         """Return the ids of many pairs, without EOS.  Raises UsageError if other tokens follow the text of a source."""
@@ -197,7 +217,10 @@ class Tokenizer:
         those of tokens around the text.
         """
         before, after = self.some_direction._direction.source  # all directions have as many tokens around a text
-        spans = self._source.encode_with_spans(text)[1]
+        known = self.known_text(text)
+        spans = self._source.encode_with_spans(known)[1]
+        if self._known is not None and known != text:
+            spans = self._known[0].original_spans(text, spans)
         end = spans[-1][1] if spans else 0
         return [*[(0, 0)] * len(before), *spans, *[(end, end)] * (len(after) - 1)]
 

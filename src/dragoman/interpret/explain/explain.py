@@ -19,15 +19,16 @@ from torch import Tensor, nn
 
 from dragoman.config.section import Section
 from dragoman.data.batching import Batch
+from dragoman.data.profile import alphabets
 from dragoman.interpret.attentions import layer_number, record_pass, sides, stack_of, weight_taps
 from dragoman.interpret.explain.cases import Case, LoadedModel, Side, read_case
 from dragoman.interpret.walkthrough import Labels, compact, walkthrough
-from dragoman.models.model_folder import load_network
+from dragoman.models.model_folder import load_network, read_profile
 from dragoman.models.seq2seq import EncoderOnly, LanguageModel, Network, evaluating
 from dragoman.models.vision import Vision
 from dragoman.nn.record import Recording, tap_names
 from dragoman.pages.page import packed, render, write_page
-from dragoman.tokenizers import PAD
+from dragoman.tokenizers import PAD, Tokenizer
 
 _ALTERNATIVES = 6
 _LENS_ALTERNATIVES = 3
@@ -115,7 +116,9 @@ def explain(
     Raises UsageError for an input that the model does not accept; ModelFolderError; DataError.
     """
     loaded = load_network(model, device) if isinstance(model, str | Path) else model
-    network, _, config = loaded
+    network, vocabulary, config = loaded
+    if loaded is not model and isinstance(vocabulary, Tokenizer) and config.data.kind == "parallel":
+        loaded = network, vocabulary.replacing(alphabets(read_profile(str(model)))), config
     with evaluating(network):
         case = read_case(loaded, source, target, beam)
         batch = case.batch.to(network.device)

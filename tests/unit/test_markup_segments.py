@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dragoman.errors import UsageError
 from dragoman.markup import Segment, Tag, plain_text, translate_segments
-from dragoman.markup.projection import Region, align_regions, find_units
+from dragoman.pipelines.projection import Region, align_regions, find_units
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
 from word_translator import parse, reversed_order, word_translator, written
 
@@ -163,7 +163,7 @@ def test_equal_words_are_preferred_where_the_attention_does_not_decide() -> None
     tokenizer = translator.tokenizer
     region = Region(0, "a 3", 0, "3 xb", (tokenizer.encode_source("a 3"), tokenizer.encode_target("3 xb")))
     translator.backend.align = lambda pairs, batch_tokens: [np.full((3, 3), 1 / 3)]  # type: ignore[method-assign]
-    ((block,),) = align_regions(translator, [[region]], [[2]], 4000)
+    ((block,),) = align_regions(translator.backend, translator.tokenizer, [[region]], [[2]], 4000)
     assert block.source == [(0, 1), (2, 3)] and block.target == [(0, 1), (2, 4)]
     assert block.weights.argmax(1).tolist() == [1, 1]
     assert block.weights.sum(1) == pytest.approx([1, 1])
@@ -178,7 +178,7 @@ def test_tags_in_long_copied_text_keep_their_positions() -> None:
 def test_long_regions_without_attention_are_divided_into_blocks() -> None:
     translator = word_translator()
     text, target = "1 " * 900, "2 " * 1300
-    (blocks,) = align_regions(translator, [[Region(0, text, 0, target)]], [[]], 4000)
+    (blocks,) = align_regions(translator.backend, translator.tokenizer, [[Region(0, text, 0, target)]], [[]], 4000)
     assert max(block.weights.size for block in blocks) <= 200 * 200
     assert [unit for block in blocks for unit in block.source] == find_units(text)
     assert [unit for block in blocks for unit in block.target] == find_units(target)
@@ -191,7 +191,7 @@ def test_results_do_not_depend_on_the_other_segments(monkeypatch: pytest.MonkeyP
     ]
     together = translate_segments(translator, segments, split=True)
     assert [translate_segments(translator, [segment], split=True)[0] for segment in segments] == together
-    monkeypatch.setattr("dragoman.markup.segment._WINDOW", 3)
+    monkeypatch.setattr("dragoman.pipelines.segment._WINDOW", 3)
     assert translate_segments(translator, segments, split=True) == together
 
 

@@ -335,3 +335,8 @@ class SearchConfig(Section):
     no_repeat_ngram: limits.NgramSize = field(
         0, "size of n-grams that may occur only once in an output; 0 = off", example=3
     )
+    protect: tuple[str, ...] = field(
+        (),
+        "regular expressions of texts that a translation contains unchanged, in addition to URLs, {name}, %s, ...",
+        example=["[A-Z]+-[0-9]+"],
+    )

@@ -1,17 +1,16 @@
-"""Parts of a text that do not change in translation: numbers, and placeholders such as URLs and e-mail addresses."""
+"""Numbers, which a translation keeps in value, and whether a text has words."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Collection
 from functools import lru_cache
 from typing import Any
 
 from dragoman.data.languages import language_code
+from dragoman.data.spans import find_spans, shield
 
-_DIGIT = re.compile(r"\d")
 _DIGITS = re.compile(r"\d+")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}([.,'’\u00a0\u2009\u202f ])\d{3}(?:\1\d{3})*(?!\d)")
 _DECIMAL_MARK = re.compile(r"(?<=\d)[.,](?=\d)")
@@ -70,35 +69,10 @@ _QUARTER_WORDS = {
 _DECADE = re.compile("(?:1[89]|20)[1-9]0")
 _ROMAN = ((40, "XL"), (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"))
 
-_LITERAL = re.compile(r"[\d@{<%/]")
-_PLACEHOLDER = re.compile(
-    r"""(?:https?|ftp)://[!\#-;=?-~]+
-    | www\.[!\#-;=?-~]+
-    | (?<![A-Za-z\d._%+-])[A-Za-z\d._%+-]+@[A-Za-z\d-]+(?:\.[A-Za-z\d-]+)+
-    | \$?\{\{?[\w.:!-]*\}?\}
-    | (?<![\d%])%(?:\(\w+\)|\d\$)?[sdif]\b
-    | </?[A-Za-z][^<>]*>""",
-    re.VERBOSE,
-)
-
-
-def has_literals(text: str) -> bool:
-    """Return whether a text may contain numbers or placeholders."""
-    return _LITERAL.search(text) is not None or "www." in text
-
 
 def has_words(text: str) -> bool:
-    """Return whether a text has letters outside placeholders: not a number, a URL or a row of dashes."""
-    return any(map(str.isalpha, _PLACEHOLDER.sub("", text) if has_literals(text) else text))
-
-
-def has_changed_placeholders(source: str, target: str) -> bool:
-    """Return whether URLs, e-mail addresses, tags or placeholders such as {name} and %s differ between two texts."""
-    return _placeholders(source) != _placeholders(target)
-
-
-def _placeholders(text: str) -> Counter[str]:
-    return Counter(found.rstrip(".,;:!?)'") for found in _PLACEHOLDER.findall(text))
+    """Return whether a text has letters outside of spans that are copied: not a number, a URL or a row of dashes."""
+    return any(map(str.isalpha, shield(text, find_spans(text))))
 
 
 def has_changed_numbers(source: str, target: str, languages: tuple[str | None, str | None] = (None, None)) -> bool:
@@ -109,8 +83,6 @@ def has_changed_numbers(source: str, target: str, languages: tuple[str | None, s
     lacks is considered spelled out.  12-hour and 24-hour clocks agree, and so do 1990 and 90, but not 3 million and 30
     million.  languages: codes of source and target.
     """
-    if not (_DIGIT.search(source) or _DIGIT.search(target)):
-        return False
     scaled = bool(_SCALE.search(source) or _SCALE.search(target))
     source, target = _with_ascii_digits(source), _with_ascii_digits(target)
     if (scaled or _DECIMAL_MARK.search(source) or _DECIMAL_MARK.search(target)) and _differ_by_power(source, target):

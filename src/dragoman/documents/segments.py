@@ -12,7 +12,7 @@ from dragoman.data.languages import language_code
 from dragoman.data.literals import has_words
 from dragoman.errors import DataError, clip
 from dragoman.markup.html import translate_html
-from dragoman.markup.segment import Segment, Tag, has_same_words, pair_tags, plain_text, translate_segments
+from dragoman.pipelines.segment import Segment, Tag, has_same_words, pair_tags, plain_text, translate_segments
 
 if TYPE_CHECKING:
     from dragoman.pipelines.glossary import Term
@@ -294,16 +294,8 @@ def _sides(segment: Segment) -> dict[int, _Sides]:
 # ------------------------------------------------------------------------------------------------ marks in running text
 
 _BREAK = r"(?P<break>\r\n|\n|\r)"
-_ELEMENT = r"(?P<element></?[A-Za-z][^\s<>/]*(?:\s[^<>]*)?/?>)"
-_PLACEHOLDER = (
-    r"\$?\{\{?[^{}\n]{0,80}\}?\}"  # {name}, {{name}}, ${name}, {0:.2f}
-    r"|%(?:\(\w+\)|\d+\$)?[-+#0]*+\d*+(?:\.\d+)?(?:hh|ll|[hljztL])?[diouxXeEfFgGcrsap@](?![A-Za-z])"
-    r"|%%|%\w+%"
-)
+_ELEMENT = r"(?P<element></?(?:[A-Za-z][^\s<>/]*(?:\s[^<>]*)?|\d{1,3})/?>)"
 _MESSAGE = re.compile(rf"{_BREAK}|{_ELEMENT}")
-_PROTECTED = re.compile(rf"{_BREAK}|{_ELEMENT}|(?P<empty>{_PLACEHOLDER})")
-_PLACEHOLDERS = re.compile(_PLACEHOLDER)
-_ALTERNATIVES = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
 _NAME = re.compile(r"</?([^\s/>]+)")
 
 
@@ -382,21 +374,5 @@ def find_marks(text: str, pattern: re.Pattern[str]) -> Segment:
 
 
 def translate_messages(translator: DocumentTranslator, texts: Sequence[str]) -> list[str]:
-    """Translate messages of software, with tags such as <b> and placeholders such as %s and {name}.
-
-    Line ends divide a message.  The model sees the placeholders; if its translation has others than the source, the
-    message is translated without them, and they are put to the aligned positions.  Messages with alternatives in ICU
-    syntax, such as {count, plural, ...}, are returned unchanged, because their keywords would be translated.
-    """
-    restored = list(texts)
-    pending = [i for i, text in enumerate(texts) if not _ALTERNATIVES.search(text)]
-    for pattern in (_MESSAGE, _PROTECTED):
-        segments = translator.segments([find_marks(texts[i], pattern) for i in pending])
-        for index, segment in zip(pending, segments, strict=True):
-            restored[index] = source_text(segment)
-        pending = [i for i in pending if _placeholders(texts[i]) != _placeholders(restored[i])]
-    return restored
-
-
-def _placeholders(text: str) -> Counter[str]:
-    return Counter(_PLACEHOLDERS.findall(text))
+    """Translate messages of software, with tags such as <b>; line ends divide a message."""
+    return [source_text(segment) for segment in translator.segments([find_marks(text, _MESSAGE) for text in texts])]

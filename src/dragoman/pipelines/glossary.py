@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import re
-import unicodedata
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from dragoman.data.spans import is_spaced
 from dragoman.decoding.search_types import Phrases
 from dragoman.errors import UsageError, check_problems
 from dragoman.io.reading import read_bytes
@@ -22,8 +22,6 @@ from dragoman.tokenizers import UNK, Tokenizer
 _MAX_BYTES = 64 << 20
 _LONGEST = 500
 """Characters of a term."""
-_NO_SPACES = {"HIRAGANA", "KATAKANA", "CJK", "HANGUL", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
-"""Scripts whose words are not separated by spaces, or take suffixes without one."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Glossary:
     def _ids(term: str, tokenizer: Tokenizer) -> tuple[int, ...]:
         start = len(tokenizer.encode_target("")) - 1  # the language in multilingual models
         ids = tokenizer.encode_target(term)[start:-1]
-        if not _is_spaced(term[0]) and len(ids) > 1 and not tokenizer.decode_target(ids[:1]).strip():
+        if not is_spaced(term[0]) and len(ids) > 1 and not tokenizer.decode_target(ids[:1]).strip():
             ids = ids[1:]  # the mark of a word's beginning, which does not occur within a text without spaces
         return tuple(ids)
 
@@ -149,7 +147,7 @@ def _inside(tokenizer: Tokenizer) -> bytes:
     found = _INSIDE.get(tokenizer)
     if found is None:
         pieces = map(tokenizer.target_piece, range(tokenizer.target_size))
-        found = _INSIDE[tokenizer] = bytes(bool(piece) and _is_spaced(piece[0]) for piece in pieces)
+        found = _INSIDE[tokenizer] = bytes(bool(piece) and is_spaced(piece[0]) for piece in pieces)
     return found
 
 
@@ -214,12 +212,12 @@ class _Terms:
         state = 0
         for start in reversed(range(len(tokens))):
             found = state = self._step(state, compared[start])
-            if start and _is_spaced(tokens[start][0]) and _is_word(tokens[start - 1]):
+            if start and is_spaced(tokens[start][0]) and _is_word(tokens[start - 1]):
                 continue
             while found:
                 if found in self._terms:
                     end = start + self._terms[found][0]
-                    if end == len(tokens) or not (_is_spaced(tokens[end - 1][0]) and _is_word(tokens[end])):
+                    if end == len(tokens) or not (is_spaced(tokens[end - 1][0]) and _is_word(tokens[end])):
                         yield start, end, self._terms[found][1]
                         if longest:
                             break
@@ -239,7 +237,7 @@ def _tokens(text: str) -> list[str]:
         if run.isascii():
             tokens.append(run)
         else:
-            for spaced, group in itertools.groupby(run, _is_spaced):
+            for spaced, group in itertools.groupby(run, is_spaced):
                 characters = [*group]
                 tokens += ["".join(characters)] if spaced else characters
     return tokens
@@ -266,9 +264,3 @@ def _folded(term: str) -> tuple[str, ...]:
     Text as a whole does not fold like this: the dotted capital I becomes two characters, and "ß" becomes "ss".
     """
     return tuple(character.upper().casefold() for character in term.replace("İ", "i"))
-
-
-@lru_cache(1 << 14)
-def _is_spaced(character: str) -> bool:
-    """Return whether a character belongs to a word that is separated from others by spaces."""
-    return character.isalnum() and unicodedata.name(character, "").split(" ")[0] not in _NO_SPACES

@@ -8,19 +8,22 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from dragoman.data.languages import MIN_BYTES, language_probability
-from dragoman.data.literals import has_changed_numbers, has_changed_placeholders, has_literals
+from dragoman.data.literals import has_changed_numbers
 from dragoman.data.profile import TrainingProfile, coverage, words_of_line
 from dragoman.data.sentences import join_parts
+from dragoman.data.spans import span_texts
 from dragoman.decoding.backend import Fault
 from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings, before_end
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Term
 from dragoman.pipelines.pipeline import check_text
+from dragoman.pipelines.protection import Mask
 from dragoman.tokenizers import UNK, Tokenizer
 
 if TYPE_CHECKING:
@@ -39,15 +42,18 @@ class Part:
     """Input of one search: a line, a sentence, or a part of a long sentence.
 
     text: source, with its list mark and the whitespace around it.  ids: source tokens with EOS; none if the text is
-    copied.  sentence: index in the line.  mark: list mark, which is copied and not translated, such as "- ".  terms:
+    copied.  sentence: index in the line.  mark: list mark, which is copied and not translated, such as "- ".  mask: the
+    text without spans that must survive; None if it has none.  is_masked: whether ids are those of the mask.  terms:
     glossary entries that occur in the text.  found: n-best list.  targets: its texts, if they were decoded together
-    with those of other parts.
+    with those of other parts or completed with spans.
     """
 
     text: str
     ids: list[int]
     sentence: int = 0
     mark: str = ""
+    mask: Mask | None = None
+    is_masked: bool = False
     prefix: list[int] = field(default_factory=list)
     terms: list[tuple[str, str]] = field(default_factory=list)
     found: list[Hypothesis] = field(default_factory=list)
@@ -60,12 +66,14 @@ class SplitLine:
     """A line and its parts; blank lines have none.
 
     keep_space: whether the translation keeps the whitespace.  tag: of the target language, before the text.
+    protect: an expression of spans that the user protects.
     """
 
     text: str
     parts: list[Part]
     keep_space: bool
     tag: str = ""
+    protect: re.Pattern[str] | None = None
 
     @property
     def searched(self) -> list[Part]:
@@ -203,6 +211,7 @@ FLAGS = (
 )  # fmt: skip
 """All flags of `Translation`, in their order."""
 
+_DIGIT = re.compile(r"\d")
 _MIN_KNOWN_WORDS = 0.5
 _MIN_LANGUAGE = 0.1
 _LONGEST_NAME = 4
@@ -274,15 +283,11 @@ class QualityCheck:
         source = self._tokenizer.known_text(source.strip())
         return coverage(source, target, profile.length_ratio) < profile.least_coverage
 
-    def changed_parts(self, source: str, target: str) -> list[str]:
-        """Return the flags of changed numbers and placeholders."""
-        flags: list[str] = []
-        if has_literals(f"{source}\n{target}"):
-            if has_changed_numbers(source, target, self._languages):
-                flags.append("numbers")
-            if has_changed_placeholders(source, target):
-                flags.append("placeholders")
-        return flags
+    def changed_parts(self, source: str, target: str, protect: re.Pattern[str] | None = None) -> list[str]:
+        """Return the flags of changed numbers, and of spans that differ; protect: see `find_spans`."""
+        has_numbers = _DIGIT.search(source) is not None or _DIGIT.search(target) is not None
+        flags = ["numbers"] if has_numbers and has_changed_numbers(source, target, self._languages) else []
+        return flags if span_texts(source, protect) == span_texts(target, protect) else [*flags, "placeholders"]
 
 
 Form = Literal["text", "nbest", "jsonl", "verbose", "row"]

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from dragoman.data.literals import has_words
 from dragoman.data.profile import TrainingProfile, alphabets
 from dragoman.data.sentences import join_parts, list_prefix, split_sentences, split_text
-from dragoman.decoding.backend import Fault, StreamWithRetry, answered, has_unusual_length, searches_with_retry
+from dragoman.data.spans import OBJECT, compile_patterns, find_spans, keeps_spans, shield
+from dragoman.decoding.backend import (
+    BATCH_TOKENS,
+    Fault,
+    StreamWithRetry,
+    answered,
+    has_unusual_length,
+    searches_with_retry,
+)
 from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings, before_end
 from dragoman.errors import UsageError, clip
 from dragoman.pipelines.glossary import Glossary, applied
@@ -36,10 +44,13 @@ from dragoman.pipelines.lines import (
     with_prefixes,
 )
 from dragoman.pipelines.pipeline import Pipeline, check_flag, check_positive, check_sequence, check_text, stream_windows
-from dragoman.tokenizers import EOS, Tokenizer
+from dragoman.pipelines.protection import AlignCall, Mask
+from dragoman.tokenizers import EOS, UNK, Tokenizer
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from dragoman.config import Config
     from dragoman.decoding.backend import DecodingBackend
@@ -51,12 +62,20 @@ _MOST_BLANK = 3
 
 @dataclass(frozen=True)
 class _Draft:
-    """A sentence or a line before it is encoded: list mark, text after it, index in the line, whether it has text."""
+    """A sentence or a line before it is encoded.
+
+    mark: list mark.  body: text after it.  sentence: index in the line.  is_translated: whether it has words.
+    shielded: the body with an `OBJECT` in place of each span.  spans: their texts.  hidden: whether a model must not
+    see one of them.
+    """
 
     mark: str
     body: str
     sentence: int
     is_translated: bool
+    shielded: str = ""
+    spans: Sequence[str] = ()
+    hidden: bool = False
 
 
 class Translator(Pipeline):
@@ -83,6 +102,8 @@ class Translator(Pipeline):
             raise UsageError(f"max_source = {max_source}; accepted: at least 2 (one token and the end of sentence)")
         super().__init__(model, tokenizer, search, device)
         self.max_source = max_source
+        self.protect: tuple[str, ...] = tuple(getattr(search, "protect", ()))
+        """Regular expressions of texts that are copied, in addition to `SPAN_KINDS`."""
         self.describe_data(None, (None, None))
 
     @classmethod
@@ -112,22 +133,31 @@ class Translator(Pipeline):
         return self.profile is not None and self.profile.single_sentences
 
     def split(
-        self, text: str, prefix: str = "", sentences: bool | None = None, languages: Languages = (None, None)
+        self,
+        text: str,
+        prefix: str = "",
+        sentences: bool | None = None,
+        languages: Languages = (None, None),
+        protect: Iterable[str] | None = None,
     ) -> SplitLine:
         """Return the parts of a text; see `split` of `translate` for `sentences`.
 
-        prefix: the beginning of the translation.  languages: of source and target.  Raises UsageError if the prefix is
-        longer than the longest source.
+        prefix: the beginning of the translation.  languages: of source and target.  protect: see `translate`.  Raises
+        UsageError if the prefix is longer than the longest source.
         """
-        return self.split_lines([(text, prefix)], sentences, languages)[0]
+        return self.split_lines([(text, prefix)], sentences, languages, self._patterns(protect))[0]
 
     def split_lines(
-        self, pairs: Sequence[tuple[str, str]], sentences: bool | None = None, languages: Languages = (None, None)
+        self,
+        pairs: Sequence[tuple[str, str]],
+        sentences: bool | None = None,
+        languages: Languages = (None, None),
+        protect: re.Pattern[str] | None = None,
     ) -> list[SplitLine]:
         """Return the parts of texts, each with a prefix, as `split` does; the texts are encoded together."""
         sentences = self.splits_sentences if sentences is None else sentences
         directed = [self._directed(valid(text, "text"), languages) for text, _ in pairs]
-        drafts = [self._drafts(text, sentences) for _, _, text in directed]
+        drafts = [self._drafts(text, sentences, protect) for _, _, text in directed]
         bodies: dict[Tokenizer, list[str]] = {}
         for (tokenizer, _, _), line_drafts in zip(directed, drafts, strict=True):
             known = bodies.setdefault(tokenizer, [])
@@ -148,13 +178,16 @@ class Translator(Pipeline):
                     fitting = self._parts(draft, next(encoded[tokenizer]), tokenizer, sentences)
                 if fitting and draft.mark:
                     fitting[0].text, fitting[0].mark = draft.mark + fitting[0].text, draft.mark.lstrip()
-                parts += fitting or ([Part(draft.mark + draft.body, [], draft.sentence)] if sentences else [])
-            line = SplitLine(text, parts, sentences, tag)
+                if not fitting and (sentences or draft.spans):
+                    fitting = [Part(draft.mark + draft.body, [], draft.sentence)]
+                parts += fitting
+            line = SplitLine(text, parts, sentences, tag, protect)
             start = tokenizer.target_start if isinstance(tokenizer, Tokenizer) else []
             for part in line.searched if start else ():
                 part.prefix = start
             if prefix and line.searched:
                 first = line.searched[0]
+                first.mask = None  # the prefix may have its spans
                 first.prefix = tokenizer.encode_target(clean(prefix, "prefix"))[:-1]
                 if len(first.prefix) > self.max_source:
                     raise UsageError(
@@ -176,28 +209,47 @@ class Translator(Pipeline):
             self.tokenizer.some_direction.between(source, target)
         return source, target
 
-    def _drafts(self, text: str, sentences: bool) -> list[_Draft]:
-        """Return the sentences of a text, or the text.  List marks and sentences without words are copied."""
+    def _patterns(self, protect: Iterable[str] | None) -> re.Pattern[str] | None:
+        """Return the expression of spans that the user protects; None = those of the model.  Raises UsageError."""
+        if isinstance(protect, str):
+            raise UsageError(
+                f"protect = {protect!r:.60}: must be a list of regular expressions; write [{protect!r:.60}]"
+            )
+        return compile_patterns(self.protect if protect is None else tuple(protect))
+
+    def _drafts(self, text: str, sentences: bool, protect: re.Pattern[str] | None) -> list[_Draft]:
+        """Return the sentences of a text, or the text.  List marks and sentences without words are copied.
+
+        A sentence does not end within a span.
+        """
         if not text.strip():
             return []
         if not sentences:
-            return [_Draft("", clean(text, "text"), 0, True)]
-        found = split_sentences(text, self.languages[0])
+            text = one_line(text)
+        spans = find_spans(text, protect)
+        shielded = shield(text, spans) if spans else text
+        found = split_sentences(shielded, self.languages[0]) if sentences else [text]
         numbers = len(found) == 1 and self.profile is not None and self.profile.translates_wordless
         drafts = []
-        for number, sentence in enumerate(found):
-            mark = list_prefix(sentence)
-            body = sentence[len(mark) :]
-            is_text = has_words(body) or (numbers and any(map(str.isalnum, body)))
-            drafts.append(_Draft(mark, body, number, is_text))
+        done = at = 0
+        for number, sentence in enumerate(found if sentences else [shielded]):
+            own = spans[done : done + sentence.count(OBJECT)] if spans else ()
+            end = at + len(sentence) + sum(span.end - span.start - 1 for span in own)
+            mark = list_prefix(sentence) if sentences else ""
+            shown = sentence[len(mark) :]
+            is_text = any(map(str.isalpha, shown)) or (numbers and any(map(str.isalnum, shown)))
+            copied, is_hidden = [text[span.start : span.end] for span in own], any(span.hidden for span in own)
+            body = text[at + len(mark) : end]
+            drafts.append(_Draft(mark, body, number, is_text or not (sentences or own), shown, copied, is_hidden))
+            done, at = done + len(own), end
         return drafts
 
     def _parts(self, draft: _Draft, ids: list[int], tokenizer: Tokenizer, strip: bool) -> list[Part]:
-        """Return a text with these ids, or the parts of one that is too long.
+        """Return a text with these ids, or the parts of one that is too long; a span is not divided.
 
         strip: translate the parts without the whitespace around them.
         """
-        parts = [Part(draft.body, ids, draft.sentence)]
+        parts, shielded = [Part(draft.body, ids, draft.sentence)], [draft.shielded]
         if len(ids) > self.max_source:
             encoded: dict[str, list[int]] = {draft.body: ids}  # the split has already encoded the parts it returns
 
@@ -207,10 +259,26 @@ class Translator(Pipeline):
                     own = encoded[part] = tokenizer.encode_source(part.strip() if strip else part)
                 return own
 
-            texts = split_text(draft.body, self.max_source, lambda part: len(encode(part)))
+            shielded = split_text(draft.shielded, self.max_source, lambda part: len(encode(part.replace(OBJECT, ""))))
+            left = iter(draft.spans)
+            texts = ["".join(next(left) if c == OBJECT else c for c in part) for part in shielded]
             parts = [Part(part, encode(part), draft.sentence) for part in texts]
+        if draft.spans:
+            left = iter(draft.spans)
+            for part, text in zip(parts, shielded, strict=True):
+                if own := [next(left) for _ in range(text.count(OBJECT))]:
+                    self._mask(part, Mask.of(text, own), tokenizer, draft.hidden)
         least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1
-        return [part for part in parts if len(part.ids) > least and part.ids != [EOS]]
+        return [part for part in parts if not part.ids or (len(part.ids) > least and part.ids != [EOS])]
+
+    def _mask(self, part: Part, mask: Mask, tokenizer: Tokenizer, hidden: bool) -> None:
+        """Set the mask of a part, which is used at once if the model must not see the spans or cannot write them."""
+        if not any(map(str.isalpha, mask.text)):
+            part.ids = []
+            return
+        part.mask, mask.ids = mask, tokenizer.encode_source(mask.text)
+        if hidden or len(part.ids) > self.max_source or (UNK in part.ids and UNK not in mask.ids):
+            part.ids, part.is_masked = mask.ids, True
 
     def translate(
         self,
@@ -220,11 +288,15 @@ class Translator(Pipeline):
         prefix: Prefix = None,
         split: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
+        protect: Iterable[str] | None = None,
         source_language: str | None = None,
         target_language: str | None = None,
         **overrides: Any,
     ) -> list[Translation]:
         """Return one translation per text, in order.
+
+        URLs, e-mail addresses, placeholders such as {name} and %s, and the other kinds of `SPAN_KINDS`
+        (docs/protection.md) are in the translation as they stand in the source.
 
         Args:
             batch_tokens: Padded source tokens times beams per batch; default: 4,000 on a CPU, and as many as the memory
@@ -234,6 +306,7 @@ class Translator(Pipeline):
                 of the source; default: `splits_sentences`.  If False, a text is split only if it is longer than the
                 model accepts, and "\\n" in a text counts as a space.
             glossary: Target terms by source terms; see `Glossary`.
+            protect: Regular expressions of further texts that are copied; default: `search.protect` of the model.
             source_language, target_language: Of a multilingual model (`Tokenizer.languages`); default: those of the
                 model.  A tag at the start of a text, `>>fr<<`, names the target language of this text.
             overrides: Search settings by name.
@@ -242,7 +315,7 @@ class Translator(Pipeline):
         """
         SearchSettings.of(self.settings, **overrides)  # refuses other arguments of `stream`
         options: dict[str, Any] = {
-            "batch_tokens": batch_tokens, "prefix": prefix, "split": split, "glossary": glossary,
+            "batch_tokens": batch_tokens, "prefix": prefix, "split": split, "glossary": glossary, "protect": protect,
             "source_language": source_language, "target_language": target_language,
         }  # fmt: skip
         on_gpu = str(self.backend.device) != "cpu"
@@ -258,6 +331,7 @@ class Translator(Pipeline):
         prefix: Prefix = None,
         split: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
+        protect: Iterable[str] | None = None,
         source_language: str | None = None,
         target_language: str | None = None,
         window: int = 2000,
@@ -274,15 +348,17 @@ class Translator(Pipeline):
         check_flag(split=split)
         settings = SearchSettings.of(self.settings, **overrides)
         terms = None if glossary is None else Glossary.of(glossary)
-        languages = self._check_languages(source_language, target_language)
+        languages, patterns = self._check_languages(source_language, target_language), self._patterns(protect)
 
-        def search(call: SearchCall) -> list[list[Hypothesis]]:
+        def answer(call: SearchCall | AlignCall) -> Any:
+            if isinstance(call, AlignCall):
+                return self.attention(call, batch_tokens)
             phrases = {} if call.phrases is None else {"phrases": call.phrases}
             return self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, **phrases)
 
         def translated(pairs: Sequence[tuple[str, str]]) -> list[Translation]:
-            split_lines = self.split_lines(pairs, split, languages)
-            answered(self.part_searches(searched_parts(split_lines), settings, terms), search)
+            split_lines = self.split_lines(pairs, split, languages, patterns)
+            answered(self.part_searches(searched_parts(split_lines), settings, terms, patterns), answer)
             return [self.join(line, settings.nbest) for line in split_lines]
 
         return stream_windows(
@@ -294,12 +370,20 @@ class Translator(Pipeline):
             overlap,
         )
 
+    def attention(self, call: AlignCall, batch_tokens: int | None = None) -> list[NDArray[np.float32]] | None:
+        """Return the cross-attention of each pair, None if the model has none."""
+        try:
+            return self.backend.align(call.pairs, batch_tokens or BATCH_TOKENS)
+        except UsageError:
+            return None
+
     def stream_tokens(
         self,
         text: str,
         *,
         prefix: str = "",
         split: bool | None = None,
+        protect: Iterable[str] | None = None,
         source_language: str | None = None,
         target_language: str | None = None,
         **overrides: Any,
@@ -307,14 +391,25 @@ class Translator(Pipeline):
         """Yield one partial translation per step of the search; the last one equals the result of `translate`.
 
         Greedy search and sampling only append tokens; beam search may replace the text after `stable`.  If the output
-        is empty or repeats itself, a second search follows (see `Translation.flags`).  Raises UsageError.
+        is empty or repeats itself, a second search follows (see `Translation.flags`).  A sentence with spans that must
+        survive (see `translate`) arrives as a whole.  Raises UsageError.
         """
         check_flag(split=split)
         settings = SearchSettings.of(self.settings, **{"nbest": 1, **overrides})
-        line = self.split(text, prefix, split, self._check_languages(source_language, target_language))
+        line = self.split(text, prefix, split, self._check_languages(source_language, target_language), protect)
+
+        def answer(call: SearchCall | AlignCall) -> Any:
+            if isinstance(call, AlignCall):
+                return self.attention(call)
+            return self.backend.search(call.sources, call.prefixes, call.settings, None)
+
         targets: list[str] = []
         for part in line.parts:
-            if part.ids:
+            if part.mask:
+                answered(self.part_searches([part], settings, None, line.protect), answer)
+                text = line.join([*targets, self.text_of(part)])
+                yield PartialTranslation(text, text)
+            elif part.ids:
                 stream = functools.partial(self.backend.stream, part.ids, part.prefix)
                 search = StreamWithRetry(stream, part.ids, settings, self.has_no_text)
                 for step, last in search:
@@ -393,15 +488,16 @@ class Translator(Pipeline):
         prefix: Prefix = None,
         split: bool | None = None,
         glossary: Glossary | Mapping[str, str] | None = None,
+        protect: Iterable[str] | None = None,
         source_language: str | None = None,
         target_language: str | None = None,
         details: bool = True,
         **overrides: Any,
-    ) -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
+    ) -> Generator[SearchCall | AlignCall, Any, list[Translation]]:
         """Return `translate` as a generator that yields each search and is sent its result, as from a `SearchService`.
 
-        A second search follows for empty output and repetitions.  details: False = without tokens and flags, which take
-        time.  Raises UsageError.
+        A second search follows for empty output, repetitions and lost spans; an `AlignCall` is sent what `attention`
+        returns.  details: False = without tokens and flags, which take time.  Raises UsageError.
         """
         check_sequence(texts)
         check_flag(split=split)
@@ -409,26 +505,59 @@ class Translator(Pipeline):
         terms = None if glossary is None else Glossary.of(glossary)
         pairs = [(check_text(text, f"text {number}", allow_surrogates=True), own)
                  for number, (text, own) in enumerate(with_prefixes(texts, prefix), start=1)]  # fmt: skip
-        languages = self._check_languages(source_language, target_language)
+        languages, patterns = self._check_languages(source_language, target_language), self._patterns(protect)
 
-        def steps() -> Generator[SearchCall, list[list[Hypothesis]], list[Translation]]:
-            lines = self.split_lines(pairs, split, languages)
-            yield from self.part_searches(searched_parts(lines), settings, terms)
+        def steps() -> Generator[SearchCall | AlignCall, Any, list[Translation]]:
+            lines = self.split_lines(pairs, split, languages, patterns)
+            yield from self.part_searches(searched_parts(lines), settings, terms, patterns)
             return [self.join(line, settings.nbest, details) for line in lines]
 
         return steps()
 
     def part_searches(
-        self, parts: Sequence[Part], settings: SearchSettings, glossary: Glossary | None = None
-    ) -> Generator[SearchCall, list[list[Hypothesis]], None]:
+        self,
+        parts: Sequence[Part],
+        settings: SearchSettings,
+        glossary: Glossary | None = None,
+        protect: re.Pattern[str] | None = None,
+    ) -> Generator[SearchCall | AlignCall, Any, None]:
         """Yield the searches of parts of lines, as `searches` does, and set `terms`, `found` and `fault` of each part.
 
-        A second search follows for empty output and repetitions.
+        A second search follows for empty output and repetitions.  Parts whose translations lost spans are translated
+        without them, and the spans are put to their aligned places.
         """
+        yield from self._search(parts, settings, glossary)
+        lost = []
+        for part in parts:
+            if part.mask and not part.is_masked:
+                texts = [self.text_of(part, rank) for rank in range(len(part.found))]
+                if not all(keeps_spans(part.text, text, protect) for text in texts):
+                    part.ids, part.is_masked, part.targets = part.mask.ids, True, []
+                    lost.append(part)
+        if lost:
+            yield from self._search(lost, settings, glossary)
+        masked = [(part, part.mask) for part in parts if part.mask and part.is_masked]
+        if not masked:
+            return
+        from dragoman.pipelines.projection import restored  # here: it loads NumPy
+
+        pairs = [(part.ids, [*hypothesis.tokens, EOS]) for part, _ in masked for hypothesis in part.found]
+        weights = yield AlignCall(pairs)
+        attention = iter(weights or [None] * len(pairs))
+        for part, mask in masked:
+            texts = part.targets or [self._decode(hypothesis.tokens) for hypothesis in part.found]
+            part.targets = [
+                restored(self.tokenizer, mask, text, hypothesis.tokens, next(attention))
+                for text, hypothesis in zip(texts, part.found, strict=True)
+            ]
+
+    def _search(
+        self, parts: Sequence[Part], settings: SearchSettings, glossary: Glossary | None
+    ) -> Generator[SearchCall, list[list[Hypothesis]], None]:
         phrases: list[Phrases | None] = [None] * len(parts)
         if glossary is not None:
             for i, part in enumerate(parts):
-                part.terms = glossary.entries_in(part.text)
+                part.terms = glossary.entries_in(part.mask.text if part.mask else part.text)
                 phrases[i] = glossary.phrases(part.terms, self._any_direction)
 
         def call(indices: Sequence[int], settings: SearchSettings) -> SearchCall:
@@ -492,12 +621,13 @@ class Translator(Pipeline):
     def _flags(self, line: SplitLine, text: str) -> tuple[str, ...]:
         """Return the flags of a line whose translation is `text`."""
         quality = self.quality
-        flags = quality.changed_parts(line.text, text)
+        flags = quality.changed_parts(line.text, text, line.protect)
         if any(part.sentence == after.sentence for part, after in itertools.pairwise(line.parts)):
             flags.append("split")
         for part in line.searched:
             best = part.found[0]
-            flags += quality.source_flags(part.text.strip().removeprefix(part.mark), part.ids)
+            seen = part.mask.text if part.mask and part.is_masked else part.text.strip().removeprefix(part.mark)
+            flags += quality.source_flags(seen, part.ids)
             if part.fault:
                 flags.append(part.fault)
             if best.truncated:

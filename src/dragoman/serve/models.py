@@ -25,6 +25,7 @@ from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, read_config, read_meta, wrong_model
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.lines import SearchCall, Translation
+from dragoman.pipelines.protection import AlignCall
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Ticket
 from dragoman.serve.streaming import Report, translate_sentences
@@ -486,9 +487,12 @@ class Direction(Slot):
 
     async def _run(self, searches: Any, ticket: Ticket, in_thread: bool = False) -> Any:
         """Return the result of a generator of searches.  in_thread: run the code between them in a thread."""
-        hypotheses = None
+        hypotheses: Any = None
         while True:
             call = await asyncio.to_thread(_send, searches, hypotheses) if in_thread else _send(searches, hypotheses)
+            if isinstance(call, AlignCall):
+                hypotheses = await asyncio.to_thread(self.translator.attention, call)
+                continue
             if not isinstance(call, SearchCall):
                 return call
             search = self.submit(call, ticket)
@@ -549,6 +553,9 @@ class BlockingTranslator:
         searches = direction.translator.searches(texts, **settings)
         call = _send(searches, None)
         while not isinstance(call, list):
+            if isinstance(call, AlignCall):
+                call = _send(searches, direction.translator.attention(call))
+                continue
             search = job.wait(partial(direction.submit, call, self._ticket), direction.service.cancel)
             direction.observe(search)
             call = _send(searches, search.future.result())

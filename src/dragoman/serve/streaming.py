@@ -74,7 +74,7 @@ async def translate_sentences(
     try:
         for index, line in enumerate(lines):
             for part in line.searched:
-                steps = translator.part_searches([part], settings, Glossary.of(glossary))
+                steps = translator.part_searches([part], settings, Glossary.of(glossary), line.protect)
                 searches[id(part)] = asyncio.ensure_future(run(steps, before))
                 before += len(part.ids)
                 if len(searches) % _BURST == 0:

@@ -12,7 +12,7 @@ from dragoman.data.sentences import is_spaceless
 from dragoman.errors import UsageError, clip
 
 if TYPE_CHECKING:
-    from dragoman.markup.projection import Node
+    from dragoman.pipelines.projection import Node
     from dragoman.pipelines.translation import Translator
 
 
@@ -97,7 +97,7 @@ def translate_segments(translator: Translator, segments: Sequence[Segment], **se
 def _translate_window(
     translator: Translator, segments: Sequence[Segment], first: int, settings: dict[str, Any]
 ) -> list[Segment]:
-    from dragoman.markup.projection import align_regions, find_regions, project_nodes  # here: they load NumPy
+    from dragoman.pipelines.projection import align_regions, find_regions, project_nodes  # here: they load NumPy
 
     texts = [plain_text(segment) for segment in segments]
     roots = [_parse(segment, number) for number, segment in enumerate(segments, start=first + 1)]
@@ -106,12 +106,17 @@ def _translate_window(
     results: list[Segment] = [[translation.text] if translation.text else [] for translation in translations]
     tagged = [index for index, root in enumerate(roots) if root.children]
     if tagged:
-        lines = [translator.split(texts[i], sentences=settings.get("split"), languages=languages) for i in tagged]
+        protect = settings.get("protect")
+        lines = [
+            translator.split(texts[i], sentences=settings.get("split"), languages=languages, protect=protect)
+            for i in tagged
+        ]
         regions = [
             find_regions(translator.tokenizer, line, translations[i]) for i, line in zip(tagged, lines, strict=True)
         ]
         cuts = [{at for node in roots[i].walk() for at in (node.start, node.end)} for i in tagged]
-        aligned = align_regions(translator, regions, cuts, settings.get("batch_tokens", 4000))
+        batch_tokens = settings.get("batch_tokens", 4000)
+        aligned = align_regions(translator.backend, translator.tokenizer, regions, cuts, batch_tokens)
         for i, blocks in zip(tagged, aligned, strict=True):
             project_nodes(roots[i], texts[i], translations[i].text, blocks)
             results[i] = _write(roots[i], segments[i], translations[i].text)
@@ -120,7 +125,7 @@ def _translate_window(
 
 def _parse(segment: Segment, number: int) -> Node:
     """Return the tree of the tags of a segment; its root surrounds the text.  Raises UsageError."""
-    from dragoman.markup.projection import Node
+    from dragoman.pipelines.projection import Node
 
     root = Node(-1, -1, 0)
     stack, position = [root], 0

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,12 @@ from numpy.typing import NDArray
 
 from dragoman.errors import UsageError
 from dragoman.pipelines.lines import Part, SplitLine, one_line, valid
+from dragoman.pipelines.protection import Mask, insert
 from dragoman.tokenizers import EOS
 
 if TYPE_CHECKING:
+    from dragoman.decoding.backend import DecodingBackend
     from dragoman.pipelines.lines import Translation
-    from dragoman.pipelines.translation import Translator
     from dragoman.tokenizers import Tokenizer
 
 Floats = NDArray[np.floating[Any]]
@@ -51,7 +53,8 @@ class Region:
     """A part of a text and its translation.
 
     start: position of `source` in the text.  first: position of `target` in the translation.  ids: source and target
-    ids of a search, both with the end of sentence; None for a part that was not translated by a search.
+    ids of a search, both with the end of sentence; None for a part that was not translated by a search.  copies: what
+    stands in the text and in the translation, but not in `source` and `target`.
     """
 
     start: int
@@ -59,6 +62,25 @@ class Region:
     first: int
     target: str
     ids: tuple[list[int], list[int]] | None = None
+    copies: Copies | None = None
+
+    @property
+    def end(self) -> int:
+        """Position in the text after the last character of `source`."""
+        return self.start + (self.copies.source[-1] if self.copies else len(self.source))
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Spans of a part that were translated without them (see protection.py), relative to the start of its region.
+
+    source, target: position of each character of the region's `source` and `target`, and of their ends.  spans: of the
+    part, and of its translation.
+    """
+
+    source: list[int]
+    target: list[int]
+    spans: list[tuple[Span, Span]]
 
 
 @dataclass(frozen=True)
@@ -94,10 +116,15 @@ def find_regions(tokenizer: Tokenizer, line: SplitLine, translation: Translation
         target = part.mark + one_line(tokenizer.decode_target(ids)) if part.ids else part.text.strip()
         if target.strip():
             first = translation.text.find(target, after)
-            if first < 0:
+            masked = _masked_region(part, line.keep_space, at, translation.text, after, target, ids)
+            if masked is not None:
+                found.append(masked)
+                after = masked.first + (masked.copies.target[-1] if masked.copies else 0)
+            elif first < 0:
                 return [Region(0, text, 0, translation.text)]
-            after = first + len(target)
-            found += _part_regions(part, line.keep_space, at, first, target, ids)
+            else:
+                after = first + len(target)
+                found += _part_regions(part, line.keep_space, at, first, target, ids)
         at += len(part.text)
     return found
 
@@ -116,8 +143,80 @@ def _part_regions(part: Part, stripped: bool, start: int, first: int, target: st
     yield Region(start, text, first, target, (part.ids, ids) if ids else None)
 
 
+def _masked_region(
+    part: Part, stripped: bool, start: int, text: str, after: int, target: str, ids: list[int]
+) -> Region | None:
+    """Return the region of a part that was translated without its spans, None for another.
+
+    text: the whole translation; after: position from which on it is that of the part.  target: of its ids.
+    """
+    if part.mask is None:
+        return None
+    target = target.removeprefix(part.mark)
+    while text[after : after + 1].isspace():
+        after += 1
+    first = after + len(part.mark) * text.startswith(part.mark, after)
+    left = sorted(part.mask.holes, key=lambda hole: -len(hole.copied))
+    at: list[int] = []
+    spans: list[tuple[Span, Span]] = []
+    position = first
+    while len(at) < len(target) or left:
+        expected = target[len(at) :]
+        hole = next((hole for hole in left if text.startswith(hole.copied, position)), None)
+        if hole is not None and not expected.startswith(hole.copied):
+            end = position + len(hole.copied)
+            spans.append(((hole.start, hole.start + len(hole.copied)), (position - first, end - first)))
+            left.remove(hole)
+            position = end
+        elif expected and text[position : position + 1] == expected[0]:
+            at.append(position - first)
+            position += 1
+        elif text[position : position + 1] == " ":
+            position += 1
+        else:
+            return None
+    copies = Copies(part.mask.origin, [*at, position - first], spans)
+    start += len(part.mark) + part.text.index(part.mark) if part.mark else 0
+    return Region(start, part.mask.text, first, target, (tokens, ids) if (tokens := part.mask.ids) else None, copies)
+
+
+def _with_copies(region: Region, blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks of a region whose `start` and `first` are 0, with the copied spans as units."""
+    copies, start, first = region.copies, region.start, region.first
+    assert copies is not None
+    both = []
+    for units, at in (
+        ([unit for block in blocks for unit in block.source], copies.source),
+        ([unit for block in blocks for unit in block.target], copies.target),
+    ):
+        both.append([(at[a], at[b - 1] + 1) for a, b in units])
+    ours, theirs = both
+    weights = np.zeros((len(theirs), len(ours)))
+    row = column = 0
+    for block in blocks:
+        n, m = len(block.target), len(block.source)
+        weights[row : row + n, column : column + m] = block.weights.reshape(n, m)
+        row, column = row + n, column + m
+    sources, targets = ours + [a for a, _ in copies.spans], theirs + [b for _, b in copies.spans]
+    full = np.zeros((len(targets), len(sources)))
+    full[: len(theirs), : len(ours)] = weights
+    full[range(len(theirs), len(targets)), range(len(ours), len(sources))] = 1.0
+    rows, columns = np.argsort([a for a, _ in targets]), np.argsort([a for a, _ in sources])
+    return [
+        Block(
+            [(a + start, b + start) for a, b in (sources[i] for i in columns)],
+            [(a + first, b + first) for a, b in (targets[i] for i in rows)],
+            full[rows][:, columns],
+        )
+    ]
+
+
 def align_regions(
-    translator: Translator, lines: Sequence[Sequence[Region]], cuts: Sequence[Collection[int]], batch_tokens: int
+    backend: DecodingBackend,
+    tokenizer: Tokenizer,
+    lines: Sequence[Sequence[Region]],
+    cuts: Sequence[Collection[int]],
+    batch_tokens: int,
 ) -> list[list[Block]]:
     """Return the aligned units of the regions of each line.
 
@@ -129,13 +228,16 @@ def align_regions(
     for line, cut_line in zip(lines, map(sorted, cuts), strict=True):
         for region in line:
             first = bisect_right(cut_line, region.start)
-            end = bisect_left(cut_line, region.start + len(region.source))
-            divided.append((region, {cut - region.start for cut in cut_line[first:end]}))
+            end = bisect_left(cut_line, region.end)
+            inside = {cut - region.start for cut in cut_line[first:end]}
+            if region.copies:
+                inside = {bisect_left(region.copies.source, cut) for cut in inside}
+            divided.append((region, inside))
     pairs = [region.ids for region, cut in divided if region.ids and cut]
     weights: Iterable[Floats | None] = ()
     if pairs:
         try:
-            weights = translator.backend.align(pairs, batch_tokens)
+            weights = backend.align(pairs, batch_tokens)
         except UsageError:  # the model has no cross-attention
             weights = itertools.repeat(None)
     attention, rest = iter(weights), iter(divided)
@@ -143,13 +245,21 @@ def align_regions(
         [
             block
             for region, cut in itertools.islice(rest, len(line))
-            for block in _blocks(translator.tokenizer, region, cut, next(attention) if region.ids and cut else None)
+            for block in _region_blocks(tokenizer, region, cut, next(attention) if region.ids and cut else None)
         ]
         for line in lines
     ]
 
 
-def _blocks(tokenizer: Tokenizer, region: Region, cuts: Collection[int], attention: Floats | None) -> Iterator[Block]:
+def _region_blocks(
+    tokenizer: Tokenizer, region: Region, cuts: Collection[int], attention: Floats | None
+) -> Sequence[Block]:
+    if region.copies is None:
+        return [*blocks_of(tokenizer, region, cuts, attention)]
+    return _with_copies(region, [*blocks_of(tokenizer, replace(region, start=0, first=0), cuts, attention)])
+
+
+def blocks_of(tokenizer: Tokenizer, region: Region, cuts: Collection[int], attention: Floats | None) -> Iterator[Block]:
     """Yield the aligned units of a region.  attention: (target tokens, source tokens), or None.
 
     Without attention, a long region is divided into blocks of equal size.
@@ -463,3 +573,41 @@ def _best_range(gains: Floats) -> tuple[float, int, int]:
     end = int(total.argmax()) + 1
     first = end - 1 - int(sums[:end][::-1].argmin())
     return float(total[end - 1]), first, end
+
+
+# ---------------------------------------------------------------------------------------------------- spans
+
+_TAG = re.compile(r"<(/?)([\w:.-]{1,60})[^<>]{0,300}(?<!/)>")
+
+
+def restored(tokenizer: Tokenizer, mask: Mask, target: str, tokens: Sequence[int], attention: Floats | None) -> str:
+    """Return a translation with the spans that its source lacks.
+
+    target: translation of the text of the mask; tokens: its ids, without end.  attention: (target, source tokens).
+    """
+    if not target.strip():
+        return " ".join(hole.copied for hole in mask.holes)
+    root = Node(-1, -1, 0, len(mask.text))
+    nodes = [Node(i, i, hole.position, hole.position) for i, hole in enumerate(mask.holes)]
+    pairs = _tag_pairs([hole.copied for hole in mask.holes])
+    for first, last in pairs.items():
+        nodes[first].end = nodes[last].start
+    closing = set(pairs.values())
+    root.children = [node for node in nodes if node.opened not in closing]
+    region = Region(0, mask.text, 0, target, ([*mask.ids], [*tokens, EOS]))
+    cuts = {hole.position for hole in mask.holes}
+    project_nodes(root, mask.text, target, list(blocks_of(tokenizer, region, cuts, attention)))
+    places = [node.first for node in nodes]
+    for first, last in pairs.items():
+        places[last] = nodes[first].last
+    return insert(target, mask.holes, places)
+
+
+def _tag_pairs(copied: Sequence[str]) -> dict[int, int]:
+    """Return the index of the close tag of each open tag that has text and no other tag between."""
+    tags = [_TAG.fullmatch(text) for text in copied]
+    return {
+        i: i + 1
+        for i, (tag, after) in enumerate(itertools.pairwise(tags))
+        if tag and after and not tag[1] and after[1] and tag[2] == after[2]
+    }

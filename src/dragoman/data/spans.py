@@ -1,0 +1,243 @@
+"""Spans that a translation must contain as they are: URLs, e-mail addresses, placeholders, code, emoji, ...
+
+This table is the only place that knows them: the search (`Translator`), the flags and the documents use it.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from dragoman.errors import UsageError
+
+OBJECT = "\ufffc"
+"""Stands for a span where a text is divided; U+FFFC, the object replacement character."""
+
+
+@dataclass(frozen=True)
+class SpanKind:
+    """A kind of span.
+
+    pattern: regular expression of its spans.  examples: for tests and documentation.  hidden: whether a model never
+    sees it, because it would translate what is inside.
+    """
+
+    pattern: str
+    examples: tuple[str, ...]
+    hidden: bool = False
+
+
+_LETTERS = r"A-Za-z\d_\u00c0-\u024f"
+"""Not those of scripts without spaces, in which the text around a name would belong to it."""
+_DOMAINS = (
+    "com|org|net|edu|gov|info|biz|io|dev|app|ai|eu|uk|de|at|ch|fr|es|it|nl|be|pl|cz|se|dk|fi|pt|ru|jp|cn|us|ca|au"
+)
+_SUFFIXES = (
+    "pdf|docx?|xlsx?|pptx?|od[tsp]|txt|md|rst|csv|tsv|jsonl?|xml|html?|ya?ml|toml|ini|cfg|conf|log|po|mo|xlf|xliff|tmx|"
+    "srt|vtt|epub|tex|bib|py|pyc|ipynb|js|jsx|tsx?|css|scss|java|jar|[ch]pp|cs|go|rs|rb|php|pl|sh|bat|ps1|sql|db|exe|"
+    "dll|so|dmg|deb|rpm|iso|zip|rar|7z|tar|gz|bz2|xz|zst|png|jpe?g|gif|svg|webp|bmp|tiff?|ico|mp[34]|wav|ogg|flac|avi|"
+    "mkv|mov|webm|bin|dat|bak|tmp|lock|safetensors|onnx"
+)
+_PICTURES = r"\u2190-\u21ff\u2300-\u27bf\u2900-\u297f\u2b00-\u2bff\U0001f000-\U0001faff"
+
+SPAN_KINDS: dict[str, SpanKind] = {
+    "ICU message": SpanKind("", ("{VAR_PLURAL, plural, =1 {one dog} other {many dogs}}", "{n, number}"), hidden=True),
+    "code": SpanKind(r"```[^`\n]{1,500}```|``[^`\n]{1,300}``|`[^`\n]{1,300}`", ("`os.path`", "``a b``"), hidden=True),
+    "maths": SpanKind(
+        r"\$\$[^$\n]{1,500}\$\$"
+        rf"|(?<![{_LETTERS}$\\])\$(?=[^\s$])(?:[^$\n\\^_={{}}]{{0,100}}[\\^_={{}}][^$\n]{{0,200}}|[A-Za-z])(?<!\s)\$(?![\d$])"
+        r"|\\\([^\n]{1,300}?\\\)|\\\[[^\n]{1,300}?\\\]",
+        ("$x_1 + y$", "$$a = b$$", r"\(x\)"),
+        hidden=True,
+    ),
+    "URL": SpanKind(
+        rf"(?<![{_LETTERS}])(?i:(?:https?|ftps?|file|ssh|git|s3|wss?|irc)://|(?:mailto|tel|doi|urn|magnet):|www\.)"
+        r"[!\#-;=?-\[\]_a-~\u00c0-\u1fff]{1,2000}",
+        ("https://example.com/a_b?c=d", "www.example.org/x#y", "mailto:a@b.org"),
+    ),
+    "e-mail address": SpanKind(
+        rf"(?<![{_LETTERS}.%+-])[{_LETTERS}][{_LETTERS}.%+-]{{0,63}}+@(?:[A-Za-z\d-]{{1,63}}\.){{1,8}}[A-Za-z\d-]{{2,63}}",
+        ("tom.smith@example.com",),
+    ),
+    "placeholder in braces": SpanKind(
+        r"\{\{\{[^{}\n]{1,80}\}\}\}|[\#$]?\{\{[^{}\n]{1,80}\}\}|\{%[^{}\n]{1,80}%\}"  # Mustache, Jinja, Vue
+        r"|[\#$@%]\{[^{}\n]{0,80}\}"  # shells, JavaScript, Ruby
+        r"|\{\s?[\w.\[\]'-]{0,60}(?:,\s?-?\d{1,4})?(?:![rsa])?(?::[^{}\s]{0,30})?\s?\}",  # Python, .NET, i18n
+        ("{name}", "{{ user.name }}", "${x}", "{0:.2f}", "{}", "{0,10:N2}", "#{n}"),
+    ),
+    "function of i18next": SpanKind(r"\$t\([^()\n]{1,80}\)", ("$t(dog)",)),
+    "placeholder of printf": SpanKind(
+        r"(?<![\d%])%(?:\(\w{1,60}\)|\d{1,3}\$)?[-+\#0]{0,5}(?:\d{1,5}|\*)?(?:\.(?:\d{1,5}|\*))?(?:hh|ll|[hljztL])?"
+        r"[diouxXeEfFgGcrsap@](?![A-Za-z])"
+        r"|%%|%\w{1,60}%|(?<![\d%])%\d(?!\w)"
+        r"|(?<![\d%])%-?[A-Za-z](?:[-/:.,]%-?[A-Za-z]){1,10}",  # of dates
+        ("%s", "%1$d", "%@", "%(name)s", "%5.2f", "%APPDATA%", "%Y-%m-%d"),
+    ),
+    "tag": SpanKind(
+        r"</?(?:\d{1,3}|[A-Za-z][\w:.-]{0,60})(?:\s[^<>\n]{0,300})?/?>|<!--[^\n]{0,300}?-->",
+        ("<0>", "</0>", '<a href="x">', "<br/>"),
+    ),
+    "character reference": SpanKind(
+        r"&(?:[A-Za-z]{2,10}\d{0,2}|\#\d{1,7}|\#[xX][\dA-Fa-f]{1,6});", ("&nbsp;", "&#39;")
+    ),
+    "file name": SpanKind(
+        rf"(?<![{_LETTERS}])[A-Za-z]:\\[{_LETTERS}\\.()$%&@+~-]{{1,200}}"
+        rf"|(?<![{_LETTERS}/.~\\<@+-])(?:(?:~|\.{{1,2}})/|/[{_LETTERS}.@+-]{{1,80}}/)[{_LETTERS}.@+-]{{1,80}}(?:/[{_LETTERS}.@+-]{{1,80}}){{0,20}}/?"
+        rf"|(?<![{_LETTERS}@./\\+-])(?:[{_LETTERS}@+-]{{1,80}}[./]){{1,10}}(?:{_SUFFIXES})(?![{_LETTERS}]|[-@/.][{_LETTERS}])",
+        ("report_v2.pdf", "/usr/local/bin", r"C:\Users\tom", "src/main.py", "./run.sh"),
+    ),
+    "host name": SpanKind(
+        rf"(?<![{_LETTERS}@./-])(?:[A-Za-z\d-]{{1,63}}\.){{1,5}}(?:{_DOMAINS})(?![{_LETTERS}]|\.[{_LETTERS}])"
+        r"(?:/[!\#-;=?-Z_a-z~]{0,500})?",
+        ("example.com", "docs.example.org/a/b"),
+    ),
+    "variable": SpanKind(rf"(?<![{_LETTERS}$])\$[A-Za-z_][{_LETTERS}]{{0,60}}", ("$HOME",)),
+    "name after a colon": SpanKind(
+        rf"(?<![{_LETTERS}:/.\])}}>]):[a-z_][{_LETTERS}-]{{0,60}}(?::|(?![{_LETTERS}:]))", (":name", ":smile:")
+    ),
+    "mention": SpanKind(rf"(?<![{_LETTERS}@/.&])@[A-Za-z_][{_LETTERS}.-]{{0,60}}", ("@tom_smith",)),
+    "hashtag": SpanKind(
+        rf"(?<![{_LETTERS}&/\#])\#(?:[^\W\d_][{_LETTERS}]{{0,100}}|\d{{3,10}}(?![{_LETTERS}]))",
+        ("#opensource", "#1234"),
+    ),
+    "symbol": SpanKind(
+        rf"(?:[{_PICTURES}\xa9\xae\u2122\u3030\u303d][\ufe0e\ufe0f\u20e3\U0001f3fb-\U0001f3ff]{{0,3}}"
+        rf"(?:\u200d(?=[{_PICTURES}]))?){{1,60}}|[\d*\#]\ufe0f?\u20e3|[{OBJECT}\ue000-\uf8ff]",
+        ("\U0001f60a", "♪", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "→", "™"),
+    ),
+}
+"""Names -> kinds, in the order in which they are tried at a position."""
+
+_PATTERN = re.compile(
+    "|".join(f"(?P<k{i}>{kind.pattern})" for i, kind in enumerate(SPAN_KINDS.values()) if kind.pattern)
+)
+_TRIGGER = re.compile(
+    rf"[@{{<%/#$`\\&]|:[\w+]|\w\.\w|[\u20e3\u2122\u3030\u303d\xa9\xae{OBJECT}\ue000-\uf8ff{_PICTURES}]"
+)
+"""What every span contains; most lines of running text have none of it."""
+_HIDDEN = [kind.hidden for kind in SPAN_KINDS.values()]
+_TRIMMED = {f"k{i}" for i, name in enumerate(SPAN_KINDS) if name in ("URL", "file name", "host name", "mention")}
+"""Groups of kinds whose last punctuation marks belong to the sentence."""
+_ICU = re.compile(
+    r"\{\s?\w{1,60}\s?,\s?(?:plural|select|selectordinal|number|date|time|spellout|ordinal|duration|choice)\s?(?=[,}])"
+)
+_LONGEST_SEEN = 60
+"""Characters of a span that a model may see; longer ones would take most of its input."""
+
+
+class Span(NamedTuple):
+    """A span of a text.  hidden: whether the model must not see it."""
+
+    start: int
+    end: int
+    hidden: bool
+
+
+@lru_cache(maxsize=64)
+def compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str] | None:
+    """Return one regular expression for all patterns, None for none.  Raises UsageError that lists invalid ones."""
+    problems = []
+    for pattern in patterns:
+        try:
+            if re.compile(pattern).match(""):
+                problems.append(f"{pattern!r:.80} matches the empty text")
+        except (re.error, RecursionError, OverflowError) as error:
+            problems.append(f"{pattern!r:.80} is not a regular expression: {error}")
+    if problems:
+        raise UsageError(f"protect: {'; '.join(problems)}; accepted: regular expressions, such as [A-Z]{{2}}-[0-9]+")
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None
+
+
+def find_spans(text: str, protect: re.Pattern[str] | None = None) -> list[Span]:
+    """Return the spans of a text from left to right.  protect: an expression of further ones, which take precedence."""
+    if protect is None and _TRIGGER.search(text) is None:
+        return []
+    spans: list[Span] = []
+    taken = bytearray(len(text))
+    for span in _candidates(text, protect):
+        if 1 not in taken[span.start : span.end]:
+            taken[span.start : span.end] = bytes([1]) * (span.end - span.start)
+            spans.append(span)
+    return sorted(spans)
+
+
+def _candidates(text: str, protect: re.Pattern[str] | None) -> Iterator[Span]:
+    if protect is not None:
+        yield from (Span(*match.span(), False) for match in protect.finditer(text))
+    if _TRIGGER.search(text) is None:
+        return
+    if _ICU.search(text):
+        ends = _closing_braces(text)
+        yield from (Span(m.start(), ends[m.start()], True) for m in _ICU.finditer(text) if m.start() in ends)
+    for match in _PATTERN.finditer(text):
+        start, end = match.span()
+        group = match.lastgroup or ""
+        if group in _TRIMMED:
+            end = start + len(_trimmed(match[0]))
+        yield Span(start, end, _HIDDEN[int(group[1:])] or end - start > _LONGEST_SEEN)
+
+
+def _closing_braces(text: str) -> dict[int, int]:
+    """Return the position after the closing brace of each opening one that has one."""
+    ends: dict[int, int] = {}
+    opened: list[int] = []
+    for match in re.finditer("[{}]", text):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif opened:
+            ends[opened.pop()] = match.end()
+    return ends
+
+
+def _trimmed(span: str) -> str:
+    """Return a span without the punctuation that follows it, and without closing brackets that it does not open."""
+    while span:
+        last = span[-1]
+        opening = {")": "(", "]": "[", "}": "{"}.get(last)
+        if last not in ".,;:!?'*-" and (opening is None or span.count(opening) >= span.count(last)):
+            break
+        span = span[:-1]
+    return span
+
+
+def span_texts(text: str, protect: re.Pattern[str] | None = None) -> Counter[str]:
+    """Return how often each span occurs in a text."""
+    return Counter(text[span.start : span.end] for span in find_spans(text, protect))
+
+
+def shield(text: str, spans: Iterable[Span]) -> str:
+    """Return the text with one `OBJECT` in place of each span."""
+    parts, done = [], 0
+    for span in spans:
+        parts += [text[done : span.start], OBJECT]
+        done = span.end
+    return "".join([*parts, text[done:]])
+
+
+def keeps_spans(source: str, target: str, protect: re.Pattern[str] | None = None) -> bool:
+    """Return whether a translation has the spans of its source, each as often, and none grown together with a word."""
+    return _attached(source, protect) == _attached(target, protect)
+
+
+def _attached(text: str, protect: re.Pattern[str] | None) -> Counter[tuple[str, bool, bool]]:
+    """Return how often each span occurs in a text, with whether a letter stands before it and after it."""
+    found: Counter[tuple[str, bool, bool]] = Counter()
+    for start, end, _ in find_spans(text, protect):
+        before, after = text[start - 1 : start], text[end : end + 1]
+        found[text[start:end], is_spaced(before), is_spaced(after)] += 1
+    return found
+
+
+_NO_SPACES = {"HIRAGANA", "KATAKANA", "CJK", "HANGUL", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"}
+"""Scripts whose words are not separated by spaces, or take suffixes without one."""
+
+
+@lru_cache(1 << 14)
+def is_spaced(character: str) -> bool:
+    """Return whether a character belongs to a word that is separated from others by spaces; False for ""."""
+    return character.isalnum() and unicodedata.name(character, "").split(" ")[0] not in _NO_SPACES

@@ -1,0 +1,157 @@
+"""Spans that a model lost: its text is translated without them, and they are put to their aligned place.
+
+`Translator.part_searches` decides when; `data/spans.py` knows what must survive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dragoman.data.sentences import is_spaceless
+from dragoman.data.spans import OBJECT, is_spaced
+
+_CLOSING = ".,:;!?)]}»”’…。，、：；！？）」』\"'"
+_OPENING = "([{«“‘„¿¡（「『"
+_PAIRS = {"(": ")", "[": "]", "“": "”", "„": "“", "«": "»", "‹": "›", "‘": "’", '"': '"', "'": "'", "「": "」"}
+_BETWEEN = re.compile(rf"{OBJECT}(?:[^\w{OBJECT}]{{0,3}}{OBJECT})*")
+"""Spans with at most a few spaces and punctuation marks between them, which stay together."""
+_LEADING = re.compile(r"\s*[:;,.!?)\]|/=>–—-]+\s*")
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A place from which spans were taken out.
+
+    position: in the text without them.  start: in the text with them.  copied: the spans, and what is between them.
+    before, after: the characters beside them, "" at an end of the text.
+    """
+
+    position: int
+    start: int
+    copied: str
+    before: str
+    after: str
+
+
+@dataclass
+class Mask:
+    """A text without its spans.
+
+    text: what the model translates.  origin: the position in the text with spans of each character, and of the end.
+    hidden: whether the model must not see the spans.  ids: of `text`, once they are used.
+    """
+
+    text: str
+    origin: list[int]
+    holes: list[Hole]
+    hidden: bool = False
+    ids: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, shielded: str, spans: Sequence[str]) -> Mask:
+        """Return the mask of a text with an `OBJECT` in place of each span.  spans: their texts, in order."""
+        left = iter(spans)
+        kept: list[str] = []
+        origin: list[int] = []
+        holes: list[Hole] = []
+        done = at = 0  # in the shielded text, and in the text with spans
+
+        def keep(end: int) -> None:
+            nonlocal done, at
+            kept.extend(shielded[done:end])
+            origin.extend(range(at, at + end - done))
+            at += end - done
+            done = end
+
+        for match in _BETWEEN.finditer(shielded):
+            start, end = _with_brackets(shielded, *match.span())
+            if start < done:
+                continue  # it was taken out with the spans before it
+            keep(start)
+            copied = "".join(next(left) if c == OBJECT else c for c in shielded[start:end])
+            before, after = shielded[start - 1 : start], shielded[end : end + 1]
+            hole_at, follows = at, end
+            at, done = at + len(copied), end
+            if not "".join(kept).strip():  # at the beginning, with the punctuation that follows
+                leading = _LEADING.match(shielded, end)
+                rest = shielded[end : leading.end()] if leading else ""
+                copied, at, done = copied + rest.rstrip(), at + len(rest), done + len(rest)
+                follows, after = done, rest[-1:] if rest[-1:].isspace() else shielded[done : done + 1]
+            following = shielded[follows : follows + 1]
+            if kept and kept[-1].isspace() and (not following or following.isspace() or following in _CLOSING):
+                while kept and kept[-1].isspace():
+                    del kept[-1], origin[-1]
+            elif not kept and following.isspace():
+                skipped = len(shielded) - len(shielded[done:].lstrip()) - done
+                at, done = at + skipped, done + skipped
+            holes.append(Hole(len(kept), hole_at, copied, before, after))
+        keep(len(shielded))
+        origin.append(at)
+        text = "".join(kept)
+        end = len(text.rstrip())
+        first = min(len(text) - len(text.lstrip()), end)
+        holes = [Hole(min(max(h.position, first), end) - first, h.start, h.copied, h.before, h.after) for h in holes]
+        return cls(text[first:end], origin[first : end + 1], holes)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether anything is left to translate."""
+        return any(map(str.isalpha, self.text))
+
+
+def _with_brackets(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return a range with the brackets and quotation marks that surround it alone."""
+    while start and _PAIRS.get(text[start - 1], "") == text[end : end + 1] != "":
+        start, end = start - 1, end + 1
+    return start, end
+
+
+@dataclass(frozen=True)
+class AlignCall:
+    """The argument of `DecodingBackend.align`; sent None instead of weights if the model has no cross-attention."""
+
+    pairs: list[tuple[list[int], list[int]]]
+
+
+def insert(target: str, holes: Sequence[Hole], places: Sequence[int]) -> str:
+    """Return a translation with the spans of `holes` at their places, between words, with spaces as in the source."""
+    order = sorted((_between_words(target, places[i], hole), i) for i, hole in enumerate(holes))
+    text, done = "", 0
+    for number, (place, index) in enumerate(order):
+        hole = holes[index]
+        text += target[done:place]
+        done = place
+        last, following = text[-1:], target[place : place + 1]
+        if last and not last.isspace() and last not in _OPENING and _needs_space(hole.before, last):
+            text += " "
+        text += hole.copied
+        is_last = number + 1 == len(order) or order[number + 1][0] > place
+        if is_last and following and not following.isspace() and following not in _CLOSING:
+            text += " " * _needs_space(hole.after, following)
+    return text + target[done:]
+
+
+def _needs_space(beside: str, now: str) -> bool:
+    """Return whether a space separates a span from a character.  beside: the character beside it in the source."""
+    if not beside or beside.isspace():
+        return not is_spaceless(now, now)
+    return is_spaced(now) and not is_spaced(beside)
+
+
+def _between_words(text: str, place: int, hole: Hole) -> int:
+    """Return the place, or the end of the word if it is within one."""
+    before, after = text[place - 1 : place], text[place : place + 1]
+    if not place or not after or before.isspace() or after.isspace() or is_spaceless(before, after):
+        return place
+    if is_spaced(before) and is_spaced(after):
+        pass
+    elif (is_spaced(before) and is_spaced(hole.before)) or (is_spaced(after) and is_spaced(hole.after)):
+        return place  # grown together in the source, too
+    rest = re.compile(r"\S*").match(text, place)
+    assert rest is not None
+    end = rest.end()
+    while end > place and text[end - 1] in _CLOSING:
+        end -= 1
+    return end

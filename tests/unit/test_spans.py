@@ -1,0 +1,65 @@
+"""What a translation must contain unchanged: each kind of the table, in running text of several scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dragoman.data.spans import SPAN_KINDS, compile_patterns, find_spans, keeps_spans, span_texts
+from dragoman.errors import UsageError
+
+EXAMPLES = [(name, example) for name, kind in SPAN_KINDS.items() for example in kind.examples]
+CONTEXTS = ["See {}.", "{}", "„{}“, ja.", "请看{}。", "one {}, two", "({}) one", "one {}?", "见「{}」吗"]
+
+
+@pytest.mark.parametrize(("name", "example"), EXAMPLES)
+def test_examples_are_found_in_text(name: str, example: str) -> None:
+    for context in CONTEXTS:
+        text = context.replace("{}", example)
+        assert [text[start:end] for start, end, _ in find_spans(text)] == [example], text
+        assert all(span.hidden == SPAN_KINDS[name].hidden for span in find_spans(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Is 5 % < 6 %, or R&D (see 3/4) at 5 p.m.?", "Nothing here.", "and/or: 10:30 (a:b)", "He paid $5 and $6.",
+        "Er sagte: „So ist es“ -- z.B. im Nr.5", "100 % d'accord", "a < b and c > d", "U.S.A. e.g. i.e. 3.5",
+    ],
+)  # fmt: skip
+def test_ordinary_text_has_no_spans(text: str) -> None:
+    assert find_spans(text) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("See https://example.org/a?b=1.", "Siehe https://example.org/a?b=2."),
+        ("See www.example.org", "Siehe oben"),
+        ("Write to a.b+c@mail.example.org!", "Schreib an a.b@mail.example.org!"),
+        ("${user} and {{item}}", "${user} und {item}"),
+        ("A <b>bold</b> word", "Ein <b>fettes Wort"),
+        ("I'll show you %(name)s", "I' %(name)sll zeigen"),
+        ("I see {name} and {name}.", "Ich sehe {name}."),
+        ("I see {name}.", "Ich sehe {name}{name}."),
+        ("I see 😊.", "Ich sehe."),
+    ],
+)
+def test_lost_spans_are_noticed(source: str, target: str) -> None:
+    assert not keeps_spans(source, target) and keeps_spans(source, source)
+
+
+def test_patterns_of_the_user_take_precedence() -> None:
+    pattern = compile_patterns(("[A-Z]{2}-[0-9]+", "C\\+\\+"))
+    assert dict(span_texts("Use AB-12.pdf and C++ or a.pdf", pattern)) == {"AB-12": 1, "C++": 1, "a.pdf": 1}
+    assert compile_patterns(()) is None
+    with pytest.raises(UsageError, match=r"'\(' is not a regular expression: .*; 'a\*' matches the empty text"):
+        compile_patterns(("(", "a*"))
+
+
+def test_running_text_has_hardly_any(data_root: Path) -> None:
+    files = [data_root / name for name in ("multi30k/valid.en", "tatoeba_en_de/test.de", "tatoeba_en_zh/test.zh")]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    found = [text for line in lines for text in span_texts(line)]
+    assert len(found) < len(lines) / 1000, found[:100]

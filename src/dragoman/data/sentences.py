@@ -19,7 +19,7 @@ _BULLETS = r"\u2190-\u21ff\u25a0-\u25ff\u2713-\u2718\u2794-\u27be"
 """Symbols that stand before the items of a list."""
 _SYMBOL = (
     # symbols and emoji with their joiners, variation selectors, tags and key caps, without bullets; emoticons
-    r"(?:[\u231a\u231b\u23e9-\u23fa\u2600-\u2712\u2719-\u2793\u2b50-\u2b55\u303d\U0001f000-\U0001faff]"
+    r"(?:[\u231a\u231b\u23e9-\u23fa\u2600-\u2712\u2719-\u2793\u2b50-\u2b55\u303d\ue000\U0001f000-\U0001faff]"
     r"[\u200d\u20e3\ufe0e\ufe0f\U000e0020-\U000e007f]{0,8}+|[:;=][-']?[()DPo]{1,3}+)"
 )
 _NOTE = r"(?:\[[^\[\]\s]{1,4}(?:[ -]\w{1,6})?\]|\((?:\d{1,3}|[a-z])\)|[⁰¹²³⁴-⁹†‡*](?:[,–](?=[⁰¹²³⁴-⁹]))?)"

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 from dragoman.errors import UsageError
 
-OBJECT = "\ufffc"
-"""Stands for a span where a text is divided; U+FFFC, the object replacement character."""
+OBJECT, SYMBOL = "\ufffc", "\ue000"
+"""Stand for a span where a text is divided: the object replacement character, and one for emoji and other symbols,
+which may follow the end of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -211,12 +212,22 @@ def span_texts(text: str, protect: re.Pattern[str] | None = None) -> Counter[str
 
 
 def shield(text: str, spans: Iterable[Span]) -> str:
-    """Return the text with one `OBJECT` in place of each span."""
+    """Return the text with one `OBJECT` or `SYMBOL` in place of each span."""
     parts, done = [], 0
     for span in spans:
-        parts += [text[done : span.start], OBJECT]
+        parts += [text[done : span.start], OBJECT if text[span.start].isascii() else SYMBOL]
         done = span.end
     return "".join([*parts, text[done:]])
+
+
+def count_spans(shielded: str) -> int:
+    """Return how many spans a text of `shield` has."""
+    return shielded.count(OBJECT) + shielded.count(SYMBOL)
+
+
+def unshield(shielded: str, spans: Iterator[str]) -> str:
+    """Return a text of `shield` with the next spans in their places."""
+    return "".join(next(spans) if character in (OBJECT, SYMBOL) else character for character in shielded)
 
 
 def keeps_spans(source: str, target: str, protect: re.Pattern[str] | None = None) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from dragoman.data.languages import language_code
 from dragoman.data.literals import has_words
+from dragoman.data.spans import is_spaced
 from dragoman.errors import DataError, clip
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.segment import Segment, Tag, has_same_words, pair_tags, plain_text, translate_segments
@@ -254,13 +255,17 @@ def _with_spaces(segment: Segment, translated: Segment) -> Segment:
         elif item.kind == "empty":
             source, target = sources[item.pair], targets[item.pair]
             is_inside = last.isalnum() and not target.space and target.after.isalnum()
-            if source.before.isspace() and last and not last.isspace() and not is_inside:
+            is_text = not item.raw.startswith("<")  # such as code, which does not grow together with a word
+            apart = is_text and is_spaced(last) and not is_spaced(source.before)
+            if (source.before.isspace() or apart) and last and not last.isspace() and not is_inside:
                 index = len(result)
                 while index and isinstance(tag := result[index - 1], Tag) and tag.kind == "open":
                     index -= 1
                 result.insert(index, " ")
             is_punctuation = target.after in _PUNCTUATION and target.after != source.after
             pending = "" if target.space or is_punctuation or is_inside else source.space
+            if is_text and not target.space and is_spaced(target.after) and not is_spaced(source.after):
+                pending = pending or " "
             last = _OBJECT
         result.append(item)
     return result

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dragoman.data.sentences import is_spaceless
-from dragoman.data.spans import OBJECT, is_spaced
+from dragoman.data.spans import OBJECT, SYMBOL, is_spaced, unshield
 
 _CLOSING = ".,:;!?)]}»”’…。，、：；！？）」』\"'"
 _OPENING = "([{«“‘„¿¡（「『"
 _PAIRS = {"(": ")", "[": "]", "“": "”", "„": "“", "«": "»", "‹": "›", "‘": "’", '"': '"', "'": "'", "「": "」"}
-_BETWEEN = re.compile(rf"{OBJECT}(?:[^\w{OBJECT}]{{0,3}}{OBJECT})*")
+_BETWEEN = re.compile(rf"[{OBJECT}{SYMBOL}](?:[^\w{OBJECT}{SYMBOL}]{{0,3}}[{OBJECT}{SYMBOL}])*")
 """Spans with at most a few spaces and punctuation marks between them, which stay together."""
 _LEADING = re.compile(r"\s*[:;,.!?)\]|/=>–—-]+\s*")
 
@@ -51,7 +51,7 @@ class Mask:
 
     @classmethod
     def of(cls, shielded: str, spans: Sequence[str]) -> Mask:
-        """Return the mask of a text with an `OBJECT` in place of each span.  spans: their texts, in order."""
+        """Return the mask of a text of `shield`.  spans: their texts, in order."""
         left = iter(spans)
         kept: list[str] = []
         origin: list[int] = []
@@ -70,7 +70,7 @@ class Mask:
             if start < done:
                 continue  # it was taken out with the spans before it
             keep(start)
-            copied = "".join(next(left) if c == OBJECT else c for c in shielded[start:end])
+            copied = unshield(shielded[start:end], left)
             before, after = shielded[start - 1 : start], shielded[end : end + 1]
             hole_at, follows = at, end
             at, done = at + len(copied), end

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.profile import TrainingProfile, alphabets
 from dragoman.data.sentences import join_parts, list_prefix, split_sentences, split_text
-from dragoman.data.spans import OBJECT, compile_patterns, find_spans, keeps_spans, shield
+from dragoman.data.spans import compile_patterns, count_spans, find_spans, keeps_spans, shield, unshield
 from dragoman.decoding.backend import (
     BATCH_TOKENS,
     Fault,
@@ -65,8 +65,8 @@ class _Draft:
     """A sentence or a line before it is encoded.
 
     mark: list mark.  body: text after it.  sentence: index in the line.  is_translated: whether it has words.
-    shielded: the body with an `OBJECT` in place of each span.  spans: their texts.  hidden: whether a model must not
-    see one of them.
+    shielded: the body with one character in place of each span (see `shield`).  spans: their texts.  hidden: whether a
+    model must not see one of them.
     """
 
     mark: str
@@ -233,7 +233,7 @@ class Translator(Pipeline):
         drafts = []
         done = at = 0
         for number, sentence in enumerate(found if sentences else [shielded]):
-            own = spans[done : done + sentence.count(OBJECT)] if spans else ()
+            own = spans[done : done + count_spans(sentence)] if spans else ()
             end = at + len(sentence) + sum(span.end - span.start - 1 for span in own)
             mark = list_prefix(sentence) if sentences else ""
             shown = sentence[len(mark) :]
@@ -259,14 +259,16 @@ class Translator(Pipeline):
                     own = encoded[part] = tokenizer.encode_source(part.strip() if strip else part)
                 return own
 
-            shielded = split_text(draft.shielded, self.max_source, lambda part: len(encode(part.replace(OBJECT, ""))))
+            shielded = split_text(
+                draft.shielded, self.max_source, lambda part: len(encode(unshield(part, itertools.repeat(""))))
+            )
             left = iter(draft.spans)
-            texts = ["".join(next(left) if c == OBJECT else c for c in part) for part in shielded]
+            texts = [unshield(part, left) for part in shielded]
             parts = [Part(part, encode(part), draft.sentence) for part in texts]
         if draft.spans:
             left = iter(draft.spans)
             for part, text in zip(parts, shielded, strict=True):
-                if own := [next(left) for _ in range(text.count(OBJECT))]:
+                if own := [next(left) for _ in range(count_spans(text))]:
                     self._mask(part, Mask.of(text, own), tokenizer, draft.hidden)
         least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1
         return [part for part in parts if not part.ids or (len(part.ids) > least and part.ids != [EOS])]

@@ -217,6 +217,43 @@ def with_members(data: bytes, changed: Mapping[str, bytes | Change]) -> bytes:
     return zip_of({**own, **new})
 
 
+def document(format: str, texts: Sequence[str], language: str = "en") -> bytes:
+    """A document with these texts, each a string of its own."""
+    own = [text.replace("&", "&amp;").replace("<", "&lt;") for text in texts]
+    lines = {
+        "txt": "{}\n", "md": "{}\n\n", "html": "<p>{}</p>\n", "srt": "1\n00:00:01,000 --> 00:00:02,000\n{}\n\n",
+        "vtt": "00:01.000 --> 00:02.000\n{}\n\n", "po": 'msgid "{}"\nmsgstr ""\n\n', "csv": '"{}",7\n',
+        "tsv": "{}\t7\n",
+        "xliff": "<trans-unit><source>{}</source></trans-unit>\n", "json": '"{}",\n',
+        "tmx": f'<tu><tuv xml:lang="{language}"><seg>{{}}</seg></tuv></tu>\n', "odt": "<text:p>{}</text:p>",
+        "docx": "<w:p><w:r><w:t>{}</w:t></w:r></w:p>", "pptx": "<a:p><a:r><a:t>{}</a:t></a:r></a:p>",
+        "xlsx": "<x:si><x:t>{}</x:t></x:si>", "epub": "<p>{}</p>",
+    }  # fmt: skip
+    is_marked = format in ("html", "vtt", "xliff", "tmx", "odt", "epub", *OFFICE)
+    body = "".join(lines[format].replace("{}", text) for text in (own if is_marked else texts))
+    if format in OFFICE:
+        return office_document(*OFFICE[format][:3], body)
+    if format == "odt":
+        content = f'<a xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0">{body}</a>'
+        return zip_of({"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": content})
+    if format == "epub":
+        page = f'<html xmlns="http://www.w3.org/1999/xhtml" xml:lang="{language}"><body>{body}</body></html>'
+        return zip_of({**BOOK, "a/d.ncx": "<ncx/>", "c.xhtml": page})
+    around = {"vtt": "WEBVTT\n\n{}", "xliff": XLIFF.replace("%s", "{}"), "tmx": "<tmx>{}</tmx>", "json": '[{}""]'}
+    return around.get(format, "{}").replace("{}", body).encode()
+
+
+def office_document(prefix: str, kind: str, main: str, body: str, change: Change = bytes) -> bytes:
+    """A document of Office Open XML with one member of this content."""
+    spaces = " ".join(f'xmlns:{own}="{uri}"' for uri, own in list(PREFIXES.items())[::2])
+    types = "".join(
+        f'<Override PartName="/{part}" ContentType="{TYPE}{own}"/>'
+        for part, own in (("own.xml", f"{kind}+xml"), ("main.xml", f"{main}.main+xml"))
+    )
+    parts = {"[Content_Types].xml": f"<Types>{types}</Types>", "main.xml": "<a/>"}
+    return zip_of({**parts, "own.xml": change(f"<a {spaces}>{body}</a>".encode())})
+
+
 def random_document(format: str, draw: random.Random, change: Change = bytes) -> bytes:
     """A document with white space of every kind at the edges of texts, tags and runs."""
 

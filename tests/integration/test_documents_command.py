@@ -54,6 +54,33 @@ def test_columns_of_a_table_and_output_folders(cli: Cli, model: Path, tmp_path: 
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "options", "flagged"),
+    [
+        ("a.md", "one\n\n# {}\n", (), "a.md: line 3, text 2"),
+        ("a.html", "<p>one</p>\n\n<p>{}</p>", (), "a.html: line 3, text 2"),
+        ("a.html", "<p>one</p>\n\n<p>{}</p>", ("--format", "html"), "line 3, text 2"),
+        ("a.xml", "<a>\n<b>one</b>\n<b>{}</b></a>", ("--format", "xml"), "line 3, text 2"),
+        ("a.txt", "one\n\n{}\n", (), "line 3"),
+        ("a.txt", "one\n\n{}\n", ("--output", "out"), "a.txt: line 3"),
+    ],
+)
+def test_the_summary_says_where_flags_are(
+    cli: Cli, model: Path, tmp_path: Path, name: str, content: str, options: tuple[str, ...], flagged: str
+) -> None:
+    (tmp_path / name).write_text(content.format("{name} one 77777"))
+    (tmp_path / "out").mkdir()
+    output = options[1] if "--output" in options else f"b{name}"
+    code, _, err = cli(
+        "translate", model, "--input", tmp_path / name, "--output", tmp_path / output, *options[: 2 * (output != "out")]
+    )
+    lines = err.split("\n")
+    [counts] = [line for line in lines if line.startswith("flags: ")]
+    [places] = [line for line in lines if line.startswith("flagged: ")]
+    assert code == 0 and "numbers 1" in counts
+    assert any(place.startswith(flagged + " (") and "numbers" in place for place in places[9:].split("; "))
+
+
 def test_a_damaged_document_leaves_no_output(cli: Cli, model: Path, tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_bytes(b"PK\x03\x04 not a document")
     code, _, err = cli("translate", model, "--input", tmp_path / "a.docx", "--output", tmp_path / "b.docx")

@@ -23,7 +23,7 @@ from dragoman.cli.translate import _is_bulk as is_bulk
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.lines import read_lines
 from dragoman.models import model_folder
-from dragoman.pipelines.lines import Form
+from dragoman.pipelines.lines import FlaggedText, Form
 from small_run import Killed, largest_file, stop_before
 
 LINES = 3  # per chunk
@@ -55,7 +55,8 @@ class UpperCaseWorker:
             rows = [{"translation": t.upper(), "score": -len(t) / 2, "flags": [], "nbest": [t, "x"]} for t in texts]
             lines = [json.dumps(row) for row in rows]
         flags = {"long": sum(len(text) > 5 for text in texts)}
-        return ChunkResult(len(texts), flags, "".join(f"{line}\n" for line in lines).encode(), self.backend)
+        flagged = [(number, ("long",)) for number, text in enumerate(texts, start=1) if len(text) > 5]
+        return ChunkResult(len(texts), flags, "".join(f"{line}\n" for line in lines).encode(), self.backend, flagged)
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +112,8 @@ def test_every_file_becomes_one_of_the_same_name_and_number_of_lines(source: Pat
     assert (tmp_path / "out" / "a.txt").read_bytes() == b"ONE\n\nTWO\n  \nTHREE\xe2\x80\xa8FOUR\nFIVE\nSIX\n"
     assert gzip.decompress((tmp_path / "out" / "empty.gz").read_bytes()) == b""
     assert max(map(len, UpperCaseWorker.given)) == LINES
-    assert done == Summary(7, 27, {"long": 1})
+    [(name, number)] = [(n, i) for n in names for i, line in enumerate(read_lines(source / n), 1) if len(line) > 5]
+    assert done == Summary(7, 27, {"long": 1}, [FlaggedText(number, number, ("long",), name)])
     assert log[:2] == ["backend A", "reading the input, files: 7"] and "27 of 27 lines, 7 of 7 files" in log[-1]
     inputs = json.loads((tmp_path / "out" / "_dragoman" / "manifest.json").read_bytes())["inputs"]
     assert inputs["deep/c.zst"]["lines"] == 10 and len(inputs["a.txt"]["sha256"]) == 64

@@ -389,9 +389,11 @@ def test_alternatives_in_icu_syntax_are_kept() -> None:
 
 def test_csv_keeps_quoting_delimiter_and_line_ends() -> None:
     source = 'name;"text";n\r\nx_1;"a ""quoted"" word";1,5\r\n;plain words;"two\nlines"\r\n'
-    out = translated("csv", source).decode()
+    out = translated("csv", source, header=False).decode()
     assert out == 'NAME;"TEXT";N\r\nx_1;"A ""QUOTED"" WORD";1,5\r\n;PLAIN WORDS;"TWO\nLINES"\r\n'
-    rows = list(csv.reader(io.StringIO(translated("csv", source, longer()).decode(), newline=""), delimiter=";"))
+    rows = list(
+        csv.reader(io.StringIO(translated("csv", source, longer(), header=False).decode(), newline=""), delimiter=";")
+    )
     assert [len(row) for row in rows] == [3, 3, 3]
     assert rows[1][1] == longer().translate(['a "quoted" word'])[0].text and rows[1][2] == "1,5"
 
@@ -399,7 +401,12 @@ def test_csv_keeps_quoting_delimiter_and_line_ends() -> None:
 def test_csv_columns_are_chosen_by_name_or_number() -> None:
     source = "id,text,note\na b,c d,e f\n"
     assert translated("csv", source, columns=["text"]).decode() == "id,text,note\na b,C D,e f\n"
-    assert translated("csv", source, columns=[2]).decode() == "id,text,NOTE\na b,c d,E F\n"
+    assert translated("csv", source, columns=[2]).decode() == "id,text,note\na b,c d,E F\n"
+    assert translated("csv", source, columns=[2], header=False).decode() == "id,text,NOTE\na b,c d,E F\n"
+    with pytest.raises(
+        UsageError, match="header = False, and columns = 'text': a name stands in a header; give a number"
+    ):
+        translated("csv", source, columns=["text"], header=False)
     with pytest.raises(UsageError, match=r"no column 'txt' \(did you mean 'text'\?\); accepted: 'id', 'text', 'note'"):
         translated("csv", source, columns=["txt"])
     with pytest.raises(UsageError, match=r"no column 'yyy.*accepted: 'xxx") as caught:
@@ -413,6 +420,48 @@ def test_csv_columns_are_chosen_by_name_or_number() -> None:
 
 def test_quotation_marks_inside_cells_do_not_hide_the_delimiter() -> None:
     assert translated("csv", 'an 8" pipe;a b\n"c, d, e, f";g\n').decode() == '"AN 8"" PIPE";A B\n"C, D, E, F";G\n'
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_header"),
+    [
+        ("id,text", "a b,c d", True),
+        ("Full Name,user_name (a)", "a b,c d", True),
+        ("en,de", "one,eins", True),
+        ("Product,Price (EUR)", "shoe,1.50", True),
+        ("Source,Target,", "a b,c d,", True),
+        ("dog,house", "cat,tree", False),
+        ("address,Adresse", "house,Haus", False),
+        ("I am here.,note", "a b,c d", False),
+        ("id,id", "a b,c d", False),
+        ("12,text", "13,a b", False),
+    ],
+)
+def test_headers_are_recognized_and_said(first: str, second: str, is_header: bool) -> None:
+    for delimiter, format in ((",", "csv"), ("\t", "tsv")):
+        head, body = (f"{row.replace(',', delimiter)}\n" for row in (first, second))
+        out, report = translate_bytes(upper(), (head + body).encode(), format)
+        assert out.decode() == (head if is_header else head.upper()) + body.upper()
+        said = [f"the first row ({', '.join(first.split(','))}) was taken as the header and kept"] * is_header
+        assert [note.partition(";")[0] for note in report.notes] == said
+        assert translated(format, head + body, header=False).decode() == (head + body).upper()
+        assert translated(format, head + body, header=True).decode() == head + body.upper()
+
+
+def test_formulas_are_kept() -> None:
+    source = 'one two,=A1+1,"=IF(A1>0, ""a b"", ""c d"")"\n'
+    for columns in (None, [0, 1, 2]):
+        assert translated("csv", source, columns=columns).decode() == source.replace("one two", "ONE TWO")
+
+
+@pytest.mark.parametrize("source", ['"I love you.\ta "b" c\n', '"one"\t"two\n', 'a "b"\t"c d"\t"e ""f"\n'])
+def test_tsv_without_quoting_stays_without(source: str) -> None:
+    assert translated("tsv", source).decode() == source.upper()
+
+
+def test_tsv_with_quoting_stays_quoted() -> None:
+    assert translated("tsv", 'one\t"two ""a"" b"\n').decode() == 'ONE\t"TWO ""A"" B"\n'
+    assert translated("tsv", 'one\t"two b"\n', says('a "b"')).decode() == '"a ""b"""\t"a ""b"""\n'
 
 
 def test_tsv_cells_are_separated_by_tabs_only() -> None:
@@ -432,7 +481,7 @@ CELLS = st.text(st.sampled_from('ab,;"\n\r x1'), max_size=6)
 def test_every_csv_has_the_same_cells_in_upper_case(rows: list[list[str]], quote: bool) -> None:
     written = io.StringIO(newline="")
     csv.writer(written, quoting=csv.QUOTE_ALL if quote else csv.QUOTE_MINIMAL).writerows([["a", "b", "c"], *rows])
-    out = translated("csv", written.getvalue(), columns=[0, 1, 2]).decode()
+    out = translated("csv", written.getvalue(), columns=[0, 1, 2], header=False).decode()
     before, after = (list(csv.reader(io.StringIO(text, newline=""))) for text in (written.getvalue(), out))
     assert after == [[cell.upper() for cell in row] for row in before]
 
@@ -477,7 +526,7 @@ def test_json_is_validated_first() -> None:
 def test_formats_follow_from_file_names() -> None:
     assert [document_format(name) for name in ("a.DOCX", "b.md", "c.xlf", "d.htm")] == ["docx", "md", "xliff", "html"]
     with pytest.raises(
-        UsageError, match=r"a\.pdf: the suffix '\.pdf' is not that of a document; accepted: \.txt, \.md"
+        UsageError, match=r"a\.pdf: the suffix '\.pdf' is not that of a document; accepted: \.txt, \.text, \.md"
     ):
         document_format("a.pdf")
     with pytest.raises(UsageError, match="format = 'doc'; accepted: txt, md"):

@@ -16,7 +16,7 @@ from dragoman.data.languages import language_probability
 from dragoman.data.literals import has_words
 from dragoman.data.profile import Quantiles, SideProfile, TrainingProfile
 from dragoman.data.sentences import split_sentences, split_text
-from dragoman.documents import translation
+from dragoman.documents import FORMATS
 from dragoman.errors import DragomanError
 from dragoman.markup import translate_html, translate_xml
 from dragoman.pipelines.glossary import Glossary, applied
@@ -177,7 +177,7 @@ def steep_documents(format: str) -> Iterator[str]:
                 yield f"{format}, frame {number}, {piece!r} * n: {ratio:.0f}"
 
 
-@pytest.mark.parametrize("format", translation._FORMATS)
+@pytest.mark.parametrize("format", FORMATS)
 def test_documents(format: str) -> None:
     assert [*steep_documents(format)] == []
 

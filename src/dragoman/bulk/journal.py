@@ -3,8 +3,8 @@
     OUT/<shard>                            output; exists only if complete
     OUT/_dragoman/manifest.json            model, settings and input; written once
     OUT/_dragoman/path                     backend and precision of all chunks
-    OUT/_dragoman/shards/<shard>/<chunk>   a finished chunk: a line of JSON (lines, flags), then its output
-    OUT/_dragoman/shards/<shard>/done      lines, bytes and flags of the shard; its chunks are removed last
+    OUT/_dragoman/shards/<shard>/<chunk>   a finished chunk: a line of JSON (lines, flags, flagged), then its output
+    OUT/_dragoman/shards/<shard>/done      lines, bytes, flags and flagged of the shard; its chunks are removed last
 
 Every file is written under a temporary name, flushed and renamed, so that it is complete or does not exist.
 """
@@ -12,10 +12,11 @@ Every file is written under a temporary name, flushed and renamed, so that it is
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.lock import lock_folder
 from dragoman.io.reading import open_regular, read_json, read_text
 from dragoman.io.writing import atomic_file, flush_file, flush_folder, not_written
+from dragoman.pipelines.lines import SHOWN
 
 _MAX_SHOWN = 10
 _DEFAULTS = {
@@ -39,11 +41,16 @@ _DAMAGED = "The file was altered; specify another --output, or remove this folde
 
 @dataclass(frozen=True)
 class ShardDone:
-    """A translated shard.  lines: of the input; bytes: of the output; flags: count per flag."""
+    """A translated shard.
+
+    lines: of the input; bytes: of the output; flags: count per flag.  flagged: number and flags of the first lines with
+    flags, missing in records of earlier versions.
+    """
 
     lines: int
     bytes: int
     flags: dict[str, int]
+    flagged: Sequence[tuple[int, Sequence[str]]] = ()
 
 
 class Journal:
@@ -110,7 +117,7 @@ class Journal:
     def store(self, shard: Shard, number: int, result: ChunkResult) -> None:
         """Write a finished chunk to disk.  Raises UsageError like `check_backend`."""
         self.check_backend(result.backend)
-        head = json.dumps({"lines": result.lines, "flags": result.flags}).encode()
+        head = json.dumps({"lines": result.lines, "flags": result.flags, "flagged": result.flagged}).encode()
         with self._write_errors():
             _write(self._folder_of(shard) / str(number), head + b"\n" + result.payload)
 
@@ -159,11 +166,15 @@ class Journal:
                 f"{contents.sha256}) and run the same command to resume, or specify another --output."
             )
         flags = sum((Counter(head["flags"]) for head in heads), Counter[str]())
+        starts = itertools.accumulate((head["lines"] for head in heads), initial=0)
+        flagged = [
+            (start + n, names) for start, head in zip(starts, heads, strict=False) for n, names in head["flagged"]
+        ]
         with self._write_errors():
             joined = folder / "joined"
             chunk_files = (folder / str(number) for number in range(chunks))
             shard.write((file.read_bytes().partition(b"\n")[2] for file in chunk_files), joined)
-            done = ShardDone(lines, joined.stat().st_size, dict(sorted(flags.items())))
+            done = ShardDone(lines, joined.stat().st_size, dict(sorted(flags.items())), flagged[:SHOWN])
             _write(folder / "done", json.dumps(vars(done)).encode())
             output.parent.mkdir(parents=True, exist_ok=True)
             flush_file(joined)
@@ -177,9 +188,10 @@ class Journal:
         try:
             with open_regular(chunk) as file:
                 head: dict[str, Any] = json.loads(file.readline(1 << 20))
+            head["flagged"] = [(int(number), [*map(str, flags)]) for number, flags in head.get("flagged", ())]
             if isinstance(head["lines"], int) and isinstance(head["flags"], dict):
                 return head
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             pass
         raise DataError(f"{chunk}: damaged. Remove this file, and run the same command to translate its lines again.")
 

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from dragoman._version import __version__
@@ -15,7 +15,7 @@ from dragoman.bulk.journal import Journal, ShardDone
 from dragoman.bulk.shards import COLUMNS, Contents, Shard, find_shards
 from dragoman.bulk.work import Chunk, Job, Results, Worker, model_sha256
 from dragoman.errors import DataError, UsageError
-from dragoman.pipelines.lines import Form
+from dragoman.pipelines.lines import SHOWN, FlaggedText, Form
 
 _FORMAT_VERSION = 1
 _LOG_SECONDS = 5.0
@@ -25,11 +25,12 @@ Log = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Summary:
-    """Contents of the output folder.  flags: count per flag, over all shards."""
+    """Contents of the output folder.  flags: count per flag, over all shards.  flagged: the first lines with flags."""
 
     shards: int
     lines: int
     flags: dict[str, int]
+    flagged: list[FlaggedText] = field(default_factory=list)
 
 
 def translate_bulk(
@@ -161,7 +162,10 @@ class _Scheduler:
 
     def summary(self) -> Summary:
         flags = sum((Counter(done.flags) for done in self.done.values()), Counter[str]())
-        return Summary(len(self.done), sum(done.lines for done in self.done.values()), dict(sorted(flags.items())))
+        found = ((shard.name, *one) for shard in self.contents for one in self.done[shard.name].flagged)
+        flagged = [FlaggedText(n, n, tuple(names), name) for name, n, names in itertools.islice(found, SHOWN)]
+        lines = sum(done.lines for done in self.done.values())
+        return Summary(len(self.done), lines, dict(sorted(flags.items())), flagged)
 
 
 class _ProgressLog:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.extras import extra_package
-from dragoman.pipelines.lines import Form, format_translation, output_form
+from dragoman.pipelines.lines import SHOWN, FlaggedText, FlagReport, Form, format_translation, output_form
 
 if TYPE_CHECKING:
     from dragoman.pipelines.glossary import Glossary
@@ -73,12 +73,17 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """A translated chunk.  flags: count per flag; payload: output bytes; backend: name and precision of the backend."""
+    """A translated chunk.
+
+    flags: count per flag; payload: output bytes; backend: name and precision of the backend.  flagged: the first lines
+    with flags: the number of each in the chunk, from 1, and its flags.
+    """
 
     lines: int
     flags: dict[str, int]
     payload: bytes
     backend: str
+    flagged: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
 
 
 Results = Generator[tuple[Chunk, ChunkResult], None, None]
@@ -113,15 +118,16 @@ class Worker:
         self.backend = ", ".join(self.description.split(", ")[:2])  # without threads and reasons
 
     def translate(self, texts: Sequence[str], form: Form) -> ChunkResult:
-        flags: Counter[str] = Counter()
-        lines = []
+        flags = FlagReport(SHOWN)
+        lines: list[bytes] = []
         job = self.job
         for translation in self.translator.translate(
             texts, prefix=job.prefix, split=job.split, glossary=job.glossary, **job.languages, **job.search
         ):
-            flags.update(translation.flags)
+            flags.add(FlaggedText(len(lines) + 1, None, translation.flags))
             lines.append(f"{format_translation(translation, form)}\n".encode())
-        return ChunkResult(len(lines), dict(flags), b"".join(lines), self.backend)
+        flagged = [(text.unit, text.flags) for text in flags.flagged]
+        return ChunkResult(len(lines), dict(flags.counts), b"".join(lines), self.backend, flagged)
 
 
 _MAX_DEATHS = 3

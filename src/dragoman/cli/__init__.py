@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from dragoman.errors import ConfigError, DragomanError, UsageError, is_out_of_memory
-from dragoman.extras import missing_wing, needs_torch, plug_ins
+from dragoman.extras import missing_wing, needs_torch, plug_ins, wing
 from dragoman.io.writing import not_written, reason_of
 
 __all__ = ["COMMANDS", "Command", "app", "main"]
@@ -96,6 +96,19 @@ class Command(TyperCommand):
             raise
         except UsageError as error:
             raise UsageError(self._with_flags(str(error))) from error
+
+    @property
+    def help(self) -> str | None:
+        """The text of `--help`; {formats} in it stands for the formats of documents."""
+        if self._help and "{formats}" in self._help:
+            place = "dragoman.documents.formats"
+            formats = "" if missing_wing(place, "") else wing(place, "").formats_text()
+            return self._help.replace("{formats}", formats)
+        return self._help
+
+    @help.setter
+    def help(self, text: str | None) -> None:
+        self._help = text
 
     def _with_flags(self, message: str) -> str:
         """Replace `name = value`, as errors of the library write their arguments, by `--name value`."""

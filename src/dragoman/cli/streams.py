@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dragoman.data.dialogues import Turn
+    from dragoman.pipelines.lines import FlagReport
 
 Answer = TypeVar("Answer")
 Item = TypeVar("Item")
@@ -27,6 +28,12 @@ Item = TypeVar("Item")
 def log(text: str) -> None:
     """Print a message on standard error."""
     typer.echo(text, err=True)
+
+
+def log_flags(report: FlagReport, advice: str = "") -> None:
+    """Print how many texts have each flag, and where the first ones are."""
+    for number, line in enumerate(report.summary()):
+        log(line if number else line + advice)
 
 
 def is_terminal(stream: IO[str] | None) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dragoman.cli import options
-from dragoman.cli.streams import answer_lines, is_interactive, is_terminal, log, open_output, show_progress
+from dragoman.cli.streams import answer_lines, is_interactive, is_terminal, log, log_flags, open_output, show_progress
 from dragoman.errors import DataError, UsageError
 from dragoman.extras import missing_wing, wing
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _FORMATS = ("text", "html", "xml")
 _DOCUMENTS, _MARKUP, _BULK = "dragoman.documents.command", "dragoman.markup.command", "dragoman.bulk"
 
+_PER_LINE = " (use --jsonl for flags per line)"
 _SAMPLING_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
 
 
@@ -73,6 +74,13 @@ def translate(
     column: Annotated[
         str | None, typer.Option(help="Column of a CSV or TSV file, or in bulk of Parquet files, to translate.")
     ] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Whether the first row of a CSV or TSV file names the columns, and is kept; default: recognized.",
+        ),
+    ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="In bulk: distribute the work over a Ray cluster.")] = False,
     device: options.Device = "cpu",
 ) -> None:
@@ -87,8 +95,7 @@ def translate(
     With --format html or xml, the input is one document: tags move with the words that they surround, and what is not
     translated keeps its bytes.
 
-    Documents (.docx, .pptx, .xlsx, .odt, .epub, .html, .md, .srt, .vtt, .po, .xliff, .tmx, .csv, .tsv, .json) are
-    translated into the file --output, with everything but their text as it was.
+    Documents are translated into the file --output, with everything but their text as it was. {formats}
 
     Folders, Parquet files and several inputs are translated in bulk: every input file has an output file of the same
     name in the folder --output. Run the same command again to resume. Bulk translation supports one model.
@@ -124,8 +131,10 @@ def translate(
         documents = wing(_DOCUMENTS, "a document")
         if (document := documents.find_document(inputs)) is not None:
             documents.check_document(document, inputs, output, form, prefix)
-            documents.translate_file(models, loading, document, output, column, text_settings)
+            documents.translate_file(models, loading, document, output, column, header, text_settings)
             return
+    if header is not None:
+        raise UsageError("--header and --no-header: only for one CSV or TSV file; omit the option")
     in_bulk = ray or column is not None or _is_bulk(inputs, output)
     if format_ not in _FORMATS:
         raise UsageError(f"--format {format_!r}; accepted: {', '.join(_FORMATS)}")
@@ -152,7 +161,10 @@ def translate(
             )
         done = bulk.translate_bulk(job, inputs, output, column=column, ray=ray, log=log)
         log(f"done: {done.lines:,} lines in {done.shards:,} files")
-        _log_flags(done.flags, jsonl)
+        if not jsonl:
+            from dragoman.pipelines.lines import FlagReport
+
+            log_flags(FlagReport(counts=Counter(done.flags), flagged=done.flagged), _PER_LINE)
         return
     source = inputs[0] if inputs else None
     if format_ != "text":
@@ -178,7 +190,7 @@ def _translate_lines(
     settings: Mapping[str, Any],
 ) -> None:
     """Translate a file or standard input line by line; at a terminal, print flags beside each line."""
-    from dragoman.pipelines.lines import format_translation
+    from dragoman.pipelines.lines import SHOWN, FlaggedText, FlagReport, format_translation
     from dragoman.pipelines.translation import Translator
 
     translator = Translator.load(models, **loading)
@@ -197,12 +209,12 @@ def _translate_lines(
         with suppress(DataError):  # the translation reports it
             total = count_lines(source)
         translations = show_progress(translations, "translating", total)
-    flags: Counter[str] = Counter()
+    flags = FlagReport(SHOWN)
     lines = several = terms = applied = 0
     with open_output(output, source) as write:
         for translation in translations:
-            flags.update(translation.flags)
             lines, several = lines + 1, several + bool(translation.sentences)
+            flags.add(FlaggedText(lines, lines, translation.flags))
             terms += len(translation.terms)
             applied += sum(term.applied for term in translation.terms)
             shown = f"  [{', '.join(translation.flags)}]" if typed and translation.flags and not structured else ""
@@ -213,9 +225,5 @@ def _translate_lines(
         log(f"glossary: {applied:,} of {terms:,} terms applied")
     if several and settings["split"] is None:
         log(f"{several:,} of {lines:,} lines were split into sentences (--no-split translates lines without splitting)")
-    _log_flags(flags, structured)
-
-
-def _log_flags(flags: Mapping[str, int], jsonl: bool) -> None:
-    if flags and not jsonl:
-        log(f"flags: {', '.join(f'{name} {n}' for name, n in sorted(flags.items()))} (use --jsonl for flags per line)")
+    if not structured:
+        log_flags(flags, _PER_LINE)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dragoman.documents.formats import FORMATS, SUFFIXES, Format
 from dragoman.documents.translation import (
-    SUFFIXES,
     DocumentReport,
     document_format,
     document_text,
@@ -11,4 +11,13 @@ from dragoman.documents.translation import (
     translate_document,
 )
 
-__all__ = ["SUFFIXES", "DocumentReport", "document_format", "document_text", "translate_bytes", "translate_document"]
+__all__ = [
+    "FORMATS",
+    "SUFFIXES",
+    "DocumentReport",
+    "Format",
+    "document_format",
+    "document_text",
+    "translate_bytes",
+    "translate_document",
+]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dragoman.cli.streams import log, show_progress
+from dragoman.cli.streams import log, log_flags, show_progress
 from dragoman.documents.translation import document_format, suffix_format, translate_document
 from dragoman.errors import UsageError
 
@@ -42,9 +42,11 @@ def translate_file(
     source: Path,
     output: Path | None,
     column: str | None,
+    header: bool | None,
     settings: Mapping[str, Any],
 ) -> None:
     """Translate a document, and show progress at a terminal."""
+    from dragoman.pipelines.lines import FlagReport
     from dragoman.pipelines.translation import Translator
 
     assert output is not None
@@ -59,7 +61,11 @@ def translate_file(
         source,
         target,
         columns=columns,
+        header=header,
         track=lambda segments, total: show_progress(segments, "translating", total),
         **settings,
     )
     log(f"{target}: {report.segments:,} texts translated")
+    for note in report.notes:
+        log(f"{source}: {note}")
+    log_flags(FlagReport(counts=report.flags, flagged=report.flagged))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dragoman.data.languages import language_code
-from dragoman.documents.plain import decode_text
+from dragoman.documents.plain import decode_text, line_numbers
 from dragoman.documents.segments import DocumentTranslator, translate_messages
 from dragoman.documents.xml_spans import Edits, Inline, Node, Role, parse_xml
 from dragoman.errors import DataError, UsageError, clip
@@ -71,12 +71,17 @@ def translate_po(data: bytes, translator: DocumentTranslator) -> bytes:
             singular = int(python_gettext.c2py(rule[2].strip())(1))
     chosen = [entry for entry in entries if entry.is_open]
     sources = [_sources(entry, singular) for entry in chosen]
-    unique = list(dict.fromkeys(source for own in sources for source in own.values()))
-    translated = dict(zip(unique, translate_messages(translator, unique), strict=True))
-    for entry, own in zip(chosen, sources, strict=True):
-        for key, source in own.items():
+    texts = {  # each once per entry -> its line
+        (number, text): entry.lines["msgid"] + 1
+        for number, entry in enumerate(chosen)
+        for text in sources[number].values()
+    }
+    answers = translate_messages(translator, [text for _, text in texts], [*texts.values()])
+    translated = dict(zip(texts, answers, strict=True))
+    for number, entry in enumerate(chosen):
+        for key, text in sources[number].items():
             first = entry.lines[key]
-            lines[first] = _written(translated[source], lines[first])
+            lines[first] = _written(translated[number, text], lines[first])
     return encode("\n".join(lines))
 
 
@@ -213,7 +218,9 @@ def translate_xliff(data: bytes, translator: DocumentTranslator) -> bytes:
         text = node.child(f"{version}:source") if node.name == element else None
         if text is not None:
             units.append(_Unit(text, node.child(f"{version}:target"), node))
-    translator.translate_blocks([_XliffTranslation(unit, edits) for unit in units if unit.is_open])
+    units = [unit for unit in units if unit.is_open]
+    lines = line_numbers(source, (unit.source.start for unit in units))
+    translator.translate_blocks([_XliffTranslation(unit, edits) for unit in units], lines)
     language = translator.languages[1]
     if version == "2" and "trgLang" not in root.attributes and language and edits:  # version 2.0 requires it
         edits.replace((root.inner_start - 1,) * 2, f' trgLang="{language.replace("_", "-")}"'.encode())
@@ -246,7 +253,7 @@ class _TmxTranslation(Inline):
 
     def __init__(self, unit: Node, source: Node, variant: Node | None, language: str, edits: Edits) -> None:
         super().__init__(source, edits, _tmx_role, collapse=True)
-        self._unit, self._variant, self._language = unit, variant, language
+        self.unit, self._variant, self._language = unit, variant, language
 
     def replace(self, translated: Segment) -> None:
         """Write the translation into the empty segment of the target language, or into a new variant."""
@@ -254,7 +261,7 @@ class _TmxTranslation(Inline):
         if empty is not None:
             self._edits.replace((empty.start, empty.end), lambda: b"<seg>%b</seg>" % self.written(translated))
             return
-        variants = [node for node in self._unit.nodes if node.name == "tuv"]
+        variants = [node for node in self.unit.nodes if node.name == "tuv"]
         first, before = variants[0], variants[-1].end
         line = self._edits.source.rfind(b"\n", 0, first.start)
         space = self._edits.source[line : first.start] if line >= 0 else b"-"
@@ -300,7 +307,7 @@ def translate_tmx(data: bytes, translator: DocumentTranslator) -> bytes:
         raise DataError(
             f"no unit has a variant in {source_language!r}, the source language of the model (has: {known})"
         )
-    translator.translate_blocks(found)
+    translator.translate_blocks(found, line_numbers(source, (one.unit.start for one in found)))
     return encode(edits.render())
 
 

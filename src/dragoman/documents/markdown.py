@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from dragoman.documents.markdown_syntax import read_block, read_inline
-from dragoman.documents.plain import decode_text, with_changes
+from dragoman.documents.plain import decode_text, line_numbers, with_changes
 from dragoman.documents.segments import DocumentTranslator, Mark, pair_marks
 from dragoman.errors import DataError, clip
 from dragoman.extras import extra_package
@@ -58,7 +58,7 @@ def translate_markdown(data: bytes, translator: DocumentTranslator) -> bytes:
     reader.block.ruler.after("fence", "syntax", read_block, {"alt": ["paragraph", "reference", "blockquote", "list"]})
     reader.inline.ruler.before("escape", "syntax", read_inline)
     blocks = list(_blocks(reader, text, start))
-    translator.translate_blocks(blocks)
+    translator.translate_blocks(blocks, line_numbers(text, (block.start for block in blocks)))
     changes = [(block.start, block.end, block.translated) for block in blocks if block.translated is not None]
     return encode(with_changes(source, changes))
 

@@ -8,9 +8,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dragoman.documents.segments import DocumentTranslator, find_marks, is_identifier, source_text, translate_messages
+from dragoman.data.languages import SCRIPTS
+from dragoman.documents.segments import DocumentTranslator, is_identifier, source_text, translate_messages
 from dragoman.errors import DataError, UsageError, clip, nearest
 from dragoman.io.reading import declared_charset
 
@@ -64,14 +65,26 @@ def with_changes(text: str, changes: Iterable[tuple[int, int, str]]) -> str:
     return "".join([*parts, text[done:]])
 
 
-_LINE_END = re.compile(r"(?P<break>\r\n|\n|\r)")
+def line_numbers(text: str | bytes, offsets: Iterable[int]) -> list[int]:
+    """Return the line of each of some offsets in a text, which ascend."""
+    end: Any = "\n" if isinstance(text, str) else b"\n"
+    line, last, lines = 1, 0, []
+    for offset in offsets:
+        line, last = line + text.count(end, last, offset), offset
+        lines.append(line)
+    return lines
+
+
+_LINE_END = re.compile(r"(\r\n|\n|\r)")
 
 
 def translate_txt(data: bytes, translator: DocumentTranslator) -> bytes:
     """Translate a text file line by line.  Raises DataError."""
     text, encode = decode_text(data)
-    [translated] = translator.segments([find_marks(text, _LINE_END)])
-    return encode(source_text(translated))
+    pieces = _LINE_END.split(text)  # lines, and the ends of all but the last, in turn
+    lines = pieces[::2]
+    pieces[::2] = map(source_text, translator.segments([[line] for line in lines], range(1, len(lines) + 1)))
+    return encode("".join(pieces))
 
 
 _DELIMITERS = ",;\t|"
@@ -79,6 +92,8 @@ _FIELD = re.compile(rf'(?:"[^"]*(?:""[^"]*)*"(?=[{_DELIMITERS}\r\n]|\Z)|[^{_DELI
 """A cell and what ends it.  Quotation marks in its text are ordinary characters."""
 _HEAD = 4096
 """Characters of the first row that show the delimiter."""
+_SAMPLED = 100
+"""Rows that show whether the first one names the columns."""
 
 
 class _Cell(NamedTuple):
@@ -91,54 +106,119 @@ class _Cell(NamedTuple):
     column: int
 
 
-def translate_csv(data: bytes, translator: DocumentTranslator, columns: Sequence[str | int] | None = None) -> bytes:
+def translate_csv(
+    data: bytes,
+    translator: DocumentTranslator,
+    columns: Sequence[str | int] | None = None,
+    header: bool | None = None,
+) -> bytes:
     """Translate the cells of a CSV file, separated by the most frequent of `, ; | tab` in its first row.
 
-    columns: names in the first row, which is then kept, or numbers from 0.  Default: all cells with words, except
-    identifiers such as A12.  Raises DataError, and UsageError for unknown columns.
+    columns: names in the first row, or numbers from 0.  Default: all cells with words, except identifiers such as A12.
+    header: whether the first row names the columns, and is kept; default: it is recognized.  Formulas are kept.
+    Raises DataError, and UsageError for unknown columns.
     """
     text, encode = decode_text(data)
     ends = (match[1] for match in _FIELD.finditer(text[:_HEAD]))
     counts = Counter(itertools.takewhile(lambda end: end not in ("", "\r", "\n"), ends))
     delimiter = max(_DELIMITERS, key=lambda one: counts[one])
-    return encode(_translate_cells(text, delimiter, translator, columns))
+    return encode(_translate_cells(text, delimiter, translator, columns, header))
 
 
-def translate_tsv(data: bytes, translator: DocumentTranslator, columns: Sequence[str | int] | None = None) -> bytes:
+def translate_tsv(
+    data: bytes,
+    translator: DocumentTranslator,
+    columns: Sequence[str | int] | None = None,
+    header: bool | None = None,
+) -> bytes:
     """Translate the cells of a table separated by tabs; see `translate_csv`."""
     text, encode = decode_text(data)
-    return encode(_translate_cells(text, "\t", translator, columns))
+    return encode(_translate_cells(text, "\t", translator, columns, header))
 
 
 def _translate_cells(
-    text: str, delimiter: str, translator: DocumentTranslator, columns: Sequence[str | int] | None
+    text: str,
+    delimiter: str,
+    translator: DocumentTranslator,
+    columns: Sequence[str | int] | None,
+    header: bool | None,
 ) -> str:
     rows = _rows(text, delimiter)
-    cells = [cell for row in rows for cell in row]
-    if columns is None:
-        chosen = [cell for cell in cells if not is_identifier(cell.text)]
-    else:
-        numbers = _numbers(rows[0] if rows else [], columns)
-        header = rows[0] if any(isinstance(column, str) for column in columns) else []
-        chosen = [cell for cell in cells if cell.column in numbers and cell not in header]
-    translated = translate_messages(translator, [cell.text for cell in chosen])
+    has_quoting = delimiter != "\t" or not any('"' in cell.text for row in rows for cell in row if not cell.quoted)
+    if not has_quoting:  # with quoting, cells with a quotation mark would be quoted
+        rows = _rows(text, delimiter, has_quoting)
+    first = rows[0] if rows else []
+    names = [column for column in columns or () if isinstance(column, str)]
+    if names and header is False:
+        raise UsageError(f"header = False, and columns = {names[0]!r:.60}: a name stands in a header; give a number")
+    if header is None and not names and _has_header(rows):
+        header = True
+        shown = clip(", ".join(cell.text.strip() for cell in first), 100)
+        translator.notes.append(
+            f"the first row ({shown}) was taken as the header and kept; to translate it: --no-header (header=False)"
+        )
+    numbers = None if columns is None else _numbers(first, columns)
+    chosen = [
+        cell
+        for row in rows[1 if header or names else 0 :]
+        for cell in row
+        if not cell.text.lstrip().startswith("=")  # a formula
+        and (not is_identifier(cell.text) if numbers is None else cell.column in numbers)
+    ]
+    lines = line_numbers(text, (cell.start for cell in chosen))
+    translated = translate_messages(translator, [cell.text for cell in chosen], lines)
     changes = []
     for cell, value in zip(chosen, translated, strict=True):
         if value != cell.text:
-            quoted = cell.quoted or any(character in value for character in f'{delimiter}"\r\n')
+            quoted = cell.quoted or (has_quoting and any(character in value for character in f'{delimiter}"\r\n'))
             changes.append((cell.start, cell.end, '"' + value.replace('"', '""') + '"' if quoted else value))
     return with_changes(text, changes)
 
 
-def _rows(text: str, delimiter: str) -> list[list[_Cell]]:
+_LABEL = re.compile(r"[^\W\d][\w.-]*(?:[ /][\w()%&-]+){0,3}")
+_NUMBER = re.compile(r"[-+]?[\d.,:/ %€$£-]+")
+_NAMES = frozenset({
+    "id", "key", "uuid", "sku", "url", "src", "tgt", "source", "target", "text", "lang", "locale", "translation", "msg",
+    "msgid", "string", "index", "ref", "filename",
+})  # fmt: skip
+"""Names of columns that are hardly ever words of a list."""
+_OTHER_NAMES = _NAMES.union(SCRIPTS, {
+    "title", "name", "description", "desc", "comment", "comments", "note", "notes", "label", "value", "type",
+    "category", "date", "content", "context", "body", "question", "answer", "sentence", "english", "german", "french",
+    "spanish",
+})  # fmt: skip
+"""Names that are words, too, with the codes of languages: two of them are names."""
+
+
+def _has_header(rows: Sequence[Sequence[_Cell]]) -> bool:
+    """Return whether the first row names the columns.
+
+    It has different short labels without punctuation, and one of them is a usual or a technical name (id, user_name),
+    or all cells below one are numbers.
+    """
+    labels = [cell.text.strip() for cell in rows[0]] if len(rows) > 1 else []
+    known = [label.casefold() for label in labels if label]
+    if not known or len({*known}) < len(known) or not all(_LABEL.fullmatch(label) for label in known):
+        return False
+    if any(name in _NAMES or "_" in name for name in known) or len(_OTHER_NAMES.intersection(known)) > 1:
+        return True
+    for column in (i for i, label in enumerate(labels) if label):
+        below = [row[column].text for row in rows[1:_SAMPLED] if len(row) > column and row[column].text.strip()]
+        if below and all(map(_NUMBER.fullmatch, below)):
+            return True
+    return False
+
+
+def _rows(text: str, delimiter: str, has_quoting: bool = True) -> list[list[_Cell]]:
     """Return the cells of all rows.
 
     A cell that begins with a quotation mark ends at the next single one.  Between tabs, this mark has to be in the same
-    line; otherwise the first one is an ordinary character.
+    line; otherwise the first one is an ordinary character, as all are without quoting.
     """
     mark = re.escape(delimiter)
     other, plain = ('[^"]', rf'(?!")[^{mark}\r\n]*') if delimiter != "\t" else (r'[^"\r\n]', r"[^\t\r\n]*")
-    cell = re.compile(rf'(?:"(?P<quoted>{other}*(?:""{other}*)*)"|(?P<plain>{plain}))(?P<end>{mark}|\r?\n|\r|\Z)')
+    quote = '"' if has_quoting else "(?!)"
+    cell = re.compile(rf'(?:{quote}(?P<quoted>{other}*(?:""{other}*)*)"|(?P<plain>{plain}))(?P<end>{mark}|\r?\n|\r|\Z)')
     rows: list[list[_Cell]] = [[]]
     position = 0
     while position < len(text) or rows[-1]:
@@ -196,7 +276,8 @@ def translate_json(data: bytes, translator: DocumentTranslator) -> bytes:
     values = [match for match in _STRING.finditer(text) if not match[1]]
     decoded = [json.loads(match[0]) for match in values]
     chosen = [i for i, value in enumerate(decoded) if not is_identifier(value)]
-    translated = translate_messages(translator, [decoded[i] for i in chosen])
+    lines = line_numbers(text, (values[i].start() for i in chosen))
+    translated = translate_messages(translator, [decoded[i] for i in chosen], lines)
     changes = [
         (*values[index].span(), json.dumps(value, ensure_ascii=ascii_only))
         for index, value in zip(chosen, translated, strict=True)

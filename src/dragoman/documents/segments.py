@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
@@ -13,11 +12,10 @@ from dragoman.data.literals import has_words
 from dragoman.data.spans import is_spaced
 from dragoman.errors import DataError, clip
 from dragoman.markup.html import translate_html
+from dragoman.pipelines.lines import FlaggedText, FlagReport, ObservedTranslator
 from dragoman.pipelines.segment import Segment, Tag, has_same_words, pair_tags, plain_text, translate_segments
 
 if TYPE_CHECKING:
-    from dragoman.pipelines.glossary import Term
-    from dragoman.pipelines.lines import Translation
     from dragoman.pipelines.translation import Translator
 
 _WINDOW = 500
@@ -66,20 +64,31 @@ class Block(Protocol):
 class DocumentTranslator:
     """Translates the segments of one document.
 
-    settings: of `Translator.translate`.  track: shows progress.  count, characters: of the segments that were
-    translated.
+    settings: of `Translator.translate`.  track: shows progress.  count: texts that were translated.  report: their
+    flags.  notes: what a user should know about the reading of the document.  has_lines: whether reports name lines.
     """
 
     translator: Translator
     settings: dict[str, Any] = field(default_factory=dict)
     track: Track = lambda items, total: items
     count: int = 0
-    characters: int = 0
+    report: FlagReport = field(default_factory=FlagReport)
+    notes: list[str] = field(default_factory=list)
+    has_lines: bool = True
+
+    def __post_init__(self) -> None:
+        self.observed = ObservedTranslator(self.translator)
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
         """Codes of source and target language of the model, None if unknown."""
         return self.translator.languages
+
+    @property
+    def target_language(self) -> str | None:
+        """The target language as documents name it, such as zh-Hans; None if it is unknown."""
+        code: str | None = self.settings.get("target_language") or self.languages[1]
+        return code.replace("_", "-") if code else None
 
     def check_languages(self, source: str | None = None, target: str | None = None) -> None:
         """Raise DataError if the languages that a document names are not those of the model."""
@@ -90,61 +99,55 @@ class DocumentTranslator:
                     f"{self.languages[1]}; use a model for these languages, or correct the language of the file"
                 )
 
-    def segments(self, segments: Sequence[Segment]) -> list[Segment]:
+    def segments(self, segments: Sequence[Segment], lines: Sequence[int] = ()) -> list[Segment]:
         """Return the translations of segments, each with the same tags, well nested.
 
         Whitespace, tags and pairs of tags around the whole text keep their place, and so does text without words.  A
-        `Break` outside of other tags divides a segment into parts that are translated separately.
+        `Break` outside of other tags divides a segment into parts that are translated separately.  lines: in which the
+        segments begin, for reports.
         """
+        first = len(self.observed.flags)
         parts = [list(_divided(segment)) for segment in segments]
         texts = [items for part in parts for is_text, items in part if is_text]
         translations = self.track(self._windows(texts), len(texts))
         translated = [[next(translations) if is_text else items for is_text, items in part] for part in parts]
         for _ in translations:  # ends the display of progress
             raise AssertionError("more translations than segments")
-        self.count += len(texts)
-        self.characters += sum(len(item) for items in texts for item in items if isinstance(item, str))
+        flags = iter(self.observed.flags[first:])
+        for number, part in enumerate(parts):
+            own = [next(flags) for is_text, _ in part if is_text]
+            if own:
+                self._count(lines[number] if lines else None, own)
         return [_joined(item for items in part for item in items) for part in translated]
 
     def page(self, text: str, attributes: bool = False) -> str:
         """Return the translation of an HTML page; see `translate_html`."""
-        counter = CountingTranslator(self.translator)
-        translator = cast("Translator", counter)
-        [translated] = translate_html(translator, [text], attributes=attributes, **self.settings)
-        self.characters += counter.characters
+        places: list[tuple[int, int]] = []
+        first, translator = len(self.observed.flags), cast("Translator", self.observed)
+        [translated] = translate_html(translator, [text], attributes=attributes, places=places, **self.settings)
+        for (_, line), flags in zip(places, self.observed.flags[first:], strict=True):
+            self._count(line, [flags])
         return translated
 
-    def translate_blocks(self, blocks: Sequence[Block]) -> None:
-        """Replace the segments of blocks by their translations."""
-        for block, translated in zip(blocks, self.segments([block.segment for block in blocks]), strict=True):
+    def _count(self, line: int | None, flags: Sequence[tuple[str, ...]]) -> None:
+        """Count a text with the flags of its parts."""
+        self.count += 1
+        line = line if self.has_lines else None
+        self.report.add(FlaggedText(self.count, line, tuple(dict.fromkeys(flag for own in flags for flag in own))))
+
+    def translate_blocks(self, blocks: Sequence[Block], lines: Sequence[int] = ()) -> None:
+        """Replace the segments of blocks by their translations.  lines: see `segments`."""
+        for block, translated in zip(blocks, self.segments([block.segment for block in blocks], lines), strict=True):
             block.replace(translated)
 
     def _windows(self, segments: Sequence[Segment]) -> Iterator[Segment]:
         for start in range(0, len(segments), _WINDOW):
             window = segments[start : start + _WINDOW]
             given = [*map(_with_single_spaces, window)]
-            translated = translate_segments(self.translator, given, **self.settings)
+            translated = translate_segments(cast("Translator", self.observed), given, **self.settings)
             for segment, read, found in zip(window, given, translated, strict=True):
                 is_same = has_same_words(plain_text(read), plain_text(found))
                 yield segment if is_same else _with_spaces(segment, found)
-
-
-class CountingTranslator:
-    """A translator that counts the characters of its texts, and the glossary terms of its translations."""
-
-    def __init__(self, translator: Translator) -> None:
-        self._translator = translator
-        self.characters = 0
-        self.terms: Counter[Term] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._translator, name)
-
-    def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
-        self.characters += sum(map(len, texts))
-        translations = self._translator.translate(texts, **settings)
-        self.terms.update(term for translation in translations for term in translation.terms)
-        return translations
 
 
 def _joined(items: Iterable[str | Tag]) -> Segment:
@@ -378,6 +381,7 @@ def find_marks(text: str, pattern: re.Pattern[str]) -> Segment:
     return pair_marks([*items, text[end:]]).segment
 
 
-def translate_messages(translator: DocumentTranslator, texts: Sequence[str]) -> list[str]:
+def translate_messages(translator: DocumentTranslator, texts: Sequence[str], lines: Sequence[int] = ()) -> list[str]:
     """Translate messages of software, with tags such as <b>; line ends divide a message."""
-    return [source_text(segment) for segment in translator.segments([find_marks(text, _MESSAGE) for text in texts])]
+    segments = [find_marks(text, _MESSAGE) for text in texts]
+    return [source_text(segment) for segment in translator.segments(segments, lines)]

@@ -42,7 +42,8 @@ def _translate(
     lines = _LINE_END.split(text)
     turns = _turns(lines)
     segments = [_map_text(find_marks(" ".join(lines[i].strip(" \t") for i in turn), _MARKS), read) for turn in turns]
-    translated = [source_text(_map_text(segment, write)) for segment in translator.segments(segments)]
+    answers = translator.segments(segments, [turn[0] + 1 for turn in turns])
+    translated = [source_text(_map_text(segment, write)) for segment in answers]
     removed: set[int] = set()
     for turn, segment, found in zip(turns, segments, translated, strict=True):
         if found != source_text(_map_text(segment, write)):

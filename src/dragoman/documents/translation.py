@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dragoman.documents.archive import decompressed_size
-from dragoman.documents.exchange import translate_po, translate_tmx, translate_xliff
-from dragoman.documents.markdown import translate_markdown
-from dragoman.documents.office import translate_odt, translate_office
-from dragoman.documents.plain import translate_csv, translate_json, translate_tsv, translate_txt
+from dragoman.documents.formats import FORMATS, SUFFIXES
 from dragoman.documents.segments import DocumentTranslator, Track
-from dragoman.documents.subtitles import translate_srt, translate_vtt
-from dragoman.documents.web import translate_epub, translate_html_file
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.reading import as_path, read_bytes
 from dragoman.io.writing import atomic_file, not_written
@@ -26,53 +20,39 @@ from dragoman.pipelines.segment import Segment
 from dragoman.registry import find, registered
 
 if TYPE_CHECKING:
+    from dragoman.pipelines.glossary import Term
+    from dragoman.pipelines.lines import FlaggedText
     from dragoman.pipelines.translation import Translator
 
-_FORMATS: dict[str, Callable[..., bytes]] = {
-    "txt": translate_txt,
-    "md": translate_markdown,
-    "html": translate_html_file,
-    "srt": translate_srt,
-    "vtt": translate_vtt,
-    "po": translate_po,
-    "xliff": translate_xliff,
-    "tmx": translate_tmx,
-    "csv": translate_csv,
-    "tsv": translate_tsv,
-    "json": translate_json,
-    **{format: partial(translate_office, format=format) for format in ("docx", "pptx", "xlsx")},
-    "odt": translate_odt,
-    "epub": translate_epub,
-}
-"""Functions translate(data: bytes, work: DocumentTranslator, **options) -> bytes, which raise DataError for a damaged
-document; subtitles.py is a short example.  docs/documents.md lists the formats."""
-_OTHER_SUFFIXES = {
-    ".text": "txt", ".markdown": "md", ".mdx": "md", ".qmd": "md", ".rmd": "md",
-    ".htm": "html", ".xhtml": "html", ".pot": "po", ".xlf": "xliff",
-    ".docm": "docx", ".dotx": "docx", ".pptm": "pptx", ".ppsx": "pptx", ".potx": "pptx", ".xlsm": "xlsx",
-    ".xltx": "xlsx", ".ott": "odt",
-}  # fmt: skip
-SUFFIXES = {**{f".{name}": name for name in _FORMATS}, **_OTHER_SUFFIXES}
-"""Suffixes of file names -> formats."""
 _ARCHIVES = {"docx", "pptx", "xlsx", "odt", "epub"}
 _MAX_FILE = 256 << 20
 
 
 @dataclass(frozen=True)
 class DocumentReport:
-    """format: of the document.  segments, characters: of the texts that were translated."""
+    """What was translated.
+
+    format: of the document.  segments, characters: of the texts that were translated; the texts are the strings of the
+    document: paragraphs, cells, entries, ...  flags: texts per flag.  flagged: the texts with flags, in order.  terms:
+    how often the document has a term of the glossary, which was applied or not.  notes: what a user should know about
+    the reading of the document.
+    """
 
     format: str
     segments: int
     characters: int
+    flags: Counter[str] = field(default_factory=Counter)
+    flagged: list[FlaggedText] = field(default_factory=list)
+    terms: Counter[Term] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
 
 
 def document_format(name: str | Path, format: str | None = None) -> str:
     """Return the format of a file by its name, or `format` if it is given.  Raises UsageError for unknown formats."""
     if format is not None:
-        if format in _FORMATS or find("document_format", format) is not None:
+        if format in FORMATS or find("document_format", format) is not None:
             return format
-        raise UsageError(f"format = {format!r:.40}; accepted: {', '.join(_FORMATS)}")
+        raise UsageError(f"format = {format!r:.40}; accepted: {', '.join(FORMATS)}")
     suffix = Path(name).suffix.casefold()
     if found := suffix_format(suffix):
         return found
@@ -86,6 +66,7 @@ def translate_bytes(
     format: str,
     *,
     columns: Sequence[str | int] | None = None,
+    header: bool | None = None,
     attributes: bool = False,
     track: Track | None = None,
     **settings: Any,
@@ -95,19 +76,20 @@ def translate_bytes(
     Returns the translated document and a report.  Raises UsageError, and DataError if the document is damaged,
     encrypted or unsafe.
     """
-    translate = _translation_of(document_format("", format))
-    work = DocumentTranslator(translator, settings)
+    translate, accepted = _translation_of(document_format("", format))
+    work = DocumentTranslator(translator, settings, has_lines=format not in FORMATS or FORMATS[format].has_lines)
     if track is not None:
         work.track = track
-    options: dict[str, Any] = {}
-    for name, value, formats in (
-        ("columns", columns, "csv and tsv"),
-        ("attributes", attributes or None, "html and epub"),
-    ):
-        if value is not None and name not in inspect.signature(translate).parameters:
-            raise UsageError(f"{name}: only for {formats}; the format is {format}. Omit the option")
-        options |= {} if value is None else {name: value}
-    return translate(data, work, **options), DocumentReport(format, work.count, work.characters)
+    options: dict[str, Any] = {"columns": columns, "header": header, "attributes": attributes or None}
+    options = {name: value for name, value in options.items() if value is not None}
+    for name in options.keys() - {*accepted}:
+        formats = " and ".join(one.name for one in FORMATS.values() if name in one.options)
+        raise UsageError(f"{name}: only for {formats}; the format is {format}. Omit the option")
+    options |= {"format": format} if "format" in accepted else {}
+    data = translate(data, work, **options)
+    observed, report = work.observed, work.report
+    counted = work.count, observed.characters, report.counts, report.flagged, observed.terms, work.notes
+    return data, DocumentReport(format, *counted)
 
 
 def suffix_format(suffix: str) -> str | None:
@@ -118,9 +100,10 @@ def suffix_format(suffix: str) -> str | None:
     return next((part.name for part in parts if suffix in part.details.get("suffixes", ())), None)
 
 
-def _translation_of(format: str) -> Callable[..., bytes]:
-    part = None if format in _FORMATS else find("document_format", format)
-    return _FORMATS[format] if part is None else part.make
+def _translation_of(format: str) -> tuple[Callable[..., bytes], tuple[str, ...]]:
+    """Return the function that translates a format, and its options."""
+    part = None if format in FORMATS else find("document_format", format)
+    return (FORMATS[format].translate, FORMATS[format].options) if part is None else (part.make, ())
 
 
 def translate_document(
@@ -130,6 +113,7 @@ def translate_document(
     *,
     format: str | None = None,
     columns: Sequence[str | int] | None = None,
+    header: bool | None = None,
     attributes: bool = False,
     track: Track | None = None,
     **settings: Any,
@@ -140,7 +124,9 @@ def translate_document(
         source: File, or its content, which needs a `format`.
         target: File to write, completely or not at all.
         format: "docx", "srt", ...; default: by the suffix of `source`.
-        columns: Of csv and tsv: names in the first row, or numbers from 1.  Default: all cells with words.
+        columns: Of csv and tsv: names in the first row, or numbers from 0.  Default: all cells with words.
+        header: Of csv and tsv: whether the first row names the columns, and is kept.  Default: it is recognized, which
+            the report says.
         attributes: Of html and epub: whether to translate the attributes alt, title and placeholder.
         track: Receives an iterator of segments and their number, and returns it, to show progress.
         settings: Arguments of `Translator.translate`.
@@ -153,7 +139,7 @@ def translate_document(
         name, format = str(source), document_format(source, format)
         data = read_bytes(source, DataError, "Give a document that can be read.", _MAX_FILE)
     elif format is None:
-        raise UsageError(f"format = None: the source is bytes; accepted: {', '.join(_FORMATS)}")
+        raise UsageError(f"format = None: the source is bytes; accepted: {', '.join(FORMATS)}")
     else:
         data = source
     target = as_path(target, "target")
@@ -165,7 +151,7 @@ def translate_document(
         raise UsageError(f"{target}: the folder {target.parent} does not exist; create it first")
     try:
         translated, report = translate_bytes(
-            translator, data, format, columns=columns, attributes=attributes, track=track, **settings
+            translator, data, format, columns=columns, header=header, attributes=attributes, track=track, **settings
         )
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
@@ -174,7 +160,8 @@ def translate_document(
             file.write(translated)
     except OSError as error:
         raise DragomanError(not_written(target, error)) from None
-    return report
+    name = source.name if isinstance(source, Path) else ""
+    return replace(report, flagged=[text._replace(file=name) for text in report.flagged])
 
 
 def estimated_characters(data: bytes, format: str) -> int:
@@ -191,8 +178,9 @@ def document_text(data: bytes, format: str, characters: int = 4000) -> str:
     if format == "tmx":
         raise UsageError("a TMX file has texts in several languages; specify its source language")
     reader = _TextReader(characters)
+    translate, accepted = _translation_of(document_format("", format))
     with suppress(_EnoughError):
-        _translation_of(document_format("", format))(data, reader)
+        translate(data, reader, **({"format": format} if "format" in accepted else {}))
     return "\n".join(reader.texts)
 
 
@@ -226,7 +214,7 @@ class _TextReader(DocumentTranslator):
             if self._missing <= 0:
                 raise _EnoughError
 
-    def segments(self, segments: Sequence[Segment]) -> list[Segment]:
+    def segments(self, segments: Sequence[Segment], lines: Sequence[int] = ()) -> list[Segment]:
         texts = [
             "".join(item if isinstance(item, str) else item.raw if item.raw.isspace() else "" for item in segment)
             for segment in segments  # the line ends are tags; other tags are left out

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from dragoman.data.languages import language_code
 from dragoman.documents.archive import Archive
 from dragoman.documents.plain import decode_text
 from dragoman.documents.segments import DocumentTranslator
@@ -18,6 +19,8 @@ _CHARSET = re.compile(
     rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w.:-]+)|<\?xml[^<>]*?encoding=[\"']([\w.:-]+)", re.IGNORECASE
 )
 _HEAD = 4096
+_PAGE = re.compile(r"<(?:html|body)(?=\s)[^<>]*>", re.IGNORECASE)
+_LANGUAGE = re.compile(r"(\s(?:xml:)?lang\s*=\s*[\"']?)([\w-]+)", re.IGNORECASE)
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"
 _FONTS = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")
@@ -32,8 +35,19 @@ def translate_html_file(data: bytes, translator: DocumentTranslator, attributes:
 
 
 def _translate_pages(translator: DocumentTranslator, pages: Sequence[str], attributes: bool) -> list[str]:
-    translator.count += len(pages)
-    return list(translator.track((translator.page(page, attributes) for page in pages), len(pages)))
+    """Return the translations of pages; those that change name the target language as theirs."""
+    translated = translator.track((translator.page(page, attributes) for page in pages), len(pages))
+    language = translator.target_language
+    return [
+        _PAGE.sub(lambda tag: _in_language(tag[0], language), new) if language and new != page else new
+        for page, new in zip(pages, translated, strict=True)
+    ]
+
+
+def _in_language(tag: str, language: str) -> str:
+    """Return a tag whose attributes lang and xml:lang, if it has them, name a language."""
+    same = language_code(language)
+    return _LANGUAGE.sub(lambda a: a[0] if language_code(a[2]) == same else f"{a[1]}{language}", tag)
 
 
 def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool = False) -> bytes:
@@ -47,16 +61,24 @@ def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool
         if methods - {*_FONTS}:
             raise DataError("is encrypted (DRM); accepted: books without copy protection")
     types: dict[str, str] = {}  # of the members, in the order of the package document
+    packages = []
     root, _ = archive.edit(_CONTAINER, {})
     for file in (node for node in root.iter() if node.name == "rootfile"):
         path = file.attributes.get("full-path", "")
-        for node in (node for node in archive.edit(path, {})[0].iter() if node.name == "item"):
+        packages.append(archive.edit(path, {}))
+        for node in (node for node in packages[-1][0].iter() if node.name == "item"):
             name = posixpath.join(posixpath.dirname(path), unquote(node.attributes.get("href", "")))
             types[posixpath.normpath(name)] = node.attributes.get("media-type", "")
     types = {name: kind for name, kind in types.items() if name in archive}
     pages = [name for name, kind in types.items() if kind == "application/xhtml+xml"]
     decoded: list[tuple[str, Any]] = [decode_text(archive.read(name)) for name in pages]
     translated = _translate_pages(translator, [text for text, _ in decoded], attributes)
+    language = translator.target_language
+    if language and any(new != text for new, (text, _) in zip(translated, decoded, strict=True)):
+        for root, edits in packages:
+            for node in (node for node in root.iter() if node.name == "language" and node.inner_end > node.inner_start):
+                if language_code(node.text.strip()) != language_code(language):
+                    edits.replace((node.inner_start, node.inner_end), language.encode())
     labels = []
     for name, kind in types.items():
         if kind == "application/x-dtbncx+xml":

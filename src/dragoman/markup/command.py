@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from dragoman.cli.streams import log, open_output
+from dragoman.cli.streams import log, log_flags, open_output
 from dragoman.errors import DataError, UsageError
 
 _LARGEST = 1 << 28
@@ -24,16 +24,22 @@ def translate_markup(
 ) -> None:
     """Translate a document; what is not translated keeps its bytes.  settings: arguments of `translate_html`."""
     from dragoman.markup import translate_html, translate_xml
+    from dragoman.pipelines.lines import FlaggedText, FlagReport, ObservedTranslator
     from dragoman.pipelines.translation import Translator
 
-    translator = Translator.load(models, **options)
+    translator = ObservedTranslator(Translator.load(models, **options))
     log(translator.description)
     text = _read(source)
     mark = "\ufeff" if text.startswith("\ufeff") else ""
     translate = translate_html if form == "html" else translate_xml
-    (result,) = translate(translator, [text.removeprefix(mark)], **settings)
+    places: list[tuple[int, int]] = []
+    (result,) = translate(cast(Translator, translator), [text.removeprefix(mark)], places=places, **settings)
     with open_output(output, source, end="") as write:
         write(mark + result)
+    report = FlagReport()
+    for number, ((_, line), flags) in enumerate(zip(places, translator.flags, strict=True), start=1):
+        report.add(FlaggedText(number, line, flags))
+    log_flags(report)
 
 
 def _read(source: Path | None) -> str:

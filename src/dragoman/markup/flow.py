@@ -68,18 +68,32 @@ class _Run:
     document: Document
 
 
-def translate_documents(translator: Translator, documents: Sequence[Document], **settings: Any) -> list[str]:
+def translate_documents(
+    translator: Translator,
+    documents: Sequence[Document],
+    places: list[tuple[int, int]] | None = None,
+    **settings: Any,
+) -> list[str]:
     """Translate the text of documents; everything else stays in its place or moves with the text around it.
 
     Items between breaks are a segment, without the whitespace and the empty tags at its ends.  Segments without letters
-    and digits, and segments that are equal to their translation but for white space, keep their bytes.  settings:
-    arguments of `translate_segments`.  Raises UsageError for `prefix` and `nbest`, which have no meaning for segments.
+    and digits, and segments that are equal to their translation but for white space, keep their bytes.
+
+    places: receives the index of the document and the line of each segment that is translated.  settings: arguments of
+    `translate_segments`.  Raises UsageError for `prefix` and `nbest`, which have no meaning for segments.
     """
     for name in ("prefix", "nbest"):
         if settings.get(name) not in (None, "", 1):
             raise UsageError(f"{name} = {settings[name]!r:.40}: not supported for markup; omit it")
     parts = [list(_parts(document)) for document in documents]
     runs = [part for part in itertools.chain.from_iterable(parts) if isinstance(part, _Run)]
+    if places is not None:
+        for number, own in enumerate(parts):
+            line = 1
+            for part in own:
+                if isinstance(part, _Run):
+                    places.append((number, line))
+                line += (part if isinstance(part, str) else _raw(part.items)).count("\n")
     translated = iter(translate_segments(translator, [run.segment for run in runs], **settings))
     return ["".join(part if isinstance(part, str) else _write(part, next(translated)) for part in own) for own in parts]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,12 @@ class _Token:
 
 
 def translate_html(
-    translator: Translator, texts: Sequence[str], *, attributes: bool = False, **settings: Any
+    translator: Translator,
+    texts: Sequence[str],
+    *,
+    attributes: bool = False,
+    places: list[tuple[int, int]] | None = None,
+    **settings: Any,
 ) -> list[str]:
     """Translate HTML fragments or pages; each result has exactly the tags of its source.
 
@@ -77,6 +83,7 @@ def translate_html(
 
     Args:
         attributes: Whether to translate the attributes alt, title and placeholder.
+        places: Receives for each text that is given to the translator the index in `texts` and the line.
         settings: Arguments of `Translator.translate`.
 
     Raises UsageError.
@@ -89,9 +96,9 @@ def translate_html(
     for tokens in pages:
         _match(tokens)
     if attributes:
-        _translate_attributes(translator, pages, settings)
+        _translate_attributes(translator, pages, [] if places is None else places, settings)
     documents = [Document(list(_items(tokens)), encoder(text)) for text, tokens in zip(texts, pages, strict=True)]
-    return translate_documents(translator, documents, **settings)
+    return translate_documents(translator, documents, places, **settings)
 
 
 def _scan(text: str) -> Iterator[_Token]:
@@ -199,14 +206,17 @@ def _attributes(raw: str) -> Iterator[tuple[str, str, int, int]]:
             yield found[1], html.unescape(found[3][1:-1] if quoted else found[3]), found.start(3), found.end(3)
 
 
-def _translate_attributes(translator: Translator, pages: Sequence[list[_Token]], settings: dict[str, Any]) -> None:
+def _translate_attributes(
+    translator: Translator, pages: Sequence[list[_Token]], places: list[tuple[int, int]], settings: dict[str, Any]
+) -> None:
     """Replace the values of the attributes alt, title and placeholder outside of untouched elements."""
     found: list[tuple[_Token, int, int]] = []
     texts: list[str] = []
-    for tokens in pages:
+    for number, tokens in enumerate(pages):
         index = 0
+        lines = [*itertools.accumulate((token.raw.count("\n") for token in tokens), initial=1)]
         while index < len(tokens):
-            token = tokens[index]
+            token, line = tokens[index], lines[index]
             if _is_untouched(token):
                 index = _end(tokens, index)
                 continue
@@ -215,6 +225,7 @@ def _translate_attributes(translator: Translator, pages: Sequence[list[_Token]],
                 for name, value, start, end in _attributes(token.raw):
                     if name.lower() in _ATTRIBUTES and any(map(str.isalnum, value)):
                         found.append((token, start, end))
+                        places.append((number, line))
                         texts.append(" ".join(value.split()))
     translations = translator.translate(texts, **settings)
     for (token, start, end), source, translation in reversed(list(zip(found, texts, translations, strict=True))):

@@ -51,6 +51,7 @@ def translate_xml(
     splitting_tags: Collection[str] = (),
     non_splitting_tags: Collection[str] = (),
     outline_detection: bool = True,
+    places: list[tuple[int, int]] | None = None,
     **settings: Any,
 ) -> list[str]:
     """Translate XML documents or fragments; each result is well-formed and has exactly the tags of its source.
@@ -65,6 +66,7 @@ def translate_xml(
         non_splitting_tags: Elements whose tags do not separate sentences, unless they contain an element that does.
         outline_detection: Whether elements separate sentences that stand nowhere in the document beside text.  If
             False, only `splitting_tags` do.
+        places: Receives for each text that is given to the translator the index in `texts` and the line.
         settings: Arguments of `Translator.translate`.
 
     Raises DataError, with line and column, for input that is not well-formed or declares entities, and UsageError.
@@ -83,7 +85,7 @@ def translate_xml(
         _set_breaks(tokens, splitting, inline, outline_detection)
         items = list(_items(tokens, lambda token: token.name in ignored))
         documents.append(Document(items, encoder(text), keep_lines=str(split_sentences) == "1"))
-    return translate_documents(translator, documents, **settings)
+    return translate_documents(translator, documents, places, **settings)
 
 
 def translate_xliff(translator: Translator, sources: Sequence[str], **settings: Any) -> list[str]:

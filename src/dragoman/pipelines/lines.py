@@ -9,9 +9,10 @@ import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dragoman.data.languages import MIN_BYTES, language_probability
 from dragoman.data.literals import has_changed_numbers
@@ -288,6 +289,76 @@ class QualityCheck:
         has_numbers = _DIGIT.search(source) is not None or _DIGIT.search(target) is not None
         flags = ["numbers"] if has_numbers and has_changed_numbers(source, target, self._languages) else []
         return flags if span_texts(source, protect) == span_texts(target, protect) else [*flags, "placeholders"]
+
+
+SHOWN = 5
+"""Flagged texts whose places are shown in summaries."""
+
+
+class FlaggedText(NamedTuple):
+    """A text whose translation has flags.
+
+    unit: its number among the texts of the file that were translated, from 1.  line: in which it begins, from 1; None
+    in files without lines.  file: "" for one without a name.
+    """
+
+    unit: int
+    line: int | None
+    flags: tuple[str, ...]
+    file: str = ""
+
+    def __str__(self) -> str:
+        place = f"text {self.unit:,}" if self.line is None else f"line {self.line:,}"
+        if self.line not in (None, self.unit):
+            place += f", text {self.unit:,}"
+        return f"{f'{self.file}: ' if self.file else ''}{place} ({', '.join(self.flags)})"
+
+
+@dataclass
+class FlagReport:
+    """The flags of texts.
+
+    counts: texts per flag.  flagged: the texts with flags, or the first `limit` of them.
+    """
+
+    limit: int | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    flagged: list[FlaggedText] = field(default_factory=list)
+
+    def add(self, text: FlaggedText) -> None:
+        """Count a text; one without flags is ignored."""
+        self.counts.update(text.flags)
+        if text.flags and (self.limit is None or len(self.flagged) < self.limit):
+            self.flagged.append(text)
+
+    def summary(self) -> list[str]:
+        """Return the counts and the first places, one line each; [] without flags."""
+        if not self.counts:
+            return []
+        first = self.flagged[:SHOWN]
+        shown = [*map(str, first), *["..."] * (sum(len(text.flags) for text in first) < self.counts.total())]
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
+        return [f"flags: {counts}", f"flagged: {'; '.join(shown)}"]
+
+
+class ObservedTranslator:
+    """A translator that keeps what reports need: flags of each text, characters, and glossary terms."""
+
+    def __init__(self, translator: Any) -> None:
+        self._translator = translator
+        self.flags: list[tuple[str, ...]] = []
+        self.characters = 0
+        self.terms: Counter[Term] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._translator, name)
+
+    def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
+        self.characters += sum(map(len, texts))
+        translations: list[Translation] = self._translator.translate(texts, **settings)
+        self.flags += [translation.flags for translation in translations]
+        self.terms.update(term for translation in translations for term in translation.terms)
+        return translations
 
 
 Form = Literal["text", "nbest", "jsonl", "verbose", "row"]

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -23,6 +23,7 @@ from starlette.requests import Request
 
 from dragoman.errors import DragomanError, UsageError
 from dragoman.pipelines.glossary import Glossary, Term
+from dragoman.pipelines.lines import FlaggedText
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Reservation, Upload
 from dragoman.serve.database import DatabaseError, DocumentStore
@@ -69,12 +70,14 @@ class Document:
 
     characters: of its text in the source language, once it is translated.  terms: how often it has a term of the
     glossary, which was applied or not.  detected: source languages, most probable first, if they were identified.
+    flagged: its texts with flags, of each model.
     """
 
     data: bytes
     characters: int = 0
     terms: Counter[Term] = field(default_factory=Counter)
     detected: list[tuple[str, float]] = field(default_factory=list)
+    flagged: list[FlaggedText] = field(default_factory=list)
 
     def term_report(self) -> list[dict[str, Any]]:
         """Return the terms in the order of their first occurrence; applied: at all `occurrences`, less the `missed`."""
@@ -122,12 +125,11 @@ def _translate(
 ) -> Document:
     """Translate a document in memory.  target: language of the model to which the glossary applies."""
     from dragoman.documents import translate_bytes
-    from dragoman.documents.segments import CountingTranslator
 
-    counter = CountingTranslator(translator)
     settings: dict[str, Any] = {"glossary": glossary} if translator.languages[1] == target else {}
-    data, report = translate_bytes(cast(Translator, counter), document.data, format, **settings)
-    return Document(data, document.characters or report.characters, counter.terms)
+    data, report = translate_bytes(translator, document.data, format, **settings)
+    flagged = [*document.flagged, *report.flagged]
+    return Document(data, document.characters or report.characters, report.terms, flagged=flagged)
 
 
 @dataclass

@@ -116,7 +116,7 @@ def test_a_lexical_shortlist_is_imported(tmp_path: Path) -> None:
     (source / "lex.s2t.bin").write_bytes(lexical_shortlist(lists + [[]] * (size - len(lists)), 5))
     done = import_model(source, tmp_path / "model", write_lines(tmp_path / "lines.txt", LINES))
     search = read_config(done.folder).search
-    assert (search.beam, search.alpha, search.shrink_beam) == (1, 1.0, True)
+    assert (search.beam, search.alpha, search.shrink_beam, search.split_sentences) == (1, 1.0, True, "on")
     translator = Translator.load(done.folder, engine="pytorch", quantize="none", shortlist=True)
     tokenizer, shortlist = translator.tokenizer, translator.backend.shortlist
     assert shortlist is not None

@@ -83,6 +83,12 @@ def test_the_second_word_of_a_value_without_quotes_gets_advice() -> None:
     assert problem.endswith("quoted: 'train.budget=20 min'")
 
 
+def test_sentences_are_those_of_a_translation() -> None:
+    document = {"data": {"kind": "text", "train": ["a"]}, "model": {"architecture": "decoder_only"}}
+    with pytest.raises(ConfigError, match='has no effect on data of kind "text"; remove it'):
+        parse_config(document, ["search.split_sentences=on"])
+
+
 def test_sgd_without_settings_is_plain_gradient_descent() -> None:
     config = small_config(ROOT, "train.optimizer.kind=sgd", "train.schedule.kind=constant")
     assert config.train.optimizer.model_dump() == {"kind": "sgd", "momentum": 0.0, "weight_decay": 0.0}

@@ -56,6 +56,7 @@ def test_the_command_writes_a_model_that_translates(cli: Cli, checkpoint: Path, 
     config = read_config(tmp_path / "model")
     assert (config.parallel.source_language, config.parallel.target_language) == ("en", "de")
     assert config.search.beam == 4 and config.search.alpha == 1.0 and config.data.max_tokens == 64
+    assert config.search.split_sentences == "on"
     assert read_meta(tmp_path / "model")["imported"] == "marian"
     report = json.loads((tmp_path / "model" / "import.json").read_text())
     assert report["parity"]["greedy"] == {"same": 9, "ties": 0, "different": 0}

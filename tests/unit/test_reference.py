@@ -166,7 +166,7 @@ def test_every_key_and_architecture_is_on_the_page_and_links_lead_somewhere(page
         ("seed", ["train.seed"]),
         ("[search]", ["search.beam", "search.shrink_beam", "search.beam_threshold", "search.recombine",
                       "search.early_end", "search.alpha", "search.max_extra", "search.min_length",
-                      "search.no_repeat_ngram"]),
+                      "search.no_repeat_ngram", "search.protect", "search.split_sentences"]),
         ("rotary", ["model.position.base", "model.position.fraction"]),
         ("data.train.3.weight", ["data.train.0.weight"]),
         ("schedule.warmup", ["train.schedule.warmup"] * 3),

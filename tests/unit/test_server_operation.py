@@ -45,6 +45,24 @@ def deepl(client: TestClient, key: str = "", text: str = "one two") -> Any:
     )
 
 
+@pytest.mark.parametrize(
+    ("default", "value", "expected"),
+    [(None, "1", "One.  Two."), (None, 1, "One.  Two."), (None, None, "One. Two."), (True, None, "One.  Two."),
+     (True, "0", "One. Two."), (False, "1", "One.  Two.")],
+)  # fmt: skip
+def test_split_sentences_of_both_interfaces(default: bool | None, value: str | int | None, expected: str) -> None:
+    direction = copying_direction("en", "de")
+    if default is not None:
+        direction.translator.splits_sentences = default
+    with TestClient(create_server(Directions([direction]))) as client:
+        option = {} if value is None else {"split_sentences": value}
+        answer = client.post("/translate", json=QUERY | {"q": "One.  Two."} | option).json()
+        body = {"text": ["One.  Two."], "source_lang": "EN", "target_lang": "DE", **option}
+        assert answer == {"translatedText": expected}
+        assert client.post("/v2/translate", json=body).json()["translations"][0]["text"] == expected
+        assert "accepted: 0, 1" in client.post("/translate", json=QUERY | {"split_sentences": "2"}).json()["error"]
+
+
 # -------------------------------------------------------------------------------------------------------------- keys
 
 

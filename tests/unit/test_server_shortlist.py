@@ -102,6 +102,13 @@ def test_options_replace_what_the_document_says() -> None:
     assert [model.shortlist for model in with_options(config, shortlist=False).models] == [False, False]
 
 
+def test_options_and_configurations_decide_whether_texts_are_split(folder: Path) -> None:
+    config = ServerConfig.parse({"models": [{"path": str(folder), "split_sentences": False}]}, "serve.toml")
+    for split, expected in ((None, False), (True, True)):
+        (source,) = model_sources(with_options(config, split=split).models)
+        assert source.load()[0].splits_sentences == expected
+
+
 @pytest.mark.parametrize("fault", ["missing", "stale", "damaged"])
 def test_a_shortlist_that_cannot_be_used_is_refused_at_the_start(cli: Cli, folder: Path, fault: str) -> None:
     path = find_model(folder) / SHORTLIST

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.config import TokenizerConfig
+from dragoman.config import SearchConfig, TokenizerConfig
 from dragoman.data.sentences import list_prefix
 from dragoman.decoding import SearchSettings
 from dragoman.errors import UsageError
@@ -250,6 +250,17 @@ def test_the_training_data_decides_unless_asked(profile: Any, split: bool | None
     out = translator.translate(["One.  Two."], split=split)[0]
     assert out.text == ("One.  Two." if expected else "One. Two.")
     assert [sentence.source for sentence in out.sentences] == (["One.", "Two."] if expected else [])
+
+
+@pytest.mark.parametrize(("default", "expected"), [("auto", True), ("on", True), ("off", False)])
+def test_a_default_of_the_model_folder_overrides_the_training_data(default: Any, expected: bool) -> None:
+    plain = copying_translator()
+    search = SearchConfig(beam=1, max_extra=4, split_sentences=default)
+    translator = Translator(plain.backend, plain.tokenizer, search, 40)
+    assert translator.splits_sentences == (default == "on")
+    assert with_profile(translator).splits_sentences == expected
+    translator.splits_sentences = not expected
+    assert len(translator.translate(["One.  Two."])[0].sentences) == (0 if expected else 2)
 
 
 def test_a_sentence_is_translated_as_if_it_were_alone() -> None:

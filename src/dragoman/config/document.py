@@ -130,6 +130,8 @@ class Config(Section):
         if metric not in (*about.metrics, *ADDED_METRICS.get(kind, ())):
             accepted = ", ".join(about.metrics)
             yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {accepted}'
+        if kind != "parallel" and self.search.split_sentences != "auto":
+            yield f'search.split_sentences has no effect on data of kind "{kind}"; remove it'
         for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
             if side and side.sampling and (side.kind == "char" or not about.samples):
                 yield f"{key}.sampling has no effect on characters, running text or images; remove it"

@@ -51,6 +51,9 @@ class ModelEntry(Section):
         None, "target language of a model with several ones, as the model names it; default: `target`"
     )
     search: SearchOverrides = field(SearchOverrides(), "settings of the search that replace the model's")
+    split_sentences: bool | None = field(
+        None, "whether texts are split into sentences that are translated separately; default: that of the model"
+    )
     shortlist: bool = field(False, "restrict translations to the model's shortlist, which `dragoman shortlist` creates")
 
 
@@ -111,7 +114,9 @@ class ServerConfig(Section):
         return config
 
 
-def with_options(config: ServerConfig, shortlist: bool | None = None, **search: Any) -> ServerConfig:
+def with_options(
+    config: ServerConfig, shortlist: bool | None = None, split: bool | None = None, **search: Any
+) -> ServerConfig:
     """Return a configuration in which these options, unless None, replace those of all models.
 
     search: settings of the search.  Raises ConfigError.
@@ -124,8 +129,8 @@ def with_options(config: ServerConfig, shortlist: bool | None = None, **search: 
 
     def changed(model: ModelEntry) -> ModelEntry:
         options: dict[str, Any] = {"search": SearchOverrides(**model.search.given | overrides)}
-        if shortlist is not None:
-            options["shortlist"] = shortlist
+        given = {"shortlist": shortlist, "split_sentences": split}
+        options |= {name: value for name, value in given.items() if value is not None}
         return model.model_copy(update=options)
 
     return config.model_copy(update={"models": [changed(model) for model in config.models]})

@@ -340,3 +340,8 @@ class SearchConfig(Section):
         "regular expressions of texts that a translation contains unchanged, in addition to URLs, {name}, %s, ...",
         example=["[A-Z]+-[0-9]+"],
     )
+    split_sentences: Literal["auto", "on", "off"] = field(
+        "auto",
+        "on: `translate` splits lines into sentences; auto: unless most training lines have several sentences",
+        example="on",
+    )

@@ -102,6 +102,7 @@ class Translator(Pipeline):
             raise UsageError(f"max_source = {max_source}; accepted: at least 2 (one token and the end of sentence)")
         super().__init__(model, tokenizer, search, device)
         self.max_source = max_source
+        self._split_default = getattr(search, "split_sentences", "auto")
         self.protect: tuple[str, ...] = tuple(getattr(search, "protect", ()))
         """Regular expressions of texts that are copied, in addition to `SPAN_KINDS`."""
         self.describe_data(None, (None, None))
@@ -129,8 +130,15 @@ class Translator(Pipeline):
 
     @property
     def splits_sentences(self) -> bool:
-        """Whether lines are split into sentences by default, because the model was trained on single sentences."""
+        """Whether lines are split into sentences by default: `search.split_sentences`, or if it is auto, whether the
+        model was trained on single sentences."""
+        if self._split_default != "auto":
+            return self._split_default == "on"
         return self.profile is not None and self.profile.single_sentences
+
+    @splits_sentences.setter
+    def splits_sentences(self, default: bool) -> None:
+        self._split_default = "on" if default else "off"
 
     def split(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dragoman.cli import Command
-from dragoman.cli.options import BeamThreshold, EarlyEnd, Recombine, ShrinkBeam
+from dragoman.cli.options import BeamThreshold, EarlyEnd, Recombine, ShrinkBeam, Split
 from dragoman.cli.streams import log, print_json
 from dragoman.errors import UsageError
 
@@ -68,6 +68,7 @@ def serve(
     beam_threshold: BeamThreshold = None,
     recombine: Recombine = None,
     early_end: EarlyEnd = None,
+    split: Split = None,
     shortlist: Annotated[
         bool | None,
         typer.Option(
@@ -128,7 +129,7 @@ def serve(
         else:
             document = read_server_config(config, **specified)
         return with_options(
-            document, shortlist, beam=beam, shrink_beam=shrink_beam, beam_threshold=beam_threshold,
+            document, shortlist, split, beam=beam, shrink_beam=shrink_beam, beam_threshold=beam_threshold,
             recombine=recombine, early_end=early_end,
         )  # fmt: skip
 

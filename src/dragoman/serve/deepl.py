@@ -120,7 +120,7 @@ class DeepL:
             target,
             client.name,
             glossary=self.glossaries.of_request(client, values),
-            split=False if _SPLIT.read(values) == "0" else None,
+            split=_SPLIT.read(values) != "0" if values.get("split_sentences") is not None else None,
             markup=_markup(values),
         )
         with self.clients.reserve(client, sum(map(len, texts))):

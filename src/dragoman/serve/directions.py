@@ -296,9 +296,10 @@ class Directions:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _cached_as(direction: Direction) -> tuple[str, str, str]:
+def _cached_as(direction: Direction) -> tuple[str, str, str, bool | None]:
     """Return what stands for a model in the cache; languages affect how texts are split, and the flags."""
-    return direction.fingerprint, direction.source, direction.target
+    split = None if direction.model is None else direction.model.split
+    return direction.fingerprint, direction.source, direction.target, split
 
 
 def tokens_of(characters: int) -> int:

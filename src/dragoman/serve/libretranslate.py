@@ -77,6 +77,11 @@ _ALTERNATIVES = Parameter(
     "alternatives", {**NUMBER, "minimum": 0, "maximum": 16, "default": 0},
     refusal="Invalid request: 'alternatives' parameter must be a number from 0 to 16", empty=True,
 )  # fmt: skip
+_SPLIT = Parameter(
+    "split_sentences",
+    {"enum": ["0", "1"], "description": "whether texts are split into sentences; default: that of the model"},
+    refusal="Invalid request: 'split_sentences' parameter {value!r}; accepted: {accepted}", empty=True,
+)  # fmt: skip
 _TRANSLATE = (
     Parameter("q", {**TEXTS, "description": "a text or a list of texts"}, required=True),
     _SOURCE,
@@ -87,6 +92,7 @@ _TRANSLATE = (
         "glossary", {"type": "object", "additionalProperties": TEXT, "description": "target terms by source terms"}
     ),
     _GLOSSARY_MODE,
+    _SPLIT,
     Parameter("stream", {**FLAG, "default": False, "description": "answer with server-sent events, as with Accept"}),
     _KEY,
 )
@@ -180,7 +186,8 @@ class LibreTranslate:
             detected, languages = [_confidences(one)[0] for one in ranked], [one[0][0] for one in ranked]
         else:
             languages = [self._source(values["source"])] * len(texts)
-        options = Options(values["target"], client.name, alternatives, glossary_of(values), markup=markup)
+        split = {None: None, "0": False, "1": True}[_SPLIT.read(values)]
+        options = Options(values["target"], client.name, alternatives, glossary_of(values), split, markup=markup)
         reservation = self.clients.reserve(client, sum(map(len, texts)))
 
         async def run(report: Report | None = None) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class ModelSource:
     source and target; trained: those of its training data.  beam: default width of the search.  fingerprint: of all
     files, and of the shortlist if it is used.  between: codes of the model for source and target, if it has several
     languages.  search: settings that replace those of the model.  shortlist: whether translations are restricted to the
-    shortlist of the model.  device: device that the model runs on.
+    shortlist of the model.  device: device that the model runs on.  split: whether texts are split into sentences;
+    None = the default of the model.
     """
 
     folder: Path
@@ -59,6 +60,7 @@ class ModelSource:
     search: SearchOverrides = field(default_factory=SearchOverrides)
     shortlist: bool = False
     device: str = "cpu"
+    split: bool | None = None
 
     def load(self) -> tuple[Translator, str]:
         """Return the translator, and the fingerprint of the files in the folder, which may have changed.
@@ -75,6 +77,8 @@ class ModelSource:
         if self.between is not None:
             translator.tokenizer = translator.tokenizer.between(*self.between)
         translator.describe_data(translator.profile, self.languages)
+        if self.split is not None:
+            translator.splits_sentences = self.split
         translator.settings = SearchSettings.of(translator.settings, **self.search.given)
         return translator, _fingerprint(meta, translator.backend.shortlist)
 
@@ -132,7 +136,17 @@ def model_sources(entries: Sequence[ModelEntry], device: str = "cpu") -> list[Mo
             beam = entry.search.beam or config.search.beam
             sources.append(
                 ModelSource(
-                    folder, name, languages, trained, beam, fingerprint, between, entry.search, entry.shortlist, device
+                    folder,
+                    name,
+                    languages,
+                    trained,
+                    beam,
+                    fingerprint,
+                    between,
+                    entry.search,
+                    entry.shortlist,
+                    device,
+                    entry.split_sentences,
                 )
             )
         elif config.data.kind != "text":
@@ -457,8 +471,8 @@ class Direction(Slot):
         current = self.model
         return (
             current is not None
-            and (current.folder, current.languages, current.between, current.search)
-            == (model.folder, model.languages, model.between, model.search)
+            and (current.folder, current.languages, current.between, current.search, current.split)
+            == (model.folder, model.languages, model.between, model.search, model.split)
             and self.fingerprint == model.fingerprint
         )
 

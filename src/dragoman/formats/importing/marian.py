@@ -177,7 +177,7 @@ def _document(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> dict[st
     languages = names.get("source_lang"), names.get("target_lang")
     return text_sections(vocabulary, settings["max_position_embeddings"], languages) | {
         "model": model_document(settings, _tie(settings)),
-        "search": search_section(checkpoint.generation),
+        "search": search_section(checkpoint.generation) | {"split_sentences": "on"},  # as OPUS-MT was trained
     }
 
 

@@ -232,7 +232,8 @@ def _document(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary, orde
             "norm": {"kind": "layer", "eps": NORM_EPS}, "position": {"kind": "sinusoidal", "full_range": True},
             "dropout": 0.1,
         },
-        "search": search_section(checkpoint.generation, "beam-size", "normalize", 0.0) | {"shrink_beam": True},
+        "search": search_section(checkpoint.generation, "beam-size", "normalize", 0.0)
+        | {"shrink_beam": True, "split_sentences": "on"},
     }  # fmt: skip
 
 

@@ -243,13 +243,15 @@ class Translator(Pipeline):
         for number, sentence in enumerate(found if sentences else [shielded]):
             own = spans[done : done + count_spans(sentence)] if spans else ()
             end = at + len(sentence) + sum(span.end - span.start - 1 for span in own)
-            mark = list_prefix(sentence) if sentences else ""
+            mark = list_prefix(text[at:end]) if sentences else ""
+            done += len(own)
+            own = [span for span in own if span.start >= at + len(mark)]  # a list mark may be one
             shown = sentence[len(mark) :]
             is_text = any(map(str.isalpha, shown)) or (numbers and any(map(str.isalnum, shown)))
             copied, is_hidden = [text[span.start : span.end] for span in own], any(span.hidden for span in own)
             body = text[at + len(mark) : end]
             drafts.append(_Draft(mark, body, number, is_text or not (sentences or own), shown, copied, is_hidden))
-            done, at = done + len(own), end
+            at = end
         return drafts
 
     def _parts(self, draft: _Draft, ids: list[int], tokenizer: Tokenizer, strip: bool) -> list[Part]:

@@ -49,6 +49,7 @@ def test_documents_and_html(name: str, cli: Cli, model: Path, terms: Path, tmp_p
     arguments = ["translate", model, "--input", tmp_path / name, "--output", target, "--glossary", terms]
     code, _, err = cli(*arguments, "--strict-glossary", *options)
     assert code == 0 and "sept" in target.read_text(), err
+    assert options or "glossary: 1 of 1 terms applied" in err
 
 
 def test_a_bulk_translation_is_resumed_with_the_same_glossary_only(

@@ -146,6 +146,53 @@ def test_a_file(tmp_path: Path) -> None:
         Glossary.read(tmp_path / "none.tsv")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "entries"),
+    [
+        ("a.csv", 'dog,chien\n"a, b","c ""d"""\nAcme\n', {"dog": "chien", "a, b": 'c "d"', "Acme": "Acme"}),
+        ("a.txt", "dog;chien\ncat, big;chat\n", {"dog": "chien", "cat, big": "chat"}),
+        ("a.csv", "source,target\ndog,chien\n", {"dog": "chien"}),
+        ("a.tsv", "# animals\n\nEN\tFR\n#1\tno. 1\ndog, big\tchien\n#x\n", {"#1": "no. 1", "dog, big": "chien"}),
+        ("a.tsv", "dog\tchien\nsource\ttarget\n", {"dog": "chien", "source": "target"}),
+        ("a.tsv", "dog|dogs\tchien\na\\|b\tc\nAcme|Acmes\n", {
+            "dog": "chien", "dogs": "chien", "a|b": "c", "Acme": "Acme", "Acmes": "Acmes"}),
+        ("a.tsv", "", {}),
+    ],
+)  # fmt: skip
+def test_forms_of_files(tmp_path: Path, name: str, content: str, entries: dict[str, str]) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert Glossary.read(tmp_path / name).entries == entries
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            b"dog chien\ncat chat\n",
+            r"no tab in any of 2 lines \(the first is 'dog chien'\).*accepted: source term, tab",
+        ),
+        (b"dog = chien\ncat, dog\nhouse\n", "no tab in any of 3 lines"),
+        (b'dog,chien\n"a,b\n', "line 2: '\"a,b': .*accepted: source term, tab"),
+        (b"dog,chien,x\ncat,chat\n", "line 1: .*has more than one tab or separator"),
+        (b"dog\tchien\ncaf\xe9\tx\n", "line 2: not UTF-8; accepted: a text file in UTF-8"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, content: bytes, told: str) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(UsageError, match=told):
+        Glossary.read(tmp_path / "a.txt")
+
+
+def test_the_case_of_the_source_is_matched_on_request() -> None:
+    entries = {"dog": "chien", "US": "USA", "i": "je", "guide dog": "chien guide"}
+    found = Glossary(entries, case="match").entries_in("Dog, dog DOG US I Guide dog GUIDE DOG")
+    assert [t for _, t in found] == ["Chien", "chien", "CHIEN", "USA", "Je", "Chien guide", "CHIEN GUIDE"]
+    kept, matched = Glossary(entries), Glossary(entries, case="match")
+    assert [t for _, t in kept.entries_in("Dog DOG")] == ["chien"] * 2 and kept.sha256 != matched.sha256
+    with pytest.raises(UsageError, match="case = 'upper'; accepted: keep, match"):
+        Glossary(entries, case="upper")  # type: ignore[arg-type]
+
+
 def test_a_glossary_excludes_sampling() -> None:
     with pytest.raises(UsageError, match="phrases require beam search"):
         tiny_translator(beam=1).translate(["one"], glossary={"one": "two"}, sample=True)

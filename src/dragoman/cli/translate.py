@@ -52,8 +52,13 @@ def translate(
     target_language: options.TargetLanguage = None,
     split: options.Split = None,
     glossary: Annotated[
-        Path | None, typer.Option(help="Preferred terms: a file with source term, tab and target term per line.")
+        Path | None,
+        typer.Option(help="Preferred terms: a file with source term, tab and target term per line, or CSV."),
     ] = None,
+    match_case: Annotated[
+        bool,
+        typer.Option("--match-case", help="With --glossary: target terms are in capitals where source terms are."),
+    ] = False,
     strict_glossary: Annotated[
         bool, typer.Option("--strict-glossary", help="With --glossary: translations contain every target term.")
     ] = False,
@@ -117,9 +122,10 @@ def translate(
     if glossary is not None:
         from dragoman.pipelines.glossary import Glossary
 
-        terms = Glossary.read(glossary, strict_glossary)
-    elif strict_glossary:
-        raise UsageError("--strict-glossary: needs the terms; add --glossary FILE, or omit the option")
+        terms = Glossary.read(glossary, strict_glossary, "match" if match_case else "keep")
+    elif strict_glossary or match_case:
+        name = "--strict-glossary" if strict_glossary else "--match-case"
+        raise UsageError(f"{name}: needs the terms; add --glossary FILE, or omit the option")
     languages = {"source_language": source_language, "target_language": target_language}
     languages = {name: code for name, code in languages.items() if code is not None}
     text_settings = {"split": split, "glossary": terms, **languages, **settings}

@@ -66,6 +66,9 @@ def translate_file(
         **settings,
     )
     log(f"{target}: {report.segments:,} texts translated")
+    if settings["glossary"] is not None:
+        applied = sum(count for term, count in report.terms.items() if term.applied)
+        log(f"glossary: {applied:,} of {report.terms.total():,} terms applied")
     for note in report.notes:
         log(f"{source}: {note}")
     log_flags(FlagReport(counts=report.flags, flagged=report.flagged))

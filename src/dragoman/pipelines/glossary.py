@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import itertools
 import json
@@ -10,9 +11,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 from weakref import WeakKeyDictionary
 
+from dragoman.data.languages import SCRIPTS
 from dragoman.data.spans import is_spaced
 from dragoman.decoding.search_types import Phrases
 from dragoman.errors import UsageError, check_problems
@@ -22,6 +24,18 @@ from dragoman.tokenizers import UNK, Tokenizer
 _MAX_BYTES = 64 << 20
 _LONGEST = 500
 """Characters of a term."""
+_COMMENT = re.compile(r"#(?:[\s#]|[^\t,;]*\Z)|\s*\Z")
+"""A line of a file without terms."""
+_HEADER = frozenset(SCRIPTS).union({
+    "source", "target", "src", "tgt", "term", "translation", "original", "english", "german", "french", "spanish",
+    "italian", "chinese", "japanese",
+})  # fmt: skip
+"""Names of columns; a first line of two of them has no terms."""
+_ACCEPTED = (
+    "accepted: source term, tab, target term per line, or CSV with two columns (source,target); forms of a source term "
+    "as dog|dogs; lines that begin with # are comments"
+)
+Case = Literal["keep", "match"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,8 @@ class Glossary:
     """Target terms by source terms; a term that is mapped to itself is not translated.
 
     Terms are found as whole words, the longest first.  A term in small letters is found in any case; others are
-    compared exactly.
+    compared exactly.  case: "match" = a target term is written in capitals, or with a first capital, where its source
+    term is and the entry is not, as in DOG at "dog"; "keep" = always as in the entry.
 
     strict: translations contain every target term, as it stands (lexically constrained beam search).  Otherwise
     `bonus` is added to the log-probability of each of its tokens, so that the model may decline it.  Raises UsageError
@@ -48,11 +63,12 @@ class Glossary:
     entries: Mapping[str, str]
     strict: bool = False
     bonus: float = 7.0
+    case: Case = "keep"
 
     def __post_init__(self) -> None:
         if not isinstance(self.entries, Mapping):
             raise UsageError(f"glossary = {self.entries!r:.60}; accepted: a mapping of source terms to target terms")
-        problems = []
+        problems = [] if self.case in get_args(Case) else [f"case = {self.case!r:.40}; accepted: keep, match"]
         for number, pair in enumerate(self.entries.items(), start=1):
             for name, text in zip(("source", "target"), pair, strict=True):
                 if problem := _problem(text):
@@ -67,32 +83,34 @@ class Glossary:
         return cls(glossary) if glossary else None
 
     @classmethod
-    def read(cls, path: str | Path, strict: bool = False) -> Glossary:
-        """Read a file with a source term, a tab and a target term per line; a single term is not translated.
+    def read(cls, path: str | Path, strict: bool = False, case: Case = "keep") -> Glossary:
+        """Read a file with a source term, a tab and a target term per line, or CSV; a single term is not translated.
 
-        Raises DragomanError if the file cannot be read, UsageError for invalid lines and for a repeated source term.
+        Comments and a first line that names the columns are skipped.  A source term may have several forms, separated
+        by "|".  Raises DragomanError if the file cannot be read, UsageError for invalid lines, for a repeated source
+        term, and for a file in which no line has a separator.
         """
-        text = read_bytes(Path(path), UsageError, "Specify a text file", _MAX_BYTES).decode("utf-8-sig", "replace")
+        data = read_bytes(Path(path), UsageError, "Specify a text file", _MAX_BYTES)
         entries: dict[str, str] = {}
         problems = []
-        for number, line in enumerate(text.split("\n"), start=1):
-            fields = [column.strip() for column in line.rstrip("\r").split("\t")]
-            if fields == [""]:
-                continue
+        for number, fields in _rows(data, Path(path)):
             source, target = (fields[0], fields[-1]) if len(fields) <= 2 else ("", "")
-            if problem := _problem(source) or _problem(target):
-                problems.append(
-                    f"line {number}: {line[:60]!r}: {problem if len(fields) <= 2 else 'has more than one tab'}"
-                )
-            elif entries.setdefault(source, target) != target:
-                problems.append(f"line {number}: {source!r} stands before as {entries[source]!r}")
-        check_problems(f"{path}: invalid glossary; accepted: source term, tab, target term per line:", problems)
-        return cls(entries, strict)
+            forms = [form.strip().replace("\\|", "|") for form in re.split(r"(?<!\\)\|", source)]
+            for form in forms:
+                goal = target if len(fields) == 2 else form
+                if problem := _problem(form) or _problem(goal):
+                    problem = problem if len(fields) <= 2 else "has more than one tab or separator"
+                    problems.append(f"line {number}: {' | '.join(fields)[:60]!r}: {problem}")
+                elif entries.setdefault(form, goal) != goal:
+                    problems.append(f"line {number}: {form!r} stands before as {entries[form]!r}")
+        check_problems(f"{path}: invalid glossary; {_ACCEPTED}:", problems)
+        return cls(entries, strict, case=case)
 
     @property
     def sha256(self) -> str:
         """The SHA-256 of everything that affects translations."""
-        content = json.dumps([sorted(self.entries.items()), self.strict, self.bonus], ensure_ascii=False)
+        case = [self.case] if self.case != "keep" else []
+        content = json.dumps([sorted(self.entries.items()), self.strict, self.bonus, *case], ensure_ascii=False)
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
     @cached_property
@@ -116,13 +134,16 @@ class Glossary:
             for start, end, source in terms.occurrences(tokens, compared, longest=True):
                 if end > longest.get(start, (0, ""))[0]:
                     longest[start] = end, source
-        found, free = [], 0
+        found: list[tuple[str, str]] = []
+        free = 0
         for start in sorted(longest):
             if start >= free:
                 free, source = longest[start]
                 exact = "".join(tokens[start:free])
-                found.append(exact if exact in self.entries else source)
-        return [(source, self.entries[source]) for source in found]
+                source = exact if exact in self.entries else source
+                target = self.entries[source]
+                found.append((source, _cased(target, source, exact) if self.case == "match" else target))
+        return found
 
     def phrases(self, terms: Sequence[tuple[str, str]], tokenizer: Tokenizer) -> Phrases | None:
         """Return the phrases for a search.  Terms with characters that the tokenizer does not know are left out."""
@@ -137,6 +158,43 @@ class Glossary:
         if not is_spaced(term[0]) and len(ids) > 1 and not tokenizer.decode_target(ids[:1]).strip():
             ids = ids[1:]  # the mark of a word's beginning, which does not occur within a text without spaces
         return tuple(ids)
+
+
+def _rows(data: bytes, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the numbers and the columns of the lines of a file that have terms.  Raises UsageError."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        bad = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{path}: line {bad:,}: not UTF-8; accepted: a text file in UTF-8. Convert it first."
+        ) from None
+    lines = [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), start=1)]
+    lines = [(number, line) for number, line in lines if not _COMMENT.match(line)]
+    mark = "\t"
+    if not any(mark in line for _, line in lines):
+        mark = max(",;", key=lambda one: sum(one in line for _, line in lines))
+    separated = sum(mark in line for _, line in lines)
+    if lines and (not separated or (mark != "\t" and path.suffix.lower() != ".csv" and 2 * separated <= len(lines))):
+        raise UsageError(
+            f"{path}: no tab in any of {len(lines):,} lines (the first is {lines[0][1]!r:.60}), and {separated:,} with "
+            f"{mark!r}; {_ACCEPTED}. A term that is not to be translated stands on both sides."
+        )
+    for index, (number, line) in enumerate(lines):
+        try:
+            fields = line.split("\t") if mark == "\t" else next(csv.reader([line], delimiter=mark, strict=True))
+        except csv.Error as error:
+            raise UsageError(f"{path}: line {number:,}: {line!r:.60}: {error}; {_ACCEPTED}") from None
+        fields = [column.strip() for column in fields]
+        if index or len({*fields}) < 2 or not _HEADER.issuperset(map(str.lower, fields)):
+            yield number, fields
+
+
+def _cased(target: str, source: str, found: str) -> str:
+    """Return a target term in the case in which its source term was found."""
+    if len(found) > 1 and found.isupper() and not source.isupper():
+        return target.upper()
+    return target[:1].upper() + target[1:] if found[:1].isupper() and source[:1].islower() else target
 
 
 _INSIDE: WeakKeyDictionary[Tokenizer, bytes] = WeakKeyDictionary()

@@ -89,7 +89,7 @@ def settings_key(
     if glossary is None:
         return split, settings, None
     # In order: of two terms that differ in case only, the last one is used.
-    content = json.dumps([list(glossary.entries.items()), glossary.strict, glossary.bonus])
+    content = json.dumps([list(glossary.entries.items()), glossary.strict, glossary.bonus, glossary.case])
     return split, settings, hashlib.sha256(content.encode()).hexdigest()
 
 

@@ -26,6 +26,7 @@ class Job:
     beginning of every translation.  verbose: with jsonl, also write the tokens and their log-probabilities.  split:
     whether to split lines into sentences; default: `Translator.splits_sentences`.  glossary: preferred terms.
     languages: `source_language` and `target_language` of a multilingual model; default: those of the model.
+    protect: regular expressions of texts that are copied.
     """
 
     model: Path
@@ -37,6 +38,7 @@ class Job:
     split: bool | None = None
     glossary: Glossary | None = None
     languages: Mapping[str, Any] = field(default_factory=dict)
+    protect: Sequence[str] = ()
 
     def settings(self) -> dict[str, Any]:
         """Return everything that affects the output, except the model and the backend (`ChunkResult.backend`).
@@ -55,6 +57,8 @@ class Job:
         split = self.split if self.split is not None else profile is not None and profile.single_sentences
         form = self.form(search["nbest"])
         given = {"device": device, **search, "prefix": self.prefix, "split": split, "form": form, **self.languages}
+        if self.protect:
+            given["protect"] = list(self.protect)
         return given if self.glossary is None else {**given, "glossary": self.glossary.sha256}
 
     def form(self, nbest: int) -> Form:
@@ -122,7 +126,13 @@ class Worker:
         lines: list[bytes] = []
         job = self.job
         for translation in self.translator.translate(
-            texts, prefix=job.prefix, split=job.split, glossary=job.glossary, **job.languages, **job.search
+            texts,
+            prefix=job.prefix,
+            split=job.split,
+            glossary=job.glossary,
+            protect=job.protect,
+            **job.languages,
+            **job.search,
         ):
             flags.add(FlaggedText(len(lines) + 1, None, translation.flags))
             lines.append(f"{format_translation(translation, form)}\n".encode())

@@ -62,6 +62,9 @@ def translate(
     strict_glossary: Annotated[
         bool, typer.Option("--strict-glossary", help="With --glossary: translations contain every target term.")
     ] = False,
+    protect: Annotated[
+        list[str] | None, typer.Option(help="Regular expression of texts that are copied; may be repeated.")
+    ] = None,
     format_: Annotated[
         str, typer.Option("--format", help="Format of the input: text (lines), html or xml (one document).")
     ] = "text",
@@ -128,7 +131,7 @@ def translate(
         raise UsageError(f"{name}: needs the terms; add --glossary FILE, or omit the option")
     languages = {"source_language": source_language, "target_language": target_language}
     languages = {name: code for name, code in languages.items() if code is not None}
-    text_settings = {"split": split, "glossary": terms, **languages, **settings}
+    text_settings = {"split": split, "glossary": terms, "protect": protect or (), **languages, **settings}
     loading: dict[str, Any] = {
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
@@ -159,7 +162,7 @@ def translate(
                 "time, without --column and --ray"
             )
         bulk = wing(_BULK, "bulk translation")
-        job = bulk.Job(models[0], loading, settings, prefix, jsonl, verbose, split, terms, languages)
+        job = bulk.Job(models[0], loading, settings, prefix, jsonl, verbose, split, terms, languages, protect or ())
         if not inputs or output is None:
             raise UsageError(
                 "bulk translation (folders, Parquet, several files, --column, --ray) reads files and writes a folder: "

@@ -218,12 +218,12 @@ class Translator(Pipeline):
         return source, target
 
     def _patterns(self, protect: Iterable[str] | None) -> re.Pattern[str] | None:
-        """Return the expression of spans that the user protects; None = those of the model.  Raises UsageError."""
+        """Return the expression of spans that the model and the user protect.  Raises UsageError."""
         if isinstance(protect, str):
             raise UsageError(
                 f"protect = {protect!r:.60}: must be a list of regular expressions; write [{protect!r:.60}]"
             )
-        return compile_patterns(self.protect if protect is None else tuple(protect))
+        return compile_patterns((*self.protect, *(protect or ())))
 
     def _drafts(self, text: str, sentences: bool, protect: re.Pattern[str] | None) -> list[_Draft]:
         """Return the sentences of a text, or the text.  List marks and sentences without words are copied.
@@ -318,7 +318,7 @@ class Translator(Pipeline):
                 of the source; default: `splits_sentences`.  If False, a text is split only if it is longer than the
                 model accepts, and "\\n" in a text counts as a space.
             glossary: Target terms by source terms; see `Glossary`.
-            protect: Regular expressions of further texts that are copied; default: `search.protect` of the model.
+            protect: Regular expressions of texts that are copied, too, in addition to `search.protect` of the model.
             source_language, target_language: Of a multilingual model (`Tokenizer.languages`); default: those of the
                 model.  A tag at the start of a text, `>>fr<<`, names the target language of this text.
             overrides: Search settings by name.

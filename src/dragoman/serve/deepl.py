@@ -11,10 +11,19 @@ from starlette.responses import Response
 
 from dragoman.serve.admission import Call, Clients
 from dragoman.serve.database import GlossaryStore
-from dragoman.serve.directions import Directions, Options, english_name, identify, route_of, tokens_of, translate_texts
+from dragoman.serve.directions import (
+    Directions,
+    Options,
+    english_name,
+    identify,
+    protect_of,
+    route_of,
+    tokens_of,
+    translate_texts,
+)
 from dragoman.serve.glossaries import DeepLGlossaries, source_language, target_language
 from dragoman.serve.http import BadRequest, Limits, Parameter, unless_disconnected
-from dragoman.serve.operations import CODE, FILE, FLAG, MULTIPART, NUMBER, TEXT, Operation, array, fields
+from dragoman.serve.operations import CODE, FILE, FLAG, MULTIPART, NUMBER, PROTECT, TEXT, Operation, array, fields
 from dragoman.serve.uploads import DocumentJobs, Job, translate_upload
 
 _MAX_TEXTS = 50
@@ -48,6 +57,7 @@ _TRANSLATE = (
     _TARGET,
     _SPLIT,
     Parameter("glossary_id", TEXT),
+    PROTECT,
     _TAGS,
     Parameter("outline_detection", FLAG),
     *_TAG_LISTS,
@@ -67,6 +77,7 @@ _UPLOAD = (
     _FORMALITY,
     Parameter("output_format", {**TEXT, "description": "that of the document; others are refused"}),
     Parameter("glossary_id", TEXT),
+    PROTECT,
 )
 _STATUS = fields(
     document_id=TEXT, status={"enum": ["translating", "done", "error"]}, billed_characters=NUMBER, error_message=TEXT
@@ -121,6 +132,7 @@ class DeepL:
             client.name,
             glossary=self.glossaries.of_request(client, values),
             split=_SPLIT.read(values) != "0" if values.get("split_sentences") is not None else None,
+            protect=protect_of(values),
             markup=_markup(values),
         )
         with self.clients.reserve(client, sum(map(len, texts))):
@@ -163,10 +175,12 @@ class DeepL:
             raise BadRequest(f"'output_format' = {written[:40]}: documents keep their format; accepted: {suffix}")
         if source is not None:
             route_of(self.directions, source, target)  # a direction that does not exist is refused at once
-        glossary = self.glossaries.of_request(client, fields)
+        glossary, protect = self.glossaries.of_request(client, fields), protect_of(fields)
         self.directions.admission.check(tokens_of(upload.characters))
         with self.clients.reserve(client, upload.characters, estimated=True) as reservation:
-            run = translate_upload(self.directions, upload, source, target, glossary, reservation, copy=False)
+            run = translate_upload(
+                self.directions, upload, source, target, glossary, reservation, copy=False, protect=protect
+            )
             identifier, job = await self.jobs.start(client.name, upload, run)
         return {"document_id": identifier, "document_key": job.key}
 

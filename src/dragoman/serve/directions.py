@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -76,7 +76,13 @@ class TranslationCache:
 
 
 def settings_key(
-    defaults: Any, *, prefix: Any = None, split: bool | None = None, glossary: Glossary | None = None, **overrides: Any
+    defaults: Any,
+    *,
+    prefix: Any = None,
+    split: bool | None = None,
+    glossary: Glossary | None = None,
+    protect: tuple[str, ...] = (),
+    **overrides: Any,
 ) -> Hashable | None:
     """Return a key of the arguments of `Translator.translate`: different if they may give different translations.
 
@@ -87,10 +93,10 @@ def settings_key(
     if settings.sample or prefix is not None:
         return None
     if glossary is None:
-        return split, settings, None
+        return split, settings, protect, None
     # In order: of two terms that differ in case only, the last one is used.
     content = json.dumps([list(glossary.entries.items()), glossary.strict, glossary.bonus, glossary.case])
-    return split, settings, hashlib.sha256(content.encode()).hexdigest()
+    return split, settings, protect, hashlib.sha256(content.encode()).hexdigest()
 
 
 def _size(value: Any) -> int:
@@ -335,16 +341,34 @@ class Options:
     alternatives: int = 0
     glossary: Glossary | None = None
     split: bool | None = None
+    protect: tuple[str, ...] = ()
     markup: Callable[..., list[str]] | None = None
     """`translate_html` or `translate_xml`, with its options."""
 
     def settings(self, last: Direction) -> dict[str, Any]:
         """Return the arguments of a translation; last: the model that writes the result."""
-        settings: dict[str, Any] = {"glossary": self.glossary, "split": self.split}
+        settings: dict[str, Any] = {"glossary": self.glossary, "split": self.split, "protect": self.protect}
         if self.alternatives:
             count = self.alternatives + 1
             settings |= {"nbest": count, "beam": max(last.beam, count)}
         return settings
+
+
+_MOST_PROTECTED = 100
+
+
+def protect_of(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the expressions for `protect` of a request, a text or a list of texts that are copied.
+
+    Texts and not expressions, which could take the server any time.  Raises BadRequest.
+    """
+    texts = values.get("protect") or []
+    texts = [texts] if isinstance(texts, str) else texts
+    if not isinstance(texts, list) or not all(isinstance(text, str) and 0 < len(text) <= 500 for text in texts):
+        raise BadRequest("Invalid request: protect must be a text or a list of texts, of 1 to 500 characters")
+    if len(texts) > _MOST_PROTECTED:
+        raise BadRequest(f"Invalid request: protect has {len(texts):,} texts; accepted: at most {_MOST_PROTECTED}")
+    return tuple(re.escape(text) for text in sorted(texts, key=len, reverse=True))
 
 
 def public_code(code: str) -> str:

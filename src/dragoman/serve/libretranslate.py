@@ -27,6 +27,7 @@ from dragoman.serve.directions import (
     english_name,
     identify,
     model_code,
+    protect_of,
     public_code,
     translate_texts,
 )
@@ -48,6 +49,7 @@ from dragoman.serve.operations import (
     MULTIPART,
     NOT_EMPTY,
     NUMBER,
+    PROTECT,
     TEXT,
     TEXTS,
     Operation,
@@ -93,6 +95,7 @@ _TRANSLATE = (
     ),
     _GLOSSARY_MODE,
     _SPLIT,
+    PROTECT,
     Parameter("stream", {**FLAG, "default": False, "description": "answer with server-sent events, as with Accept"}),
     _KEY,
 )
@@ -114,6 +117,7 @@ _UPLOAD = (
     _TARGET,
     Parameter("glossary", {**TEXT, "description": "a JSON object of target terms by source terms"}),
     _GLOSSARY_MODE,
+    PROTECT,
     _KEY,
 )
 _UPLOADED = fields(
@@ -186,8 +190,10 @@ class LibreTranslate:
             detected, languages = [_confidences(one)[0] for one in ranked], [one[0][0] for one in ranked]
         else:
             languages = [self._source(values["source"])] * len(texts)
-        split = {None: None, "0": False, "1": True}[_SPLIT.read(values)]
-        options = Options(values["target"], client.name, alternatives, glossary_of(values), split, markup=markup)
+        glossary, split = glossary_of(values), {None: None, "0": False, "1": True}[_SPLIT.read(values)]
+        options = Options(
+            values["target"], client.name, alternatives, glossary, split, protect=protect_of(values), markup=markup
+        )
         reservation = self.clients.reserve(client, sum(map(len, texts)))
 
         async def run(report: Report | None = None) -> dict[str, Any]:
@@ -240,10 +246,11 @@ class LibreTranslate:
                 values["glossary"] = read_json(values["glossary"] or "null")
             except (ValueError, RecursionError):
                 raise BadRequest("Invalid request: glossary is not valid JSON; accepted: an object of terms") from None
-        glossary = glossary_of(values)
+        glossary, protect = glossary_of(values), protect_of(values)
         source = None if values["source"] == "auto" else self._source(values["source"])
         with self.clients.reserve(client, upload.characters, estimated=True) as reservation:
-            work = translate_upload(self.directions, upload, source, values["target"], glossary, reservation)
+            target = values["target"]
+            work = translate_upload(self.directions, upload, source, target, glossary, reservation, protect=protect)
             finished = self.jobs.finished(client.name, upload, work)
             identifier, document = await unless_disconnected(call.request, finished, self.limits.seconds)
         name = f"{identifier}{PurePosixPath(upload.name).suffix}"

@@ -24,6 +24,9 @@ FILE: Schema = {"type": "string", "format": "binary"}
 MULTIPART = "multipart/form-data"
 
 
+PROTECT = Parameter("protect", {**TEXTS, "description": "texts that are copied into the translation"})
+
+
 def array(items: Schema, **limits: int) -> Schema:
     """Return the schema of a list."""
     return {"type": "array", "items": items, **limits}

@@ -38,6 +38,7 @@ async def translate_sentences(
     in_thread: bool,
     split: bool | None = None,
     glossary: Glossary | None = None,
+    protect: Sequence[str] = (),
     **overrides: Any,
 ) -> list[Translation]:
     """Return what `Translator.translate` returns, and report each sentence as soon as those before it are translated.
@@ -48,7 +49,7 @@ async def translate_sentences(
     settings = SearchSettings.of(translator.settings, **overrides)
 
     def split_all() -> list[SplitLine]:
-        return [translator.split(text, sentences=split) for text in texts]
+        return [translator.split(text, sentences=split, protect=protect) for text in texts]
 
     async def write(index: int, line: SplitLine) -> Translation:
         """Join the translations of the parts of a text, in order, and report what each of them adds."""

@@ -97,11 +97,12 @@ async def translate_upload(
     glossary: Glossary | None,
     reservation: Reservation,
     copy: bool = True,
+    protect: tuple[str, ...] = (),
 ) -> Document:
     """Translate a document, and charge its characters.
 
-    source: None = it is identified.  copy: whether a document in the target language is returned.  Raises Overloaded,
-    BadRequest, UsageError for languages, and DataError.
+    source: None = it is identified.  copy: whether a document in the target language is returned.
+    protect: see `Translator.translate`.  Raises Overloaded, BadRequest, UsageError for languages, and DataError.
     """
     from dragoman.documents import document_text
 
@@ -114,19 +115,26 @@ async def translate_upload(
         route = route_of(directions, source or detected[0][0], target)
         if not route and not copy:
             raise UsageError(f"Source and target language are equal ({target.upper()}); specify another target_lang")
-        work = partial(_translate, upload.format, route[-1].target if route else "", glossary)
+        work = partial(_translate, upload.format, route[-1].target if route else "", glossary, protect)
         document = await directions.run(route, work, Document(upload.data), upload.characters, client)
         reservation.settle(document.characters)
         return replace(document, detected=detected)
 
 
 def _translate(
-    format: str, target: str, glossary: Glossary | None, translator: Translator, document: Document
+    format: str,
+    target: str,
+    glossary: Glossary | None,
+    protect: tuple[str, ...],
+    translator: Translator,
+    document: Document,
 ) -> Document:
     """Translate a document in memory.  target: language of the model to which the glossary applies."""
     from dragoman.documents import translate_bytes
 
-    settings: dict[str, Any] = {"glossary": glossary} if translator.languages[1] == target else {}
+    settings: dict[str, Any] = {"protect": protect}
+    if translator.languages[1] == target:
+        settings["glossary"] = glossary
     data, report = translate_bytes(translator, document.data, format, **settings)
     flagged = [*document.flagged, *report.flagged]
     return Document(data, document.characters or report.characters, report.terms, flagged=flagged)

@@ -42,9 +42,10 @@ class LineNumbers:
         if len(self.lines) < _MAX_SHOWN:
             self.lines.append(line)
 
-    def __str__(self) -> str:
+    def named(self, noun: str) -> str:
+        """Format the numbers.  noun: what is numbered."""
         shown = ", ".join(f"{line:,}" for line in self.lines)
-        return f"line{'s' if self.count > 1 else ''} {shown}{', ...' if self.count > len(self.lines) else ''}"
+        return f"{noun}{'s' if self.count > 1 else ''} {shown}{', ...' if self.count > len(self.lines) else ''}"
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,15 @@ class LengthSummary:
 
 @dataclass
 class SideReport:
-    """One side of a corpus; lengths are None without text, `tokens` without a tokenizer."""
+    """One side of a corpus; lengths are None without text, `tokens` without a tokenizer.
+
+    noun: what is numbered, such as "unit" in a TMX.  in_another_language: those of `wrong_language` that have another
+    script or the frequent words of the other side; the others were identified, by a model that may not know a language.
+    """
 
     name: str
     language: str | None
+    noun: str = "line"
     lines: int = 0
     characters: LengthSummary | None = None
     words: LengthSummary | None = None
@@ -70,6 +76,7 @@ class SideReport:
     traps: dict[str, LineNumbers] = field(default_factory=dict)
     empty: LineNumbers = field(default_factory=LineNumbers)
     wrong_language: LineNumbers = field(default_factory=LineNumbers)
+    in_another_language: int = 0
     unseen_characters: str = ""
 
 
@@ -86,6 +93,7 @@ class CorpusReport:
     other_targets: LineNumbers = field(default_factory=LineNumbers)
     identical: LineNumbers = field(default_factory=LineNumbers)
     ratio_outliers: LineNumbers = field(default_factory=LineNumbers)
+    unrelated: LineNumbers = field(default_factory=LineNumbers)
     bad_rows: LineNumbers = field(default_factory=LineNumbers)
     first_bad_row: str = ""
 
@@ -215,30 +223,53 @@ _TRAPS: dict[str, tuple[Severity, str]] = {
         "with a plain space.",
     ),
     "zero-width space": ("info", "Remove it, except in scripts that separate words with it, such as Thai and Khmer."),
+    "zero-width joiner or non-joiner": (
+        "info",
+        "Persian and Indic words need U+200C and U+200D. The default normalization of the tokenizer replaces U+200C "
+        'with a space: for such languages, set tokenizer.normalization = "identity".',
+    ),
+    "direction mark": ("info", "Invisible marks for right-to-left text, such as U+200F: the model has to learn them."),
+    "invisible character": (
+        "info",
+        "Soft hyphens and other invisible characters split words for the model: delete them.",
+    ),
 }
+CLEAN = "'dragoman clean' leaves such pairs out."
+_NOISE = {
+    "encoding": ("damaged characters", "Letters such as Ã¼ or f?r show a wrong or lossy conversion: convert again."),
+    "markup": ("markup", "Models learn tags as text; Dragoman translates documents without them."),
+    "entities": ("HTML entities", "Characters written as &apos; or &amp;: unescape them, or the model writes them."),
+    "repeated": ("repeated characters or words", "Models learn to repeat from them."),
+}
+"""What lines contain (see `checks.CHECKS`) -> its name and advice."""
 
 
-def _lines(count: int) -> str:
-    return f"{count:,} line{'s' * (count != 1)}"
+def _lines(count: int, noun: str = "line") -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _side_findings(diagnosis: Diagnosis, side: SideReport) -> None:
     def add(severity: Severity, what: str, lines: LineNumbers, advice: str) -> None:
-        diagnosis.add(severity, f"{what}: {_lines(lines.count)}", f"{side.name}, {lines}", advice)
+        where = f"{side.name}, {lines.named(side.noun)}"
+        diagnosis.add(severity, f"{what}: {_lines(lines.count, side.noun)}", where, advice)
 
     for kind, (severity, advice) in _TRAPS.items():
         if kind in side.traps:
             add(severity, kind, side.traps[kind], advice)
+    for kind, (what, advice) in _NOISE.items():
+        if kind in side.traps:
+            many = side.traps[kind].count > _SUSPICIOUS * side.lines
+            add("warning" if many else "info", what, side.traps[kind], f"{advice} {CLEAN}")
     if side.empty.count:
         advice = "The filter drops these pairs. Do not delete blank lines from one file alone."
         add("info" if side.empty.count < _MANY * side.lines else "warning", "empty", side.empty, advice)
     suspects = side.wrong_language
-    if suspects.count > _SWAPPED * side.lines:
+    if side.in_another_language > _SWAPPED * side.lines:
         advice = "Check whether source and target are swapped or the languages are configured wrongly."
-        what = f"not in {side.language}: {suspects.count:,} of {_lines(side.lines)}"
-        diagnosis.add("error", what, f"{side.name}, {suspects}", advice)
+        what = f"not in {side.language}: {suspects.count:,} of {_lines(side.lines, side.noun)}"
+        diagnosis.add("error", what, f"{side.name}, {suspects.named(side.noun)}", advice)
     elif suspects.count:
-        advice = "Check these lines: untranslated text teaches the model to copy. Remove such pairs from both sides."
+        advice = f"Check these lines: untranslated text teaches the model to copy. {CLEAN}"
         many = suspects.count > _SUSPICIOUS * side.lines
         add("warning" if many else "info", f"perhaps not in {side.language}", suspects, advice)
     if side.unseen_characters:
@@ -259,19 +290,24 @@ def _side_findings(diagnosis: Diagnosis, side: SideReport) -> None:
 
 
 def _pair_findings(diagnosis: Diagnosis, corpus: CorpusReport) -> None:
+    noun = corpus.source.noun
+
     def add(lines: LineNumbers, what: str, advice: str, warn_from: float) -> None:
         if lines.count:
             severity: Severity = "warning" if lines.count > warn_from * corpus.pairs else "info"
-            diagnosis.add(severity, f"{what}: {lines.count:,} of {corpus.pairs:,}", f"{corpus.name}, {lines}", advice)
+            where = f"{corpus.name}, {lines.named(noun)}"
+            diagnosis.add(severity, f"{what}: {lines.count:,} of {corpus.pairs:,}", where, advice)
 
     add(corpus.duplicates, "duplicate pairs", "The filter keeps the first of each.", _MANY)
     add(corpus.identical, "identical source and target", "The filter drops them: they teach the model to copy.", 0.02)
     add(corpus.ratio_outliers, "unusual ratio of lengths", "Check for wrong or incomplete translations.", 0.02)
+    advice = f"Compare both sides: their words, names and lengths do not agree. {CLEAN}"
+    add(corpus.unrelated, "pairs that do not translate each other", advice, _SUSPICIOUS)
     if corpus.bad_rows.count:
         diagnosis.add(
             "error",
             f"invalid rows: {_lines(corpus.bad_rows.count)}",
-            f"{corpus.name}, {corpus.bad_rows}; the first: {corpus.first_bad_row}",
+            f"{corpus.name}, {corpus.bad_rows.named(noun)}; the first: {corpus.first_bad_row}",
             "Each line or row needs a text for both keys: repair these lines or choose other keys.",
         )
 
@@ -296,17 +332,18 @@ def add_findings(diagnosis: Diagnosis, *, kept: int) -> None:
         diagnosis.add(
             "info",
             f"repeated sources with another target: {pairs:,} of {sum(corpus.pairs for corpus in ambiguous):,} pairs",
-            "; ".join(f"{corpus.name}, {corpus.other_targets}" for corpus in ambiguous),
+            "; ".join(f"{corpus.name}, {corpus.other_targets.named(corpus.source.noun)}" for corpus in ambiguous),
             "They are kept: a text can have several translations.",
         )
     for overlap in diagnosis.overlaps:
+        noun = next((corpus.source.noun for corpus in diagnosis.corpora if corpus.name == overlap.name), "line")
         for lines, what in ((overlap.seen_pairs, "pairs"), (overlap.seen_sources, "sources")):
             if lines.count:
                 share = lines.count / max(1, overlap.pairs)
                 diagnosis.add(
                     "warning" if what == "pairs" or share > 0.01 else "info",
                     f"{what} that are also in training: {lines.count:,} of {overlap.pairs:,} ({share:.1%})",
-                    f"{overlap.name}, {lines}",
+                    f"{overlap.name}, {lines.named(noun)}",
                     "Their scores measure memorization, not translation: remove them from the training corpora.",
                 )
     if kept == 0 and diagnosis.corpora:

@@ -13,23 +13,28 @@ from pathlib import Path
 
 import numpy as np
 
+from dragoman.advice.checks import CHECKS, median_ratio, unusual_lengths
 from dragoman.advice.diagnosis import (
+    CLEAN,
     CorpusReport,
     Diagnosis,
     LengthSummary,
     LineNumbers,
     Role,
+    Severity,
     SideReport,
     SplitOverlap,
     add_findings,
 )
+from dragoman.advice.raw_pairs import RawPair, sample
+from dragoman.advice.relatedness import Relatedness
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash
 from dragoman.data.languages import LanguageCheck, file_language, language_code
-from dragoman.data.misalignment import line_features, misalignment, shifted_range
+from dragoman.data.misalignment import CERTAIN_Z, Shift, misalignment
 from dragoman.data.readers.tables import read_rows
-from dragoman.errors import DataError
-from dragoman.io.lines import BOM, open_lines
+from dragoman.errors import DataError, clip
+from dragoman.io.lines import BOM, count_lines, open_lines
 from dragoman.tokenizers import UNK
 
 Encode = tuple[Callable[[str], list[int]], Callable[[str], list[int]]]
@@ -41,10 +46,16 @@ _TRAPS = {
     "replacement character": re.compile("\ufffd"),
     "no-break space": re.compile("[\u00a0\u202f\u2007]"),
     "zero-width space": re.compile("[\u200b\u2060]"),
+    "zero-width joiner or non-joiner": re.compile("[\u200c\u200d]"),
+    "direction mark": re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"),
+    "invisible character": re.compile("[\u00ad\u180e\u2061-\u2064\u206a-\u206f\ufff9-\ufffb]"),
 }
 _ANY_TRAP = re.compile("|".join(pattern.pattern for pattern in _TRAPS.values()))
-_RATIO_FROM = 20
-_UNUSUAL_RATIO = 3.0
+_WINDOW = 1 << 16
+"""Consecutive pairs that are compared at once, which bounds the memory."""
+_IDENTIFIED, _THEN_EVERY = 20_000, 20
+"""Lines whose language is identified by the model: the first of a corpus, and of the others one in so many."""
+_SHOWN = 3
 
 
 def _summary(lengths: array[int]) -> LengthSummary | None:
@@ -57,8 +68,11 @@ def _summary(lengths: array[int]) -> LengthSummary | None:
 class _SideExaminer:
     """Collects the statistics of one side, line by line."""
 
-    def __init__(self, report: SideReport, check: LanguageCheck, encode: Callable[[str], list[int]] | None) -> None:
-        self.report, self.check, self.encode = report, check, encode
+    def __init__(self, report: SideReport, other: str | None, encode: Callable[[str], list[int]] | None) -> None:
+        """other: language of the other side."""
+        self.report, self.encode = report, encode
+        self.check = LanguageCheck(report.language, other)
+        self.identification = LanguageCheck(report.language, other, identify=True)
         self.alphabet: set[str] = set()
         self.characters, self.words, self.tokens = array("I"), array("I"), array("I")
         self.unknown = 0
@@ -93,7 +107,14 @@ class _SideExaminer:
         self.alphabet.update(text)
         self.characters.append(len(text))
         self.words.append(len(text.split()))
-        if self.check.suspicious(text):
+        for kind, found in CHECKS.items():
+            if found(text) and not (kind == "encoding" and "\ufffd" in text):  # a trap of its own
+                self.trap(kind, line)
+        is_suspicious = self.check.suspicious(text)
+        self.report.in_another_language += is_suspicious
+        if not is_suspicious and (self.report.lines <= _IDENTIFIED or self.report.lines % _THEN_EVERY == 0):
+            is_suspicious = self.identification.suspicious(text)
+        if is_suspicious:
             self.report.wrong_language.add(line)
         if self.encode is not None:
             ids = self.encode(text)
@@ -142,9 +163,7 @@ def _sides(spec: CorpusSpec, examination: _Examination) -> list[_SideExaminer]:
     texts = [None if spec.title else path for path in paths]
     names = [str(path or f"{spec.name} ({side})") for side, path in zip(("source", "target"), texts, strict=True)]
     return [
-        _SideExaminer(
-            SideReport(names[i], codes[i]), LanguageCheck(codes[i], codes[1 - i]), encode[i] if encode else None
-        )
+        _SideExaminer(SideReport(names[i], codes[i], spec.noun), codes[1 - i], encode[i] if encode else None)
         for i in (0, 1)
     ]
 
@@ -159,7 +178,7 @@ def _texts(path: Path, side: _SideExaminer) -> Iterator[str]:
 
 def _row_pairs(
     spec: CorpusSpec, sides: list[_SideExaminer], report: CorpusReport, diagnosis: Diagnosis
-) -> Iterator[SentencePair]:
+) -> Iterator[RawPair]:
     def decode(raw: bytes, line: int, _: str) -> str:
         return sides[0].decode(raw, line)
 
@@ -174,43 +193,79 @@ def _row_pairs(
             continue
         for side, text in zip(sides, row.texts, strict=True):
             side.add(text, row.number)
-        yield SentencePair(row.texts[0], row.texts[1], row.number)
+        yield RawPair(row.number, row.where.removeprefix(f"{spec.path}, "), row.texts[0], row.texts[1])
 
 
 def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosis) -> int | None:
     """Return the first line that cannot be paired, or None for aligned files; add a finding for each problem."""
-    features = []
+    counts = []
     for path in paths:
         try:
-            features.append(line_features(path))
+            counts.append(count_lines(path))
         except DataError as error:
             diagnosis.add("error", "a file that cannot be read", str(path), str(error))
-    if len(features) < 2:
+    if len(counts) < 2:
         return 1
-    source, target = features
-    problem = misalignment(*paths) if len(source) != len(target) else None
-    if problem:
+    if problem := misalignment(*paths):
         drift, message = problem
-        diagnosis.add("error", f"misaligned: {len(source):,} and {len(target):,} lines", spec.name, message)
+        diagnosis.add("error", f"misaligned: {counts[0]:,} and {counts[1]:,} lines", spec.name, message)
         return drift.best if drift else 1
-    shift = shifted_range(source, target)
-    if shift:
-        diagnosis.add("error" if shift.certain else "warning", str(shift), spec.name, shift.advice)
     return None
 
 
-def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], diagnosis: Diagnosis) -> Iterator[SentencePair]:
+def _file_pairs(spec: CorpusSpec, sides: list[_SideExaminer], drift: int | None) -> Iterator[RawPair]:
     """Yield the pairs of two files, if misaligned only those before the first drift; examine every line."""
     paths = spec.sides
     assert paths is not None
-    drift = _first_drift(spec, paths, diagnosis)
     sources, targets = (_texts(path, side) for path, side in zip(paths, sides, strict=True))
     aligned = sources if drift is None else islice(sources, drift - 1)
     for line, source in enumerate(aligned, start=1):
-        yield SentencePair(source, next(targets, ""), line)
+        yield RawPair(line, f"line {line:,}", source, next(targets, ""))
     for rest in (sources, targets):
         with suppress(DataError):  # an unreadable file is a finding already
             deque(rest, maxlen=0)
+
+
+@dataclass
+class _StretchExaminer:
+    """Finds stretches of pairs that do not translate each other, in windows."""
+
+    spec: CorpusSpec
+    report: CorpusReport
+    model: Relatedness
+    window: list[RawPair] = field(default_factory=list)
+    shifts: list[tuple[Shift, str]] = field(default_factory=list)
+
+    def add(self, pair: RawPair) -> None:
+        self.window.append(pair)
+        if len(self.window) == _WINDOW:
+            self.compare()
+
+    def compare(self) -> None:
+        """Examine the window and empty it."""
+        window, self.window = self.window, []
+        for stretch in self.model.stretches([(pair.source, pair.target) for pair in window]):
+            first, last = window[stretch.first], window[stretch.last]
+            middle = window[(stretch.first + stretch.last) // 2]
+            if stretch.z:
+                shift = Shift(first.number, last.number, stretch.offset, stretch.z, self.spec.noun)
+                lines = [
+                    f'\n  {p.where}: "{clip(p.source, 60)}" | "{clip(p.target, 60)}"' for p in (first, middle, last)
+                ]
+                self.shifts.append((shift, "".join(lines)))
+            if not 0 < stretch.z < CERTAIN_Z:
+                for pair in window[stretch.first : stretch.last + 1]:
+                    self.report.unrelated.add(pair.number)
+
+    def finish(self, diagnosis: Diagnosis) -> None:
+        """Add the findings."""
+        self.compare()
+        self.shifts.sort(key=lambda found: not found[0].certain)
+        for shift, pairs in self.shifts[:_SHOWN]:
+            severity: Severity = "error" if shift.certain else "warning"
+            diagnosis.add(severity, str(shift), self.spec.name, f"{shift.advice} Three of these pairs:{pairs}")
+        if more := self.shifts[_SHOWN:]:
+            diagnosis.add("warning", f"{len(more):,} more stretches are shifted", self.spec.name, CLEAN)
 
 
 @dataclass
@@ -239,13 +294,9 @@ class _PairExaminer:
             values.append(value)
 
     def finish(self) -> None:
-        """Record pairs whose length ratio differs from the median ratio by more than a factor of three."""
+        """Record pairs with unusual lengths."""
         source, target, lines = (np.array(values, dtype=np.int64) for values in self.lengths)
-        if not len(lines):
-            return
-        log_ratio = np.log(target / source)
-        unusual = np.abs(log_ratio - np.median(log_ratio)) > np.log(_UNUSUAL_RATIO)
-        for line in lines[unusual & (np.maximum(source, target) > _RATIO_FROM)]:
+        for line in lines[unusual_lengths(source, target, median_ratio(source, target))]:
             self.report.ratio_outliers.add(int(line))
 
 
@@ -258,16 +309,20 @@ def _scan(spec: CorpusSpec, role: Role, examination: _Examination) -> None:
     examiner = _PairExaminer(report)
     overlap = None if role == "train" else SplitOverlap(spec.name)
     try:
+        drift = None if spec.sides is None else _first_drift(spec, spec.sides, diagnosis)
+        stretches = _StretchExaminer(spec, report, Relatedness([] if drift else sample(spec)))
         is_table = spec.sides is None
-        pairs = _row_pairs(spec, sides, report, diagnosis) if is_table else _file_pairs(spec, sides, diagnosis)
-        for read in pairs:
-            pair = SentencePair(read.source.strip(), read.target.strip(), read.line)
+        for read in _row_pairs(spec, sides, report, diagnosis) if is_table else _file_pairs(spec, sides, drift):
+            pair = SentencePair(read.source.strip(), read.target.strip(), read.number)
             report.pairs += 1
             if role == "train":
                 examination.filter.judge(pair)
             if pair.source and pair.target:
                 examiner.add(pair)
                 examination.compare(pair, overlap)
+            if not drift:
+                stretches.add(read)
+        stretches.finish(diagnosis)
     except DataError as error:
         diagnosis.add("error", "a file that cannot be read", spec.name, str(error))
     examiner.finish()

@@ -13,7 +13,16 @@ from dragoman.config import Config, CorpusConfig, FilterConfig, resolve_path
 from dragoman.data.misalignment import misalignment
 from dragoman.data.readers.arrow_tables import table_files
 from dragoman.data.readers.rows import Key
-from dragoman.data.readers.tables import ACCEPTED, ZIP, by_language, moses_files, read_rows, row_advice, table_format
+from dragoman.data.readers.tables import (
+    ACCEPTED,
+    TMX,
+    ZIP,
+    by_language,
+    moses_files,
+    read_rows,
+    row_advice,
+    table_format,
+)
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import check_text_file, read_lines
 
@@ -66,6 +75,11 @@ class CorpusSpec:
     def form(self) -> str:
         """The format of `path` (see `table_format`); "" for two text files."""
         return "" if self.path is None else table_format(self.path)
+
+    @property
+    def noun(self) -> str:
+        """What the numbers of pairs count, for messages."""
+        return "unit" if self.form == TMX else "line"
 
     @cached_property
     def sides(self) -> tuple[Path, Path] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,8 @@ _ENDING_COST = 0.3
 _ANCHOR_GAIN = 0.3
 _MAX_STEPS = 32
 _MARGIN = 0.08
-_CERTAIN_Z = 8.0
+CERTAIN_Z = 8.0
+"""Smallest `z` of a shift that is refused."""
 _LARGEST_SHIFT, _SHIFT_GAIN = 3, 8.0  # in lines; total cost to be gained beyond a margin per line
 _TOLERANCE = 1.0
 """Maximum cost above the cheapest path within the possible range, which contained 99 % of 840 deleted lines."""
@@ -90,32 +91,34 @@ class Drift:
 class Shift:
     """Lines `first` to `last` (counted from 1), whose targets match better `offset` lines later.
 
-    z: mean gain per line, in standard errors.
+    z: mean gain per line, in standard errors.  noun: what is counted, such as "unit" in a TMX.
     """
 
     first: int
     last: int
     offset: int
     z: float
+    noun: str = "line"
 
     @property
     def certain(self) -> bool:
         """Whether the shift cannot be chance: unrelated files reach a z of about 5."""
-        return self.z >= _CERTAIN_Z
+        return self.z >= CERTAIN_Z
 
     def __str__(self) -> str:
-        distance = f"{abs(self.offset)} line{'s' * (abs(self.offset) > 1)}"
+        distance = f"{abs(self.offset)} {self.noun}{'s' * (abs(self.offset) > 1)}"
         return (
-            f"lines {self.first:,} to {self.last:,} {'are' if self.certain else 'may be'} shifted: the target that "
-            f"matches a source line is {distance} {'later' if self.offset > 0 else 'earlier'}"
+            f"{self.noun}s {self.first:,} to {self.last:,} {'are' if self.certain else 'may be'} shifted: the target "
+            f"that matches a source {self.noun} is {distance} {'later' if self.offset > 0 else 'earlier'}"
         )
 
     @property
     def advice(self) -> str:
+        where = "Compare both files" if self.noun == "line" else "Compare both languages"
         return (
-            f"Compare both files at line {self.first:,}: a line is missing in one of them, or there is an extra line. "
-            "If the files are correct, shuffle the pairs, in both files in the same order: only neighbouring lines are "
-            "compared."
+            f"{where} at {self.noun} {self.first:,}: a {self.noun} is missing on one side, or there is an extra one; "
+            "'dragoman clean' leaves the stretch out. If the text is correct, shuffle the pairs: only neighbouring "
+            f"{self.noun}s are compared."
         )
 
 
@@ -124,9 +127,14 @@ def line_features(path: Path, blocks: Sequence[range] | None = None) -> LineFeat
 
     Invalid UTF-8 is tolerated.  Raises DataError as `open_lines` does.
     """
+    lines = open_lines(path) if blocks is None else _selected(open_lines(path), blocks)
+    return text_features(raw.decode("utf-8", "replace") for raw in lines)
+
+
+def text_features(texts: Iterable[str]) -> LineFeatures:
+    """Return the features of texts."""
     lengths, endings, anchors = array("I"), array("B"), array("Q")
-    for raw in open_lines(path) if blocks is None else _selected(open_lines(path), blocks):
-        text = raw.decode("utf-8", "replace").strip()
+    for text in map(str.strip, texts):
         hashes = 0
         for word in _ANCHOR.findall(text):
             if word[0].isupper() or word[0].isdigit():

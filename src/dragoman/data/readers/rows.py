@@ -30,7 +30,7 @@ _CSV_PROBLEMS = {
 
 
 class Row(NamedTuple):
-    """number: of the row or line, from 1.  where: file and row, for messages.  texts: one per key, () for a problem."""
+    """number: of the row, line or unit, from 1.  where: file and row, for messages.  texts: () for a problem."""
 
     number: int
     where: str

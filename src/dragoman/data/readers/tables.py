@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from dragoman.data.languages import SCRIPTS, language_code
 from dragoman.data.readers.arrow_tables import arrow_columns, arrow_rows
@@ -33,6 +33,7 @@ ACCEPTED = (
 """The formats, for messages."""
 Log = Callable[[str], None]
 _SAMPLE = 1000
+_Item = TypeVar("_Item")
 
 
 class _Format(NamedTuple):
@@ -90,8 +91,9 @@ def read_rows(path: Path, keys: Sequence[Key], decode: Decode = decode_line, log
 def _tmx_rows(path: Path, keys: Sequence[Key], log: Log | None) -> Iterator[Row]:
     one, other = keys if all(isinstance(key, str) for key in keys) else tmx_languages(path)
     languages, count, kept = (str(one), str(other)), TmxCount(), 0
-    for kept, texts in enumerate(tmx_pairs(path, languages, count), start=1):
-        yield Row(kept, f"{path}, pair {kept:,}", texts)
+    for texts in tmx_pairs(path, languages, count):
+        kept += 1
+        yield Row(count.number, f"{path}, {count.place}", texts)
     if not kept:
         check_languages(path, count, languages)
     if log is not None:
@@ -108,7 +110,7 @@ def text_keys(path: Path, log: Callable[[str], None]) -> tuple[Key, Key]:
     are fewer, or if the start of the table cannot be read.
     """
     keys = _FORMATS[table_format(path)].columns(path)
-    rows = _sample(row for row in read_rows(path, keys) if row.texts) if len(keys) > 1 else []
+    rows = spread((row for row in read_rows(path, keys) if row.texts), _SAMPLE) if len(keys) > 1 else []
     lettered: list[Key] = []
     varied: list[Key] = []
     for i, key in enumerate(keys):
@@ -127,14 +129,14 @@ def text_keys(path: Path, log: Callable[[str], None]) -> tuple[Key, Key]:
     return varied[0], varied[1]
 
 
-def _sample(rows: Iterable[Row]) -> list[Row]:
-    """Return about `_SAMPLE` rows at equal distances, because many corpora are sorted."""
-    kept: list[Row] = []
+def spread(items: Iterable[_Item], size: int) -> list[_Item]:
+    """Return `size` to 2 `size` items at equal distances, because many corpora are sorted; all of fewer."""
+    kept: list[_Item] = []
     step = 1
-    for number, row in enumerate(rows):
+    for number, item in enumerate(items):
         if number % step == 0:
-            kept.append(row)
-        if len(kept) == 2 * _SAMPLE:
+            kept.append(item)
+        if len(kept) == 2 * size:
             kept = kept[::2]
             step *= 2
     return kept

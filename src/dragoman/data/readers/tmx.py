@@ -45,8 +45,16 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]|&#(?:x[0-9a-fA
 _LONGEST_REFERENCE = 12
 _LINE_BREAKS = "\x0b\x0c"  # vertical tab and form feed separate words
 
-TmxUnit = list[tuple[str, str]]
-"""(language, text) of the variants of a unit, in the order of the file."""
+
+class TmxUnit(list[tuple[str, str]]):
+    """(language, text) of the variants of a unit, in the order of the file.
+
+    line: at which it begins.  name: its `tuid`, or "".
+    """
+
+    def __init__(self, line: int = 0, name: str = "") -> None:
+        super().__init__()
+        self.line, self.name = line, name
 
 
 @dataclass
@@ -55,7 +63,8 @@ class TmxCount:
 
     source_language: the srclang of the header.  read: units.  incomplete: units without a text in one of the two
     languages.  languages: units per language.  further: variants that are not used because the language has an earlier
-    one.  codes: removed formatting codes.  controls: removed characters that XML does not allow.
+    one.  codes: removed formatting codes.  controls: removed characters that XML does not allow.  number, place: of the
+    unit of the last pair; the place is its number, `tuid` and line.
     """
 
     source_language: str = ""
@@ -65,6 +74,8 @@ class TmxCount:
     further: int = 0
     codes: int = 0
     controls: int = 0
+    number: int = 0
+    place: str = ""
 
     def __str__(self) -> str:
         """Format what was left out, "" if nothing was."""
@@ -86,7 +97,7 @@ class _Collector:
     def __init__(self, path: Path, count: TmxCount) -> None:
         self.path, self.count = path, count
         self.units: list[TmxUnit] = []
-        self._unit: TmxUnit = []
+        self._unit = TmxUnit()
         self._language, self._codes, self._size = "", 0, 0
         self._text: list[str] | None = None
         self.root = ""
@@ -108,7 +119,7 @@ class _Collector:
         if name == "header":
             self.count.source_language = attributes.get("srclang", "")
         elif name == "tu":
-            self._unit = []
+            self._unit = TmxUnit(self.parser.CurrentLineNumber, attributes.get("tuid", ""))
         elif name == "tuv":
             self._language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif name == "seg":
@@ -247,12 +258,14 @@ def tmx_pairs(path: Path, languages: tuple[str, str], count: TmxCount) -> Iterat
         is_same = "-" not in language and language_code(code) == language_code(language)
         return is_same or code == language or code.startswith(f"{language}-")
 
-    for unit in read_tmx(path, count):
+    for number, unit in enumerate(read_tmx(path, count), start=1):
         count.languages.update(dict.fromkeys((language for language, _ in unit), 1))
         codes = [(found.casefold().replace("_", "-"), text) for found, text in unit if text]
         texts = [[text for code, text in codes if is_in(code, language)] for language in wanted]
         if all(texts):
             count.further += sum(len(variants) - 1 for variants in texts)
+            named = f" (tuid {clip(unit.name, 60)!r})" * bool(unit.name)
+            count.number, count.place = number, f"unit {number:,}{named}, line {unit.line:,}"
             yield texts[0][0], texts[1][0]
         else:
             count.incomplete += 1

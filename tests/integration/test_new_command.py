@@ -174,7 +174,7 @@ def test_the_files_can_be_moved_together(tmp_path: Path, monkeypatch: pytest.Mon
 def test_warnings_about_the_text_are_counted(tmp_path: Path) -> None:
     messages: list[str] = []
     plan_training(*write_two(tmp_path, [*PAIRS, *PAIRS[:60]]), log=messages.append)
-    assert f"text: 1 warning; for details: dragoman doctor {tmp_path}/numbers.en {tmp_path}/numbers.fr" in messages
+    assert f"text: 3 warnings; for details: dragoman doctor {tmp_path}/numbers.en {tmp_path}/numbers.fr" in messages
     assert "pairs: read 360 = kept 300 + duplicate 60" in messages
 
     path = write_lines(tmp_path / "a.en-fr.tsv", ["\t".join(pair) for pair in [*PAIRS, *PAIRS[:60]]])

@@ -19,7 +19,7 @@ from small_run import write_corpus, write_toml
 ROOT = Path(dragoman.__file__).parent
 TESTS = Path(__file__).parents[1]
 COMMANDS = {
-    "advice": {"doctor", "new"},
+    "advice": {"clean", "doctor", "new"},
     "bulk": set[str](),
     "documents": {"serve", "keys"},  # the server translates documents
     "formats": {"export", "import"},

@@ -17,7 +17,7 @@ _MARKUP = re.compile(
 )
 _ENTITY = re.compile(
     r"& ?(#[0-9]{1,7}|# [0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31}+) ?;"  # also of tokenized text
-    r"|(?<![\w&#])(?:#[0-9]{2,5}|quot|nbsp|apos);"  # whose & was removed
+    r"|(?:(?<=\w)#[0-9]{2,5}|(?<![\w&#])(?:quot|nbsp|apos));"  # whose & was removed
 )
 _ENTITY_NAMES = {name.removesuffix(";") for name in html5}
 

@@ -9,7 +9,12 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import AsJson
-from dragoman.cli.streams import log, print_result
+from dragoman.cli.streams import log, print_result, show_progress
+
+Languages = Annotated[
+    tuple[str, str] | None,
+    typer.Option(help="Codes of the source and target language, such as en fr or en,fr; default: detected."),
+]
 
 
 def new(
@@ -23,16 +28,14 @@ def new(
     out: Annotated[
         Path | None, typer.Option(help="Output: CONFIG.toml; default: <source>-<target>.toml, such as en-fr.toml.")
     ] = None,
-    languages: Annotated[
-        tuple[str, str] | None,
-        typer.Option(help="Codes of the source and target language; default: detected from the files."),
-    ] = None,
+    languages: Languages = None,
     valid: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Validation text; default: drawn from SOURCE and TARGET.")
     ] = None,
     test: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Test text; default: drawn from SOURCE and TARGET.")
     ] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Leave out the pairs that 'dragoman clean' rejects.")] = False,
 ) -> None:
     """Write a configuration for your own text, this machine and a training time.
 
@@ -40,7 +43,9 @@ def new(
     """
     from dragoman.advice.new import plan_training
 
-    plan = plan_training(source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, log=log)
+    plan = plan_training(
+        source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, clean=clean, log=log
+    )
     typer.echo(f"dragoman train {shlex.quote(str(plan.path))}")
 
 
@@ -52,6 +57,7 @@ def doctor(
         list[str] | None,
         typer.Argument(help="Target side of two text files; or overrides of CONFIG.toml, key=value."),
     ] = None,
+    languages: Languages = None,
     as_json: AsJson = False,
 ) -> None:
     """Check data and settings for problems before training.
@@ -63,9 +69,45 @@ def doctor(
 
     rest = target_or_overrides or []
     if config_or_source.suffix == ".toml":
-        diagnosis = diagnose(config_or_source, overrides=rest)
+        diagnosis = diagnose(config_or_source, overrides=rest, languages=languages)
     else:
-        diagnosis = diagnose(config_or_source, Path(rest[0]) if rest else None, rest[1:])
+        diagnosis = diagnose(config_or_source, Path(rest[0]) if rest else None, rest[1:], languages)
     print_result(diagnosis, as_json, print_diagnosis)
     if not diagnosis.healthy:
         raise typer.Exit(1)
+
+
+def clean(
+    source: Annotated[
+        Path, typer.Argument(help="Source text, one sentence per line; or one file or folder with both sides.")
+    ],
+    target: Annotated[Path | None, typer.Argument(help="Translations of SOURCE, one per line.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for the result; default: <source>-clean, such as train-clean.")
+    ] = None,
+    languages: Languages = None,
+    allow: Annotated[
+        str, typer.Option(help="Reasons for which no pair is rejected, separated by commas, such as markup,language.")
+    ] = "",
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; default: one per core.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove the pairs of a parallel text that harm training, and write them to a file with the reasons.
+
+    Pairs are rejected for damaged characters, markup, HTML entities, wrong languages, unusual lengths, shifted or
+    unrelated stretches, repetition, and as near-duplicates.  An interrupted command continues when it is run again.
+    """
+    from dragoman.advice.clean import clean_corpus, print_report
+
+    out = out or Path(f"{source.name.partition('.')[0] or source.name}-clean")
+    report = clean_corpus(
+        source,
+        target,
+        out=out,
+        languages=languages,
+        allow=[reason.strip() for reason in allow.split(",") if reason.strip()],
+        workers=workers,
+        log=log,
+        progress=lambda pairs: show_progress(pairs, "segments"),
+    )
+    print_result(report, as_json, print_report)

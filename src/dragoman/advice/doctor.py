@@ -10,11 +10,12 @@ from pathlib import Path
 from dragoman.advice.diagnosis import Diagnosis
 from dragoman.advice.examine import examine
 from dragoman.advice.measurement import busy_machine, time_steps
+from dragoman.advice.raw_pairs import single_corpus
+from dragoman.advice.text import detect_languages
 from dragoman.config import Config, load_config
 from dragoman.data.corpus import CorpusSpec, corpus_spec
 from dragoman.data.precheck import replaced_characters
-from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, key_languages, table_format, text_keys
-from dragoman.data.readers.tmx import tmx_languages
+from dragoman.data.readers.tables import ACCEPTED, table_format
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.run_log import Messages
 from dragoman.tokenizers import Tokenizer
@@ -22,11 +23,17 @@ from dragoman.training.forecast import Forecast, forecast_problems, plan_warning
 from dragoman.training.run import TrainingRun, check_files, open_run
 
 
-def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequence[str] = ()) -> Diagnosis:
+def diagnose(
+    config_or_source: Path,
+    target: Path | None = None,
+    overrides: Sequence[str] = (),
+    languages: Sequence[str] | None = None,
+) -> Diagnosis:
     """Examine two text files, one file or folder, or the corpora of a configuration; without errors, time a few steps.
 
-    overrides: `key=value` settings of the configuration.  Raises ConfigError, UsageError for files that do not exist,
-    for a single text file and for overrides of text files, DataError for a file without two columns of text.
+    overrides: `key=value` settings of the configuration.  languages: of text files; default: detected.  Raises
+    ConfigError, UsageError for files that do not exist, for a single text file, for overrides of text files and
+    languages of a configuration, DataError for a file without two columns of text.
     """
     if target is not None:
         if overrides:
@@ -35,17 +42,21 @@ def diagnose(config_or_source: Path, target: Path | None = None, overrides: Sequ
         if missing:
             raise UsageError(f"no such file: {', '.join(missing)}")
     if target is not None or config_or_source.suffix != ".toml":
-        spec = _single(config_or_source) if target is None else CorpusSpec(config_or_source, target)
-        languages = key_languages((spec.source_key, spec.target_key))
-        return examine([spec], valid=None, test=None, source_language=languages[0], target_language=languages[1])
+        spec = _single(config_or_source, languages) if target is None else CorpusSpec(config_or_source, target)
+        codes: Sequence[str | None] = languages or (None, None)
+        with suppress(DataError):  # a finding of the examination
+            codes = languages or detect_languages(spec)
+        return examine([spec], valid=None, test=None, source_language=codes[0], target_language=codes[1])
+    if languages is not None:
+        raise UsageError(f"languages = {' '.join(languages)}: for text; a configuration contains its languages")
     config = load_config(config_or_source, overrides)
     check_files(config)
     with tempfile.TemporaryDirectory() as scratch:
         return _diagnose(config, str(config_or_source), Path(scratch))
 
 
-def _single(path: Path) -> CorpusSpec:
-    """Return the corpus in one file or folder; columns are chosen by their content, except those of a TSV."""
+def _single(path: Path, languages: Sequence[str] | None) -> CorpusSpec:
+    """Return the corpus in one file or folder.  languages: of a TMX or an archive; None: its two."""
     try:
         form = table_format(path)
     except UsageError:
@@ -55,10 +66,12 @@ def _single(path: Path) -> CorpusSpec:
         ) from None
     if not path.exists():
         raise UsageError(f"no such file: {path}")
-    if form in (ZIP, ".tsv"):
-        return CorpusSpec(path=path)
-    source_key, target_key = tmx_languages(path) if form == TMX else text_keys(path, lambda _: None)
-    return CorpusSpec(path=path, source_key=source_key, target_key=target_key)
+    try:
+        return single_corpus(path, languages, lambda _: None)
+    except DataError:
+        if form != ".tsv":
+            raise
+        return CorpusSpec(path=path)  # the examination reports its lines
 
 
 def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import tempfile
 import tomllib
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from dragoman.advice.choice import (
     nested,
     render,
 )
+from dragoman.advice.clean import clean_corpus
 from dragoman.advice.examine import examine
 from dragoman.advice.measurement import corpus_facts, measure_speeds
 from dragoman.advice.text import NAMES, TEST, TRAIN, VALID, ParallelText, Split, check_text_files, open_text, split_text
@@ -63,6 +65,7 @@ def plan_training(
     valid: Sequence[str | Path] | None = None,
     test: Sequence[str | Path] | None = None,
     out: str | Path | None = None,
+    clean: bool = False,
     log: Callable[[str], None] = lambda text: None,
 ) -> TrainingPlan:
     """Inspect a parallel text, measure the speed of this machine, and write a commented configuration.
@@ -71,7 +74,8 @@ def plan_training(
     languages: of source and target; default: detected from file names, TMX variants, names of columns or frequent
     words.  valid, test: two files each; default: drawn from the text, without near-duplicates of the training pairs.
     out: the TOML file, default `<source>-<target>.toml` in the current folder; the split is written into the folder
-    `<name>-data` beside it.  log: receives messages.  Raises UsageError for invalid arguments and existing output,
+    `<name>-data` beside it.  clean: leave out the pairs that `clean_corpus` rejects, which are listed in
+    `rejected.tsv` there.  log: receives messages.  Raises UsageError for invalid arguments and existing output,
     DataError for unusable text.
     """
     seconds = _seconds(budget)
@@ -83,15 +87,24 @@ def plan_training(
         _output_folder(Path(out))  # before the text is read
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
-        text = open_text(Path(source), None if target is None else Path(target), pair, scratch, log)
+        given, title = (Path(source), None if target is None else Path(target)), ""
+        report = None
+        if clean:
+            report = clean_corpus(*given, out=scratch / "clean", languages=pair, log=log)
+            log(f"clean: {report}")
+            given, title = report.files, f"clean pairs of {source}"
+        text = open_text(*given, pair, scratch, log)
+        text = replace(text, title=title or text.title)
         codes = {"source_language": text.languages[0], "target_language": text.languages[1]}
         parse_config({"data": {**codes, "train": [{"path": "text.tsv"}]}}, where="languages")  # used in file names, too
         path = Path(out) if out is not None else Path(f"{'-'.join(text.languages)}.toml")
         folder = _output_folder(path)
         log(f"checking {source if target is None else f'{source} and {target}'} ({' to '.join(text.languages)})")
-        _examine(text, (source, target), log)
+        _examine(text, (source, target), clean, log)
         with writing(folder), ExitStack() as stack:
             unfinished = stack.enter_context(atomic_folder(folder))
+            if report is not None:
+                shutil.copy(report.rejected, unfinished / report.rejected.name)
             split = split_text(text.spec, held_out, unfinished, text.languages)
             _log_split(split, log)
             facts = corpus_facts(split.sample, split.counts[TRAIN], text.languages)
@@ -145,16 +158,20 @@ def _output_folder(path: Path) -> Path:
     return folder
 
 
-def _examine(text: ParallelText, files: tuple[str | Path, str | Path | None], log: Callable[[str], None]) -> None:
+def _examine(
+    text: ParallelText, files: tuple[str | Path, str | Path | None], clean: bool, log: Callable[[str], None]
+) -> None:
     """Raise DataError for errors that `dragoman doctor` finds; log its warnings, or their number for two files.
 
     files: of the user.
     """
     source, target = text.languages
-    diagnosis = examine([text.spec], valid=None, test=None, source_language=source, target_language=target)
+    spec = text.spec if clean or text.origin is None else text.origin
+    diagnosis = examine([spec], valid=None, test=None, source_language=source, target_language=target)
+    offer = "" if clean else "\nTo leave out the pairs that 'dragoman clean' rejects, add --clean."
     errors = [finding for finding in diagnosis.findings if finding.severity == "error"]
     if errors:
-        raise DataError("\n".join(f"{error.where}: {error.what}. {error.advice}" for error in errors))
+        raise DataError("\n".join(f"{error.where}: {error.what}. {error.advice}" for error in errors) + offer)
     warnings = [finding.what for finding in diagnosis.findings if finding.severity == "warning"]
     if files[1] is None:
         for warning in warnings:
@@ -162,6 +179,8 @@ def _examine(text: ParallelText, files: tuple[str | Path, str | Path | None], lo
     elif warnings:
         command = shlex.join(["dragoman", "doctor", *map(str, files)])
         log(f"text: {len(warnings)} warning{'s' * (len(warnings) > 1)}; for details: {command}")
+    if warnings and offer:
+        log(f"text: {offer.strip()}")
 
 
 def _log_split(split: Split, log: Callable[[str], None]) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.data.corpus import CorpusSpec
 from dragoman.data.misalignment import misalignment
-from dragoman.data.readers.tables import read_rows, spread
+from dragoman.data.readers.tables import TMX, ZIP, read_rows, spread, table_format, text_keys
+from dragoman.data.readers.tmx import tmx_languages
 from dragoman.errors import DataError
 from dragoman.io.lines import BOM, open_lines
-
-_SAMPLE = 20_000
 
 
 class RawPair(NamedTuple):
@@ -22,6 +22,20 @@ class RawPair(NamedTuple):
     source: str
     target: str
     problem: str = ""
+
+
+def single_corpus(path: Path, languages: Sequence[str] | None, log: Callable[[str], None]) -> CorpusSpec:
+    """Return the corpus in one file or folder; columns are chosen by their content.
+
+    languages: of source and target; None: those of a TMX or an archive.  Raises UsageError for other formats and for a
+    TMX of more than two languages, DataError for a table without two columns of text.
+    """
+    form = table_format(path)
+    if form in (TMX, ZIP):
+        one, other = languages or (tmx_languages(path) if form == TMX else (0, 1))
+    else:
+        one, other = text_keys(path, log)
+    return CorpusSpec(path=path, source_key=one, target_key=other)
 
 
 def raw_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> Iterator[RawPair]:
@@ -43,7 +57,7 @@ def _decoded(raw: bytes, number: int) -> str:
     return raw[len(BOM) if number == 1 and raw.startswith(BOM) else 0 :].decode("utf-8", "replace").removesuffix("\r")
 
 
-def sample(spec: CorpusSpec) -> list[tuple[str, str]]:
-    """Return 20,000 to 40,000 pairs of two texts, at equal distances; all of a smaller corpus."""
+def sample(spec: CorpusSpec, size: int = 20_000) -> list[tuple[str, str]]:
+    """Return `size` to 2 `size` pairs of two texts, at equal distances; all of a smaller corpus."""
     pairs = ((p.source.strip(), p.target.strip()) for p in raw_pairs(spec) if not p.problem)
-    return spread((pair for pair in pairs if all(pair)), _SAMPLE)
+    return spread((pair for pair in pairs if all(pair)), size)

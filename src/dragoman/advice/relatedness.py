@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 
 import numpy as np
@@ -45,7 +45,7 @@ _REPEATED, _DOUBT = 0.2, 0.3
 """Weight of a line whose source has the words of the line before it, and what is deducted from the evidence of each."""
 _ENTER, _LEAVE = 8.0, 2.0
 """Evidence, in nats, that a stretch of unrelated lines must exceed at its start and at its end."""
-_OFFSETS = range(1, 21)
+_NEAR, _OFFSETS = (1, -1, 2, -2, 3, -3), range(1, 21)
 _STRETCH, _SHIFTED = 5, 2.0
 _LEAST_PAIRS = 500
 """Smallest sample from which anything is learned."""
@@ -98,18 +98,36 @@ class Relatedness:
         """Return the stretches of consecutive pairs, from one pair on, that are unrelated or shifted, in order."""
         sides = self._sides(pairs)
         found = _shifts(sides[0].features, sides[1].features, 0)
-        evidence = self._scores(*sides) if self.known and pairs else np.zeros(0)
-        for stretch in found:
-            evidence[stretch.first : stretch.last + 1] = -_ENTER
-        for first, last in _unrelated_runs(evidence):
-            found.append(Stretch(first, last, self._offset(sides, first, last)))
-        return sorted(found, key=lambda stretch: stretch.first)
+        if self.known and pairs:
+            evidence = self._scores(*sides)
+            repeated = np.concatenate([[False], (sides[0].bits[1:] == sides[0].bits[:-1]).all(axis=1)])
+            near: list[tuple[float, Stretch]] = []
+            for offset in _NEAR:
+                shifted = self._shifted_scores(sides, offset)
+                gains = evidence - shifted - _DOUBT
+                for first, last in _runs(gains):
+                    run = slice(first, last + 1)
+                    is_shift = float(shifted[run].mean()) < 0
+                    near.append((float(gains[run].sum()), Stretch(first, last, offset if is_shift else 0)))
+            found += [stretch for _, stretch in sorted(near, key=lambda gained: -gained[0])]
+            for first, last in _runs(np.where(repeated, _REPEATED * evidence, evidence) - _DOUBT):
+                found.append(Stretch(first, last, self._offset(sides, first, last)))
+        return _without_overlaps(found, len(pairs))
 
     def _scores(self, source: _Side, target: _Side) -> Floats:
+        """Return the evidence that each pair is unrelated."""
         buckets = self._buckets(source, target)
         found: Floats = np.sum([table[bucket] for table, bucket in zip(self._evidence, buckets, strict=True)], axis=0)
-        repeated = np.concatenate([[False], (source.bits[1:] == source.bits[:-1]).all(axis=1)])
-        return np.where(repeated, _REPEATED * found, found) - _DOUBT
+        return found
+
+    def _shifted_scores(self, sides: tuple[_Side, _Side], offset: int) -> Floats:
+        """Return the evidence that sources and targets that are `offset` lines later are unrelated."""
+        n = len(sides[0].bits)
+        low, high = max(0, -offset), max(0, -offset, min(n, n - offset))
+        scores = np.zeros(n)
+        target = sides[1].part(slice(low + offset, high + offset))
+        scores[low:high] = self._scores(sides[0].part(slice(low, high)), target)
+        return scores
 
     def _offset(self, sides: tuple[_Side, _Side], first: int, last: int) -> int:
         """Return by how many lines a stretch is shifted, 0 if its targets are not near."""
@@ -218,8 +236,24 @@ def _shifts(source: LineFeatures, target: LineFeatures, begin: int) -> list[Stre
     return found
 
 
-def _unrelated_runs(evidence: Floats) -> list[tuple[int, int]]:
+def _without_overlaps(found: list[Stretch], lines: int) -> list[Stretch]:
+    """Return the stretches without the lines of earlier ones in the list, in the order of the lines."""
+    owner = np.full(lines, -1)
+    for number, stretch in reversed([*enumerate(found)]):
+        owner[stretch.first : stretch.last + 1] = number
+    kept, position = [], 0
+    for number, group in groupby(owner.tolist()):
+        first, position = position, position + len(list(group))
+        if number >= 0:
+            kept.append(replace(found[number], first=first, last=position - 1))
+    return kept
+
+
+def _runs(evidence: Floats) -> list[tuple[int, int]]:
     """Return the first and last line of each run in the state "unrelated" of the most probable path."""
+    total = np.cumsum(evidence)
+    if not len(total) or float((total - np.minimum.accumulate(np.minimum(total, 0))).max()) <= _ENTER:
+        return []
     related, unrelated = 0.0, -_ENTER
     from_related, to_related = bytearray(), bytearray()
     for value in evidence.tolist():

@@ -14,20 +14,20 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.advice.raw_pairs import sample, single_corpus
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, read_pairs
 from dragoman.data.languages import SCRIPTS, file_language
 from dragoman.data.precheck import likely_language
-from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, key_languages, table_format, text_keys
-from dragoman.data.readers.tmx import tmx_languages
+from dragoman.data.readers.tables import ACCEPTED, TMX, key_languages, spread, table_format
 from dragoman.errors import DataError, UsageError
-from dragoman.io.lines import count_lines, read_chunks, read_lines
+from dragoman.io.lines import open_lines, read_chunks
 from dragoman.io.reading import plain_suffix
 
 TRAIN, VALID, TEST = 0, 1, 2
@@ -46,13 +46,14 @@ Files = tuple[Path, Path]
 class ParallelText:
     """Two text files with a sentence per line, and their languages.
 
-    title: names the text in messages if the files are temporary.
+    title: names the text in messages if the files are temporary.  origin: the corpus of the user.
     """
 
     source: Path
     target: Path
     languages: tuple[str, str]
     title: str = ""
+    origin: CorpusSpec | None = None
 
     @property
     def spec(self) -> CorpusSpec:
@@ -75,34 +76,26 @@ def open_text(
     languages: of source and target; None: detected from the file names, the keys or the text.  Raises UsageError for
     files that do not exist, other formats and languages that cannot be detected, DataError for empty files.
     """
-    if target is None and source.is_dir():
-        form = table_format(source)
-    else:
+    if target is not None or not source.is_dir():
         check_text_files([path for path in (source, target) if path is not None])
-        form = ""
-        if target is None:
-            try:
-                form = table_format(source)
-            except UsageError:
-                raise UsageError(
-                    f"{source}: one file of the format {plain_suffix(source) or 'without a suffix'!r}; accepted: two "
-                    f"text files (SOURCE TARGET), or one {ACCEPTED}"
-                ) from None
+    if target is None:
+        try:
+            table_format(source)
+        except UsageError:
+            raise UsageError(
+                f"{source}: one file of the format {plain_suffix(source) or 'without a suffix'!r}; accepted: two "
+                f"text files (SOURCE TARGET), or one {ACCEPTED}"
+            ) from None
     if target is not None:
-        return ParallelText(source, target, languages or _languages(source, target, (source, target)))
-    if form == ZIP:
-        sides = CorpusSpec(path=source, source_key=languages[0] if languages else 0,
-                           target_key=languages[1] if languages else 1).sides  # fmt: skip
-        assert sides is not None
-        return ParallelText(*sides, languages or _languages(*sides, sides))
-    keys = (languages or tmx_languages(source)) if form == TMX else text_keys(source, log)
-    spec = CorpusSpec(path=source, source_key=keys[0], target_key=keys[1])
+        spec = CorpusSpec(source, target)
+        return ParallelText(source, target, languages or _known_languages(spec), origin=spec)
+    spec = single_corpus(source, languages, log)
+    if spec.sides is not None:
+        return ParallelText(*spec.sides, languages or _known_languages(spec), origin=spec)
     files = scratch / "source.txt", scratch / "target.txt"
     _write(read_pairs(spec, log), files)
-    if languages is None:
-        one, other = map(str, keys) if form == TMX else key_languages(keys)
-        languages = (one, other) if one and other else _languages(*files, (source, source))
-    return ParallelText(*files, languages, str(source) if form == ".tsv" else f"pairs of {source}")
+    title = str(source) if spec.form == ".tsv" else f"pairs of {source}"
+    return ParallelText(*files, languages or _known_languages(spec), title, spec)
 
 
 def check_text_files(files: Sequence[Path], where: str = "") -> None:
@@ -127,23 +120,38 @@ def _write(pairs: Iterator[SentencePair], files: tuple[Path, Path]) -> None:
             other.write(f"{pair.target}\n")
 
 
-def _languages(source: Path, target: Path, names: tuple[Path, Path]) -> tuple[str, str]:
-    """Detect the languages by file names, else by frequent words.  Raises UsageError if one is unknown."""
-    languages = [_named_language(name) if names[0] != names[1] else None for name in names]
-    if None in languages and names[0] == names[1]:
-        languages = list(_pair_in_name(names[0]))
-    for i, path in enumerate((source, target)):
-        if languages[i] is None:
-            step = max(1, count_lines(path) // _SAMPLE)  # many corpora are sorted
-            languages[i] = likely_language(list(islice(read_lines(path), 0, None, step)))
-    if None in languages or languages[0] == languages[1]:
-        files = " and ".join(dict.fromkeys(map(str, names)))
-        shown = ", ".join(code or "unknown" for code in languages)
+def detect_languages(spec: CorpusSpec) -> tuple[str | None, str | None]:
+    """Return the languages of a corpus by the names of its files or keys, else by frequent words; None if unknown."""
+    if spec.sides is not None:
+        found = [_named_language(path) for path in spec.sides]
+    else:
+        assert spec.path is not None
+        found = key_languages((spec.source_key, spec.target_key))
+        if spec.form == TMX and not isinstance(spec.source_key, int):
+            found = [str(spec.source_key), str(spec.target_key)]
+        elif None in found:
+            found = list(_pair_in_name(spec.path))
+    if None in found:
+        if spec.sides is not None:  # which may have different numbers of lines
+            sides = [
+                spread((raw.decode("utf-8", "replace") for raw in open_lines(side)), _SAMPLE) for side in spec.sides
+            ]
+        else:
+            sides = [list(texts) for texts in zip(*sample(spec, _SAMPLE), strict=True)]
+        found = [code or likely_language(texts) for code, texts in zip(found, sides or ([], []), strict=True)]
+    return found[0], found[1]
+
+
+def _known_languages(spec: CorpusSpec) -> tuple[str, str]:
+    """Detect the languages.  Raises UsageError if one is unknown."""
+    one, other = detect_languages(spec)
+    if one is None or other is None or one == other:
+        files = " and ".join(map(str, spec.sides or (spec.path,)))
         raise UsageError(
-            f"the languages of {files} cannot be detected (found: {shown}); specify them, source first, with "
-            "--languages, for example --languages en fr"
+            f"the languages of {files} cannot be detected (found: {one or 'unknown'}, {other or 'unknown'}); specify "
+            "them, source first, with --languages, for example --languages en fr"
         )
-    return str(languages[0]), str(languages[1])
+    return one, other
 
 
 def _named_language(path: Path) -> str | None:
@@ -169,9 +177,13 @@ def letters_hash(text: str, digits: bool = False) -> int:
 
     digits: whether to hash digits, too.
     """
-    letters = "".join(filter(str.isalnum if digits else str.isalpha, text.casefold())) or text
-    digest = hashlib.blake2b(letters.encode("utf-8", "replace"), digest_size=8).digest()
+    digest = hashlib.blake2b(letters(text, digits).encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def letters(text: str, digits: bool = False) -> str:
+    """Return the case-folded letters of a text, or the whole text if it has none.  digits: whether they count, too."""
+    return "".join(filter(str.isalnum if digits else str.isalpha, text.casefold())) or text
 
 
 def linked_groups(sources: NDArray[np.uint64], targets: NDArray[np.uint64]) -> Ints:

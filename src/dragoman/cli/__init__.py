@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from dragoman.cli.options import separate_languages
 from dragoman.errors import ConfigError, DragomanError, UsageError, is_out_of_memory
 from dragoman.extras import missing_wing, needs_torch, plug_ins, wing
 from dragoman.io.writing import not_written, reason_of
@@ -27,6 +28,7 @@ COMMANDS = {
     "demo": "dragoman.interpret.commands:demo",
     "new": "dragoman.advice.commands:new",
     "doctor": "dragoman.advice.commands:doctor",
+    "clean": "dragoman.advice.commands:clean",
     "config": "dragoman.cli.config:config",
     "prepare": "dragoman.cli.training:prepare",
     "train": "dragoman.cli.training:train",
@@ -87,6 +89,10 @@ class Commands(TyperGroup):
 
 class Command(TyperCommand):
     """A command whose usage errors name its options as they are written on the command line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        has_pair = any(option.name == "languages" and option.nargs == 2 for option in self.params)
+        return super().parse_args(ctx, separate_languages(args) if has_pair else args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from dragoman.data.languages import SCRIPTS, language_code
 
 Model = Annotated[Path, typer.Argument(help="Run folder, checkpoint in it, or model folder.")]
 Models = Annotated[
@@ -86,3 +89,28 @@ TargetLanguage = Annotated[
     typer.Option("--to", help="Target language of a multilingual model; a line may name another one: '>>fr<< text'."),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed of sampling.")]
+
+
+def separate_languages(args: list[str]) -> list[str]:
+    """Return arguments in which `--languages en,fr` and `--languages en-fr` are `--languages en fr`.
+
+    A code with a region, such as `pt-BR`, is followed by a second code.
+    """
+    separated: list[str] = []
+    rest = iter(args)
+    for arg in rest:
+        name, equals, value = arg.partition("=")
+        separated.append(name if name == "--languages" else arg)
+        if name != "--languages" or not (value or (not equals and (value := next(rest, "")))):
+            continue
+        following = next(rest, "")
+        parts = re.split("[,:]", value) if not is_language(value) else [value]
+        if len(parts) == 1 and not is_language(following):
+            parts = value.split("-")
+        separated += [part.strip() for part in parts] if len(parts) == 2 else [value]
+        separated += [following] if following else []
+    return separated
+
+
+def is_language(text: str) -> bool:
+    return language_code(text) in SCRIPTS and "," not in text and ":" not in text

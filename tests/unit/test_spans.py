@@ -17,8 +17,8 @@ CONTEXTS = ["See {}.", "{}", "„{}“, ja.", "请看{}。", "one {}, two", "({}
 def test_examples_are_found_in_text(name: str, example: str) -> None:
     for context in CONTEXTS:
         text = context.replace("{}", example)
-        assert [text[start:end] for start, end, _ in find_spans(text)] == [example], text
-        assert all(span.hidden == SPAN_KINDS[name].hidden for span in find_spans(text))
+        assert [text[start:end] for start, end, *_ in find_spans(text)] == [example], text
+        assert all((span.hidden, span.kind) == (SPAN_KINDS[name].hidden, name) for span in find_spans(text))
 
 
 @pytest.mark.parametrize(

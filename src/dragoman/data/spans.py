@@ -121,9 +121,10 @@ _TRIGGER = re.compile(
     rf"[@{{<%/#$`\\&]|:[\w+]|\w\.\w|[\u20e3\u2122\u3030\u303d\xa9\xae{OBJECT}\ue000-\uf8ff{_PICTURES}]"
 )
 """What every span contains; most lines of running text have none of it."""
-_HIDDEN = [kind.hidden for kind in SPAN_KINDS.values()]
-_TRIMMED = {f"k{i}" for i, name in enumerate(SPAN_KINDS) if name in ("URL", "file name", "host name", "mention")}
-"""Groups of kinds whose last punctuation marks belong to the sentence."""
+_NAMES = {f"k{i}": (name, kind.hidden) for i, (name, kind) in enumerate(SPAN_KINDS.items())}
+"""Groups of `_PATTERN` -> kinds."""
+_TRIMMED = ("URL", "file name", "host name", "mention")
+"""Kinds whose last punctuation marks belong to the sentence."""
 _ICU = re.compile(
     r"\{\s?\w{1,60}\s?,\s?(?:plural|select|selectordinal|number|date|time|spellout|ordinal|duration|choice)\s?(?=[,}])"
 )
@@ -132,11 +133,12 @@ _LONGEST_SEEN = 60
 
 
 class Span(NamedTuple):
-    """A span of a text.  hidden: whether the model must not see it."""
+    """A span of a text.  hidden: whether the model must not see it.  kind: "" for a pattern of the user."""
 
     start: int
     end: int
     hidden: bool
+    kind: str = ""
 
 
 @lru_cache(maxsize=64)
@@ -174,13 +176,15 @@ def _candidates(text: str, protect: re.Pattern[str] | None) -> Iterator[Span]:
         return
     if _ICU.search(text):
         ends = _closing_braces(text)
-        yield from (Span(m.start(), ends[m.start()], True) for m in _ICU.finditer(text) if m.start() in ends)
+        yield from (
+            Span(m.start(), ends[m.start()], True, "ICU message") for m in _ICU.finditer(text) if m.start() in ends
+        )
     for match in _PATTERN.finditer(text):
         start, end = match.span()
-        group = match.lastgroup or ""
-        if group in _TRIMMED:
+        name, is_hidden = _NAMES[match.lastgroup or ""]
+        if name in _TRIMMED:
             end = start + len(_trimmed(match[0]))
-        yield Span(start, end, _HIDDEN[int(group[1:])] or end - start > _LONGEST_SEEN)
+        yield Span(start, end, is_hidden or end - start > _LONGEST_SEEN, name)
 
 
 def _closing_braces(text: str) -> dict[int, int]:
@@ -238,7 +242,7 @@ def keeps_spans(source: str, target: str, protect: re.Pattern[str] | None = None
 def _attached(text: str, protect: re.Pattern[str] | None) -> Counter[tuple[str, bool, bool]]:
     """Return how often each span occurs in a text, with whether a letter stands before it and after it."""
     found: Counter[tuple[str, bool, bool]] = Counter()
-    for start, end, _ in find_spans(text, protect):
+    for start, end, *_ in find_spans(text, protect):
         before, after = text[start - 1 : start], text[end : end + 1]
         found[text[start:end], is_spaced(before), is_spaced(after)] += 1
     return found

@@ -18,7 +18,7 @@ from dragoman.data.languages import MIN_BYTES, language_probability
 from dragoman.data.literals import has_changed_numbers
 from dragoman.data.profile import TrainingProfile, coverage, words_of_line
 from dragoman.data.sentences import join_parts
-from dragoman.data.spans import span_texts
+from dragoman.data.spans import find_spans, span_texts
 from dragoman.decoding.backend import Fault
 from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings, before_end
 from dragoman.errors import UsageError
@@ -288,7 +288,10 @@ class QualityCheck:
         """Return the flags of changed numbers, and of spans that differ; protect: see `find_spans`."""
         has_numbers = _DIGIT.search(source) is not None or _DIGIT.search(target) is not None
         flags = ["numbers"] if has_numbers and has_changed_numbers(source, target, self._languages) else []
-        return flags if span_texts(source, protect) == span_texts(target, protect) else [*flags, "placeholders"]
+        has_spans = find_spans(source, protect) or find_spans(target, protect)
+        if has_spans and span_texts(source, protect) != span_texts(target, protect):
+            flags.append("placeholders")
+        return flags
 
 
 SHOWN = 5

@@ -40,13 +40,13 @@ class Mask:
     """A text without its spans.
 
     text: what the model translates.  origin: the position in the text with spans of each character, and of the end.
-    hidden: whether the model must not see the spans.  ids: of `text`, once they are used.
+    kinds: of the spans.  ids: of `text`.
     """
 
     text: str
     origin: list[int]
     holes: list[Hole]
-    hidden: bool = False
+    kinds: frozenset[str] = frozenset()
     ids: list[int] = field(default_factory=list)
 
     @classmethod

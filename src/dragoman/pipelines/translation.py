@@ -6,12 +6,12 @@ import functools
 import itertools
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.profile import TrainingProfile, alphabets
 from dragoman.data.sentences import join_parts, list_prefix, split_sentences, split_text
-from dragoman.data.spans import compile_patterns, count_spans, find_spans, keeps_spans, shield, unshield
+from dragoman.data.spans import SPAN_KINDS, compile_patterns, count_spans, find_spans, keeps_spans, shield, unshield
 from dragoman.decoding.backend import (
     BATCH_TOKENS,
     Fault,
@@ -65,8 +65,8 @@ class _Draft:
     """A sentence or a line before it is encoded.
 
     mark: list mark.  body: text after it.  sentence: index in the line.  is_translated: whether it has words.
-    shielded: the body with one character in place of each span (see `shield`).  spans: their texts.  hidden: whether a
-    model must not see one of them.
+    shielded: the body with one character in place of each span (see `shield`).  spans: their texts.  kinds: of the
+    spans.  hidden: whether a model must not see one of them.
     """
 
     mark: str
@@ -75,6 +75,7 @@ class _Draft:
     is_translated: bool
     shielded: str = ""
     spans: Sequence[str] = ()
+    kinds: frozenset[str] = frozenset()
     hidden: bool = False
 
 
@@ -105,6 +106,8 @@ class Translator(Pipeline):
         self._split_default = getattr(search, "split_sentences", "auto")
         self.protect: tuple[str, ...] = tuple(getattr(search, "protect", ()))
         """Regular expressions of texts that are copied, in addition to `SPAN_KINDS`."""
+        self._copies: dict[str, bool] = {}
+        """Whether the model copies spans of a kind."""
         self.describe_data(None, (None, None))
 
     @classmethod
@@ -248,9 +251,11 @@ class Translator(Pipeline):
             own = [span for span in own if span.start >= at + len(mark)]  # a list mark may be one
             shown = sentence[len(mark) :]
             is_text = any(map(str.isalpha, shown)) or (numbers and any(map(str.isalnum, shown)))
-            copied, is_hidden = [text[span.start : span.end] for span in own], any(span.hidden for span in own)
-            body = text[at + len(mark) : end]
-            drafts.append(_Draft(mark, body, number, is_text or not (sentences or own), shown, copied, is_hidden))
+            draft = _Draft(mark, text[at + len(mark) : end], number, is_text or not (sentences or own), shown)
+            if own:
+                copied, kinds = [text[span.start : span.end] for span in own], frozenset(span.kind for span in own)
+                draft = replace(draft, spans=copied, kinds=kinds, hidden=any(span.hidden for span in own))
+            drafts.append(draft)
             at = end
         return drafts
 
@@ -279,12 +284,12 @@ class Translator(Pipeline):
             left = iter(draft.spans)
             for part, text in zip(parts, shielded, strict=True):
                 if own := [next(left) for _ in range(count_spans(text))]:
-                    self._mask(part, Mask.of(text, own), tokenizer, draft.hidden)
+                    self._mask(part, replace(Mask.of(text, own), kinds=draft.kinds), tokenizer, draft.hidden)
         least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1
         return [part for part in parts if not part.ids or (len(part.ids) > least and part.ids != [EOS])]
 
     def _mask(self, part: Part, mask: Mask, tokenizer: Tokenizer, hidden: bool) -> None:
-        """Set the mask of a part, which is used at once if the model must not see the spans or cannot write them."""
+        """Set the mask of a part, which is used at once if the model must not see the spans or does not know them."""
         if not any(map(str.isalpha, mask.text)):
             part.ids = []
             return
@@ -538,6 +543,7 @@ class Translator(Pipeline):
         A second search follows for empty output and repetitions.  Parts whose translations lost spans are translated
         without them, and the spans are put to their aligned places.
         """
+        yield from self._hide(parts)
         yield from self._search(parts, settings, glossary)
         lost = []
         for part in parts:
@@ -562,6 +568,24 @@ class Translator(Pipeline):
                 restored(self.tokenizer, mask, text, hypothesis.tokens, next(attention))
                 for text, hypothesis in zip(texts, part.found, strict=True)
             ]
+
+    def _hide(self, parts: Sequence[Part]) -> Generator[SearchCall, list[list[Hypothesis]], None]:
+        """Mask the parts that have spans of a kind that the model does not copy, so that a second search is rare.
+
+        It is asked once per kind, with an example of the kind.
+        """
+        visible = [(part, part.mask) for part in parts if part.mask and not part.is_masked]
+        new = sorted({kind for _, mask in visible for kind in mask.kinds if kind} - self._copies.keys())
+        if new:
+            examples, tokenizer = [SPAN_KINDS[kind].examples[0] for kind in new], self._any_direction
+            prefix = tokenizer.target_start if isinstance(tokenizer, Tokenizer) else []
+            sources = [tokenizer.encode_source(example) for example in examples]
+            found = yield SearchCall(sources, [prefix] * len(new), SearchSettings(beam=1))
+            texts = [self._decode(nbest[0].tokens).strip() for nbest in found]
+            self._copies |= {kind: text == one for kind, text, one in zip(new, texts, examples, strict=True)}
+        for part, mask in visible:
+            if not all(self._copies.get(kind, True) for kind in mask.kinds):
+                part.ids, part.is_masked = mask.ids, True
 
     def _search(
         self, parts: Sequence[Part], settings: SearchSettings, glossary: Glossary | None

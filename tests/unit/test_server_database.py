@@ -187,10 +187,11 @@ def test_documents_are_dropped_without_further_requests(
 def test_deleted_documents_are_overwritten_at_once(database: Path) -> None:
     store = databases.DocumentStore(database, 600, ((1, 10), (1, 10)))
     assert store.add("a", "me", "a.txt", "key", 5) and not store.add("b", "me", "b.txt", "key", 5)
-    store.finish("a", b"the text of somebody", 20, None)
+    store.finish("a", b"the text of somebody", 20, None, "[]")
     assert b"the text" in b"".join(path.read_bytes() for path in database.parent.iterdir())
     store.delete("a")
     assert b"the text" not in b"".join(path.read_bytes() for path in database.parent.iterdir())
+    assert not store.read("SELECT * FROM upload_flags")
     assert not store.add("c", "me", "c.txt", "key", 11), "too large"
     store.close()
 

@@ -15,12 +15,13 @@ from starlette.testclient import TestClient
 from dragoman.documents import SUFFIXES, document_text, translate_bytes
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
+from dragoman.pipelines.lines import FLAGS
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from sample_documents import translated as translated_document
 from served_models import copying_direction, direction_of, until
-from tiny_translator import tiny_translator
+from tiny_translator import copying_translator, tiny_translator
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TERMS = {"two": "nine", "one": "seven"}
@@ -89,6 +90,48 @@ def test_a_glossary_belongs_to_the_second_of_two_models(client: TestClient) -> N
     stored = client.post("/v2/glossaries", json=made).json()["glossary_id"]
     answer = client.post("/v2/translate", json={**with_terms, "glossary_id": stored}).json()
     assert answer["translations"][0]["text"] == pivoted("one two", html)
+
+
+# -------------------------------------------------------------------------------------------------------------- flags
+
+
+def test_flags_are_in_answers_on_request_only() -> None:
+    """In both dialects, for text, markup and documents; unmodified clients get what they have always got."""
+    translator = copying_translator(60, says="▁six", max_extra=1)
+    flags = [list(one.flags) for one in translator.translate(["nine 77", "nine"])]
+    assert flags[0] and flags[0] != flags[1]
+    told = [{"text": n, "line": n, "flags": own} for n, own in enumerate(flags, start=1) if own]
+    texts, pages = ["nine 77", "nine"], ["<p>nine</p><p>nine 77</p>", "<b>nine</b>"]
+    both = [name for name in FLAGS if name in {*flags[0], *flags[1]}]
+    direction, content = direction_of(translator, "en", "de"), b"nine 77\nnine\n"
+    with TestClient(create_server(Directions([direction], cache=1 << 20))) as client:
+
+        def answer(path: str, **values: Any) -> Any:
+            return client.post(path, json=values).json()
+
+        own, deepl = {"source": "en", "target": "de"}, {"source_lang": "EN", "target_lang": "DE"}
+        for _ in range(2):  # with a cache, also after an answer without flags
+            for kind, given, first in (("text", texts, flags), ("html", pages, [both, flags[1]])):
+                plain = answer("/translate", q=given, format=kind, **own)
+                assert set(plain) == {"translatedText"}
+                assert answer("/translate", q=given, format=kind, flags=True, **own) == {**plain, "flags": first}
+                one = answer("/translate", q=given[0], format=kind, flags="1", **own)
+                assert one == {"translatedText": plain["translatedText"][0], "flags": first[0]}
+                tags = {"tag_handling": "html"} if kind == "html" else {}
+                found = answer("/v2/translate", text=given, flags="true", **tags, **deepl)["translations"]
+                assert [each.pop("flags") for each in found] == first
+                assert answer("/v2/translate", text=given, **tags, **deepl)["translations"] == found
+        assert "'flags' parameter must be true or false" in answer("/translate", q="3", flags="x", **own)["error"]
+        assert sent(client, "a.txt", content, **own)[0] == {}
+        assert sent(client, "a.txt", content, **own, flags="true")[0] == {"flags": told}
+        made = client.post("/v2/document", data=deepl, files={"file": ("a.txt", content)}).json()
+        key = {"document_key": made["document_key"]}
+        until(lambda: answer(f"/v2/document/{made['document_id']}", **key)["status"] == "done")
+        assert answer(f"/v2/document/{made['document_id']}", **key, flags=True)["flags"] == told
+        assert "flags" not in answer(f"/v2/document/{made['document_id']}", **key)
+        spec = client.get("/spec").json()
+    described = json.dumps(spec["paths"])
+    assert described.count('"flags"') >= 7
 
 
 # ------------------------------------------------------------------------------------------------ detected languages

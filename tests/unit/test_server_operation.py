@@ -464,6 +464,11 @@ def test_surrogate_pairs_are_kept_and_surrogates_in_utf8_are_refused(client: Tes
     raw = b'{"q": "\xed\xa0\x80", "source": "de", "target": "de"}'
     answer = client.post("/translate", content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400 and "not valid JSON" in answer.json()["error"]
+    latin = client.post(
+        "/translate", content='{"q": "café"}'.encode("latin-1"), headers={"content-type": "application/json"}
+    )
+    told = "it is not UTF-8 (byte 0xe9 after 10 bytes); accepted: JSON in UTF-8"
+    assert latin.status_code == 400 and told in latin.json()["error"]
 
 
 def test_surrogates_in_the_glossary_of_a_form(client: TestClient) -> None:

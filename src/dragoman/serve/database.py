@@ -448,6 +448,10 @@ class DocumentStore(Database):
     tables = (
         "CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, begun REAL NOT NULL, client TEXT NOT NULL, "
         "name TEXT NOT NULL, key TEXT NOT NULL, size INTEGER NOT NULL, data BLOB, characters INTEGER, error TEXT)",
+        # apart from them, so that files of earlier versions are accepted
+        "CREATE TABLE IF NOT EXISTS upload_flags (id TEXT PRIMARY KEY, flags TEXT NOT NULL)",
+        "CREATE TRIGGER IF NOT EXISTS forget_flags AFTER DELETE ON uploads "
+        "BEGIN DELETE FROM upload_flags WHERE id = OLD.id; END",
     )
 
     def __init__(self, path: Path | None, kept_seconds: float, limits: Sequence[tuple[int, int]]) -> None:
@@ -470,16 +474,21 @@ class DocumentStore(Database):
             values += [number, size, most, self._oldest]
         return self.write(statement, *values, client) > 0
 
-    def finish(self, identifier: str, data: bytes | None, characters: int, error: str | None) -> None:
-        """Store the translation of a document, or the error."""
+    def finish(self, identifier: str, data: bytes | None, characters: int, error: str | None, flags: str = "") -> None:
+        """Store the translation of a document and its flags (JSON), or the error."""
+        if flags:
+            self.write("INSERT INTO upload_flags SELECT id, ? FROM uploads WHERE id = ?", flags, identifier)
         self.write(
             "UPDATE uploads SET data = ?, characters = ?, error = ?, size = ? WHERE id = ?",
             data, characters, error, len(data or b""), identifier,
         )  # fmt: skip
 
-    def find(self, identifier: str) -> tuple[str, str, bytes | None, int, str | None] | None:
-        """Return name, key, data, characters and error of a document; None if it is unknown."""
-        query = "SELECT name, key, data, coalesce(characters, 0), error FROM uploads WHERE id = ? AND begun >= ?"
+    def find(self, identifier: str) -> tuple[str, str, bytes | None, int, str | None, str | None] | None:
+        """Return name, key, data, characters, error and flags of a document; None if it is unknown."""
+        query = (
+            "SELECT name, key, data, coalesce(characters, 0), error, flags "
+            "FROM uploads LEFT JOIN upload_flags USING (id) WHERE id = ? AND begun >= ?"
+        )
         return next(iter(self.read(query, identifier, self._oldest)), None)
 
     def delete(self, *identifiers: str) -> None:

@@ -23,7 +23,19 @@ from dragoman.serve.directions import (
 )
 from dragoman.serve.glossaries import DeepLGlossaries, source_language, target_language
 from dragoman.serve.http import BadRequest, Limits, Parameter, unless_disconnected
-from dragoman.serve.operations import CODE, FILE, FLAG, MULTIPART, NUMBER, PROTECT, TEXT, Operation, array, fields
+from dragoman.serve.operations import (
+    CODE,
+    FILE,
+    FLAG,
+    FLAGS,
+    MULTIPART,
+    NUMBER,
+    PROTECT,
+    TEXT,
+    Operation,
+    array,
+    fields,
+)
 from dragoman.serve.uploads import DocumentJobs, Job, translate_upload
 
 _MAX_TEXTS = 50
@@ -63,12 +75,14 @@ _TRANSLATE = (
     *_TAG_LISTS,
     _FORMALITY,
     _MODEL_TYPE,
+    FLAGS,
 )
 _TRANSLATION = fields(
     detected_source_language=CODE,
     text=TEXT,
     billed_characters=NUMBER,
     model_type_used={**TEXT, "description": "with model_type"},
+    flags={**array(TEXT), "description": "if requested"},
 )
 _UPLOAD = (
     Parameter("file", FILE, required=True),
@@ -80,8 +94,9 @@ _UPLOAD = (
     PROTECT,
 )
 _STATUS = fields(
-    document_id=TEXT, status={"enum": ["translating", "done", "error"]}, billed_characters=NUMBER, error_message=TEXT
-)
+    document_id=TEXT, status={"enum": ["translating", "done", "error"]}, billed_characters=NUMBER, error_message=TEXT,
+    flags={"description": "if requested: number, line and flags of each text with flags"},
+)  # fmt: skip
 
 
 class DeepL:
@@ -107,7 +122,7 @@ class DeepL:
             Operation("GET POST", "/v2/usage", self.usage, "Characters of the key", usage),
             *self.glossaries.operations(),
             Operation("POST", "/v2/document", self.upload, upload, identified, _UPLOAD, forms=MULTIPART),
-            Operation("POST", "/v2/document/{id}", self.document_status, state, _STATUS, key, key="optional"),
+            Operation("POST", "/v2/document/{id}", self.document_status, state, _STATUS, [*key, FLAGS], key="optional"),
             Operation("POST", "/v2/document/{id}/result", self.document_result, fetch, None, key),
         ]
 
@@ -133,6 +148,7 @@ class DeepL:
             glossary=self.glossaries.of_request(client, values),
             split=_SPLIT.read(values) != "0" if values.get("split_sentences") is not None else None,
             protect=protect_of(values),
+            flags=FLAGS.read(values),
             markup=_markup(values),
         )
         with self.clients.reserve(client, sum(map(len, texts))):
@@ -142,6 +158,7 @@ class DeepL:
             "translations": [
                 {"detected_source_language": language.upper(), "text": translation.text, "billed_characters": len(text)}
                 | used
+                | ({"flags": list(translation.flags)} if options.flags else {})
                 for text, language, translation in zip(texts, languages, translations, strict=True)
             ]
         }
@@ -198,7 +215,8 @@ class DeepL:
             return answer | {"status": "error", "error_message": job.error}
         if job.result is None:
             return answer | {"status": "translating", "seconds_remaining": 1}
-        return answer | {"status": "done", "billed_characters": job.result.characters}
+        answer |= {"status": "done", "billed_characters": job.result.characters}
+        return answer | ({"flags": job.result.flag_report()} if FLAGS.read(call.values) else {})
 
     async def document_result(self, call: Call) -> Response:
         job = await self._job(call)

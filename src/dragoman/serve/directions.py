@@ -8,10 +8,10 @@ import json
 import re
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -22,7 +22,7 @@ from dragoman.decoding.search_types import SearchSettings
 from dragoman.decoding.service import Search
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
-from dragoman.pipelines.lines import Translation
+from dragoman.pipelines.lines import FLAGS, ObservedTranslator, Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Admission, ThreadJob, Ticket
 from dragoman.serve.http import BadRequest
@@ -82,6 +82,7 @@ def settings_key(
     split: bool | None = None,
     glossary: Glossary | None = None,
     protect: tuple[str, ...] = (),
+    details: bool = False,
     **overrides: Any,
 ) -> Hashable | None:
     """Return a key of the arguments of `Translator.translate`: different if they may give different translations.
@@ -93,10 +94,10 @@ def settings_key(
     if settings.sample or prefix is not None:
         return None
     if glossary is None:
-        return split, settings, protect, None
+        return split, settings, protect, details, None
     # In order: of two terms that differ in case only, the last one is used.
     content = json.dumps([list(glossary.entries.items()), glossary.strict, glossary.bonus, glossary.case])
-    return split, settings, protect, hashlib.sha256(content.encode()).hexdigest()
+    return split, settings, protect, details, hashlib.sha256(content.encode()).hexdigest()
 
 
 def _size(value: Any) -> int:
@@ -342,12 +343,14 @@ class Options:
     glossary: Glossary | None = None
     split: bool | None = None
     protect: tuple[str, ...] = ()
+    flags: bool = False
     markup: Callable[..., list[str]] | None = None
     """`translate_html` or `translate_xml`, with its options."""
 
     def settings(self, last: Direction) -> dict[str, Any]:
         """Return the arguments of a translation; last: the model that writes the result."""
         settings: dict[str, Any] = {"glossary": self.glossary, "split": self.split, "protect": self.protect}
+        settings["details"] = self.flags
         if self.alternatives:
             count = self.alternatives + 1
             settings |= {"nbest": count, "beam": max(last.beam, count)}
@@ -456,38 +459,52 @@ async def _translate(
                 report(i, text)
         return [_copy(text, text) for text in texts]
     if options.markup is not None:
-        work = _markup_work(options.markup, options, route[-1].target, report)
+        found: list[set[str]] = [set() for _ in texts]
+        work = _markup_work(options.markup, options, route[-1].target, report, found)
         written = await directions.run(route, work, list(texts), sum(map(len, texts)), options.client)
-        return [*map(_copy, texts, written)]
+        return [*map(_copy, texts, written, map(_in_order, found))]
     settings = options.settings(route[-1])
-    return (await directions.translate(route, texts, options.client, report, **settings))[-1]
+    steps = await directions.translate(route, texts, options.client, report, **settings)
+    if not options.flags or len(steps) == 1:
+        return steps[-1]
+    flags = [
+        _in_order({flag for step in all_of_text for flag in step.flags}) for all_of_text in zip(*steps, strict=True)
+    ]
+    return [replace(translation, flags=own) for translation, own in zip(steps[-1], flags, strict=True)]
+
+
+def _in_order(flags: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in FLAGS if name in flags)
 
 
 def _markup_work(
-    markup: Callable[..., list[str]], options: Options, target: str, report: Report | None
+    markup: Callable[..., list[str]], options: Options, target: str, report: Report | None, found: list[set[str]]
 ) -> Callable[[Translator, list[str]], list[str]]:
     """Return the work of `Directions.run` for texts with markup.
 
-    target: language of the results.  report: called on the running event loop.
+    target: language of the results.  report: called on the running event loop.  found: receives the flags of each text.
     """
     loop = asyncio.get_running_loop()
 
     def translate(translator: Translator, texts: list[str]) -> list[str]:
         is_last = translator.languages[1] == target
         settings = {"glossary": options.glossary if is_last else None, "split": options.split}
-        if report is None or not is_last:
-            return markup(translator, texts, **settings)
         written: list[str] = []
-        for start in range(0, len(texts), _REPORTED):
-            written += markup(translator, texts[start : start + _REPORTED], **settings)
+        step = _REPORTED if report is not None and is_last else max(1, len(texts))
+        for start in range(0, len(texts), step):
+            places: list[tuple[int, int]] = []
+            observed = ObservedTranslator(translator)
+            written += markup(observed, texts[start : start + step], places=places, **settings)
+            for (number, _), flags in zip(places, observed.flags, strict=True):
+                found[start + number].update(flags)
             for i in range(start, len(written)):
-                if written[i]:
+                if written[i] and report is not None and is_last:
                     loop.call_soon_threadsafe(report, i, written[i])
         return written
 
     return translate
 
 
-def _copy(source: str, text: str) -> Translation:
-    """Return a translation that has only a text."""
-    return Translation(source, text, 0.0, 0.0, [], [], (), [])
+def _copy(source: str, text: str, flags: tuple[str, ...] = ()) -> Translation:
+    """Return a translation that has only a text and flags."""
+    return Translation(source, text, 0.0, 0.0, [], [], flags, [])

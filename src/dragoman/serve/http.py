@@ -111,7 +111,12 @@ def parameters(request: Request, body: bytes) -> dict[str, Any]:
         values = read_json(body.decode("utf-8-sig"))
     except RecursionError:
         raise BadRequest("Invalid request: the JSON is nested too deeply") from None
-    except ValueError:  # also for invalid UTF-8
+    except ValueError as error:
+        if content_type == "application/json" and isinstance(error, UnicodeDecodeError):
+            raise BadRequest(
+                "Invalid request: the body is not valid JSON: it is not UTF-8 (byte "
+                f"0x{body[error.start]:02x} after {error.start:,} bytes); accepted: JSON in UTF-8"
+            ) from None
         if content_type == "application/json":
             raise BadRequest("Invalid request: the body is not valid JSON") from None
         raise BadRequest(
@@ -139,8 +144,9 @@ def read_json(text: str) -> Any:
 class Parameter:
     """A parameter of requests.
 
-    schema: its description; `read` accepts what its `enum`, or `minimum` and `maximum`, contain.  refusal: message for
-    other values, with {value} and {accepted}.  empty: whether null, "", 0 and false stand for the default.
+    schema: its description; `read` accepts what its `enum`, or `minimum` and `maximum`, contain, and for a boolean also
+    0, 1 and their names.  refusal: message for other values, with {value} and {accepted}.  empty: whether null, "", 0
+    and false stand for the default.
     """
 
     name: str
@@ -157,6 +163,9 @@ class Parameter:
         if "enum" in schema:
             if str(value) in schema["enum"]:
                 return str(value)
+        elif schema["type"] == "boolean":
+            if str(value).lower() in ("true", "1", "false", "0"):
+                return str(value).lower() in ("true", "1")
         else:
             try:
                 number = int(value)  # type: ignore[arg-type]

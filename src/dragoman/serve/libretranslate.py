@@ -46,6 +46,7 @@ from dragoman.serve.operations import (
     CODE,
     FILE,
     FLAG,
+    FLAGS,
     MULTIPART,
     NOT_EMPTY,
     NUMBER,
@@ -84,6 +85,10 @@ _SPLIT = Parameter(
     {"enum": ["0", "1"], "description": "whether texts are split into sentences; default: that of the model"},
     refusal="Invalid request: 'split_sentences' parameter {value!r}; accepted: {accepted}", empty=True,
 )  # fmt: skip
+_STREAM = Parameter(
+    "stream", {**FLAG, "default": False, "description": "answer with server-sent events, as with Accept"},
+    refusal="Invalid request: 'stream' parameter must be true or false", empty=True,
+)  # fmt: skip
 _TRANSLATE = (
     Parameter("q", {**TEXTS, "description": "a text or a list of texts"}, required=True),
     _SOURCE,
@@ -96,7 +101,8 @@ _TRANSLATE = (
     _GLOSSARY_MODE,
     _SPLIT,
     PROTECT,
-    Parameter("stream", {**FLAG, "default": False, "description": "answer with server-sent events, as with Accept"}),
+    _STREAM,
+    FLAGS,
     _KEY,
 )
 _EVENTS = {
@@ -110,6 +116,7 @@ _TRANSLATED = fields(
     detectedLanguage={"description": "with source = auto"},
     alternatives={"description": "if requested"},
     glossary={"description": "with a glossary: its terms in the text, and whether they were applied"},
+    flags={"description": "if requested: a list of flags"},
 )
 _UPLOAD = (
     Parameter("file", FILE, required=True),
@@ -118,6 +125,7 @@ _UPLOAD = (
     Parameter("glossary", {**TEXT, "description": "a JSON object of target terms by source terms"}),
     _GLOSSARY_MODE,
     PROTECT,
+    FLAGS,
     _KEY,
 )
 _UPLOADED = fields(
@@ -125,6 +133,7 @@ _UPLOADED = fields(
     translatedFileUrl=TEXT,
     detectedLanguage={"description": "with source = auto"},
     glossary={"description": "with a glossary: its terms in the document, their occurrences, and whether applied"},
+    flags={"description": "if requested: number, line and flags of each text with flags"},
 )
 _SUGGESTION = (
     Parameter("q", {**NOT_EMPTY, "description": "the text"}, required=True),
@@ -171,10 +180,7 @@ class LibreTranslate:
     async def translate(self, call: Call) -> dict[str, Any] | Response:
         request, values, client = call.request, call.values, call.client
         check_required(values, _TRANSLATE, _MISSING)
-        stream = str(values.get("stream") or False).lower()
-        if stream not in ("true", "1", "false", "0"):
-            raise BadRequest("Invalid request: 'stream' parameter must be true or false")
-        in_events = stream in ("true", "1")
+        in_events = _STREAM.read(values)
         if values.get("stream") is None:
             accepted = header(request, b"accept").split(",")
             in_events = any(kind.partition(";")[0].strip().lower() == "text/event-stream" for kind in accepted)
@@ -191,9 +197,8 @@ class LibreTranslate:
         else:
             languages = [self._source(values["source"])] * len(texts)
         glossary, split = glossary_of(values), {None: None, "0": False, "1": True}[_SPLIT.read(values)]
-        options = Options(
-            values["target"], client.name, alternatives, glossary, split, protect=protect_of(values), markup=markup
-        )
+        protect, flags = protect_of(values), FLAGS.read(values)
+        options = Options(values["target"], client.name, alternatives, glossary, split, protect, flags, markup)
         reservation = self.clients.reserve(client, sum(map(len, texts)))
 
         async def run(report: Report | None = None) -> dict[str, Any]:
@@ -216,6 +221,8 @@ class LibreTranslate:
                 ]
             if "glossary" in values:
                 answer["glossary"] = [[asdict(term) for term in result.terms] for result in results]
+            if flags:
+                answer["flags"] = [list(result.flags) for result in results]
             return answer if isinstance(values["q"], list) else {name: value[0] for name, value in answer.items()}
 
         if in_events:
@@ -246,7 +253,7 @@ class LibreTranslate:
                 values["glossary"] = read_json(values["glossary"] or "null")
             except (ValueError, RecursionError):
                 raise BadRequest("Invalid request: glossary is not valid JSON; accepted: an object of terms") from None
-        glossary, protect = glossary_of(values), protect_of(values)
+        glossary, protect, flags = glossary_of(values), protect_of(values), FLAGS.read(values)
         source = None if values["source"] == "auto" else self._source(values["source"])
         with self.clients.reserve(client, upload.characters, estimated=True) as reservation:
             target = values["target"]
@@ -256,7 +263,8 @@ class LibreTranslate:
         name = f"{identifier}{PurePosixPath(upload.name).suffix}"
         answer: dict[str, Any] = {"detectedLanguage": _confidences(document.detected)[0]} if document.detected else {}
         answer["translatedFileUrl"] = str(call.request.url_for(_DOWNLOAD, name=name))
-        return answer if glossary is None else answer | {"glossary": document.term_report()}
+        answer |= {"glossary": document.term_report()} if glossary is not None else {}
+        return answer | ({"flags": document.flag_report()} if flags else {})
 
     async def download_file(self, call: Call) -> Response:
         identifier, _, _ = str(call.request.path_params["name"]).partition(".")

@@ -477,12 +477,19 @@ class Direction(Slot):
         )
 
     async def translate(
-        self, texts: Sequence[str], ticket: Ticket, report: Report | None = None, **settings: Any
+        self,
+        texts: Sequence[str],
+        ticket: Ticket,
+        report: Report | None = None,
+        *,
+        details: bool = False,
+        **settings: Any,
     ) -> list[Translation]:
-        """Return one translation per text, equal to that of `Translator.translate` without tokens and flags.
+        """Return one translation per text, equal to that of `Translator.translate`.
 
-        report: receives each sentence as soon as those before it are translated (see `translate_sentences`).
-        Cancelling the call cancels its searches.  Raises UsageError, and DragomanError if a search fails.
+        details: False = without tokens and flags, which take time (with a report, they are there).  report: receives
+        each sentence as soon as those before it are translated (see `translate_sentences`).  Cancelling the call
+        cancels its searches.  Raises UsageError, and DragomanError if a search fails.
         """
         glossary = Glossary.of(settings.get("glossary"))
         many = glossary is not None and len(glossary.entries) > _SEARCHED_HERE
@@ -490,7 +497,7 @@ class Direction(Slot):
         if many and glossary is not None:
             await asyncio.to_thread(glossary.entries_in, "")  # compiles its expression, once
         if report is None:
-            searches = self.translator.searches(texts, details=False, **settings)
+            searches = self.translator.searches(texts, details=details, **settings)
             translations: list[Translation] = await self._run(searches, ticket, long)
             return translations
 

@@ -22,6 +22,10 @@ CODE: Schema = {**NOT_EMPTY, "description": "code of a language, such as en"}
 TEXTS: Schema = {"oneOf": [TEXT, {"type": "array", "items": TEXT}]}
 FILE: Schema = {"type": "string", "format": "binary"}
 MULTIPART = "multipart/form-data"
+FLAGS = Parameter(
+    "flags", {**FLAG, "default": False, "description": "whether the answer names the flags of translations to check"},
+    refusal="Invalid request: 'flags' parameter must be true or false", empty=True,
+)  # fmt: skip
 
 
 PROTECT = Parameter("protect", {**TEXTS, "description": "texts that are copied into the translation"})

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
@@ -87,6 +88,13 @@ class Document:
             row = {"source": source, "target": target, "applied": not missed}
             report.append(row | {"occurrences": done + missed, "missed": missed})
         return report
+
+    def flag_report(self) -> list[dict[str, Any]]:
+        """Return the texts with flags: number, line (if the format has lines), and flags."""
+        return [
+            {"text": text.unit} | ({} if text.line is None else {"line": text.line}) | {"flags": list(text.flags)}
+            for text in self.flagged
+        ]
 
 
 async def translate_upload(
@@ -198,9 +206,10 @@ class DocumentJobs:
         except Exception as error:
             job.error, job.failure = INTERNAL_ERROR, error
             _LOG.error("the translation of a document failed", exc_info=error)
-        data, characters = (None, 0) if job.result is None else (job.result.data, job.result.characters)
+        done = job.result or Document(b"")
+        data, flags = None if job.result is None else done.data, json.dumps(done.flagged) if done.flagged else ""
         with suppress(DatabaseError):  # such as a full disk; then only this server knows the document
-            await asyncio.to_thread(self._store.finish, identifier, data, characters, job.error)
+            await asyncio.to_thread(self._store.finish, identifier, data, done.characters, job.error, flags)
             self._jobs.pop(identifier, None)
 
     async def finished(self, client: str, upload: Upload, work: Coroutine[Any, Any, Document]) -> tuple[str, Document]:
@@ -227,8 +236,10 @@ class DocumentJobs:
             row = await asyncio.to_thread(self._store.find, identifier)
             if row is None:
                 return None
-            name, secret, data, characters, error = row
-            job = Job(name, secret, result=None if data is None else Document(data, characters), error=error)
+            name, secret, data, characters, error, flags = row
+            flagged = [FlaggedText(unit, line, tuple(own)) for unit, line, own, _ in json.loads(flags or "[]")]
+            job = Job(name, secret, error=error)
+            job.result = None if data is None else Document(data, characters, flagged=flagged)
         return job if secrets.compare_digest(job.key.encode(), key.encode()) else None
 
     async def forget(self, *identifiers: str) -> None:

@@ -210,6 +210,13 @@ def test_a_byte_order_mark_before_the_header_is_no_part_of_a_name(tmp_path: Path
     assert pairs_of(tmp_path / "a.csv", **NAMES) == [("Yes", "Ja")]
 
 
+def test_names_as_keys_of_a_tsv_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"source_key = 'en', .* accepted for \.tsv: numbers of two columns, counted from"
+    ):
+        CorpusSpec(path=tmp_path / "a.tsv", **NAMES)
+
+
 def test_invalid_records_of_a_csv_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b'one,eins\n"two" x,zwei\nthree\n"4\n5\xe9",6\n\nsix,"sechs\n')
     lines = refusal(tmp_path / "a.csv").split("\n")
@@ -222,7 +229,8 @@ def test_invalid_records_of_a_csv_are_reported_together(tmp_path: Path) -> None:
     assert lines[3].startswith(f'{path}, line 6: 0 columns ("")')
     assert lines[4] == f"{path}, line 7: a quotation mark is not closed before the end of the file"
     assert lines[5:] == [
-        "Each record must hold two texts, separated by commas: repair these records or choose other keys."
+        "Each record must hold two texts, separated by commas: repair these records, or set source_key and target_key "
+        "to names of columns in the header, or, without a header, numbers counted from 0."
     ]
     diagnosis = diagnosis_of(path)
     assert diagnosis.corpora[0].bad_rows.lines == [2, 3, 6, 7] and diagnosis.corpora[0].pairs == 2
@@ -316,7 +324,7 @@ def test_nulls_and_invalid_bytes_are_reported_by_row(tmp_path: Path) -> None:
     message = refusal(tmp_path / "data", **KEYS)
     assert f"{tmp_path / 'data/a.parquet'}, row 2: the value at 'translation.en' is null\n" in message
     assert f"{tmp_path / 'data/b.parquet'}, row 3: the value at 'translation.en' is null\n" in message
-    assert message.endswith("Each row must hold two texts: repair these rows or choose other keys.")
+    assert message.endswith("set source_key and target_key to names of columns, such as 'translation.en'.")
     assert diagnosis_of(tmp_path / "data", **KEYS).corpora[0].bad_rows.lines == [2, 3, 6, 7]
 
     texts = arrow.array([b"a", b"caf\xe9", b"c"], arrow.binary()).view(arrow.string())

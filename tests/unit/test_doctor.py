@@ -78,6 +78,13 @@ def test_a_healthy_corpus_has_no_findings(tmp_path: Path) -> None:
         ("\ufeff", "byte order mark inside", "warning"),
         ("\u00a0", "no-break space", "info"),
         ("\u200b", "zero-width space", "info"),
+        ("\u200d", "zero-width joiner or non-joiner", "info"),
+        ("\u2068", "direction mark", "info"),
+        ("\u00ad", "invisible character", "info"),
+        ("<b>x</b>", "markup", "warning"),
+        ("l&apos;x", "HTML entities", "warning"),
+        ("GrÃ¶ÃŸe", "damaged characters", "warning"),
+        ("!!!!!!!!!!", "repeated characters", "warning"),
     ],
 )
 def test_encoding_traps_are_found_with_their_lines(tmp_path: Path, planted: str, kind: str, severity: str) -> None:
@@ -85,7 +92,7 @@ def test_encoding_traps_are_found_with_their_lines(tmp_path: Path, planted: str,
     for line in (2, 3, 5, 7, 8, 9):
         target[line - 1] = f"Der{planted} {target[line - 1]}"
     finding = found(diagnose(corpus(tmp_path, ENGLISH, target)), kind)
-    assert finding.what == f"{kind}: 6 lines"
+    assert finding.what.endswith(": 6 lines")
     assert finding.severity == severity
     assert finding.where.endswith("train.de, lines 2, 3, 5, 7, 8, ...")
 
@@ -99,6 +106,18 @@ def test_byte_order_mark_crlf_and_bad_bytes_are_found_together(tmp_path: Path) -
     bad = found(diagnosis, "invalid UTF-8")
     assert (bad.severity, bad.where.endswith("train.de, line 4")) == ("error", True)
     assert not diagnosis.healthy
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [("utf-16", "UTF-16"), ("utf-16-le", "UTF-16LE"), ("utf-16-be", "UTF-16BE"), ("utf-32", "UTF-32"), ("utf-8", "")],
+)
+def test_the_encoding_of_wide_characters_is_named(tmp_path: Path, encoding: str, name: str) -> None:
+    content = "".join(f"{line}\n" for line in GERMAN).encode(encoding)
+    wide = corpus(tmp_path, ENGLISH, content)
+    found_in = [f.advice for f in diagnose(wide).findings if f.severity == "error"]
+    expected = f"{wide.target}: is {name}; only UTF-8 is accepted: convert the file, for example with `iconv -f {name} "
+    assert [advice.startswith(expected) for advice in found_in[:1]] == [True] * bool(name)
 
 
 def test_misaligned_files_are_reported_and_still_examined(tmp_path: Path) -> None:

@@ -9,17 +9,19 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dragoman.advice.examine import examine
 from dragoman.config import Config, parse_config
 from dragoman.data import batching
 from dragoman.data import precheck as precheck_module
 from dragoman.data.batching import EpochPlan, sampling_weights
-from dragoman.data.corpus import SentencePair, corpus_spec, pair_hash
+from dragoman.data.corpus import NOTHING_LEFT, SentencePair, corpus_spec, pair_hash
 from dragoman.data.store import build as build_module
 from dragoman.data.store import folder as folder_module
 from dragoman.data.store import segments
@@ -164,6 +166,35 @@ def test_copied_where_files_cannot_be_linked(tmp_path: Path, monkeypatch: pytest
 
 
 # ------------------------------------------------------------------------------------------------------- duplicates
+@pytest.mark.usefixtures("small_chunks")
+def test_of_duplicates_the_copy_with_the_larger_weight_is_kept(tmp_path: Path) -> None:
+    corpora(tmp_path, {"a": 50, "b": 0, "c": 9}, repeated=7)
+    equal, listener = prepare(config_of(tmp_path, "abc"), tmp_path / "cache")
+    assert [pairs for pairs, _ in equal.parts] == [50, 0, 9]
+    counts = [
+        f"data.train.{i} ({spec}): " for i, spec in enumerate(f"{tmp_path / x}.src | {tmp_path / x}.tgt" for x in "abc")
+    ]
+    assert listener.said[1:] == [
+        f"{counts[0]}read 50 = kept 50",
+        f"{counts[1]}read 7 = kept 0 + duplicate 7",
+        f"warning: {counts[1]}read 7 = kept 0 + duplicate 7. {NOTHING_LEFT}",
+        f"{counts[2]}read 16 = kept 9 + duplicate 7",
+    ]
+    config = config_of(tmp_path, "abc", weights={"b": 20.0, "c": 2.0})
+    weighted, listener = prepare(config, tmp_path / "cache")
+    assert [pairs for pairs, _ in weighted.parts] == [43, 7, 9] and "warning" not in listener.text
+    fresh, _ = prepare(config, tmp_path / "fresh")
+    assert files(fresh) == files(weighted), "the same store as without the first"
+    specs = [corpus_spec(config, corpus) for corpus in config.parallel.train]
+    diagnosis = examine(specs, valid=None, test=None, source_language=None, target_language=None)
+    stats = [str(part) for part in weighted.part_stats()]
+    assert [corpus.account for corpus in diagnosis.corpora] == stats and diagnosis.account == weighted.stats
+    assert [Path(corpus.source.name).name for corpus in diagnosis.corpora] == ["a.src", "b.src", "c.src"]
+    first = [replace(spec, weight=1.0) for spec in specs]
+    diagnosis = examine(first, valid=None, test=None, source_language=None, target_language=None)
+    assert [(f.severity, f.what) for f in diagnosis.findings if "left" in f.what] == [
+        ("warning", "no pair is left: read 7 = kept 0 + duplicate 7")
+    ]
 
 
 def write_hashes(stem: str, pairs: list[tuple[str, str]]) -> tuple[str, int]:

@@ -71,6 +71,14 @@ def test_a_shift_is_refused_with_its_lines(first: int, last: int, tmp_path: Path
     assert f"Compare both files at line {found[1]}" in message and "shuffle the pairs" in message
 
 
+def test_a_shift_in_a_table_is_refused(tmp_path: Path) -> None:
+    table = write_lines(tmp_path / "a.tsv", ["\t".join(pair) for pair in shifted(PAIRS, 101, 600)])
+    with pytest.raises(
+        DataError, match=r"data\.train\.0: .*a\.tsv: lines 10\d to (600|59\d) are shifted: .* 1 line earlier"
+    ):
+        warnings(config({"path": str(table)}))
+
+
 def test_all_misaligned_parts_are_named_at_once(tmp_path: Path) -> None:
     test = corpus(tmp_path, "t", PAIRS[:30])
     write_lines(Path(test["target"]), ["only", "two"])

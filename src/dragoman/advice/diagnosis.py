@@ -82,7 +82,10 @@ class SideReport:
 
 @dataclass
 class CorpusReport:
-    """One corpus; `pairs` counts the examined ones, fewer than the lines if the corpus is misaligned."""
+    """One corpus; `pairs` counts the examined ones, fewer than the lines if the corpus is misaligned.
+
+    account: the filter statistics of a training corpus.
+    """
 
     role: Role
     name: str
@@ -96,6 +99,7 @@ class CorpusReport:
     unrelated: LineNumbers = field(default_factory=LineNumbers)
     bad_rows: LineNumbers = field(default_factory=LineNumbers)
     first_bad_row: str = ""
+    account: str = ""
 
 
 @dataclass
@@ -175,6 +179,9 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     if diagnosis.account:
         title = "Filtered training pairs: " if diagnosis.corpora else "Training data: "
         console.print(Text.assemble((title, "bold"), diagnosis.account))
+        several = [corpus for corpus in diagnosis.corpora if corpus.account]
+        for corpus in several if len(several) > 1 else ():
+            console.print(Text(f"  {corpus.name}: {corpus.account}"), soft_wrap=True)
     console.print()
     for finding in sorted(diagnosis.findings, key=lambda finding: SEVERITIES.index(finding.severity)):
         mark, style = _MARKS[finding.severity]

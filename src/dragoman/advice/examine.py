@@ -26,13 +26,13 @@ from dragoman.advice.diagnosis import (
     SplitOverlap,
     add_findings,
 )
-from dragoman.advice.raw_pairs import RawPair, sample
+from dragoman.advice.raw_pairs import RawPair, check_encoding, sample
 from dragoman.advice.relatedness import Relatedness
 from dragoman.config import FilterConfig
-from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash
+from dragoman.data.corpus import NOTHING_LEFT, CorpusSpec, FilterStats, PairFilter, SentencePair, by_weight, pair_hash
 from dragoman.data.languages import LanguageCheck, file_language, language_code
 from dragoman.data.misalignment import CERTAIN_Z, Shift, misalignment
-from dragoman.data.readers.tables import read_rows
+from dragoman.data.readers.tables import read_rows, row_advice
 from dragoman.errors import DataError, clip
 from dragoman.io.lines import BOM, count_lines, open_lines
 from dragoman.tokenizers import UNK
@@ -136,6 +136,7 @@ class _Examination:
     filter: PairFilter
     languages: tuple[str | None, str | None]
     encode: Encode | None
+    total: FilterStats = field(default_factory=FilterStats)
     train_pairs: set[int] = field(default_factory=set)
     train_sources: set[int] = field(default_factory=set)
     train_alphabets: tuple[set[str], set[str]] = field(default_factory=lambda: (set(), set()))
@@ -188,7 +189,7 @@ def _row_pairs(
     assert spec.path is not None
     for row in read_rows(spec.path, (spec.source_key, spec.target_key), decode, left_out):
         if row.problem:
-            report.first_bad_row = report.first_bad_row or row.problem
+            report.first_bad_row = report.first_bad_row or f"{row.problem}. {row_advice(spec.form)}"
             report.bad_rows.add(row.number)
             continue
         for side, text in zip(sides, row.texts, strict=True):
@@ -206,6 +207,7 @@ def _first_drift(spec: CorpusSpec, paths: tuple[Path, Path], diagnosis: Diagnosi
             diagnosis.add("error", "a file that cannot be read", str(path), str(error))
     if len(counts) < 2:
         return 1
+    check_encoding(spec)
     if problem := misalignment(*paths):
         drift, message = problem
         diagnosis.add("error", f"misaligned: {counts[0]:,} and {counts[1]:,} lines", spec.name, message)
@@ -300,8 +302,11 @@ class _PairExaminer:
             self.report.ratio_outliers.add(int(line))
 
 
-def _scan(spec: CorpusSpec, role: Role, examination: _Examination) -> None:
-    """Examine one corpus and add its report; what cannot be read is a finding."""
+def _scan(spec: CorpusSpec, role: Role, examination: _Examination, several: bool = False) -> None:
+    """Examine one corpus and add its report; what cannot be read is a finding.
+
+    several: whether there is more than one training corpus.
+    """
     sides = _sides(spec, examination)
     report = CorpusReport(role, spec.name, sides[0].report, sides[1].report)
     diagnosis = examination.diagnosis
@@ -326,6 +331,12 @@ def _scan(spec: CorpusSpec, role: Role, examination: _Examination) -> None:
     except DataError as error:
         diagnosis.add("error", "a file that cannot be read", spec.name, str(error))
     examiner.finish()
+    if role == "train":
+        stats, examination.filter.stats = examination.filter.stats, FilterStats()
+        examination.total.add(stats)
+        report.account = str(stats)
+        if stats.read and not stats.kept and several:
+            diagnosis.add("warning", f"no pair is left: {stats}", spec.name, NOTHING_LEFT)
     for side, train_alphabet in zip(sides, examination.train_alphabets, strict=True):
         side.finish()
         if overlap is None:
@@ -354,13 +365,15 @@ def examine(
     diagnosis = Diagnosis()
     pair_filter = PairFilter(rules or FilterConfig())
     examination = _Examination(diagnosis, pair_filter, (source_language, target_language), encode)
-    for spec in specs:
-        _scan(spec, "train", examination)
+    order = by_weight(specs)
+    for number in order:
+        _scan(specs[number], "train", examination, len(specs) > 1)
+    diagnosis.corpora = [diagnosis.corpora[order.index(number)] for number in range(len(specs))]
     if valid is not None:
         _scan(valid, "valid", examination)
     if test is not None:
         _scan(test, "test", examination)
-    pair_filter.stats.check()
-    diagnosis.account = str(pair_filter.stats)
-    add_findings(diagnosis, kept=pair_filter.stats.kept)
+    examination.total.check()
+    diagnosis.account = str(examination.total)
+    add_findings(diagnosis, kept=examination.total.kept)
     return diagnosis

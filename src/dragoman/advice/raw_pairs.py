@@ -11,7 +11,7 @@ from dragoman.data.misalignment import misalignment
 from dragoman.data.readers.tables import TMX, ZIP, read_rows, spread, table_format, text_keys
 from dragoman.data.readers.tmx import tmx_languages
 from dragoman.errors import DataError
-from dragoman.io.lines import BOM, open_lines
+from dragoman.io.lines import BOM, open_lines, read_chunks, wide_encoding
 
 
 class RawPair(NamedTuple):
@@ -40,6 +40,7 @@ def single_corpus(path: Path, languages: Sequence[str] | None, log: Callable[[st
 
 def raw_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> Iterator[RawPair]:
     """Stream all pairs, with U+FFFD for invalid bytes.  Raises DataError for files that cannot be read or paired."""
+    check_encoding(spec)
     if spec.sides is not None:
         if problem := misalignment(*spec.sides):
             raise DataError(problem[1])
@@ -51,6 +52,17 @@ def raw_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> Ite
         where = row.where.removeprefix(f"{spec.path}, ")
         texts = row.texts or ("", "")
         yield RawPair(row.number, where, texts[0], texts[1], row.problem)
+
+
+def check_encoding(spec: CorpusSpec) -> None:
+    """Raise DataError if a file of lines is UTF-16 or UTF-32."""
+    tables = [spec.path] if spec.path is not None and spec.form in (".tsv", ".csv", ".jsonl") else []
+    for path in spec.sides or tables:
+        if encoding := wide_encoding(next(read_chunks(path), b"")):
+            raise DataError(
+                f"{path}: is {encoding}; only UTF-8 is accepted: convert the file, for example with "
+                f"`iconv -f {encoding} -t UTF-8`"
+            )
 
 
 def _decoded(raw: bytes, number: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -61,6 +61,11 @@ class CorpusSpec:
             if side is not None:
                 check_text_file(side, "use two text files; a configuration accepts one file of both sides as path")
         keys = (self.source_key, self.target_key)
+        if self.form == ".tsv" and any(isinstance(key, str) for key in keys):
+            raise UsageError(
+                f"{self.path}: source_key = {keys[0]!r}, target_key = {keys[1]!r}; accepted for .tsv: numbers of two "
+                "columns, counted from 0, such as 0 and 1: a .tsv has no header"
+            )
         if by_language(self.form) and keys != _DEFAULT_KEYS and any(isinstance(key, int) for key in keys):
             raise UsageError(
                 f"{self.path}: source_key = {keys[0]!r}, target_key = {keys[1]!r}; accepted for {self.form}: two "
@@ -102,6 +107,18 @@ class CorpusSpec:
     def name(self) -> str:
         """The title, else the path or the two paths, for messages."""
         return self.title or " | ".join(map(str, self._given))
+
+
+NOTHING_LEFT = (
+    "No pair of this corpus is left. Of pairs that several corpora contain, those of the corpus with the largest "
+    "weight are kept, of equal weights those of the first; check the files and [data.filter], or remove the corpus"
+)
+"""What it means that all pairs of a corpus were dropped, and what to do."""
+
+
+def by_weight(specs: Sequence[CorpusSpec]) -> list[int]:
+    """Return the numbers of the corpora, larger weights first: of duplicates, that of the first corpus is kept."""
+    return sorted(range(len(specs)), key=lambda number: -specs[number].weight)
 
 
 @dataclass(frozen=True)

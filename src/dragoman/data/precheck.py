@@ -1,7 +1,7 @@
 """Fast subset of the checks of `dragoman doctor`, which runs before every new training on parallel data.
 
 Misaligned and shifted files are errors; texts in the wrong language and overlaps between the splits are warnings.
-In files of more than `_SAMPLE` lines, shifts are searched in blocks spread over the file.
+In files of more than `_SAMPLE` lines, shifts are searched in blocks spread over the file, in tables in the first rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache as remembered
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,7 @@ import sentencepiece as spm
 from dragoman.config import Config
 from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
 from dragoman.data.languages import FREQUENT_WORDS, SCRIPTS, LanguageCheck, file_language, language_code
-from dragoman.data.misalignment import Shift, line_features, misalignment, shifted_range
+from dragoman.data.misalignment import Shift, line_features, misalignment, shifted_range, text_features
 from dragoman.data.store.folder import LARGE, text_hash
 from dragoman.errors import DataError, DragomanError
 from dragoman.io.lines import count_lines, open_lines
@@ -91,11 +92,9 @@ def _check(config: Config, warn: Callable[[str], None]) -> None:
     }
     problems = []
     for key, spec in (train | held_out).items():
-        if spec.sides is None:
-            continue
-        if misaligned := misalignment(*spec.sides):
+        if spec.sides and (misaligned := misalignment(*spec.sides)):
             problems.append(f"{key}: {misaligned[1]}")
-        elif shift := find_shift(*spec.sides):
+        elif shift := find_shift(*spec.sides) if spec.sides else _shift_in_table(spec):
             report = problems.append if shift.certain else warn
             report(f"{key}: {spec.name}: {shift}. {shift.advice}")
     if problems:
@@ -157,6 +156,15 @@ def find_shift(source: Path, target: Path) -> Shift | None:
         return None
     numbers = [n for block in blocks for n in block]
     return Shift(numbers[shift.first - 1] + 1, numbers[shift.last - 1] + 1, shift.offset, shift.z)
+
+
+def _shift_in_table(spec: CorpusSpec) -> Shift | None:
+    """Return the range of the first rows that matches better if shifted, or None."""
+    pairs = list(islice(read_pairs(spec), _SAMPLE))
+    shift = shifted_range(text_features(p.source for p in pairs), text_features(p.target for p in pairs))
+    if shift is None:
+        return None
+    return replace(shift, first=pairs[shift.first - 1].line, last=pairs[shift.last - 1].line, noun=spec.noun)
 
 
 def _blocks(lines: int) -> list[range]:

@@ -6,6 +6,7 @@ streams and never extracted, so neither their size nor their names can do harm.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import lzma
@@ -31,6 +32,7 @@ NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".tmx", ".xlsx", ".parquet", ".a
 BOM = b"\xef\xbb\xbf"
 
 _CHUNK = 1 << 20
+_START = 1 << 12
 _MAX_LINE = 64 << 20
 """Maximum bytes per line; without a limit, a device such as /dev/zero or a binary file would exhaust the memory."""
 _GROUP = 2000
@@ -222,6 +224,22 @@ def count_lines(path: Path) -> int:
     return count + (last != b"\n")
 
 
+def wide_encoding(start: bytes) -> str:
+    """Return UTF-16 or UTF-32 if the first bytes of a file show it, else "".
+
+    Without a byte order mark, every second byte of Western text in UTF-16 is zero.
+    """
+    if start.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "UTF-32"
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    for first, name in ((0, "UTF-16BE"), (1, "UTF-16LE")):
+        zeros = start[first:_START:2]
+        if len(zeros) > 1 and 2 * zeros.count(0) > len(zeros) and start[1 - first : _START : 2].count(0) == 0:
+            return name
+    return ""
+
+
 def decode_line(raw: bytes, line: int, where: str) -> str:
     """Decode one raw line as UTF-8, without a final "\\r" and, in line 1, without a byte order mark.
 
@@ -232,7 +250,7 @@ def decode_line(raw: bytes, line: int, where: str) -> str:
         return raw[start:].decode("utf-8").removesuffix("\r")
     except UnicodeDecodeError as error:
         offset = start + error.start
-        encoding = "UTF-16" if line == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+        encoding = (wide_encoding(raw) if line == 1 else "") or "WINDOWS-1252"
         raise DataError(
             f"{where}, line {line:,}: byte 0x{raw[offset]:02x} at byte {offset} of the line is not valid UTF-8 "
             f'("{clip(raw.decode("utf-8", "replace"))}"). Only UTF-8 is accepted: convert the file, for example with '

@@ -37,18 +37,36 @@ _Item = TypeVar("_Item")
 
 
 class _Format(NamedTuple):
-    """form: of a row, for messages.  columns: the keys of a file that may be those of text."""
+    """form: of a row, keys: what they are, for messages.  columns: the keys of a file that may be those of text."""
 
     form: str
+    keys: str
     rows: Callable[[Path, Sequence[Key], Decode], Iterator[Row]]
     columns: Callable[[Path], list[Key]]
 
 
-_ARROW = _Format("row must hold two texts", lambda path, keys, _: arrow_rows(path, keys), arrow_columns)
+_ARROW = _Format(
+    "row must hold two texts",
+    "names of columns, such as 'translation.en'",
+    lambda path, keys, _: arrow_rows(path, keys),
+    arrow_columns,
+)
 _FORMATS = {
-    ".tsv": _Format("line must hold two tab-separated texts", tsv_rows, tsv_columns),
-    ".csv": _Format("record must hold two texts, separated by commas", csv_rows, csv_columns),
-    ".jsonl": _Format("line must hold one JSON object or array with both texts", jsonl_rows, jsonl_columns),
+    ".tsv": _Format(
+        "line must hold two tab-separated texts", "numbers of columns, counted from 0", tsv_rows, tsv_columns
+    ),
+    ".csv": _Format(
+        "record must hold two texts, separated by commas",
+        "names of columns in the header, or, without a header, numbers counted from 0",
+        csv_rows,
+        csv_columns,
+    ),
+    ".jsonl": _Format(
+        "line must hold one JSON object or array with both texts",
+        "names, such as 'en', or 'translation.en' in a nested object; for arrays numbers counted from 0",
+        jsonl_rows,
+        jsonl_columns,
+    ),
     ".parquet": _ARROW,
     FOLDER: _ARROW,
 }
@@ -72,7 +90,8 @@ def by_language(form: str) -> bool:
 
 def row_advice(form: str) -> str:
     """Return the final sentence of a message about invalid rows."""
-    return f"Each {_FORMATS[form].form}: repair these {_FORMATS[form].form.split()[0]}s or choose other keys."
+    row = _FORMATS[form].form
+    return f"Each {row}: repair these {row.split()[0]}s, or set source_key and target_key to {_FORMATS[form].keys}."
 
 
 def read_rows(path: Path, keys: Sequence[Key], decode: Decode = decode_line, log: Log | None = None) -> Iterator[Row]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.corpus import CorpusSpec, FilterStats, read_pairs
+from dragoman.data.corpus import NOTHING_LEFT, CorpusSpec, FilterStats, by_weight, read_pairs
 from dragoman.data.store.folder import (
     VERSION,
     DamagedStoreError,
@@ -85,6 +85,11 @@ def build_store(
 
     store, existed = build_once(folder, lambda path: Store(path, folder.name), write, reporter)
     reporter.log(f"data: {store.stats}{f' (reused: {folder})' if existed else ''}")
+    for number, stats in enumerate(store.part_stats() if len(specs) > 1 else ()):
+        what = f"data.train.{number} ({specs[number].name}): {stats}"
+        reporter.log(what)
+        if not stats.kept:
+            reporter.warn(f"{what}. {NOTHING_LEFT}")
     for warning in store.warnings:
         reporter.warn(warning)
     return store
@@ -237,7 +242,8 @@ class _Builder:
         return train_tokenizer(self.config.tokenizer, side(0), side(1), self.warnings.append)
 
     def _encode(self, tokenizer: Tokenizer) -> None:
-        segments = [(part, number) for part in self.parts for number in range(len(part.filtered))]
+        in_order = [self.parts[number] for number in by_weight(self.specs)]
+        segments = [(part, number) for part in in_order for number in range(len(part.filtered))]
         if not segments:
             return
         self.reporter.phase(_ENCODING)

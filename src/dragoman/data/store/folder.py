@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from dragoman.config import Config
-from dragoman.data.corpus import CorpusSpec
+from dragoman.data.corpus import CorpusSpec, by_weight
 from dragoman.errors import DataError, DragomanError, ModelFolderError, TrainingError
 from dragoman.io.reading import RandomAccessFile, hash_file, read_json
 from dragoman.io.run_log import Reporter
@@ -297,16 +297,17 @@ def origin_keys(
     """Return the keys of the vocabulary and of each part of a store, with which other stores find what they can share.
 
     The vocabulary is learned from the corpora unless it is given.  A part is the ids and text of a corpus; if
-    duplicates are dropped, they also depend on the corpora before it.
+    duplicates are dropped, they also depend on the corpora before it in the order `by_weight`.
     """
     hashes, settings = FileHashes(cache), json.dumps(_settings(config, tokenizer), sort_keys=True).encode()
     corpora = [_identity(spec, hashes) for spec in specs]
     learned = corpora[: config.tokenizer.corpora] if tokenizer is None else []
     vocabulary = _key(settings, *learned)
     parts = []
+    order = by_weight(specs)
     for i, corpus in enumerate(corpora):
-        before = corpora[:i] if config.parallel.filter.drop_duplicates else []
-        parts.append(_key(vocabulary.encode(), *before, corpus))
+        before = order[: order.index(i)] if config.parallel.filter.drop_duplicates else []
+        parts.append(_key(vocabulary.encode(), *(corpora[number] for number in before), corpus))
     return vocabulary, parts
 
 

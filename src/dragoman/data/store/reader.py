@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.data.corpus import FilterStats
 from dragoman.data.store.folder import (
     REMEDY,
     VERSION,
@@ -218,6 +219,10 @@ class Store:
     def _statistics(self) -> list[dict[str, Any]]:
         names = [part_name(part, ".json") for part in range(len(self.parts))]
         return [read_json(self.folder / name, DamagedStoreError, REMEDY) for name in names]
+
+    def part_stats(self) -> list[FilterStats]:
+        """Return the filter statistics of each corpus."""
+        return [FilterStats(part["read"], part["kept"], Counter(part["dropped"])) for part in self._statistics]
 
     def length_histograms(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return how many sources, and how many targets, have a number of tokens (the index), including EOS."""

@@ -111,6 +111,18 @@ DIALECTS += [
     "> !!! a\n",
     "- $$\n",
 ]
+DIALECTS += [
+    "$$ a\n\n",
+    "%%\n",
+    "\\[ a\n\n",
+    "---\na: b\n",
+    "---\na: b\n\n",
+    "::: code\n",
+    "++a",
+    "%%a",
+    "(@a) ",
+    "a ^b",
+]
 PIECES = {
     "md": [*samples.MARKED, *samples.BLOCKS, *DIALECTS],
     "html": [*samples.PAGE, *samples.PAGE_ELEMENTS], "srt": samples.CUES, "vtt": samples.CUES,

@@ -252,7 +252,8 @@ def _blocks(parser: Any, text: str, start: int) -> Iterator[_MarkdownBlock]:
     lines = [match.span() for match in _LINE.finditer(text, start)]
     cell_end, in_table = 0, False
     environment: dict[str, Any] = {}  # the references
-    for token in parser.parse(text[start:], environment):
+    tokens = parser.parse(text[start:], environment)
+    for index, token in enumerate(tokens):
         if token.type in ("table_open", "table_close"):
             in_table = token.nesting > 0
         if token.type != "inline" or not token.content.strip():
@@ -267,7 +268,13 @@ def _blocks(parser: Any, text: str, start: int) -> Iterator[_MarkdownBlock]:
             number = next((i for i in range(*token.map) if parts[0] in text[slice(*lines[i])]), number)
             spans = [_find(text, part, *lines[i], from_end=True) for i, part in enumerate(parts, number)]
         replaced = {"|": "\\|"} if in_table else token.meta.get("replaced", {})
-        yield _MarkdownBlock(token, text, spans, replaced, parser, environment)
+        after = next(iter(tokens[index + 2 : index + 3]), None)
+        if after is None or after.info != ":" or after.map[0] != token.map[1]:
+            yield _MarkdownBlock(token, text, spans, replaced, parser, environment)
+            continue
+        for part, span in zip(token.content.split("\n"), spans, strict=True):  # terms, of which a definition follows
+            [term] = parser.parseInline(part, environment)
+            yield _MarkdownBlock(term, text, [span], replaced, parser, environment)
 
 
 def _find(text: str, part: str, start: int, end: int, from_end: bool = False) -> tuple[int, int]:

@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-_FIRST = frozenset("[{<:!?=/\\$-;@+*|ieIE")
+_FIRST = frozenset("[{<:!?=/\\$%-;@+*|#(.ie")
 """What lines of syntax begin with."""
 _KEPT = re.compile(
-    r"\[![\w-][^\n]*\]|\[{1,2}_?toc_?\]{1,2}|@\[[^\n]*|:{2,}[^\n]*|/{3,}[ \t][^\n]*|/{3,}"
+    r"\[![\w-][^\n]*\]|\[{1,2}_?toc_?\]{1,2}|@\[[^\n]*|:{2,}[^\n]*|/{3,}[ \t][^\n]*|/{3,}|\([\w-]+\)="
+    r"|\.\.[ \t]+[\w-]+::[^\n]*"
     r"|\\[a-z]+\*?(?:\{[^{}\n]*\}|\[[^\[\]\n]*\])*|(?:;?--8<--|<<<|!include)[^\n]*",
     re.IGNORECASE,
 )
@@ -25,20 +26,22 @@ _TITLES: tuple[tuple[re.Pattern[str], dict[str, str]], ...] = (
     (re.compile(r"\[![\w-]+\][+-]?[ \t]+(\S[^\n]*)"), {}),
     (re.compile(r'(?:!!!|\?\?\?\+?|===[!+]?)[\w \t-]*[ \t]"([^"\n]+)"'), {'"': "'"}),
     (re.compile(r":{2,20}+[ \t]*[\w-]+\[([^\[\]\n]+)\](?:\{[^{}\n]*\})?"), {"[": "(", "]": ")"}),
-    (re.compile(r":{3,20}+[ \t]+[\w-]+[ \t]+([^\s{][^{}=\n]*)"), {}),
+    (re.compile(r":{3,20}+[ \t]*[\w-]+[ \t]+([^\s{][^{}=\n]*)"), {}),
     (re.compile(r"/{3,20}+[ \t]+[\w-]+[ \t]+\|[ \t]*(\S[^\n]*)"), {}),
 )
 """Lines with a title, and what replaces characters that would end it."""
 _INDENTED = re.compile(
-    r'(?:!!!|\?\?\?\+?)[ \t]*[\w-]+(?:[ \t]+[\w-]+){0,2}(?:[ \t]+"[^"\n]*")?|===[!+]?[ \t]+"[^"\n]+"'
+    r'(?:!!!|\?\?\?\+?)[ \t]*(?:[\w-]+(?:[ \t]+[\w-]+){0,2}(?:[ \t]+"[^"\n]*")?|"[^"\n]*")|===[!+]?[ \t]+"[^"\n]+"'
 )
 """Heads of indented blocks."""
-_PREFIX = re.compile(r":[ \t]+(?=\S)|\[\^[^\[\]\s]+\]:|\*\[[^\[\]\n]+\]:|\|(?=[ \t])")
+_PREFIX = re.compile(r":[ \t]+(?=\S)|\[\^[^\[\]\s]+\]:|\*\[[^\[\]\n]+\]:|\|(?=[ \t])|(?:#\.|\(@[\w-]*\))(?=[ \t])")
 """What stands before a paragraph on the same line."""
 _OPTION = re.compile(r":[\w-]+:[^\n]*")
 _RULE = re.compile(r"\+[-=:+]{2,}\+")
-_CLOSINGS = {"$$": "$$", "\\[": "\\]", "\\begin{": "\\end{"}
-_FORMULA = re.compile(r"\$\$|\\\[|\\begin\{")
+_CODE = re.compile(r":{3,}[ \t]*\{?(?:mermaid|plantuml|math|code|raw|include|literalinclude|toctree|csv-table)\b")
+_CLOSINGS = {"$$": "$$", "%%": "%%", "\\[": "\\]", "\\begin{": "\\end{"}
+_FORMULA = re.compile(r"\$\$|%%|\\\[|\\begin\{")
+_SETTING = re.compile(r"[a-z][\w-]*:(?:[ \t][^\n]*)?|-[ \t][^\n]*")
 _MODULE = re.compile(
     r"import[ \t]*+(?:['\"{*]|[^'\";\n]*+(?<=from )['\"])"
     r"|export[ \t]++(?:const|let|var|function|default|async|class|[{*])"
@@ -87,7 +90,9 @@ def _end(state: Any, line: str, start: int, end: int) -> int:
     if formula := _FORMULA.match(line):
         closing, rest = _CLOSINGS[formula[0]], line[formula.end() :]
         if closing not in rest:
-            return _after(state, formula[0], after, end, lambda text: closing in text)
+            is_short = bool(rest) and formula[0] != "\\begin{"  # no blank lines are inside
+            found = _after(state, formula[0], after, end, lambda text: closing in text or (is_short and not text))
+            return found if found and closing in _text(state, found - 1) else 0
         return after if not rest.partition(closing)[2].strip(" \t.,") or formula[0] == "\\begin{" else 0
     if line[0] == "{" or _ELEMENT.match(line):
         return _end_of_groups(state, start, end)
@@ -104,6 +109,12 @@ def _end(state: Any, line: str, start: int, end: int) -> int:
         while after < end and _text(state, after).startswith(("+", "|")):
             after += 1
         return after
+    if line == "---" and not state.level:  # settings of a slide
+        while after < end and _SETTING.fullmatch(_text(state, after)):
+            after += 1
+        return after + 1 if start + 1 < after < end and _text(state, after) == "---" else 0
+    if _CODE.match(line):
+        return _after(state, "code", after, end, lambda text: text.startswith(":::")) or after
     if not _KEPT.fullmatch(line):
         return 0
     if line.lstrip(":").startswith("{"):  # a directive of MyST, with its options
@@ -176,13 +187,17 @@ def _read_indented(state: Any, start: int, end: int) -> None:
 
 
 def _read_after(state: Any, start: int, end: int, position: int) -> None:
-    """Read what follows a prefix, and lines after it that are indented by four columns, as a block of its own."""
+    """Read what follows a prefix, and lines after it that are indented by four columns, as a block of its own.
+
+    The token before it has the first character of the prefix as its `info`.
+    """
     before = state.bMarks[start], state.tShift[start], state.sCount[start], state.blkIndent
     rest = state.src[position : state.eMarks[start]]
     state.bMarks[start], state.tShift[start] = position, len(rest) - len(rest.lstrip(" \t"))
     state.blkIndent += 4
     state.sCount[start] = state.blkIndent
-    state.push("syntax_open", "", 1)
+    opened = state.push("syntax_open", "", 1)
+    opened.map, opened.info = [start, start], state.src[before[0] + before[1]]
     state.md.block.tokenize(state, start, end)
     state.push("syntax_close", "", -1)
     state.bMarks[start], state.tShift[start], state.sCount[start], state.blkIndent = before
@@ -191,7 +206,7 @@ def _read_after(state: Any, start: int, end: int, position: int) -> None:
 # ------------------------------------------------------------------------------------------------------- running text
 
 _INLINE = re.compile(
-    r"\[\^[^\[\]\s]+\]:?"  # footnotes
+    r"\[\^[^\[\]\s]+\]:?|\^\[[^\[\]\n]+\]"  # footnotes
     r"|!?\[\[[^\[\]\n]+\]\](?!\()"  # links of wikis
     r"|\[[^\[\]@\n]*(?<![\w.])@[\w{][^\[\]\n]*\](?![\[(:])"  # citations
     r"|\$\$[^$]+\$\$"
@@ -199,9 +214,10 @@ _INLINE = re.compile(
     r"(?:[^$\\\n]|\\[^\n])*(?<!\s)\$(?![\w$])"  # formulas: no words without a command or an index
     r"|\\\\\((?:[^\\\n]|\\(?!\\))*\\\\\)"
     r"|\{\{(?:[^{}]|\{(?!\{)|\}(?!\}))*\}\}|\{%(?:[^%{]|%(?!\})|\{(?!%))*%\}"  # expressions of templates
-    r"|\{(?:[:#./<>][^{}\n]*|[\w-]+=[^{}\n]*)\}"  # attribute lists
+    r"|\{ ?(?:[:#./<>][^{}\n]*|[\w-]+=[^{}\n]*)\}"  # attribute lists
     r"|\{[\w:.+-]+\}(?=`)"  # roles of MyST
     r"|(?<![\w:]):[a-z+-][\w+-]*:(?![\w:])"  # names of emoji
+    r"|\+\+[\w-]+(?:\+[\w-]+)+\+\+|%%[^%\n]+%%|(?<=\s)\^[\w-]+(?=\n|\Z)"  # keys, comments, names of blocks
 )
 _TASK = re.compile(r"\[[ xX]\] ")
 _TAG = re.compile(
@@ -219,7 +235,7 @@ _AROUND = re.compile(
 def read_inline(state: Any, silent: bool) -> bool:
     """Read syntax in running text: a rule of `markdown_it.MarkdownIt.inline`."""
     text, position = state.src, state.pos
-    if text[position] not in "[!$\\{:<=+":
+    if text[position] not in "[!$\\{:<=+%^":
         return False
     tag = _TAG.match(text, position)
     kept = tag or _INLINE.match(text, position) or (None if position else _TASK.match(text))

@@ -296,6 +296,7 @@ class QualityCheck:
 
 SHOWN = 5
 """Flagged texts whose places are shown in summaries."""
+_BLANK = ("empty_source",)
 
 
 class FlaggedText(NamedTuple):
@@ -329,19 +330,18 @@ class FlagReport:
     flagged: list[FlaggedText] = field(default_factory=list)
 
     def add(self, text: FlaggedText) -> None:
-        """Count a text; one without flags is ignored."""
+        """Count a text; one without flags is ignored, and the places of blank lines are not kept."""
         self.counts.update(text.flags)
-        if text.flags and (self.limit is None or len(self.flagged) < self.limit):
+        if text.flags and text.flags != _BLANK and (self.limit is None or len(self.flagged) < self.limit):
             self.flagged.append(text)
 
     def summary(self) -> list[str]:
         """Return the counts and the first places, one line each; [] without flags."""
-        if not self.counts:
-            return []
         first = self.flagged[:SHOWN]
-        shown = [*map(str, first), *["..."] * (sum(len(text.flags) for text in first) < self.counts.total())]
+        places = sum(len(text.flags) for text in first), self.counts.total() - self.counts[_BLANK[0]]
+        shown = [*map(str, first), *["..."] * (places[0] < places[1])]
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
-        return [f"flags: {counts}", f"flagged: {'; '.join(shown)}"]
+        return [f"flags: {counts}"] * bool(counts) + [f"flagged: {'; '.join(shown)}"] * bool(shown)
 
 
 class ObservedTranslator:

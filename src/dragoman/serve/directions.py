@@ -488,7 +488,8 @@ def _markup_work(
 
     def translate(translator: Translator, texts: list[str]) -> list[str]:
         is_last = translator.languages[1] == target
-        settings = {"glossary": options.glossary if is_last else None, "split": options.split}
+        settings: dict[str, Any] = {"split": options.split, "protect": options.protect}
+        settings["glossary"] = options.glossary if is_last else None
         written: list[str] = []
         step = _REPORTED if report is not None and is_last else max(1, len(texts))
         for start in range(0, len(texts), step):

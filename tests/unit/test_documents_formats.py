@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,19 @@ def test_reports_count_the_strings_and_say_where_flags_are(format: Format, tmp_p
 def test_reports_have_no_flags_without_faults(format: Format) -> None:
     _, report = translate_bytes(upper(), document(format.name, TEXTS), format.name)
     assert (report.segments, report.characters, report.flagged) == (4, sum(map(len, TEXTS)), [])
+
+
+@pytest.mark.parametrize(
+    ("format", "source"),
+    [
+        ("md", "Keep one ([docs/data.md](data.md#a)). Go on.\n"),
+        ("md", "| one (docs) | texts ([decoding.md](d.md)) |\n|---|---|\n"),
+        ("html", "<p>Keep one (<a href=x>docs/data.md</a>, <b>a.b@example.org</b>). Go on.</p>"),
+    ],
+)
+def test_tags_stay_around_spans_in_brackets(format: str, source: str) -> None:
+    kept = re.findall(r"\(\[.*?\)|<a.*</b>", source)
+    assert kept and all(one in translated(format, source).decode() for one in kept)
 
 
 @pytest.mark.parametrize(

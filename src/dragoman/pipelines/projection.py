@@ -180,8 +180,11 @@ def _masked_region(
     return Region(start, part.mask.text, first, target, (tokens, ids) if (tokens := part.mask.ids) else None, copies)
 
 
-def _with_copies(region: Region, blocks: Sequence[Block]) -> list[Block]:
-    """Return the blocks of a region whose `start` and `first` are 0, with the copied spans as units."""
+def _with_copies(region: Region, blocks: Sequence[Block], cuts: Collection[int]) -> list[Block]:
+    """Return the blocks of a region whose `start` and `first` are 0, with the copied spans as units.
+
+    cuts: positions of tags in the region; spans are divided there, such as the brackets around a link.
+    """
     copies, start, first = region.copies, region.start, region.first
     assert copies is not None
     both = []
@@ -197,7 +200,11 @@ def _with_copies(region: Region, blocks: Sequence[Block]) -> list[Block]:
         n, m = len(block.target), len(block.source)
         weights[row : row + n, column : column + m] = block.weights.reshape(n, m)
         row, column = row + n, column + m
-    sources, targets = ours + [a for a, _ in copies.spans], theirs + [b for _, b in copies.spans]
+    sources, targets = [*ours], [*theirs]
+    for (a, end), (b, _) in copies.spans:
+        for low, high in itertools.pairwise(sorted({a, end, *(cut for cut in cuts if a < cut < end)})):
+            sources.append((low, high))
+            targets.append((b + low - a, b + high - a))
     full = np.zeros((len(targets), len(sources)))
     full[: len(theirs), : len(ours)] = weights
     full[range(len(theirs), len(targets)), range(len(ours), len(sources))] = 1.0
@@ -224,16 +231,15 @@ def align_regions(
 
     cuts: positions of tags in each text; words are divided there, and so are their copies in the translation.
     """
-    divided: list[tuple[Region, set[int]]] = []  # regions with the cuts inside of them, from their beginning
+    divided: list[tuple[Region, set[int], set[int]]] = []  # regions, and the cuts in `source` and between its ends
     for line, cut_line in zip(lines, map(sorted, cuts), strict=True):
         for region in line:
             first = bisect_right(cut_line, region.start)
             end = bisect_left(cut_line, region.end)
             inside = {cut - region.start for cut in cut_line[first:end]}
-            if region.copies:
-                inside = {bisect_left(region.copies.source, cut) for cut in inside}
-            divided.append((region, inside))
-    pairs = [region.ids for region, cut in divided if region.ids and cut]
+            own = {bisect_left(region.copies.source, cut) for cut in inside} if region.copies else inside
+            divided.append((region, own, inside))
+    pairs = [region.ids for region, cut, _ in divided if region.ids and cut]
     weights: Iterable[Floats | None] = ()
     if pairs:
         try:
@@ -244,19 +250,19 @@ def align_regions(
     return [
         [
             block
-            for region, cut in itertools.islice(rest, len(line))
-            for block in _region_blocks(tokenizer, region, cut, next(attention) if region.ids and cut else None)
+            for region, cut, inside in itertools.islice(rest, len(line))
+            for block in _region_blocks(tokenizer, region, cut, inside, next(attention) if region.ids and cut else None)
         ]
         for line in lines
     ]
 
 
 def _region_blocks(
-    tokenizer: Tokenizer, region: Region, cuts: Collection[int], attention: Floats | None
+    tokenizer: Tokenizer, region: Region, cuts: Collection[int], inside: Collection[int], attention: Floats | None
 ) -> Sequence[Block]:
     if region.copies is None:
         return [*blocks_of(tokenizer, region, cuts, attention)]
-    return _with_copies(region, [*blocks_of(tokenizer, replace(region, start=0, first=0), cuts, attention)])
+    return _with_copies(region, [*blocks_of(tokenizer, replace(region, start=0, first=0), cuts, attention)], inside)
 
 
 def blocks_of(tokenizer: Tokenizer, region: Region, cuts: Collection[int], attention: Floats | None) -> Iterator[Block]:

@@ -54,6 +54,12 @@ def test_columns_of_a_table_and_output_folders(cli: Cli, model: Path, tmp_path: 
     ]
 
 
+def test_a_page_from_standard_input_names_the_target_language(cli: Cli, model: Path) -> None:
+    code, out, _ = cli("translate", model, "--format", "html", stdin=b"<html lang='fr-FR'><p>one two</p></html>")
+    language = Translator.load(model).languages[1]
+    assert code == 0 and (out.startswith(f"<html lang='{language or 'fr-FR'}'>".encode()))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "options", "flagged"),
     [

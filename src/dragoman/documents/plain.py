@@ -177,34 +177,32 @@ def _translate_cells(
 
 _LABEL = re.compile(r"[^\W\d][\w.-]*(?:[ /][\w()%&-]+){0,3}")
 _NUMBER = re.compile(r"[-+]?[\d.,:/ %€$£-]+")
-_NAMES = frozenset({
-    "id", "key", "uuid", "sku", "url", "src", "tgt", "source", "target", "text", "lang", "locale", "translation", "msg",
-    "msgid", "string", "index", "ref", "filename",
+_TECHNICAL = frozenset({"id", "uuid", "sku", "url", "src", "tgt", "lang", "locale", "msg", "msgid", "ref", "filename"})
+"""Names of columns that are no words."""
+_NAMES = _TECHNICAL.union(SCRIPTS, {
+    "key", "source", "target", "text", "translation", "string", "index", "title", "name", "description", "comment",
+    "comments", "note", "notes", "label", "value", "type", "category", "date", "content", "context", "body", "question",
+    "answer", "sentence", "message", "english", "german", "french", "spanish",
 })  # fmt: skip
-"""Names of columns that are hardly ever words of a list."""
-_OTHER_NAMES = _NAMES.union(SCRIPTS, {
-    "title", "name", "description", "desc", "comment", "comments", "note", "notes", "label", "value", "type",
-    "category", "date", "content", "context", "body", "question", "answer", "sentence", "english", "german", "french",
-    "spanish",
-})  # fmt: skip
-"""Names that are words, too, with the codes of languages: two of them are names."""
+"""Usual names of columns, and codes of languages."""
 
 
 def _has_header(rows: Sequence[Sequence[_Cell]]) -> bool:
     """Return whether the first row names the columns.
 
-    It has different short labels without punctuation, and one of them is a usual or a technical name (id, user_name),
-    or all cells below one are numbers.
+    It has different short labels without punctuation, and one of them is a technical name (id, user_name), or two are
+    usual names (text), or all cells below one are numbers, or, below a usual name, texts of several words.
     """
     labels = [cell.text.strip() for cell in rows[0]] if len(rows) > 1 else []
     known = [label.casefold() for label in labels if label]
     if not known or len({*known}) < len(known) or not all(_LABEL.fullmatch(label) for label in known):
         return False
-    if any(name in _NAMES or "_" in name for name in known) or len(_OTHER_NAMES.intersection(known)) > 1:
+    if any(name in _TECHNICAL or "_" in name for name in known) or len(_NAMES.intersection(known)) > 1:
         return True
-    for column in (i for i, label in enumerate(labels) if label):
+    for column, label in enumerate(labels):
         below = [row[column].text for row in rows[1:_SAMPLED] if len(row) > column and row[column].text.strip()]
-        if below and all(map(_NUMBER.fullmatch, below)):
+        is_usual = label.casefold() in _NAMES and all(len(text.split()) > 2 for text in below)
+        if label and below and (is_usual or all(map(_NUMBER.fullmatch, below))):
             return True
     return False
 

@@ -14,13 +14,12 @@ from dragoman.documents.plain import decode_text
 from dragoman.documents.segments import DocumentTranslator
 from dragoman.documents.xml_spans import Inline, Role
 from dragoman.errors import DataError
+from dragoman.markup.html import in_language
 
 _CHARSET = re.compile(
     rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([\w.:-]+)|<\?xml[^<>]*?encoding=[\"']([\w.:-]+)", re.IGNORECASE
 )
 _HEAD = 4096
-_PAGE = re.compile(r"<(?:html|body)(?=\s)[^<>]*>", re.IGNORECASE)
-_LANGUAGE = re.compile(r"(\s(?:xml:)?lang\s*=\s*[\"']?)([\w-]+)", re.IGNORECASE)
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"
 _FONTS = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")
@@ -39,15 +38,9 @@ def _translate_pages(translator: DocumentTranslator, pages: Sequence[str], attri
     translated = translator.track((translator.page(page, attributes) for page in pages), len(pages))
     language = translator.target_language
     return [
-        _PAGE.sub(lambda tag: _in_language(tag[0], language), new) if language and new != page else new
+        in_language(new, language) if language and new != page else new
         for page, new in zip(pages, translated, strict=True)
     ]
-
-
-def _in_language(tag: str, language: str) -> str:
-    """Return a tag whose attributes lang and xml:lang, if it has them, name a language."""
-    same = language_code(language)
-    return _LANGUAGE.sub(lambda a: a[0] if language_code(a[2]) == same else f"{a[1]}{language}", tag)
 
 
 def translate_epub(data: bytes, translator: DocumentTranslator, attributes: bool = False) -> bytes:

@@ -24,6 +24,7 @@ def translate_markup(
 ) -> None:
     """Translate a document; what is not translated keeps its bytes.  settings: arguments of `translate_html`."""
     from dragoman.markup import translate_html, translate_xml
+    from dragoman.markup.html import in_language
     from dragoman.pipelines.lines import FlaggedText, FlagReport, ObservedTranslator
     from dragoman.pipelines.translation import Translator
 
@@ -34,6 +35,9 @@ def translate_markup(
     translate = translate_html if form == "html" else translate_xml
     places: list[tuple[int, int]] = []
     (result,) = translate(cast(Translator, translator), [text.removeprefix(mark)], places=places, **settings)
+    language: str | None = settings.get("target_language") or translator.languages[1]
+    if form == "html" and language and result != text.removeprefix(mark):
+        result = in_language(result, language.replace("_", "-"))
     with open_output(output, source, end="") as write:
         write(mark + result)
     report = FlagReport()

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dragoman.data.languages import language_code
 from dragoman.markup.flow import Document, Item, encoder, translate_documents
 from dragoman.pipelines.pipeline import check_flag, check_sequence, check_text
 from dragoman.pipelines.segment import has_same_words
@@ -48,6 +49,8 @@ _OTHER = re.compile(
     r"<!--(?:-?>|.*?(?:--!?>|\Z))|<!\[CDATA\[.*?(?:\]\]>|\Z)|<(?:[!?]|/(?=[^A-Za-z]))[^>]*+(?:>|\Z)", re.S
 )
 """Comments, CDATA sections, processing instructions and declarations."""
+_PAGE = re.compile(r"<(?:html|body)(?=\s)[^<>]*>", re.IGNORECASE)
+_LANGUAGE = re.compile(r"(\s(?:xml:)?lang\s*=\s*[\"']?)([\w-]+)", re.IGNORECASE)
 _XHTML = "http://www.w3.org/1999/xhtml"
 
 
@@ -99,6 +102,16 @@ def translate_html(
         _translate_attributes(translator, pages, [] if places is None else places, settings)
     documents = [Document(list(_items(tokens)), encoder(text)) for text, tokens in zip(texts, pages, strict=True)]
     return translate_documents(translator, documents, places, **settings)
+
+
+def in_language(page: str, language: str) -> str:
+    """Return a page whose attributes lang and xml:lang of <html> and <body>, if it has them, name a language."""
+    same = language_code(language)
+
+    def named(tag: re.Match[str]) -> str:
+        return _LANGUAGE.sub(lambda a: a[0] if language_code(a[2]) == same else f"{a[1]}{language}", tag[0])
+
+    return _PAGE.sub(named, page)
 
 
 def _scan(text: str) -> Iterator[_Token]:

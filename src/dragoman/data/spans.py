@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from dragoman.errors import UsageError
 
-OBJECT, SYMBOL = "\ufffc", "\ue000"
-"""Stand for a span where a text is divided: the object replacement character, and one for emoji and other symbols,
-which may follow the end of a sentence."""
+OBJECT, SYMBOL, NOTE = SHIELDS = "\ufffc\ue000\ue001"
+"""Stand for a span where a text is divided: the object replacement character, and those for emoji and other symbols and
+for reference marks, which may follow the end of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,9 @@ SPAN_KINDS: dict[str, SpanKind] = {
         rf"(?<![{_LETTERS}&/\#])\#(?:[^\W\d_][{_LETTERS}]{{0,100}}|\d{{3,10}}(?![{_LETTERS}]))",
         ("#opensource", "#1234"),
     ),
+    "reference mark": SpanKind(
+        r"\[\d{1,3}\](?!\()|(?<=[.!?…,;:”\"»)])(?:\[\w{1,4}\]|\(\d{1,3}\)|[⁰¹²³⁴-⁹]{1,3})(?!\w)", ("[1]",)
+    ),
     "symbol": SpanKind(
         rf"(?:[{_PICTURES}\xa9\xae\u2122\u3030\u303d][\ufe0e\ufe0f\u20e3\U0001f3fb-\U0001f3ff]{{0,3}}"
         rf"(?:\u200d(?=[{_PICTURES}]))?){{1,60}}|[\d*\#]\ufe0f?\u20e3|[{OBJECT}\ue000-\uf8ff]",
@@ -114,15 +117,29 @@ SPAN_KINDS: dict[str, SpanKind] = {
 }
 """Names -> kinds, in the order in which they are tried at a position."""
 
-_PATTERN = re.compile(
-    "|".join(f"(?P<k{i}>{kind.pattern})" for i, kind in enumerate(SPAN_KINDS.values()) if kind.pattern)
+_WORDS = {"URL", "e-mail address", "file name", "host name", "symbol"}
+"""Kinds that may begin with a letter or a digit; all but two may begin with another character."""
+
+
+def _alternatives(prefix: str, names: Iterable[str]) -> str:
+    """Return an alternative per kind, each a group that is named by the prefix and the number of the kind."""
+    numbers = {name: i for i, name in enumerate(SPAN_KINDS)}
+    return "|".join(
+        f"(?P<{prefix}{numbers[name]}>{SPAN_KINDS[name].pattern})" for name in names if SPAN_KINDS[name].pattern
+    )
+
+
+_PATTERN = re.compile(  # most positions are within a word, and excluded at once
+    rf"(?=[^{_LETTERS}\s])(?:{_alternatives('k', (n for n in SPAN_KINDS if n not in ('e-mail address', 'host name')))})"
+    rf"|(?<![{_LETTERS}])(?=[{_LETTERS}])(?:{_alternatives('w', (n for n in SPAN_KINDS if n in _WORDS))})"
 )
 _TRIGGER = re.compile(
-    rf"[@{{<%/#$`\\&]|:[\w+]|\w\.\w|[\u20e3\u2122\u3030\u303d\xa9\xae{OBJECT}\ue000-\uf8ff{_PICTURES}]"
+    rf"[@{{<%/#$`\\&\[]|[.!?…,;:”\"»)][(⁰¹²³⁴-⁹]|:[\w+]|\w\.\w|[\u20e3\u2122\u3030\u303d\xa9\xae{OBJECT}\ue000-\uf8ff{_PICTURES}]"
 )
 """What every span contains; most lines of running text have none of it."""
-_NAMES = {f"k{i}": (name, kind.hidden) for i, (name, kind) in enumerate(SPAN_KINDS.items())}
+_NAMES = {f"{p}{i}": (name, kind.hidden) for i, (name, kind) in enumerate(SPAN_KINDS.items()) for p in "kw"}
 """Groups of `_PATTERN` -> kinds."""
+_SHIELDS = {"symbol": SYMBOL, "reference mark": NOTE}
 _TRIMMED = ("URL", "file name", "host name", "mention")
 """Kinds whose last punctuation marks belong to the sentence."""
 _ICU = re.compile(
@@ -216,22 +233,22 @@ def span_texts(text: str, protect: re.Pattern[str] | None = None) -> Counter[str
 
 
 def shield(text: str, spans: Iterable[Span]) -> str:
-    """Return the text with one `OBJECT` or `SYMBOL` in place of each span."""
+    """Return the text with one of `SHIELDS` in place of each span."""
     parts, done = [], 0
     for span in spans:
-        parts += [text[done : span.start], OBJECT if text[span.start].isascii() else SYMBOL]
+        parts += [text[done : span.start], _SHIELDS.get(span.kind, OBJECT)]
         done = span.end
     return "".join([*parts, text[done:]])
 
 
 def count_spans(shielded: str) -> int:
     """Return how many spans a text of `shield` has."""
-    return shielded.count(OBJECT) + shielded.count(SYMBOL)
+    return sum(map(shielded.count, SHIELDS))
 
 
 def unshield(shielded: str, spans: Iterator[str]) -> str:
     """Return a text of `shield` with the next spans in their places."""
-    return "".join(next(spans) if character in (OBJECT, SYMBOL) else character for character in shielded)
+    return "".join(next(spans) if character in SHIELDS else character for character in shielded)
 
 
 def keeps_spans(source: str, target: str, protect: re.Pattern[str] | None = None) -> bool:

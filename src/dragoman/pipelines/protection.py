@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dragoman.data.sentences import is_spaceless
-from dragoman.data.spans import OBJECT, SYMBOL, is_spaced, unshield
+from dragoman.data.spans import SHIELDS, is_spaced, unshield
 
 _CLOSING = ".,:;!?)]}»”’…。，、：；！？）」』\"'"
 _OPENING = "([{«“‘„¿¡（「『"
 _PAIRS = {"(": ")", "[": "]", "“": "”", "„": "“", "«": "»", "‹": "›", "‘": "’", '"': '"', "'": "'", "「": "」"}
-_BETWEEN = re.compile(rf"[{OBJECT}{SYMBOL}](?:[^\w{OBJECT}{SYMBOL}]{{0,3}}[{OBJECT}{SYMBOL}])*")
+_BETWEEN = re.compile(rf"[{SHIELDS}](?:[^\w{SHIELDS}]{{0,3}}[{SHIELDS}])*")
 """Spans with at most a few spaces and punctuation marks between them, which stay together."""
 _LEADING = re.compile(r"\s*[:;,.!?)\]|/=>–—-]+\s*")
 

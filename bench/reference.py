@@ -7,7 +7,6 @@ tests/unit/test_reference.py compares the files with the output of this script.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -255,7 +254,7 @@ def command_part(name: str, command: Any) -> str:
     options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     usage = " ".join([f"dragoman {name}", *map(argument_usage, arguments), *(["[OPTIONS]"] if options else [])])
-    described = "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(command.callback) or "").split("\n\n"))
+    described = "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
     parts = [f"## {name}\n", f"```\n{usage}\n```\n", described, ""]
     if arguments:
         parts += ["| argument | meaning |", "|---|---|"]

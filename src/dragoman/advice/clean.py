@@ -26,7 +26,7 @@ from dragoman.advice.checks import CHECKS, median_ratio, unusual_lengths
 from dragoman.advice.diagnosis import LineNumbers
 from dragoman.advice.raw_pairs import RawPair, raw_pairs, sample, single_corpus
 from dragoman.advice.relatedness import Relatedness
-from dragoman.advice.text import detect_languages, letters
+from dragoman.advice.text import check_text_files, detect_languages, letters
 from dragoman.cli.console import plain_table, print_table
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash
@@ -125,18 +125,20 @@ def clean_corpus(
     folder = Path(out)
     if problems := new_folder_problems(folder):
         raise UsageError(problems[0])
-    spec = single_corpus(Path(source), languages, log) if target is None else CorpusSpec(Path(source), Path(target))
+    given = [Path(path) for path in (source, target) if path is not None]
+    if not given[0].is_dir():
+        check_text_files(given)
+    spec = single_corpus(given[0], languages, log) if target is None else CorpusSpec(given[0], given[1])
     found = tuple(languages) if languages else detect_languages(spec)
     names = found if None not in found and found[0] != found[1] else ("source", "target")
     files = folder / f"clean.{names[0]}", folder / f"clean.{names[1]}"
     report = CleanReport(files, folder / "rejected.tsv", (found[0], found[1]), spec.noun)
-    key = _key(spec, found, allow)
+    key, rules = _key(spec, found, allow), _rules(spec, report.languages, allow, log)
     work = folder.with_name(f"{folder.name}.unfinished")
     with writing(work):
         work.mkdir(exist_ok=True)
     with lock_folder(work, f"{work}: this working folder", "wait for it to end", writing(work)), writing(folder):
         _clear(work, key, log)
-        rules = _rules(spec, report.languages, allow, log)
         for read in progress(_checked(spec, rules, work, workers, log)):
             report.read = read
         _merge(report, work, folder)

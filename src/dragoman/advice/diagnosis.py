@@ -206,7 +206,8 @@ Of 554,244 correct lines of five corpora in en, de, fr, cs and zh, 2 are suspect
 _TRAPS: dict[str, tuple[Severity, str]] = {
     "invalid UTF-8": (
         "error",
-        "Convert the file to UTF-8 (for example with iconv -f WINDOWS-1252 -t UTF-8), or repair these lines.",
+        "Convert the file to UTF-8 (for example with iconv -f WINDOWS-1252 -t UTF-8), or repair these lines; "
+        "'dragoman clean' leaves them out.",
     ),
     "byte order mark inside": (
         "warning",
@@ -315,7 +316,7 @@ def _pair_findings(diagnosis: Diagnosis, corpus: CorpusReport) -> None:
             "error",
             f"invalid rows: {_lines(corpus.bad_rows.count)}",
             f"{corpus.name}, {corpus.bad_rows.named(noun)}; the first: {corpus.first_bad_row}",
-            "Each line or row needs a text for both keys: repair these lines or choose other keys.",
+            f"Each needs a text for both keys: repair them, or choose other keys. {CLEAN}",
         )
 
 
@@ -325,7 +326,8 @@ def add_findings(diagnosis: Diagnosis, *, kept: int) -> None:
         for side in (corpus.source, corpus.target):
             _side_findings(diagnosis, side)
         _pair_findings(diagnosis, corpus)
-        if not corpus.source.lines and not corpus.target.lines:
+        unread = any(finding.where == corpus.name and finding.severity == "error" for finding in diagnosis.findings)
+        if not corpus.source.lines and not corpus.target.lines and not unread:
             diagnosis.add("error", "empty corpus", corpus.name, "Provide files that contain text.")
         if not any(side.language for side in (corpus.source, corpus.target)):
             diagnosis.add(

@@ -31,7 +31,7 @@ from dragoman.advice.relatedness import Relatedness
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import NOTHING_LEFT, CorpusSpec, FilterStats, PairFilter, SentencePair, by_weight, pair_hash
 from dragoman.data.languages import LanguageCheck, file_language, language_code
-from dragoman.data.misalignment import CERTAIN_Z, Shift, misalignment
+from dragoman.data.misalignment import Shift, misalignment
 from dragoman.data.readers.tables import read_rows, row_advice
 from dragoman.errors import DataError, clip
 from dragoman.io.lines import BOM, count_lines, open_lines
@@ -255,7 +255,7 @@ class _StretchExaminer:
                     f'\n  {p.where}: "{clip(p.source, 60)}" | "{clip(p.target, 60)}"' for p in (first, middle, last)
                 ]
                 self.shifts.append((shift, "".join(lines)))
-            if not 0 < stretch.z < CERTAIN_Z:
+            else:
                 for pair in window[stretch.first : stretch.last + 1]:
                     self.report.unrelated.add(pair.number)
 

@@ -168,19 +168,22 @@ def _examine(
     source, target = text.languages
     spec = text.spec if clean or text.origin is None else text.origin
     diagnosis = examine([spec], valid=None, test=None, source_language=source, target_language=target)
-    offer = "" if clean else "\nTo leave out the pairs that 'dragoman clean' rejects, add --clean."
-    errors = [finding for finding in diagnosis.findings if finding.severity == "error"]
+    errors, warnings = (
+        [finding for finding in diagnosis.findings if finding.severity == severity] for severity in ("error", "warning")
+    )
+    is_dirty = any("'dragoman clean'" in finding.advice for finding in errors or warnings)
+    offer = "To leave out the pairs that 'dragoman clean' rejects, add --clean." * (is_dirty and not clean)
     if errors:
-        raise DataError("\n".join(f"{error.where}: {error.what}. {error.advice}" for error in errors) + offer)
-    warnings = [finding.what for finding in diagnosis.findings if finding.severity == "warning"]
+        problems = [f"{error.where}: {error.what}. {error.advice}" for error in errors]
+        raise DataError("\n".join([*problems, offer]).rstrip("\n"))
     if files[1] is None:
         for warning in warnings:
-            log(f"text: warning: {warning}")
+            log(f"text: warning: {warning.what}")
     elif warnings:
         command = shlex.join(["dragoman", "doctor", *map(str, files)])
         log(f"text: {len(warnings)} warning{'s' * (len(warnings) > 1)}; for details: {command}")
-    if warnings and offer:
-        log(f"text: {offer.strip()}")
+    if offer:
+        log(f"text: {offer}")
 
 
 def _log_split(split: Split, log: Callable[[str], None]) -> None:

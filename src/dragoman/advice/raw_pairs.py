@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from dragoman.data.corpus import CorpusSpec
 from dragoman.data.misalignment import misalignment
-from dragoman.data.readers.tables import TMX, ZIP, read_rows, spread, table_format, text_keys
+from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, read_rows, spread, table_format, text_keys
 from dragoman.data.readers.tmx import tmx_languages
-from dragoman.errors import DataError
+from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import BOM, open_lines, read_chunks, wide_encoding
+from dragoman.io.reading import plain_suffix
 
 
 class RawPair(NamedTuple):
@@ -30,7 +31,13 @@ def single_corpus(path: Path, languages: Sequence[str] | None, log: Callable[[st
     languages: of source and target; None: those of a TMX or an archive.  Raises UsageError for other formats and for a
     TMX of more than two languages, DataError for a table without two columns of text.
     """
-    form = table_format(path)
+    try:
+        form = table_format(path)
+    except UsageError:
+        raise UsageError(
+            f"{path}: one file of the format {plain_suffix(path) or 'without a suffix'!r}; accepted: two text files "
+            f"(SOURCE TARGET), or one {ACCEPTED}"
+        ) from None
     if form in (TMX, ZIP):
         one, other = languages or (tmx_languages(path) if form == TMX else (0, 1))
     else:

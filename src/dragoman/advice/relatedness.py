@@ -107,7 +107,7 @@ class Relatedness:
                 gains = evidence - shifted - _DOUBT
                 for first, last in _runs(gains):
                     run = slice(first, last + 1)
-                    is_shift = float(shifted[run].mean()) < 0
+                    is_shift = last - first >= _STRETCH and float(shifted[run].mean()) < 0
                     near.append((float(gains[run].sum()), Stretch(first, last, offset if is_shift else 0)))
             found += [stretch for _, stretch in sorted(near, key=lambda gained: -gained[0])]
             for first, last in _runs(np.where(repeated, _REPEATED * evidence, evidence) - _DOUBT):

@@ -25,10 +25,9 @@ from dragoman.config import FilterConfig
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, read_pairs
 from dragoman.data.languages import SCRIPTS, file_language
 from dragoman.data.precheck import likely_language
-from dragoman.data.readers.tables import ACCEPTED, TMX, key_languages, spread, table_format
+from dragoman.data.readers.tables import TMX, key_languages, spread
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import open_lines, read_chunks
-from dragoman.io.reading import plain_suffix
 
 TRAIN, VALID, TEST = 0, 1, 2
 _MAX_GROUP = 12
@@ -78,14 +77,6 @@ def open_text(
     """
     if target is not None or not source.is_dir():
         check_text_files([path for path in (source, target) if path is not None])
-    if target is None:
-        try:
-            table_format(source)
-        except UsageError:
-            raise UsageError(
-                f"{source}: one file of the format {plain_suffix(source) or 'without a suffix'!r}; accepted: two "
-                f"text files (SOURCE TARGET), or one {ACCEPTED}"
-            ) from None
     if target is not None:
         spec = CorpusSpec(source, target)
         return ParallelText(source, target, languages or _known_languages(spec), origin=spec)

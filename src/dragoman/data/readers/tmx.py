@@ -208,8 +208,8 @@ def tmx_languages(path: Path) -> tuple[str, str]:
         first, second = [language for language, _ in count.languages.most_common() if language][:2]
         raise UsageError(
             f"{path}: has variants in {_listed(count.languages)}; specify the two to use, source first: "
-            f"for example --languages {first} {second} for 'dragoman new', or source_key = {first!r} and target_key = "
-            f"{second!r} in a configuration"
+            f"for example --languages {first} {second} for 'new', 'doctor' and 'clean', or source_key = {first!r} and "
+            f"target_key = {second!r} in a configuration"
         )
     first, second = found
     return (second, first) if language_code(count.source_language) == second else (first, second)
@@ -237,7 +237,7 @@ def check_languages(path: Path, count: TmxCount, wanted: tuple[str, str] | None 
         raise DataError(
             f"{path}: no unit has a text in both {wanted[0]!r} and {wanted[1]!r} (found: {_listed(count.languages)}); "
             "specify two of these languages: source_key and target_key in a configuration, --languages for "
-            "'dragoman new'"
+            "'new', 'doctor' and 'clean'"
         )
 
 

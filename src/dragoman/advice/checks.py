@@ -58,7 +58,9 @@ def has_damaged_characters(text: str) -> bool:
 
 def is_repetitive(text: str) -> bool:
     """Return whether a text repeats a character 7 times (a digit 15 times), a word 5 times, or few words all over."""
-    if any(len(run[0]) >= _LEAST_DIGITS or not run[1].isdigit() for run in _REPEATED_CHARACTER.finditer(text)):
+    if _REPEATED_CHARACTER.search(text) and any(  # the first is rarely true, and faster
+        len(run[0]) >= _LEAST_DIGITS or not run[1].isdigit() for run in _REPEATED_CHARACTER.finditer(text)
+    ):
         return True
     words = text.split()
     if len(words) < 5:

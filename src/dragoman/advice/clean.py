@@ -231,8 +231,7 @@ def _check_segment(task: _Task) -> int:
     about = task.stem.with_suffix(".json")
     if about.exists():
         return int(read_json(about, DataError, "")["read"])
-    pairs = [pair._replace(source=pair.source.strip(), target=pair.target.strip()) for pair in task.pairs]
-    reasons = _reasons(pairs, task.rules)
+    pairs, reasons = task.pairs, _reasons(task.pairs, task.rules)
     hashes = np.array(
         [
             pair_hash(letters(pair.source, digits=True), letters(pair.target, digits=True))
@@ -251,7 +250,7 @@ def _check_segment(task: _Task) -> int:
 
 
 def _reasons(pairs: Sequence[RawPair], rules: _Rules) -> list[str]:
-    """Return the first reason against each stripped pair, or ""."""
+    """Return the first reason against each pair, or ""."""
     pair_filter = PairFilter(FilterConfig(drop_duplicates=False))
     reasons = [_reason(pair, rules, pair_filter) for pair in pairs]
     texts = [i for i, pair in enumerate(pairs) if pair.source and pair.target]

@@ -46,19 +46,24 @@ def single_corpus(path: Path, languages: Sequence[str] | None, log: Callable[[st
 
 
 def raw_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> Iterator[RawPair]:
-    """Stream all pairs, with U+FFFD for invalid bytes.  Raises DataError for files that cannot be read or paired."""
+    """Stream all pairs, without surrounding whitespace and with U+FFFD for invalid bytes.
+
+    Raises DataError for files that cannot be read or paired.
+    """
     check_encoding(spec)
     if spec.sides is not None:
         if problem := misalignment(*spec.sides):
             raise DataError(problem[1])
         for number, (source, target) in enumerate(zip(*map(open_lines, spec.sides), strict=True), start=1):
-            yield RawPair(number, f"line {number:,}", _decoded(source, number), _decoded(target, number))
+            yield RawPair(
+                number, f"line {number:,}", _decoded(source, number).strip(), _decoded(target, number).strip()
+            )
         return
     assert spec.path is not None
     for row in read_rows(spec.path, (spec.source_key, spec.target_key), lambda raw, n, _: _decoded(raw, n), log):
         where = row.where.removeprefix(f"{spec.path}, ")
         texts = row.texts or ("", "")
-        yield RawPair(row.number, where, texts[0], texts[1], row.problem)
+        yield RawPair(row.number, where, texts[0].strip(), texts[1].strip(), row.problem)
 
 
 def check_encoding(spec: CorpusSpec) -> None:
@@ -73,10 +78,9 @@ def check_encoding(spec: CorpusSpec) -> None:
 
 
 def _decoded(raw: bytes, number: int) -> str:
-    return raw[len(BOM) if number == 1 and raw.startswith(BOM) else 0 :].decode("utf-8", "replace").removesuffix("\r")
+    return raw[len(BOM) if number == 1 and raw.startswith(BOM) else 0 :].decode("utf-8", "replace")
 
 
 def sample(spec: CorpusSpec, size: int = 20_000) -> list[tuple[str, str]]:
     """Return `size` to 2 `size` pairs of two texts, at equal distances; all of a smaller corpus."""
-    pairs = ((p.source.strip(), p.target.strip()) for p in raw_pairs(spec) if not p.problem)
-    return spread((pair for pair in pairs if all(pair)), size)
+    return spread(((pair.source, pair.target) for pair in raw_pairs(spec) if pair.source and pair.target), size)

@@ -14,6 +14,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -137,13 +138,19 @@ def text_features(texts: Iterable[str]) -> LineFeatures:
     for text in map(str.strip, texts):
         hashes = 0
         for word in _ANCHOR.findall(text):
-            if word[0].isupper() or word[0].isdigit():
-                hashes |= 1 << (zlib.crc32(word[:4].casefold().encode("utf-8", "replace")) & 63)
+            hashes |= _anchor(word[:4])
         lengths.append(len(text))
         endings.append(_ENDINGS.get(text[-1:], 0))
         anchors.append(hashes)
     log_length = np.log1p(np.array(lengths, dtype=np.float32))
     return LineFeatures(log_length, np.array(endings, dtype=np.uint8), np.array(anchors, dtype=np.uint64))
+
+
+@lru_cache(maxsize=1 << 16)
+def _anchor(start: str) -> int:
+    """Return the bit of a number or capitalized word, of which the first letters are given; 0 for other words."""
+    is_anchor = start[0].isupper() or start[0].isdigit()
+    return 1 << (zlib.crc32(start.casefold().encode("utf-8", "replace")) & 63) if is_anchor else 0
 
 
 def _selected(lines: Iterator[bytes], blocks: Sequence[range]) -> Iterator[bytes]:

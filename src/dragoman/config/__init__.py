@@ -12,6 +12,7 @@ errors.py     messages of validation errors
 reference.py  descriptions of all keys, read from the models
 """
 
+from dragoman.config.data import AugmentConfig as AugmentConfig
 from dragoman.config.data import CorpusConfig as CorpusConfig
 from dragoman.config.data import DialogueData as DialogueData
 from dragoman.config.data import FilterConfig as FilterConfig

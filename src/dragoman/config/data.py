@@ -231,6 +231,18 @@ class FilterConfig(Section):
             )
 
 
+class AugmentConfig(Section):
+    """Shares of the training pairs that are changed, anew in each epoch, so that a model translates such input."""
+
+    upper_case: limits.ChangedShare = field(0.0, "source and target in capitals", example=0.01)
+    title_case: limits.ChangedShare = field(0.0, "source with a capital at the start of every word", example=0.01)
+    lower_case: limits.ChangedShare = field(0.0, "source in lower case", example=0.01)
+    no_final_mark: limits.ChangedShare = field(0.0, "source and target without the final full stop", example=0.02)
+    typing_errors: limits.ChangedShare = field(
+        0.0, "source with letters left out, doubled, replaced or exchanged", example=0.01
+    )
+
+
 class _DataSection(Section):
     """The data sets in the fields `train`, `valid` and `test`, and the check that validation data are held out."""
 
@@ -291,6 +303,9 @@ class ParallelData(_DataSection):
         example=5.0,
     )
     filter: FilterConfig = field(FilterConfig(), "filters of the training pairs", example={"max_ratio": 3.0})
+    augment: AugmentConfig = field(
+        AugmentConfig(), "changes of the training pairs", example={"upper_case": 0.01, "no_final_mark": 0.02}
+    )
 
     @field_validator("source_language", "target_language")
     @classmethod

@@ -61,6 +61,8 @@ VocabularySize = Annotated[_Whole, Field(ge=8, le=1_048_576)]
 
 Dropout = Annotated[_Real, Field(ge=0, le=0.9), AcceptStored]
 """Dropout, label smoothing, subword sampling: above 0.9 less than a tenth of the signal remains."""
+ChangedShare = Annotated[_Real, Field(ge=0, le=1), AcceptStored]
+"""Share of the training pairs that are changed: none to all."""
 MaskedFraction = Annotated[_Real, Field(ge=0.001, le=0.9), AcceptStored]
 """Fraction of tokens that are masked; both masked and unmasked tokens must remain."""
 NormEpsilon = Annotated[_Real, Field(ge=1e-12, le=0.1), AcceptStored]

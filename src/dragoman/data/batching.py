@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from dragoman.tokenizers import BOS, EOS, PAD
 
 if TYPE_CHECKING:
+    from dragoman.data.augment import Augmentation
     from dragoman.data.store.reader import Store
     from dragoman.tokenizers import Tokenizer
 
@@ -97,14 +98,35 @@ def collate(pairs: list[tuple[list[int], list[int]]]) -> Batch:
     return Batch(src, src_mask, tgt_in, tgt_out, sum(len(s) for s, _ in pairs), sum(len(t) for _, t in pairs))
 
 
-def read_batch(store: Store, numbers: Ints, tokenizer: Tokenizer, sampling: tuple[float, float], seed: int) -> Batch:
+def read_batch(
+    store: Store,
+    numbers: Ints,
+    tokenizer: Tokenizer,
+    sampling: tuple[float, float],
+    seed: int,
+    augmentation: Augmentation | None = None,
+    epoch: int = 0,
+    max_tokens: int = 0,
+) -> Batch:
     """Return the pairs of these numbers as a batch.
 
-    sampling: rates of source and target; unless both are 0, the texts are segmented anew, at random.
+    sampling: rates of source and target; unless both are 0, the texts are segmented anew, at random.  augmentation:
+    changes of the texts in an epoch; a pair with more than `max_tokens` after them stays as it was.
     """
+    texts: dict[int, tuple[str, str]] = {}
+    ids: dict[int, tuple[list[int], list[int]]] = {}
+    if augmentation:
+        drawn = augmentation.draw(numbers, epoch)
+        for i in np.flatnonzero(drawn.any(axis=0)).tolist():
+            number = int(numbers[i])
+            source, target = augmentation.changed(store.text(number), number, epoch, drawn[:, i])
+            pair = tokenizer.encode_source(source), tokenizer.encode_target(target)
+            if max(map(len, pair)) <= max_tokens:
+                texts[i], ids[i] = (source, target), pair
     if any(sampling):
-        return collate(tokenizer.encode_sampled([store.text(int(n)) for n in numbers], sampling, seed))
-    return collate([store.pair(int(n)) for n in numbers])
+        pairs = [texts.get(i) or store.text(n) for i, n in enumerate(numbers.tolist())]
+        return collate(tokenizer.encode_sampled(pairs, sampling, seed))
+    return collate([ids.get(i) or store.pair(n) for i, n in enumerate(numbers.tolist())])
 
 
 class EpochPlan:
@@ -114,12 +136,21 @@ class EpochPlan:
     """
 
     def __init__(
-        self, store: Store, weights: Sequence[float], batch_tokens: int, seed: int, epoch: int, grid: bool = False
+        self,
+        store: Store,
+        weights: Sequence[float],
+        batch_tokens: int,
+        seed: int,
+        epoch: int,
+        grid: bool = False,
+        augmentation: Augmentation | None = None,
     ) -> None:
         """weights: passes over each part of the store.  batch_tokens: limit of a batch, with padding.
 
-        grid: whether batches are padded to `grid_shape`, so that few shapes occur.
+        grid: whether batches are padded to `grid_shape`, so that few shapes occur.  augmentation: changes of the pairs,
+        which are planned with their lengths after the changes.
         """
+        self._augmentation, self._epoch = augmentation, epoch
         self._store, self._weights, self._batch_tokens, self._key = store, weights, batch_tokens, (seed, epoch)
         self._grid = grid
         rng = np.random.default_rng((seed, epoch, 2))
@@ -166,6 +197,8 @@ class EpochPlan:
         pairs = self._draw(chunks, copies, rng)
         rng.shuffle(pairs)
         src, tgt = self._lengths(np.unique(chunks), pairs)
+        if self._augmentation:
+            src, tgt = self._augmentation.lengths(pairs, self._epoch, src, tgt)
         if self._grid:
             src, tgt = on_grid(src), on_grid(tgt)
             # Sources get longer and shorter in turn, so that a batch of two lengths of targets has similar sources.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from dragoman.data.casing import NormalCase, capitalized_words, is_in_capitals
 from dragoman.data.languages import MIN_BYTES, languages_of
 from dragoman.data.literals import has_words
 from dragoman.data.sentences import split_sentences
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 PROFILE = "profile.json"
 """Name of the profile in a model folder."""
-_VERSION = 1
+_VERSION = 2
 """Version of the statistics in the folder of a store; increase it when they change."""
 _SAMPLE = 10_000
 _SEED = 1
@@ -89,12 +90,13 @@ class TrainingProfile(BaseModel):
 
     lines: number of pairs.  sampled: number of pairs in the sample, which is deterministic.  sentences_per_line: mean
     over the sampled source lines.  several_sentences: share of the sampled source lines with more than one sentence, 0
-    to 1.  wordless: share of the sampled source lines without words (see `has_words`); 0 in profiles of earlier
-    versions.
+    to 1.  wordless, capitals: shares of the sampled source lines without words (see `has_words`) and in capitals; 0 in
+    profiles of earlier versions.
 
     The remaining fields are empty or None for fewer than 1,000 lines.  languages: codes of the source languages (see
     `languages_of`).  frequent_words: the 2,000 most frequent words of the source, most frequent first, separated by
-    spaces.  length_ratio: target characters per source character.  least_coverage: the 1 % quantile of `coverage`.
+    spaces.  capitalized: see `capitalized_words`.  titles: share of the sampled source lines in title case.
+    length_ratio: target characters per source character.  least_coverage: the 1 % quantile of `coverage`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -106,8 +108,11 @@ class TrainingProfile(BaseModel):
     source: SideProfile
     target: SideProfile
     wordless: float = 0.0
+    capitals: float = 0.0
     languages: tuple[str, ...] = ()
     frequent_words: str = ""
+    capitalized: str = ""
+    titles: float = 0.0
     length_ratio: float | None = None
     least_coverage: float | None = None
 
@@ -138,6 +143,7 @@ class TrainingProfile(BaseModel):
             source=source,
             target=target,
             wordless=round(sum(not has_words(text) for text in sources) / len(sources), 4),
+            capitals=round(sum(map(is_in_capitals, sources)) / len(sources), 4),
             **(_word_statistics(sources, targets) if count >= _MIN_LINES else {}),
         )
 
@@ -222,12 +228,17 @@ def _word_statistics(sources: Sequence[str], targets: Sequence[str]) -> dict[str
     words = [words_of_line(text) for text in sources]
     long = [text for text, found in zip(sources, words, strict=True) if len("".join(found).encode()) >= MIN_BYTES]
     counts = Counter(word for found in words for word in found)
+    # words of equal counts are sorted, so that the profile is deterministic
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))[:_WORDS]
+    capitalized = capitalized_words(sources)
+    case = NormalCase.of_words(capitalized, frequent)
     ratio = round(sum(map(len, targets)) / sum(map(len, sources)), 4)
     coverages = [coverage(source, target, ratio) for source, target in zip(sources, targets, strict=True)]
     return {
         "languages": languages_of(long[:: max(1, len(long) // _IDENTIFIED)]),
-        # words of equal counts are sorted, so that the profile is deterministic
-        "frequent_words": " ".join(sorted(counts, key=lambda word: (-counts[word], word))[:_WORDS]),
+        "frequent_words": " ".join(frequent),
+        "capitalized": capitalized,
+        "titles": round(sum(case.of_title(text) != text for text in sources) / len(sources), 4),
         "length_ratio": ratio,
         "least_coverage": round(float(np.quantile(coverages, _MISSING)), 4),
     }

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -44,7 +44,8 @@ class Part:
 
     text: source, with its list mark and the whitespace around it.  ids: source tokens with EOS; none if the text is
     copied.  sentence: index in the line.  mark: list mark, which is copied and not translated, such as "- ".  mask: the
-    text without spans that must survive; None if it has none.  is_masked: whether ids are those of the mask.  terms:
+    text without spans that must survive; None if it has none.  seen: the text in its normal case, without list mark.
+    restore: sets a translation in the case of the text.  is_masked: whether ids are those of the mask.  terms:
     glossary entries that occur in the text.  found: n-best list.  targets: its texts, if they were decoded together
     with those of other parts or completed with spans.
     """
@@ -54,12 +55,18 @@ class Part:
     sentence: int = 0
     mark: str = ""
     mask: Mask | None = None
+    seen: str = ""
+    restore: Callable[[str], str] | None = None
     is_masked: bool = False
     prefix: list[int] = field(default_factory=list)
     terms: list[tuple[str, str]] = field(default_factory=list)
     found: list[Hypothesis] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
     fault: Fault = ""
+
+    def restored(self, translation: str) -> str:
+        """Return a translation of what the model saw in the case of the text."""
+        return translation if self.restore is None else self.restore(translation)
 
 
 @dataclass(frozen=True)

@@ -113,14 +113,15 @@ def find_regions(tokenizer: Tokenizer, line: SplitLine, translation: Translation
     for part in line.parts:
         at = max(at, text.find(part.text, at))
         ids = next(searches, []) if part.ids else []
-        target = part.mark + one_line(tokenizer.decode_target(ids)) if part.ids else part.text.strip()
+        normal = one_line(tokenizer.decode_target(ids))
+        target = part.mark + part.restored(normal) if part.ids else part.text.strip()
         if target.strip():
             first = translation.text.find(target, after)
             masked = _masked_region(part, line.keep_space, at, translation.text, after, target, ids)
             if masked is not None:
                 found.append(masked)
                 after = masked.first + (masked.copies.target[-1] if masked.copies else 0)
-            elif first < 0:
+            elif first < 0 or (part.ids and len(target) != len(part.mark) + len(normal)):  # the capital of ﬁ is FI
                 return [Region(0, text, 0, translation.text)]
             else:
                 after = first + len(target)
@@ -140,6 +141,8 @@ def _part_regions(part: Part, stripped: bool, start: int, first: int, target: st
         yield Region(start, mark, first, mark)
         start, first = start + len(part.mark), first + len(part.mark)
         text, target = text.removeprefix(part.mark), target.removeprefix(part.mark)
+    seen = part.seen.strip() if stripped else part.seen
+    text = seen if len(seen) == len(text) else text  # the tokens are those of the normal case
     yield Region(start, text, first, target, (part.ids, ids) if ids else None)
 
 

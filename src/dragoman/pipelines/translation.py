@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from dragoman.data.casing import NormalCase, upper
 from dragoman.data.profile import TrainingProfile, alphabets
 from dragoman.data.sentences import join_parts, list_prefix, split_sentences, split_text
 from dragoman.data.spans import SPAN_KINDS, compile_patterns, count_spans, find_spans, keeps_spans, shield, unshield
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
     from dragoman.decoding.backend import DecodingBackend
     from dragoman.models.seq2seq import Model
 
+_MOST_RARE = 0.005
+"""Share of the training lines in capitals, or in title case, up to which such lines are translated in normal case."""
+_KEEP_CASE = NormalCase(str, capitals=False, titles=False)
 _MOST_BLANK = 3
 """Maximum number of tokens of a blank target, which is empty or consists of a few spaces."""
 
@@ -65,8 +69,9 @@ class _Draft:
     """A sentence or a line before it is encoded.
 
     mark: list mark.  body: text after it.  sentence: index in the line.  is_translated: whether it has words.
-    shielded: the body with one character in place of each span (see `shield`).  spans: their texts.  kinds: of the
-    spans.  hidden: whether a model must not see one of them.
+    shielded: what the model sees, the body or its normal case, with one character in place of each span (see `shield`).
+    spans: their texts.  kinds: of the spans.  hidden: whether a model must not see one of them.  in_capitals: whether
+    the body was, and is translated in its normal case.
     """
 
     mark: str
@@ -77,6 +82,18 @@ class _Draft:
     spans: Sequence[str] = ()
     kinds: frozenset[str] = frozenset()
     hidden: bool = False
+    in_capitals: bool = False
+
+    @property
+    def seen(self) -> str:
+        """What the model sees, with its spans."""
+        return unshield(self.shielded, iter(self.spans)) if self.spans else self.shielded
+
+
+def _in_capitals(text: str, language: str | None, protect: re.Pattern[str] | None) -> str:
+    """Return a text in capitals, except for its spans."""
+    spans = find_spans(text, protect)
+    return unshield(upper(shield(text, spans), language), (text[span.start : span.end] for span in spans))
 
 
 class Translator(Pipeline):
@@ -130,6 +147,20 @@ class Translator(Pipeline):
             tokenizer, known = tokenizer.some_direction, (None, None)
         self._any_direction = tokenizer
         self.quality = QualityCheck(tokenizer, profile, known)
+        self._normal_case = self._case_of(profile)
+
+    def _case_of(self, profile: TrainingProfile | None) -> NormalCase:
+        """Return the normal case of texts; those in capitals and titles stay if the model has seen many of them."""
+        if profile is None or not profile.capitalized:
+            return NormalCase(self._likely_form, language=self.languages[0])
+        common, rare = profile.frequent_words.split(), _MOST_RARE
+        seen = profile.capitals <= rare, profile.titles <= rare
+        return NormalCase.of_words(profile.capitalized, common, self.languages[0], *seen)
+
+    def _likely_form(self, word: str) -> str:
+        """Return a word with a capital if it then has fewer tokens, so that the vocabulary is likely to contain it."""
+        encode = self.tokenizer.encode_source
+        return min((word, word[:1].upper() + word[1:]), key=lambda form: len(encode(form)))
 
     @property
     def splits_sentences(self) -> bool:
@@ -168,11 +199,15 @@ class Translator(Pipeline):
         """Return the parts of texts, each with a prefix, as `split` does; the texts are encoded together."""
         sentences = self.splits_sentences if sentences is None else sentences
         directed = [self._directed(valid(text, "text"), languages) for text, _ in pairs]
-        drafts = [self._drafts(text, sentences, protect) for _, _, text in directed]
+        drafts = [
+            # A prefix has the case of the text.
+            self._drafts(text, sentences, protect, _KEEP_CASE if prefix else self._normal_case)
+            for (_, _, text), (_, prefix) in zip(directed, pairs, strict=True)
+        ]
         bodies: dict[Tokenizer, list[str]] = {}
         for (tokenizer, _, _), line_drafts in zip(directed, drafts, strict=True):
             known = bodies.setdefault(tokenizer, [])
-            known += [draft.body.strip() if sentences else draft.body for draft in line_drafts if draft.is_translated]
+            known += [draft.seen.strip() if sentences else draft.seen for draft in line_drafts if draft.is_translated]
         encoded: dict[Tokenizer, Iterator[list[int]]] = {}
         for tokenizer, texts in bodies.items():
             # Several texts in one call, which computes them beside other threads.
@@ -186,7 +221,7 @@ class Translator(Pipeline):
             for draft in line_drafts:
                 fitting: list[Part] = []
                 if draft.is_translated:
-                    fitting = self._parts(draft, next(encoded[tokenizer]), tokenizer, sentences)
+                    fitting = self._parts(draft, next(encoded[tokenizer]), tokenizer, sentences, protect)
                 if fitting and draft.mark:
                     fitting[0].text, fitting[0].mark = draft.mark + fitting[0].text, draft.mark.lstrip()
                 if not fitting and (sentences or draft.spans):
@@ -228,7 +263,7 @@ class Translator(Pipeline):
             )
         return compile_patterns((*self.protect, *(protect or ())))
 
-    def _drafts(self, text: str, sentences: bool, protect: re.Pattern[str] | None) -> list[_Draft]:
+    def _drafts(self, text: str, sentences: bool, protect: re.Pattern[str] | None, case: NormalCase) -> list[_Draft]:
         """Return the sentences of a text, or the text.  List marks and sentences without words are copied.
 
         A sentence does not end within a span.
@@ -251,7 +286,11 @@ class Translator(Pipeline):
             own = [span for span in own if span.start >= at + len(mark)]  # a list mark may be one
             shown = sentence[len(mark) :]
             is_text = any(map(str.isalpha, shown)) or (numbers and any(map(str.isalnum, shown)))
-            draft = _Draft(mark, text[at + len(mark) : end], number, is_text or not (sentences or own), shown)
+            normal = case.of_capitals(shown)
+            in_capitals = normal != shown
+            normal = normal if in_capitals else case.of_title(shown)
+            body, is_text = text[at + len(mark) : end], is_text or not (sentences or own)
+            draft = _Draft(mark, body, number, is_text, normal, in_capitals=in_capitals)
             if own:
                 copied, kinds = [text[span.start : span.end] for span in own], frozenset(span.kind for span in own)
                 draft = replace(draft, spans=copied, kinds=kinds, hidden=any(span.hidden for span in own))
@@ -259,14 +298,16 @@ class Translator(Pipeline):
             at = end
         return drafts
 
-    def _parts(self, draft: _Draft, ids: list[int], tokenizer: Tokenizer, strip: bool) -> list[Part]:
+    def _parts(
+        self, draft: _Draft, ids: list[int], tokenizer: Tokenizer, strip: bool, protect: re.Pattern[str] | None
+    ) -> list[Part]:
         """Return a text with these ids, or the parts of one that is too long; a span is not divided.
 
         strip: translate the parts without the whitespace around them.
         """
         parts, shielded = [Part(draft.body, ids, draft.sentence)], [draft.shielded]
         if len(ids) > self.max_source:
-            encoded: dict[str, list[int]] = {draft.body: ids}  # the split has already encoded the parts it returns
+            encoded: dict[str, list[int]] = {draft.seen: ids}  # the split has already encoded the parts it returns
 
             def encode(part: str) -> list[int]:
                 own = encoded.get(part)
@@ -279,12 +320,19 @@ class Translator(Pipeline):
             )
             left = iter(draft.spans)
             texts = [unshield(part, left) for part in shielded]
-            parts = [Part(part, encode(part), draft.sentence) for part in texts]
-        if draft.spans:
-            left = iter(draft.spans)
-            for part, text in zip(parts, shielded, strict=True):
-                if own := [next(left) for _ in range(count_spans(text))]:
-                    self._mask(part, replace(Mask.of(text, own), kinds=draft.kinds), tokenizer, draft.hidden)
+            ends = [*itertools.accumulate(map(len, texts), initial=0)]
+            parts = [
+                Part(draft.body[start:end], encode(text), draft.sentence)
+                for text, (start, end) in zip(texts, itertools.pairwise(ends), strict=True)
+            ]
+        left = iter(draft.spans)
+        for part, text in zip(parts, shielded, strict=True):
+            own = [next(left) for _ in range(count_spans(text))] if draft.spans else []
+            part.seen = unshield(text, iter(own)) if own else text
+            if draft.in_capitals:
+                part.restore = functools.partial(_in_capitals, language=self.languages[1], protect=protect)
+            if own:
+                self._mask(part, replace(Mask.of(text, own), kinds=draft.kinds), tokenizer, draft.hidden)
         least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1
         return [part for part in parts if not part.ids or (len(part.ids) > least and part.ids != [EOS])]
 
@@ -432,7 +480,8 @@ class Translator(Pipeline):
                 for step, last in search:
                     if not last:
                         ids = step.tokens, step.tokens[: step.stable]
-                        yield PartialTranslation(*(line.join([*targets, part.mark + self._decode(i)]) for i in ids))
+                        shown = (part.mark + part.restored(self._decode(own)) for own in ids)
+                        yield PartialTranslation(*(line.join([*targets, text]) for text in shown))
                 part.found, part.fault = [search.result], search.fault
             targets.append(self.text_of(part, 0))
         complete = self.join(line).text
@@ -442,7 +491,7 @@ class Translator(Pipeline):
         """Return the translation of a part that has been searched; rank 0 is the best."""
         if not part.ids:
             return part.text.strip()
-        return part.mark + (part.targets[rank] if part.targets else self._decode(part.found[rank].tokens))
+        return part.mark + part.restored(part.targets[rank] if part.targets else self._decode(part.found[rank].tokens))
 
     def _decode(self, ids: Sequence[int]) -> str:
         return one_line(self.tokenizer.decode_target(ids))
@@ -593,7 +642,7 @@ class Translator(Pipeline):
         phrases: list[Phrases | None] = [None] * len(parts)
         if glossary is not None:
             for i, part in enumerate(parts):
-                part.terms = glossary.entries_in(part.mask.text if part.mask else part.text)
+                part.terms = glossary.entries_in(part.mask.text if part.mask else part.seen)
                 phrases[i] = glossary.phrases(part.terms, self._any_direction)
 
         def call(indices: Sequence[int], settings: SearchSettings) -> SearchCall:
@@ -641,7 +690,12 @@ class Translator(Pipeline):
             flags=self._flags(line, alternatives[0].text) if details else (),
             nbest=alternatives,
             sentences=self._translated_sentences(line) if parts[-1].sentence else [],
-            terms=[term for part in searched if part.terms for term in applied(part.terms, self.text_of(part, 0))],
+            terms=[
+                term
+                for part in searched
+                if part.terms
+                for term in applied([(one, part.restored(other)) for one, other in part.terms], self.text_of(part, 0))
+            ],
         )
 
     def _translated_sentences(self, line: SplitLine) -> list[Sentence]:
@@ -662,7 +716,7 @@ class Translator(Pipeline):
             flags.append("split")
         for part in line.searched:
             best = part.found[0]
-            seen = part.mask.text if part.mask and part.is_masked else part.text.strip().removeprefix(part.mark)
+            seen = part.mask.text if part.mask and part.is_masked else part.seen.strip()
             flags += quality.source_flags(seen, part.ids)
             if part.fault:
                 flags.append(part.fault)

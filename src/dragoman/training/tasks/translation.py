@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config, CorpusConfig, FilterConfig, ParallelData, TreeData
+from dragoman.data.augment import Augmentation
 from dragoman.data.batching import Batch, EpochPlan, collate, read_batch, sampling_weights
 from dragoman.data.corpus import CorpusSpec, corpus_spec, read_pairs
 from dragoman.data.profile import TrainingProfile
@@ -49,7 +50,9 @@ class TranslationTask(Task):
         self.tokenizer = self.store.tokenizer
         self.reporter = reporter
         self._weights = sampling_weights(self.store.parts, config.parallel.temperature)
-        self._plans = lru_cache(1)(partial(EpochPlan, self.store, self._weights))
+        data = config.parallel
+        self._augmentation = Augmentation(data.augment, (data.source_language, data.target_language), config.train.seed)
+        self._plans = lru_cache(1)(partial(EpochPlan, self.store, self._weights, augmentation=self._augmentation))
         super().__init__(config, self.tokenizer, self.store.text_hash)
 
     @cached_property
@@ -71,7 +74,9 @@ class TranslationTask(Task):
     def read(self, indices: NDArray[np.int64], epoch: int, batch: int) -> Batch:
         seed = (self.config.train.seed * 1_000_003 + epoch) * 1_000_003 + batch
         source, target = self.config.tokenizer.sides
-        return read_batch(self.store, indices, self.tokenizer, (source.sampling, target.sampling), seed)
+        sampling = source.sampling, target.sampling
+        changes = self._augmentation, epoch, self.config.data.max_tokens
+        return read_batch(self.store, indices, self.tokenizer, sampling, seed, *changes)
 
     def tokens(self) -> int:
         return round(float(np.dot(self.store.tokens(), self._weights)))

@@ -1,0 +1,133 @@
+"""Letter case: texts in capitals and in title case, their normal case, and its restoration."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Set
+from typing import Any, Self
+
+from dragoman.data.languages import language_code
+
+_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+_LOWER_WORD = re.compile(r"\b[a-zß-öø-ÿа-я]{4}")
+"""Excludes most texts that are not titles."""
+_FINAL = re.compile("[.!?…:]")
+_LEAST_LETTERS, _LEAST_ALONE = 4, 7
+"""Letters of a text in capitals; of one that is a single word, since shorter ones are often acronyms."""
+_LEAST_TITLE = 4
+"""Words of a title, and letters of its words that have a capital in any case."""
+_MOST_WORDS = 5_000
+_DOTTED = ("tr", "az")
+"""Languages in which the capital of i is İ, and that of ı is I."""
+
+
+def upper(text: str, language: str | None = None) -> str:
+    """Return a text in capitals, with ẞ for ß.  language: code."""
+    text = text.replace("ß", "ẞ")
+    return (text.replace("i", "İ") if language_code(language or "") in _DOTTED else text).upper()
+
+
+def lower(text: str, language: str | None = None) -> str:
+    """Return a text of the same length in lower case.  language: code."""
+    if language_code(language or "") in _DOTTED:
+        text = text.replace("I", "ı")
+    return "".join(map(_lower, text))
+
+
+def _lower(character: str) -> str:
+    return "i" if character == "İ" else character.lower()
+
+
+def title(text: str) -> str:
+    """Return a text in which every word has a capital."""
+    return _WORD.sub(lambda match: match[0][0].upper() + match[0][1:], text)
+
+
+def is_in_capitals(text: str) -> bool:
+    """Return whether a text is in capitals throughout, and not only an acronym or a few letters."""
+    if not text.isupper():
+        return False
+    words = _WORD.findall(text)
+    letters = sum(map(len, words))
+    return letters >= (_LEAST_LETTERS if len(words) > 1 else _LEAST_ALONE) and letters > len(words)
+
+
+def words_with_start(text: str) -> Iterator[tuple[re.Match[str], bool]]:
+    """Yield each word of a text, with whether it begins a sentence."""
+    end = 0
+    for match in _WORD.finditer(text):
+        yield match, end == 0 or _FINAL.search(text, end, match.start()) is not None
+        end = match.end()
+
+
+def capitalized_words(texts: Iterable[str]) -> str:
+    """Return the words that are mostly written with capitals within a sentence, most frequent first: "Tom NATO I"."""
+    counts = Counter(
+        match[0] for text in texts if not text.isupper() for match, starts in words_with_start(text) if not starts
+    )
+    forms: dict[str, str] = {}
+    for word in sorted(counts, key=lambda word: (-counts[word], word)):
+        forms.setdefault(word.lower(), word)
+    return " ".join([form for form in forms.values() if form != form.lower()][:_MOST_WORDS])
+
+
+class NormalCase:
+    """Writes texts in capitals or in title case as the training text of a model is written.
+
+    form: returns a word, given in lower case, as it is written within a sentence.  common: frequent words, in lower
+    case, which a title is recognized by.  capitals, titles: whether such texts are changed.
+    """
+
+    def __init__(
+        self,
+        form: Callable[[str], str],
+        common: Set[str] = frozenset(),
+        language: str | None = None,
+        capitals: bool = True,
+        titles: bool = True,
+    ) -> None:
+        self._form, self._common, self._language = form, common, language
+        self._capitals, self._titles = capitals, titles
+
+    @classmethod
+    def of_words(cls, capitalized: str, common: Iterable[str], *args: Any, **settings: Any) -> Self:
+        """capitalized: see `capitalized_words`; the other arguments are those of the class."""
+        forms = {word.lower(): word for word in capitalized.split()}
+        return cls(lambda word: forms.get(word, word), frozenset(common), *args, **settings)
+
+    def of_capitals(self, text: str) -> str:
+        """Return the normal case of a text in capitals, of the same length; another text as it is."""
+        if not self._capitals or not is_in_capitals(text):
+            return text
+        return self._written(lower(text, self._language), lambda word: True)
+
+    def of_title(self, text: str) -> str:
+        """Return the normal case of a title, of the same length; another text as it is.  Names stay."""
+        if not self._titles or not is_title(text):
+            return text
+        normal = self._written(text, lambda word: word.lower() in self._common)
+        others = [(match[0], normal[slice(*match.span())]) for match, starts in words_with_start(text) if not starts]
+        changed = sum(one != other for one, other in others)
+        return normal if changed > 1 and 2 * changed >= len(others) else text
+
+    def _written(self, text: str, is_known: Callable[[str], bool]) -> str:
+        parts, done = [], 0
+        for match, starts in words_with_start(text):
+            word = match[0]
+            if is_known(word):
+                written = self._form(lower(word, self._language))
+                written = written[:1].upper() + written[1:] if starts else written
+                word = written if len(written) == len(word) else word
+            parts += [text[done : match.start()], word]
+            done = match.end()
+        return "".join([*parts, text[done:]])
+
+
+def is_title(text: str) -> bool:
+    """Return whether every longer word of a text of several words has a capital, and no word is in capitals."""
+    if text[:1].islower() or _LOWER_WORD.search(text) or text.isupper():
+        return False
+    words = _WORD.findall(text)
+    long = [word for word in words if len(word) >= _LEAST_TITLE]
+    return len(words) >= _LEAST_TITLE and all(word[0].isupper() and not word.isupper() for word in long)

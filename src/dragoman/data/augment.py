@@ -18,7 +18,7 @@ from dragoman.data.spans import find_spans, shield, unshield
 
 Ints = NDArray[np.int64]
 Languages = tuple[str, str]
-_FINAL = re.compile(r"[.!?…。！？।؟]+\s*$")
+_FINAL = re.compile(r"(?<![.!?…。！？।؟])[.!?…。！？।؟]++\s*+$")
 _LETTERS = re.compile(r"[^\W\d_]")
 _PER_ERROR = 40
 """Characters per typing error."""

@@ -151,7 +151,7 @@ class Translator(Pipeline):
 
     def _case_of(self, profile: TrainingProfile | None) -> NormalCase:
         """Return the normal case of texts; those in capitals and titles stay if the model has seen many of them."""
-        if profile is None or not profile.capitalized:
+        if profile is None or profile.length_ratio is None or not profile.capitalized:
             return NormalCase(self._likely_form, language=self.languages[0])
         common, rare = profile.frequent_words.split(), _MOST_RARE
         seen = profile.capitals <= rare, profile.titles <= rare

@@ -26,8 +26,8 @@ _NOTE = r"(?:\[[^\[\]\s]{1,4}(?:[ -]\w{1,6})?\]|\((?:\d{1,3}|[a-z])\)|[⁰¹²³
 """A reference mark: [1], [note 1], (1), ¹,², *."""
 _SPACES = r" \u00a0\u202f\u3000"
 _TRAIL = (
-    rf"(?:(?:{_NOTE}|{_SYMBOL}|[{_BULLETS}])(?:{_NOTE}|{_SYMBOL}|[{_BULLETS}{re.escape(_CLOSING)}]){{0,16}}+)?+"
-    rf"(?:[{_SPACES}]{_SYMBOL}{{1,16}}+(?=[{_SPACES}]{{1,9}}\S)){{0,8}}+"
+    rf"(?:(?:{_NOTE}|{_SYMBOL}|[{_BULLETS}])(?:{_NOTE}|{_SYMBOL}|[{_BULLETS}{re.escape(_CLOSING)}]){{0,16}})?"
+    rf"(?:[{_SPACES}]{_SYMBOL}{{1,16}}(?=[{_SPACES}]{{1,9}}\S)){{0,8}}"
 )
 """What belongs to the sentence before it: reference marks and symbols, and symbols between spaces."""
 _BREAK = re.compile(

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from dragoman.config import parse_config
 from dragoman.data.spans import SPAN_KINDS, keeps_spans
 from dragoman.decoding.loader import EngineChoice, open_service
-from dragoman.errors import UsageError
+from dragoman.errors import ConfigError, UsageError
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_server
@@ -157,3 +158,12 @@ def test_patterns_of_a_call_and_of_a_model(protect: list[str]) -> None:
     assert translator.translate(["one AB-12 two"])[0].text == "ONE AB-12 TWO"
     with pytest.raises(UsageError, match=r"must be a list of regular expressions; write \['a'\]"):
         translator.translate(["one"], protect="a")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "problem"), [("(", r"search.protect.0 = '\(': not a"), ("a*", "matches the empty")]
+)
+def test_patterns_of_a_configuration_are_checked(pattern: str, problem: str) -> None:
+    corpus = {"source": "a", "target": "b"}
+    with pytest.raises(ConfigError, match=problem):
+        parse_config({"data": {"train": [corpus]}, "search": {"protect": [pattern]}})

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from dragoman.config import limits
 from dragoman.config.section import AcceptStored, Duration, DurationField, Section, field
 
+
+def _expression(value: str) -> str:
+    try:
+        is_blank = re.compile(value).match("")
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"not a regular expression ({error}); accepted: such as [A-Z]{{2}}-[0-9]+") from None
+    if is_blank:
+        raise ValueError("matches the empty text; accepted: a regular expression such as [A-Z]{2}-[0-9]+")
+    return value
+
+
+Expression = Annotated[str, AfterValidator(_expression)]
 Device = Annotated[str, Field(pattern="^(auto|cpu|(cuda|mps|xpu|hpu)(:[0-9]{1,3})?)$"), AcceptStored]
 
 
@@ -335,7 +348,7 @@ class SearchConfig(Section):
     no_repeat_ngram: limits.NgramSize = field(
         0, "size of n-grams that may occur only once in an output; 0 = off", example=3
     )
-    protect: tuple[str, ...] = field(
+    protect: tuple[Expression, ...] = field(
         (),
         "regular expressions of texts that a translation contains unchanged, in addition to URLs, {name}, %s, ...",
         example=["[A-Z]+-[0-9]+"],

@@ -153,7 +153,7 @@ def _masked_region(
 
     text: the whole translation; after: position from which on it is that of the part.  target: of its ids.
     """
-    if part.mask is None:
+    if part.mask is None or len(part.mask.holes) > _MOST_UNITS:
         return None
     target = target.removeprefix(part.mark)
     while text[after : after + 1].isspace():

@@ -57,9 +57,11 @@ class Mask:
         origin: list[int] = []
         holes: list[Hole] = []
         done = at = 0  # in the shielded text, and in the text with spans
+        is_blank = True
 
         def keep(end: int) -> None:
-            nonlocal done, at
+            nonlocal done, at, is_blank
+            is_blank = is_blank and not shielded[done:end].strip()
             kept.extend(shielded[done:end])
             origin.extend(range(at, at + end - done))
             at += end - done
@@ -74,7 +76,7 @@ class Mask:
             before, after = shielded[start - 1 : start], shielded[end : end + 1]
             hole_at, follows = at, end
             at, done = at + len(copied), end
-            if not "".join(kept).strip():  # at the beginning, with the punctuation that follows
+            if is_blank:  # at the beginning, with the punctuation that follows
                 leading = _LEADING.match(shielded, end)
                 rest = shielded[end : leading.end()] if leading else ""
                 copied, at, done = copied + rest.rstrip(), at + len(rest), done + len(rest)

@@ -182,6 +182,14 @@ def test_untranslated_lines_and_swapped_sides_are_suspected(tmp_path: Path) -> N
     assert [f.severity for f in swapped.findings if f.what.startswith("not in")] == ["error", "error"]
 
 
+def test_lines_in_a_third_language_are_found(tmp_path: Path) -> None:
+    things = "maison voiture table porte fenêtre rivière montagne chaise lettre ville".split()
+    french = [f"Nous avons vu une grande {thing} près du marché hier soir." for thing in things]
+    target = [*GERMAN, *french]
+    finding = found(diagnose(corpus(tmp_path, [*ENGLISH, *ENGLISH[:10]], target)), "perhaps not in de: 10 lines")
+    assert (finding.severity, "'dragoman clean' leaves such pairs out" in finding.advice) == ("warning", True)
+
+
 @pytest.mark.parametrize(
     ("language", "right", "wrong"),
     [
@@ -271,6 +279,7 @@ def test_the_report_prints_every_finding_and_goes_to_json(tmp_path: Path) -> Non
 
 
 @needs_multi30k
+@pytest.mark.thorough
 def test_multi30k_is_found_healthy(tmp_path: Path) -> None:
     for language in ("en", "de"):
         with gzip.open(DATA / "multi30k" / f"train.{language}.gz") as stream:

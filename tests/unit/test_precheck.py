@@ -127,7 +127,8 @@ def test_long_files_are_examined_in_blocks(tmp_path: Path, monkeypatch: pytest.M
     assert some.log_length.tolist() == [whole.log_length[n] for block in blocks for n in block]
 
 
-def test_the_doctor_calls_a_certain_shift_an_error(tmp_path: Path) -> None:
+def test_the_doctor_calls_a_certain_shift_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dragoman.advice.examine._WINDOW", 250)
     for last, severity in ((600, "error"), (None, "")):
         files = corpus(tmp_path, "a", shifted(PAIRS, 1, last) if last else PAIRS)
         spec = module.corpus_spec(config(files), config(files).parallel.train[0])

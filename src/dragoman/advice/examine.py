@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -251,6 +251,9 @@ class _StretchExaminer:
             middle = window[(stretch.first + stretch.last) // 2]
             if stretch.z:
                 shift = Shift(first.number, last.number, stretch.offset, stretch.z, self.spec.noun)
+                if self.shifts and self.shifts[-1][0].continues(shift):  # from the window before
+                    self.shifts[-1] = replace(self.shifts[-1][0], last=shift.last), self.shifts[-1][1]
+                    continue
                 lines = [
                     f'\n  {p.where}: "{clip(p.source, 60)}" | "{clip(p.target, 60)}"' for p in (first, middle, last)
                 ]

@@ -106,6 +106,11 @@ class Shift:
         """Whether the shift cannot be chance: unrelated files reach a z of about 5."""
         return self.z >= CERTAIN_Z
 
+    def continues(self, other: Shift) -> bool:
+        """Return whether `other`, which follows, belongs to the same stretch."""
+        is_near = other.first <= self.last + _LARGEST_SHIFT + 1
+        return is_near and (other.offset, other.certain) == (self.offset, self.certain)
+
     def __str__(self) -> str:
         distance = f"{abs(self.offset)} {self.noun}{'s' * (abs(self.offset) > 1)}"
         return (

@@ -183,7 +183,7 @@ def test_untranslated_lines_and_swapped_sides_are_suspected(tmp_path: Path) -> N
 
 
 def test_lines_in_a_third_language_are_found(tmp_path: Path) -> None:
-    things = "maison voiture table porte fenêtre rivière montagne chaise lettre ville".split()
+    things = ["maison", "voiture", "table", "porte", "fenêtre", "rivière", "montagne", "chaise", "lettre", "ville"]
     french = [f"Nous avons vu une grande {thing} près du marché hier soir." for thing in things]
     target = [*GERMAN, *french]
     finding = found(diagnose(corpus(tmp_path, [*ENGLISH, *ENGLISH[:10]], target)), "perhaps not in de: 10 lines")

@@ -41,6 +41,7 @@ EXAMPLES = {
     "cli/__init__.py: _with_flags": [r"(?<![\w.])lowercase = True\b", r"(?<![\w.])beam = "],
     "data/literals.py: _spoken_parts": [*literals._QUARTER_WORDS.values()],
     "data/literals.py: _is_spelled": [r"\bXLIV(?:er?|ère|ème|th|st|nd|rd)?\b"],
+    "config/train.py: _expression": ["[A-Z]{2}-[0-9]+"],
     "data/spans.py: compile_patterns": ["[A-Z]{2}-[0-9]+"],
     "documents/markdown.py: _match": [r"(?:[ \t]*|\\)\n[ \t]*", "<[^<>]*>", "``(?!`).*?(?<!`)``(?!`)", r"\(\s*", r"\]"],
     "documents/plain.py: _rows": [

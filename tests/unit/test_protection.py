@@ -160,9 +160,7 @@ def test_patterns_of_a_call_and_of_a_model(protect: list[str]) -> None:
         translator.translate(["one"], protect="a")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "problem"), [("(", r"search.protect.0 = '\(': not a"), ("a*", "matches the empty")]
-)
+@pytest.mark.parametrize(("pattern", "problem"), [("(", r"protect.0 = '\(': not a"), ("a*", "matches the empty")])
 def test_patterns_of_a_configuration_are_checked(pattern: str, problem: str) -> None:
     corpus = {"source": "a", "target": "b"}
     with pytest.raises(ConfigError, match=problem):

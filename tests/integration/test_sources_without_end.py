@@ -89,7 +89,7 @@ def test_one_token_is_a_source(model: Path) -> None:
 
 
 def test_markup_is_aligned_by_attention(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dragoman.markup import projection
+    from dragoman.pipelines import projection
     from dragoman.markup.html import translate_html
 
     used: list[Any] = []

@@ -89,8 +89,8 @@ def test_one_token_is_a_source(model: Path) -> None:
 
 
 def test_markup_is_aligned_by_attention(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dragoman.pipelines import projection
     from dragoman.markup.html import translate_html
+    from dragoman.pipelines import projection
 
     used: list[Any] = []
     original = projection._shares

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dragoman import documents
 from dragoman.decoding.backend import DecodingBackend
 from dragoman.decoding.search_types import Hypothesis
 from dragoman.documents.office import PREFIXES
@@ -139,10 +140,8 @@ def longer() -> PieceTranslator:
 
 def translated(format: str, data: bytes | str, translator: Translator | None = None, **options: Any) -> bytes:
     """The content of a document after its translation, to upper case by default."""
-    from dragoman.documents import translate_bytes
-
     data = data.encode() if isinstance(data, str) else data
-    return translate_bytes(translator or upper(), data, format, **options)[0]
+    return documents.translate_bytes(translator or upper(), data, format, **options)[0]
 
 
 Change = Callable[[bytes], bytes]
@@ -192,7 +191,7 @@ BOOK = {
     "a/b.opf": '<package><manifest><item href="../c.xhtml" media-type="application/xhtml+xml"/>'
     '<item href="d.ncx" media-type="application/x-dtbncx+xml"/></manifest></package>',
 }
-FORMATS = ["txt", "md", "html", "srt", "vtt", "po", "xliff", "tmx", "csv", "tsv", "json", *OFFICE, "odt", "epub"]
+FORMATS = [*documents.FORMATS]
 
 
 def zip_of(members: Mapping[str, str | bytes]) -> bytes:
@@ -232,26 +231,30 @@ def document(format: str, texts: Sequence[str], language: str = "en") -> bytes:
     is_marked = format in ("html", "vtt", "xliff", "tmx", "odt", "epub", *OFFICE)
     body = "".join(lines[format].replace("{}", text) for text in (own if is_marked else texts))
     if format in OFFICE:
-        return office_document(*OFFICE[format][:3], body)
-    if format == "odt":
-        content = f'<a xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0">{body}</a>'
-        return zip_of({"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": content})
-    if format == "epub":
-        page = f'<html xmlns="http://www.w3.org/1999/xhtml" xml:lang="{language}"><body>{body}</body></html>'
-        return zip_of({**BOOK, "a/d.ncx": "<ncx/>", "c.xhtml": page})
+        return zip_of(office_parts(*OFFICE[format][:3], body))
+    if format in ("odt", "epub"):
+        return zip_of(odt_parts(body) if format == "odt" else book_parts(body, f' xml:lang="{language}"'))
     around = {"vtt": "WEBVTT\n\n{}", "xliff": XLIFF.replace("%s", "{}"), "tmx": "<tmx>{}</tmx>", "json": '[{}""]'}
     return around.get(format, "{}").replace("{}", body).encode()
 
 
-def office_document(prefix: str, kind: str, main: str, body: str, change: Change = bytes) -> bytes:
-    """A document of Office Open XML with one member of this content."""
+def office_parts(prefix: str, kind: str, main: str, body: str) -> dict[str, str]:
+    """The members of a document of Office Open XML, the last one with this content."""
     spaces = " ".join(f'xmlns:{own}="{uri}"' for uri, own in list(PREFIXES.items())[::2])
-    types = "".join(
-        f'<Override PartName="/{part}" ContentType="{TYPE}{own}"/>'
-        for part, own in (("own.xml", f"{kind}+xml"), ("main.xml", f"{main}.main+xml"))
-    )
-    parts = {"[Content_Types].xml": f"<Types>{types}</Types>", "main.xml": "<a/>"}
-    return zip_of({**parts, "own.xml": change(f"<a {spaces}>{body}</a>".encode())})
+    types = (("own.xml", f"{kind}+xml"), ("main.xml", f"{main}.main+xml"))
+    overrides = "".join(f'<Override PartName="/{part}" ContentType="{TYPE}{own}"/>' for part, own in types)
+    named = {"[Content_Types].xml": f"<Types>{overrides}</Types>", "main.xml": "<a/>"}
+    return {**named, "own.xml": f"<a {spaces}>{body}</a>"}
+
+
+def odt_parts(body: str) -> dict[str, str]:
+    content = f'<a xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0">{body}</a>'
+    return {"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": content}
+
+
+def book_parts(body: str, attributes: str = "", contents: str = "") -> dict[str, str]:
+    page = f'<html xmlns="http://www.w3.org/1999/xhtml"{attributes}><body>{body}</body></html>'
+    return {**BOOK, "a/d.ncx": f"<ncx>{contents}</ncx>", "c.xhtml": page}
 
 
 def random_document(format: str, draw: random.Random, change: Change = bytes) -> bytes:
@@ -284,11 +287,7 @@ def random_document(format: str, draw: random.Random, change: Change = bytes) ->
 
         paragraph = "x:si" if prefix == "x" else f"{prefix}:p"
         body = many([f"<{paragraph}>{{}}</{paragraph}>"], lambda: nested(others, elements, run))
-        spaces = " ".join(f'xmlns:{own}="{uri}"' for uri, own in list(PREFIXES.items())[::2])
-        types = (("own.xml", f"{kind}+xml"), ("main.xml", f"{main}.main+xml"))
-        overrides = "".join(f'<Override PartName="/{part}" ContentType="{TYPE}{kind}"/>' for part, kind in types)
-        named = {"[Content_Types].xml": f"<Types>{overrides}</Types>", "main.xml": "<a/>"}
-        return archive({**named, "own.xml": f"<a {spaces}>{body}</a>"})
+        return archive(office_parts(prefix, kind, main, body))
 
     def entry() -> str:
         own = text([*PIECES[:-2], "\\t", '\\"', "\\\\", "<b>"])
@@ -320,11 +319,9 @@ def random_document(format: str, draw: random.Random, change: Change = bytes) ->
     if format in OFFICE:
         return office(*OFFICE[format])
     if format == "odt":
-        body = many(["<text:p>{}</text:p>"], lambda: nested(OPEN_TEXT, OPEN_ELEMENTS))
-        content = f'<a xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0">{body}</a>'
-        return archive({"mimetype": "application/vnd.oasis.opendocument.text", "content.xml": content})
-    page = '<html xmlns="http://www.w3.org/1999/xhtml"><body>' + nested(XHTML, XHTML_ELEMENTS) + "</body></html>"
-    return archive({**BOOK, "a/d.ncx": f"<ncx><text>{text(CODED)}</text></ncx>", "c.xhtml": page})
+        return archive(odt_parts(many(["<text:p>{}</text:p>"], lambda: nested(OPEN_TEXT, OPEN_ELEMENTS))))
+    page = nested(XHTML, XHTML_ELEMENTS)
+    return archive(book_parts(page, contents=f"<text>{text(CODED)}</text>"))
 
 
 _ADDED = {

@@ -29,100 +29,16 @@ LARGE, FLOOR = 16_000, 0.25
 
 OPENED = [
     *"\"'()[]{}<>*_`~^=+-#&%$\\|/:;,.!?\n \t0a中",
-    "<!--",
-    "<![CDATA[",
-    "<?",
-    "</",
-    "{{",
-    "{%",
-    "{{{",
-    "[^",
-    "![",
-    "](",
-    "[a](",
-    "%0",
-]
-OPENED += ['<a b="<a b=', '."', " \t", "?! ", "…”", "a. A", "e\u0301", "x?!"]
-OPENED += [
-    "http://",
-    "a@",
-    "a.b",
-    "&#",
-    "&nbsp;",
-    " ;",
-    '""',
-    "''",
-    "<a ",
-    '<a b="',
-    "<p",
-    "<b>",
-    "</b>",
-    "<b><i></b>",
-    "<code>",
-    "<title>",
-]
-OPENED += [
-    "*a* ",
-    "**a",
-    "*a_",
-    "`a",
-    "[a]",
-    "[a]: b\n",
-    "> ",
-    "- ",
-    "1. ",
-    "|a",
-    "a  \n",
-    "\r",
-    "\x85",
-    "Mr. ",
-    "1. ",
-    "a.",
-    "1,",
-    "1.000 ",
-    "\\\\",
-    "<b>a</b> ",
-]
+    "<!--", "<![CDATA[", "<?", "</", "{{", "{%", "{{{", "[^", "![", "](", "[a](", "%0", '<a b="<a b=', '."', " \t",
+    "?! ", "…”", "a. A", "e\u0301", "x?!", "http://", "a@", "a.b", "&#", "&nbsp;", " ;", '""', "''", "<a ", '<a b="',
+    "<p", "<b>", "</b>", "<b><i></b>", "<code>", "<title>", "*a* ", "**a", "*a_", "`a", "[a]", "[a]: b\n", "> ", "- ",
+    "1. ", "|a", "a  \n", "\r", "\x85", "Mr. ", "1. ", "a.", "1,", "1.000 ", '\\\\', "<b>a</b> ",
+]  # fmt: skip
 DIALECTS = [
-    "!!! a\n",
-    "!!! a\n\n",
-    "$$\n",
-    "\\begin{a}\n",
-    "{\n",
-    "{a\n}b\n",
-    "<Tab\n",
-    "<Tab>a\n",
-    "import {\n\n",
-    "+--+\n",
-]
-DIALECTS += [
-    ": ",
-    ": a\n",
-    "[^a]: ",
-    ":::",
-    ":a[",
-    "[a]{",
-    "$x",
-    "$ x",
-    "==a",
-    "[@a",
-    "[[a",
-    "<a {",
-    "> !!! a\n",
-    "- $$\n",
-]
-DIALECTS += [
-    "$$ a\n\n",
-    "%%\n",
-    "\\[ a\n\n",
-    "---\na: b\n",
-    "---\na: b\n\n",
-    "::: code\n",
-    "++a",
-    "%%a",
-    "(@a) ",
-    "a ^b",
-]
+    "!!! a\n", "!!! a\n\n", "$$\n", "\\begin{a}\n", "{\n", "{a\n}b\n", "<Tab\n", "<Tab>a\n", "import {\n\n", "+--+\n",
+    ": ", ": a\n", "[^a]: ", ":::", ":a[", "[a]{", "$x", "$ x", "==a", "[@a", "[[a", "<a {", "> !!! a\n", "- $$\n",
+    "$$ a\n\n", "%%\n", "\\[ a\n\n", "---\na: b\n", "---\na: b\n\n", "::: code\n", "++a", "%%a", "a ^b",
+]  # fmt: skip
 PIECES = {
     "md": [*samples.MARKED, *samples.BLOCKS, *DIALECTS],
     "html": [*samples.PAGE, *samples.PAGE_ELEMENTS], "srt": samples.CUES, "vtt": samples.CUES,
@@ -148,25 +64,16 @@ FRAMES = {
 def framed(format: str) -> Iterator[Callable[[str], bytes]]:
     """Functions that make a document of a text."""
     if format == "epub":
-        page = '<html xmlns="http://www.w3.org/1999/xhtml"><body>{}</body></html>'
-        yield lambda text: zip_of({**samples.BOOK, "a/d.ncx": "<ncx/>", "c.xhtml": page.replace("{}", text)})
-        yield lambda text: zip_of({**samples.BOOK, "a/d.ncx": f"<ncx><text>{text}</text></ncx>", "c.xhtml": page})
+        yield lambda text: zip_of(samples.book_parts(text))
+        yield lambda text: zip_of(samples.book_parts("{}", contents=f"<text>{text}</text>"))
     elif format == "odt":
-        content = '<a xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0"><text:p>{}</text:p></a>'
-        kind = "application/vnd.oasis.opendocument.text"
-        yield lambda text: zip_of({"mimetype": kind, "content.xml": content.replace("{}", text)})
+        yield lambda text: zip_of(samples.odt_parts(f"<text:p>{text}</text:p>"))
     elif format in samples.OFFICE:
         prefix, kind, main, _, _ = samples.OFFICE[format]
-        spaces = " ".join(f'xmlns:{own}="{uri}"' for uri, own in list(samples.PREFIXES.items())[::2])
-        types = "".join(
-            f'<Override PartName="/{part}" ContentType="{samples.TYPE}{own}"/>'
-            for part, own in (("own.xml", f"{kind}+xml"), ("main.xml", f"{main}.main+xml"))
-        )
-        named = {"[Content_Types].xml": f"<Types>{types}</Types>", "main.xml": "<a/>"}
         paragraph = "x:si" if prefix == "x" else f"{prefix}:p"
         for body in ("{}", f"<{prefix}:r><{prefix}:t>{{}}</{prefix}:t></{prefix}:r>"):
-            whole = f"<a {spaces}><{paragraph}>{body}</{paragraph}></a>"
-            yield lambda text, whole=whole: zip_of({**named, "own.xml": whole.replace("{}", text)})  # type: ignore[misc]
+            parts = samples.office_parts(prefix, kind, main, f"<{paragraph}>{body}</{paragraph}>")
+            yield lambda text, parts=parts: zip_of({**parts, "own.xml": parts["own.xml"].replace("{}", text)})  # type: ignore[misc]
     else:
         for before, after in FRAMES.get(format, [("", "")]):
             yield lambda text, before=before, after=after: (before + text + after).encode()  # type: ignore[misc]

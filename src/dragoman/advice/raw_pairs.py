@@ -63,7 +63,7 @@ def raw_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> Ite
     for row in read_rows(spec.path, (spec.source_key, spec.target_key), lambda raw, n, _: _decoded(raw, n), log):
         where = row.where.removeprefix(f"{spec.path}, ")
         texts = row.texts or ("", "")
-        yield RawPair(row.number, where, texts[0].strip(), texts[1].strip(), row.problem)
+        yield RawPair(row.number, where, texts[0].strip(), texts[1].strip(), " ".join(row.problem.split()))
 
 
 def check_encoding(spec: CorpusSpec) -> None:

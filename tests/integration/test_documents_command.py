@@ -133,6 +133,8 @@ def test_an_xml_document(cli: Cli, run: Path) -> None:
         (["--format", "htm"], b"", 2, "--format 'htm'; accepted: text, html, xml"),
         (["--format", "xml", "--attributes"], b"", 2, "--attributes: only for --format html"),
         (["--attributes"], b"", 2, "--attributes: only for --format html"),
+        (["--no-header"], b"", 2, "--header and --no-header: only for one CSV or TSV file; omit the option"),
+        (["--match-case"], b"", 2, "--match-case: needs the terms; add --glossary FILE"),
         (["--format", "html", "--jsonl", "--nbest", "2"], b"", 2, "--jsonl, --nbest: not supported with --format html"),
         (["--format", "html", "--prefix", "a"], b"", 2, "--prefix: not supported"),
         (["--format", "html", "--input", ".", "--output", "x"], b"", 2, "bulk translation: not supported"),

@@ -148,6 +148,7 @@ DIALECTS = [
     "$$ «a b»\n\n«one»\n\n\\[ «two»\n\n$$\n\na b\n\n$$\n",
     "«three» %%a b%% ++ctrl+c++ «four»^[a b] «six» ^a-b\n%%\na b\n%%\n",
     "«one»\n\n---\nlayout: a b\n---\n\n«two»\n\n---\n\n«Three»: «four»\n---\n#. «five»\n#. «six»\n(@a) «seven»\n",
+    "«one» {new Date().a()} «two» {a && b c} «three» {a ? 'b c' : d} «four» :::image alt=\"a b\"::: «five»\n",
     "[«one»](a){ .b target=_blank } «two»{.c}\n@[youtube](a b)\n<<< a b\n«three»\n",
     "- [ ] «one»\n- [x] «two»\n\n<!-- a\nb -->\n\n| «one» | «two» |\n|---|---|\n| «three» | «four» |\n{: .a}\n",
 ]

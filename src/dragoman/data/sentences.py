@@ -14,6 +14,8 @@ from dragoman.data.languages import language_code
 
 _LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _FINAL = ".!?…؟"
+_WIDE_FINAL = "。！？｡।॥።။។៕։۔"
+"""Final marks that need no whitespace after them."""
 _CLOSING = "\"'`”’“«»)]}"
 _BULLETS = r"\u2190-\u21ff\u25a0-\u25ff\u2713-\u2718\u2794-\u27be"
 """Symbols that stand before the items of a list."""
@@ -31,9 +33,8 @@ _TRAIL = (
 )
 """What belongs to the sentence before it: reference marks and symbols, and symbols between spaces."""
 _BREAK = re.compile(
-    rf"(?<=[{_FINAL}{re.escape(_CLOSING)}])(?P<trail>{_TRAIL})\s+"
-    # final marks that need no whitespace after them
-    rf"|[。！？｡।॥።။។៕։۔][。！？｡…」』）》”’]{{0,4}}{_TRAIL}\s*"
+    rf"(?<=[{_FINAL}{re.escape(_CLOSING)}]){_TRAIL}\s+"
+    rf"|[{_WIDE_FINAL}][。！？｡…」』）》”’]{{0,4}}{_TRAIL}\s*"
     r"|(?<![?!])[?!]+(?=[\u3040-\u9fff])"
     rf"|[{_LINE_BREAKS}]\s*"
 )
@@ -183,9 +184,9 @@ def list_prefix(sentence: str) -> str:
 
 def _is_end(match: re.Match[str], first: int, rules: _Rules) -> bool:
     """Return whether a sentence ends at a match of `_BREAK`.  first: end of the leading whitespace of the text."""
-    text, separator, trail = match.string, match[0], match["trail"]
+    text, separator = match.string, match[0]
     start, end = match.span()
-    if trail is None and not separator.isspace():
+    if separator[0] in _WIDE_FINAL or not separator[-1].isspace():
         return separator[-1] not in "」』）》”’" or text[end] not in _QUOTED_PARTICLE
     if any(character in _LINE_BREAKS for character in separator):
         return True
@@ -203,7 +204,7 @@ def _is_end(match: re.Match[str], first: int, rules: _Rules) -> bool:
     if text[end] in "»)]}!?:;,…" and not (following.isalpha() or following.isdecimal()):
         return False  # a closing mark that belongs to the text before the space
     if text[after : after + 1].islower():
-        return _SYMBOLS.search(trail or "") is not None or _lower_case_start(before, text, end, rules)
+        return _SYMBOLS.search(separator) is not None or _lower_case_start(before, text, end, rules)
     if not sentence.endswith("."):
         return True
     if sentence.endswith(".."):

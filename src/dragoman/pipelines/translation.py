@@ -64,7 +64,7 @@ _MOST_BLANK = 3
 """Maximum number of tokens of a blank target, which is empty or consists of a few spaces."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Draft:
     """A sentence or a line before it is encoded.
 
@@ -279,11 +279,11 @@ class Translator(Pipeline):
         drafts = []
         done = at = 0
         for number, sentence in enumerate(found if sentences else [shielded]):
-            own = spans[done : done + count_spans(sentence)] if spans else ()
-            end = at + len(sentence) + sum(span.end - span.start - 1 for span in own)
-            mark = list_prefix(text[at:end]) if sentences else ""
+            own = spans[done : done + count_spans(sentence)] if spans else spans
             done += len(own)
-            own = [span for span in own if span.start >= at + len(mark)]  # a list mark may be one
+            end = at + len(sentence) + (sum(span.end - span.start - 1 for span in own) if own else 0)
+            mark = list_prefix(text[at:end]) if sentences else ""
+            own = [span for span in own if span.start >= at + len(mark)] if own else own  # a list mark may be one
             shown = sentence[len(mark) :]
             is_text = any(map(str.isalpha, shown)) or (numbers and any(map(str.isalnum, shown)))
             normal = case.of_capitals(shown)
@@ -326,12 +326,13 @@ class Translator(Pipeline):
                 for text, (start, end) in zip(texts, itertools.pairwise(ends), strict=True)
             ]
         left = iter(draft.spans)
+        restore = None
+        if draft.in_capitals:
+            restore = functools.partial(_in_capitals, language=self.languages[1], protect=protect)
         for part, text in zip(parts, shielded, strict=True):
-            own = [next(left) for _ in range(count_spans(text))] if draft.spans else []
-            part.seen = unshield(text, iter(own)) if own else text
-            if draft.in_capitals:
-                part.restore = functools.partial(_in_capitals, language=self.languages[1], protect=protect)
-            if own:
+            part.seen, part.restore = text, restore
+            if draft.spans and (own := [next(left) for _ in range(count_spans(text))]):
+                part.seen = unshield(text, iter(own))
                 self._mask(part, replace(Mask.of(text, own), kinds=draft.kinds), tokenizer, draft.hidden)
         least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1
         return [part for part in parts if not part.ids or (len(part.ids) > least and part.ids != [EOS])]

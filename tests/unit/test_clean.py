@@ -225,9 +225,11 @@ def test_the_command(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     assert code == 0, err
     assert (report["read"], report["kept"]) == (32, 31)
     assert report["reasons"] == {"markup": {"count": 1, "lines": [31]}}
+    assert "warning" not in err
     assert (tmp_path / "memory-clean" / "clean.de").read_text().split("\n")[-2] == "und"
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-    write_two(tmp_path, digit_pairs(40))
+    write_two(tmp_path, [*digit_pairs(40), *[("same", "same")] * 20])
     command = next(line for line in page.split("\n") if line.startswith("dragoman clean "))
     code, out, err = cli(*command.split()[1:])
     assert code == 0 and b"train-clean/clean.de" in out, err
+    assert "warning: 33% of the pairs are rejected: both sides are the same; to keep them, add --allow identical" in err

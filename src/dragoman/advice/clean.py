@@ -58,7 +58,7 @@ REASONS = {
 }
 """Reasons for which pairs are rejected, in the order in which they are checked."""
 _SMALL = 4 << 20  # bytes, for which no processes are started
-_HALF = 0.5
+_HALF, _MANY = 0.5, 0.2
 
 
 @dataclass
@@ -143,6 +143,10 @@ def clean_corpus(
             report.read = read
         _merge(report, work, folder)
     shutil.rmtree(work, ignore_errors=True)
+    for reason, lines in report.reasons.items():
+        if lines.count > _MANY * report.read:
+            share = f"{lines.count / report.read:.0%} of the pairs are rejected"
+            log(f"warning: {share}: {REASONS[reason]}; to keep them, add --allow {reason}")
     return report
 
 

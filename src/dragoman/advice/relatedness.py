@@ -43,6 +43,8 @@ _SIZES = ((_MOST_BITS + 1, _SHARES), (len(_CLASSES) + 1, len(_LENGTHS) + 1), (2,
 _ROTATIONS = (1, 2, 3)
 _REPEATED, _DOUBT = 0.2, 0.3
 """Weight of a line whose source has the words of the line before it, and what is deducted from the evidence of each."""
+_ALONE = 6.0
+"""Evidence at which a pair is unrelated whatever its neighbours: 0.04 % of the pairs of good corpora have it."""
 _ENTER, _LEAVE = 8.0, 2.0
 """Evidence, in nats, that a stretch of unrelated lines must exceed at its start and at its end."""
 _NEAR, _OFFSETS = (1, -1, 2, -2, 3, -3), range(1, 21)
@@ -110,6 +112,7 @@ class Relatedness:
                     is_shift = last - first >= _STRETCH and float(shifted[run].mean()) < 0
                     near.append((float(gains[run].sum()), Stretch(first, last, offset if is_shift else 0)))
             found += [stretch for _, stretch in sorted(near, key=lambda gained: -gained[0])]
+            found += [Stretch(line, line) for line in np.flatnonzero(evidence > _ALONE).tolist()]
             for first, last in _runs(np.where(repeated, _REPEATED * evidence, evidence) - _DOUBT):
                 found.append(Stretch(first, last, self._offset(sides, first, last)))
         return _without_overlaps(found, len(pairs))

@@ -21,7 +21,7 @@ from dragoman.pipelines.lines import Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import EOS
 
-TOKEN = re.compile(r"%(?:\(\w+\)|\d\$)?[ds]|\{\w+\}|\s+|\w+|[^\w\s]")
+TOKEN = re.compile(r"⟦\d⟧|%(?:\(\w+\)|\d\$)?[ds]|\{\w+\}|\s+|\w+|[^\w\s]")
 """Placeholders, spaces, words and other characters."""
 
 

@@ -35,6 +35,24 @@ def test_kinds(pair: tuple[str, str], kind: str, expected: tuple[str, str]) -> N
     assert not augmentation()
 
 
+@pytest.mark.parametrize(
+    ("pair", "expected"),
+    [
+        (("Tom war da", "Tom was there"), {("⟦1⟧ war da", "⟦1⟧ was there")}),
+        (("seit 1999 https://a.org", "https://a.org since 1999"), {
+            ("seit ⟦1⟧ https://a.org", "https://a.org since ⟦1⟧"), ("seit 1999 ⟦1⟧", "⟦1⟧ since 1999"),
+            ("seit ⟦1⟧ ⟦2⟧", "⟦2⟧ since ⟦1⟧"),
+        }),
+        (("Tom, Tom", "Tom, Tom"), {("Tom, Tom", "Tom, Tom")}),
+        (("{a} x😊", "😊y {a}"), {("⟦1⟧ x😊", "😊y ⟦1⟧"), ("{a} x⟦1⟧", "⟦1⟧y {a}"), ("⟦1⟧ x⟦2⟧", "⟦2⟧y ⟦1⟧")}),
+        (("ein Hund", "a dog"), {("ein Hund", "a dog")}),
+    ],
+)  # fmt: skip
+def test_what_both_sides_share_becomes_symbols(pair: tuple[str, str], expected: set[tuple[str, str]]) -> None:
+    changes = Augmentation(AugmentConfig(), ("de", "en"), 1, protect=1.0)
+    assert {changes.changed(pair, number, 0, np.array([True])) for number in range(60)} == expected
+
+
 def test_typing_errors_are_few_and_of_letters() -> None:
     source = "Der Hund läuft heute durch den Park {name} und 25 Katzen sehen ihm zu."
     changes = augmentation(typing_errors=1.0)

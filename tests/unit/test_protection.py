@@ -20,6 +20,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction
+from dragoman.tokenizers.tokenizer import SYMBOLS
 from sample_documents import BOOK, FORMATS, OFFICE, PREFIXES, TYPE, PieceTranslator, members, translated, zip_of
 from served_models import copied_model
 from word_translator import reversed_order, word_translator
@@ -165,3 +166,26 @@ def test_patterns_of_a_configuration_are_checked(pattern: str, problem: str) -> 
     corpus = {"source": "a", "target": "b"}
     with pytest.raises(ConfigError, match=problem):
         parse_config({"data": {"train": [corpus]}, "search": {"protect": [pattern]}})
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("", "https://a.org TWO {a} ONE"),  # the model moves the symbols
+        ("⟦1⟧", "TWO {a} ONE https://a.org"),  # it has lost one, and gets the text without them
+        ("⟦2⟧", "TWO {a} ONE https://a.org"),
+    ],
+)
+def test_symbols_stand_for_spans_of_models_that_know_them(change: str, text: str) -> None:
+    calls: list[str] = []
+
+    def moved(pieces: list[str]) -> list[str]:
+        calls.append("".join(pieces))
+        words = [piece.upper() for piece in pieces if piece.isalpha() or piece in SYMBOLS]
+        return [piece for word in sorted(words, key=len)[::-1] if word != change for piece in (word, " ")][:-1]
+
+    translator = PieceTranslator(moved)
+    translator.tokenizer.symbols = SYMBOLS  # type: ignore[misc]
+    source = "one {a} two https://a.org"
+    assert translator.translate([source])[0].text == text
+    assert calls[-2 if change else -1] == "one ⟦1⟧ two ⟦2⟧"

@@ -303,6 +303,12 @@ class ParallelData(_DataSection):
         example=5.0,
     )
     filter: FilterConfig = field(FilterConfig(), "filters of the training pairs", example={"max_ratio": 3.0})
+    protect: limits.ChangedShare = field(
+        0.0,
+        "share of the training pairs in which words that both sides share become symbols, so that the model puts URLs, "
+        "{name} and the like to their place",
+        example=0.05,
+    )
     augment: AugmentConfig = field(
         AugmentConfig(), "changes of the training pairs", example={"upper_case": 0.01, "no_final_mark": 0.02}
     )

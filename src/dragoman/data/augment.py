@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 
 from dragoman.config import AugmentConfig
 from dragoman.data.casing import lower, title, upper
-from dragoman.data.spans import find_spans, shield, unshield
+from dragoman.data.spans import SHIELDS, find_spans, shield, unshield
+from dragoman.tokenizers.tokenizer import SYMBOLS
 
 Ints = NDArray[np.int64]
 Languages = tuple[str, str]
 _FINAL = re.compile(r"(?<![.!?…。！？।؟])[.!?…。！？।؟]++\s*+$")
 _LETTERS = re.compile(r"[^\W\d_]")
+_COPIED = re.compile(rf"[{SHIELDS}]|(?<!\w)\w(?:[\w.'-]*\w)(?!\w)")
+"""A span, or a word of at least two characters."""
+_SYMBOLS_PER_PAIR = (1, 1, 1, 2, 2, 3)
 _PER_ERROR = 40
 """Characters per typing error."""
 _LENGTHENED = {"upper_case": (3.0, 3.0), "title_case": (1.5, 1.0), "typing_errors": (1.3, 1.0)}
@@ -63,14 +67,52 @@ def _with_typing_errors(source: str, target: str, _: Languages, rng: random.Rand
     return _outside_spans(source, mistyped), target
 
 
+def _with_symbols(source: str, target: str, _: Languages, rng: random.Random) -> tuple[str, str]:
+    """Words, numbers and spans that both sides have once become symbols, numbered in the order of the source."""
+    places = [_places(text) for text in (source, target)]
+    shared = [word for word in places[0] if word in places[1]]
+    chosen = rng.sample(shared, min(len(shared), rng.choice(_SYMBOLS_PER_PAIR)))
+    numbers = {word: i for i, word in enumerate(sorted(chosen, key=lambda word: places[0][word]))}
+    sides = []
+    for text, words in zip((source, target), places, strict=True):
+        parts, done = [], 0
+        for word in sorted(numbers, key=lambda word: words[word]):
+            start, end = words[word]
+            parts += [text[done:start], SYMBOLS[numbers[word]]]
+            done = end
+        sides.append("".join([*parts, text[done:]]))
+    return sides[0], sides[1]
+
+
+def _places(text: str) -> dict[str, tuple[int, int]]:
+    """Return the places of the spans and words that occur once in a text."""
+    found: dict[str, tuple[int, int]] = {}
+    again = set()
+    spans = find_spans(text)
+    shielded = shield(text, spans)
+    left = iter(spans)
+    offset = 0  # of the text with spans
+    for match in _COPIED.finditer(shielded):
+        one = next(left) if match[0] in SHIELDS else None
+        start = match.start() + offset
+        end = one.end if one else match.end() + offset
+        offset += end - start - len(match[0])
+        word = text[start:end]
+        if word in found:
+            again.add(word)
+        found[word] = start, end
+    return {word: place for word, place in found.items() if word not in again}
+
+
 _KINDS: dict[str, Callable[[str, str, Languages, random.Random], tuple[str, str]]] = {
     "typing_errors": _with_typing_errors,
     "no_final_mark": _without_final_mark,
     "title_case": _as_title,
     "lower_case": _in_lower_case,
     "upper_case": _in_capitals,
+    "protect": _with_symbols,
 }
-"""Keys of `AugmentConfig` -> changes, in the order in which they are applied."""
+"""Keys of `AugmentConfig`, and `protect` -> changes, in the order in which they are applied."""
 
 
 def _outside_spans(text: str, change: Callable[[str], str]) -> str:
@@ -79,10 +121,13 @@ def _outside_spans(text: str, change: Callable[[str], str]) -> str:
 
 
 class Augmentation:
-    """The changes of the pairs of a corpus.  languages: codes of source and target."""
+    """The changes of the pairs of a corpus.
 
-    def __init__(self, config: AugmentConfig, languages: Languages, seed: int) -> None:
-        rates = config.model_dump()
+    languages: codes of source and target.  protect: share of the pairs that get symbols for what both sides share.
+    """
+
+    def __init__(self, config: AugmentConfig, languages: Languages, seed: int, protect: float = 0.0) -> None:
+        rates = config.model_dump() | {"protect": protect}
         self._kinds = [(name, change, rates[name]) for name, change in _KINDS.items() if rates[name]]
         self._languages, self._seed = languages, seed
 

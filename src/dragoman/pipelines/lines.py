@@ -45,9 +45,9 @@ class Part:
     text: source, with its list mark and the whitespace around it.  ids: source tokens with EOS; none if the text is
     copied.  sentence: index in the line.  mark: list mark, which is copied and not translated, such as "- ".  mask: the
     text without spans that must survive; None if it has none.  seen: the text in its normal case, without list mark.
-    restore: sets a translation in the case of the text.  is_masked: whether ids are those of the mask.  terms:
-    glossary entries that occur in the text.  found: n-best list.  targets: its texts, if they were decoded together
-    with those of other parts or completed with spans.
+    restore: sets a translation in the case of the text.  spans_as: what the model sees of the spans.  terms: glossary
+    entries that occur in the text.  found: n-best list.  targets: its texts, if they were decoded together with those
+    of other parts or completed with spans.
     """
 
     text: str
@@ -57,12 +57,17 @@ class Part:
     mask: Mask | None = None
     seen: str = ""
     restore: Callable[[str], str] | None = None
-    is_masked: bool = False
+    spans_as: Literal["text", "symbols", "nothing"] = "text"
     prefix: list[int] = field(default_factory=list)
     terms: list[tuple[str, str]] = field(default_factory=list)
     found: list[Hypothesis] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
     fault: Fault = ""
+
+    def hide(self, mask: Mask) -> None:
+        """Show the model symbols in place of the spans, or nothing if there are none, or if it has lost them, too."""
+        symbols = mask.symbol_ids if self.spans_as == "text" else []
+        self.ids, self.spans_as, self.targets = symbols or mask.ids, "symbols" if symbols else "nothing", []
 
     def restored(self, translation: str) -> str:
         """Return a translation of what the model saw in the case of the text."""

@@ -116,8 +116,10 @@ def find_regions(tokenizer: Tokenizer, line: SplitLine, translation: Translation
         normal = one_line(tokenizer.decode_target(ids))
         target = part.mark + part.restored(normal) if part.ids else part.text.strip()
         if target.strip():
+            if part.mask and (filled := part.mask.filled(target)):
+                target, ids = filled, []  # aligned by position
             first = translation.text.find(target, after)
-            masked = _masked_region(part, line.keep_space, at, translation.text, after, target, ids)
+            masked = _masked_region(part, line.keep_space, at, translation.text, after, target, ids) if ids else None
             if masked is not None:
                 found.append(masked)
                 after = masked.first + (masked.copies.target[-1] if masked.copies else 0)

@@ -8,15 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dragoman.data.sentences import is_spaceless
 from dragoman.data.spans import SHIELDS, is_spaced, unshield
+from dragoman.tokenizers.tokenizer import SYMBOLS
 
 _CLOSING = ".,:;!?)]}»”’…。，、：；！？）」』\"'"
 _OPENING = "([{«“‘„¿¡（「『"
 _PAIRS = {"(": ")", "[": "]", "“": "”", "„": "“", "«": "»", "‹": "›", "‘": "’", '"': '"', "'": "'", "「": "」"}
 _BETWEEN = re.compile(rf"[{SHIELDS}](?:[^\w{SHIELDS}]{{0,3}}[{SHIELDS}])*")
 """Spans with at most a few spaces and punctuation marks between them, which stay together."""
+_SYMBOL = re.compile("⟦[1-9]⟧")
 _LEADING = re.compile(r"\s*[:;,.!?)\]|/=>–—-]+\s*")
 
 
@@ -40,7 +43,8 @@ class Mask:
     """A text without its spans.
 
     text: what the model translates.  origin: the position in the text with spans of each character, and of the end.
-    kinds: of the spans.  ids: of `text`.
+    kinds: of the spans.  ids: of `text`.  symbol_ids: of the text with a symbol in place of each hole; none if the
+    model was not trained with them, or if there are more holes than symbols.
     """
 
     text: str
@@ -48,6 +52,7 @@ class Mask:
     holes: list[Hole]
     kinds: frozenset[str] = frozenset()
     ids: list[int] = field(default_factory=list)
+    symbol_ids: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, shielded: str, spans: Sequence[str]) -> Mask:
@@ -97,10 +102,25 @@ class Mask:
         holes = [Hole(min(max(h.position, first), end) - first, h.start, h.copied, h.before, h.after) for h in holes]
         return cls(text[first:end], origin[first : end + 1], holes)
 
-    @property
-    def has_words(self) -> bool:
-        """Whether anything is left to translate."""
-        return any(map(str.isalpha, self.text))
+    def encode(self, tokenizer: Any, seen: str, most: int) -> None:
+        """Set the ids.  seen: the text with spans.  most: tokens that the model reads."""
+        self.ids = tokenizer.encode_source(self.text)
+        symbols = getattr(tokenizer, "symbols", ())
+        if 0 < len(self.holes) <= len(symbols):
+            parts, done = [], 0
+            for hole, symbol in zip(self.holes, symbols, strict=False):
+                parts += [seen[done : hole.start], symbol]
+                done = hole.start + len(hole.copied)
+            ids = tokenizer.encode_source("".join([*parts, seen[done:]]).strip())
+            self.symbol_ids = ids if len(ids) <= most else []
+
+    def filled(self, target: str) -> str | None:
+        """Return a translation with the spans in place of their symbols; None unless it has each of them once."""
+        found = _SYMBOL.findall(target)
+        if sorted(found) != sorted(SYMBOLS[: len(self.holes)]):
+            return None
+        copied = dict(zip(SYMBOLS, (hole.copied for hole in self.holes), strict=False))
+        return _SYMBOL.sub(lambda match: copied[match[0]], target)
 
 
 def _with_brackets(text: str, start: int, end: int) -> tuple[int, int]:

@@ -342,9 +342,10 @@ class Translator(Pipeline):
         if not any(map(str.isalpha, mask.text)):
             part.ids = []
             return
-        part.mask, mask.ids = mask, tokenizer.encode_source(mask.text)
+        part.mask = mask
+        mask.encode(tokenizer, part.seen, self.max_source)
         if hidden or len(part.ids) > self.max_source or (UNK in part.ids and UNK not in mask.ids):
-            part.ids, part.is_masked = mask.ids, True
+            part.hide(mask)
 
     def translate(
         self,
@@ -591,20 +592,18 @@ class Translator(Pipeline):
         """Yield the searches of parts of lines, as `searches` does, and set `terms`, `found` and `fault` of each part.
 
         A second search follows for empty output and repetitions.  Parts whose translations lost spans are translated
-        without them, and the spans are put to their aligned places.
+        with symbols in their places, if the model knows these; and if it loses them, too, without spans, which are then
+        put to their aligned places.
         """
         yield from self._hide(parts)
-        yield from self._search(parts, settings, glossary)
-        lost = []
-        for part in parts:
-            if part.mask and not part.is_masked:
-                texts = [self.text_of(part, rank) for rank in range(len(part.found))]
-                if not all(keeps_spans(part.text, text, protect) for text in texts):
-                    part.ids, part.is_masked, part.targets = part.mask.ids, True, []
-                    lost.append(part)
-        if lost:
-            yield from self._search(lost, settings, glossary)
-        masked = [(part, part.mask) for part in parts if part.mask and part.is_masked]
+        searched: Sequence[Part] = parts
+        while searched:
+            yield from self._search(searched, settings, glossary)
+            searched = [part for part in searched if part.mask and self._has_lost(part, part.mask, protect)]
+            for part in searched:
+                assert part.mask is not None
+                part.hide(part.mask)
+        masked = [(part, part.mask) for part in parts if part.mask and part.spans_as == "nothing"]
         if not masked:
             return
         from dragoman.pipelines.projection import restored  # here: it loads NumPy
@@ -619,12 +618,23 @@ class Translator(Pipeline):
                 for text, hypothesis in zip(texts, part.found, strict=True)
             ]
 
+    def _has_lost(self, part: Part, mask: Mask, protect: re.Pattern[str] | None) -> bool:
+        """Return whether a translation lost what the model saw of the spans; symbols become spans."""
+        if part.spans_as == "nothing":
+            return False
+        ranks = range(len(part.found))
+        if part.spans_as == "text":
+            return not all(keeps_spans(part.text, self.text_of(part, rank), protect) for rank in ranks)
+        filled = [mask.filled(text) for text in part.targets or [self._decode(one.tokens) for one in part.found]]
+        part.targets = [text for text in filled if text is not None]
+        return len(part.targets) < len(ranks)
+
     def _hide(self, parts: Sequence[Part]) -> Generator[SearchCall, list[list[Hypothesis]], None]:
         """Mask the parts that have spans of a kind that the model does not copy, so that a second search is rare.
 
         It is asked once per kind, with an example of the kind.
         """
-        visible = [(part, part.mask) for part in parts if part.mask and not part.is_masked]
+        visible = [(part, part.mask) for part in parts if part.mask and part.spans_as == "text"]
         new = sorted({kind for _, mask in visible for kind in mask.kinds if kind} - self._copies.keys())
         if new:
             examples, tokenizer = [SPAN_KINDS[kind].examples[0] for kind in new], self._any_direction
@@ -635,7 +645,7 @@ class Translator(Pipeline):
             self._copies |= {kind: text == one for kind, text, one in zip(new, texts, examples, strict=True)}
         for part, mask in visible:
             if not all(self._copies.get(kind, True) for kind in mask.kinds):
-                part.ids, part.is_masked = mask.ids, True
+                part.hide(mask)
 
     def _search(
         self, parts: Sequence[Part], settings: SearchSettings, glossary: Glossary | None
@@ -717,7 +727,7 @@ class Translator(Pipeline):
             flags.append("split")
         for part in line.searched:
             best = part.found[0]
-            seen = part.mask.text if part.mask and part.is_masked else part.seen.strip()
+            seen = part.mask.text if part.mask and part.spans_as != "text" else part.seen.strip()
             flags += quality.source_flags(seen, part.ids)
             if part.fault:
                 flags.append(part.fault)

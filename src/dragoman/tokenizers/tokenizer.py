@@ -40,6 +40,8 @@ from dragoman.tokenizers.templates import (
 
 _MAX_MODEL = 1 << 28
 """Largest tokenizer file that is read, in bytes; with 256,000 pieces sentencepiece has about 5 MB and JSON 35 MB."""
+SYMBOLS = tuple(f"⟦{number}⟧" for number in range(1, 10))
+"""Pieces that stand for texts that are copied, in the order of the source; `data.protect` trains models with them."""
 ROLE_PREFIX = "<role:"
 """Start of the control symbols that stand for the roles of a dialogue."""
 TokenizerFiles = tuple[bytes, bytes | None, bytes | None, bytes | None]
@@ -92,6 +94,12 @@ class Tokenizer:
     @property
     def target_size(self) -> int:
         return self._target.size
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """Those of `SYMBOLS` that are pieces of both sides."""
+        sides = self.pieces
+        return tuple(one for one in SYMBOLS if all(side.piece_ids([one]) != [UNK] for side in sides))
 
     @cached_property
     def roles(self) -> dict[str, int]:

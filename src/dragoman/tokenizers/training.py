@@ -34,18 +34,22 @@ _LONGEST = 200
 
 
 def train_tokenizer(
-    config: TokenizerConfig, source: Iterable[str], target: Iterable[str], log: Log | None = None
+    config: TokenizerConfig,
+    source: Iterable[str],
+    target: Iterable[str],
+    log: Log | None = None,
+    symbols: Sequence[str] = (),
 ) -> Tokenizer:
     """Train on the sentences of both sides.
 
-    log: receives a warning about characters that the vocabulary lacks.  Raises DataError if the text does not allow
-    `vocab_size`.
+    symbols: further pieces, which are never divided.  log: receives a warning about characters that the vocabulary
+    lacks.  Raises DataError if the text does not allow `vocab_size`.
     """
     if config.shared:
-        return Tokenizer(_train(config, chain(source, target), log=log))
+        return Tokenizer(_train(config, chain(source, target), log=log, symbols=symbols))
     keys = ("tokenizer", "tokenizer.target" if config.target else "tokenizer")
     sides = zip(config.sides, (iter(source), iter(target)), keys, strict=True)
-    return Tokenizer(*(_train(side, lines, key=key, log=log) for side, lines, key in sides))
+    return Tokenizer(*(_train(side, lines, key=key, log=log, symbols=symbols) for side, lines, key in sides))
 
 
 def learn_tokenizer(
@@ -70,6 +74,7 @@ def _train(
     roles: Sequence[str] = (),
     key: str = "tokenizer",
     log: Log | None = None,
+    symbols: Sequence[str] = (),
 ) -> bytes:
     """Return a serialized sentencepiece model.  key: the section of the configuration, for error messages."""
     model = io.BytesIO()
@@ -81,6 +86,9 @@ def _train(
             counts.update(line)
             yield line
 
+    options = dict(_LOSSLESS) if lossless or characters else {}
+    if symbols:
+        options["user_defined_symbols"] = [*options.get("user_defined_symbols", ()), *symbols]
     counts_characters = log is not None and characters and not config.byte_fallback
     try:
         spm.SentencePieceTrainer.train(
@@ -102,7 +110,7 @@ def _train(
             num_threads=1,  # makes the vocabulary deterministic
             minloglevel=2,
             control_symbols=[f"{ROLE_PREFIX}{role}>" for role in roles],  # unlike user-defined symbols, never in text
-            **(_LOSSLESS if lossless or characters else {}),
+            **options,
         )
     except (RuntimeError, OSError) as error:
         raise DataError(_explain_failure(config, key, str(error))) from None

@@ -51,6 +51,7 @@ from dragoman.errors import DataError
 from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
 from dragoman.tokenizers import Tokenizer, train_tokenizer
+from dragoman.tokenizers.tokenizer import SYMBOLS
 
 _PROGRESS_EVERY = 10_000  # pairs read between two progress messages
 _READING, _ENCODING = "reading the training data", "encoding the training data"
@@ -239,7 +240,8 @@ class _Builder:
                     texts = [texts[place] for place in chosen]
                 yield from texts
 
-        return train_tokenizer(self.config.tokenizer, side(0), side(1), self.warnings.append)
+        symbols = SYMBOLS if self.config.parallel.protect else ()
+        return train_tokenizer(self.config.tokenizer, side(0), side(1), self.warnings.append, symbols)
 
     def _encode(self, tokenizer: Tokenizer) -> None:
         in_order = [self.parts[number] for number in by_weight(self.specs)]

@@ -26,6 +26,7 @@ from dragoman.io.reading import RandomAccessFile, hash_file, read_json
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import atomic_folder, not_written, write_file
 from dragoman.tokenizers import Tokenizer
+from dragoman.tokenizers.tokenizer import SYMBOLS
 
 ABOUT = "store.json"
 REMEDY = "Remove the folder; the next training run rebuilds it."
@@ -282,6 +283,8 @@ def content_hash(
 def _settings(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
     settings = config.tokenizer.model_dump(exclude={"sampling": True, "corpora": True, "target": {"sampling"}})
     del settings["add_words"]  # only for a given tokenizer
+    if config.parallel.protect:
+        settings["symbols"] = len(SYMBOLS)
     used = settings if tokenizer is None else tokenizer_hash(tokenizer)
     return {"version": VERSION, "filter": config.parallel.filter.model_dump(), "tokenizer": used}
 

@@ -32,11 +32,7 @@ def lower(text: str, language: str | None = None) -> str:
     """Return a text of the same length in lower case.  language: code."""
     if language_code(language or "") in _DOTTED:
         text = text.replace("I", "ı")
-    return "".join(map(_lower, text))
-
-
-def _lower(character: str) -> str:
-    return "i" if character == "İ" else character.lower()
+    return text.replace("İ", "i").lower()
 
 
 def title(text: str) -> str:

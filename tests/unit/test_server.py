@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -313,6 +315,18 @@ def test_code_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, name
         assert answer.status_code == 503 and begun.is_set()
         assert ended.wait(300)
         until(lambda: directions.admission.tokens == 0)
+
+
+def test_work_that_ends_by_itself_leaves_no_signal_behind() -> None:
+    # PyThreadState_SetAsyncExc without an exception would: Python then looks for one at each call, for ever if traced.
+    code = """import sys
+from dragoman.serve.admission import ThreadJob
+assert ThreadJob().run(len, "ab") == 2
+sys.setprofile(lambda *_: None)
+(lambda: None)()
+print("done")
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], timeout=300, text=True) == "done\n"
 
 
 def test_a_client_that_disconnects_frees_its_rows() -> None:

@@ -61,7 +61,8 @@ class ThreadJob:
         """End the work with CancelledError."""
         with self._lock:
             if not self._cancelled and self._thread is not None:
-                _raise_in(self._thread, CancelledError)
+                error = ctypes.py_object(CancelledError)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), error)
             self._cancelled = True
             self._cancel_search()
 
@@ -74,12 +75,7 @@ class ThreadJob:
     def _leave(self) -> None:
         with self._lock:
             self._thread = None
-            _raise_in(threading.get_ident(), None)  # nothing that `cancel` has raised and Python has not seen
-
-
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise an exception in another thread; None = the one that is pending is dropped."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error and ctypes.py_object(error))
+        # What `cancel` has raised before is seen here at the latest, because Python looks for it after each call.
 
 
 @dataclass

@@ -97,7 +97,8 @@ def test_a_configuration_has_the_same_limits() -> None:
         for bound in field.metadata
         if hasattr(bound, "le")
     }
-    assert {*most, "shrink_beam", "early_end"} == set(SearchConfig.model_fields)
+    others = {"shrink_beam", "early_end", "protect", "split_sentences"}  # the last two are not of the search
+    assert {*most, *others} == set(SearchConfig.model_fields)
     SearchSettings.of(SearchConfig(**most))
     for name, value in most.items():
         with pytest.raises(UsageError, match=f"{name} = "):

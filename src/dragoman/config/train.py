@@ -350,7 +350,7 @@ class SearchConfig(Section):
     )
     protect: tuple[Expression, ...] = field(
         (),
-        "regular expressions of texts that a translation contains unchanged, in addition to URLs, {name}, %s and the like",
+        "regular expressions of texts that a translation contains unchanged, beside URLs, {name}, %s and the like",
         example=["[A-Z]+-[0-9]+"],
     )
     split_sentences: Literal["auto", "on", "off"] = field(

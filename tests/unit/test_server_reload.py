@@ -53,7 +53,9 @@ def test_reload_replaces_adds_and_removes_models(model_folders: list[Path]) -> N
 def test_the_configuration_replaces_settings_of_the_search(model_folders: list[Path]) -> None:
     """Those of one model, those of all models by an option, and other ones by a reload."""
     path = model_folders[1]
-    own = ServerConfig(models=[ModelEntry(path=str(path), search=SearchOverrides(beam=2, max_extra=1))])
+    own = ServerConfig(
+        models=[ModelEntry(path=str(path), search=SearchOverrides(beam=2, max_extra=1, protect=("six",)))]
+    )
     by_options = with_options(
         own, beam=3, shrink_beam=True, beam_threshold=2.0, recombine=1, early_end="off", alpha=None
     )
@@ -61,9 +63,10 @@ def test_the_configuration_replaces_settings_of_the_search(model_folders: list[P
     texts = [*TEXTS, "one two three four five six"]
     expected = []
     replaced_by_options = {
-        "beam": 3, "shrink_beam": True, "beam_threshold": 2.0, "recombine": 1, "early_end": "off", "max_extra": 1
+        "beam": 3, "shrink_beam": True, "beam_threshold": 2.0, "recombine": 1, "early_end": "off", "max_extra": 1,
+        "protect": ["six"],
     }  # fmt: skip
-    for settings in ({"beam": 2, "max_extra": 1}, replaced_by_options, {}):
+    for settings in ({"beam": 2, "max_extra": 1, "protect": ["six"]}, replaced_by_options, {}):
         found = Translator.load(path).translate(texts, **settings)  # type: ignore[arg-type]
         expected.append([(translation.text, translation.score) for translation in found])
     assert expected[0] != expected[2]

@@ -11,6 +11,7 @@ from dragoman.config import limits
 from dragoman.config.document import read_document
 from dragoman.config.errors import problems_of
 from dragoman.config.section import NotBoolean, Section, field
+from dragoman.config.train import Expression
 from dragoman.errors import ConfigError
 
 _Count = Annotated[int, NotBoolean, Field(ge=1, le=1_000_000_000)]
@@ -31,6 +32,7 @@ class SearchOverrides(Section):
     early_end: limits.EarlyEnd | None = None
     alpha: limits.LengthPenalty | None = None
     max_extra: limits.ExtraTokens | None = None
+    protect: tuple[Expression, ...] | None = None
 
     @property
     def given(self) -> dict[str, Any]:

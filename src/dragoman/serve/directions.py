@@ -303,10 +303,11 @@ class Directions:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _cached_as(direction: Direction) -> tuple[str, str, str, bool | None]:
+def _cached_as(direction: Direction) -> Hashable:
     """Return what stands for a model in the cache; languages affect how texts are split, and the flags."""
-    split = None if direction.model is None else direction.model.split
-    return direction.fingerprint, direction.source, direction.target, split
+    model = direction.model
+    settings = None if model is None else (model.split, model.search.protect)
+    return direction.fingerprint, direction.source, direction.target, settings
 
 
 def tokens_of(characters: int) -> int:

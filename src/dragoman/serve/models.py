@@ -79,7 +79,9 @@ class ModelSource:
         translator.describe_data(translator.profile, self.languages)
         if self.split is not None:
             translator.splits_sentences = self.split
-        translator.settings = SearchSettings.of(translator.settings, **self.search.given)
+        given = self.search.given
+        translator.protect = given.pop("protect", translator.protect)
+        translator.settings = SearchSettings.of(translator.settings, **given)
         return translator, _fingerprint(meta, translator.backend.shortlist)
 
     @property

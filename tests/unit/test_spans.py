@@ -63,3 +63,11 @@ def test_running_text_has_hardly_any(data_root: Path) -> None:
     lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     found = [text for line in lines for text in span_texts(line)]
     assert len(found) < len(lines) / 1000, found[:100]
+
+
+def test_the_page_lists_all_kinds() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "protection.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][2:]
+    assert [row[0].removeprefix("| ") for row in rows] == list(SPAN_KINDS)
+    for row, kind in zip(rows, SPAN_KINDS.values(), strict=True):
+        assert all(example in row[1] for example in kind.examples), row

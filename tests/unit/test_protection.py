@@ -189,3 +189,9 @@ def test_symbols_stand_for_spans_of_models_that_know_them(change: str, text: str
     source = "one {a} two https://a.org"
     assert translator.translate([source])[0].text == text
     assert calls[-2 if change else -1] == "one ⟦1⟧ two ⟦2⟧"
+
+
+def test_a_prescribed_beginning_is_not_repaired() -> None:
+    seen: list[str] = []
+    translator = PieceTranslator(lambda pieces: seen.append("".join(pieces)) or pieces)  # type: ignore[func-returns-value]
+    assert translator.translate(["one `code` two"], prefix="one")[0].text == "one `code` two" == seen[-1]

@@ -266,8 +266,8 @@ def duration(seconds: float) -> str:
 
 
 _WIDTH = 100
-_TABLES = ("data", "data.valid", "data.test", "data.augment", "tokenizer", "tokenizer.target", "model", "train",
-           "train.optimizer", "train.schedule", "search")  # fmt: skip
+_TABLES = ("data", "data.valid", "data.test", "tokenizer", "tokenizer.target", "model", "train", "train.optimizer",
+           "train.schedule", "search")  # fmt: skip
 
 
 def nested(settings: Iterable[Setting]) -> dict[str, Any]:

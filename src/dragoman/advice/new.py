@@ -37,7 +37,6 @@ from dragoman.io.writing import atomic_folder, write_file, writing
 from dragoman.training.forecast import Forecast, is_insufficient, overfits
 
 _LEAST_SECONDS = 30
-_AUGMENT = {"upper_case": 0.005, "title_case": 0.005, "lower_case": 0.01, "no_final_mark": 0.02, "typing_errors": 0.01}
 
 Files = tuple[Path, Path]
 
@@ -222,9 +221,7 @@ def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given
             reason = f"{use}: {split.counts[part]:,} pairs, {origin}."
             settings.append(Setting(f"data.{NAMES[part]}.source", files[part]["source"], reason))
             settings.append(Setting(f"data.{NAMES[part]}.target", files[part]["target"], ""))
-    why = "Shares of the pairs that are changed in each epoch, so that such input is translated, too."
-    return [*settings, *(Setting(f"data.augment.{kind}", rate, why if not i else "")
-                         for i, (kind, rate) in enumerate(_AUGMENT.items()))]  # fmt: skip
+    return settings
 
 
 def _title(path: Path, facts: CorpusFacts, speed: Speed, forecast: Training, budget: str) -> list[str]:

@@ -233,7 +233,9 @@ class Translator(Pipeline):
                 part.prefix = start
             if prefix and line.searched:
                 first = line.searched[0]
-                first.mask = None  # the prefix may have its spans
+                if first.mask:  # the prefix may have its spans
+                    first.mask, first.spans_as = None, "text"
+                    first.ids = tokenizer.encode_source(first.seen.strip() if sentences else first.seen)
                 first.prefix = tokenizer.encode_target(clean(prefix, "prefix"))[:-1]
                 if len(first.prefix) > self.max_source:
                     raise UsageError(
@@ -595,6 +597,9 @@ class Translator(Pipeline):
         with symbols in their places, if the model knows these; and if it loses them, too, without spans, which are then
         put to their aligned places.
         """
+        if not any(part.mask for part in parts):
+            yield from self._search(parts, settings, glossary)
+            return
         yield from self._hide(parts)
         searched: Sequence[Part] = parts
         while searched:

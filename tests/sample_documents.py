@@ -60,6 +60,9 @@ class Pieces:
     def target_ids(self, pieces: Sequence[str]) -> list[int]:
         return [self.pieces.index(piece) for piece in pieces]
 
+    def known_text(self, text: str) -> str:
+        return text
+
     encode_target, decode_source = encode_source, decode_target
 
 

@@ -618,10 +618,13 @@ class Translator(Pipeline):
         attention = iter(weights or [None] * len(pairs))
         for part, mask in masked:
             texts = part.targets or [self._decode(hypothesis.tokens) for hypothesis in part.found]
-            part.targets = [
+            placed = [
                 restored(self.tokenizer, mask, text, hypothesis.tokens, next(attention))
                 for text, hypothesis in zip(texts, part.found, strict=True)
             ]
+            # A text that is its own translation keeps its spaces, too.
+            same = part.seen.strip()
+            part.targets = [same if text == mask.text else own for text, own in zip(texts, placed, strict=True)]
 
     def _has_lost(self, part: Part, mask: Mask, protect: re.Pattern[str] | None) -> bool:
         """Return whether a translation lost what the model saw of the spans; symbols become spans."""

@@ -270,7 +270,7 @@ def configuration(folder: Path, draw: random.Random) -> str:
     document = tomllib.loads(recipe.read_text(encoding="utf-8"))
     damage_document(document, draw)
     stored = draw.random() < 0.2
-    config = parse_config(copy.deepcopy(document), stored=stored)
+    config = parse_config(document, stored=stored)
     _same_when_read_again(config, folder, stored)
     assert isinstance(config, Config)
     _built(config)

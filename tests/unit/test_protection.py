@@ -195,3 +195,15 @@ def test_a_prescribed_beginning_is_not_repaired() -> None:
     seen: list[str] = []
     translator = PieceTranslator(lambda pieces: seen.append("".join(pieces)) or pieces)  # type: ignore[func-returns-value]
     assert translator.translate(["one `code` two"], prefix="one")[0].text == "one `code` two" == seen[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "protect", "expected"),
+    [
+        ('x "{a}""""{b}"""" y', [], 'X "{a}""""{b}""" Y'),  # brackets that two spans might claim
+        ("one `a \ue000 b` two", ["a"], "ONE a \ue000  B TWO"),  # a character that stands for spans, in half a span
+    ],
+)
+def test_spans_that_touch(text: str, protect: list[str], expected: str) -> None:
+    translator = PieceTranslator(WEAK["loses what is not a word"])
+    assert translator.translate([text], protect=protect)[0].text == expected

@@ -140,6 +140,7 @@ _TRIGGER = re.compile(
 _NAMES = {f"{p}{i}": (name, kind.hidden) for i, (name, kind) in enumerate(SPAN_KINDS.items()) for p in "kw"}
 """Groups of `_PATTERN` -> kinds."""
 _SHIELDS = {"symbol": SYMBOL, "reference mark": NOTE}
+_SHIELD = re.compile(f"[{SHIELDS}]")
 _TRIMMED = ("URL", "file name", "host name", "mention")
 """Kinds whose last punctuation marks belong to the sentence."""
 _ICU = re.compile(
@@ -202,6 +203,8 @@ def _candidates(text: str, protect: re.Pattern[str] | None) -> Iterator[Span]:
         if name in _TRIMMED:
             end = start + len(_trimmed(match[0]))
         yield Span(start, end, is_hidden or end - start > _LONGEST_SEEN, name)
+    # Those in a match of which another span has taken a part.
+    yield from (Span(*match.span(), False, "symbol") for match in _SHIELD.finditer(text))
 
 
 def _closing_braces(text: str) -> dict[int, int]:

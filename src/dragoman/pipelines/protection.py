@@ -1,4 +1,4 @@
-"""Spans that a model lost: its text is translated without them, and they are put to their aligned place.
+"""Restoring spans that a model loses: a text is translated without them, and they are put where the alignment says.
 
 `Translator.part_searches` decides when; `data/spans.py` knows what must survive.
 """
@@ -20,6 +20,7 @@ _PAIRS = {"(": ")", "[": "]", "“": "”", "„": "“", "«": "»", "‹": "�
 _BETWEEN = re.compile(rf"[{SHIELDS}](?:[^\w{SHIELDS}]{{0,3}}[{SHIELDS}])*")
 """Spans with at most a few spaces and punctuation marks between them, which stay together."""
 _SYMBOL = re.compile("⟦[1-9]⟧")
+_SPACE = re.compile(r"\s")
 _LEADING = re.compile(r"\s*[:;,.!?)\]|/=>–—-]+\s*")
 
 
@@ -73,9 +74,7 @@ class Mask:
             done = end
 
         for match in _BETWEEN.finditer(shielded):
-            start, end = _with_brackets(shielded, *match.span())
-            if start < done:
-                continue  # it was taken out with the spans before it
+            start, end = _with_brackets(shielded, *match.span(), done)
             keep(start)
             copied = unshield(shielded[start:end], left)
             before, after = shielded[start - 1 : start], shielded[end : end + 1]
@@ -123,9 +122,9 @@ class Mask:
         return _SYMBOL.sub(lambda match: copied[match[0]], target)
 
 
-def _with_brackets(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return a range with the brackets and quotation marks that surround it alone."""
-    while start and _PAIRS.get(text[start - 1], "") == text[end : end + 1] != "":
+def _with_brackets(text: str, start: int, end: int, least: int) -> tuple[int, int]:
+    """Return a range with the brackets and quotation marks that surround it alone; it begins at `least` or later."""
+    while start > least and _PAIRS.get(text[start - 1], "") == text[end : end + 1] != "":
         start, end = start - 1, end + 1
     return start, end
 
@@ -167,13 +166,12 @@ def _between_words(text: str, place: int, hole: Hole) -> int:
     before, after = text[place - 1 : place], text[place : place + 1]
     if not place or not after or before.isspace() or after.isspace() or is_spaceless(before, after):
         return place
-    if is_spaced(before) and is_spaced(after):
-        pass
-    elif (is_spaced(before) and is_spaced(hole.before)) or (is_spaced(after) and is_spaced(hole.after)):
-        return place  # grown together in the source, too
-    rest = re.compile(r"\S*").match(text, place)
-    assert rest is not None
-    end = rest.end()
+    is_within = is_spaced(before) and is_spaced(after)
+    is_joined = (is_spaced(before) and is_spaced(hole.before)) or (is_spaced(after) and is_spaced(hole.after))
+    if is_joined and not is_within:
+        return place  # as in the source
+    space = _SPACE.search(text, place)
+    end = space.start() if space else len(text)
     while end > place and text[end - 1] in _CLOSING:
         end -= 1
     return end

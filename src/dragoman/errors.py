@@ -73,7 +73,7 @@ def check_problems(title: str, problems: Sequence[str]) -> None:
 
 
 def _shortened(problem: str) -> str:
-    """Return the problem, shortened in the middle if it is long: what is accepted stands at its end."""
+    """Return the problem, shortened in the middle if it is long, because its end says what is accepted."""
     half = _MAX_PROBLEM // 2
     return problem if len(problem) <= _MAX_PROBLEM else f"{problem[:half]} … {problem[-half:]}"
 

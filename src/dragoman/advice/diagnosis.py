@@ -43,7 +43,7 @@ class LineNumbers:
             self.lines.append(line)
 
     def named(self, noun: str) -> str:
-        """Format the numbers.  noun: what is numbered."""
+        """Format the numbers after a noun: "lines 3, 5, ..."."""
         shown = ", ".join(f"{line:,}" for line in self.lines)
         return f"{noun}{'s' if self.count > 1 else ''} {shown}{', ...' if self.count > len(self.lines) else ''}"
 
@@ -61,8 +61,8 @@ class LengthSummary:
 class SideReport:
     """One side of a corpus; lengths are None without text, `tokens` without a tokenizer.
 
-    noun: what is numbered, such as "unit" in a TMX.  in_another_language: those of `wrong_language` that have another
-    script or the frequent words of the other side; the others were identified, by a model that may not know a language.
+    noun: what the numbers count: "line", or "unit" in a TMX.  in_another_language: those of `wrong_language` that have
+    another script or frequent words of the other side; the others were found by a model, which lacks some languages.
     """
 
     name: str

@@ -31,7 +31,7 @@ Bits = NDArray[np.uint8]
 _BITS = 256
 _LEAST, _LEAST_SCORE = 3, 0.15
 _MOST_SHARE = 0.05
-"""Largest share of the pairs that contain a word of the dictionary: articles are in unrelated lines, too."""
+"""Largest share of the pairs that contain a word of the dictionary: articles also occur in unrelated lines."""
 _MOST_WORDS = 60
 """Words of a line that are compared, which bounds the time for long lines."""
 _COUNTS = np.array([byte.bit_count() for byte in range(256)], np.uint8)
@@ -42,7 +42,7 @@ _SIZES = ((_MOST_BITS + 1, _SHARES), (len(_CLASSES) + 1, len(_LENGTHS) + 1), (2,
 """Numbers of conditions and outcomes of words, lengths, names and final punctuation."""
 _ROTATIONS = (1, 2, 3)
 _REPEATED, _DOUBT = 0.2, 0.3
-"""Weight of a line whose source has the words of the line before it, and what is deducted from the evidence of each."""
+"""Weight of a line whose source repeats words of the previous line, and evidence that is subtracted for every line."""
 _ALONE = 6.0
 """Evidence at which a pair is unrelated whatever its neighbours: 0.04 % of the pairs of good corpora have it."""
 _ENTER, _LEAVE = 8.0, 2.0

@@ -27,7 +27,7 @@ _SYMBOLS_PER_PAIR = (1, 1, 1, 2, 2, 3)
 _PER_ERROR = 40
 """Characters per typing error."""
 _LENGTHENED = {"upper_case": (3.0, 3.0), "title_case": (1.5, 1.0), "typing_errors": (1.3, 1.0)}
-"""About how many times as many tokens source and target have."""
+"""Approximate factors by which the numbers of tokens of source and target grow."""
 
 
 def _in_capitals(source: str, target: str, languages: Languages, _: random.Random) -> tuple[str, str]:
@@ -140,7 +140,7 @@ class Augmentation:
         return np.array([key < rate for key, (_, _, rate) in zip(keys, self._kinds, strict=True)])
 
     def lengths(self, numbers: Ints, epoch: int, src: Ints, tgt: Ints) -> tuple[Ints, Ints]:
-        """Return about how many tokens the pairs have after the changes.  src, tgt: tokens before."""
+        """Estimate the numbers of tokens after the changes.  src, tgt: those before."""
         for (name, _, _), drawn in zip(self._kinds, self.draw(numbers, epoch), strict=True):
             factors = _LENGTHENED.get(name, (1.0, 1.0))
             src, tgt = (np.where(drawn, (n * f).astype(np.int64), n) for n, f in zip((src, tgt), factors, strict=True))

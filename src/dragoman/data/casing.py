@@ -14,9 +14,9 @@ _LOWER_WORD = re.compile(r"\b[a-zß-öø-ÿа-я]{4}")
 """Excludes most texts that are not titles."""
 _FINAL = re.compile("[.!?…:]")
 _LEAST_LETTERS, _LEAST_ALONE = 4, 7
-"""Letters of a text in capitals; of one that is a single word, since shorter ones are often acronyms."""
+"""Minimum letters of a text in capitals, and of a single word, because shorter ones are often acronyms."""
 _LEAST_TITLE = 4
-"""Words of a title, and letters of its words that have a capital in any case."""
+"""Minimum words of a title, and minimum letters of a word that must begin with a capital."""
 _MOST_WORDS = 5_000
 _DOTTED = ("tr", "az")
 """Languages in which the capital of i is İ, and that of ı is I."""

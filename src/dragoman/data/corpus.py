@@ -113,7 +113,7 @@ NOTHING_LEFT = (
     "No pair of this corpus is left. Of pairs that several corpora contain, those of the corpus with the largest "
     "weight are kept, of equal weights those of the first; check the files and [data.filter], or remove the corpus"
 )
-"""What it means that all pairs of a corpus were dropped, and what to do."""
+"""Explanation and advice if all pairs of a corpus were dropped."""
 
 
 def by_weight(specs: Sequence[CorpusSpec]) -> list[int]:

@@ -68,8 +68,8 @@ _NO_LANGUAGE = "zxx"
 _ALIKE = ({"no", "nb", "nn"}, {"hr", "sr", "bs"}, {"id", "ms"})
 """Languages that the model confuses."""
 _LEAST_QUOTIENT, _LEAST_PROBABILITY = 12.0, 0.3
-"""Least quotient of the probabilities of another language and of the expected one, at which a line is suspicious, and
-least probability of the other one.
+"""Minimum ratio of the probability of another language to that of the expected one for a line to be suspicious, and
+minimum probability of the other language.
 
 Of 60,000 correct lines of Tatoeba, Multi30k, IWSLT and WMT news in en, de, fr, cs and zh, one was suspicious; of lines
 of five words and more in another of them, at least 98.7 %.

@@ -92,7 +92,7 @@ class Drift:
 class Shift:
     """Lines `first` to `last` (counted from 1), whose targets match better `offset` lines later.
 
-    z: mean gain per line, in standard errors.  noun: what is counted, such as "unit" in a TMX.
+    z: mean gain per line, in standard errors.  noun: what `first` and `last` count, such as "unit" in a TMX.
     """
 
     first: int

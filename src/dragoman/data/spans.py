@@ -16,8 +16,8 @@ from typing import NamedTuple
 from dragoman.errors import UsageError
 
 OBJECT, SYMBOL, NOTE = SHIELDS = "\ufffc\ue000\ue001"
-"""Stand for a span where a text is divided: the object replacement character, and those for emoji and other symbols and
-for reference marks, which may follow the end of a sentence."""
+"""Placeholders for spans while a text is split: for most kinds, for symbols such as emoji, and for reference marks; the
+last two may follow the end of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SpanKind:
 
 
 _LETTERS = r"A-Za-z\d_\u00c0-\u024f"
-"""Not those of scripts without spaces, in which the text around a name would belong to it."""
+"""Without scripts that have no spaces: there, the text around a name would count as part of it."""
 _DOMAINS = (
     "com|org|net|edu|gov|info|biz|io|dev|app|ai|eu|uk|de|at|ch|fr|es|it|nl|be|pl|cz|se|dk|fi|pt|ru|jp|cn|us|ca|au"
 )
@@ -118,11 +118,11 @@ SPAN_KINDS: dict[str, SpanKind] = {
 """Names -> kinds, in the order in which they are tried at a position."""
 
 _WORDS = {"URL", "e-mail address", "file name", "host name", "symbol"}
-"""Kinds that may begin with a letter or a digit; all but two may begin with another character."""
+"""Kinds whose spans may begin with a letter or a digit."""
 
 
 def _alternatives(prefix: str, names: Iterable[str]) -> str:
-    """Return an alternative per kind, each a group that is named by the prefix and the number of the kind."""
+    """Return one alternative per kind, in a group whose name is the prefix and the index of the kind."""
     numbers = {name: i for i, name in enumerate(SPAN_KINDS)}
     return "|".join(
         f"(?P<{prefix}{numbers[name]}>{SPAN_KINDS[name].pattern})" for name in names if SPAN_KINDS[name].pattern
@@ -136,7 +136,7 @@ _PATTERN = re.compile(  # most positions are within a word, and excluded at once
 _TRIGGER = re.compile(
     rf"[@{{<%/#$`\\&\[]|[.!?…,;:”\"»)][(⁰¹²³⁴-⁹]|:[\w+]|\w\.\w|[\u20e3\u2122\u3030\u303d\xa9\xae{OBJECT}\ue000-\uf8ff{_PICTURES}]"
 )
-"""What every span contains; most lines of running text have none of it."""
+"""Every span contains a match; most lines of running text contain none."""
 _NAMES = {f"{p}{i}": (name, kind.hidden) for i, (name, kind) in enumerate(SPAN_KINDS.items()) for p in "kw"}
 """Groups of `_PATTERN` -> kinds."""
 _SHIELDS = {"symbol": SYMBOL, "reference mark": NOTE}
@@ -203,7 +203,7 @@ def _candidates(text: str, protect: re.Pattern[str] | None) -> Iterator[Span]:
         if name in _TRIMMED:
             end = start + len(_trimmed(match[0]))
         yield Span(start, end, is_hidden or end - start > _LONGEST_SEEN, name)
-    # Those in a match of which another span has taken a part.
+    # Placeholder characters in the text itself, inside a match that was dropped because it overlaps another span.
     yield from (Span(*match.span(), False, "symbol") for match in _SHIELD.finditer(text))
 
 
@@ -250,12 +250,12 @@ def count_spans(shielded: str) -> int:
 
 
 def unshield(shielded: str, spans: Iterator[str]) -> str:
-    """Return a text of `shield` with the next spans in their places."""
+    """Return the text that `shield` was called with.  spans: the texts of its spans, of which as many are consumed."""
     return "".join(next(spans) if character in SHIELDS else character for character in shielded)
 
 
 def keeps_spans(source: str, target: str, protect: re.Pattern[str] | None = None) -> bool:
-    """Return whether a translation has the spans of its source, each as often, and none grown together with a word."""
+    """Return whether a translation has the spans of its source, each as often, and joined to words only as there."""
     return _attached(source, protect) == _attached(target, protect)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 _FIRST = frozenset("[{<:!?=/\\$%-;@+*|#(.ie")
-"""What lines of syntax begin with."""
+"""Beginnings of lines of syntax."""
 _KEPT = re.compile(
     r"\[![\w-][^\n]*\]|\[{1,2}_?toc_?\]{1,2}|@\[[^\n]*|:{2,}[^\n]*|/{3,}[ \t][^\n]*|/{3,}|\([\w-]+\)="
     r"|\.\.[ \t]+[\w-]+::[^\n]*"
@@ -51,7 +51,7 @@ _ELEMENT = re.compile(r"</?(?:[A-Z][A-Z0-9_]*[a-z][\w.]*(?=[\s/>]|\Z)|(?=>))")
 _NESTED = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|[{}>]")
 _SPACES = re.compile(r"[ \t]+")
 _MAX_FAILURES = 10
-"""Blocks of a kind without an end, after which no more are read, because each search takes the rest of the document."""
+"""Maximum number of blocks of a kind without an end, because each search for one reads the rest of the document."""
 
 
 def read_block(state: Any, start: int, end: int, silent: bool) -> bool:

@@ -66,7 +66,7 @@ def with_changes(text: str, changes: Iterable[tuple[int, int, str]]) -> str:
 
 
 def line_numbers(text: str | bytes, offsets: Iterable[int]) -> list[int]:
-    """Return the line of each of some offsets in a text, which ascend."""
+    """Return the line number of each offset in a text; the offsets ascend."""
     end: Any = "\n" if isinstance(text, str) else b"\n"
     line, last, lines = 1, 0, []
     for offset in offsets:
@@ -178,7 +178,7 @@ def _translate_cells(
 _LABEL = re.compile(r"[^\W\d][\w.-]*(?:[ /][\w()%&-]+){0,3}")
 _NUMBER = re.compile(r"[-+]?[\d.,:/ %€$£-]+")
 _TECHNICAL = frozenset({"id", "uuid", "sku", "url", "src", "tgt", "lang", "locale", "msg", "msgid", "ref", "filename"})
-"""Names of columns that are no words."""
+"""Names of columns that are not words."""
 _NAMES = _TECHNICAL.union(SCRIPTS, {
     "key", "source", "target", "text", "translation", "string", "index", "title", "name", "description", "comment",
     "comments", "note", "notes", "label", "value", "type", "category", "date", "content", "context", "body", "question",

@@ -34,7 +34,7 @@ def translate_html_file(data: bytes, translator: DocumentTranslator, attributes:
 
 
 def _translate_pages(translator: DocumentTranslator, pages: Sequence[str], attributes: bool) -> list[str]:
-    """Return the translations of pages; those that change name the target language as theirs."""
+    """Translate pages; the attribute lang of those that change is set to the target language."""
     translated = translator.track((translator.page(page, attributes) for page in pages), len(pages))
     language = translator.target_language
     return [

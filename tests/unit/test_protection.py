@@ -23,6 +23,7 @@ from dragoman.serve.models import Direction
 from dragoman.tokenizers.tokenizer import SYMBOLS
 from sample_documents import BOOK, FORMATS, OFFICE, PREFIXES, TYPE, PieceTranslator, members, translated, zip_of
 from served_models import copied_model
+from small_run import Cli
 from word_translator import reversed_order, word_translator
 
 EXAMPLES = [example for kind in SPAN_KINDS.values() for example in kind.examples]
@@ -207,3 +208,13 @@ def test_a_prescribed_beginning_is_not_repaired() -> None:
 def test_spans_that_touch(text: str, protect: list[str], expected: str) -> None:
     translator = PieceTranslator(WEAK["loses what is not a word"])
     assert translator.translate([text], protect=protect)[0].text == expected
+
+
+def test_the_option_of_the_command(tmp_path: Path, cli: Cli) -> None:
+    folder = copied_model(tmp_path / "model", seed=1)
+    (tmp_path / "manual.txt").write_text("one AB-12 two\n")
+    files = ["--input", tmp_path / "manual.txt", "--output", tmp_path / "out.txt"]
+    assert cli("translate", folder, "--protect", "[A-Z]{2}-[0-9]+", *files)[0] == 0
+    assert (tmp_path / "out.txt").read_text().split().count("AB-12") == 1
+    code, _, err = cli("translate", folder, "--protect", "(", *files)
+    assert code == 2 and "is not a regular expression" in err

@@ -87,6 +87,7 @@ from dragoman.config.train import LinearSchedule as LinearSchedule
 from dragoman.config.train import LoRAConfig as LoRAConfig
 from dragoman.config.train import MuonConfig as MuonConfig
 from dragoman.config.train import Optimizer as Optimizer
+from dragoman.config.train import RegularizerConfig as RegularizerConfig
 from dragoman.config.train import ReplicatedConfig as ReplicatedConfig
 from dragoman.config.train import Schedule as Schedule
 from dragoman.config.train import SearchConfig as SearchConfig

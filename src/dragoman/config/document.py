@@ -148,6 +148,12 @@ class Config(Section):
             yield f'{key} = true needs a Transformer; model.architecture is "{architecture}": remove the key'
         elif train.gradient_checkpointing and norm.kind == "batch":
             yield f'{key} = true would count each batch twice in model.norm.kind = "batch"; use "layer" or "rms"'
+        for key in ("relaxed_attention", "stochastic_depth"):
+            if getattr(train.regularizer, key) and architecture not in _STACKS:
+                yield (
+                    f"train.regularizer.{key} needs the layers of a Transformer; model.architecture is "
+                    f'"{architecture}"; accepted: {", ".join(_STACKS)}; remove the key'
+                )
         sharded = train.parallel.kind == "fsdp"  # a layer is gathered, and an update needs only its rows
         refused, instead = 'train.parallel.kind "fsdp"', 'or use train.parallel.kind "replicated"'
         if sharded and architecture not in _STACKS:

@@ -61,6 +61,10 @@ VocabularySize = Annotated[_Whole, Field(ge=8, le=1_048_576)]
 
 Dropout = Annotated[_Real, Field(ge=0, le=0.9), AcceptStored]
 """Dropout, label smoothing, subword sampling: above 0.9 less than a tenth of the signal remains."""
+DivergenceWeight = Annotated[
+    _Real, Field(ge=0, le=1000), zero_or(1e-3, "accepted: 0 (off) or 0.001 to 1,000"), AcceptStored
+]
+"""Weight of the divergence of two passes: published ones are 0.5 to 10; with 1,000 nothing else is learnt."""
 ChangedShare = Annotated[_Real, Field(ge=0, le=1), AcceptStored]
 """Share of the training pairs that are changed: none to all."""
 MaskedFraction = Annotated[_Real, Field(ge=0.001, le=0.9), AcceptStored]

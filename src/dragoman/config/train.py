@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
@@ -208,6 +209,48 @@ class LoRAConfig(Section):
         return self.alpha / self.rank
 
 
+class RegularizerConfig(Section):
+    """Regularization beside dropout and label smoothing; the ideas may be combined."""
+
+    r_drop: limits.DivergenceWeight = field(
+        0.0,
+        "compute each batch twice, with different dropout, and add this weight times the divergence of the two "
+        "distributions (R-Drop, Wu et al. 2021); 0 = off, twice the time of a step",
+        example=5.0,
+    )
+    simcut: limits.DivergenceWeight = field(
+        0.0,
+        "compute each batch twice, the second time with cut tokens, and add this weight times the divergence from the "
+        "first distribution (SimCut, Gao et al. 2022); needs `cutoff`; 0 = off, twice the time of a step",
+        example=3.0,
+    )
+    cutoff: limits.Dropout = field(
+        0.0,
+        "share of the input tokens whose vectors are 0, with `simcut` those of the second pass (token cutoff, Shen et "
+        "al. 2020)",
+        example=0.05,
+    )
+    relaxed_attention: limits.Dropout = field(
+        0.0,
+        "share of the attention weights that is uniform in training, in the encoder and in the attention to the "
+        "source (Lohrenz et al. 2023)",
+        example=0.1,
+    )
+    stochastic_depth: limits.Dropout = field(
+        0.0,
+        "share of the sentences for which the sublayers of the last layer are skipped in training; it grows linearly "
+        "from the first layer (Huang et al. 2016)",
+        example=0.1,
+    )
+
+    def _problems(self, stored: bool) -> Iterator[str]:
+        if self.simcut and not self.cutoff:
+            yield (
+                f"train.regularizer.simcut = {self.simcut:g} compares with a pass whose tokens are cut, but "
+                "train.regularizer.cutoff is 0; accepted: a share such as 0.05"
+            )
+
+
 class TrainConfig(Section):
     """Length of the training, optimizer, learning rate, validation and checkpoints."""
 
@@ -247,6 +290,9 @@ class TrainConfig(Section):
     schedule: Schedule = field(InverseSqrtSchedule(), "learning rate schedule", example="budget")
     label_smoothing: limits.Dropout = field(
         0.1, "target probability distributed uniformly over all tokens (Szegedy et al. 2016)", example=0.1
+    )
+    regularizer: RegularizerConfig = field(
+        RegularizerConfig(), "regularization beside dropout and label smoothing", example={"simcut": 3.0}
     )
     clip_norm: limits.GradientNorm = field(
         0.0, "maximum norm of the gradient (Pascanu et al. 2013); 0 = no clipping", example=1.0

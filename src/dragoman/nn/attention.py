@@ -42,20 +42,40 @@ _NO_TAPS = AttentionTaps(Tap(), Tap(), Tap())
 
 
 def attend_explicit(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: Dropout | None = None, taps: AttentionTaps = _NO_TAPS
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    dropout: Dropout | None = None,
+    taps: AttentionTaps = _NO_TAPS,
+    relaxation: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Return outputs (N, H, Tq, Dh) and weights (N, H, Tq, Tk), the latter after dropout.
 
     q (N, H, Tq, Dk), k (N, Hkv, Tk, Dk), v (N, Hkv, Tk, Dh).  bias: broadcastable to (N, H, Tq, Tk), or None.
+    relaxation: share of the weights that is uniform (`uniform_weights`).
     """
     if k.size(1) != q.size(1):  # each key-value head serves a group of query heads
         k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
     scores = taps.scores(q @ k.transpose(-1, -2) / math.sqrt(q.size(-1)))  # (N, H, Tq, Tk)
     masked = taps.masked(scores if bias is None else scores + bias)
     weights = taps.weights(masked.softmax(dim=-1))
+    if relaxation:
+        weights = torch.lerp(weights, uniform_weights(bias, weights), relaxation)
     if dropout is not None:
         weights = dropout(weights)
     return weights @ v, weights
+
+
+def uniform_weights(bias: Tensor | None, like: Tensor) -> Tensor:
+    """Return equal weights for all keys that the bias allows, broadcastable to (N, H, Tq, Tk).
+
+    like: a tensor (..., Tk), which gives the number of keys, the dtype and the device.
+    """
+    if bias is None:
+        return like.new_full((1, like.size(-1)), 1 / like.size(-1))
+    allowed = (bias > -math.inf).to(like.dtype)
+    return allowed / allowed.sum(-1, keepdim=True)
 
 
 def mask_to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -115,7 +135,12 @@ class MultiHead(nn.Module):
 
 
 class _SoftmaxAttention(MultiHead, ABC):
-    """Parts common to self- and cross-attention: key-value heads, dropout, and the choice of implementation."""
+    """Parts common to self- and cross-attention: key-value heads, dropout, and the choice of implementation.
+
+    relaxation: share of the weights that is uniform in training (relaxed attention, Lohrenz et al. 2023).
+    """
+
+    relaxation = 0.0
 
     def __init__(
         self,
@@ -145,14 +170,19 @@ class _SoftmaxAttention(MultiHead, ABC):
         causal: mask the later of Tq = Tk positions in addition to the bias.
         """
         explicit = self.dropout.is_active or (bias is not None and bias.requires_grad)
+        relaxation = self.relaxation if self.training else 0.0
         if explicit or any_active(*self.inner):
             pos = torch.arange(q.size(2), device=q.device)
             whole = add_biases(causal_bias(pos, pos, q.dtype), bias) if causal else bias
             if explicit or any_intervened(*self.inner):
-                return attend_explicit(q, k, v, whole, self.dropout, self.inner)[0]
+                return attend_explicit(q, k, v, whole, self.dropout, self.inner, relaxation)[0]
             with torch.no_grad():  # for the taps only; the output still comes from the kernel
                 attend_explicit(q, k, v, whole, None, self.inner)
-        return fast.attend(q, k, v, bias, causal)
+        out = fast.attend(q, k, v, bias, causal)
+        if not relaxation:
+            return out
+        mean = uniform_weights(bias, v.transpose(-1, -2)) @ v.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)
+        return torch.lerp(out, mean, relaxation)
 
 
 class SelfAttention(_SoftmaxAttention):
@@ -198,7 +228,8 @@ class SelfAttention(_SoftmaxAttention):
         if not positions.needs_weights:
             return self.join(self.attend(q, k, v, bias))
         bias = add_biases(bias, positions.query_bias(q, pos, k_pos))
-        out, weights = attend_explicit(q, k, v, bias, self.dropout, self.inner)
+        relaxation = self.relaxation if self.training else 0.0
+        out, weights = attend_explicit(q, k, v, bias, self.dropout, self.inner, relaxation)
         term = positions.value_term(weights, pos, k_pos)
         return self.join(out if term is None else out + term)
 

@@ -32,8 +32,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Embedding(nn.Module):
     """Token ids (N, T) -> vectors (N, T, D), multiplied by sqrt(d_model) (Vaswani et al. 2017, section 3.4).
 
-    scaled: whether they are multiplied.
+    scaled: whether they are multiplied.  zero_id: the token whose vector is 0 in training, or None.
     """
+
+    zero_id: int | None = None
 
     def __init__(self, vocab: int, d_model: int, scaled: bool = True) -> None:
         super().__init__()
@@ -41,7 +43,10 @@ class Embedding(nn.Module):
         self.scale = math.sqrt(d_model) if scaled else 1.0
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weight) * self.scale
+        vectors = F.embedding(tokens, self.weight) * self.scale
+        if self.zero_id is not None and self.training:
+            vectors = vectors.masked_fill((tokens == self.zero_id)[..., None], 0.0)
+        return vectors
 
 
 class OutputProjection(Linear):
@@ -201,7 +206,10 @@ class SubLayer(nn.Module):
     """Residual connection, norm and dropout around a function f.
 
     order "post": norm(x + dropout(f(x))) (Vaswani et al. 2017); "pre": x + dropout(f(norm(x))) (Xiong et al. 2020).
+    skip_rate: share of the rows that f does not change in training (stochastic depth, Huang et al. 2016).
     """
+
+    skip_rate = 0.0
 
     def __init__(self, norm: nn.Module, dropout: float, order: str) -> None:
         super().__init__()
@@ -214,8 +222,8 @@ class SubLayer(nn.Module):
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """Transform x (N, T, D)."""
         if self.order == "pre":
-            return self.residual(self.dropout(self.update(function(self.norm(x))), x))
-        update = self.update(function(x))
+            return self.residual(self.dropout(self._kept(function(self.norm(x))), x))
+        update = self._kept(function(x))
         norm = self.norm
         if type(norm) is LayerNorm:
             taps = self.residual, norm.mean, norm.std
@@ -227,6 +235,12 @@ class SubLayer(nn.Module):
                     return norm.normed(out)
         normed: Tensor = norm(self.residual(self.dropout(update, x)))
         return normed
+
+    def _kept(self, update: Tensor) -> Tensor:
+        """Return the update (N, T, D), which in training is 0 in some rows and larger in the others."""
+        if self.skip_rate and self.training:
+            update = update * F.dropout(update.new_ones(len(update), 1, 1), self.skip_rate)
+        return self.update(update)
 
 
 class EncoderLayer(nn.Module):

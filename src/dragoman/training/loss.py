@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -45,23 +45,56 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, padded: boo
 
     padded: whether rows with the target PAD occur, which do not count.
     """
-    log_probs = logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1)
+    log_probs = in_sum_dtype(logits).log_softmax(-1)
     if padded:
         log_probs = log_probs * (targets != PAD)[:, None]
     nll = -log_probs.gather(-1, targets[:, None]).sum()
     return (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum(), nll
 
 
+class Criterion(Protocol):
+    """A loss of the logits of a batch: as a formula, and in chunks with its gradient."""
+
+    def sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """logits (M, V) of all rows -> the loss that is minimized and the NLL, summed over the rows."""
+
+    def chunk(self, logits: Tensor, rows: slice, gradient: bool) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Return the gradient of the loss by the logits of these rows, which are overwritten, or None, and `sums`.
+
+        gradient: whether it is needed.
+        """
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The criterion of the function `cross_entropy`; targets (M,)."""
+
+    targets: Tensor
+    smoothing: float
+    padded: bool = False
+
+    def sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return cross_entropy(logits, self.targets, self.smoothing, self.padded)
+
+    def chunk(self, logits: Tensor, rows: slice, gradient: bool) -> tuple[Tensor | None, Tensor, Tensor]:
+        targets = self.targets[rows]
+        if can_compute_loss(logits):
+            return logits, *loss_gradient_(logits, targets, self.smoothing, PAD, gradient)
+        logits = in_sum_dtype(logits)
+        if gradient:
+            return loss_gradient(logits, targets[:, None], self.smoothing, self.padded)
+        return None, *cross_entropy(logits, targets, self.smoothing, self.padded)
+
+
+def in_sum_dtype(x: Tensor) -> Tensor:
+    """Return x in the dtype in which sums are computed: float64 if x has it, otherwise float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def _in_chunks(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    smoothing: float,
-    rows: int,
-    padded: bool,
-    gradients: Sequence[bool],
+    hidden: Tensor, weight: Tensor, criterion: Criterion, rows: int, gradients: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Return, from one pass over the rows, smoothed loss, NLL and, where requested, gradients of hidden and weight.
+    """Return, from one pass over the rows, loss, NLL and, where requested, gradients of hidden and weight.
 
     All products use one dtype: that of an active autocast, otherwise that of `hidden`.  Autocast itself is disabled,
     because it runs `mm(out=)` and `addmm_` in float32.
@@ -69,8 +102,7 @@ def _in_chunks(
     device, dtype = hidden.device.type, hidden.dtype
     if torch.is_autocast_enabled(device) and dtype != torch.float64:  # which autocast never changes
         dtype = torch.get_autocast_dtype(device)
-    sum_dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    smoothed, nll = (hidden.new_zeros((), dtype=sum_dtype) for _ in range(2))
+    smoothed, nll = (in_sum_dtype(hidden.new_zeros(())) for _ in range(2))
     grad_hidden = torch.empty_like(hidden) if gradients[0] else None
     grad_weight = torch.zeros_like(weight) if gradients[1] else None
     with torch.autocast(device, enabled=False):
@@ -79,18 +111,14 @@ def _in_chunks(
         buffer = hidden.new_empty(min(rows, hidden.size(0)), weight.size(0), dtype=dtype)
         for begin in range(0, hidden.size(0), rows):
             part = slice(begin, begin + rows)
-            h, t = hidden[part].to(dtype), targets[part, None]  # (rows, D), (rows, 1)
+            h = hidden[part].to(dtype)  # (rows, D)
             logits = multiply(h, matrix.T, out=buffer[: len(h)])  # (rows, V)
-            if can_compute_loss(logits):
-                grad_logits = logits
-                chunk_smoothed, chunk_nll = loss_gradient_(logits, targets[part], smoothing, PAD, any(gradients))
-            elif any(gradients):
-                grad_logits, chunk_smoothed, chunk_nll = loss_gradient(logits.to(sum_dtype), t, smoothing, padded)
-                grad_logits = grad_logits.to(dtype)
-            else:
-                chunk_smoothed, chunk_nll = cross_entropy(logits.to(sum_dtype), targets[part], smoothing, padded)
+            grad_logits, chunk_smoothed, chunk_nll = criterion.chunk(logits, part, any(gradients))
             smoothed += chunk_smoothed
             nll += chunk_nll
+            if grad_logits is None:
+                continue
+            grad_logits = grad_logits.to(dtype)
             if grad_hidden is not None and grad_hidden.dtype == dtype:
                 multiply(grad_logits, matrix, out=grad_hidden[part])
             elif grad_hidden is not None:
@@ -130,10 +158,8 @@ def loss_gradient(
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int, padded: bool
-    ) -> Any:
-        smoothed, nll, *gradients = _in_chunks(hidden, weight, targets, smoothing, rows, padded, ctx.needs_input_grad)
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, criterion: Criterion, rows: int) -> Any:
+        smoothed, nll, *gradients = _in_chunks(hidden, weight, criterion, rows, ctx.needs_input_grad)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
@@ -146,7 +172,7 @@ class _Chunked(torch.autograd.Function):
             grad_hidden.mul_(grads[0].to(grad_hidden.dtype))
         if grad_weight is not None:
             grad_weight.mul_(grads[0])
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None
 
 
 def chunked_cross_entropy(
@@ -156,11 +182,19 @@ def chunked_cross_entropy(
 
     rows: rows per chunk; 0 chooses a size for the device.  padded: see `cross_entropy`.
     """
+    return chunked(hidden, weight, CrossEntropy(targets, smoothing, padded), rows)
+
+
+def chunked(hidden: Tensor, weight: Tensor, criterion: Criterion, rows: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the sums of a criterion over the logits hidden @ weight.T: loss and negative log-likelihood.
+
+    hidden (M, D), weight (V, D).  rows: rows per chunk; 0 chooses an even number for the device.
+    """
     if rows == 0:
         rows = _CPU_ROWS if hidden.device.type == "cpu" else _GPU_ROWS
     if not torch.is_grad_enabled():  # `ctx.needs_input_grad` ignores `no_grad`
-        return _in_chunks(hidden, weight, targets, smoothing, rows, padded, gradients=(False, False))[:2]
-    return _Chunked.apply(hidden, weight, targets, smoothing, rows, padded)  # type: ignore[no-any-return, no-untyped-call]
+        return _in_chunks(hidden, weight, criterion, rows, gradients=(False, False))[:2]
+    return _Chunked.apply(hidden, weight, criterion, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def counted_rows(hidden: Tensor, targets: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
@@ -187,26 +221,31 @@ class TokenLoss:
         self.targets, self.smoothing, self.count, self.padded = targets, smoothing, count, padded
 
     def __call__(self, hidden: Tensor, output: nn.Module) -> Loss:
-        chunked = isinstance(output, nn.Linear)
+        in_chunks = isinstance(output, nn.Linear)
         if isinstance(output, OutputProjection) and output.is_recorded:
             logits = output(hidden)  # (B, T, V), for recording hooks; only an intervention needs all logits
             if output.is_intervened:
-                hidden, chunked = logits, False
-        elif not chunked:
+                hidden, in_chunks = logits, False
+        elif not in_chunks:
             hidden = output(hidden)
-        rows, targets = hidden.flatten(0, 1), self.targets.flatten()  # (M, D or V), (M,)
-        if not self.padded:
-            rows, targets = counted_rows(hidden, self.targets, self.count)
-        if chunked:
+        rows, criterion, tokens = self.criterion(hidden)
+        if in_chunks:
             assert isinstance(output, nn.Linear)
             weight = output.weight  # (V, D)
             if output.bias is not None:  # it becomes a feature, which is always 1
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
                 weight = torch.cat([weight, output.bias[:, None]], 1)
-            smoothed, nll = chunked_cross_entropy(rows, weight, targets, self.smoothing, padded=self.padded)
+            smoothed, nll = chunked(rows, weight, criterion)
         else:
-            smoothed, nll = cross_entropy(rows, targets, self.smoothing, self.padded)
-        return Loss(smoothed, nll.detach(), targets.numel())
+            smoothed, nll = criterion.sums(rows)
+        return Loss(smoothed, nll.detach(), tokens)
+
+    def criterion(self, hidden: Tensor) -> tuple[Tensor, Criterion, int]:
+        """Return the rows (M, D or V) of hidden (B, T, D or V) that count, their criterion, and the target tokens."""
+        rows, targets = hidden.flatten(0, 1), self.targets.flatten()
+        if not self.padded:
+            rows, targets = counted_rows(hidden, self.targets, self.count)
+        return rows, CrossEntropy(targets, self.smoothing, self.padded), targets.numel()
 
 
 def mean_loss(network: Network, batches: Iterable[Batch]) -> float:

@@ -30,6 +30,7 @@ from dragoman.training.loss import Loss, LossScale, TokenLoss, check_float16
 from dragoman.training.memory import BatchPart, Gradients, accumulate, without_targets
 from dragoman.training.optim import build_optimizer, state_size
 from dragoman.training.progress import Progress
+from dragoman.training.regularization import PairedLoss, cut, pass_weights, regularize, twice
 from dragoman.training.run import TrainingRun
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -53,6 +54,8 @@ class TrainingStep:
         for module in self.model.modules():
             if isinstance(module, Stack):
                 module.recomputes = config.gradient_checkpointing
+        regularize(self.model, config.regularizer)
+        self.pass_weights = pass_weights(config.regularizer)
         self.optimizer = build_optimizer(config.optimizer, self.model)
         self.ema: dict[str, Tensor] | None = None
         if config.ema:
@@ -84,9 +87,15 @@ class TrainingStep:
     def forward(self, batch: Batch) -> Loss:
         count = None if self.reads or self.padded else batch.tgt_tokens
         head = TokenLoss(batch.tgt_out, self.config.label_smoothing, count, self.padded)
+        inputs = batch
+        if self.pass_weights is not None:
+            inputs = twice(batch, self.config.regularizer)
+            head = PairedLoss(batch.tgt_out, self.config.label_smoothing, self.pass_weights)
+        elif self.config.regularizer.cutoff:
+            inputs = cut(batch, self.config.regularizer.cutoff)
         dtype = _AUTOCAST.get(self.config.precision)
         with torch.autocast(self.context.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-            loss: Loss = self.model(batch.src, batch.src_mask, batch.tgt_in, head)
+            loss: Loss = self.model(inputs.src, inputs.src_mask, inputs.tgt_in, head)
         if self.context.size == 1:
             return loss
         # All processes sum the same gradients, but positions are not used where all texts have one token.

@@ -19,6 +19,7 @@ from dragoman.advice.choice import (
     Setting,
     Size,
     Speed,
+    augment_settings,
     choose_size,
     choose_training,
     choose_vocabulary,
@@ -160,13 +161,14 @@ def test_every_choice_is_a_valid_configuration(seconds: float, common_script: bo
     facts = replace(FACTS, common_script=common_script, replaced=replaced)
     speed, why = choose_size(facts, SPEEDS, seconds)
     data = [Setting("data.train", [{"source": "a", "target": "b"}], "1 pair."), Setting("data.valid.path", "v.tsv", "")]
-    settings = [*data, *choose_vocabulary(facts), *choose_training(facts, speed, why, seconds)]
+    settings = [*data, *augment_settings(), *choose_vocabulary(facts), *choose_training(facts, speed, why, seconds)]
 
     document = tomllib.loads(render(["A title."], settings))
 
     assert document == nested(settings)
     config = parse_config(document)
     assert config.train.budget.amount == seconds
+    assert 0 < sum(config.parallel.augment.model_dump().values()) <= 0.02  # larger shares have a price
     identity = config.tokenizer.sides[1].normalization == "identity"
     assert identity is replaced and config.tokenizer.shared is common_script
 

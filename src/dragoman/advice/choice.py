@@ -139,6 +139,16 @@ def choose_vocabulary(facts: CorpusFacts) -> list[Setting]:
     return settings
 
 
+def augment_settings() -> list[Setting]:
+    """Return the settings of the section [data.augment]; docs/data.md has the measurements."""
+    why = "Shares of the pairs that are changed, others in each epoch: people also type like this."
+    return [
+        Setting("data.augment.lower_case", 0.005, why),
+        Setting("data.augment.no_final_mark", 0.01, ""),
+        Setting("data.augment.typing_errors", 0.005, ""),
+    ]
+
+
 def _vocabulary_size(usual: int, distinct: int, characters: int) -> int:
     """Return a size that covers all characters and does not exceed one token per word, character and byte."""
     needed = characters + _BYTES
@@ -266,8 +276,8 @@ def duration(seconds: float) -> str:
 
 
 _WIDTH = 100
-_TABLES = ("data", "data.valid", "data.test", "tokenizer", "tokenizer.target", "model", "train", "train.optimizer",
-           "train.schedule", "search")  # fmt: skip
+_TABLES = ("data", "data.valid", "data.test", "data.augment", "tokenizer", "tokenizer.target", "model", "train",
+           "train.optimizer", "train.schedule", "search")  # fmt: skip
 
 
 def nested(settings: Iterable[Setting]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dragoman.advice.choice import (
     Setting,
     Speed,
     Training,
+    augment_settings,
     choose_size,
     choose_training,
     choose_vocabulary,
@@ -115,7 +116,7 @@ def plan_training(
             facts, speeds = measure_speeds(facts, split.sample, seconds, scratch, log)
             speed, why = choose_size(facts, speeds, seconds)
             training = choose_training(facts, speed, why, seconds, validated=split.counts[VALID] > 0)
-            settings = [*data, *choose_vocabulary(facts), *training]
+            settings = [*data, *augment_settings(), *choose_vocabulary(facts), *training]
             forecast = expect(facts, speed, seconds)
             content = render(_title(path, facts, speed, forecast, budget), settings)
             parse_config(tomllib.loads(content), where=str(path))  # nothing is written if it is invalid

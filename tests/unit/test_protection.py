@@ -96,7 +96,7 @@ def text_of(format: str, data: bytes) -> str:
 @pytest.mark.parametrize("weakness", WEAK)
 def test_every_span_survives_in_every_format(format: str, weakness: str) -> None:
     lost = []
-    decoded = ("\\(", "&") if format == "md" else ()  # Markdown has its own meaning for these
+    decoded = ("\\(", "&", "__") if format == "md" else ()  # Markdown has its own meaning for these
     for example in EXAMPLES:
         if example.startswith(decoded):
             continue

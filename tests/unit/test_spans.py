@@ -26,10 +26,32 @@ def test_examples_are_found_in_text(name: str, example: str) -> None:
     [
         "Is 5 % < 6 %, or R&D (see 3/4) at 5 p.m.?", "Nothing here.", "and/or: 10:30 (a:b)", "He paid $5 and $6.",
         "Er sagte: „So ist es“ -- z.B. im Nr.5", "100 % d'accord", "a < b and c > d", "U.S.A. e.g. i.e. 3.5",
+        "Lehrer_innen, jede_r", "2024-05-17 at 10:30:45", "1,000-2,000", "He said: (no)", "Tom's; (see)", "1.2.2003",
     ],
 )  # fmt: skip
 def test_ordinary_text_has_no_spans(text: str) -> None:
     assert find_spans(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        (r'The file is at "C:\Program Files (x86)\My App\a.txt" on Windows.', r"C:\Program Files (x86)\My App\a.txt"),
+        (r"Open \\server\a b\x.doc now.", r"\\server\a b\x.doc"), ("Run ``echo `date` ``.", "``echo `date` ``"),
+        ("Mail <tom.o'neil@example.org>.", "tom.o'neil@example.org"), ("Clone git@a.org:b/c.git", "git@a.org:b/c.git"),
+        ("See https://ja.wikipedia.org/wiki/日本 now", "https://ja.wikipedia.org/wiki/日本"), ("#日本 is", "#日本"),
+        ("请看https://a.org/b获取", "https://a.org/b"), ("#हिन्दी है", "#हिन्दी"),
+        ("Dial 1-800-555-0199.", "1-800-555-0199"),
+        ("At postgres://u:p@h/db.", "postgres://u:p@h/db"), ("Dear *|FNAME|*,", "*|FNAME|*"), ("%n dogs", "%n"),
+        ("Tom <%= x %> is", "<%= x %>"), ("Hello.\\nTom", r"\n"), ("Hi\\nyou", r"\n"),
+        ("Is it?[note 2] He", "[note 2]"),
+        ("She stayed.* He", "*"),
+        ("Go \U0001f3f4\U000e0067\U000e007f!", "\U0001f3f4\U000e0067\U000e007f"),
+        ("a ≠ b", "≠"), ("%%NAME%% is", "%%NAME%%"), ("At FE80::1:2.", "FE80::1:2"), ("It \\textbf", ""),
+    ],
+)  # fmt: skip
+def test_a_span_is_found_as_a_whole(text: str, whole: str) -> None:
+    assert [text[start:end] for start, end, *_ in find_spans(text)] == [whole] * bool(whole)
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def test_a_model_that_spells_out_numbers_translates_lines_of_digits() -> None:
     assert "six" in out[0].text and [one.text for one in out[1:]] == ["1\t2", "***"]
 
 
-@pytest.mark.parametrize("mark", ["- ", "• ", "1) ", "(a) ", "✓ ", "  -  ", "\t* "])
+@pytest.mark.parametrize("mark", ["- ", "• ", "1) ", "(a) ", "✓ ", "  -  ", "\t* ", "- [ ] ", "* [x] "])
 def test_list_marks_are_kept_and_not_translated(mark: str) -> None:
     translator = with_profile(copying_translator(says="▁six", max_extra=0))
     alone = translator.translate(["one two."])[0]
@@ -325,6 +325,8 @@ def test_list_marks_are_kept_and_not_translated(mark: str) -> None:
 def test_other_beginnings_are_not_list_marks() -> None:
     for text in ["1. one", "-one", "one) two", "-5 one", "A. one"]:
         assert list_prefix(text) == ""
+    assert [list_prefix("1. Tom runs.", code) for code in ("en", "fr_FR", "de", None)] == ["1. ", "1. ", "", ""]
+    assert list_prefix("1. 2. 1990", "en") == ""
 
 
 def test_a_sentence_longer_than_the_model_accepts_is_split_and_flagged() -> None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from dragoman.data.languages import language_code
+from dragoman.data.spans import NOTE, REFERENCE
 
 _LINE_BREAKS = "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _FINAL = ".!?…؟"
@@ -24,8 +25,7 @@ _SYMBOL = (
     r"(?:[\u231a\u231b\u23e9-\u23fa\u2600-\u2712\u2719-\u2793\u2b50-\u2b55\u303d\ue000\U0001f000-\U0001faff]"
     r"[\u200d\u20e3\ufe0e\ufe0f\U000e0020-\U000e007f]{0,8}+|[:;=][-']?[()DPo]{1,3}+)"
 )
-_NOTE = r"(?:\[[^\[\]\s]{1,4}(?:[ -]\w{1,6})?\]|\((?:\d{1,3}|[a-z])\)|[⁰¹²³⁴-⁹†‡*\ue001](?:[,–](?=[⁰¹²³⁴-⁹]))?)"
-"""A reference mark: [1], [note 1], (1), ¹,², *."""
+_NOTE = rf"(?:(?:{REFERENCE}|{NOTE})(?:[,–](?=[⁰¹²³⁴-⁹]))?)"
 _SPACES = r" \u00a0\u202f\u3000"
 _TRAIL = (
     rf"(?:(?:{_NOTE}|{_SYMBOL}|[{_BULLETS}])(?:{_NOTE}|{_SYMBOL}|[{_BULLETS}{re.escape(_CLOSING)}]){{0,16}})?"
@@ -42,7 +42,9 @@ _OPENING = re.compile(r"[\"'`“”„‚‘’«»‹›()\[\]{}¿¡–—•*_
 _SYMBOLS = re.compile(_SYMBOL)
 _WORD = re.compile(r"\w+")
 _LIST_MARK = re.compile(r"[(\[]?(?:\d{1,3}|[^\W\d_])\.")
-_LIST_PREFIX = re.compile(rf"\s*(?:[-–—•‣·*{_BULLETS}]|\(?\d{{1,3}}\.?\)|\(?[A-Za-z]\))\s+")
+_LIST_PREFIX = re.compile(
+    rf"\s*(?:[-–—•‣·*{_BULLETS}](?:\s+\[[ xX]\])?|\(?\d{{1,3}}\.?\)|\(?[A-Za-z]\)|(?P<dot>\d{{1,3}}\.)(?!\s+\d))\s+"
+)
 _QUOTED_PARTICLE = "とってをがはにのも、，；：,;:"
 """Characters that continue a Chinese or Japanese sentence after a quotation that ends with a full stop."""
 
@@ -173,13 +175,15 @@ def split_sentences(text: str, language: str | None = None) -> list[str]:
     return _cut_at(text, ends)
 
 
-def list_prefix(sentence: str) -> str:
+def list_prefix(sentence: str, language: str | None = None) -> str:
     """Return the list mark at the beginning of a sentence, with the whitespace around it: "  - " or "1) "; "" if none.
 
-    "1. " is not included, because in many languages it may begin a date.
+    "1. " is one only in languages that write no ordinal numbers so, because it may begin a date.
     """
     match = _LIST_PREFIX.match(sentence)
-    return match[0] if match else ""
+    if match is None or (match["dot"] and _rules(language_code(language) or "").ordinals):
+        return ""
+    return match[0]
 
 
 def _is_end(match: re.Match[str], first: int, rules: _Rules) -> bool:

@@ -44,11 +44,22 @@ _SUFFIXES = (
     "dll|so|dmg|deb|rpm|iso|zip|rar|7z|tar|gz|bz2|xz|zst|png|jpe?g|gif|svg|webp|bmp|tiff?|ico|mp[34]|wav|ogg|flac|avi|"
     "mkv|mov|webm|bin|dat|bak|tmp|lock|safetensors|onnx"
 )
-_PICTURES = r"\u2190-\u21ff\u2300-\u27bf\u2900-\u297f\u2b00-\u2bff\U0001f000-\U0001faff"
+_MARKED = r"\w\u0300-\u036f\u0591-\u05bd\u064b-\u0655\u0900-\u0963\u0980-\u0fff\u200c\u200d"
+"""Letters of all scripts, with the signs that belong to them."""
+_SCHEME = r"(?i:[a-z][a-z\d+.-]{1,20}://|(?:mailto|tel|sms|sip|xmpp|geo|doi|urn|magnet):|www\.)"
+_ADDRESS = r"!\#-;=?-\[\]_a-~\u00c0-\u1fff"
+REFERENCE = r"\[[^\[\]\s]{1,4}(?:[ -]\w{1,6})?\]|\((?:\d{1,3}|[a-z])\)|[⁰¹²³⁴-⁹†‡*]{1,3}"
+"""Reference marks after a punctuation mark: [1], [note 1], (1), ¹, *."""
+_FILE = rf"{_LETTERS}.()$%&@+~-"
+_PICTURES = r"\u2190-\u2211\u2213-\u22ff\u2300-\u27bf\u2900-\u297f\u2b00-\u2bff\U0001f000-\U0001faff"
 
 SPAN_KINDS: dict[str, SpanKind] = {
     "ICU message": SpanKind("", ("{VAR_PLURAL, plural, =1 {one dog} other {many dogs}}", "{n, number}"), hidden=True),
-    "code": SpanKind(r"```[^`\n]{1,500}```|``[^`\n]{1,300}``|`[^`\n]{1,300}`", ("`os.path`", "``a b``"), hidden=True),
+    "code": SpanKind(  # ends with as many marks as it begins with
+        r"(?<!`)(?:`(?!`)[^`\n]{1,300}`|``(?!`)(?:[^`\n]|`(?!`)){1,300}``|```(?!`)(?:[^`\n]|``?(?!`)){1,500}```)(?!`)",
+        ("`os.path`", "``a ` b``"),
+        hidden=True,
+    ),
     "maths": SpanKind(
         r"\$\$[^$\n]{1,500}\$\$"
         rf"|(?<![{_LETTERS}$\\])\$(?=[^\s$])(?:[^$\n\\^_={{}}]{{0,100}}[\\^_={{}}][^$\n]{{0,200}}|[A-Za-z])(?<!\s)\$(?![\d$])"
@@ -57,67 +68,99 @@ SPAN_KINDS: dict[str, SpanKind] = {
         hidden=True,
     ),
     "URL": SpanKind(
-        rf"(?<![{_LETTERS}])(?i:(?:https?|ftps?|file|ssh|git|s3|wss?|irc)://|(?:mailto|tel|doi|urn|magnet):|www\.)"
-        r"[!\#-;=?-\[\]_a-~\u00c0-\u1fff]{1,2000}",
+        # Within text with spaces, an address may contain Chinese; in Chinese text, it ends there.
+        rf"(?<=[!-\u024f] ){_SCHEME}[{_ADDRESS}\u3040-\u9fff\uac00-\ud7af]{{1,2000}}"
+        rf"|(?<![{_LETTERS}]){_SCHEME}[{_ADDRESS}]{{1,2000}}",
         ("https://example.com/a_b?c=d", "www.example.org/x#y", "mailto:a@b.org"),
     ),
     "e-mail address": SpanKind(
-        rf"(?<![{_LETTERS}.%+-])[{_LETTERS}][{_LETTERS}.%+-]{{0,63}}+@(?:[A-Za-z\d-]{{1,63}}\.){{1,8}}[A-Za-z\d-]{{2,63}}",
+        rf"(?<![{_LETTERS}.%+-])[{_LETTERS}](?:[{_LETTERS}.%+-]|'(?=[{_LETTERS}])){{0,63}}+"
+        r"@(?:[A-Za-z\d-]{1,63}\.){1,8}[A-Za-z\d-]{2,63}(?::[\w./~-]{1,200}\.git)?",
         ("tom.smith@example.com",),
     ),
     "placeholder in braces": SpanKind(
         r"\{\{\{[^{}\n]{1,80}\}\}\}|[\#$]?\{\{[^{}\n]{1,80}\}\}|\{%[^{}\n]{1,80}%\}"  # Mustache, Jinja, Vue
         r"|[\#$@%]\{[^{}\n]{0,80}\}"  # shells, JavaScript, Ruby
+        r"|\*\|[^|\n]{1,60}\|\*"  # merge fields of mails
         r"|\{\s?[\w.\[\]'-]{0,60}(?:,\s?-?\d{1,4})?(?:![rsa])?(?::[^{}\s]{0,30})?\s?\}",  # Python, .NET, i18n
         ("{name}", "{{ user.name }}", "${x}", "{0:.2f}", "{}", "{0,10:N2}", "#{n}"),
     ),
-    "function of i18next": SpanKind(r"\$t\([^()\n]{1,80}\)", ("$t(dog)",)),
+    "linked message": SpanKind(
+        r"\$t\([^()\n]{1,80}\)|@(?:\.[a-z]{1,20})?:(?:\{[^{}\n]{1,80}\}|\w{1,60}(?:\.\w{1,60}){0,8})",
+        ("$t(dog)", "@:common.dog"),
+    ),
     "placeholder of printf": SpanKind(
-        r"(?<![\d%])%(?:\(\w{1,60}\)|\d{1,3}\$)?[-+\#0]{0,5}(?:\d{1,5}|\*)?(?:\.(?:\d{1,5}|\*))?(?:hh|ll|[hljztL])?"
-        r"[diouxXeEfFgGcrsap@](?![A-Za-z])"
-        r"|%%|%\w{1,60}%|(?<![\d%])%\d(?!\w)"
+        r"(?<![\d%])%(?:\(\w{1,60}\)|\d{1,3}\$)?[-+\#0']{0,5}(?:\d{1,5}|\*)?(?:\.(?:\d{1,5}|\*))?(?:hh|ll|[hljztL])?"
+        r"[diouxXeEfFgGcrsapn@](?![A-Za-z])"
+        r"|%%?\w{1,60}%%?|%%|(?<![\d%])%L?(?:\d|n)(?!\w)"
         r"|(?<![\d%])%-?[A-Za-z](?:[-/:.,]%-?[A-Za-z]){1,10}",  # of dates
         ("%s", "%1$d", "%@", "%(name)s", "%5.2f", "%APPDATA%", "%Y-%m-%d"),
     ),
     "tag": SpanKind(
-        r"</?(?:\d{1,3}|[A-Za-z][\w:.-]{0,60})(?:\s[^<>\n]{0,300})?/?>|<!--[^\n]{0,300}?-->",
+        r"</?(?:\d{1,3}|[A-Za-z][\w:.-]{0,60})(?:\s[^<>\n]{0,300})?/?>|<!--[^\n]{0,300}?-->|<%[^\n]{0,300}?%>",
         ("<0>", "</0>", '<a href="x">', "<br/>"),
     ),
     "character reference": SpanKind(
         r"&(?:[A-Za-z]{2,10}\d{0,2}|\#\d{1,7}|\#[xX][\dA-Fa-f]{1,6});", ("&nbsp;", "&#39;")
     ),
     "file name": SpanKind(
-        rf"(?<![{_LETTERS}])[A-Za-z]:\\[{_LETTERS}\\.()$%&@+~-]{{1,200}}"
+        # Names of folders may have spaces on Windows, where a backslash ends them.
+        rf"(?<![{_LETTERS}])(?:[A-Za-z]:|\\\\[{_LETTERS}.-]{{1,60}})\\"
+        rf"(?:[{_FILE}]{{1,60}}(?: [{_FILE}]{{1,60}}){{0,3}}\\){{0,20}}[{_FILE}]{{0,80}}"
         rf"|(?<![{_LETTERS}/.~\\<@+-])(?:(?:~|\.{{1,2}})/|/[{_LETTERS}.@+-]{{1,80}}/)[{_LETTERS}.@+-]{{1,80}}(?:/[{_LETTERS}.@+-]{{1,80}}){{0,20}}/?"
         rf"|(?<![{_LETTERS}@./\\+-])(?:[{_LETTERS}@+-]{{1,80}}[./]){{1,10}}(?:{_SUFFIXES})(?![{_LETTERS}]|[-@/.][{_LETTERS}])",
         ("report_v2.pdf", "/usr/local/bin", r"C:\Users\tom", "src/main.py", "./run.sh"),
+    ),
+    "escape sequence": SpanKind(  # not a command of TeX or a part of a path, unless text stands right before it
+        rf"\\(?:[nrt](?:(?![a-z])|(?<=[{_LETTERS}.,:;!?)\]}}]..))|[\"'\\]|x[\da-fA-F]{{2}}|u[\da-fA-F]{{4}})",
+        (r"\n", r"\u00e9"),
     ),
     "host name": SpanKind(
         rf"(?<![{_LETTERS}@./-])(?:[A-Za-z\d-]{{1,63}}\.){{1,5}}(?:{_DOMAINS})(?![{_LETTERS}]|\.[{_LETTERS}])"
         r"(?:/[!\#-;=?-Z_a-z~]{0,500})?",
         ("example.com", "docs.example.org/a/b"),
     ),
+    "identifier": SpanKind(
+        rf"(?<![{_LETTERS}])(?:"
+        r"[\da-fA-F]{8}(?:-[\da-fA-F]{4}){3}-[\da-fA-F]{12}"
+        r"|\d{1,3}(?:\.\d{1,3}){3}(?:[:/]\d{1,5})?(?!\.\d)"
+        r"|(?:[\da-fA-F]{1,4}:){1,7}:(?:[\da-fA-F]{1,4}(?::[\da-fA-F]{1,4}){0,6})?|[\da-fA-F]{1,4}(?::[\da-fA-F]{1,4}){3,7}"
+        r"|v\d{1,4}(?:\.\d{1,4}){1,3}(?:[-+][A-Za-z\d]{1,20}(?:\.[A-Za-z\d]{1,20}){0,3})?"
+        r"|\d{1,7}(?:-\d{1,7}){3,6}(?:-X)?|\+\d[\d ()/.-]{6,20}\d)"
+        rf"(?![{_LETTERS}])",
+        ("192.168.0.1:8080", "2001:db8::1", "00:1b:44:11:3a:b7", "v1.2.3-beta.4", "978-3-16-148410-0", "+49 30 123456"),
+    ),
+    "name in code": SpanKind(
+        rf"(?:__[a-z]\w{{0,40}}__|[a-z][a-z\d]{{1,40}}(?:_(?!in(?:nen)?\b)[a-z\d]{{2,40}}){{1,8}}|[A-Z][A-Z\d]{{0,40}}(?:_[A-Z\d]{{1,40}}){{1,8}}"
+        rf"|(?:[A-Za-z_]\w{{0,40}}\.){{0,4}}[A-Za-z_]\w{{0,40}}\(\))(?![{_LETTERS}])",
+        ("max_tokens", "__init__", "MAX_TOKENS", "os.getcwd()"),
+    ),
     "variable": SpanKind(rf"(?<![{_LETTERS}$])\$[A-Za-z_][{_LETTERS}]{{0,60}}", ("$HOME",)),
     "name after a colon": SpanKind(
         rf"(?<![{_LETTERS}:/.\])}}>]):[a-z_][{_LETTERS}-]{{0,60}}(?::|(?![{_LETTERS}:]))", (":name", ":smile:")
     ),
-    "mention": SpanKind(rf"(?<![{_LETTERS}@/.&])@[A-Za-z_][{_LETTERS}.-]{{0,60}}", ("@tom_smith",)),
+    "mention": SpanKind(
+        rf"(?<![{_LETTERS}@/.&])@[A-Za-z_][{_LETTERS}.-]{{0,60}}(?:@(?:[A-Za-z\d-]{{1,63}}\.){{1,8}}[A-Za-z\d-]{{2,63}})?",
+        ("@tom_smith", "@tom@example.social"),
+    ),
     "hashtag": SpanKind(
-        rf"(?<![{_LETTERS}&/\#])\#(?:[^\W\d_][{_LETTERS}]{{0,100}}|\d{{3,10}}(?![{_LETTERS}]))",
+        rf"(?<![{_LETTERS}&/\#])\#(?:[A-Za-z\u00c0-\u024f][{_LETTERS}]{{0,100}}|[^\W\d_][{_MARKED}]{{0,100}}\#?|\d{{3,10}}(?![{_LETTERS}]))",
         ("#opensource", "#1234"),
     ),
     "reference mark": SpanKind(
-        r"\[\d{1,3}\](?!\()|(?<=[.!?…,;:”\"»)])(?:\[\w{1,4}\]|\(\d{1,3}\)|[⁰¹²³⁴-⁹]{1,3})(?!\w)", ("[1]",)
+        rf"\[\d{{1,3}}(?:\s?[,–-]\s?\d{{1,3}}){{0,8}}\](?!\()|[†‡]{{1,3}}|(?<=[.!?…,;:”\"»)])(?:{REFERENCE})(?!\w)",
+        ("[1]", "[2, 3]"),
     ),
     "symbol": SpanKind(
-        rf"(?:[{_PICTURES}\xa9\xae\u2122\u3030\u303d][\ufe0e\ufe0f\u20e3\U0001f3fb-\U0001f3ff]{{0,3}}"
-        rf"(?:\u200d(?=[{_PICTURES}]))?){{1,60}}|[\d*\#]\ufe0f?\u20e3|[{OBJECT}\ue000-\uf8ff]",
-        ("\U0001f60a", "♪", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "→", "™"),
+        rf"(?:[{_PICTURES}\xa9\xae\u2122\u3030\u303d][\ufe0e\ufe0f\u20e3\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]{{0,8}}"
+        rf"(?:\u200d(?=[{_PICTURES}]))?){{1,60}}|[\d*\#]\ufe0f?\u20e3|[{OBJECT}\ue000-\uf8ff]"
+        rf"|(?<![{_LETTERS}:;])[:;]['-]?[()DP](?![^\s.,;:!?)。」“”])|(?<!\S)<3(?!\w)",
+        ("\U0001f60a", "♪", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "→", "™", ":-)"),
     ),
 }
 """Names -> kinds, in the order in which they are tried at a position."""
 
-_WORDS = {"URL", "e-mail address", "file name", "host name", "symbol"}
+_WORDS = {"URL", "e-mail address", "file name", "host name", "identifier", "name in code", "symbol"}
 """Kinds whose spans may begin with a letter or a digit."""
 
 
@@ -133,8 +176,10 @@ _PATTERN = re.compile(  # most positions are within a word, and excluded at once
     rf"(?=[^{_LETTERS}\s])(?:{_alternatives('k', (n for n in SPAN_KINDS if n not in ('e-mail address', 'host name')))})"
     rf"|(?<![{_LETTERS}])(?=[{_LETTERS}])(?:{_alternatives('w', (n for n in SPAN_KINDS if n in _WORDS))})"
 )
-_TRIGGER = re.compile(
-    rf"[@{{<%/#$`\\&\[]|[.!?…,;:”\"»)][(⁰¹²³⁴-⁹]|:[\w+]|\w\.\w|[\u20e3\u2122\u3030\u303d\xa9\xae{OBJECT}\ue000-\uf8ff{_PICTURES}]"
+_SYMBOLS = rf"\u20e3\u2122\u3030\u303d\xa9\xae{OBJECT}\ue000-\uf8ff{_PICTURES}"
+_TRIGGER = re.compile(  # begins with a set of rare characters, for speed
+    rf"[@{{<%/#$`\\&\[_†‡|.!?…,;:”\"»)(+{_SYMBOLS}-](?:(?<=[@{{<%/#$`\\&\[_†‡|{_SYMBOLS}])"
+    r"|(?<=[.!?…,;:”\"»)])[(⁰¹²³⁴-⁹*]|(?<=\.)\w|(?<=[:;])[\w+:)('-]|(?<=-)(?:\d|[\da-fA-F]{4}-)|(?<=\+)\d|(?<=\()\))"
 )
 """Every span contains a match; most lines of running text contain none."""
 _NAMES = {f"{p}{i}": (name, kind.hidden) for i, (name, kind) in enumerate(SPAN_KINDS.items()) for p in "kw"}

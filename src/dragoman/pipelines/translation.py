@@ -284,7 +284,7 @@ class Translator(Pipeline):
             own = spans[done : done + count_spans(sentence)] if spans else spans
             done += len(own)
             end = at + len(sentence) + (sum(span.end - span.start - 1 for span in own) if own else 0)
-            mark = list_prefix(text[at:end]) if sentences else ""
+            mark = list_prefix(text[at:end], self.languages[0]) if sentences else ""
             own = [span for span in own if span.start >= at + len(mark)] if own else own  # a list mark may be one
             shown = sentence[len(mark) :]
             is_text = any(map(str.isalpha, shown)) or (numbers and any(map(str.isalnum, shown)))

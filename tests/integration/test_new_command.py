@@ -48,9 +48,7 @@ def test_the_configuration_trains(tmp_path: Path, cli: Cli) -> None:
     assert "split: train 270, valid 15, test 15" in err and "speed: width 16, 1 + 1 layers" in err
     text = (tmp_path / "en-fr.toml").read_text()
     assert "# 270 pairs." in text and "epochs of" in text and "Train with: dragoman train en-fr.toml" in text
-    config = load_config(
-        tmp_path / "en-fr.toml", ["train.budget=4 steps", "train.schedule.warmup=1", "train.average=0"]
-    )
+    config = load_config(tmp_path / "en-fr.toml", ["train.budget=4 steps"])
     assert train(config, tmp_path / "run").progress.step == 4
 
 

@@ -306,6 +306,42 @@ def test_as_many_checkpoints_are_kept_as_the_average_needs(
         assert all(torch.equal(tensor, expected[name]) for name, tensor in averaged.items())
 
 
+def test_a_share_of_the_steps_is_kept_and_averaged(data: Path, tmp_path: Path) -> None:
+    """30 steps, of which the last 40 % are those after step 18."""
+    run = tmp_path / "run"
+    shares = ("train.validate_every=10%", "train.average=40%", "train.save_every=5%", "train.keep=1")
+    train(small_config(data, *shares, "train.budget=30 steps"), run)
+    rows = read_log(run)
+    assert [row["step"] for row in rows if "valid_loss" in row] == [*range(3, 31, 3), 30]
+    assert [row["average"] for row in rows if "average" in row] == [4], "21, 24, 27, 30"
+    assert {f"{step:08d}" for step in (21, 24, 27, 30)} <= {path.name for path in list_checkpoints(run)}
+
+
+def rates(run: Path) -> list[float]:
+    return [row["learning_rate"] for row in read_log(run) if "learning_rate" in row]
+
+
+@pytest.mark.parametrize("kind", ["inverse_sqrt", "constant"])
+@pytest.mark.parametrize("budget", ["24 steps", "2 epochs", "20000 tokens"])
+def test_the_warm_up_is_a_share_of_the_budget_at_the_start(kind: str, budget: str, data: Path, tmp_path: Path) -> None:
+    common = (f"train.schedule.kind={kind}", "train.log_every=1", f"train.budget={budget}")
+    result = train(small_config(data, *common, "train.schedule.warmup=25%"), tmp_path / "share")
+    steps = result.progress.warmup
+    assert abs(steps - 0.25 * result.progress.step) <= 1
+    train(small_config(data, *common, f"train.schedule.warmup={steps}"), tmp_path / "steps")
+    assert rates(tmp_path / "share") == rates(tmp_path / "steps")
+    longer = small_config(data, *common[:2], "train.budget=60 steps", "train.schedule.warmup=25%")
+    assert train(longer, tmp_path / "share").progress.warmup == steps, "also with a larger budget"
+
+
+def test_a_warm_up_that_is_a_share_of_a_time_ends_with_it(data: Path, tmp_path: Path) -> None:
+    common = ("train.schedule.kind=constant", "train.log_every=1", "train.budget=1.5 s", "train.validate_every=100%")
+    result = train(small_config(data, *common, "train.schedule.warmup=40%"), tmp_path / "run")
+    rows = [row for row in read_log(tmp_path / "run") if "learning_rate" in row]
+    assert [row["learning_rate"] < 1e-3 for row in rows] == [row["step"] < result.progress.warmup for row in rows]
+    assert all(row["seconds"] > 0.5 for row in rows if row["step"] > result.progress.warmup)
+
+
 def test_an_average_of_fewer_checkpoints_is_reported(data: Path, tmp_path: Path) -> None:
     listener, run = Listener(), tmp_path / "run"
     train(small_config(data, "train.average=999", "train.budget=2 epochs"), run, reporter=listener)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dragoman.config import Config, Duration, dump_toml, flatten, load_config, parse_config, resolve_path
+from dragoman.config import Config, Duration, Share, dump_toml, flatten, load_config, parse_config, resolve_path
 from dragoman.errors import ConfigError, UsageError
 from small_run import small_config, small_document
 
@@ -46,6 +46,15 @@ def test_durations_are_read_and_read_back(text: str, amount: float, unit: str) -
     found = duration(text)
     assert (found.amount, found.unit) == (amount, unit)
     assert duration(str(found)) == found
+
+
+def test_a_share_of_the_budget_is_read_and_stays_one(tmp_path: Path) -> None:
+    keys = ("schedule.warmup", "average", "validate_every", "save_every")
+    shares = [f"train.{key}={share}" for key, share in zip(keys, ("5%", " 12.5 %", "0.1%", "100%"), strict=True)]
+    (tmp_path / "c.toml").write_text(dump_toml(small_config(ROOT, *shares)), encoding="utf-8")
+    train = flatten(load_config(tmp_path / "c.toml", stored=True).train.model_dump())
+    assert [train[key] for key in keys] == ["5%", "12.5%", "0.1%", "100%"]
+    assert small_config(ROOT, *shares).train.schedule.warmup == Share(amount=5)
 
 
 def test_a_minute_is_written_as_one_and_other_seconds_as_seconds() -> None:
@@ -317,7 +326,7 @@ def test_sampling_needs_pieces_and_a_task_that_cuts_anew(kind: str, tokenizer: s
 @pytest.mark.parametrize(
     ("overrides", "most"),
     [(("train.validate_every=6 steps",), 4), (("train.validate_every=7 steps",), 4),
-     (("train.budget=9 epochs", "train.validate_every=2 epochs"), 5)],
+     (("train.budget=9 epochs", "train.validate_every=2 epochs"), 5), (("train.validate_every=30%",), 4)],
 )  # fmt: skip
 def test_an_average_of_all_checkpoints_and_of_one_more(overrides: tuple[str, ...], most: int) -> None:
     """A checkpoint is written at each validation and at the end."""

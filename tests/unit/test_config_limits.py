@@ -39,13 +39,18 @@ def sections(model: type[BaseModel] = Config) -> set[type[BaseModel]]:
     return found
 
 
+def parts(annotation: Any) -> list[Any]:
+    """An annotation and, of a choice, the types without their limits."""
+    return [annotation, *(getattr(part, "__origin__", part) for part in get_args(annotation))]
+
+
 def numbers() -> list[tuple[type[BaseModel], str]]:
     """Every field that takes a number (a column of a table may be a name as well and is tested by itself)."""
     return [
         (model, name)
         for model in sorted(sections() - {Duration}, key=lambda m: m.__name__)
         for name, field in model.model_fields.items()
-        if {int, float} & {field.annotation, *get_args(field.annotation)} and str not in get_args(field.annotation)
+        if {int, float} & {*parts(field.annotation)} and str not in get_args(field.annotation)
     ]
 
 
@@ -113,6 +118,10 @@ def test_limits_lie_well_outside_what_recipes_use(recipe: Path) -> None:
         ("data.source_language=XX", 'source_language and target_language are both "XX"; give each side'),
         ("data.valid={source = './train.src', target = 'train.tgt'}", "valid is the same data as train.0"),
         ("data.filter={min_characters = 20, max_characters = 10}", "min_characters 20 is more than max"),
+        ("train.schedule.warmup=0", 'warmup = 0: accepted: 1 to 10,000,000, or a share of the budget, such as "5%"'),
+        ("train.average=half", "average = 'half': accepted: a whole number from 0, or a share of the budget"),
+        ("train.validate_every=0%", "validate_every = '0%': out of range; accepted: a share of more than 0% to 100%"),
+        ("train.budget=5%", "train.budget = '5%': accepted: a number and a unit"),
         ("train.schedule.warmup=25", "train.schedule.warmup is 25 steps, more than the budget of 24 steps"),
         ("train.seed=1\ntrain.keep=3", "an override sets one key and must be a single line"),
         ("data.root=a\nb", "an override sets one key"),

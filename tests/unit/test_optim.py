@@ -162,7 +162,8 @@ def test_a_constant_rate_has_no_decay() -> None:
 
 def test_how_far_a_run_is() -> None:
     progress = Progress(step=30, epoch=2, batch=5, tokens=7000, seconds=90.0)
-    assert [amount(unit, progress, 0.25) for unit in ("steps", "epochs", "tokens", "seconds")] == [30, 2.25, 7000, 90]
+    budget, units = Duration(amount=300, unit="steps"), ("steps", "epochs", "tokens", "seconds", "percent")
+    assert [amount(unit, progress, 0.25, budget) for unit in units] == [30, 2.25, 7000, 90, 10]
     assert budget_fraction(Duration(amount=9, unit="epochs"), progress, 0.25) == 0.25
     assert budget_fraction(Duration(amount=60, unit="seconds"), progress, 0.25) == 1.5
 

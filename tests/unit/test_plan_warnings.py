@@ -33,7 +33,7 @@ def plan(batches: int = 20, **settings: Any) -> list[str]:
     return list(plan_warnings(config, cast(Task, TenThousandTokens()), batches))
 
 
-def warmup(steps: int) -> dict[str, Any]:
+def warmup(steps: int | str) -> dict[str, Any]:
     return {"schedule": {"kind": "inverse_sqrt", "warmup": steps}}
 
 
@@ -85,6 +85,12 @@ def test_more_checkpoints_to_average_than_are_made(budget: str, validate_every: 
     assert f"give {made} checkpoints: only these are averaged; lower train.average" in said
 
 
+def test_shares_of_the_budget_fit_it() -> None:
+    assert plan(budget="300 steps", validate_every="10%", average="20%", **warmup("5%")) == []
+    (said,) = plan(budget="300 steps", validate_every="10%", average="19%", **warmup("100%"))
+    assert "train.average is 19%" in said and "give 10 checkpoints: nothing is averaged; raise train.average" in said
+
+
 def test_rates_of_adam_for_sgd() -> None:
     """The peak is factor / sqrt(64 * 100), for factor 1 0.0125."""
     sgd: dict[str, Any] = {"budget": "900 steps", "optimizer": {"kind": "sgd"}}
@@ -93,6 +99,7 @@ def test_rates_of_adam_for_sgd() -> None:
     assert 'the learning rate of train.schedule.kind = "inverse_sqrt" is at most 0.0063, suitable for Adam' in said
     assert 'set train.schedule.kind = "constant" or "budget" and a rate such as 0.1' in said
     assert plan(**sgd, **warmup(100)) == plan(**sgd | {"optimizer": {"kind": "adam"}}, **low) == []
+    assert plan(**sgd, **warmup("11%")) == [] != plan(**sgd, **warmup("50%")), "a warm-up of 99 and of 450 steps"
     assert plan(**sgd, schedule={"kind": "constant", "rate": 1e-3}) == [], "chosen by the user"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import tomli_w
 
+from dragoman.config import Share
 from dragoman.training.forecast import PARAMETERS_PER_TOKEN, overfits
 
 TOKENS_PER_WEIGHT = 4.1
@@ -235,18 +236,19 @@ def optimizer_settings() -> list[Setting]:
 
 
 def _train(size: Size, forecast: Training, seconds: float, validated: bool) -> list[Setting]:
-    warmup = min(4000, max(10, round(0.05 * forecast.steps, -1 if forecast.steps >= 400 else 0)))
+    warmup = min(4000, max(10, 0.05 * forecast.steps), forecast.steps)
+    share = 100 * warmup / forecast.steps
     peak = float(f"{1.024 / size.d_model:.1e}")
     short = seconds < 900
-    every = duration(seconds / (4 if short else 8))
+    every = "25%" if short else "12.5%"
     if validated:
         validation = [
-            Setting("train.validate_every", every, "Interval between validations, which take time from training."),
+            Setting("train.validate_every", every, "Share of the budget between two validations."),
             Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
             Setting("train.metric", "loss", "Selects the best checkpoint; less noisy than BLEU on few sentences."),
         ]
     else:
-        why = "Interval between checkpoints; there is no validation set."
+        why = "Share of the budget between checkpoints; there is no validation set."
         validation = [Setting("train.validate_every", every, why)]
     return [
         Setting("train.budget", duration(seconds), "Training time; the learning rate reaches zero at its end."),
@@ -262,7 +264,7 @@ def _train(size: Size, forecast: Training, seconds: float, validated: bool) -> l
         *optimizer_settings(),
         Setting("train.schedule.kind", "budget", "Warm-up, constant rate, then linear decay to zero."),
         Setting("train.schedule.peak", peak, "Wider models need lower learning rates: 1.024 / d_model."),
-        Setting("train.schedule.warmup", int(warmup), "About 5 % of the steps."),
+        Setting("train.schedule.warmup", str(Share(amount=max(0.01, round(share, 2)))), f"About {warmup:,.0f} steps."),
         Setting("train.schedule.decay", 0.8, "Share of the budget during which the learning rate decays."),
     ]
 

@@ -76,6 +76,7 @@ from dragoman.config.positions import ShawPosition as ShawPosition
 from dragoman.config.positions import SinusoidalPosition as SinusoidalPosition
 from dragoman.config.positions import T5Position as T5Position
 from dragoman.config.section import Duration as Duration
+from dragoman.config.section import Share as Share
 from dragoman.config.train import AdamConfig as AdamConfig
 from dragoman.config.train import AdamWConfig as AdamWConfig
 from dragoman.config.train import BudgetSchedule as BudgetSchedule

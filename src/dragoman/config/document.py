@@ -37,7 +37,7 @@ from dragoman.config.model import (
     TransformerConfig,
     VisionConfig,
 )
-from dragoman.config.section import Section, field
+from dragoman.config.section import Section, Share, field
 from dragoman.config.train import SearchConfig, TrainConfig
 from dragoman.errors import ConfigError, DragomanError, ModelFolderError, UsageError, clip, nearest
 from dragoman.extras import load_plug_ins
@@ -187,18 +187,23 @@ class Config(Section):
 
     def _problems_of_new(self) -> Iterator[str]:
         """Yield problems that are refused in a new document only, because they do not affect a stored model."""
-        train, budget = self.train, self.train.budget
-        if budget.unit == "steps" and train.schedule.warmup > budget.amount:
+        train, budget, warmup, every = (
+            self.train,
+            self.train.budget,
+            self.train.schedule.warmup,
+            self.train.validate_every,
+        )
+        if budget.unit == "steps" and not isinstance(warmup, Share) and warmup > budget.amount:
             yield (
-                f"train.schedule.warmup is {train.schedule.warmup} steps, more than the budget of {budget}: the "
+                f"train.schedule.warmup is {warmup} steps, more than the budget of {budget}: the "
                 f"learning rate never reaches its peak; accepted: 1 to {budget.amount:.0f}"
             )
-        if budget.unit == train.validate_every.unit != "seconds":
-            checkpoints = math.ceil(budget.amount / train.validate_every.amount)
-            if train.average > checkpoints:
+        if budget.unit == every.unit != "seconds" or isinstance(every, Share):
+            checkpoints = math.ceil((100 if isinstance(every, Share) else budget.amount) / every.amount)
+            if not isinstance(train.average, Share) and train.average > checkpoints:
                 yield (
                     f"train.average is {train.average}, but a budget of {budget} with train.validate_every = "
-                    f"{train.validate_every} makes {checkpoints} checkpoints; accepted: 0 to {checkpoints}"
+                    f"{every} makes {checkpoints} checkpoints; accepted: 0 to {checkpoints}"
                 )
         kind = train.optimizer.kind
         for key, most in ADAM_RATES.items():  # Adam divides the gradient by its size

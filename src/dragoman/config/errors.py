@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from dragoman.config.limits import ADAM_RATES
+from dragoman.config.section import Duration
 from dragoman.errors import clip, nearest
 
 DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu, hpu"
@@ -252,7 +253,7 @@ def models_at(root: type[BaseModel], path: Sequence[str]) -> list[type[BaseModel
 def models_in(annotation: Any) -> list[type[BaseModel]]:
     """Return the section models in the annotation of a field."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
+        return [] if issubclass(annotation, Duration) else [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, list, tuple, Annotated):
         return [m for a in typing.get_args(annotation) for m in models_in(a)]
     return []

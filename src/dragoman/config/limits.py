@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dragoman.config.section import AcceptStored, NotBoolean, auto_or, zero_or
+from dragoman.config.section import AcceptStored, NotBoolean, Share, auto_or, or_share, zero_or
 
 _Whole = Annotated[int, NotBoolean]
 _Real = Annotated[float, NotBoolean]
@@ -91,7 +91,7 @@ ADAM_RATES = {"peak": 1.0, "rate": 1.0, "factor": 100.0}
 Decay = Annotated[_Real, Field(ge=0.001, le=1), AcceptStored]
 RateFloor = Annotated[_Real, Field(ge=0, le=1), AcceptStored]
 """Fraction of the budget in which the learning rate decays: at least one step in a thousand."""
-Steps = Annotated[_Whole, Field(ge=1, le=10_000_000), AcceptStored]
+Steps = Annotated[Annotated[int, Field(ge=1, le=10_000_000)] | Share, or_share(1, 10_000_000), AcceptStored]
 """Warm-up steps: ten million are months on any machine."""
 Interval = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
 """Steps between two log lines, or bad steps in a row before stopping; a large number means never."""
@@ -114,7 +114,9 @@ Temperature = Annotated[_Real, Field(ge=1, le=1000), AcceptStored]
 Checkpoints = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]
 """Checkpoints to keep; a large number means all."""
 OptionalCount = Annotated[_Whole, Field(ge=0, le=_UNLIMITED), AcceptStored]
-"""Checkpoints to average, or validations without improvement; 0 is off, a large number means all, or never."""
+"""Validations without improvement, or tokens per second; 0 is off or unknown, a large number means never."""
+Averaged = Annotated[Annotated[int, Field(ge=0, le=_UNLIMITED)] | Share, or_share(0, _UNLIMITED), AcceptStored]
+"""Checkpoints to average; 0 is off, a large number means all."""
 Threads = Annotated[Literal["auto"] | int, auto_or(1, 1024), AcceptStored]
 """CPU threads; servers have up to several hundred cores."""
 

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from dragoman.config.document import Config
 from dragoman.config.errors import DEVICES, limits_of, models_in, native_name, tag_key, tag_of, toml_value
 from dragoman.config.model import PRESETS, TransformerConfig
-from dragoman.config.section import Duration, Section
+from dragoman.config.section import Duration, Section, Share
 from dragoman.errors import UsageError, clip, nearest
 
 Conditions = tuple[tuple[str, tuple[str, ...]], ...]
@@ -28,6 +28,7 @@ _UNLIMITED = 2**63 - 1
 _COLUMN = 44
 """Column of the comments in a document with all defaults."""
 _DURATION = 'number and unit: "20 min", "2 h", "8000 steps", "30 epochs", "50M tokens"'
+_SHARE = 'share of the budget: "5%"'
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _fields(
 ) -> Iterator[tuple[str, _Chosen, FieldInfo, list[type[BaseModel]]]]:
     """Yield the name of every field in a section and its sections, the kinds that lead to it, and its own kinds."""
     for name, field in model.model_fields.items():
-        key, models = f"{prefix}{name}", [m for m in models_in(field.annotation) if m is not Duration]
+        key, models = f"{prefix}{name}", models_in(field.annotation)
         yield key, chosen, field, models
         if len(models) > 1:
             for m in models:
@@ -166,7 +167,14 @@ def _value(field: FieldInfo) -> str:
     types_ = _plain(field.annotation)
     if any(getattr(part, "pattern", None) for part in field.metadata):
         return f"text: {DEVICES}"
-    names = {bool: "`true`, `false`", str: "text", int: "whole number", float: "number", Duration: _DURATION}
+    names = {
+        bool: "`true`, `false`",
+        str: "text",
+        int: "whole number",
+        float: "number",
+        Duration: _DURATION,
+        Share: _SHARE,
+    }
     words = [names.get(one, "section") if isinstance(one, type) else toml_value(one) for one in types_]
     if limits := limits_of(field):
         words[0] += ", " + limits.replace(f" to {_UNLIMITED:,}", " or more")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -13,11 +14,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -122,17 +123,24 @@ _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 class Duration(Section):
-    """An amount of training: `"20 min"`, `"8000 steps"`, `"30 epochs"`, `"50M tokens"`."""
+    """An amount of training: `"20 min"`, `"8000 steps"`, `"30 epochs"`, `"50M tokens"`; `Share`: `"5%"`."""
 
     amount: float
-    unit: Literal["seconds", "steps", "epochs", "tokens"]
+    unit: Literal["seconds", "steps", "epochs", "tokens", "percent"]
 
+    @model_serializer
     def __str__(self) -> str:
         if self.unit == "seconds" and self.amount >= 60 and self.amount % 60 == 0:
             return f"{self.amount / 60:.0f} min"
         # All digits without an exponent, as the parser accepts them.
         number = f"{self.amount:.6f}".rstrip("0").rstrip(".")
-        return f"{number} {self.unit if self.unit != 'seconds' else 's'}"
+        return f"{number}{ {'percent': '%', 'seconds': ' s'}.get(self.unit, f' {self.unit}') }"
+
+
+class Share(Duration):
+    """A share of `train.budget`: `"5%"`.  It stays a share in stored documents."""
+
+    unit: Literal["percent"] = "percent"
 
 
 _MOST = {"seconds": 10 * 366 * 86_400.0, "steps": 1e9, "epochs": 1e6, "tokens": 1e15}
@@ -140,6 +148,7 @@ _MOST = {"seconds": 10 * 366 * 86_400.0, "steps": 1e9, "epochs": 1e6, "tokens": 
 _LEAST = {"seconds": 0.001, "steps": 1.0, "epochs": 1e-6, "tokens": 1.0}
 
 
+_SHARE = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,9})?)\s*%\s*")
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*+([kMG]?)\s*+([a-zA-Z]+)\s*")
 
 
@@ -167,4 +176,34 @@ def _duration(value: Any, info: ValidationInfo) -> Any:
     return Duration(amount=amount, unit=unit)
 
 
-DurationField = Annotated[Duration, BeforeValidator(_duration), PlainSerializer(str, return_type=str)]
+def _share(value: Any) -> Share | None:
+    """Return a share of the budget; None if the value has another form."""
+    if isinstance(value, Share):
+        return value
+    match = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return None
+    if not 0 < (percent := float(match[1])) <= 100:
+        raise ValueError("out of range; accepted: a share of more than 0% to 100%")
+    return Share(amount=percent)
+
+
+def or_share(least: int, most: int) -> BeforeValidator:
+    """Accept a whole number or a share of the budget."""
+
+    def check(value: Any) -> Any:
+        if (share := _share(_not_boolean(value))) is not None:
+            return share
+        with suppress(TypeError, ValueError, OverflowError):
+            if least <= int(value) == float(value) and int(value) <= most:
+                return int(value)
+        numbers = f"{least:,} to {most:,}" if most < 2**63 - 1 else f"a whole number from {least:,}"
+        raise PydanticCustomError("limit", f'accepted: {numbers}, or a share of the budget, such as "5%"')
+
+    return BeforeValidator(check)
+
+
+DurationField = Annotated[Duration, BeforeValidator(_duration)]
+IntervalField = Annotated[
+    Duration | Share, BeforeValidator(lambda value, info: _share(value) or _duration(value, info))
+]

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from dragoman.config import limits
-from dragoman.config.section import AcceptStored, Duration, DurationField, Section, field
+from dragoman.config.section import AcceptStored, Duration, DurationField, IntervalField, Section, Share, field
 
 
 def _expression(value: str) -> str:
@@ -86,7 +86,7 @@ class InverseSqrtSchedule(Section):
     factor: limits.ScheduleFactor = field(
         1.0, "scale of the schedule; the peak learning rate is factor / sqrt(d_model * warmup)", example=2.0
     )
-    warmup: limits.Steps = field(4000, "number of warm-up steps", example=4000)
+    warmup: limits.Steps = field(4000, "number of warm-up steps, or a share of the budget", example=4000)
 
 
 class BudgetSchedule(Section):
@@ -94,7 +94,7 @@ class BudgetSchedule(Section):
 
     kind: Literal["budget"] = "budget"
     peak: limits.PeakRate = field(3e-3, "peak learning rate", example=2e-3)
-    warmup: limits.Steps = field(100, "number of warm-up steps", example=400)
+    warmup: limits.Steps = field(100, "number of warm-up steps, or a share of the budget", example=400)
     decay: limits.Decay = field(
         0.5, "fraction of the budget, at its end, over which the rate decays to zero", example=0.7
     )
@@ -104,7 +104,7 @@ class BudgetSchedule(Section):
 class _DecaySchedule(Section):
     kind: str
     peak: limits.PeakRate = field(3e-3, "peak learning rate", example=2e-3)
-    warmup: limits.Steps = field(100, "number of warm-up steps", example=400)
+    warmup: limits.Steps = field(100, "number of warm-up steps, or a share of the budget", example=400)
     floor: limits.RateFloor = field(0.0, "rate at the end, as a fraction of the peak", example=0.1)
 
 
@@ -137,7 +137,9 @@ class ConstantSchedule(Section):
 
     kind: Literal["constant"] = "constant"
     rate: limits.PeakRate = field(1e-3, "learning rate after the warm-up", example=1e-3)
-    warmup: limits.Steps = field(1, "number of warm-up steps; 1 = `rate` from the first step", example=100)
+    warmup: limits.Steps = field(
+        1, "number of warm-up steps, or a share of the budget; 1 = `rate` from the first step", example=100
+    )
 
 
 class _Parallel(Section):
@@ -316,12 +318,12 @@ class TrainConfig(Section):
         0.0, "decay rate of the moving average of the weights, which is validated and saved; 0 = none", example=0.999
     )
     log_every: limits.Interval = field(20, "steps between log lines", example=100)
-    validate_every: DurationField = field(
+    validate_every: IntervalField = field(
         Duration(amount=1, unit="epochs"),
         "interval between validations; each validation saves a checkpoint",
         example="500 steps",
     )
-    save_every: DurationField = field(
+    save_every: IntervalField = field(
         Duration(amount=5 * 60, unit="seconds"),
         "interval between checkpoints without validation; a killed training loses at most this much",
         example="2000 steps",
@@ -339,7 +341,11 @@ class TrainConfig(Section):
         0, "early stopping: number of validations without improvement; 0 = off", example=5
     )
     keep: limits.Checkpoints = field(5, "number of recent checkpoints to keep, in addition to the best", example=10)
-    average: limits.OptionalCount = field(0, "number of last checkpoints to average at the end; 0 = none", example=5)
+    average: limits.Averaged = field(
+        0,
+        "number of last checkpoints to average at the end, or a share: those of the last steps; 0 = none",
+        example="10%",
+    )
     max_bad_steps: limits.Interval = field(
         20, "consecutive steps with a non-finite loss before training stops", example=50
     )
@@ -356,6 +362,11 @@ class TrainConfig(Section):
     threads: limits.Threads = field(
         "auto", "CPU threads; auto: the fastest number, measured when training starts", example=2
     )
+
+    @property
+    def averages(self) -> bool:
+        """Whether checkpoints are averaged at the end."""
+        return isinstance(self.average, Share) or self.average > 1
 
 
 class SearchConfig(Section):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dragoman.config import Config, Duration, TrainConfig
+from dragoman.config import Config, Duration, Share, TrainConfig
 from dragoman.config.model import ModelConfig, TransformerConfig
 from dragoman.training.optim import learning_rate
 from dragoman.training.progress import Progress
@@ -50,16 +50,16 @@ def training_warnings(
 
 def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> Iterator[str]:
     """Yield warnings about warm-up, averaging and learning rates of SGD; budgets of time: see `warmup_warning`."""
-    steps = _steps(config.budget, config, task, batches_per_epoch)
-    warmup = config.schedule.warmup
-    if steps is not None and warmup > steps:
+    steps = steps_of(config.budget, config, task, batches_per_epoch)
+    warmup = _of(steps, config.schedule.warmup)
+    if steps is not None and warmup is not None and warmup > steps:
         yield (
             f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(config.budget)!r} is about {steps:,} "
             "steps: the learning rate never reaches its peak; lower the warm-up (to a tenth of the budget, for "
             "example), or raise the budget"
         )
-    if config.optimizer.kind == "sgd" and config.schedule.kind == "inverse_sqrt":
-        peak = learning_rate(config.schedule, task.config.model.d_model, warmup, used=0.0)
+    if config.optimizer.kind == "sgd" and config.schedule.kind == "inverse_sqrt" and warmup is not None:
+        peak = learning_rate(config.schedule, task.config.model.d_model, warmup, 0.0, warmup)
         if peak < _LOW_FOR_SGD:
             yield (
                 f'train.optimizer.kind is "sgd", but the learning rate of train.schedule.kind = "inverse_sqrt" is at '
@@ -68,29 +68,42 @@ def plan_warnings(config: TrainConfig, task: Task, batches_per_epoch: int) -> It
             )
     if config.budget.unit == config.validate_every.unit:
         made: int | None = math.ceil(config.budget.amount / config.validate_every.amount)
+    elif isinstance(config.validate_every, Share):
+        made = math.ceil(100 / config.validate_every.amount)
     else:
-        between = _steps(config.validate_every, config, task, batches_per_epoch)
+        between = steps_of(config.validate_every, config, task, batches_per_epoch)
         made = None if steps is None or between is None else math.ceil(steps / between)
-    if made is not None and config.average > 1 and made < config.average:  # made: checkpoints, with the last one
+    if made is None or not config.averages:
+        return
+    average = config.average
+    if made < average if isinstance(average, int) else made * average.amount < 200:  # made: with the last one
         yield (
-            f"train.average is {config.average}, but train.budget = {str(config.budget)!r} and train.validate_every = "
+            f"train.average is {average}, but train.budget = {str(config.budget)!r} and train.validate_every = "
             f"{str(config.validate_every)!r} give {made} checkpoint{'s' * (made != 1)}: "
-            f"{'only these are averaged' if made > 1 else 'nothing is averaged'}; lower train.average, or validate "
-            "more often"
+            f"{'only these are averaged' if made > 1 and isinstance(average, int) else 'nothing is averaged'}; "
+            f"{'lower' if isinstance(average, int) else 'raise'} train.average, or validate more often"
         )
 
 
 def warmup_warning(config: TrainConfig, progress: Progress) -> str | None:
     """Return a warning if a training with a budget of time ended before its warm-up; otherwise None."""
-    if config.budget.unit != "seconds" or progress.step >= config.schedule.warmup:
+    warmup = config.schedule.warmup
+    if config.budget.unit != "seconds" or isinstance(warmup, Share) or progress.step >= warmup:
         return None
     return (
-        f"training ended after {progress.step:,} of the {config.schedule.warmup:,} steps of train.schedule.warmup: the "
+        f"training ended after {progress.step:,} of the {warmup:,} steps of train.schedule.warmup: the "
         "learning rate never reached its peak; lower the warm-up, or raise the budget"
     )
 
 
-def _steps(duration: Duration, config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:
+def _of(steps: float | None, count: int | Share) -> int | None:
+    """Return a number of steps; that of a share if the steps of the budget are known."""
+    if not isinstance(count, Share):
+        return count
+    return None if steps is None else max(1, round(steps * count.amount / 100))
+
+
+def steps_of(duration: Duration, config: TrainConfig, task: Task, batches_per_epoch: int) -> int | None:
     """Return a duration in steps, rounded up; None for seconds."""
     steps_per_epoch = math.ceil(batches_per_epoch / config.accumulate)
     match duration.unit:
@@ -115,7 +128,7 @@ class Forecast:
 
 def forecast_of(config: TrainConfig, task: Task, batches_per_epoch: int, parameters: int) -> Forecast | None:
     """Return the forecast that a budget in steps, epochs or tokens determines; None for seconds."""
-    steps = _steps(config.budget, config, task, batches_per_epoch)
+    steps = steps_of(config.budget, config, task, batches_per_epoch)
     if steps is None:
         return None
     return Forecast(steps / math.ceil(batches_per_epoch / config.accumulate), steps, task.tokens(), parameters)
@@ -140,7 +153,8 @@ def forecast_problems(
     parameters_of: model configuration -> number of parameters.
     """
     budget, model, warmup = config.train.budget, config.model, config.train.schedule.warmup
-    if budget.unit == "seconds" and forecast.steps < warmup:  # `plan_warnings` checks other budgets
+    # `plan_warnings` checks other budgets.
+    if budget.unit == "seconds" and not isinstance(warmup, Share) and forecast.steps < warmup:
         yield (
             f"train.schedule.warmup is {warmup:,} steps, but train.budget = {str(budget)!r} is about "
             f"{forecast.steps:,.0f} steps on this machine: the learning rate never reaches its peak",

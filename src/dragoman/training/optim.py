@@ -29,6 +29,7 @@ from dragoman.config import (
     MuonConfig,
     Schedule,
     SGDConfig,
+    Share,
     WarmupStableDecaySchedule,
 )
 from dragoman.config import Optimizer as OptimizerConfig
@@ -211,15 +212,19 @@ def is_for_muon(model: nn.Module) -> dict[nn.Parameter, bool]:
     return {p: p.dim() == 2 and p not in excluded for p in model.parameters() if p.requires_grad}
 
 
-def learning_rate(schedule: Schedule, d_model: int, step: int, used: float) -> float:
+def learning_rate(schedule: Schedule, d_model: int, step: int, used: float, warmup: float | None = None) -> float:
     """Return the learning rate of update `step` (from 1), as `[train.schedule]` sets it (its keys: `config/train.py`).
 
     used: fraction of the budget (`budget_fraction`); without effect on the schedules inverse_sqrt and constant.
+    warmup: steps of the warm-up, needed if the schedule has a share of the budget.
     """
-    warm = min(1.0, step / schedule.warmup)
+    if warmup is None:
+        assert not isinstance(schedule.warmup, Share)
+        warmup = schedule.warmup
+    warm = min(1.0, step / warmup)
     if isinstance(schedule, InverseSqrtSchedule):
         # Vaswani et al. 2017, equation 3.
-        return float(schedule.factor * d_model**-0.5 * min(step**-0.5, step * schedule.warmup**-1.5))
+        return float(schedule.factor * d_model**-0.5 * min(step**-0.5, step * warmup**-1.5))
     shape: str
     match schedule:
         case ConstantSchedule():

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.config import Duration, TrainConfig
+from dragoman.config import Duration, Share, TrainConfig
 from dragoman.errors import TrainingError
 from dragoman.io.run_log import Status
 from dragoman.training.distributed import DistributedContext
@@ -35,7 +35,8 @@ class Progress:
     overflows: steps skipped because a gradient exceeded the range of float16, not included in `skipped`.  loss_scale,
     scale_steps: state of `LossScale`; 0 before the first step, and in other precisions.  split_batches, skipped_pairs:
     batches that did not fit into the memory, and pairs or rows that did not fit by themselves, in all processes.
-    grid: whether the batches of the run are planned for few shapes, decided at its start.
+    grid: whether the batches of the run are planned for few shapes, decided at its start.  warmup: steps of a warm-up
+    that is a share of the budget (`Trainer`); 0 before the first step.
     """
 
     step: int = 0
@@ -56,10 +57,13 @@ class Progress:
     split_batches: int = 0
     skipped_pairs: int = 0
     grid: bool = False
+    warmup: int = 0
 
 
-def amount(unit: str, progress: Progress, done: float) -> float:
+def amount(unit: str, progress: Progress, done: float, budget: Duration) -> float:
     """Return the progress in a unit of `Duration`.  done: fraction of the current epoch."""
+    if unit == "percent":
+        return 100 * amount(budget.unit, progress, done, budget) / budget.amount
     if unit == "epochs":
         return progress.epoch + done
     return float({"steps": progress.step, "tokens": progress.tokens, "seconds": progress.seconds}[unit])
@@ -67,7 +71,7 @@ def amount(unit: str, progress: Progress, done: float) -> float:
 
 def budget_fraction(budget: Duration, progress: Progress, done: float) -> float:
     """Return the used fraction of the budget: 0 at the start, 1 or more at the end.  done: see `amount`."""
-    return amount(budget.unit, progress, done) / budget.amount
+    return amount(budget.unit, progress, done, budget) / budget.amount
 
 
 def expected_share(config: TrainConfig, progress: Progress) -> float:
@@ -279,7 +283,7 @@ class ProgressEstimator:
             self._points.append(now)
         seconds = max(1e-9, now[0] - first[0])
         used_per_second, due_per_second = ((now[i] - first[i]) / seconds for i in (1, 2))
-        budget, every = self.config.budget, self.config.validate_every
+        budget, every, warmup = self.config.budget, self.config.validate_every, self.config.schedule.warmup
         # A budget of time includes validations and saving; other budgets do not.
         of_time = budget.unit == "seconds"
         left = max(0.0, budget.amount - progress.seconds)
@@ -287,7 +291,7 @@ class ProgressEstimator:
         due = max(0.0, progress.validated + every.amount - now[2])
         due_in = due if every.unit == "seconds" else _divided(due, due_per_second)
         between = 0.0 if of_time else _divided(every.amount, due_per_second) or 0.0
-        validations = 1 + (self.config.average > 1)  # those of the last step and of the average, and all others
+        validations = 1 + self.config.averages  # those of the last step and of the average, and all others
         if between and rest is not None and due_in is not None and due_in < rest:
             validations += math.ceil((rest - due_in) / between - 1e-6)
         validating = validations * self.validation_seconds if self._validates else 0.0
@@ -298,7 +302,7 @@ class ProgressEstimator:
             targets=targets,
             learning_rate=rate,
             tokens_per_second=(now[3] - first[3]) / seconds,
-            warming_up=progress.step < self.config.schedule.warmup,
+            warming_up=progress.step < (progress.warmup if isinstance(warmup, Share) else warmup),
             seconds_left=None if rest is None else rest + validating,
             next_validation=None if rest is None or due_in is None or not self._validates else min(due_in, rest),
             best=None if progress.best is None else abs(progress.best),
@@ -312,7 +316,7 @@ class ProgressEstimator:
         return (
             self._clock() - self._paused,
             used,
-            amount(self.config.validate_every.unit, progress, done),
+            amount(self.config.validate_every.unit, progress, done, self.config.budget),
             progress.tokens,
         )
 

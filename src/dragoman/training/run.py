@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dragoman._version import __version__
-from dragoman.config import Config, ModelConfig, dump_toml, flatten, load_config, move_root, resolve_path
+from dragoman.config import Config, ModelConfig, Share, dump_toml, flatten, load_config, move_root, resolve_path
 from dragoman.data.corpus import corpus_spec
 from dragoman.data.precheck import precheck
 from dragoman.data.profile import TrainingProfile
@@ -345,8 +345,10 @@ class TrainingRun:
         for old in list_checkpoints(self.folder):
             if old != newest and not _is_validated(old):
                 remove_folder(old)
-        for old in validated_checkpoints(self.folder)[: -max(self.config.train.keep, self.config.train.average)]:
-            if old != best:
+        train = self.config.train
+        kept = {best, *(path for last in (train.keep, train.average) for path in last_checkpoints(self.folder, last))}
+        for old in validated_checkpoints(self.folder):
+            if old not in kept:
                 remove_folder(old)
 
     def average(self, count: int) -> dict[str, Tensor] | None:
@@ -374,6 +376,15 @@ def _short_hash(content: bytes) -> str:
 def validated_checkpoints(run: Path) -> list[Path]:
     """Return the checkpoints of a run, sorted by step, except those saved between validations."""
     return [checkpoint for checkpoint in list_checkpoints(run) if _is_validated(checkpoint)]
+
+
+def last_checkpoints(run: Path, last: int | Share) -> list[Path]:
+    """Return the last validated checkpoints: a number of them, or those of a share of the steps before the last one."""
+    found = validated_checkpoints(run)
+    if not isinstance(last, Share):
+        return found[-last:] if last else []
+    steps = [int(checkpoint.name) for checkpoint in found]
+    return [path for path, step in zip(found, steps, strict=True) if 100 * (steps[-1] - step) < last.amount * steps[-1]]
 
 
 def _is_validated(checkpoint: Path) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config import Config, Duration, TrainConfig
+from dragoman.config import Config, Duration, Share, TrainConfig
 from dragoman.data.batching import Batch
 from dragoman.data.precheck import precheck
 from dragoman.errors import TrainingError, UsageError
@@ -38,11 +38,11 @@ from dragoman.training.batch_stream import BatchStream
 from dragoman.training.captured import use_grid
 from dragoman.training.cpu import ThreadControl, keep_freed_memory
 from dragoman.training.distributed import Agreement, DistributedContext, agree, open_context
-from dragoman.training.forecast import training_warnings, warmup_warning
+from dragoman.training.forecast import steps_of, training_warnings, warmup_warning
 from dragoman.training.memory import Gradients, try_rows
 from dragoman.training.optim import learning_rate
 from dragoman.training.progress import Progress, ProgressEstimator, StepResult, StepResults, amount, budget_fraction
-from dragoman.training.run import TrainingRun, check_files, open_run, validated_checkpoints
+from dragoman.training.run import TrainingRun, check_files, last_checkpoints, open_run
 from dragoman.training.sharded import build_step, check_sharding
 from dragoman.training.tasks.task import Score
 from dragoman.training.tasks.translation import TranslationValidation
@@ -258,7 +258,9 @@ class Trainer:
     def step(self, batches: list[Batch], agreement: Agreement | None = None) -> None:
         """Update the weights once; the loss is the sum over all batches divided by their number of target tokens."""
         progress, (targets, tokens, *_) = self.progress, agreement or self._agree(batches)
-        rate = learning_rate(self.config.schedule, self.run.config.model.d_model, progress.step + 1, self._used())
+        used = self._used()
+        warmup, d_model = self._warmup(used), self.run.config.model.d_model
+        rate = learning_rate(self.config.schedule, d_model, progress.step + 1, used, warmup)
         step, scale = self.training_step, self.training_step.loss_scale
         gradients, updated = step.run(batches, progress.step, 1 / targets, rate)
         self._last_gradients = gradients
@@ -267,6 +269,21 @@ class Trainer:
         own = sum(batch.tgt_tokens for batch in batches)
         scales = None if scale is None else (scale.before, scale.scale, scale.steps)
         self._results.add(StepResult(progress.step, gradients, updated, targets, tokens, own, rate, scales), step.reads)
+
+    def _warmup(self, used: float) -> float:
+        """Return the steps of the warm-up.
+
+        A share is that of the budget at the first step: the run keeps the number if the budget is raised later.  That
+        of a time is the number of steps at the speed so far, until it is reached.
+        """
+        progress, warmup, budget = self.progress, self.config.schedule.warmup, self.config.budget
+        if not isinstance(warmup, Share):
+            return warmup
+        if not progress.warmup or (budget.unit == "seconds" and progress.step < progress.warmup):
+            counted = steps_of(budget, self.config, self.run.task, self.batches.batches_per_epoch(progress))
+            steps = (progress.step + 1) / max(used, 1e-9) if counted is None else counted
+            progress.warmup = max(1, round(steps * warmup.amount / 100))
+        return progress.warmup
 
     def trial(self) -> None:
         """Compute and discard the gradients of the next batch, to measure the speed of training."""
@@ -297,7 +314,7 @@ class Trainer:
 
     def _amount(self, unit: str) -> float:
         """Return the progress in a unit of `Duration`."""
-        return amount(unit, self.progress, self._done())
+        return amount(unit, self.progress, self._done(), self.config.budget)
 
     def _is_due(self, every: Duration, last: float) -> bool:
         return self._amount(every.unit) - last >= every.amount
@@ -370,7 +387,7 @@ class Trainer:
             self.reporter.warn(warning)
         if not self.context.on_main(lambda: self.run.is_validated(self.progress)):
             self._validate()
-        if self.config.average > 1 and self.validation is not None:
+        if self.config.averages and self.validation is not None:
             self.scores = self.context.on_main(partial(self._validate_average, self.validation))
         if self.validation is not None and self.progress.best is None:
             raise TrainingError(
@@ -383,7 +400,7 @@ class Trainer:
 
         Returns the scores of the better one of the average and the last checkpoint.
         """
-        count = min(self.config.average, len(validated_checkpoints(self.run.folder)))
+        count = len(last_checkpoints(self.run.folder, self.config.average))
         self.reporter.phase(f"validation of the average of the last {count} checkpoints")
         averaged = self.run.average(count)
         if averaged is None:

@@ -16,6 +16,7 @@ from dragoman.data.spans import SPAN_KINDS, keeps_spans
 from dragoman.decoding.loader import EngineChoice, open_service
 from dragoman.errors import ConfigError, UsageError
 from dragoman.markup.html import translate_html
+from dragoman.pipelines.protection import Hole, insert
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
@@ -106,6 +107,38 @@ def test_every_span_survives_in_every_format(format: str, weakness: str) -> None
         if not is_kept:
             lost.append((text, out))
     assert lost == []
+
+
+REPORTED = [
+    (
+        "po json docx md", "Visit https://example.com/a_b?c=d or mail tom.smith@example.com today",
+        "VISIT https://example.com/a_b?c=d OR MAIL tom.smith@example.com TODAY",
+    ),
+    ("txt srt html xliff", "Hello {name}, you have %s new messages.", "HELLO {name} YOU HAVE %s NEW MESSAGES"),
+    ("xliff json", "I see {name} here.", "I SEE {name} HERE"),
+    ("xliff json", "{V, plural, =1 {one dog} other {many dogs}}", "{V, plural, =1 {one dog} other {many dogs}}"),
+    ("po", "I'll show you %(name)s and %d.", "ILL SHOW YOU %(name)s AND %d"),
+    ("json", "I'll do {name}that.", "ILL DO {name}THAT"),
+    ("json", "I see <0>a dog</0> here.", "I SEE <0>A DOG</0> HERE"),
+    ("json", "I love $t(dog), not :count dogs.", "I LOVE $t(dog) NOT :count DOGS"),
+    ("srt vtt", "♪ I see a dog ♪", "♪ I SEE A DOG ♪"),
+    ("txt html", "Hello! 😊 How are you?", "HELLO 😊 HOW ARE YOU"),
+    ("tsv", '"I love you.', "I LOVE YOU"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("formats", "source", "target"), REPORTED)
+@pytest.mark.parametrize("split", [False, True])
+def test_reported_texts(formats: str, source: str, target: str, split: bool) -> None:
+    for format in formats.split():
+        translator = PieceTranslator(WEAK["loses what is not a word"])
+        out = text_of(format, translated(format, document(format, source), translator, split=split))
+        assert out.split("\n")[-1] == target, format
+
+
+def test_a_sign_does_not_touch_a_spelled_number() -> None:
+    hole = [Hole(0, 0, "€", "", "5")]
+    assert [insert(text, hole, [0]) for text in ("fünf Hunde", "5 Hunde")] == ["€ fünf Hunde", "€5 Hunde"]
 
 
 @pytest.mark.parametrize("engine", ["native", "pytorch"])

@@ -123,6 +123,13 @@ def test_unknown_characters(translator: Translator, symbol: str) -> None:
     assert flags(translator, f"The green {symbol} book.") == ("unknown_characters",)
 
 
+@pytest.mark.parametrize("symbol", ["§", "£", "€", "#", "§£", "+"])
+def test_unknown_symbols_are_copied(translator: Translator, symbol: str) -> None:
+    for text in (f"The green {symbol} book.", f"{symbol} The book {symbol}", f"{symbol}5 {symbol} 7{symbol} dogs"):
+        assert (translator.translate([text])[0].text, flags(translator, text)) == (text, ())
+    assert flags(translator, f"The C{symbol} book of C{symbol}") == ("unknown_characters",)
+
+
 def test_normalized_characters_are_known(translator: Translator) -> None:
     assert flags(translator, "The green\u00a0book\u2026") == ()  # a space, and three periods
     assert flags(translator, "Ｔhe green book.") == ()

@@ -21,12 +21,29 @@ def test_examples_are_found_in_text(name: str, example: str) -> None:
         assert all((span.hidden, span.kind) == (SPAN_KINDS[name].hidden, name) for span in find_spans(text))
 
 
+VARIANTS = r"""
+%m %n %v %+v %<name>s %#@count@ %1$tY %L1 %I64d %-10s %*d %{count} {$name} {-brand} {user['name']} {@value}
+{name?} {d:%H:%M} {{#if}} {{val,number}} {{name|upper}} ${a.b()} {n,plural,one{#dog}other{#dogs}}
+{gender,select,male{he}other{they}} :Name :NAME :+1: $t(common:key) @.lower:message.x <%=name%> <?=x?> <1/>
+<my-tag> steam://run/440 http://localhost:80/x example.org:8080 10.0.0.1 bit.ly/abc git@github.com:foo/bar.git
+müller@example.de C:/Users/tom \\server\share .env *.py .gitignore a-b.JPG woff.woff2 @user@mastodon.social
+@org/pkg #日本 #россия #हिन्दी #größe [1,2] [1–3] 🇩🇪 1️⃣ ❤️ 👍🏽 ⌘
+""".split()  # noqa: SIM905 (a table)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_are_found_whole(variant: str) -> None:
+    text = f"I see {variant} here."
+    assert [text[start:end] for start, end, *_ in find_spans(text)] == [variant]
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "Is 5 % < 6 %, or R&D (see 3/4) at 5 p.m.?", "Nothing here.", "and/or: 10:30 (a:b)", "He paid $5 and $6.",
         "Er sagte: „So ist es“ -- z.B. im Nr.5", "100 % d'accord", "a < b and c > d", "U.S.A. e.g. i.e. 3.5",
         "Lehrer_innen, jede_r", "2024-05-17 at 10:30:45", "1,000-2,000", "He said: (no)", "Tom's; (see)", "1.2.2003",
+        "100 %, 5% b", "am 1.2.2020 um 3.45", "z.B. a.m./p.m. and .5 or .NET", "Schüler:innen, so: Ja", "3 < 5 ? a : b",
     ],
 )  # fmt: skip
 def test_ordinary_text_has_no_spans(text: str) -> None:

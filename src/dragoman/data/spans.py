@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 from dragoman.errors import UsageError
@@ -42,7 +43,8 @@ _SUFFIXES = (
     "pdf|docx?|xlsx?|pptx?|od[tsp]|txt|md|rst|csv|tsv|jsonl?|xml|html?|ya?ml|toml|ini|cfg|conf|log|po|mo|xlf|xliff|tmx|"
     "srt|vtt|epub|tex|bib|py|pyc|ipynb|js|jsx|tsx?|css|scss|java|jar|[ch]pp|cs|go|rs|rb|php|pl|sh|bat|ps1|sql|db|exe|"
     "dll|so|dmg|deb|rpm|iso|zip|rar|7z|tar|gz|bz2|xz|zst|png|jpe?g|gif|svg|webp|bmp|tiff?|ico|mp[34]|wav|ogg|flac|avi|"
-    "mkv|mov|webm|bin|dat|bak|tmp|lock|safetensors|onnx"
+    "mkv|mov|webm|m4[av]|opus|heic|psd|eps|ttf|otf|woff2?|less|sass|vue|kt|swift|lua|apk|msi|parquet|h5|npy|pt|gguf|"
+    "bin|dat|bak|tmp|lock|safetensors|onnx"
 )
 _MARKED = r"\w\u0300-\u036f\u0591-\u05bd\u064b-\u0655\u0900-\u0963\u0980-\u0fff\u200c\u200d"
 """Letters of all scripts, with the signs that belong to them."""
@@ -82,7 +84,7 @@ SPAN_KINDS: dict[str, SpanKind] = {
         r"\{\{\{[^{}\n]{1,80}\}\}\}|[\#$]?\{\{[^{}\n]{1,80}\}\}|\{%[^{}\n]{1,80}%\}"  # Mustache, Jinja, Vue
         r"|[\#$@%]\{[^{}\n]{0,80}\}"  # shells, JavaScript, Ruby
         r"|\*\|[^|\n]{1,60}\|\*"  # merge fields of mails
-        r"|\{\s?[\w.\[\]'-]{0,60}(?:,\s?-?\d{1,4})?(?:![rsa])?(?::[^{}\s]{0,30})?\s?\}",  # Python, .NET, i18n
+        r"|\{\s?[$@]?[\w.\[\]'\"-]{0,60}\??(?:,\s?-?\d{1,4})?(?:![rsa])?(?::[^{}\s]{0,30})?\s?\}",  # Python, .NET, i18n
         ("{name}", "{{ user.name }}", "${x}", "{0:.2f}", "{}", "{0,10:N2}", "#{n}"),
     ),
     "linked message": SpanKind(
@@ -90,14 +92,15 @@ SPAN_KINDS: dict[str, SpanKind] = {
         ("$t(dog)", "@:common.dog"),
     ),
     "placeholder of printf": SpanKind(
-        r"(?<![\d%])%(?:\(\w{1,60}\)|\d{1,3}\$)?[-+\#0']{0,5}(?:\d{1,5}|\*)?(?:\.(?:\d{1,5}|\*))?(?:hh|ll|[hljztL])?"
-        r"[diouxXeEfFgGcrsapn@](?![A-Za-z])"
-        r"|%%?\w{1,60}%%?|%%|(?<![\d%])%L?(?:\d|n)(?!\w)"
-        r"|(?<![\d%])%-?[A-Za-z](?:[-/:.,]%-?[A-Za-z]){1,10}",  # of dates
+        r"(?<![\d%])%-?[A-Za-z](?:[-/:.,]%-?[A-Za-z]){1,10}"  # of dates
+        r"|%%?\w{1,60}%%?|%%|(?<![\d%])%L[\dn](?!\w)"
+        r"|(?<![\d%])%(?:\(\w{1,60}\)|<\w{1,60}>|\d{1,3}\$)?[-+\#0']{0,5}(?:\d{1,5}|\*)?(?:\.(?:\d{1,5}|\*))?"
+        r"(?:(?:hh|ll|I64|[hljztLT])?[A-Za-z](?![A-Za-z])|@(?:\w{1,60}@)?)|(?<![\d%])%\d(?!\w)",
         ("%s", "%1$d", "%@", "%(name)s", "%5.2f", "%APPDATA%", "%Y-%m-%d"),
     ),
     "tag": SpanKind(
-        r"</?(?:\d{1,3}|[A-Za-z][\w:.-]{0,60})(?:\s[^<>\n]{0,300})?/?>|<!--[^\n]{0,300}?-->|<%[^\n]{0,300}?%>",
+        r"</?(?:\d{1,3}|[A-Za-z][\w:.-]{0,60})(?:\s[^<>\n]{0,300})?/?>|<!--[^\n]{0,300}?-->"
+        r"|<%[^\n]{0,300}?%>|<\?[^\n]{0,300}?\?>",
         ("<0>", "</0>", '<a href="x">', "<br/>"),
     ),
     "character reference": SpanKind(
@@ -107,8 +110,11 @@ SPAN_KINDS: dict[str, SpanKind] = {
         # Names of folders may have spaces on Windows, where a backslash ends them.
         rf"(?<![{_LETTERS}])(?:[A-Za-z]:|\\\\[{_LETTERS}.-]{{1,60}})\\"
         rf"(?:[{_FILE}]{{1,60}}(?: [{_FILE}]{{1,60}}){{0,3}}\\){{0,20}}[{_FILE}]{{0,80}}"
+        rf"|(?<![{_LETTERS}])[A-Za-z]:/[/{_FILE}]{{1,200}}"
         rf"|(?<![{_LETTERS}/.~\\<@+-])(?:(?:~|\.{{1,2}})/|/[{_LETTERS}.@+-]{{1,80}}/)[{_LETTERS}.@+-]{{1,80}}(?:/[{_LETTERS}.@+-]{{1,80}}){{0,20}}/?"
-        rf"|(?<![{_LETTERS}@./\\+-])(?:[{_LETTERS}@+-]{{1,80}}[./]){{1,10}}(?:{_SUFFIXES})(?![{_LETTERS}]|[-@/.][{_LETTERS}])",
+        rf"|(?<![{_LETTERS}@./\\+-])(?:[{_LETTERS}@+-]{{1,80}}[./]){{1,10}}(?i:{_SUFFIXES})(?![{_LETTERS}]|[-@/.][{_LETTERS}])"
+        rf"|(?<![{_LETTERS}@./\\+)\]-])\*?\.(?:{_SUFFIXES}|env|git[a-z]{{1,20}}|[a-z]{{1,20}}rc|[a-z]{{1,20}}ignore)"
+        rf"(?![{_LETTERS}]|\.[{_LETTERS}])",
         ("report_v2.pdf", "/usr/local/bin", r"C:\Users\tom", "src/main.py", "./run.sh"),
     ),
     "escape sequence": SpanKind(  # not a command of TeX or a part of a path, unless text stands right before it
@@ -116,8 +122,8 @@ SPAN_KINDS: dict[str, SpanKind] = {
         (r"\n", r"\u00e9"),
     ),
     "host name": SpanKind(
-        rf"(?<![{_LETTERS}@./-])(?:[A-Za-z\d-]{{1,63}}\.){{1,5}}(?:{_DOMAINS})(?![{_LETTERS}]|\.[{_LETTERS}])"
-        r"(?:/[!\#-;=?-Z_a-z~]{0,500})?",
+        rf"(?<![{_LETTERS}@./-])(?:[A-Za-z\d-]{{1,63}}\.){{1,5}}(?:(?:{_DOMAINS})(?![{_LETTERS}]|\.[{_LETTERS}])|[a-z]{{2,10}}(?=/\w))"
+        r"(?::\d{1,5})?(?:/[!\#-;=?-Z_a-z~]{0,500})?",
         ("example.com", "docs.example.org/a/b"),
     ),
     "identifier": SpanKind(
@@ -137,10 +143,11 @@ SPAN_KINDS: dict[str, SpanKind] = {
     ),
     "variable": SpanKind(rf"(?<![{_LETTERS}$])\$[A-Za-z_][{_LETTERS}]{{0,60}}", ("$HOME",)),
     "name after a colon": SpanKind(
-        rf"(?<![{_LETTERS}:/.\])}}>]):[a-z_][{_LETTERS}-]{{0,60}}(?::|(?![{_LETTERS}:]))", (":name", ":smile:")
+        rf"(?<![{_LETTERS}:/.\])}}>]):(?:[A-Za-z_][{_LETTERS}-]{{0,60}}(?::|(?![{_LETTERS}:]))|[+-]1:)",
+        (":name", ":smile:"),
     ),
     "mention": SpanKind(
-        rf"(?<![{_LETTERS}@/.&])@[A-Za-z_][{_LETTERS}.-]{{0,60}}(?:@(?:[A-Za-z\d-]{{1,63}}\.){{1,8}}[A-Za-z\d-]{{2,63}})?",
+        rf"(?<![{_LETTERS}@/.&])@[A-Za-z_][{_LETTERS}.-]{{0,60}}(?:@(?:[A-Za-z\d-]{{1,63}}\.){{1,8}}[A-Za-z\d-]{{2,63}}|/[a-z][{_LETTERS}.-]{{1,60}})?",
         ("@tom_smith", "@tom@example.social"),
     ),
     "hashtag": SpanKind(
@@ -189,8 +196,10 @@ _SHIELD = re.compile(f"[{SHIELDS}]")
 _TRIMMED = ("URL", "file name", "host name", "mention")
 """Kinds whose last punctuation marks belong to the sentence."""
 _ICU = re.compile(
-    r"\{\s?\w{1,60}\s?,\s?(?:plural|select|selectordinal|number|date|time|spellout|ordinal|duration|choice)\s?(?=[,}])"
+    r"(?<!\{)\{\s?\w{1,60}\s?,\s?(?:plural|select|selectordinal|number|date|time|spellout|ordinal|duration|choice)\s?(?=[,}])"
 )
+_MARKS = frozenset("*†‡~|")
+"""Symbols that stand at words without belonging to them."""
 _LONGEST_SEEN = 60
 """Characters of a span that a model may see; longer ones would take most of its input."""
 
@@ -230,6 +239,19 @@ def find_spans(text: str, protect: re.Pattern[str] | None = None) -> list[Span]:
             taken[span.start : span.end] = bytes([1]) * (span.end - span.start)
             spans.append(span)
     return sorted(spans)
+
+
+def with_symbols(spans: list[Span], text: str, symbols: Set[str]) -> list[Span]:
+    """Return spans and, as further ones, runs of these characters, unless they belong to a word, as in C++ and a=b."""
+    taken = {position for span in spans for position in range(span.start, span.end)}
+    new = []
+    for is_symbol, positions in groupby(range(len(text)), lambda i: text[i] in symbols):
+        run = list(positions)
+        start, end = run[0], run[-1] + 1
+        beside = text[start - 1 : start].isalpha() + text[end : end + 1].isalpha()
+        if is_symbol and taken.isdisjoint(run) and beside <= _MARKS.issuperset(text[start:end]):
+            new.append(Span(start, end, True, "symbol"))
+    return sorted(spans + new)
 
 
 def _candidates(text: str, protect: re.Pattern[str] | None) -> Iterator[Span]:

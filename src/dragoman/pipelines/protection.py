@@ -158,6 +158,8 @@ def _needs_space(beside: str, now: str) -> bool:
     """Return whether a space separates a span from a character.  beside: the character beside it in the source."""
     if not beside or beside.isspace():
         return not is_spaceless(now, now)
+    if beside.isdigit() and now.isalpha():  # €5, of which the translation spells the number
+        return is_spaced(now)
     return is_spaced(now) and not is_spaced(beside)
 
 

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Self
 from dragoman.data.casing import NormalCase, upper
 from dragoman.data.profile import TrainingProfile, alphabets
 from dragoman.data.sentences import join_parts, list_prefix, split_sentences, split_text
-from dragoman.data.spans import SPAN_KINDS, compile_patterns, count_spans, find_spans, keeps_spans, shield, unshield
+from dragoman.data.spans import (
+    SPAN_KINDS,
+    compile_patterns,
+    count_spans,
+    find_spans,
+    keeps_spans,
+    shield,
+    unshield,
+    with_symbols,
+)
 from dragoman.decoding.backend import (
     BATCH_TOKENS,
     Fault,
@@ -275,6 +284,8 @@ class Translator(Pipeline):
         if not sentences:
             text = one_line(text)
         spans = find_spans(text, protect)
+        if isinstance(self.tokenizer, Tokenizer) and (unknown := self.tokenizer.unknown_symbols(text)):
+            spans = with_symbols(spans, text, unknown)
         shielded = shield(text, spans) if spans else text
         found = split_sentences(shielded, self.languages[0]) if sentences else [text]
         numbers = len(found) == 1 and self.profile is not None and self.profile.translates_wordless

@@ -28,6 +28,8 @@ _KINDS = {
 _REPLACEMENTS = {character: texts for characters, texts in _KINDS.items() for character in characters}
 _COMPATIBLE = ("<wide>", "<narrow>", "<compat>", "<font>", "<noBreak>")
 """Compatibility decompositions that keep the meaning; <super> would turn 10² into 102."""
+_SYMBOLS = frozenset("#*§¶†‡•‰")
+"""Symbols that are punctuation to Unicode."""
 _JOINERS, _ZERO_WIDTH_SPACE = "\u200c\u200d", "\u200b"
 _INVISIBLE = frozenset(
     f"{_JOINERS}{_ZERO_WIDTH_SPACE}\u00ad\u034f\u061c\u200e\u200f\u2060\u2061\u2062\u2063\u2064\ufe0e\ufe0f\ufeff"
@@ -50,6 +52,8 @@ class KnownCharacters:
         self._pieces, self._alphabet = pieces, None if alphabet is None else frozenset(alphabet)
         self._known: dict[str, bool] = {}
         self._unchanged: set[str] = set()
+        self._checked: set[str] = set()
+        self._unknown_symbols: set[str] = set()
         self._keeps_ascii = all(self._replacement(mark) == mark for mark in "-\"'")
 
     def __contains__(self, character: str) -> bool:
@@ -73,6 +77,16 @@ class KnownCharacters:
         if (self._keeps_ascii and text.isascii()) or self._unchanged.issuperset(text):
             return text
         return "".join(self._replacements(_clusters(text)))
+
+    def unknown_symbols(self, text: str) -> set[str]:
+        """Return the symbols of a text that the model does not know, and for which nothing stands."""
+        if not self._checked.issuperset(text):
+            for character in set(text) - self._checked:
+                is_symbol = character in _SYMBOLS or unicodedata.category(character)[0] == "S"
+                if is_symbol and character not in self and self._replacement(character) == character:
+                    self._unknown_symbols.add(character)
+            self._checked.update(text)
+        return set() if self._unknown_symbols.isdisjoint(text) else self._unknown_symbols.intersection(text)
 
     def original_spans(self, text: str, spans: Spans) -> Spans:
         """Return spans of `replaced(text)` as spans of the text."""

@@ -160,6 +160,10 @@ class Tokenizer:
         """Return the text of a source that is encoded (see `replacing`)."""
         return text if self._known is None else self._known[0].replaced(text)
 
+    def unknown_symbols(self, text: str) -> set[str]:
+        """Return the symbols of a source that the model does not know."""
+        return set() if self._known is None else self._known[0].unknown_symbols(text)
+
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
         """Return the ids of many pairs, without EOS.  Raises UsageError if other tokens follow the text of a source."""
         source = self._source.encode_batch([source for source, _ in pairs])

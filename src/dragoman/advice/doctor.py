@@ -20,6 +20,7 @@ from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.run_log import Messages
 from dragoman.tokenizers import Tokenizer
 from dragoman.training.forecast import Forecast, forecast_problems, plan_warnings
+from dragoman.training.regularization import pass_weights
 from dragoman.training.run import TrainingRun, check_files, open_run
 
 
@@ -131,6 +132,8 @@ def forecast(run: TrainingRun, where: str, diagnosis: Diagnosis) -> None:
         f"{expected.epochs:.1f} epochs of {steps:,.0f} steps, {timing.tokens_per_second:,.0f} tokens/s, "
         f"{timing.memory / 1e9:.1f} GB of memory, {timing.parameters:,} parameters"
     )
+    if pass_weights(train.regularizer):
+        estimate += "; train.regularizer computes each batch twice, which takes more than half of the time"
     diagnosis.add("info", estimate, where, f"measured over {timing.steps} steps, without validation and saving")
     if problem := busy_machine(timing.cores):
         advice = "training is faster on an idle machine: stop other programs and run this command again"

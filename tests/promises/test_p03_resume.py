@@ -53,6 +53,10 @@ EVERYTHING = (
     "model.dropout=0.2",
     "model.attention_dropout=0.1",
     "train.optimizer.kind=adamw",
+    "train.regularizer.simcut=3",
+    "train.regularizer.cutoff=0.1",
+    "train.regularizer.relaxed_attention=0.1",
+    "train.regularizer.stochastic_depth=0.1",
 )
 STEPS = (
     "train.budget=45 steps", "train.validate_every=5 steps", "train.save_every=3 steps", "train.keep=2",

@@ -12,7 +12,7 @@ import pytest
 from dragoman.decoding.loader import load_shortlist
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.shortlist import SHORTLIST
-from dragoman.errors import DragomanError, ModelFolderError, UsageError
+from dragoman.errors import DragomanError
 from dragoman.models.model_folder import find_model, read_meta
 from dragoman.pipelines.translation import Translator
 from dragoman.training.run import average_run
@@ -191,12 +191,3 @@ def test_impossible_values_are_reported(cli: Cli, run: Path, tmp_path: Path, mon
     assert path.read_bytes() == b"DRAGLIST and more"  # what was there before stays
     if content is not None:
         path.write_bytes(content)
-
-
-def test_beside_other_weights_it_is_stale(listed: Path) -> None:
-    other = next(p for p in (listed / "checkpoints").iterdir() if p.name != find_model(listed).name)
-    with pytest.raises(UsageError, match="no shortlist"):
-        Translator.load(other, shortlist=True)
-    (other / SHORTLIST).write_bytes((find_model(listed) / SHORTLIST).read_bytes())
-    with pytest.raises(ModelFolderError, match="made from other weights than those of the model; create it again"):
-        Translator.load(other, shortlist=True)

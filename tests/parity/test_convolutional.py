@@ -18,7 +18,6 @@ from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.nn.convolution import GatedConvolution
-from dragoman.nn.record import record
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.loss import TokenLoss
 from small_networks import EXACT, drawn
@@ -123,25 +122,6 @@ def test_a_gated_convolution_equals_conv1d_and_glu_of_torch() -> None:
     assert x.grad is not None and y.grad is not None and kernel.grad is not None and ours.weight.grad is not None
     torch.testing.assert_close(x.grad, y.grad, **EXACT)
     torch.testing.assert_close(ours.weight.grad.view(2 * D, W, D).transpose(1, 2), kernel.grad, **EXACT)
-
-
-def test_recorded_weights_are_a_distribution_over_words(model: Convolutional) -> None:
-    src, mask = sources()
-    ids = targets(B)
-    plain = model(src, mask, ids)
-    with record(model, "decoder.layers.*.cross_attn.weights") as seen:
-        torch.testing.assert_close(model(src, mask, ids), plain, **EXACT)
-    assert len(seen) == 3
-    for (weights,) in seen.values():
-        assert weights.shape == (B, 1, T, S)
-        torch.testing.assert_close(weights.sum(-1), torch.ones(B, 1, T, dtype=torch.float64), **EXACT)
-        padding = ~mask[:, None, None, :].expand_as(weights)
-        assert padding.any() and not weights[padding].any() and weights[~padding].all()
-    state = model.start(model.encode(src, mask), beams=K, max_len=T)
-    with record(model, "decoder.layers.0.cross_attn.weights") as seen:
-        model.decode(targets(B * K)[:, :1], state)
-    (weights,) = seen["decoder.layers.0.cross_attn.weights"]
-    assert weights.shape == (B * K, 1, 1, S) and not weights[K : 2 * K, ..., 3:].any()
 
 
 # ---------------------------------------------------------------------------------------------------- two ways to one

@@ -131,49 +131,6 @@ def test_memory_does_not_grow_with_the_length() -> None:
         assert short.nbytes() == long.nbytes()
 
 
-@pytest.mark.parametrize("kind", FEATURE_MAPS)
-@pytest.mark.parametrize("causal", [False, True])
-def test_padding_contributes_nothing(kind: str, causal: bool) -> None:
-    attention, x, words = made(kind), random(N, T, D).requires_grad_(), padding(T)
-    bias = mask_to_bias(words[:, None, None, :], torch.float64)
-    out = attention(x, Positions(), torch.arange(T), bias, causal)
-    other = torch.where(words[..., None], x, 3 * random(N, T, D))
-    changed = attention(other, Positions(), torch.arange(T), bias, causal)
-    torch.testing.assert_close(changed[words], out[words], **EXACT)
-    (of_x,) = torch.autograd.grad(out[words].square().sum(), [x])
-    assert not of_x[~words].any() and of_x[words].all()
-    alone = attention(x[1:2, : T // 2], Positions(), torch.arange(T // 2), None, causal)
-    torch.testing.assert_close(out[1:2, : T // 2], alone, **EXACT)
-
-
-@pytest.mark.parametrize("kind", FEATURE_MAPS)
-def test_the_last_position_sees_all_whether_causal_or_not(kind: str) -> None:
-    attention, x, pos = made(kind), random(N, T, D), torch.arange(T)
-    causal, whole = (attention(x, Positions(), pos, None, c) for c in (True, False))
-    torch.testing.assert_close(causal[:, -1], whole[:, -1], **EXACT)
-    assert not torch.allclose(causal[:, 0], whole[:, 0])
-
-
-@pytest.mark.parametrize("kind", FEATURE_MAPS)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rotary", [False, True])
-def test_recorded_weights_are_those_of_the_output(kind: str, causal: bool, rotary: bool) -> None:
-    attention, x = made(kind), random(N, T, D)
-    positions = Rotary(DH, 10000.0) if rotary else Positions()
-    bias = mask_to_bias(padding(T)[:, None, None, :], torch.float64)
-    plain = attention(x, positions, torch.arange(T), bias, causal)
-    seen: list[Tensor] = []
-    handle = attention.weights.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    recorded = attention(x, positions, torch.arange(T), bias, causal)
-    handle.remove()
-    torch.testing.assert_close(recorded, plain, **EXACT)
-    (weights,) = seen
-    assert weights.shape == (N, H, T, T) and not weights[~sight(T, causal, True).expand_as(weights)].any()
-    if not rotary:
-        assert (weights >= 0).all()
-        torch.testing.assert_close(weights.sum(-1), torch.ones(N, H, T, dtype=torch.float64), **EXACT)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_rotary_rotates_only_the_numerator(causal: bool) -> None:
     attention, x, rotary = made("elu"), random(N, T, D), Rotary(DH, 10000.0)

@@ -224,34 +224,6 @@ def test_with_a_threshold_each_hypothesis_ends_by_itself(tmp_path: Path) -> None
     assert {len(own[0].tokens) for own in found} == {1}  # more if those of a sentence end together
 
 
-@native
-@pytest.mark.parametrize("beam", [1, 3])
-def test_forced_prefixes(beam: int, tmp_path: Path) -> None:
-    rows, model = sources(), of_kind("modern")
-    generator = torch.Generator().manual_seed(8)
-    prefixes = [torch.randint(4, VOCAB, (n % 5,), generator=generator).tolist() for n in range(len(rows))]
-    settings = SearchSettings(beam=beam, nbest=beam, max_extra=5, no_repeat_ngram=2)
-    found = native_search(model, tmp_path, rows, settings, prefixes)
-    assert_same_as_pytorch(found, model, rows, settings, prefixes)
-    assert all(some[0].tokens[: len(begin)] == begin for some, begin in zip(found, prefixes, strict=True))
-
-
-@native
-@pytest.mark.parametrize("precision", ["float32", "int8"])
-def test_results_do_not_depend_on_rows_threads_or_batch(precision: Precision, tmp_path: Path) -> None:
-    rows, model = sources(), of_kind("t5")
-    settings = SearchSettings(beam=3, nbest=2, max_extra=9)
-    whole = native_search(model, tmp_path, rows, settings, precision=precision)
-    assert native_search(model, tmp_path, rows, settings, precision=precision, rows=3) == whole
-    assert native_search(model, tmp_path, rows, settings, precision=precision, threads=3, rows=7) == whole
-    assert native_search(model, tmp_path, rows[::-1], settings, precision=precision) == whole[::-1]
-    for threads in (1, 2, 5):
-        alone = [
-            native_search(model, tmp_path, [row], settings, precision=precision, threads=threads)[0] for row in rows
-        ]
-        assert alone == whole
-
-
 def test_unsupported_models_are_refused_with_reasons() -> None:
     assert native_unsupported_reasons(model_config(TRANSLATORS["paper"])) == []
     for name in [*NOT_PACKED, "linear", "lstm bahdanau", "convolutional"]:

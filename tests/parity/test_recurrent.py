@@ -17,7 +17,6 @@ from dragoman.data.batching import Batch
 from dragoman.models.build import build_model
 from dragoman.models.seq2seq import Model
 from dragoman.nn.attention import mask_to_bias
-from dragoman.nn.record import record
 from dragoman.nn.recurrent import LSTM, Cell, ContextLayer, RecurrentEncoderLayer, RecurrentState, State, reversal
 from dragoman.nn.recurrent_attention import (
     AdditiveAttention,
@@ -76,13 +75,6 @@ def test_the_kernel_of_float32_is_the_formula_too(kind: str, grad: bool) -> None
     if grad:
         for one, other in zip(gradients(fused[0], *cell.weights), gradients(steps[0], *cell.weights), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", CELLS)
-def test_without_a_state_a_cell_begins_from_zeros(kind: str) -> None:
-    cell, x = new_cell(kind, D_IN, D), random(N, T, D_IN)
-    zeros = (torch.zeros(N, D, dtype=torch.float64),) * cell.parts
-    torch.testing.assert_close(cell(x)[0], cell.unroll(x, zeros)[0], **EXACT)
 
 
 @pytest.mark.parametrize("way", ["forward", "unroll"])
@@ -287,33 +279,6 @@ def test_a_step_with_context_costs_a_step_without(kind: str) -> None:
     assert first.context.vector.shape == (B, 12) and first.context.product.shape == (B, gates * 12)
 
 
-@pytest.mark.parametrize("beams", [1, K])
-@pytest.mark.parametrize("attention", ["bahdanau", "dot", "general"])
-def test_recording_gives_the_weights_and_changes_no_bit(attention: str, beams: int) -> None:
-    model, data = new_model("gru", attention, 2), batch()
-    ids = data.tgt_in.repeat_interleave(beams, dim=0)
-
-    def logits() -> tuple[Tensor, list[Tensor]]:
-        out = model.decode(ids, model.start(model.encode(data.src, data.src_mask), beams, 0))
-        return out, gradients(out, *model.parameters())
-
-    plain, of_plain = logits()
-    name = "decoder.layers.0.cross_attn.weights"
-    with record(model, name) as seen:
-        recorded, of_recorded = logits()
-    assert torch.equal(recorded, plain)
-    assert all(torch.equal(one, other) for one, other in zip(of_recorded, of_plain, strict=True))
-    assert len(seen[name]) == 6 and seen.joined(name).shape == (B, 1, 6 * beams, S)
-    weights = torch.stack(seen[name], dim=3).flatten(0, 2)[:, None]  # (B, 1, K, T, S) -> (N, 1, T, S)
-    assert weights.shape == (B * beams, 1, 6, S) and data.src_mask is not None
-    torch.testing.assert_close(weights.sum(-1), torch.ones(B * beams, 1, 6).double(), **EXACT)
-    assert not weights.masked_select(~data.src_mask.repeat_interleave(beams, 0)[:, None, None]).any()
-    handle = model.get_submodule(name).register_forward_hook(lambda module, inputs, output: output.roll(1, 3))
-    changed, _ = logits()
-    handle.remove()
-    assert (changed - plain).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("attention", ["none", "every step", "bahdanau", "dot"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_bfloat16_is_near_float32(cell: str, attention: str) -> None:
@@ -393,18 +358,3 @@ def test_every_step_reads_the_context_vector_by_the_direct_formula(kind: str, ke
                 torch.testing.assert_close(got[row, t], parts_by_hand[0], **EXACT)
         for after in (state, apart):
             assert_all_close([part[row] for part in after.parts], parts_by_hand)
-
-
-@pytest.mark.parametrize("kernel", [True, False])
-@pytest.mark.parametrize("kind", CELLS)
-def test_every_step_is_torchs_layer_over_token_and_context(kind: str, kernel: bool) -> None:
-    layer, x, context, first = context_layer(kind, kernel)
-    theirs = torch_module(kind, 2 * D, D)
-    theirs.load_state_dict(layer.cell.fused.state_dict())
-    out = layer(x, layer.start(random(B, S, D), context, first), None)
-    inputs = torch.cat([x, context.repeat_interleave(K, 0)[:, None].repeat(1, T, 1)], dim=-1)
-    state = tuple(part[None] for part in first)
-    expected = theirs(inputs, state if kind == "lstm" else state[0])[0]
-    torch.testing.assert_close(out, expected, **EXACT)
-    mine = gradients(out, x, context, *first, *layer.cell.weights)
-    assert_all_close(mine, gradients(expected, x, context, *first, *theirs.all_weights[0]))

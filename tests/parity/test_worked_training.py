@@ -1,6 +1,6 @@
 """The worked training step as one model: the printed numbers from end to end, and its update by the trainer.
 
-The pieces of this step are in test_worked_step.py, with the matrices of the source where it gives them.
+The pieces of this step are in test_gallery_recomputed.py, with the matrices of the source where it gives them.
 """
 
 from __future__ import annotations
@@ -90,17 +90,6 @@ def test_the_logits_and_the_loss() -> None:
     assert [round(float(probabilities[t, target]), 2) for t, target in enumerate((6, 7))] == [0.67, 0.7]
     story = tiny_walkthrough(WORKED_MATRICES)
     assert story["loss"] == pytest.approx(0.400 + 0.357, abs=1e-3) and story["loss_after"] < story["loss"]
-
-
-@pytest.mark.parametrize("targets", [[6, 0], [0, 7]], ids=["first", "second"])
-def test_the_loss_of_either_token_has_the_assumed_gradient(targets: list[int]) -> None:
-    model = tiny_model(WORKED_MATRICES)
-    with record(model, "*.cross_attn.heads", gradients=True) as seen:
-        model(*TINY_PAIR[:3], TokenLoss(torch.tensor([targets]), 0.0)).smoothed.backward()
-    of_heads = seen.gradient("decoder.layers.0.cross_attn.heads").sum(dim=-2).flatten()
-    assert of_heads.tolist() == pytest.approx([0.2, 0.1, -0.3, 0.1], abs=2e-4)
-    gradient = model.get_parameter(W_V).grad
-    assert gradient is not None and f"{gradient[ROW, 0]:.4f}" == "-0.2056"
 
 
 def test_the_trainer_makes_the_update(tmp_path: Path) -> None:

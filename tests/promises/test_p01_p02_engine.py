@@ -137,17 +137,6 @@ def test_neighbours_lengths_threads_and_rows_change_no_bit(
     assert found == [alone(name, one, search) for one in lines]
 
 
-@pytest.mark.parametrize("name", ["paper", "modern int8"])
-@settings(max_examples=10, deadline=None)
-@given(lines=LINES, data=st.data(), threads=st.integers(1, 3))
-def test_the_order_changes_no_bit(name: str, lines: list[Line], data: st.DataObject, threads: int) -> None:
-    order = data.draw(st.permutations(range(len(lines))))
-    straight = together(name, lines, "beam", threads)
-    shuffled = together(name, [lines[place] for place in order], "beam", threads)
-
-    assert shuffled == [straight[place] for place in order]
-
-
 @settings(max_examples=5, deadline=None)
 @given(lines=st.lists(LINE, min_size=1, max_size=3), threads=st.integers(2, 3))
 def test_threads_that_share_each_step_change_no_bit(lines: list[Line], threads: int) -> None:

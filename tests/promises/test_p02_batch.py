@@ -67,17 +67,6 @@ def test_a_translation_does_not_depend_on_its_neighbours(
         assert_same(translation, alone(sentence, search, rotary))
 
 
-@settings(max_examples=6, deadline=None)
-@given(sentences=st.lists(SENTENCES, min_size=2, max_size=6), data=st.data())
-def test_a_translation_does_not_depend_on_the_order(sentences: list[str], data: st.DataObject) -> None:
-    order = data.draw(st.permutations(range(len(sentences))))
-    straight = translator(False).translate(sentences)
-    shuffled = translator(False).translate([sentences[place] for place in order])
-
-    for place, translation in zip(order, shuffled, strict=True):
-        assert_same(translation, straight[place])
-
-
 @settings(max_examples=10, deadline=None)
 @given(
     pairs=st.lists(st.tuples(SENTENCES, SENTENCES), min_size=2, max_size=6), batch_tokens=st.sampled_from([1, 90, 4000])

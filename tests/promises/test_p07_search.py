@@ -13,7 +13,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
+from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
 from dragoman.decoding.pytorch import search as beam
 from dragoman.decoding.pytorch.search import drain
 from dragoman.decoding.pytorch.stepper import SearchRequest
@@ -66,18 +66,6 @@ def test_a_wide_beam_is_brute_force(name: str, alpha: float) -> None:
         best = brute_force(model, source, len(source) + 2, alpha)[:7]
         assert [hypothesis.tokens for hypothesis in hypotheses] == [target for _, target in best]
         assert [h.score for h in hypotheses] == pytest.approx([score for score, _ in best], abs=1e-5)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_narrow_beam_does_not_exceed_brute_force(name: str) -> None:
-    model = MODELS[name]()
-    best = brute_force(model, SOURCES[1], 4, 0.6)
-
-    scores = [search(model, SOURCES[1:2], beam=width, max_extra=2)[0][0].score for width in (1, 2, 5, 130)]
-
-    assert scores[-1] == pytest.approx(best[0][0], abs=1e-5)
-    assert max(scores) == pytest.approx(best[0][0], abs=1e-5)
-    assert all(any(score == pytest.approx(one, abs=1e-5) for one, _ in best) for score in scores)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -139,15 +127,6 @@ def test_the_score_command_agrees_with_the_search() -> None:
     assert forced.token_log_probs[: len(ids) - 1] == pytest.approx(scored.token_log_probs[:-1], abs=1e-4)
     expected = teacher_forced(translator.model, tiny_tokenizer().encode_source("three four"), ids)
     assert scored.token_log_probs == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize("alpha", ALPHAS)
-def test_n_best_lists_are_sorted_and_distinct(alpha: float) -> None:
-    for seed in range(5):
-        for hypotheses in search(ToyModel(9, seed=seed), SOURCES, beam=6, nbest=6, alpha=alpha, max_extra=3):
-            scores = [hypothesis.score for hypothesis in hypotheses]
-            assert scores == sorted(scores, reverse=True)
-            assert len({tuple(hypothesis.tokens) for hypothesis in hypotheses}) == 6
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
@@ -336,26 +315,3 @@ def test_the_stop_rule_changes_no_n_best_list_of_long_targets(monkeypatch: pytes
     monkeypatch.setattr(beam.CompleteHypotheses, "without_beaten", lambda pool, beams: beams)
 
     assert stopped == lists()
-
-
-def test_alpha_changes_the_winner() -> None:
-    lengths = [
-        [len(search(ToyModel(8, seed=seed), SOURCES[:1], beam=5, alpha=alpha)[0][0].tokens) for seed in range(20)]
-        for alpha in (0.0, 1.2)
-    ]
-
-    assert all(short <= long for short, long in zip(*lengths, strict=True))
-    assert sum(lengths[0]) < sum(lengths[1])
-
-
-def test_an_ensemble_is_the_mean_of_the_probabilities() -> None:
-    models: list[Model] = [tiny_transformer(6, seed=seed, contrast=2.0) for seed in (1, 2, 3)]
-    src, mask = padded(SOURCES)
-
-    stepper = EnsembleStepper([ModelStepper(model) for model in models])
-    found = generate(stepper, src, mask, SearchSettings(beam=3, nbest=2, max_extra=2))
-
-    for source, hypotheses in zip(SOURCES, found, strict=True):
-        for hypothesis in hypotheses:
-            each = [torch.tensor(teacher_forced(model, source, [*hypothesis.tokens, EOS])).exp() for model in models]
-            assert hypothesis.token_log_probs == pytest.approx(torch.stack(each).mean(0).log().tolist(), abs=1e-5)

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
-needs_gloo = pytest.mark.skipif(
-    not __import__("torch").distributed.is_available(), reason="this PyTorch has no torch.distributed"
-)
+from dragoman.io.run_log import read_log
+from dragoman.models.model_folder import list_checkpoints, verify
+
+needs_gloo = pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no torch.distributed")
 
 
 def free_port() -> int:
@@ -53,8 +56,6 @@ def start_processes(size: int, work: Callable[..., None], *args: Any, **environm
 
 
 def _run(work: Callable[..., None], args: tuple[Any, ...], environment: dict[str, str]) -> None:
-    import torch
-
     os.environ.update(environment)
     torch.set_num_threads(1)
     work(*args)
@@ -76,3 +77,21 @@ def run_processes(size: int, work: Callable[..., None], *args: Any, seconds: flo
     for process in processes:
         process.kill()
     assert [process.exitcode for process in processes] == [0] * size
+
+
+def last_weights(run: Path) -> dict[str, torch.Tensor]:
+    """The tensors of the last checkpoint, which is whole."""
+    folder = list_checkpoints(run)[-1]
+    verify(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def assert_equal_runs(run: Path, expected: Path) -> None:
+    """Two runs ended with the same weights and had the same losses, up to the order of additions."""
+    found, whole = last_weights(run), last_weights(expected)
+    assert found.keys() == whole.keys()
+    for name, value in whole.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6, msg=f"{run.name}: {name}")
+    losses = [[(row["step"], row["loss"]) for row in read_log(folder) if "loss" in row] for folder in (run, expected)]
+    for (step, loss), (expected_step, expected_loss) in zip(*losses, strict=True):
+        assert step == expected_step and loss == pytest.approx(expected_loss, rel=1e-5), step

@@ -6,7 +6,6 @@ in float64, so that the result depends neither on the processor nor on the numbe
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -164,25 +163,6 @@ def test_beyond_the_packed_positions_the_plain_path_takes_over(run: Path, caplog
     ]
     translator.translate([long.source], max_extra=1014)
     assert len(caplog.records) == 1
-
-
-@native
-def test_the_model_is_packed_once_and_again_when_it_must_be(run: Path) -> None:
-    about = Translator.load(run, quantize="int8").description
-    assert about.startswith("native engine") and "int8" in about
-    packed = run / "packed" / "int8.bin"
-    made = packed.stat().st_mtime_ns
-    Translator.load(run, quantize="int8")
-    assert packed.stat().st_mtime_ns == made
-    whole = packed.read_bytes()
-    for damaged in (whole[:-700], whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:], b""):
-        packed.write_bytes(damaged)
-        Translator.load(run, quantize="int8")
-        assert packed.read_bytes() == whole
-    record = packed.with_suffix(".json")
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"weights": "of another model"}))
-    Translator.load(run, quantize="int8")
-    assert json.loads(record.read_text())["weights"] != "of another model"
 
 
 @native

@@ -8,19 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from dragoman.cli import training
 from dragoman.errors import DragomanError, UsageError
 from dragoman.io.run_log import Messages, Reporter, read_log
 from dragoman.models.model_folder import list_checkpoints
 from dragoman.training.trainer import train
-from processes import run_processes, start_processes
-from small_run import small_config, train_in_child, weights, write_corpus, write_toml
+from processes import assert_equal_runs, last_weights, needs_gloo, run_processes, start_processes
+from small_run import small_config, train_in_child, write_corpus, write_toml
 
 SAME_STEPS = ("train.budget=20 steps", "train.validate_every=10 steps", "model.dropout=0.2", "train.clip_norm=1.0")
 
@@ -28,14 +25,6 @@ SAME_STEPS = ("train.budget=20 steps", "train.validate_every=10 steps", "model.d
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "data", train=130)
-
-
-def checkpoint(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(list_checkpoints(run)[-1] / "model.safetensors")
-
-
-def losses(run: Path) -> list[tuple[int, float]]:
-    return [(row["step"], row["loss"]) for row in read_log(run) if "loss" in row]
 
 
 def test_processes_are_accumulated_batches(data: Path, tmp_path: Path) -> None:
@@ -46,12 +35,8 @@ def test_processes_are_accumulated_batches(data: Path, tmp_path: Path) -> None:
         own = (f"train.accumulate={4 // size}", "train.ema=0.9", "train.batch_tokens=60", "model.bias=false")
         overrides = (*SAME_STEPS, *own)
         run_processes(size, train_in_child, data, overrides, run)
-    one = checkpoint(runs[1])
     for size in (2, 4):
-        for name, value in checkpoint(runs[size]).items():
-            torch.testing.assert_close(value, one[name], rtol=1e-6, atol=1e-6, msg=f"{size} processes: {name}")
-        for (step, loss), (expected_step, expected) in zip(losses(runs[size]), losses(runs[1]), strict=True):
-            assert step == expected_step and loss == pytest.approx(expected, rel=1e-5), step
+        assert_equal_runs(runs[size], runs[1])
     tokens = {row["step"]: row.get("epoch") for row in read_log(runs[4]) if "epoch" in row}
     assert tokens == {row["step"]: row.get("epoch") for row in read_log(runs[1]) if "epoch" in row}
 
@@ -62,8 +47,7 @@ def test_the_last_step_of_an_epoch_has_fewer_batches_than_processes(data: Path, 
     run_processes(1, train_in_child, data, (*overrides, "train.accumulate=2"), tmp_path / "one")
     run_processes(2, train_in_child, data, overrides, tmp_path / "two")
     assert {row["epoch"] for row in read_log(tmp_path / "two") if "epoch" in row} != {10.0, 20.0}
-    for name, value in checkpoint(tmp_path / "two").items():
-        torch.testing.assert_close(value, checkpoint(tmp_path / "one")[name], rtol=1e-6, atol=1e-6, msg=name)
+    assert_equal_runs(tmp_path / "two", tmp_path / "one")
 
 
 def test_resumed_by_another_number_of_processes(data: Path, tmp_path: Path) -> None:
@@ -134,8 +118,10 @@ def test_different_corpora_are_refused(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of POSIX")
-def test_a_signal_to_one_process_stops_all(data: Path, tmp_path: Path) -> None:
-    overrides = ("train.budget=100000 steps", "train.validate_every=5 steps", "train.log_every=1")
+@pytest.mark.parametrize("kind", ["replicated", pytest.param("fsdp", marks=needs_gloo)])
+def test_a_signal_to_one_process_stops_all(kind: str, data: Path, tmp_path: Path) -> None:
+    own = ("train.budget=100000 steps", "train.validate_every=5 steps", "train.log_every=1")
+    overrides = (*own, f"train.parallel.kind={kind}")
     processes = start_processes(2, train_in_child, data, overrides, tmp_path / "run")
     while not list_checkpoints(tmp_path / "run"):
         assert processes[0].is_alive()
@@ -146,9 +132,8 @@ def test_a_signal_to_one_process_stops_all(data: Path, tmp_path: Path) -> None:
     for process in processes:
         process.join(300)
     assert [process.exitcode for process in processes] == [0, 0]
-    found: Any = list_checkpoints(tmp_path / "run")[-1]
-    assert int(found.name) == read_log(tmp_path / "run")[-1]["step"]
-    assert weights(tmp_path / "run")
+    assert last_weights(tmp_path / "run")
+    assert int(list_checkpoints(tmp_path / "run")[-1].name) == read_log(tmp_path / "run")[-1]["step"]
 
 
 class Clock(Reporter):

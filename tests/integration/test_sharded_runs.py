@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from dragoman.io.run_log import read_log
 from dragoman.models.model_folder import list_checkpoints, read_meta, verify
 from dragoman.pipelines.translation import Translator
 from dragoman.training.trainer import train
-from processes import needs_gloo, run_processes, start_processes, wait_for_file
+from processes import assert_equal_runs, last_weights, needs_gloo, run_processes, wait_for_file
 from small_run import small_config, train_in_child, write_corpus
 
 pytestmark = needs_gloo
@@ -33,25 +32,6 @@ SAME_STEPS = (
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return write_corpus(tmp_path / "data", train=130)
-
-
-def checkpoint(run: Path) -> dict[str, torch.Tensor]:
-    folder = list_checkpoints(run)[-1]
-    verify(folder)
-    return load_file(folder / "model.safetensors")
-
-
-def losses(run: Path) -> list[tuple[int, float]]:
-    return [(row["step"], row["loss"]) for row in read_log(run) if "loss" in row]
-
-
-def assert_equal_runs(run: Path, expected: Path) -> None:
-    found, whole = checkpoint(run), checkpoint(expected)
-    assert found.keys() == whole.keys()
-    for name, value in whole.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6, msg=f"{run.name}: {name}")
-    for (step, loss), (expected_step, expected_loss) in zip(losses(run), losses(expected), strict=True):
-        assert step == expected_step and loss == pytest.approx(expected_loss, rel=1e-5), step
 
 
 @pytest.mark.parametrize(
@@ -120,7 +100,7 @@ def test_a_damaged_part_is_noticed(data: Path, tmp_path: Path) -> None:
     """The previous checkpoint is used, and the run ends with the same bytes."""
     own = (*SAME_STEPS, SHARDED)
     run_processes(2, train_in_child, data, own, tmp_path / "run")
-    end = checkpoint(tmp_path / "run")
+    end = last_weights(tmp_path / "run")
     last = list_checkpoints(tmp_path / "run")[-1]
     part = last / "training-2-of-2.safetensors"
     content = bytearray(part.read_bytes())
@@ -128,7 +108,7 @@ def test_a_damaged_part_is_noticed(data: Path, tmp_path: Path) -> None:
     part.write_bytes(content)
     run_processes(2, train_in_child, data, own, tmp_path / "run")
     assert [row["step"] for row in read_log(tmp_path / "run") if "valid_loss" in row] == [10, 20]
-    for name, value in checkpoint(tmp_path / "run").items():
+    for name, value in last_weights(tmp_path / "run").items():
         assert torch.equal(value, end[name]), name
 
 
@@ -230,20 +210,8 @@ def test_a_run_folder_that_is_not_shared_is_refused(data: Path, tmp_path: Path) 
 
 
 def test_one_process_is_refused_before_anything_is_written(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is one process; accepted: two or more"):
+    with pytest.raises(
+        UsageError, match=r"there is one process; accepted: two or more.*train.parallel.kind=replicated"
+    ):
         train(small_config(data, SHARDED), tmp_path / "run")
     assert not (tmp_path / "run").exists() and not (tmp_path / "prepared").exists()
-
-
-def test_a_signal_to_one_process_saves_all_parts(data: Path, tmp_path: Path) -> None:
-    overrides = ("train.budget=100000 steps", "train.validate_every=5 steps", SHARDED)
-    processes = start_processes(2, train_in_child, data, overrides, tmp_path / "run")
-    while not list_checkpoints(tmp_path / "run"):
-        assert processes[0].is_alive()
-        processes[0].join(0.05)
-    assert processes[1].pid is not None
-    os.kill(processes[1].pid, signal.SIGTERM)
-    for process in processes:
-        process.join(300)
-    assert [process.exitcode for process in processes] == [0, 0]
-    verify(list_checkpoints(tmp_path / "run")[-1])

@@ -11,13 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from dragoman.config import load_config
-from dragoman.data.batching import read_batch
 from dragoman.data.corpus import corpus_spec
 from dragoman.errors import ConfigError, DataError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
@@ -36,7 +34,7 @@ from dragoman.training.loss import Loss
 from dragoman.training.run import average_run, open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.translation import TranslationValidation
-from dragoman.training.trainer import Trainer, train
+from dragoman.training.trainer import train
 from small_run import Cli, Listener, largest_file, losses, small_config, weights, write_corpus, write_lines, write_toml
 from tiny_translator import tiny_tokenizer
 from toy_model import CopyModel
@@ -163,25 +161,6 @@ def test_accumulated_batches_make_one_update(data: Path, tmp_path: Path) -> None
     assert result.progress.step == sum(math.ceil(count / 4) for count in per_epoch)
     src, tgt = task.store.lengths()
     assert result.progress.tokens == 2 * (src.sum() + tgt.sum())
-
-
-def test_accumulation_equals_one_large_batch(data: Path, tmp_path: Path) -> None:
-    """The gradient of two batches in one update is that of their words together."""
-    config = small_config(data, "model.dropout=0.0", "train.schedule.peak=1e-3")
-    run = open_run(config, tmp_path / "run")
-    plan = run.task.epoch(0)
-    found = []
-    for groups in ([plan[0], plan[1]], [[*plan[0], *plan[1]]]):
-        trainer = Trainer(run, DistributedContext("cpu"), Reporter())
-        trainer.model.train()
-        batches = [
-            read_batch(run.task.store, np.array(numbers), run.task.store.tokenizer, (0.0, 0.0), 0) for numbers in groups
-        ]
-        trainer.step(batches)
-        trainer.close()
-        found.append({n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(gradient, found[1][name], rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_the_moving_average_is_what_is_saved(data: Path, tmp_path: Path) -> None:
@@ -523,14 +502,3 @@ def test_the_command_names_the_path_and_shows_no_traceback(data: Path, tmp_path:
     with lock_run(tmp_path / "run"):
         code, _, text = cli("train", config, "--out", tmp_path / "run")
     assert code == 2 and f"{tmp_path / 'run'}: this run is in use by process {os.getpid()} on " in text
-
-
-def test_the_advice_of_a_refused_resume_is_no_problem(data: Path, tmp_path: Path) -> None:
-    train(small_config(data, "train.budget=2 steps"), tmp_path / "run")
-    with pytest.raises(ConfigError) as refused:
-        train(small_config(data, "train.budget=2 steps", "model.d_ff=28"), tmp_path / "run")
-    assert refused.value.problems == ["model.d_ff: the run has 24, the configuration 28"]
-    first, *_, last = str(refused.value).split("\n")
-    assert first.endswith(": 1 problem") and last == (
-        "A run can only be resumed with its own configuration; start a new run with another --out."
-    )

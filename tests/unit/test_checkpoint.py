@@ -197,17 +197,6 @@ def test_an_error_while_writing_leaves_what_was_there(folder: Path, monkeypatch:
     assert [p.name for p in folder.parent.iterdir()] == [folder.name], "nothing half-written stays"
 
 
-def test_the_average_is_the_mean(parts: tuple[Config, Tokenizer], tmp_path: Path) -> None:
-    config, tokenizer = parts
-    base = unique_tensors(build_for(config, tokenizer))
-    folders = []
-    for i, shift in enumerate((0.0, 0.5, 4.0)):
-        folders.append(tmp_path / str(i))
-        save_model(folders[-1], config, tokenizer, {k: v + shift for k, v in base.items()}, {})
-    for name, tensor in average_tensors(folders).items():
-        assert torch.allclose(tensor, base[name] + 1.5, atol=1e-6), name
-
-
 def test_a_kill_between_two_renames_loses_nothing(folder: Path) -> None:
     before = verify(folder)
     folder.rename(folder.with_name(f".{folder.name}.replaced"))

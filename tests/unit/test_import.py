@@ -143,13 +143,6 @@ def test_what_transformers_cannot_load_is_not_imported(checkpoint: Path) -> None
     assert "transformers cannot load" in refusal(checkpoint, DragomanError)
 
 
-def test_the_vocabulary_and_the_embedding_have_other_sizes(checkpoint: Path) -> None:
-    pieces = json.loads((checkpoint / "vocab.json").read_text())
-    (checkpoint / "vocab.json").write_text(json.dumps(pieces | {"more": len(pieces)}))
-    set_values(checkpoint, vocab_size=len(pieces) + 1)
-    assert "the settings and the vocabulary require" in refusal(checkpoint)
-
-
 @pytest.mark.parametrize(
     ("number", "dtype"),
     [(math.nan, torch.float32), (-math.inf, torch.float32), (math.nan, torch.float8_e4m3fn)],

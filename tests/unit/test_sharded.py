@@ -13,11 +13,11 @@ from torch import Tensor
 
 from dragoman.config import TrainConfig
 from dragoman.data.batching import Batch, collate
-from dragoman.errors import ConfigError, UsageError
+from dragoman.errors import ConfigError
 from dragoman.models.seq2seq import Network
 from dragoman.training.distributed import DistributedContext, ProcessGroup
 from dragoman.training.loss import Loss
-from dragoman.training.sharded import ShardedStep, build_step, check_sharding
+from dragoman.training.sharded import ShardedStep, build_step
 from dragoman.training.step import TrainingStep
 from every_kind import LABELLERS, LANGUAGE_MODELS, TRANSLATORS, built_network, readable
 from processes import needs_gloo, run_processes
@@ -221,11 +221,3 @@ def test_architectures_without_the_layers_of_a_transformer_are_refused(model: st
 def test_optimizers_that_need_whole_matrices_are_refused() -> None:
     with pytest.raises(ConfigError, match=r'"muon" needs as a whole; accepted: adam, adamw, sgd; or use'):
         small_config(Path("data"), "train.optimizer.kind=muon", "train.parallel.kind=fsdp")
-
-
-def test_one_process_has_nothing_to_split() -> None:
-    with pytest.raises(
-        UsageError, match=r"there is one process; accepted: two or more.*train.parallel.kind=replicated"
-    ):
-        check_sharding(settings(), DistributedContext("cpu"))
-    assert type(build_step(settings(), lambda: new_model("paper"), DistributedContext("cpu"))) is TrainingStep

@@ -17,7 +17,7 @@ from torch import nn
 
 from dragoman.config import load_config
 from dragoman.data.corpus import corpus_spec
-from dragoman.errors import ConfigError, DataError, TrainingError, UsageError
+from dragoman.errors import ConfigError, DataError, DragomanError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Reporter, read_log
 from dragoman.models.model_folder import (
@@ -95,6 +95,38 @@ def test_without_validation_pairs_the_last_is_the_best(data: Path, tmp_path: Pat
     result = train(config, tmp_path / "run")
     assert result.scores == {}
     assert read_pointer(tmp_path / "run", "best") == read_pointer(tmp_path / "run", "last")
+
+
+def test_further_validation_sets_are_scored_and_select_nothing(data: Path, tmp_path: Path) -> None:
+    write_lines(data / "other.src", ["one two three", "four five"])
+    write_lines(data / "other.tgt", ["trois deux un", "cinq quatre"])
+    others = "data.also_valid={other={source='other.src', target='other.tgt'}}"
+    plain, with_others = tmp_path / "plain", tmp_path / "others"
+    train(small_config(data, "train.average=2"), plain)
+    train(small_config(data, "train.average=2", others), with_others)
+    assert weights(plain, "best") == weights(with_others, "best")
+    rows, plain_rows = read_log(with_others), read_log(plain)
+    assert [row["other.valid_loss"] for row in rows if "valid_loss" in row] != []
+    assert any("average" in row and "other.bleu" in row for row in rows)
+    scored = average_run(with_others, 2)
+    assert {"valid_loss", "other.valid_loss", "other.chrf"} <= verify(scored)["scores"].keys()
+    assert [row.get("valid_loss") for row in rows] == [row.get("valid_loss") for row in plain_rows]
+    train(small_config(data, "data.valid={source='other.src', target='other.tgt'}"), tmp_path / "alone")
+    losses = [row["other.valid_loss"] for row in rows if "valid_loss" in row and "average" not in row]
+    assert losses == [row["valid_loss"] for row in read_log(tmp_path / "alone") if "valid_loss" in row]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.also_valid={a={source='train.src', target='train.tgt'}}", "also_valid.a is the same data as train.0"),
+        ("data.also_valid={a={source='none.src', target='none.tgt'}}", "none.src"),
+        ("data.also_valid={'a b'={source='valid.src', target='valid.tgt'}}", "also_valid"),
+    ],
+)
+def test_faults_of_further_validation_sets_are_named(override: str, words: str, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(DragomanError, match=words):
+        train(small_config(data, override), tmp_path / "run")
 
 
 def test_the_average_of_the_last_checkpoints(data: Path, tmp_path: Path) -> None:

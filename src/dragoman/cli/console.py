@@ -153,6 +153,10 @@ class RichReporter(Reporter):
             parts.append(f"exact {row['exact_match']:.1f} %")
         average = " (average)" if "average" in row else ""
         self.log(f"step {row['step']:,}{average}  {'  '.join(parts)}{'  best so far' if better else ''}")
+        for name in dict.fromkeys(key.partition(".")[0] for key in row if "." in key):  # data.also_valid
+            keys = {key: f"{name}.{key}" for key in _score_forms()}
+            parts = [form.format(row[keys[key]]) for key, form in _score_forms().items() if keys[key] in row]
+            self.log(f"    {name}: {'  '.join(parts)}")
 
     def translated(self, sample: Sample) -> None:
         for name in ("source", "reference", "hypothesis"):

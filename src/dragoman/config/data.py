@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -201,6 +202,8 @@ def _not_empty(entries: tuple[Entry, ...], info: ValidationInfo) -> tuple[Entry,
 
 Corpora = Annotated[tuple[CorpusConfig, ...], AfterValidator(_not_empty)]
 """At least one corpus; imported models have none."""
+ScoreName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,39}$")]
+"""The name of a validation set, which begins its columns of the log: `news.bleu`."""
 Files = Annotated[tuple[str, ...], AfterValidator(_not_empty)]
 """At least one file; imported models have none."""
 
@@ -244,7 +247,7 @@ class AugmentConfig(Section):
 
 
 class _DataSection(Section):
-    """The data sets in the fields `train`, `valid` and `test`, and the check that validation data are held out."""
+    """The data sets in the fields `train`, `valid`, `also_valid`, `test`, and the check that validation is held out."""
 
     @property
     def about(self) -> DataKind:
@@ -253,9 +256,11 @@ class _DataSection(Section):
 
     def _sets(self) -> Iterator[tuple[str, dict[str, str]]]:
         """Yield the key of every data set and its paths by key, which is empty for a single path."""
-        for name in ("train", "valid", "test"):
+        for name in ("train", "valid", "also_valid", "test"):
             value = getattr(self, name, None)
-            entries = [(f"{name}.{i}", v) for i, v in enumerate(value)] if isinstance(value, tuple) else [(name, value)]
+            numbered = enumerate(value) if isinstance(value, tuple) else None
+            named = value.items() if isinstance(value, dict) else numbered
+            entries = [(name, value)] if named is None else [(f"{name}.{key}", v) for key, v in named]
             for key, entry in entries:
                 if entry is not None:
                     yield key, entry.paths() if isinstance(entry, CorpusConfig) else {"": entry}
@@ -268,11 +273,11 @@ class _DataSection(Section):
         if stored:
             return
         sets = {name: {key: os.path.normpath(path) for key, path in paths.items()} for name, paths in self._sets()}
-        for name, paths in sets.items():
-            if name.startswith("train") and paths == sets.get("valid"):
+        for train, valid in itertools.product(sets, sets):
+            if train.startswith("train") and "valid" in valid and sets[train] == sets[valid]:
                 yield (
-                    f"valid is the same data as {name}, so that its scores are meaningless; hold out other examples, "
-                    "or remove valid"
+                    f"{valid} is the same data as {train}, so that its scores are meaningless; hold out other "
+                    f"examples, or remove {valid}"
                 )
 
 
@@ -290,6 +295,12 @@ class ParallelData(_DataSection):
         None,
         "validation pairs, which select the best checkpoint; without them, the last checkpoint is selected",
         example={"source": "valid.en", "target": "valid.de"},
+    )
+    also_valid: dict[ScoreName, CorpusConfig] = field(
+        {},
+        "further validation pairs by name, which are scored at each validation and select nothing, such as the text "
+        "that a fine-tuned model shall not forget",
+        example={"general": {"source": "general.en", "target": "general.de"}},
     )
     test: CorpusConfig | None = field(
         None,
@@ -323,6 +334,8 @@ class ParallelData(_DataSection):
         return value.strip()
 
     def _problems(self, stored: bool) -> Iterator[str]:
+        if self.also_valid and self.valid is None:
+            yield "also_valid is scored together with valid, which is not set; set valid, or remove also_valid"
         if not stored and self.source_language.casefold() == self.target_language.casefold():
             yield (
                 f'source_language and target_language are both "{self.source_language}"; give each side its own code '

@@ -65,7 +65,7 @@ def precheck(config: Config, warn: Callable[[str], None], cache: Path | None = N
 def _known(config: Config, cache: Path) -> Path | None:
     """Return the file for the warnings about these data; None for small corpora, which are checked every time."""
     data = config.parallel
-    corpora = [corpus for corpus in (*data.train, data.valid, data.test) if corpus is not None]
+    corpora = [c for c in (*data.train, data.valid, *data.also_valid.values(), data.test) if c is not None]
     specs = [corpus_spec(config, corpus) for corpus in corpora]
     try:
         if sum(path.stat().st_size for spec in specs for path in spec.files) < LARGE:
@@ -77,7 +77,7 @@ def _known(config: Config, cache: Path) -> Path | None:
         data.target_language,
         [side.model_dump() for side in config.tokenizer.sides],
     ]
-    settings += [len(data.train), data.valid is None, data.test is None, text_hash(specs, cache)]
+    settings += [len(data.train), [*data.also_valid], data.valid is None, data.test is None, text_hash(specs, cache)]
     key = hashlib.blake2b(json.dumps(settings).encode(), digest_size=8).hexdigest()
     return cache / f"checked-{key}.json"
 
@@ -85,9 +85,10 @@ def _known(config: Config, cache: Path) -> Path | None:
 def _check(config: Config, warn: Callable[[str], None]) -> None:
     data = config.parallel
     train = {f"data.train.{i}": corpus_spec(config, corpus) for i, corpus in enumerate(data.train)}
+    named = [(f"also_valid.{name}", corpus) for name, corpus in data.also_valid.items()]
     held_out = {
         f"data.{name}": corpus_spec(config, corpus)
-        for name, corpus in (("valid", data.valid), ("test", data.test))
+        for name, corpus in (("valid", data.valid), *named, ("test", data.test))
         if corpus is not None
     }
     problems = []
@@ -237,7 +238,7 @@ def _overlap_warnings(train: list[CorpusSpec], held_out: dict[str, CorpusSpec]) 
                 if pair in held_out_pairs:
                     seen[key].add(pair)
     overlaps = [(key, seen[key], "data.train") for key in pairs]
-    if len(pairs) == 2:
+    if {"data.valid", "data.test"} <= pairs.keys():
         overlaps.append(("data.valid", pairs["data.valid"] & pairs["data.test"], "data.test"))
     for key, shared, where in overlaps:
         if len(shared) > _MAX_OVERLAP * len(pairs[key]):

@@ -54,7 +54,7 @@ from dragoman.training.optim import Optimizer, state_size
 from dragoman.training.progress import Progress
 from dragoman.training.tasks.registry import open_task
 from dragoman.training.tasks.task import Task
-from dragoman.training.tasks.translation import TranslationValidation
+from dragoman.training.tasks.translation import translation_validation
 
 _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences", "train.save_every",
                "train.patience", "train.keep", "train.log_every", "train.average", "train.device", "train.threads",
@@ -441,13 +441,13 @@ def _validation_scores(
     config: Config, vocabulary: Vocabulary, weights: Mapping[str, Tensor], profile: TrainingProfile | None
 ) -> dict[str, Any]:
     """Return the validation scores of a translation model; {} for other tasks, which need their training data."""
-    if not config.data.about.translates or config.parallel.valid is None or not isinstance(vocabulary, Tokenizer):
+    if not config.data.about.translates or not isinstance(vocabulary, Tokenizer):
         return {}
     try:
-        validation = TranslationValidation(
-            config, corpus_spec(config, config.parallel.valid), vocabulary, Reporter(), profile
-        )
+        validation = translation_validation(config, vocabulary, Reporter(), profile)
     except (UsageError, DataError):  # the data were moved or changed
+        return {}
+    if validation is None:
         return {}
     network = build_for(config, vocabulary)
     load_tensors(network, weights, Path("average"))

@@ -86,19 +86,32 @@ class TranslationTask(Task):
         return round(float(np.dot(self.store.tokens(), self._weights)))
 
     def validation(self) -> Score | None:
-        valid = self.config.parallel.valid
-        if valid is None:
-            return None
-        return TranslationValidation(
-            self.config, corpus_spec(self.config, valid), self.tokenizer, self.reporter, self.profile
+        return translation_validation(self.config, self.tokenizer, self.reporter, self.profile)
+
+
+def translation_validation(
+    config: Config, tokenizer: Tokenizer, reporter: Reporter, profile: TrainingProfile | None
+) -> TranslationValidation | None:
+    """Return the scores of data.valid, with those of data.also_valid; None without data.valid."""
+    data = config.parallel
+    if data.valid is None:
+        return None
+    shared = tokenizer, reporter, profile
+    validation = TranslationValidation(config, corpus_spec(config, data.valid), *shared)
+    for name, corpus in data.also_valid.items():
+        validation.also[name] = TranslationValidation(
+            config, corpus_spec(config, corpus), *shared, key=f"data.also_valid.{name}"
         )
+    return validation
 
 
 class TranslationValidation:
     """Scores a network on the validation pairs.
 
     Returns valid_loss (nats per token, not smoothed) and perplexity of all pairs, and bleu, chrf and exact_match
-    (percent) of the first train.validate_sentences pairs, decoded greedily.
+    (percent) of the first train.validate_sentences pairs, decoded greedily; and the same of each of `also`, which is
+    empty at first, as `NAME.valid_loss` and so on.
+
     profile: see `Translator.describe_data`.  sample: one of the translated pairs, None before the first validation.
     """
 
@@ -109,28 +122,29 @@ class TranslationValidation:
         tokenizer: Tokenizer,
         reporter: Reporter,
         profile: TrainingProfile | None = None,
+        key: str = "data.valid",
     ) -> None:
+        """key: of the pairs in the configuration."""
         self.config, self.tokenizer, self.profile = config, tokenizer, profile
+        self.also: dict[str, TranslationValidation] = {}
         self.sample: Sample | None = None
         self._translator: Translator | None = None
         self.pairs = [(p.source, p.target) for p in read_pairs(spec, reporter.log)]
         if not self.pairs:
             raise DataError(
-                f"data.valid: {spec.source or spec.path} contains no pairs; specify another file, or remove data.valid"
+                f"{key}: {spec.source or spec.path} contains no pairs; specify another file, or remove {key}"
             )
         language = config.parallel.target_language
         self.tokenize = bleu_tokenizer(language)
         if self.tokenize != "13a":
-            reporter.log(
-                f"data.valid: BLEU with sacreBLEU's tokenizer {self.tokenize}, for target_language = {language!r}"
-            )
+            reporter.log(f"{key}: BLEU with sacreBLEU's tokenizer {self.tokenize}, for target_language = {language!r}")
         limit = config.data.max_tokens
         encoded = [(tokenizer.encode_source(s), tokenizer.encode_target(t)) for s, t in self.pairs]
         short = [e for e in encoded if max(map(len, e)) <= limit]
         if not short:
-            raise DataError(f"data.valid: all {len(encoded):,} pairs exceed max_tokens = {limit}; increase it")
+            raise DataError(f"{key}: all {len(encoded):,} pairs exceed max_tokens = {limit}; increase it")
         if dropped := len(encoded) - len(short):
-            reporter.log(f"data.valid: {dropped:,} pairs exceed max_tokens = {limit} and are left out of valid_loss")
+            reporter.log(f"{key}: {dropped:,} pairs exceed max_tokens = {limit} and are left out of valid_loss")
         short.sort(key=lambda e: (len(e[1]), len(e[0])))
         rows = 64 if resolve_device(config.train.device).type == "cpu" else 512  # a GPU waits for the host otherwise
         self._batches = [collate(short[i : i + rows]) for i in range(0, len(short), rows)]
@@ -138,7 +152,10 @@ class TranslationValidation:
     def __call__(self, network: Network) -> dict[str, Any]:
         assert isinstance(network, Model)  # checked by the configuration
         with evaluating(network):
-            return loss_scores(network, self._batches) | self._decoding_scores(network)
+            scores = loss_scores(network, self._batches) | self._decoding_scores(network)
+        for name, validation in self.also.items():
+            scores |= {f"{name}.{key}": value for key, value in validation(network).items()}
+        return scores
 
     def _decoding_scores(self, network: Model) -> dict[str, Any]:
         pairs = self.pairs[: self.config.train.validate_sentences]

@@ -20,6 +20,7 @@ from dragoman.advice import new
 from dragoman.advice.checks import CHECKS
 from dragoman.advice.clean import CleanReport, clean_corpus
 from dragoman.advice.doctor import diagnose
+from dragoman.advice.relatedness import Relatedness
 from dragoman.cli.options import separate_languages
 from dragoman.errors import DataError, UsageError
 from small_run import Cli, digit_pairs, write_lines
@@ -28,10 +29,10 @@ DATA = Path(os.environ.get("DRAGOMAN_DATA") or Path(__file__).parents[2].parent 
 needs_multi30k = pytest.mark.skipif(not DATA.is_dir(), reason="Multi30k is not here: set DRAGOMAN_DATA")
 
 
-def multi30k(count: int, *languages: str) -> list[tuple[str, ...]]:
+def multi30k(count: int, *languages: str, corpus: str = "multi30k") -> list[tuple[str, ...]]:
     sides = []
     for language in languages:
-        with gzip.open(DATA / f"train.{language}.gz", "rt", encoding="utf-8") as stream:
+        with gzip.open(DATA.parent / corpus / f"train.{language}.gz", "rt", encoding="utf-8") as stream:
             sides.append([line.rstrip("\n") for line in islice(stream, count)])
     return list(zip(*sides, strict=True))
 
@@ -54,6 +55,7 @@ def rejected(report: CleanReport) -> list[tuple[str, str]]:
         ("A dog.<br/>", "markup"),
         ("[b]A dog[/b]", "markup"),
         ("{\\an8}A dog", "markup"),
+        ("00:00:01,000 --> 00:00:02,000 A dog", "markup"),
         ("I love it <3, and 5 < 6 > 4, a<b and c>d [sic]", ""),
         ("don&apos;t", "entities"),
         ("R&amp;D, &#39;x&#x27;", "entities"),
@@ -66,6 +68,11 @@ def rejected(report: CleanReport) -> list[tuple[str, str]]:
         ("ä½ å¥½ä¸–ç•Œ", "encoding"),
         ("f?r alle", "encoding"),
         ("A\ufffd dog", "encoding"),
+        ("Alles ?ber Tom", "encoding"),
+        ("f³r alle, geh÷re", "encoding"),
+        ("H e  i s   h e r e .", "encoding"),
+        ("a  b e  t r ü g t", "encoding"),
+        ("5 m² x³, 1½ a ± b, A B C D, 我 喜 欢 你 们 的 书 吗, Is it? yes", ""),
         ("„É“ und »Ü«, LIBERTÉ» ESPAÑ» „Ä“ à » http://a.de/?a?b", ""),
         ("aaaaaaaaaa", "repeated"),
         ("No!!!!!!!!!!!!", "repeated"),
@@ -104,6 +111,19 @@ def noisy(pairs: list[tuple[str, ...]]) -> Iterator[tuple[str, str, str]]:
         if draw.random() < 0.1:
             kind = draw.choice([*kinds])
             yield *kinds[kind], kind
+
+
+def test_copies_that_differ_in_case_and_marks_are_rejected(tmp_path: Path) -> None:
+    pairs = [("Tom is here.", "tom is here"), ("3.5 kg", "3,5 kg"), ("Tom is here now.", "Tom ist jetzt hier.")]
+    report = clean_corpus(*write_two(tmp_path, pairs), out=tmp_path / "out", languages=["en", "de"])
+    assert [reason for reason, _ in rejected(report)] == ["identical"]
+
+
+@needs_multi30k
+@pytest.mark.thorough
+def test_neighbours_that_begin_alike_are_kept() -> None:
+    pairs = multi30k(29_000, "en", "de", corpus="tatoeba_en_de")[10_000:]
+    assert Relatedness(pairs).stretches(pairs) == []  # "Let's go.", "Let's go home.", ...
 
 
 @needs_multi30k

@@ -150,6 +150,7 @@ DIALECTS = [
     "«one»\n\n---\nlayout: a b\n---\n\n«two»\n\n---\n\n«Three»: «four»\n---\n#. «five»\n#. «six»\n(@a) «seven»\n",
     "«one» {new Date().a()} «two» {a && b c} «three» {a ? 'b c' : d} «four» :::image alt=\"a b\"::: «five»\n",
     "[«one»](a){ .b target=_blank } «two»{.c}\n@[youtube](a b)\n<<< a b\n«three»\n",
+    "«one» <kbd>a *b* c</kbd>+<kbd>d</kbd> «two» <span translate=no>e [f](g)</span> «three» <code>«four»\n",
     "- [ ] «one»\n- [x] «two»\n\n<!-- a\nb -->\n\n| «one» | «two» |\n|---|---|\n| «three» | «four» |\n{: .a}\n",
 ]
 """Syntax beyond CommonMark; what is translated stands in quotation marks."""
@@ -205,7 +206,7 @@ def test_characters_of_the_translation_mark_nothing(source: str, says_what: str)
 
 
 def test_escaped_underscores_stay_escaped() -> None:
-    assert translated("md", "a \\_\\_init\\_\\_ b_c\n").decode() == "A \\_\\_INIT\\_\\_ B_C\n"
+    assert translated("md", "a \\_\\_in it\\_\\_ b_c\n").decode() == "A \\_\\_IN IT\\_\\_ B_C\n"
 
 
 def test_a_missing_parser_of_markdown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,6 +254,12 @@ def test_a_cue_is_one_text_and_each_turn_of_a_dialogue_too() -> None:
     translator = upper()
     translated("srt", SRT.replace("\n", "\r\n"), translator)
     assert translator.texts == ["A long sentence that is set in two lines.", "- Who is it?", "- It is me."]
+
+
+def test_speakers_and_lines_in_brackets_are_texts_of_their_own() -> None:
+    cue = "<i>[music plays]</i>\n(Tom laughs)\nTOM SMITH: I am\nhere.\nHe (or she)\nis.\n"
+    translated("srt", f"1\n00:00:01,000 --> 00:00:02,000\n{cue}", translator := upper())
+    assert translator.texts == ["[music plays]", "(Tom laughs)", "TOM SMITH: I am here. He (or she) is."]
 
 
 def test_a_cue_never_has_an_empty_line() -> None:
@@ -433,7 +440,7 @@ def test_quotation_marks_inside_cells_do_not_hide_the_delimiter() -> None:
     ("first", "second", "is_header"),
     [
         ("id,text", "a b,c d", True),
-        ("Full Name,user_name (a)", "a b,c d", True),
+        ("Full Name,user_ name (a)", "a b,c d", True),
         ("en,de", "one,eins", True),
         ("Product,Price (EUR)", "shoe,1.50", True),
         ("Source,Target,", "a b,c d,", True),
@@ -441,7 +448,7 @@ def test_quotation_marks_inside_cells_do_not_hide_the_delimiter() -> None:
         ("Text", "I am here.", True),
         ("Description,Word", "a long text,b", True),
         ("address,Adresse", "house,Haus", False),
-        ("key,Schluessel", "house,Haus", False),
+        ("title,Schluessel", "house,Haus", False),
         ("I am here.,note", "a b,c d", False),
         ("id,id", "a b,c d", False),
         ("12,text", "13,a b", False),
@@ -456,6 +463,14 @@ def test_headers_are_recognized_and_said(first: str, second: str, is_header: boo
         assert [note.partition(";")[0] for note in report.notes] == said
         assert translated(format, head + body, header=False).decode() == (head + body).upper()
         assert translated(format, head + body, header=True).decode() == head + body.upper()
+
+
+def test_keys_are_kept_below_their_header() -> None:
+    out, report = translate_bytes(upper(), b"Key\tvalue\thint\nhello\ta b\tc\nbye\td\te f\n", "tsv")
+    assert out == b"Key\tvalue\thint\nhello\tA B\tC\nbye\tD\tE F\n"
+    assert report.notes[1:] == ["keys in the column Key were kept; --column (columns=[...]) chooses columns"]
+    assert translated("tsv", "key\tvalue\ntwo words\ta\n").decode() == "key\tvalue\nTWO WORDS\tA\n"
+    assert translated("csv", "key,value\na,b\n", columns=["key"]).decode() == "key,value\nA,b\n"
 
 
 def test_formulas_are_kept() -> None:
@@ -516,6 +531,11 @@ def test_json_keeps_keys_numbers_and_formatting() -> None:
         '"two words', '"TWO WORDS'
     )
     assert out == expected.replace("caf\\u00e9", "CAF\\u00c9").replace("<b>x", "<b>X")
+
+
+def test_json_keeps_metadata() -> None:
+    kept = '{"@@b": "c", "@a": {"b": "c d", "e": [{"f": "g"}, "h"]}, "d": [{"@type": "E", "e": "%s"}], "f": "%s"}'
+    assert translated("json", kept % ("a b", "c d")).decode() == kept % ("A B", "C D")
 
 
 def test_json_is_escaped_only_if_the_source_has_escapes_and_no_other_characters() -> None:

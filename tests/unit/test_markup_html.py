@@ -58,6 +58,10 @@ CASES = [
     # not changed
     ("a <code>b c</code> dog", "xa <code>b c</code> xdog"),
     ("run <kbd>a</kbd>.", "xrun <kbd>a</kbd>."),
+    (
+        "see <ruby>you<rp>(</rp><rt>to</rt><rp>)</rp></ruby> go",
+        "xsee <ruby>xyou<rp>(</rp><rt>to</rt><rp>)</rp></ruby> xgo",
+    ),
     ("<code>a</code> is b", "<code>a</code> xis xb"),
     ("a <b>is <var>x</var></b>", "xa <b>xis <var>x</var></b>"),
     ("a <code>b <code>c</code> d</code> e", "xa <code>b <code>c</code> d</code> xe"),
@@ -86,7 +90,7 @@ CASES = [
     ("a <b>dog", "xa <b>xdog"),
     ("a </b>dog", "xa </b>xdog"),
     ("<b>a <i>red</b> dog</i>", "<b>xa <i>xred</b> xdog</i>"),
-    ("a < b <3", "xa &lt; xb &lt; 3"),
+    ("a < b <3", "xa &lt; xb &lt;3"),
     ("a dog <b", "xa xdog <b"),
     ('a dog <a href="x>b</a>', 'xa xdog <a href="x>xb</a>'),
     ("a dog <!-- b", "xa xdog <!-- b"),

@@ -13,7 +13,7 @@ Ints = NDArray[np.int64]
 _MARKUP = re.compile(
     r"</?[A-Za-z][\w:.-]{0,30}+(?:\s[^<>=]{0,100}=[^<>]{0,1000})?\s?/?>|<!--"  # HTML, XML
     r"|\[/?(?:b|i|u|s|url|img|quote|code|color|size)(?:=[^][]{0,200})?\]"  # forums
-    r"|\{\\[a-z][^{}]{0,200}\}"  # subtitles
+    r"|\{\\[a-z][^{}]{0,200}\}|\d\d[.,]\d{3} --> \d"  # subtitles
 )
 _ENTITY = re.compile(
     r"& ?(#[0-9]{1,7}|# [0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31}+) ?;"  # also of tokenized text
@@ -29,7 +29,9 @@ _DAMAGE = re.compile(
     f"|Ã[{_NEXT}]|Â[\xa0-\xbf]|â[\x80-\x86€‚„…†‡][{_NEXT}]?"
     f"|(?:[ÄÅÎÏÐÑ][{_NEXT_LETTER}]{{1,2}} ?){{2}}|(?:[ã-í][{_NEXT}]{{2}}){{2}}|ð[Ÿ\x9f][{_NEXT}]"
 )
-_LOST_LETTER = re.compile(r"[^\W\d_A-Z]\?[^\W\d_A-Z]")
+_LOST_LETTER = re.compile(r"(?:[^\W\d_A-Z]|\s)\?[^\W\d_A-Z]")
+_SYMBOL_IN_WORD = re.compile(r"[a-z][¤¦±²³¼½¾÷][a-z]")
+_SPACED_LETTERS = re.compile(r"(?<!\S)[A-Za-z\u00c0-\u04ff](?: {1,3}[A-Za-z\u00c0-\u04ff](?!\S)){6}")
 _REPEATED_CHARACTER = re.compile(r"(\S)\1{6,}+")
 _REPEATED_WORD = re.compile(r"(?<!\w)(\w{1,30}+)(?:[^\w]{1,3}\1(?!\w)){4}")
 _LEAST_DIGITS = 15
@@ -39,7 +41,7 @@ _LOOP_WORDS, _LOOP_SHARE = 12, 3
 
 def has_markup(text: str) -> bool:
     """Return whether a text contains tags or comments of HTML or XML, or codes of forums or subtitles."""
-    return ("<" in text or "[" in text or "{" in text) and _MARKUP.search(text) is not None
+    return ("<" in text or "[" in text or "{" in text or "-->" in text) and _MARKUP.search(text) is not None
 
 
 def has_entities(text: str) -> bool:
@@ -50,10 +52,15 @@ def has_entities(text: str) -> bool:
 
 
 def has_damaged_characters(text: str) -> bool:
-    """Return whether characters were lost or decoded with a wrong encoding, such as `Ã¼` for `ü` or `f?r` for `für`."""
+    """Return whether a text has lost characters (`f?r` for `für`), was decoded with a wrong encoding (`Ã¼`, `f³r`), or
+    has spaces between its letters."""
     if "?" in text and "://" not in text and "www." not in text and _LOST_LETTER.search(text):
         return True
-    return not (text.isascii() and text.isprintable()) and _DAMAGE.search(text) is not None
+    if _SPACED_LETTERS.search(text):
+        return True
+    if text.isascii() and text.isprintable():
+        return False
+    return _DAMAGE.search(text) is not None or _SYMBOL_IN_WORD.search(text) is not None
 
 
 def is_repetitive(text: str) -> bool:

@@ -279,6 +279,8 @@ def _reason(pair: RawPair, rules: _Rules, pair_filter: PairFilter) -> str:
         if name not in rules.allowed and (check(pair.source) or check(pair.target)):
             return name
     dropped = pair_filter.judge(SentencePair(pair.source, pair.target, pair.number))
+    if not dropped and len(pair.source.split()) > 2 and letters(pair.source) == letters(pair.target):
+        dropped = "identical"
     if dropped and dropped not in rules.allowed:
         return dropped
     sides = zip(rules.checks, (pair.source, pair.target), strict=True)

@@ -35,8 +35,8 @@ class Format:
 
 _TABLE = "cells with words, or the columns given by `--column` (`columns=[...]`: names, or numbers from 0)"
 _KEPT_IN_TABLES = (
-    "numbers, identifiers such as `A12`, formulas, a first row that names the columns (`--no-header` translates it), "
-    "quoting, separators"
+    "numbers, identifiers such as `A12`, keys (single words below `key` or `id`), formulas, a first row that names the "
+    "columns (`--no-header` translates it), quoting, separators"
 )
 _TRANSLATIONS = 'other targets, notes, `translate="no"`, `mrk` of the type `protected`'
 FORMATS = {
@@ -46,8 +46,8 @@ FORMATS = {
                "line ends, blank lines, indentation, byte order mark"),
         Format("md", (".md", ".markdown", ".mdx", ".qmd", ".rmd"), "markdown:translate_markdown",
                "paragraphs, headings, list items, table cells; emphasis and links are inline tags",
-               "code, addresses, images, HTML blocks, front matter, and the syntax of dialects "
-               "([below](#markdown-dialects))"),
+               "code (also `<code>`, `<kbd>`), addresses, images, HTML blocks, front matter, and the syntax of "
+               "dialects ([below](#markdown-dialects))"),
         Format("html", (".html", ".htm", ".xhtml"), "web:translate_html_file",
                "text of all elements (`dragoman.markup.html`); `lang` becomes the target language",
                "tags, scripts, styles, code, `translate=\"no\"`; `alt`, `title` and `placeholder` unless "
@@ -65,9 +65,9 @@ FORMATS = {
                "existing variants"),
         Format("csv", (".csv",), "plain:translate_csv", _TABLE, _KEPT_IN_TABLES, ("columns", "header")),
         Format("tsv", (".tsv",), "plain:translate_tsv", _TABLE, _KEPT_IN_TABLES, ("columns", "header")),
-        Format("json", (".json",), "plain:translate_json", "string values",
+        Format("json", (".json", ".arb"), "plain:translate_json", "string values",
                "keys, numbers, identifiers such as `en_US`, messages with ICU alternatives (`{n, plural, ...}`), "
-               "formatting"),
+               "values of keys that begin with `@`, formatting"),
         Format("docx", (".docx", ".docm", ".dotx"), "office:translate_office",
                "body, tables, text boxes, headers, footers, footnotes, endnotes, inserted text, charts, SmartArt",
                "comments, deleted text, fields (page numbers, dates, references), formulas, metadata",

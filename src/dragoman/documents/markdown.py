@@ -18,6 +18,7 @@ from dragoman.documents.plain import decode_text, line_numbers, with_changes
 from dragoman.documents.segments import DocumentTranslator, Mark, pair_marks
 from dragoman.errors import DataError, clip
 from dragoman.extras import extra_package
+from dragoman.markup.html import is_untouched, read_tag
 from dragoman.pipelines.segment import Segment, Tag
 
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -30,9 +31,6 @@ _SPECIAL = re.compile(
 _DIALECT = frozenset("${:=+")
 """Characters that dialects use, and that are escaped only if they would mark something."""
 _BLOCK_START = re.compile(r"\A(?:(\d{1,9})([.)])(?=\s|\Z)|([-+>#=|]|~~~|```|:(?=[\s:])|!!!|\?\?\?|///))")
-_NAME = re.compile(r"</?([A-Za-z][\w-]*)")
-_VOID = {"br", "img", "hr", "wbr", "input", "source", "area"}
-
 
 _ELEMENTS = {"em": "em", "strong": "strong", "s": "del"}
 """Tokens of emphasis -> elements of HTML."""
@@ -138,6 +136,7 @@ class _MarkdownBlock:
         position = lines = 0
         in_autolink = False
         labels: list[int] = []  # where the texts of links begin
+        kept, closing = 0, ""  # where an element such as <kbd> begins, and its close tag
         for token in tokens:
             if in_autolink:  # `<address>` is read with its first token
                 in_autolink = token.type != "link_close"
@@ -145,12 +144,22 @@ class _MarkdownBlock:
             if token.type in ("softbreak", "hardbreak"):
                 match = self._match(r"(?:[ \t]*|\\)\n[ \t]*", position)
                 before = match[0].split("\n")[0]
-                yield Mark("break", before + self._between[lines]) if token.type == "hardbreak" else " "
+                if not closing:
+                    yield Mark("break", before + self._between[lines]) if token.type == "hardbreak" else " "
                 lines, position = lines + 1, match.end()
                 continue
             start, position = position, position + self._length(token, position)
             raw = self._content[start:position]
             lines += raw.count("\n")
+            if closing:
+                if raw.casefold().startswith(closing):
+                    yield Mark("empty", self._content[kept:position].replace("\n", " "))
+                    closing = ""
+                continue
+            tag = read_tag(raw) if token.type == "html_inline" else None
+            if tag and is_untouched(tag) and f"</{tag.name}" in self._content[position:].casefold():
+                kept, closing = start, f"</{tag.name}"
+                continue
             in_autolink = token.type == "link_open" and token.info == "auto"
             if token.type == "link_open" and not in_autolink:
                 labels.append(position)
@@ -175,11 +184,11 @@ class _MarkdownBlock:
         elif token.type == "link_close":
             yield Mark("close", raw, "link")
         elif token.type == "html_inline":
-            name = _NAME.match(raw)
-            if name is None or name[1].casefold() in _VOID or raw.endswith("/>"):
+            tag = read_tag(raw)
+            if tag is None or tag.kind == "void" or raw.endswith("/>"):
                 yield Mark("empty", raw)
             else:
-                yield Mark("close" if raw[1] == "/" else "open", raw, name[1].casefold())
+                yield Mark("close" if tag.kind == "close" else "open", raw, tag.name)
         elif token.nesting and token.info != "auto":
             yield Mark("open" if token.nesting > 0 else "close", raw, token.type.rpartition("_")[0])
         else:

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dragoman.data.languages import SCRIPTS
@@ -114,7 +114,8 @@ def translate_csv(
 ) -> bytes:
     """Translate the cells of a CSV file, separated by the most frequent of `, ; | tab` in its first row.
 
-    columns: names in the first row, or numbers from 0.  Default: all cells with words, except identifiers such as A12.
+    columns: names in the first row, or numbers from 0.  Default: all cells with words, except identifiers such as A12,
+    also single words below a header such as "key".
     header: whether the first row names the columns, and is kept; default: it is recognized.  Formulas are kept.
     Raises DataError, and UsageError for unknown columns.
     """
@@ -158,12 +159,22 @@ def _translate_cells(
             f"the first row ({shown}) was taken as the header and kept; to translate it: --no-header (header=False)"
         )
     numbers = None if columns is None else _numbers(first, columns)
+    body = rows[1 if header or names else 0 :]
+    keys: set[int] = set()
+    if header and numbers is None:
+        keys = {cell.column for cell in first if cell.text.strip().casefold() in _KEYS}
+        keys -= {cell.column for row in body for cell in row if len(cell.text.split()) > 1}
+        keys &= {cell.column for row in body for cell in row if cell.text and not is_identifier(cell.text)}
+        kept = ", ".join(first[column].text.strip() for column in sorted(keys))
+        translator.notes += [f"keys in the column {kept} were kept; --column (columns=[...]) chooses columns"] * bool(
+            keys
+        )
     chosen = [
         cell
-        for row in rows[1 if header or names else 0 :]
+        for row in body
         for cell in row
         if not cell.text.lstrip().startswith("=")  # a formula
-        and (not is_identifier(cell.text) if numbers is None else cell.column in numbers)
+        and (cell.column not in keys and not is_identifier(cell.text) if numbers is None else cell.column in numbers)
     ]
     lines = line_numbers(text, (cell.start for cell in chosen))
     translated = translate_messages(translator, [cell.text for cell in chosen], lines)
@@ -179,6 +190,8 @@ _LABEL = re.compile(r"[^\W\d][\w.-]*(?:[ /][\w()%&-]+){0,3}")
 _NUMBER = re.compile(r"[-+]?[\d.,:/ %€$£-]+")
 _TECHNICAL = frozenset({"id", "uuid", "sku", "url", "src", "tgt", "lang", "locale", "msg", "msgid", "ref", "filename"})
 """Names of columns that are not words."""
+_KEYS = frozenset({"id", "uuid", "sku", "key", "msgid", "ref", "filename"})
+"""Columns of identifiers, if their cells are single words."""
 _NAMES = _TECHNICAL.union(SCRIPTS, {
     "key", "source", "target", "text", "translation", "string", "index", "title", "name", "description", "comment",
     "comments", "note", "notes", "label", "value", "type", "category", "date", "content", "context", "body", "question",
@@ -255,12 +268,13 @@ def _numbers(header: Sequence[_Cell], columns: Sequence[str | int]) -> set[int]:
     return numbers
 
 
-_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)(\s*:)?')
+_STRING = re.compile(r'"(?P<at>@)?[^"\\]*(?:\\.[^"\\]*)*(?:"|\Z)(?P<key>\s*:)?|[{}\[\],]')
 
 
 def translate_json(data: bytes, translator: DocumentTranslator) -> bytes:
-    """Translate the string values of a JSON document; identifiers such as "en_US" are kept.  Raises DataError.
+    """Translate the string values of a JSON document.  Raises DataError.
 
+    Identifiers such as "en_US" are kept, and so is all below a key that begins with @: metadata of ARB and JSON-LD.
     Non-ASCII characters are written as \\u escapes if the source has escapes and no such characters.
     """
     text, encode = decode_text(data)
@@ -271,7 +285,7 @@ def translate_json(data: bytes, translator: DocumentTranslator) -> bytes:
     except ValueError as error:
         raise DataError(f"not JSON: {error}. Repair the file.") from None
     ascii_only = text.isascii() and "\\u" in text
-    values = [match for match in _STRING.finditer(text) if not match[1]]
+    values = [*_values(text)]
     decoded = [json.loads(match[0]) for match in values]
     chosen = [i for i, value in enumerate(decoded) if not is_identifier(value)]
     lines = line_numbers(text, (values[i].start() for i in chosen))
@@ -282,3 +296,20 @@ def translate_json(data: bytes, translator: DocumentTranslator) -> bytes:
         if value != decoded[index]
     ]
     return encode(with_changes(text, changes))
+
+
+def _values(text: str) -> Iterator[re.Match[str]]:
+    """Yield the string values of a JSON document, but not those of keys that begin with @."""
+    depth = kept = 0  # kept: the depth of such a key, if it is not 0
+    for match in _STRING.finditer(text):
+        mark = match[0][0]
+        if mark in "{[":
+            depth += 1
+        elif mark in "}],":
+            depth -= mark != ","
+            if depth < kept + (mark == ","):
+                kept = 0
+        elif match["key"]:
+            kept = kept or (depth if match["at"] else 0)
+        elif not kept:
+            yield match

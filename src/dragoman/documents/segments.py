@@ -258,7 +258,9 @@ def _with_spaces(segment: Segment, translated: Segment) -> Segment:
         elif item.kind == "empty":
             source, target = sources[item.pair], targets[item.pair]
             is_inside = last.isalnum() and not target.space and target.after.isalnum()
-            is_text = not item.raw.startswith("<")  # such as code, which does not grow together with a word
+            # Such as code, or <x/> between spaces: it does not grow together with a word.
+            is_joined = is_spaced(source.before) or (not source.space and is_spaced(source.after))
+            is_text = not (item.raw.startswith("<") and is_joined)
             apart = is_text and is_spaced(last) and not is_spaced(source.before)
             if (source.before.isspace() or apart) and last and not last.isspace() and not is_inside:
                 index = len(result)

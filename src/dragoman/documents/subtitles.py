@@ -2,7 +2,8 @@
 
 A cue is translated on its own, so that its text stays with its time; a sentence that continues in the next cue is
 translated in two parts.  The lines of a cue are joined, because a line end is a layout and not the end of a sentence,
-and the translation is wrapped into as many lines.  Lines that begin with a dash, the turns of a dialogue, stay lines.
+and the translation is wrapped into as many lines.  Lines that begin with a dash or a speaker
+(TOM:), the turns of a dialogue, stay lines, and so do lines in brackets.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ _TIME = r"(?:[0-9]+:)?[0-9]{1,2}:[0-9]{2}[.,][0-9]{1,3}"
 _TIMING = re.compile(rf"[ \t]*{_TIME}[ \t]*-->[ \t]*{_TIME}")
 _MARKS = re.compile(r"(?P<element></?[A-Za-z][^<>]*>)|(?P<empty><[\d:.]+>|\{\\[^{}]*\})")
 """Tags such as <i> and <v Anna>, times inside a cue, and positions such as {\\an8}."""
-_DASH = re.compile(r"(?:<[^<>]*>|\{[^{}]*\})*\s*[-–—]")
+_TURN = re.compile(
+    r"(?:<[^<>]*>|\{[^{}]*\})*\s*(?:[-–—]|[^\W\d_a-z][^\Wa-z]*(?: [^\Wa-z]+){0,2}:\s"
+    r"|(?P<alone>\[[^\[\]]*\]|\([^()]*\))\s*(?:<[^<>]*>)*\Z)"
+)
+"""Beginnings of lines that are texts of their own."""
 _LINE_END = re.compile(r"\r\n|\n|\r")
 
 
@@ -65,10 +70,11 @@ def _turns(lines: Sequence[str]) -> list[list[int]]:
         elif not line.strip(" \t"):
             inside = False
         elif inside:
-            if starts or _DASH.match(line):
+            turn = _TURN.match(line)
+            if starts or turn:
                 turns.append([])
             turns[-1].append(index)
-            starts = False
+            starts = turn is not None and turn["alone"] is not None
     if not cues:
         raise DataError("contains no cue (a line such as 00:00:01,000 --> 00:00:02,000). Give a subtitle file")
     return turns

@@ -31,7 +31,7 @@ _VOID = frozenset({
     "track", "wbr",
 })  # fmt: skip
 _UNTOUCHED = frozenset({
-    "code", "iframe", "kbd", "listing", "math", "noembed", "noframes", "object", "plaintext", "pre", "samp",
+    "code", "iframe", "kbd", "listing", "math", "noembed", "noframes", "object", "plaintext", "pre", "rp", "rt", "samp",
     "script", "style", "svg", "template", "textarea", "var", "xmp",
 })  # fmt: skip
 _RAW_TEXT = frozenset({"iframe", "noembed", "noframes", "script", "style", "textarea", "title", "xmp"})
@@ -55,7 +55,7 @@ _XHTML = "http://www.w3.org/1999/xhtml"
 
 
 @dataclass
-class _Token:
+class Token:
     """A tag, text, or what is neither.
 
     kind: "open", "close", "void", "text" or "other".  end: index of the token after the element, for open tags with a
@@ -114,38 +114,39 @@ def in_language(page: str, language: str) -> str:
     return _PAGE.sub(named, page)
 
 
-def _scan(text: str) -> Iterator[_Token]:
+def _scan(text: str) -> Iterator[Token]:
     """Yield the tokens of a page: their `raw` joined is the page."""
     xhtml = _XHTML in text
     position = written = 0
     while (position := text.find("<", position)) >= 0:
-        token = _tag(text, position)
+        token = read_tag(text, position)
         if token is None and (other := _OTHER.match(text, position)):
-            token = _Token("other", other[0])
+            token = Token("other", other[0])
         if token is None:
             if _NAME.match(text, position):
                 break  # an unfinished tag ends the page
             position += 1
             continue
         if position > written:
-            yield _Token("text", text[written:position])
+            yield Token("text", text[written:position])
         position = written = position + len(token.raw)
         yield token
         if token.kind == "open" and token.name in _RAW_TEXT and not (xhtml and token.raw.endswith("/>")):
             end = re.compile(rf"</{re.escape(token.name)}(?=[{_S}/>])", re.I | re.A).search(text, position)
             position = end.start() if end else len(text)
             if position > written:
-                yield _Token("text" if token.name == "title" else "other", text[written:position])
+                yield Token("text" if token.name == "title" else "other", text[written:position])
             written = position
     if position < 0:
         position = len(text)
     if position > written:
-        yield _Token("text", text[written:position])
+        yield Token("text", text[written:position])
     if position < len(text):
-        yield _Token("other", text[position:])
+        yield Token("other", text[position:])
 
 
-def _tag(text: str, position: int) -> _Token | None:
+def read_tag(text: str, position: int = 0) -> Token | None:
+    """Return the tag at a position of a page, None if there is none."""
     begin = _NAME.match(text, position)
     if begin is None:
         return None
@@ -156,10 +157,10 @@ def _tag(text: str, position: int) -> _Token | None:
         return None
     name = begin[2].lower()
     kind = "close" if begin[1] else "void" if name in _VOID else "open"
-    return _Token(kind, text[position : end + 1], name)
+    return Token(kind, text[position : end + 1], name)
 
 
-def _match(tokens: list[_Token]) -> None:
+def _match(tokens: list[Token]) -> None:
     """Set `end` of the open tags that have a close tag; tags of other names between them are not considered."""
     opened: dict[str, list[int]] = {}
     for index, token in enumerate(tokens):
@@ -169,11 +170,11 @@ def _match(tokens: list[_Token]) -> None:
             tokens[opened[token.name].pop()].end = index + 1
 
 
-def _items(tokens: Sequence[_Token]) -> Iterator[Item]:
+def _items(tokens: Sequence[Token]) -> Iterator[Item]:
     index = 0
     while index < len(tokens):
         token = tokens[index]
-        if _is_untouched(token):
+        if is_untouched(token):
             end = _end(tokens, index)
             inside = tokens[index:end]
             index = end
@@ -191,7 +192,7 @@ def _items(tokens: Sequence[_Token]) -> Iterator[Item]:
             yield Item("empty", token.raw)
 
 
-def _end(tokens: Sequence[_Token], start: int) -> int:
+def _end(tokens: Sequence[Token], start: int) -> int:
     """Return the index after an untouched element; one without a close tag ends at the next break."""
     if tokens[start].end:
         return tokens[start].end
@@ -199,7 +200,8 @@ def _end(tokens: Sequence[_Token], start: int) -> int:
     return next((index for index in after if tokens[index].name in _BREAKS), len(tokens))
 
 
-def _is_untouched(token: _Token) -> bool:
+def is_untouched(token: Token) -> bool:
+    """Return whether a tag begins an element that is not translated, such as <code>."""
     if token.kind != "open":
         return False
     if token.name in _UNTOUCHED:
@@ -220,17 +222,17 @@ def _attributes(raw: str) -> Iterator[tuple[str, str, int, int]]:
 
 
 def _translate_attributes(
-    translator: Translator, pages: Sequence[list[_Token]], places: list[tuple[int, int]], settings: dict[str, Any]
+    translator: Translator, pages: Sequence[list[Token]], places: list[tuple[int, int]], settings: dict[str, Any]
 ) -> None:
     """Replace the values of the attributes alt, title and placeholder outside of untouched elements."""
-    found: list[tuple[_Token, int, int]] = []
+    found: list[tuple[Token, int, int]] = []
     texts: list[str] = []
     for number, tokens in enumerate(pages):
         index = 0
         lines = [*itertools.accumulate((token.raw.count("\n") for token in tokens), initial=1)]
         while index < len(tokens):
             token, line = tokens[index], lines[index]
-            if _is_untouched(token):
+            if is_untouched(token):
                 index = _end(tokens, index)
                 continue
             index += 1

@@ -42,8 +42,6 @@ _SPACELESS = (
 _JOINER = "\u200d"
 _MOST_UNITS, _MOST_ATTENDED = 200, 1000
 """Maximum number of units of a block that is aligned by position, and by attention, which rarely has as many tokens."""
-_LONGEST_MARK = 9
-"""Digits of the mark of a footnote."""
 _DIAGONAL, _EQUAL = 2.0, 2.0
 """Preference for units at the same relative position and for equal units (bench/markup.py, commit a1d07576)."""
 
@@ -313,28 +311,18 @@ def _block(region: Region, source: Sequence[Span], target: Sequence[Span], atten
 
 
 def _copied_cuts(region: Region, cuts: Collection[int]) -> set[int]:
-    """Return the positions in the target at which copies of divided source words are divided.
-
-    A number at the end of a word, such as the mark of a footnote, is divided from its translation as well.
-    """
+    """Return the positions in the target at which copies of divided source words are divided."""
     if not cuts:
         return set()
     found: set[int] = set()
     ordered = sorted(cuts)
     divided: dict[str, set[int]] = {}  # by the word
-    marks: set[str] = set()
     for a, b in find_units(region.source):
         inside = ordered[bisect_right(ordered, a) : bisect_left(ordered, b)]
         if inside:
             divided.setdefault(region.source[a:b], set()).update(cut - a for cut in inside)
-            marks.add(region.source[inside[-1] : b])
     for a, b in find_units(region.target):
-        word = region.target[a:b]
-        if word in divided:
-            found.update(a + cut for cut in divided[word])
-        elif not word.isdigit():
-            ends = (b - size for size in range(1, _LONGEST_MARK + 1))
-            found.update(end for end in ends if end > a and (mark := region.target[end:b]) in marks and mark.isdigit())
+        found.update(a + cut for cut in divided.get(region.target[a:b], ()))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,16 @@ class Tag:
     pair: int
 
 
+@dataclass(frozen=True)
+class _Mark(Tag):
+    """A pair of tags around the mark of a note or an exponent, which is moved as a whole.  items: of the segment."""
+
+    items: tuple[str | Tag, ...] = ()
+
+
+_MARK = re.compile(r"[\[(]?(?:\d{1,3}|[*†‡]{1,3})(?:[,–-]\d{1,3}){0,3}[\])]?")
+_MOST_ITEMS = 15
+"""Maximum number of items of a mark: its text, and tags around it."""
 _WINDOW = 1000
 """Maximum number of segments whose alignments are in memory at a time."""
 
@@ -80,10 +91,12 @@ def has_same_words(text: str, translation: str) -> bool:
 def translate_segments(translator: Translator, segments: Sequence[Segment], **settings: Any) -> list[Segment]:
     """Translate segments; each result has exactly the tags of its source, well nested, moved with the alignment.
 
-    The text of a result equals the translation of the text of its segment.  A pair of tags surrounds one range of
-    target words: the range that is best aligned with the words it surrounds in the source, within the range of the tags
-    around it.  An empty tag stands between the words aligned with its neighbours.  Words are aligned by cross-attention
-    (`Translator.align`); for models without it, by their relative position.
+    The text of a result equals the translation of the text of its segment, but for marks (below).  A pair of tags
+    surrounds one range of target words: the range that is best aligned with the words it surrounds in the source,
+    within the range of the tags around it.  An empty tag stands between the words aligned with its neighbours, and so
+    does a mark, which is copied: a pair with a number or a star at the end of a word, such as the mark of a note or an
+    exponent.  Words are aligned by cross-attention (`Translator.align`); for models without it, by their relative
+    position.
 
     settings: arguments of `Translator.translate`.  Raises UsageError for invalid settings and tags that are not well
     nested.
@@ -99,6 +112,7 @@ def _translate_window(
 ) -> list[Segment]:
     from dragoman.pipelines.projection import align_regions, find_regions, project_nodes  # here: they load NumPy
 
+    segments = [_with_marks(segment) for segment in segments]
     texts = [plain_text(segment) for segment in segments]
     roots = [_parse(segment, number) for number, segment in enumerate(segments, start=first + 1)]
     translations = translator.translate(texts, **settings)
@@ -120,7 +134,31 @@ def _translate_window(
         for i, blocks in zip(tagged, aligned, strict=True):
             project_nodes(roots[i], texts[i], translations[i].text, blocks)
             results[i] = _write(roots[i], segments[i], translations[i].text)
-    return results
+    return [
+        [one for item in result for one in (item.items if isinstance(item, _Mark) else (item,))] for result in results
+    ]
+
+
+def _with_marks(segment: Segment) -> Segment:
+    """Return a segment with an empty tag in place of each mark: a number or a star that ends a word."""
+    closes = {item.pair: i for i, item in enumerate(segment) if isinstance(item, Tag) and item.kind == "close"}
+    result: Segment = []
+    index, last = 0, ""
+    while index < len(segment):
+        item = segment[index]
+        if isinstance(item, str):
+            last = item[-1:] or last
+        elif item.kind == "open" and last.strip():
+            end = closes.get(item.pair, index) + 1
+            inside = segment[index:end]
+            following = next((one for one in segment[end:] if isinstance(one, str) and one), "")
+            if len(inside) <= _MOST_ITEMS and _MARK.fullmatch(plain_text(inside)) and not following[:1].isalpha():
+                result.append(_Mark("empty", item.raw, item.pair, tuple(inside)))
+                index = end
+                continue
+        result.append(item)
+        index += 1
+    return result
 
 
 def _parse(segment: Segment, number: int) -> Node:

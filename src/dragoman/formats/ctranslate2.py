@@ -24,7 +24,7 @@ from dragoman.formats.importing.ctranslate2_files import Shape, name_table
 from dragoman.formats.importing.name_tables import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime, ParityCase
 from dragoman.formats.target import ExportSource, tokenizer_reasons
-from dragoman.formats.usage import ctranslate2_page
+from dragoman.formats.usage import usage_page
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, DecoderOnly, Encoder, Transformer
 from dragoman.nn.positions import T5
@@ -105,8 +105,8 @@ def other_tokenizer(model: ExportSource, folder: Path) -> None:
 
 def page(model: ExportSource, quantization: str) -> str:
     names = sorted(name for name in model.tokenizer.files() if name.endswith(".model"))  # source.model, target.model
-    source = None if isinstance(model.network, DecoderOnly) else names[0]
-    return ctranslate2_page(source, names[-1], quantization)
+    template = "ctranslate2_causal" if isinstance(model.network, DecoderOnly) else "ctranslate2"
+    return usage_page(template, source=names[0], target=names[-1], compute=quantization)
 
 
 def pieces_of(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:

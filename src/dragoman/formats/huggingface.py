@@ -40,7 +40,7 @@ from dragoman.formats.importing.marian import PADDING, name_table, stream_order
 from dragoman.formats.importing.name_tables import AxisOrder, Rule, reverted
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
-from dragoman.formats.usage import huggingface_page
+from dragoman.formats.usage import usage_page
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 
 PROGRAM = "transformers"
@@ -201,7 +201,8 @@ def other_tokenizer(model: ExportSource, folder: Path) -> TextCodec:
 
 
 def page(model: ExportSource, quantization: str) -> str:
-    return huggingface_page(_kind(model))
+    kind = _kind(model)
+    return usage_page("huggingface_causal" if kind == "causal" else "huggingface", custom=kind == "custom")
 
 
 # ----------------------------------------------------------------------------------------------------------- settings

@@ -47,7 +47,7 @@ from dragoman.formats.importing.marian_items import SETTINGS, MarianCheckpoint
 from dragoman.formats.importing.name_tables import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
-from dragoman.formats.usage import marian_page
+from dragoman.formats.usage import usage_page
 from dragoman.io.reading import protobuf_field, protobuf_fields
 from dragoman.models.transformer import Transformer
 from dragoman.tokenizers import BOS, EOS, PAD, SPECIAL_NAMES, UNK, Tokenizer
@@ -133,7 +133,7 @@ def other_tokenizer(model: ExportSource, folder: Path) -> TextCodec:
 
 
 def page(model: ExportSource, quantization: str) -> str:
-    return marian_page(lists=_is_listed(model.tokenizer))
+    return usage_page("marian", lists=_is_listed(model.tokenizer))
 
 
 # ----------------------------------------------------------------------------------------------------------- settings

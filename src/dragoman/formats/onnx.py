@@ -31,7 +31,7 @@ from dragoman.extras import extra_package
 from dragoman.formats.importing.numpy_reference import Floats, Ids, Memory, SearchedModel, State
 from dragoman.formats.parity import ExternalRuntime
 from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
-from dragoman.formats.usage import onnx_page
+from dragoman.formats.usage import usage_page
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import CrossAttention, SelfAttention, Span, attend_explicit, padding_bias
 from dragoman.nn.layers import DecoderLayer, RMSNorm
@@ -112,7 +112,7 @@ def other_tokenizer(model: ExportSource, folder: Path) -> None:
 
 def page(model: ExportSource, quantization: str) -> str:
     names = sorted(name for name in model.tokenizer.files() if name.endswith(".model"))  # source.model, target.model
-    return onnx_page(names[0], names[-1], model.tokenizer.lists)
+    return usage_page("onnx", source=names[0], target=names[-1], lists=model.tokenizer.lists is not None)
 
 
 def _write_graph(

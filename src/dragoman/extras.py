@@ -45,6 +45,23 @@ def extra_package(name: str, extra: str, what: str) -> Any:
         ) from None
 
 
+@contextmanager
+def ray_cluster(what: str, log_level: int) -> Iterator[tuple[Any, bool]]:
+    """Connect to the Ray cluster at RAY_ADDRESS, or to one on this machine that ends with the context.
+
+    Yield the package, and whether the cluster was started here.  what: as in `extra_package`.
+    """
+    ray = extra_package("ray", "scale", what)
+    started_here = not ray.is_initialized()
+    if started_here:
+        ray.init(include_dashboard=False, logging_level=log_level, log_to_driver=False)
+    try:
+        yield ray, started_here
+    finally:
+        if started_here:
+            ray.shutdown()
+
+
 def has_torch() -> bool:
     """Return whether PyTorch is installed, without importing it."""
     try:

@@ -22,6 +22,7 @@ import pytest
 from starlette.applications import Starlette
 from typer.testing import CliRunner
 
+from dragoman import extras
 from dragoman.cli import app
 from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError
@@ -232,7 +233,8 @@ def test_replicas_without_a_database(model: Path, monkeypatch: pytest.MonkeyPatc
     nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": False, "Resources": {"CPU": 9.0}}]
     cluster = SimpleNamespace(is_initialized=lambda: True, nodes=lambda: nodes)
     cluster.status = lambda: SimpleNamespace(proxies={})
-    monkeypatch.setattr(ray_serve, "extra_package", lambda *names: cluster)
+    for module in (extras, ray_serve):
+        monkeypatch.setattr(module, "extra_package", lambda *names: cluster)
     config = ServerConfig.parse({"models": [{"path": str(model)}], "viewer": False, "port": free_port()}, "test")
     with pytest.raises(UsageError, match=r"several replicas need a database .*--database FILE"):
         ray_serve.serve_on_ray(config, 2, print)

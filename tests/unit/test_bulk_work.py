@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dragoman import extras
 from dragoman.bulk import Job, work
 from dragoman.bulk.work import Chunk, ChunkResult
 from dragoman.decoding.search_types import SearchSettings
@@ -88,7 +89,7 @@ class Cluster:
 def spread(
     monkeypatch: pytest.MonkeyPatch, ray: Cluster, count: int = 20, check_backend: Callable[[str], object] = str
 ) -> Iterator[tuple[Chunk, ChunkResult]]:
-    monkeypatch.setattr(work, "extra_package", lambda *names: ray)
+    monkeypatch.setattr(extras, "extra_package", lambda *names: ray)
     chunks = (Chunk("a", number, [f"line {number}"], "text") for number in range(count))
     return work.translate_on_ray(Job(Path("m")), {}, chunks, count, check_backend)
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import zstandard
 
 from dragoman.data.readers.arrow_tables import arrow, is_text, read_errors
-from dragoman.errors import DataError, UsageError, nearest
+from dragoman.errors import DataError, check_problems, nearest
 from dragoman.io.lines import NOT_LINES, read_lines
 from dragoman.io.reading import hash_file, plain_suffix
 
@@ -171,8 +171,7 @@ def find_shards(inputs: Sequence[Path], output: Path, column: str | None, added:
             problems.append(f"{path}: is a table; specify the column to translate with --column")
     if column is not None and not tables:
         problems.append(f"--column {column}: requires Parquet files, and the input has none; omit it")
-    if problems:
-        raise UsageError("\n".join(["invalid input of a bulk translation:", *(f"  - {text}" for text in problems)]))
+    check_problems("invalid input of a bulk translation:", problems)
     return [
         TableShard(name, path, column or "", added) if path in tables else TextShard(name, path)
         for name, path in sorted(files.values())

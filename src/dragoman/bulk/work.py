@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
-from dragoman.extras import extra_package
+from dragoman.extras import ray_cluster
 from dragoman.pipelines.lines import SHOWN, FlaggedText, FlagReport, Form, format_translation, output_form
 
 if TYPE_CHECKING:
@@ -225,13 +225,9 @@ def translate_on_ray(
 
     Raises UsageError if the cluster is too small for one worker, DragomanError if workers die repeatedly.
     """
-    ray = extra_package("ray", "scale", "a cluster")
     device = "cuda" if _uses_gpu(job) else job.load.get("device", "cpu")  # each worker sees one GPU, as the first
     job = replace(job, load={**job.load, "device": device})
-    started_here = not ray.is_initialized()
-    if started_here:
-        ray.init(include_dashboard=False, logging_level=logging.WARNING, log_to_driver=False)
-    try:
+    with ray_cluster("a cluster", logging.WARNING) as (ray, _):
         resources = ray.cluster_resources()
         kind, needed = ("GPU", 1) if _uses_gpu(job) else ("CPU", job.load.get("threads") or 1)
         size = int(resources.get(kind, 0)) // needed
@@ -241,6 +237,3 @@ def translate_on_ray(
                 "lower --threads, choose another --device, or add machines"
             )
         yield from WorkerPool(ray, job, sha256, min(size, max(1, count)), check_backend).work(chunks)
-    finally:
-        if started_here:
-            ray.shutdown()

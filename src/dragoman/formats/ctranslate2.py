@@ -23,7 +23,7 @@ from dragoman.extras import extra_package
 from dragoman.formats.importing.ctranslate2_files import Shape, name_table
 from dragoman.formats.importing.name_tables import AxisOrder, reverted
 from dragoman.formats.parity import ExternalRuntime, ParityCase
-from dragoman.formats.target import ExportSource, tokenizer_reasons
+from dragoman.formats.target import ExportSource, accepted_settings, tokenizer_reasons
 from dragoman.formats.usage import usage_page
 from dragoman.models.seq2seq import Network
 from dragoman.models.transformer import Decoder, DecoderOnly, Encoder, Transformer
@@ -64,18 +64,17 @@ def unsupported_model(config: ModelConfig) -> list[str]:
     """Return the reasons why CTranslate2 cannot run a model of this configuration; [] if it can."""
     if not isinstance(config, TransformerConfig | DecoderOnlyConfig):
         return [f"architecture = {config.architecture!r}; CTranslate2 supports {', '.join(_POSITIONS)}"]
-    reasons = []
-    positions = _POSITIONS[config.architecture]
-    if config.position.kind not in positions:
-        reasons.append(f"position.kind = {config.position.kind!r}; CTranslate2 supports {', '.join(positions)}")
+    reasons = accepted_settings(
+        PROGRAM,
+        {
+            "position.kind": (config.position.kind, _POSITIONS[config.architecture]),
+            "norm.kind": (config.norm.kind, ("layer", "rms")),
+            "attention.kind": (config.attention.kind, ("softmax",)),
+            "decoder_self": (getattr(config, "decoder_self", "attention"), ("attention",)),
+        },
+    )
     if isinstance(config.position, RotaryPosition) and config.position.scaling.kind != "none":
         reasons.append(f"position.scaling.kind = {config.position.scaling.kind!r}; the export supports none")
-    if config.norm.kind not in ("layer", "rms"):
-        reasons.append(f"norm.kind = {config.norm.kind!r}; CTranslate2 supports layer, rms")
-    if config.attention.kind != "softmax":
-        reasons.append(f"attention.kind = {config.attention.kind!r}; CTranslate2 supports softmax")
-    if isinstance(config, TransformerConfig) and config.decoder_self != "attention":
-        reasons.append(f"decoder_self = {config.decoder_self!r}; CTranslate2 supports attention")
     if config.key_size != config.d_head:
         reasons.append(f"d_key = {config.key_size}; CTranslate2 supports the width of values, {config.d_head}")
     return reasons

@@ -15,7 +15,6 @@ from dragoman.formats import ctranslate2, huggingface, marian, onnx
 from dragoman.formats.importing.comparison import SAMPLES, compare_tokenizers, lines_of
 from dragoman.formats.importing.family import Comparison
 from dragoman.formats.parity import (
-    TOLERANCE,
     CheckText,
     Parity,
     ParityCases,
@@ -163,13 +162,7 @@ def _write_model(
         if ours.lists is None or not ours.lists.tags:
             lines = [line for line in lines if not line.startswith(">>")]
         same = compare_tokenizers(ours, theirs, lines, decode_unknown=ours.lists is not None)
-    comparison = Comparison(parity, same)
-    if not comparison.met:
-        rows = "\n".join(f"  {line}" for line in comparison.lines())
-        raise DragomanError(
-            f"parity not met, nothing was written; accepted: log-probability differences below {TOLERANCE:g} and no "
-            f"different outputs. Please report this with the configuration of the model.\n{rows}"
-        )
+    Comparison(parity, same).check_met("the configuration of the model")
     quantized = None if quantization == "float32" else report(quantization)
     return Export(parity, same, folder, quantization, quantized)
 

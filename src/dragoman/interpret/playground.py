@@ -16,7 +16,7 @@ from torch import Tensor
 from dragoman.config import Config
 from dragoman.config.model import TransformerConfig
 from dragoman.decoding.search_types import SearchSettings
-from dragoman.errors import UsageError
+from dragoman.errors import UsageError, check_problems
 from dragoman.interpret.walkthrough.tiny_preset import TINY_PAIR, TINY_WORDS, tiny_model
 from dragoman.io.reading import protobuf_fields
 from dragoman.models.model_folder import load_network
@@ -72,9 +72,7 @@ def playground_data(model: str | Path | None = None) -> dict[str, Any]:
 
 def _trained(folder: Path) -> dict[str, Any]:
     network, vocabulary, config = load_network(folder, "cpu")
-    problems = unsupported(config, vocabulary)
-    if problems:
-        raise UsageError("\n".join([f"{folder}: not supported by the playground:", *(f"  - {p}" for p in problems)]))
+    check_problems(f"{folder}: not supported by the playground:", unsupported(config, vocabulary))
     assert isinstance(vocabulary, Tokenizer)
     source, target = vocabulary.pieces
     assert isinstance(source, SentencePieces) and isinstance(target, SentencePieces)

@@ -62,7 +62,6 @@ class Reporter:
         """Receive a message for the user."""
 
     def warn(self, text: str) -> None:
-        """Receive a warning."""
         self.log(f"warning: {text}")
 
     def result(self, text: str) -> None:

@@ -66,7 +66,6 @@ class Stack(nn.Module):
         return fast.in_product_dtype(self.dropout(self.embedding_norm(self.positioned(x)))), carry
 
     def apply_layer(self, layer: nn.Module, *args: Any) -> Tensor:
-        """Return layer(*args)."""
         out: Tensor
         if self.recomputes and torch.is_grad_enabled():
             out = checkpoint(layer, *args, use_reentrant=False, context_fn=repeated_dropout)

@@ -74,7 +74,6 @@ class Database:
                 raise UsageError(f"{path}: cannot be used as a database: {error}; specify another file") from None
 
     def read(self, query: str, *values: Any) -> list[Any]:
-        """Return the rows of a query."""
         with self._reading.lock, _converted_errors():
             return self._reading.get().execute(query, values).fetchall()
 
@@ -103,7 +102,6 @@ class Database:
             self._writing.get().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
-        """Close the database."""
         for connection in (self._reading, self._writing):
             with connection.lock:
                 connection.close()
@@ -153,7 +151,6 @@ class _Connection:
         return opened
 
     def close(self) -> None:
-        """Close the connection."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -267,7 +264,6 @@ class KeyStore(Database):
         return self._select("TRUE ORDER BY created, id")
 
     def find(self, secret: str) -> ApiKey | None:
-        """Return the key with a secret."""
         return next(iter(self._select("hash = ?", _hash(secret))), None)
 
     def revoke(self, identifier: str) -> bool:
@@ -374,7 +370,6 @@ class GlossaryStore(Database):
         return [_read_glossary(row) for row in self.read(f"{_GLOSSARY_COLUMNS} owner = ? ORDER BY created, id", owner)]
 
     def find(self, owner: str, identifier: str) -> StoredGlossary | None:
-        """Return a glossary of an owner."""
         rows = self.read(f"{_GLOSSARY_COLUMNS} owner = ? AND id = ?", owner, identifier)
         return _read_glossary(rows[0]) if rows else None
 
@@ -492,7 +487,6 @@ class DocumentStore(Database):
         return next(iter(self.read(query, identifier, self._oldest)), None)
 
     def delete(self, *identifiers: str) -> None:
-        """Delete documents."""
         marks = ", ".join("?" * len(identifiers))
         if self.write(f"DELETE FROM uploads WHERE id IN ({marks})", *identifiers):
             self.clear_log()

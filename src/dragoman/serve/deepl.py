@@ -109,7 +109,6 @@ class DeepL:
         self.glossaries = DeepLGlossaries(directions, store)
 
     def operations(self) -> list[Operation]:
-        """Return the operations of the interface."""
         key = [Parameter("document_key", TEXT, required=True)]
         translations = fields(translations=array(_TRANSLATION))
         identified = fields(document_id=TEXT, document_key=TEXT)

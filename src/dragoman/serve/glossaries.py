@@ -81,7 +81,6 @@ class DeepLGlossaries:
         self.directions, self.store = directions, store
 
     def operations(self) -> list[Operation]:
-        """Return the operations for a server."""
         create, all, show = "Store a glossary", "List the glossaries of the key", "Describe a glossary"
         delete, entries, rename = "Delete a glossary", "Entries of a glossary", "Rename a glossary, or add terms"
         pair, v2, v3, json = _DICTIONARY[:2], "/v2/glossaries", "/v3/glossaries", "application/json"

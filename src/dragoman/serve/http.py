@@ -256,7 +256,6 @@ class ErrorFormat:
     def answer(
         self, message: str, status: int, headers: dict[str, str] | None = None, prefix: str = ""
     ) -> JSONResponse:
-        """Return an answer with a message."""
         return JSONResponse({self.key: prefix + message}, status, headers)
 
     def answer_to(self, error: Exception, request: Request) -> Response:

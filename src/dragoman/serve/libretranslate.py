@@ -159,7 +159,6 @@ class LibreTranslate:
         self.suggestions = suggestions
 
     def operations(self) -> list[Operation]:
-        """Return the operations of the interface."""
         confidence = {"type": "number", "minimum": 0, "maximum": 100}
         detected = array(fields(confidence=confidence, language=CODE))
         languages = array(fields(code=CODE, name=TEXT, targets=array(CODE)))

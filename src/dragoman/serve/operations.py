@@ -72,7 +72,6 @@ class Operation:
     key: Literal["required", "always", "optional", "none"] = "required"
 
     def route(self, errors: ErrorFormat, limits: Limits, clients: Clients) -> Route:
-        """Return the route."""
         needs_key = self.key == "always" or (self.key == "required" and clients.required)
         missing, read = errors.no_key if needs_key else None, read_upload if self.forms == MULTIPART else None
         handler = self.handler if self.key == "none" else clients.receiving(self.handler, limits, missing, read)
@@ -80,7 +79,6 @@ class Operation:
         return Route(self.path, endpoint, methods=self.methods.split(), name=self.path)
 
     def description(self) -> Schema:
-        """Return the description of the operation."""
         for_deepl = error_key(self.path) == "message"
         done: Schema = {"description": "done"}
         if self.answer is not None:
@@ -104,7 +102,6 @@ class Operation:
 
 
 def description(operations: Iterable[Operation]) -> Schema:
-    """Return the OpenAPI document of a server."""
     paths: dict[str, Schema] = {}
     for operation in operations:
         for method in operation.methods.lower().split():

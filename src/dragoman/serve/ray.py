@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError, clip
-from dragoman.extras import extra_package
+from dragoman.extras import extra_package, ray_cluster
 from dragoman.serve.app import check, create_application
 from dragoman.serve.uvicorn_server import listen
 
@@ -34,12 +34,8 @@ def serve_on_ray(config: ServerConfig, replicas: int | None, log: Callable[[str]
     _check_options(config)
     check(config)
     listen(config.host, config.port).close()  # the proxies of Ray Serve report less clearly that it is not possible
-    ray = extra_package("ray", "scale", _FEATURE)
     serve = extra_package("ray.serve", "scale", _FEATURE)
-    started_here = not ray.is_initialized()
-    if started_here:
-        ray.init(include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    try:
+    with ray_cluster(_FEATURE, logging.ERROR) as (ray, started_here):
         resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         machines = [(int(node.get("CPU", 0)), int(node.get("GPU", 0))) for node in resources]
         plan = _plan(config.device, machines, replicas)
@@ -55,9 +51,6 @@ def serve_on_ray(config: ServerConfig, replicas: int | None, log: Callable[[str]
         finally:
             if not started_here:
                 serve.shutdown()
-    finally:
-        if started_here:
-            ray.shutdown()
 
 
 def _check_options(config: ServerConfig) -> None:

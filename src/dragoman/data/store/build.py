@@ -109,7 +109,6 @@ class _Part:
     characters: tuple[Counter[int], Counter[int]] = field(default_factory=lambda: (Counter(), Counter()))
 
     def add(self, number: int, segment: EncodedSegment) -> None:
-        """Add an encoded segment."""
         table = segment.table.copy()  # Ray's are read-only
         table["segment"] = number
         self.tables.append(table)

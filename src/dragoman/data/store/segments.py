@@ -10,7 +10,7 @@ import hashlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +24,7 @@ from dragoman.data.corpus import FilterStats, PairFilter, SentencePair, pair_has
 from dragoman.data.store.reader import PAIRS, TABLE, Record, id_type, ids_record, record_hash, text_record
 from dragoman.device import usable_cores
 from dragoman.errors import DragomanError
-from dragoman.extras import extra_package
+from dragoman.extras import ray_cluster
 from dragoman.tokenizers import Tokenizer, TokenizerFiles
 
 SEGMENT = PAIRS * 128
@@ -292,15 +292,12 @@ class RayTasks(AbstractContextManager["RayTasks"]):
     """
 
     def __init__(self) -> None:
-        self._ray = extra_package("ray", "scale", "a cluster")
-        self._started_here = not self._ray.is_initialized()
-        if self._started_here:
-            self._ray.init(include_dashboard=False, logging_level=logging.WARNING, log_to_driver=False)
+        self._cluster = ExitStack()
+        self._ray, _ = self._cluster.enter_context(ray_cluster("a cluster", logging.WARNING))
         self._count = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def __exit__(self, *_: object) -> None:
-        if self._started_here:
-            self._ray.shutdown()
+        self._cluster.close()
 
     def map(self, function: Callable[[_Task], _Result], tasks: Iterator[_Task]) -> Iterator[_Result]:
         remote = self._ray.remote(num_cpus=1)(function)

@@ -76,7 +76,6 @@ class TextStream:
         return np.stack([starts, stops], axis=1).astype(np.int64)
 
     def window(self, span: NDArray[np.int64]) -> list[int]:
-        """Return the ids of a window."""
         ids: list[int] = self.ids[span[0] : span[1]].tolist()
         return ids
 

@@ -300,7 +300,6 @@ class CudaGraphBackend(TorchBackend):
 
 
 def slot_size(sentence: Sentence) -> int:
-    """Return the size of the slots for a sentence."""
     longest = max(sentence.limit, len(sentence.source))
     return next(size for size in _SLOT_SIZES if size >= longest)
 

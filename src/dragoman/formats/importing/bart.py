@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.config import parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators, transformers_package
 from dragoman.formats.importing.encoder_decoder import (
@@ -83,7 +82,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = _complete(checkpoint.settings)
-    config = parse_config(_document(checkpoint, vocabulary), where=str(checkpoint.folder), stored=True)  # checks limits
+    config = checkpoint.config(_document(checkpoint, vocabulary))
     size, positions, d_model = settings["vocab_size"], settings["max_position_embeddings"], config.model.d_model
     norms: dict[str, str] = {}
     if settings["model_type"] != "m2m_100":

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dragoman.config import parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.encoders import (
     NAMING,
@@ -100,7 +99,7 @@ def read_vocabulary(checkpoint: Checkpoint) -> ImportedVocabulary:
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings, kind = checkpoint.settings, _kind(checkpoint.settings)
-    config = parse_config(_document(settings, vocabulary), where=str(checkpoint.folder), stored=True)  # checks limits
+    config = checkpoint.config(_document(settings, vocabulary))
     labels, unused = vocabulary.target, _UNUSED[kind] + r"|bert\.embeddings\.position_ids"
     if kind == "masked" and not settings.get("tie_word_embeddings", True):
         unused += r"|cls\.predictions\.bias"  # only that of the decoder is used

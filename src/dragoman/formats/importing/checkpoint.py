@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dragoman.config import Config, parse_config
 from dragoman.errors import DragomanError, UsageError
 from dragoman.extras import extra_package
 from dragoman.formats.importing.unpickler import PickledCheckpoint
@@ -52,6 +53,10 @@ class Checkpoint:
         other.__dict__ |= {"settings": settings}
         other.__dict__.pop("generation", None)
         return other
+
+    def config(self, document: dict[str, Any]) -> Config:
+        """Return the configuration of the imported model.  Raises ConfigError for values beyond our limits."""
+        return parse_config(document, where=str(self.folder), stored=True)
 
     def json(self, name: str) -> dict[str, Any]:
         return read_json(self.folder / name, UsageError, _ADVICE, _MAX_VOCABULARY)

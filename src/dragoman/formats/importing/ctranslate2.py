@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.config import parse_config
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.ctranslate2 import CTranslate2Runtime, pieces_of
 from dragoman.formats.importing.comparison import compare_with_definition
@@ -129,7 +128,7 @@ def plan(checkpoint: CTranslate2Checkpoint, vocabulary: ImportedVocabulary) -> P
         extra = min(50, positions // 4)
         document["search"]["max_extra"] = extra
         document["data"]["filter"] = {"max_tokens": max(2, min(MAX_TOKENS, positions - extra - 2))}
-    config = parse_config(document, where=str(checkpoint.folder), stored=True)
+    config = checkpoint.config(document)
     return Plan(
         config=config,
         vocabulary=vocabulary,

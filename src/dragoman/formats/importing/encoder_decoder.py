@@ -14,7 +14,7 @@ from dragoman.formats.importing.family import (
     multiple_problems,
     unequal_problems,
 )
-from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, attention_parts
+from dragoman.formats.importing.name_tables import STACKS, Naming, Parts, Rule, TransformerNames, layer_parts
 from dragoman.tokenizers import SPECIAL_NAMES, Tokenizer
 
 MAX_TOKENS = 256
@@ -100,21 +100,18 @@ def renamed(pieces: Sequence[str], order: Sequence[int]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------- name table
 
 
-def layer_parts(stack: str, prefix: str = "") -> dict[str, tuple[str, ...]]:
-    """Return our parts of a layer with their names: those of fairseq, and with the prefix "model." of Marian, BART and
-    M2M-100 in `transformers`."""
-    theirs, matrices = f"{prefix}{stack}.layers.{{}}", ("q_proj", "k_proj", "v_proj", "out_proj")
-    parts = {
-        **attention_parts("self_attn", f"{theirs}.self_attn.", matrices),
-        "around_self_attn.norm": (f"{theirs}.self_attn_layer_norm",),
-        "ffn.inner": (f"{theirs}.fc1",),
-        "ffn.outer": (f"{theirs}.fc2",),
-        "around_ffn.norm": (f"{theirs}.final_layer_norm",),
-    }
-    if stack == "decoder":
-        parts |= attention_parts("cross_attn", f"{theirs}.encoder_attn.", matrices)
-        parts["around_cross_attn.norm"] = (f"{theirs}.encoder_attn_layer_norm",)
-    return parts
+_PARTS = {
+    "self_attn": "self_attn.", "around_self_attn.norm": "self_attn_layer_norm",
+    "ffn.inner": "fc1", "ffn.outer": "fc2", "around_ffn.norm": "final_layer_norm",
+    "cross_attn": "encoder_attn.", "around_cross_attn.norm": "encoder_attn_layer_norm",
+}  # fmt: skip
+
+
+def stack_parts(prefix: str = "") -> dict[str, Parts]:
+    """Return the parts of a layer of each stack: in fairseq, and with the prefix "model." in `transformers` of Marian,
+    BART and M2M-100."""
+    matrices = ("q_proj", "k_proj", "v_proj", "out_proj")
+    return {stack: layer_parts(stack, f"{prefix}{stack}.layers.{{}}.", _PARTS, matrices) for stack in STACKS}
 
 
 def encoder_decoder_table(
@@ -127,8 +124,7 @@ def encoder_decoder_table(
         "decoder.embedding": target,
         "output": "lm_head.weight",
     }
-    layers = {stack: layer_parts(stack, "model.") for stack in STACKS}
-    names = TransformerNames(layers, embeddings | dict(norms or {}), Naming(stream="stream"))
+    names = TransformerNames(stack_parts("model."), embeddings | dict(norms or {}), Naming(stream="stream"))
     table = names.rules((settings["encoder_layers"], settings["decoder_layers"]), tie)
     table["output.bias"] = Rule(("final_logits_bias",), ("logits",), added=NEVER, optional=True)
     return table

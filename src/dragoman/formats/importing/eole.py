@@ -132,12 +132,12 @@ def _names() -> TransformerNames:
         "encoder.embedding": "src_emb.embeddings.weight", "decoder.embedding": "tgt_emb.embeddings.weight",
         "output": "generator.weight",
     }  # fmt: skip
-    layer = {
-        "around_self_attn.norm": "input_layernorm", "ffn.inner": "mlp.gate_up_proj", "ffn.outer": "mlp.down_proj",
-        "around_ffn.norm": "post_attention_layernorm",
+    parts = {
+        "around_self_attn.norm": "input_layernorm", "around_cross_attn.norm": "precontext_layernorm",
+        "ffn.inner": "mlp.gate_up_proj", "ffn.outer": "mlp.down_proj", "around_ffn.norm": "post_attention_layernorm",
     }  # fmt: skip
-    parts = {"encoder": layer, "decoder": layer | {"around_cross_attn.norm": "precontext_layernorm"}}
-    return opennmt_names(embeddings, {stack: f"{stack}.transformer_layers.{{}}" for stack in STACKS}, parts)
+    layers = {stack: f"{stack}.transformer_layers.{{}}." for stack in STACKS}
+    return opennmt_names(embeddings, layers, dict.fromkeys(STACKS, parts))
 
 
 def compare(checkpoint: EoleCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
@@ -146,7 +146,6 @@ def compare(checkpoint: EoleCheckpoint, folder: Path, plan: Plan, check: CheckTe
 
 
 def definition(checkpoint: EoleCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:
-    """Return the model of a checkpoint in NumPy."""
     encoder, decoder = (_stack(checkpoint.settings, stack) for stack in STACKS)
     tensors = {name: tensor.float().numpy() for name, tensor in checkpoint.tensors.items()}
     names = ("src_emb.embeddings.weight", "tgt_emb.embeddings.weight", "generator.weight")

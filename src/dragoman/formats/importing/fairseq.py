@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from dragoman.config import parse_config
 from dragoman.errors import UsageError
 from dragoman.formats.importing.bart import fairseq_sinusoids
 from dragoman.formats.importing.comparison import compare_toolkit
-from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, layer_parts, text_sections
+from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, stack_parts, text_sections
 from dragoman.formats.importing.family import (
     NEVER,
     OFF,
@@ -167,7 +166,7 @@ def plan(checkpoint: FairseqCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
         else:
             computed[f"{stack}.positions.table"] = fairseq_sinusoids(positions, settings["encoder_embed_dim"])
     return Plan(
-        config=parse_config(content, where=str(checkpoint.folder), stored=True),
+        config=checkpoint.config(content),
         vocabulary=vocabulary,
         table=table,
         orders=orders,
@@ -206,7 +205,7 @@ def _names(settings: Mapping[str, Any]) -> TransformerNames:
             others[f"{stack}.final_norm"] = f"{stack}.layer_norm"
         if settings.get("layernorm_embedding"):
             others[f"{stack}.embedding_norm"] = f"{stack}.layernorm_embedding"
-    return TransformerNames({stack: layer_parts(stack) for stack in STACKS}, others)
+    return TransformerNames(stack_parts(), others)
 
 
 def compare(checkpoint: FairseqCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
@@ -216,7 +215,6 @@ def compare(checkpoint: FairseqCheckpoint, folder: Path, plan: Plan, check: Chec
 
 
 def definition(checkpoint: FairseqCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:
-    """Return the model of a checkpoint in NumPy."""
     settings = checkpoint.settings
     tensors = {name: tensor.numpy() for name, tensor in checkpoint.tensors.items()}
     width, is_learned = settings["encoder_embed_dim"], settings.get("encoder_learned_pos")

@@ -13,7 +13,7 @@ from torch import Tensor
 from dragoman.config import Config
 from dragoman.errors import DragomanError, UsageError, clip
 from dragoman.formats.importing.name_tables import AxisOrder, AxisOrders, Table
-from dragoman.formats.parity import CheckText
+from dragoman.formats.parity import TOLERANCE, CheckText
 from dragoman.tokenizers import BOS, EOS, Vocabulary
 
 ACTIVATIONS = {
@@ -167,6 +167,15 @@ class Comparison:
 
     def lines(self) -> list[str]:
         return [*self.parity.lines(), *([] if self.tokenizer is None else [str(self.tokenizer)])]
+
+    def check_met(self, settings: str) -> None:
+        """Raise DragomanError if the two differ.  settings: what a report of this should contain."""
+        if not self.met:
+            rows = "\n".join(f"  {line}" for line in self.lines())
+            raise DragomanError(
+                f"parity not met, nothing was written; accepted: log-probability differences below {TOLERANCE:g}, no "
+                f"different outputs, and the same tokens. Please report this with {settings}.\n{rows}"
+            )
 
 
 class Family(Protocol):

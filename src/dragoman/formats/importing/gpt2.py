@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dragoman.config import parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_language_models
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values, multiple_problems
@@ -52,7 +51,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         "tie": "all" if settings.get("tie_word_embeddings", True) else "none",
         **{ours: settings.get(theirs, 0.1) for ours, theirs in dropout.items()},
     }  # fmt: skip
-    config = parse_config(document(vocabulary, positions, model), where=str(checkpoint.folder), stored=True)
+    config = checkpoint.config(document(vocabulary, positions, model))
     return Plan(
         config=config,
         vocabulary=vocabulary,

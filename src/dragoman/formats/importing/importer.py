@@ -45,7 +45,7 @@ from dragoman.formats.importing.toolkit_files import (
     is_eole,
     opened_checkpoint,
 )
-from dragoman.formats.parity import TOLERANCE, check_text, check_text_problems
+from dragoman.formats.parity import check_text, check_text_problems
 from dragoman.io.writing import atomic_folder, new_folder_problems, not_written
 from dragoman.models.build import assemble
 from dragoman.models.model_folder import read_meta, save_model, unique_tensors
@@ -127,13 +127,7 @@ def import_model(
             for other, content in plan.files(read_meta(unfinished)["sha256"]["model.safetensors"]).items():
                 (unfinished / other).write_bytes(content)
             comparison = _family(checkpoint)[1].compare(checkpoint, unfinished, plan, text)
-            if not comparison.met:
-                rows = "\n".join(f"  {line}" for line in comparison.lines())
-                raise DragomanError(
-                    "parity not met, nothing was written; accepted: log-probability differences below "
-                    f"{TOLERANCE:g}, no different outputs, and the same tokens. Please report this with config.json of "
-                    f"the checkpoint.\n{rows}"
-                )
+            comparison.check_met("config.json of the checkpoint")
             facts = origin | asdict(comparison)
             report = json.dumps(facts, indent=1, ensure_ascii=False, default=str)
             (unfinished / _REPORT).write_bytes(report.encode("utf-8", "replace"))  # settings may have lone surrogates

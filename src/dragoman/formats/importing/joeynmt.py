@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.config import parse_config
 from dragoman.formats.importing.comparison import compare_toolkit
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, search_section, text_sections
 from dragoman.formats.importing.family import (
@@ -30,7 +29,7 @@ from dragoman.formats.importing.family import (
     unequal_problems,
 )
 from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
-from dragoman.formats.importing.name_tables import STACKS, TransformerNames, attention_parts
+from dragoman.formats.importing.name_tables import STACKS, TransformerNames, layer_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
 from dragoman.formats.importing.toolkit_files import JoeyCheckpoint
 from dragoman.formats.parity import CheckText
@@ -127,7 +126,7 @@ def plan(checkpoint: JoeyCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
         "search": search_section(part(settings, "testing"), "beam_size", "beam_alpha"),
     }  # fmt: skip
     return Plan(
-        config=parse_config(content, where=str(checkpoint.folder), stored=True),
+        config=checkpoint.config(content),
         vocabulary=vocabulary,
         table=_names(encoder["layer_norm"] == "pre").rules((encoder["num_layers"], decoder["num_layers"]), tie),
         orders=vocabulary.orders(),
@@ -144,28 +143,25 @@ def _tie(model: Mapping[str, Any]) -> str:
 
 
 def _names(is_pre: bool) -> TransformerNames:
-    layers = {}
     others = {
         "encoder.embedding": "src_embed.lut.weight", "decoder.embedding": "trg_embed.lut.weight",
         "output": "decoder.output_layer.weight",
     }  # fmt: skip
-    for stack in STACKS:
-        theirs = f"{stack}.layers.{{}}"
-        attentions = {"self_attn": ("src_src_att", "layer_norm")}
-        if stack == "decoder":
-            attentions = {"self_attn": ("trg_trg_att", "x_layer_norm"), "cross_attn": ("src_trg_att", "dec_layer_norm")}
-        parts: dict[str, tuple[str, ...]] = {}
-        for ours, (name, norm) in attentions.items():
-            matrices = ("q_layer", "k_layer", "v_layer", "output_layer")
-            parts |= attention_parts(ours, f"{theirs}.{name}.", matrices)
-            parts[f"around_{ours}.norm"] = (f"{theirs}.{norm}",)
-        layers[stack] = parts | {
-            "ffn.inner": (f"{theirs}.feed_forward.pwff_layer.0",),
-            "ffn.outer": (f"{theirs}.feed_forward.pwff_layer.3",),
-            "around_ffn.norm": (f"{theirs}.feed_forward.layer_norm",),
-        }
-        if is_pre:
-            others[f"{stack}.final_norm"] = f"{stack}.layer_norm"
+    if is_pre:
+        others |= {f"{stack}.final_norm": f"{stack}.layer_norm" for stack in STACKS}
+    ffn = {
+        "ffn.inner": "feed_forward.pwff_layer.0", "ffn.outer": "feed_forward.pwff_layer.3",
+        "around_ffn.norm": "feed_forward.layer_norm",
+    }  # fmt: skip
+    parts = {
+        "encoder": ffn | {"self_attn": "src_src_att.", "around_self_attn.norm": "layer_norm"},
+        "decoder": ffn | {
+            "self_attn": "trg_trg_att.", "around_self_attn.norm": "x_layer_norm",
+            "cross_attn": "src_trg_att.", "around_cross_attn.norm": "dec_layer_norm",
+        },
+    }  # fmt: skip
+    matrices = ("q_layer", "k_layer", "v_layer", "output_layer")
+    layers = {stack: layer_parts(stack, f"{stack}.layers.{{}}.", parts[stack], matrices) for stack in STACKS}
     return TransformerNames(layers, others)
 
 
@@ -175,7 +171,6 @@ def compare(checkpoint: JoeyCheckpoint, folder: Path, plan: Plan, check: CheckTe
 
 
 def definition(checkpoint: JoeyCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:
-    """Return the model of a checkpoint in NumPy."""
     encoder, decoder = (part(part(checkpoint.settings, "model"), stack) for stack in STACKS)
     special = token_lists(checkpoint)[1].special
     width = encoder["hidden_size"]

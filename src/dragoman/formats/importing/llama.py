@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.config import RotaryPosition, parse_config
+from dragoman.config import RotaryPosition
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_language_models
 from dragoman.formats.importing.family import ACTIVATIONS, ImportedVocabulary, Plan, accepted_values, unequal_problems
@@ -146,7 +146,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         "attention_dropout": settings.get("attention_dropout") or 0.0,
     }  # fmt: skip
     longest = min(positions, _window(settings) or positions)
-    config = parse_config(document(vocabulary, longest, model), where=str(checkpoint.folder), stored=True)
+    config = checkpoint.config(document(vocabulary, longest, model))
     layers = settings["num_hidden_layers"]
     return Plan(
         config=config,

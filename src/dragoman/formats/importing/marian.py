@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.config import parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators
 from dragoman.formats.importing.encoder_decoder import (
@@ -130,7 +129,7 @@ def _order(pieces: list[str], settings: Mapping[str, Any], name: str) -> list[in
 
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
-    config = parse_config(_document(checkpoint, vocabulary), where=str(checkpoint.folder), stored=True)  # checks limits
+    config = checkpoint.config(_document(checkpoint, vocabulary))
     d_model, positions = config.model.d_model, settings["max_position_embeddings"]
     stream = stream_order(d_model)
     orders = vocabulary.orders()

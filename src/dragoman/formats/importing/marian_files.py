@@ -39,7 +39,7 @@ from dragoman.formats.importing.family import (
 from dragoman.formats.importing.listed_vocabulary import ListedReference, TokenList
 from dragoman.formats.importing.marian import stream_order
 from dragoman.formats.importing.marian_items import MarianCheckpoint, read_shortlist
-from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Naming, Rule, TransformerNames, attention_parts
+from dragoman.formats.importing.name_tables import STACKS, AxisOrder, Naming, Rule, TransformerNames, layer_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, SearchedModel, Sizes, halved_sinusoids
 from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
@@ -182,9 +182,8 @@ def has_own_specials(model: spm.SentencePieceProcessor) -> bool:
 def plan(checkpoint: MarianCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     order = _ORDERS[_operations(settings)]  # type: ignore[index]  # `unsupported` has checked them
-    config = parse_config(
-        _document(checkpoint, vocabulary, order), where=str(checkpoint.model), stored=True
-    )  # checks limits
+    document = _document(checkpoint, vocabulary, order)
+    config = parse_config(document, where=str(checkpoint.model), stored=True)  # checks limits
     d_model = config.model.d_model
     source, target = settings["dim-vocabs"]
     logits = list(vocabulary.target)
@@ -268,21 +267,16 @@ def _names(settings: Mapping[str, Any], tensors: Container[str], is_pre: bool) -
     others = {"encoder.embedding": sides[0], "decoder.embedding": sides[1], "output": output}
     layers = {}
     for stack in STACKS:
-        theirs = f"{stack}_l{{}}"
-        parts: dict[str, tuple[str, ...]] = {}
-        attentions = {"self_attn": f"{theirs}_self"}
-        if stack == "decoder":
-            attentions["cross_attn"] = f"{theirs}_context"
-            if settings.get("transformer-decoder-autoreg") == "rnn":
-                del attentions["self_attn"]
-                parts = {"ssru.project": (f"{theirs}_rnn_W",), "ssru.gate": (f"{theirs}_rnn_Wf",)}
-                # The norm before this sub-layer has another name than the norm after it.
-                parts["around_ssru.norm"] = (f"{theirs}_rnn" if is_pre else f"{theirs}_rnn_ffn",)
-        for ours, name in attentions.items():
-            parts |= attention_parts(ours, f"{name}_W", "qkvo")
-            parts[f"around_{ours}.norm"] = (f"{name}_Wo",)
-        parts |= {"ffn.inner": (f"{theirs}_ffn_W1",), "ffn.outer": (f"{theirs}_ffn_W2",)}
-        layers[stack] = parts | {"around_ffn.norm": (f"{theirs}_ffn_ffn",)}
+        first = {"self_attn": "self_W", "around_self_attn.norm": "self_Wo"}
+        if stack == "decoder" and settings.get("transformer-decoder-autoreg") == "rnn":
+            # The norm before this sub-layer has another name than the norm after it.
+            norm_name = "rnn" if is_pre else "rnn_ffn"
+            first = {"ssru.project": "rnn_W", "ssru.gate": "rnn_Wf", "around_ssru.norm": norm_name}
+        others_parts = {
+            "cross_attn": "context_W", "around_cross_attn.norm": "context_Wo",
+            "ffn.inner": "ffn_W1", "ffn.outer": "ffn_W2", "around_ffn.norm": "ffn_ffn",
+        }  # fmt: skip
+        layers[stack] = layer_parts(stack, f"{stack}_l{{}}_", first | others_parts, "qkvo")
         if is_pre:
             others[f"{stack}.final_norm"] = f"{stack}_top"
 

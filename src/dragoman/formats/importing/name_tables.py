@@ -243,15 +243,25 @@ class TransformerNames:
         return rules | part_rules("", norms, self.naming)
 
 
-def attention_parts(ours: str, prefix: str, matrices: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the parts of an attention, "self_attn" or "cross_attn".
+def layer_parts(
+    stack: str, theirs: str, names: Mapping[str, str], matrices: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the parts of a layer.  theirs: the beginning of all names.
 
-    matrices: names of queries, keys, values and output, after `prefix`.
+    names: our name of a part -> its name; of "self_attn" and "cross_attn" the beginning of the names of `matrices`,
+    which are those of queries, keys, values and output.  A layer of an encoder has no cross-attention.
     """
-    queries, keys, values, out = (f"{prefix}{name}" for name in matrices)
-    if ours == "self_attn":
-        return {"self_attn.qkv": (queries, keys, values), "self_attn.out": (out,)}
-    return {"cross_attn.q": (queries,), "cross_attn.kv": (keys, values), "cross_attn.out": (out,)}
+    parts: dict[str, tuple[str, ...]] = {}
+    for ours, name in names.items():
+        if stack == "encoder" and "cross_attn" in ours:
+            continue
+        if not ours.endswith("_attn"):
+            parts[ours] = (f"{theirs}{name}",)
+            continue
+        queries, keys, values, out = (f"{theirs}{name}{matrix}" for matrix in matrices)
+        inputs = {"qkv": (queries, keys, values)} if ours == "self_attn" else {"q": (queries,), "kv": (keys, values)}
+        parts |= {f"{ours}.{part}": each for part, each in (inputs | {"out": (out,)}).items()}
+    return parts
 
 
 def part_rules(prefix: str, parts: Parts, naming: Naming = Naming()) -> dict[str, Rule]:

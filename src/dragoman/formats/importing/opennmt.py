@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.config import parse_config
 from dragoman.formats.importing.comparison import compare_toolkit
 from dragoman.formats.importing.encoder_decoder import MAX_TOKENS, text_sections
 from dragoman.formats.importing.family import (
@@ -31,7 +30,7 @@ from dragoman.formats.importing.family import (
     unequal_problems,
 )
 from dragoman.formats.importing.listed_vocabulary import TokenList, toolkit_vocabulary
-from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, attention_parts
+from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, layer_parts
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, Sizes, interleaved_sinusoids
 from dragoman.formats.importing.toolkit_files import EoleCheckpoint, OpenNMTCheckpoint
 from dragoman.formats.parity import CheckText
@@ -173,7 +172,7 @@ def plan_of(
     content = text_sections(vocabulary) | {"model": model, "search": search}
     table = names.rules((model["encoder_layers"], model["decoder_layers"]), model["tie"])
     return Plan(
-        config=parse_config(content, where=str(checkpoint.folder), stored=True),
+        config=checkpoint.config(content),
         vocabulary=vocabulary,
         table=table | {"output.bias": Rule(("generator.bias",), ("target",), optional=True)},
         orders=vocabulary.orders(*(len(listed.tokens) for listed in token_lists(checkpoint.vocabulary))),
@@ -183,20 +182,16 @@ def plan_of(
 
 
 def opennmt_names(
-    embeddings: Mapping[str, str], layers: Mapping[str, str], parts: Mapping[str, Mapping[str, str]]
+    embeddings: Mapping[str, str], layers: Mapping[str, str], parts: Mapping[str, dict[str, str]]
 ) -> TransformerNames:
     """Return the names of a model.
 
-    embeddings: as in `TransformerNames.others`.  layers: the layers of each stack, such as "decoder.layers.{}".  parts:
-    of a layer besides attention, without that prefix.
+    embeddings: as in `TransformerNames.others`.  layers: the beginning of all names of a layer in each stack.  parts:
+    of a layer besides attention.
     """
-    stacks: dict[str, dict[str, tuple[str, ...]]] = {}
-    for stack, theirs in layers.items():
-        stacks[stack] = {ours: (f"{theirs}.{name}",) for ours, name in parts[stack].items()}
-        attentions = {"self_attn": "self_attn"} | ({"cross_attn": "context_attn"} if stack == "decoder" else {})
-        for ours, name in attentions.items():
-            matrices = ("linear_query", "linear_keys", "linear_values", "final_linear")
-            stacks[stack] |= attention_parts(ours, f"{theirs}.{name}.", matrices)
+    attentions = {"self_attn": "self_attn.", "cross_attn": "context_attn."}
+    matrices = ("linear_query", "linear_keys", "linear_values", "final_linear")
+    stacks = {stack: layer_parts(stack, layers[stack], attentions | parts[stack], matrices) for stack in STACKS}
     norms = {f"{stack}.final_norm": f"{stack}.layer_norm" for stack in STACKS}
     return TransformerNames(stacks, {**embeddings, **norms}, Naming(optional_bias=True))
 
@@ -211,7 +206,7 @@ def _names() -> TransformerNames:
         "encoder": ffn | {"around_self_attn.norm": "layer_norm"},
         "decoder": ffn | {"around_self_attn.norm": "layer_norm_1", "around_cross_attn.norm": "layer_norm_2"},
     }
-    layers = {"encoder": "encoder.transformer.{}", "decoder": "decoder.transformer_layers.{}"}
+    layers = {"encoder": "encoder.transformer.{}.", "decoder": "decoder.transformer_layers.{}."}
     return opennmt_names(embeddings, layers, parts)
 
 
@@ -221,7 +216,6 @@ def compare(checkpoint: OpenNMTCheckpoint, folder: Path, plan: Plan, check: Chec
 
 
 def definition(checkpoint: OpenNMTCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:
-    """Return the model of a checkpoint in NumPy."""
     settings = {"norm_eps": _EPS} | checkpoint.settings
     sizes = definition_sizes(
         settings, (settings["enc_layers"], settings["dec_layers"]), settings["enc_hid_size"],

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from dragoman.config import parse_config
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import compare_translators
 from dragoman.formats.importing.encoder_decoder import search_section, text_sections
@@ -37,7 +36,7 @@ from dragoman.formats.importing.family import (
     integer_problems,
     reading_vocabulary,
 )
-from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, attention_parts
+from dragoman.formats.importing.name_tables import STACKS, Naming, Rule, TransformerNames, layer_parts
 from dragoman.formats.importing.tokenizer_json import json_vocabulary
 from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import BOS, EOS, SPECIAL_NAMES, UNK, Tokenizer
@@ -188,7 +187,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     if type(positions) is not int or positions < 2:
         positions = 512 if values["model_type"] == "t5" and not _has_bytes(vocabulary) else 1024
     document = _document(checkpoint, values, vocabulary, tied, positions)
-    config = parse_config(document, where=str(checkpoint.folder), stored=True)  # checks limits
+    config = checkpoint.config(document)
     return Plan(
         config=config,
         vocabulary=vocabulary,
@@ -254,18 +253,14 @@ def _table(values: Mapping[str, Any], tied: bool) -> dict[str, Rule]:
     }
     layers = {}
     for stack in STACKS:
-        theirs, last = f"{stack}.block.{{}}.layer", 2 if stack == "decoder" else 1
-        attention = {"self_attn": f"{theirs}.0.SelfAttention"}
-        if stack == "decoder":
-            attention["cross_attn"] = f"{theirs}.1.EncDecAttention"
-        parts: dict[str, tuple[str, ...]] = {}
-        for index, (ours, name) in enumerate(attention.items()):
-            parts |= attention_parts(ours, f"{name}.", "qkvo")
-            parts[f"around_{ours}.norm"] = (f"{theirs}.{index}.layer_norm",)
-        parts["ffn.inner"] = tuple(f"{theirs}.{last}.DenseReluDense.{name}" for name in inner)
-        parts["ffn.outer"] = (f"{theirs}.{last}.DenseReluDense.wo",)
-        parts["around_ffn.norm"] = (f"{theirs}.{last}.layer_norm",)
-        layers[stack] = parts
+        theirs, last = f"{stack}.block.{{}}.layer.", 2 if stack == "decoder" else 1
+        parts = {
+            "self_attn": "0.SelfAttention.", "around_self_attn.norm": "0.layer_norm",
+            "cross_attn": "1.EncDecAttention.", "around_cross_attn.norm": "1.layer_norm",
+            "ffn.outer": f"{last}.DenseReluDense.wo", "around_ffn.norm": f"{last}.layer_norm",
+        }  # fmt: skip
+        layers[stack] = layer_parts(stack, theirs, parts, "qkvo")
+        layers[stack]["ffn.inner"] = tuple(f"{theirs}{last}.DenseReluDense.{name}" for name in inner)
         names[f"{stack}.final_norm"] = f"{stack}.final_layer_norm"
     counts, tie = (values["num_layers"], values["num_decoder_layers"]), "all" if tied else "embeddings"
     table = TransformerNames(layers, names, Naming(bias=None, shift=None)).rules(counts, tie)

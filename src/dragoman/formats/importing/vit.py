@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.config import ImageData, VisionConfig, parse_config
+from dragoman.config import ImageData, VisionConfig
 from dragoman.data.readers.images import as_images
 from dragoman.errors import UsageError
 from dragoman.formats.importing.checkpoint import Checkpoint
@@ -92,7 +92,7 @@ def _preparation_problems(preparation: Mapping[str, Any], channels: object) -> I
 def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     settings = checkpoint.settings
     labels = vocabulary.target
-    config = parse_config(_document(checkpoint), where=str(checkpoint.folder), stored=True)  # checks limits
+    config = checkpoint.config(_document(checkpoint))
     return Plan(
         config=config,
         vocabulary=vocabulary,

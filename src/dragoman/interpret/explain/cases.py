@@ -363,7 +363,6 @@ def with_predictions(network: Network, batch: Batch, first: int = 1) -> Batch:
 
 
 def _image(loaded: LoadedModel, source: Any, target: str | None) -> Case:
-    """Return the case of an image."""
     config = loaded[2]
     assert isinstance(config.model, VisionConfig) and isinstance(config.data, ImageData)
     image, name, label = _read_image(source, config.data)

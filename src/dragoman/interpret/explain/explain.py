@@ -315,7 +315,6 @@ def _readable(piece: str) -> str:
 
 
 def _facts(name: str, loaded: LoadedModel) -> dict[str, Any]:
-    """Return the description of the model."""
     network, _, config = loaded
     section, data = dict(config.model), config.data
     return {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.errors import UsageError
+from dragoman.errors import check_problems
 from dragoman.interpret.walkthrough.cells import CellReader, Reference, Vocabulary
 from dragoman.interpret.walkthrough.figure import figure_data
 from dragoman.interpret.walkthrough.quantities import Labels, Quantities, Quantity
@@ -69,8 +69,7 @@ def walkthrough(
     if max_features < 1:
         problems.append(f"max_features = {max_features}; accepted: at least 1")
     problems += [] if parameter is None else check_element(network, parameter)
-    if problems:
-        raise UsageError("\n".join(["invalid arguments of walkthrough():", *(f"  - {p}" for p in problems)]))
+    check_problems("invalid arguments of walkthrough():", problems)
     recorded = RecordedStep(network, pair, smoothing, learning_rate, parameter)
     quantities = Quantities(recorded, labels, max_features)
     forward = forward_steps(quantities, smoothing)

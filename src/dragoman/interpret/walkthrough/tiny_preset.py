@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dragoman.config import TransformerConfig
-from dragoman.errors import UsageError, nearest
+from dragoman.errors import check_problems, nearest
 from dragoman.interpret.walkthrough import Labels, walkthrough
 from dragoman.interpret.walkthrough.steps import read_data
 from dragoman.interpret.walkthrough.training_step import TrainingPair
@@ -153,6 +153,5 @@ def _checked(matrices: Mapping[str, Any], preset: Mapping[str, Tensor], heads: i
     for name, matrix in tensors.items():
         if invalid := [x for x in matrix.flatten().tolist() if not math.isfinite(x)]:
             problems.append(f"{name} contains {invalid[0]}; accepted: finite numbers")
-    if problems:
-        raise UsageError("\n".join(["invalid arguments of the tiny model:", *(f"  - {p}" for p in problems)]))
+    check_problems("invalid arguments of the tiny model:", problems)
     return tensors

@@ -161,6 +161,15 @@ def test_a_cancelled_search_frees_its_rows(backend: NativeBackend, service: Nati
     until(lambda: service.load == (0, 0))
 
 
+def test_a_cancelled_search_of_the_backend_takes_no_sentence_of_another_search(service: NativeSearchService) -> None:
+    many, sampled = sentences(1000, 7), SearchSettings(beam=1, sample=True, max_extra=5)
+    first = service.submit(many, [[]] * len(many), SETTINGS[1])
+    running, waiting = (service.submit(many[:n], [[]] * n, sampled) for n in (100, len(many)))
+    service.cancel(waiting)
+    assert waiting.future.cancelled() or running.future.done()
+    assert len(first.future.result(300)) == len(many)
+
+
 def test_what_the_engine_does_not_support_is_searched_by_the_backend(
     backend: NativeBackend, service: NativeSearchService
 ) -> None:

@@ -33,7 +33,7 @@ class Search:
     computed: float = 0.0
     rows: int = 0
     first_id: int = 0
-    """Id of the first sentence in the service."""
+    """Id of the first sentence in the service, from 1; 0 in a service without ids."""
 
 
 class SearchService(ABC):

@@ -261,7 +261,7 @@ class NativeSearchService(SearchService):
         if not search.future.cancel():
             return
         with self._lock:
-            submitted = range(search.first_id, search.first_id + search.count)
+            submitted = range(search.first_id, search.first_id + search.count) if search.first_id else ()
             ids = array("q", [number for number in submitted if self._pending.pop(number, None)])
             if ids and not self._closed:
                 self._functions.dragoman_service_cancel(self._service, ids.buffer_info()[0], len(ids))

@@ -69,13 +69,12 @@ class Line:
 class Drawing:
     """A matplotlib figure with its axes; one unit of the SVG is one pixel and one point."""
 
-    def __init__(self, width: float, height: float, panels: int) -> None:
+    def __init__(self, width: float, height: float) -> None:
         from matplotlib.figure import Figure
 
         self.figure = Figure(figsize=(width / 72, height / 72), dpi=72)
-        self.panels: list[Axes] = list(self.figure.subplots(1, panels, squeeze=False)[0])
-        self.axes = self.panels[0]
-        for patch in (self.figure.patch, *(axes.patch for axes in self.panels)):
+        self.axes: Axes = self.figure.subplots()
+        for patch in (self.figure.patch, self.axes.patch):
             patch.set_visible(False)
         self._tags: list[str] = []
 
@@ -121,7 +120,7 @@ def _shortened(tag: str) -> str:
 
 
 @contextmanager
-def drawing(name: str, width: float = WIDTH, height: float = HEIGHT, panels: int = 1) -> Iterator[Drawing]:
+def drawing(name: str, width: float = WIDTH, height: float = HEIGHT) -> Iterator[Drawing]:
     """Yield an empty drawing in the style of the pages.
 
     name: makes the ids inside the SVG unique; every chart of a page needs its own.
@@ -131,7 +130,7 @@ def drawing(name: str, width: float = WIDTH, height: float = HEIGHT, panels: int
     with matplotlib.rc_context(style), warnings.catch_warnings():
         # The fonts of the reader's machine draw the text, so a glyph that matplotlib's font lacks does not matter.
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        yield Drawing(width, height, panels)
+        yield Drawing(width, height)
 
 
 def draw_curves(

@@ -9,7 +9,7 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -144,19 +144,15 @@ _SUGGESTION = (
 )
 
 
+@dataclass(eq=False)
 class LibreTranslate:
     """The operations of a server.  suggestions: None = they are refused."""
 
-    def __init__(
-        self,
-        directions: Directions,
-        limits: Limits,
-        clients: Clients,
-        jobs: DocumentJobs,
-        suggestions: SuggestionFile | None = None,
-    ) -> None:
-        self.directions, self.limits, self.clients, self.jobs = directions, limits, clients, jobs
-        self.suggestions = suggestions
+    directions: Directions
+    limits: Limits
+    clients: Clients
+    jobs: DocumentJobs
+    suggestions: SuggestionFile | None = None
 
     def operations(self) -> list[Operation]:
         confidence = {"type": "number", "minimum": 0, "maximum": 100}

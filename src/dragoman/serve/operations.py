@@ -102,6 +102,7 @@ class Operation:
 
 
 def description(operations: Iterable[Operation]) -> Schema:
+    """Return the OpenAPI document of a server."""
     paths: dict[str, Schema] = {}
     for operation in operations:
         for method in operation.methods.lower().split():

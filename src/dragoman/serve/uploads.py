@@ -230,6 +230,7 @@ class DocumentJobs:
         return identifier, job.result
 
     async def find(self, identifier: str, key: str = "") -> Job | None:
+        """Return a job that has this key."""
         job = self._jobs.get(identifier)
         if job is None:
             row = await asyncio.to_thread(self._store.find, identifier)

@@ -19,7 +19,7 @@ from typing import Any
 
 from dragoman.config import Config
 from dragoman.errors import DragomanError, TrainingError, UsageError, clip
-from dragoman.extras import extra_package
+from dragoman.extras import extra_package, ray_cluster
 from dragoman.io.run_log import Reporter, Status
 from dragoman.training.trainer import TrainResult, train
 
@@ -37,18 +37,11 @@ def train_on_ray(
     small, and the error of the worker that fails first.
     """
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
-    ray = extra_package("ray", "scale", _FEATURE)
     extra_package("ray.train.torch", "scale", _FEATURE)
-    started_here = not ray.is_initialized()
-    if started_here:
-        ray.init(include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
-    try:
+    with ray_cluster(_FEATURE, logging.ERROR) as (ray, _):
         needed = config.train.threads if isinstance(config.train.threads, int) else 1
         scaling = _scaling(ray.cluster_resources(), config.train.device, needed, workers)
         return _fit(scaling, config, Path(out), reporter or Reporter())
-    finally:
-        if started_here:
-            ray.shutdown()
 
 
 def _scaling(resources: dict[str, float], device: str, threads: int, workers: int | None) -> dict[str, Any]:

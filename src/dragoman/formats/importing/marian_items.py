@@ -80,11 +80,6 @@ _ERRORS = (
 """What zipfile and the header of .npy raise for bytes without sense."""
 
 
-def is_binary_model(path: Path) -> bool:
-    """Return whether a file can be read and begins like a binary model."""
-    return begins_with(path, _VERSION)
-
-
 def begins_with(path: Path, magic: bytes) -> bool:
     """Return whether a file can be read and begins with these bytes."""
     try:
@@ -218,7 +213,9 @@ def find_models(source: Path) -> list[Path]:
     return [
         file
         for file in files
-        if file.is_file() and not _NOT_MODELS.fullmatch(file.name) and (file.suffix == ".npz" or is_binary_model(file))
+        if file.is_file()
+        and not _NOT_MODELS.fullmatch(file.name)
+        and (file.suffix == ".npz" or begins_with(file, _VERSION))
     ]
 
 

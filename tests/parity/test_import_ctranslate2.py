@@ -23,7 +23,7 @@ from dragoman.formats.importing.ctranslate2 import reference_runtime
 from dragoman.formats.importing.ctranslate2_files import CTranslate2Checkpoint
 from dragoman.formats.importing.importer import _plan, import_model, opened
 from dragoman.formats.parity import ParityCase
-from dragoman.models.model_folder import build_for, load_network, save_model, unique_tensors
+from dragoman.models.model_folder import build_for, load_network, read_config, save_model, unique_tensors
 from dragoman.tokenizers import BOS, EOS, Tokenizer
 from every_kind import TRANSFORMERS
 from imported_checks import check_native_engine, loaded, refusal, set_values
@@ -118,6 +118,11 @@ def test_ids_are_those_of_the_lists(imported: tuple[Path, Path]) -> None:
     pieces = spm.SentencePieceProcessor(model_file=str(model)).encode(LINES[0], out_type=str)
     assert [tokenizer.source_piece(i) for i in before_end(tokenizer.encode_source(LINES[0]))] == pieces
     assert tokenizer.sources_end is json.loads((imported[0] / "config.json").read_text())["add_source_eos"]
+
+
+def test_models_of_sentences_split_lines(imported: tuple[Path, Path], request: pytest.FixtureRequest) -> None:
+    name = request.node.callspec.params["imported"]
+    assert read_config(imported[1]).search.split_sentences == ("auto" if name == "odd" else "on")
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

@@ -13,6 +13,7 @@ import pytest
 from dragoman import extras
 from dragoman.bulk import Job, work
 from dragoman.bulk.work import Chunk, ChunkResult
+from dragoman.config import SearchConfig
 from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.models import model_folder
@@ -160,6 +161,10 @@ def test_settings_that_affect_the_output(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(model_folder, "read_profile", lambda path, profile=profile: profile)
         splits.append([Job(tmp_path, split=split).settings()["split"] for split in (None, True, False)])
     assert splits == [[False, True, False], [False, True, False], [True, True, False]]
+    for value in ("on", "off"):  # of an imported model
+        monkeypatch.setattr(parallel, "search", SearchConfig(split_sentences=value))
+        assert Job(tmp_path).settings()["split"] == (value == "on")
+    monkeypatch.setattr(parallel, "search", SearchSettings(beam=2))
     job = Job(
         tmp_path,
         {"device": "cuda:1", "threads": 4, "engine": "auto", "quantize": "auto"},

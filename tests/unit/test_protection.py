@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from dragoman.bulk.work import Job
 from dragoman.config import parse_config
 from dragoman.data.spans import SPAN_KINDS, keeps_spans
 from dragoman.decoding.loader import EngineChoice, open_service
@@ -167,9 +168,17 @@ def test_every_span_survives_on_every_path(tmp_path: Path, engine: EngineChoice)
         protected = client.post("/translate", json={**name, "protect": ["Q", "(Q+A)"]}).json()["translatedText"]
         assert protected.count("(Q+A)") == 1 and protected.replace("(Q+A)", "").count("Q") == 1
         assert "protect must be a text" in client.post("/translate", json=refused).json()["error"]
-        answers = [
-            client.post("/v2/translate", json={"text": [t], "target_lang": "XX", "source_lang": "EN"}) for t in texts
-        ]
+        deepl = {"target_lang": "XX", "source_lang": "EN"}
+        for markup in ("html", "xml"):
+            given, tagged = {"protect": ["(Q+A)", "Q&A"]}, "<b>one (Q+A)</b> two Q&amp;A, <i>Q</i>"
+            answer = client.post("/v2/translate", json={**deepl, **given, "text": [tagged], "tag_handling": markup})
+            outs = [answer.json()["translations"][0]["text"]]
+            if markup == "html":
+                answer = client.post("/translate", json={**query, **given, "q": tagged, "format": "html"})
+                outs.append(answer.json()["translatedText"])
+            for out in outs:
+                assert all(out.count(one) == 1 for one in ("<b>", "(Q+A)", "Q&amp;A", "</i>")), (markup, out)
+        answers = [client.post("/v2/translate", json={**deepl, "text": [t]}) for t in texts]
         paths["deepl"] = [answer.json()["translations"][0]["text"] for answer in answers]
     for name, path in paths.items():
         assert [pair for pair in zip(texts, path, strict=True) if not keeps_spans(*pair)] == [], name
@@ -249,5 +258,9 @@ def test_the_option_of_the_command(tmp_path: Path, cli: Cli) -> None:
     files = ["--input", tmp_path / "manual.txt", "--output", tmp_path / "out.txt"]
     assert cli("translate", folder, "--protect", "[A-Z]{2}-[0-9]+", *files)[0] == 0
     assert (tmp_path / "out.txt").read_text().split().count("AB-12") == 1
-    code, _, err = cli("translate", folder, "--protect", "(", *files)
-    assert code == 2 and "is not a regular expression" in err
+    missing, html = tmp_path / "none", ["--input", tmp_path / "manual.txt", "--format", "html"]
+    for arguments in ([], files, ["--input", "a.docx", "--output", "b.docx"], ["--input", tmp_path, *files], html):
+        code, _, err = cli("translate", missing, "--protect", "(", *arguments)  # before the model is looked for
+        assert code == 2 and "is not a regular expression" in err and "none" not in err
+    with pytest.raises(UsageError, match="is not a regular expression"):
+        Job(folder, protect=["("]).settings()

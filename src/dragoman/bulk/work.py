@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dragoman.data.profile import splits_lines
+from dragoman.data.spans import compile_patterns
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.extras import ray_cluster
@@ -53,11 +55,12 @@ class Job:
             raise wrong_model(self.model, config, "does not translate")
         search = asdict(SearchSettings.of(config.search, **self.search))
         device = str(self.load.get("device", "cpu")).partition(":")[0]
-        profile = read_profile(self.model)
-        split = self.split if self.split is not None else profile is not None and profile.single_sentences
+        default = getattr(config.search, "split_sentences", "auto")
+        split = splits_lines(default, read_profile(self.model)) if self.split is None else self.split
         form = self.form(search["nbest"])
         given = {"device": device, **search, "prefix": self.prefix, "split": split, "form": form, **self.languages}
         if self.protect:
+            compile_patterns(tuple(self.protect))
             given["protect"] = list(self.protect)
         return given if self.glossary is None else {**given, "glossary": self.glossary.sha256}
 

@@ -129,6 +129,10 @@ def translate(
     elif strict_glossary or match_case:
         name = "--strict-glossary" if strict_glossary else "--match-case"
         raise UsageError(f"{name}: needs the terms; add --glossary FILE, or omit the option")
+    if protect:
+        from dragoman.data.spans import compile_patterns
+
+        compile_patterns(tuple(protect))  # refuses wrong expressions before models are loaded, which takes long
     languages = {"source_language": source_language, "target_language": target_language}
     languages = {name: code for name, code in languages.items() if code is not None}
     text_settings = {"split": split, "glossary": terms, "protect": protect or (), **languages, **settings}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.casing import NormalCase, upper
-from dragoman.data.profile import TrainingProfile, alphabets
+from dragoman.data.profile import TrainingProfile, alphabets, splits_lines
 from dragoman.data.sentences import join_parts, list_prefix, split_sentences, split_text
 from dragoman.data.spans import (
     SPAN_KINDS,
@@ -173,11 +173,8 @@ class Translator(Pipeline):
 
     @property
     def splits_sentences(self) -> bool:
-        """Whether lines are split into sentences by default: `search.split_sentences`, or if it is auto, whether the
-        model was trained on single sentences."""
-        if self._split_default != "auto":
-            return self._split_default == "on"
-        return self.profile is not None and self.profile.single_sentences
+        """Whether lines are split into sentences by default; see `splits_lines`."""
+        return splits_lines(self._split_default, self.profile)
 
     @splits_sentences.setter
     def splits_sentences(self, default: bool) -> None:

@@ -124,6 +124,8 @@ def plan(checkpoint: CTranslate2Checkpoint, vocabulary: ImportedVocabulary) -> P
     bias = "decoder/projection/bias" in tensors or min(orders["logits"].indices) < 0
     document = _document(checkpoint, vocabulary, shape) | {"search": {"beam": 4, "alpha": 1.0}}
     document["model"] |= {"position": position, "output_bias": bias, "tie": _tie(tensors, len(sizes) == 1)}
+    if (checkpoint.folder / "source.spm").is_file() or checkpoint.settings.get("decoder/start_from_zero_embedding"):
+        document["search"]["split_sentences"] = "on"  # as OPUS-MT and other models of Marian were trained
     if rows:  # a target has at most max_tokens + max_extra tokens, and its begin
         extra = min(50, positions // 4)
         document["search"]["max_extra"] = extra

@@ -7,7 +7,9 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
@@ -40,6 +42,11 @@ WEAK: dict[str, Pieces] = {
     "copies": lambda pieces: pieces,
     "grows together": lambda pieces: [piece for piece in pieces if not piece.isspace()],
 }
+
+
+def aligned_in_reverse(pairs: Any, batch_tokens: int) -> Any:
+    """The attention of translations that have the pieces of their sources in reversed order."""
+    return [np.roll(np.eye(len(source), dtype=np.float32)[::-1], -1, 0)[: len(target)] for source, target in pairs]
 
 
 def document(format: str, text: str) -> bytes:
@@ -232,6 +239,25 @@ def test_symbols_stand_for_spans_of_models_that_know_them(change: str, text: str
     source = "one {a} two https://a.org"
     assert translator.translate([source])[0].text == text
     assert calls[-2 if change else -1] == "one ⟦1⟧ two ⟦2⟧"
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("one <b>{a}</b> two <i>https://a.org</i>", "<i>https://a.org</i> TWO <b>{a}</b> ONE"),
+        ("- one <b>two {a}</b> three", "- THREE <b>{a} TWO</b> ONE"),
+        (" one <b>two</b> ({b}<i>)</i>", " ({b}<i>)</i> <b>TWO</b> ONE"),
+    ],
+)
+def test_tags_move_with_symbols(source: str, target: str) -> None:
+    def moved(pieces: list[str]) -> list[str]:
+        words = [piece.upper() for piece in pieces if piece.isalpha() or piece in SYMBOLS]
+        return [piece for word in words[::-1] for piece in (word, " ")][:-1]
+
+    translator = PieceTranslator(moved)
+    translator.backend.align = aligned_in_reverse  # type: ignore[method-assign]
+    translator.tokenizer.symbols = SYMBOLS  # type: ignore[misc]
+    assert translate_html(translator, [source], split=True) == [target]
 
 
 def test_a_prescribed_beginning_is_not_repaired() -> None:

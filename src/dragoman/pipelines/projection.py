@@ -70,7 +70,8 @@ class Region:
 
 @dataclass(frozen=True)
 class Copies:
-    """Spans of a part that were translated without them (see protection.py), relative to the start of its region.
+    """Spans of a part that was translated without them, or with symbols in their places (see protection.py), relative
+    to the start of its region.
 
     source, target: position of each character of the region's `source` and `target`, and of their ends.  spans: of the
     part, and of its translation.
@@ -114,14 +115,20 @@ def find_regions(tokenizer: Tokenizer, line: SplitLine, translation: Translation
         normal = one_line(tokenizer.decode_target(ids))
         target = part.mark + part.restored(normal) if part.ids else part.text.strip()
         if target.strip():
-            if part.mask and (filled := part.mask.filled(target)):
-                target, ids = filled, []  # aligned by position
-            first = translation.text.find(target, after)
-            masked = _masked_region(part, line.keep_space, at, translation.text, after, target, ids) if ids else None
+            filled = part.mask.filled(target) if part.mask and ids else None
+            is_same_length = len(target) == len(part.mark) + len(normal)
+            if filled is not None:
+                first = translation.text.find(filled, after)
+                masked = _symbol_region(part, at, first, target, ids) if first >= 0 and is_same_length else None
+            else:
+                first = translation.text.find(target, after)
+                masked = (
+                    _masked_region(part, line.keep_space, at, translation.text, after, target, ids) if ids else None
+                )
             if masked is not None:
                 found.append(masked)
                 after = masked.first + (masked.copies.target[-1] if masked.copies else 0)
-            elif first < 0 or (part.ids and len(target) != len(part.mark) + len(normal)):  # the capital of ﬁ is FI
+            elif first < 0 or (part.ids and not is_same_length):  # the capital of ﬁ is FI
                 return [Region(0, text, 0, translation.text)]
             else:
                 after = first + len(target)
@@ -144,6 +151,19 @@ def _part_regions(part: Part, stripped: bool, start: int, first: int, target: st
     seen = part.seen.strip() if stripped else part.seen
     text = seen if len(seen) == len(text) else text  # the tokens are those of the normal case
     yield Region(start, text, first, target, (part.ids, ids) if ids else None)
+
+
+def _symbol_region(part: Part, start: int, first: int, target: str, ids: list[int]) -> Region:
+    """Return the region of a part that was translated with symbols in place of its spans.  target: with symbols."""
+    assert part.mask is not None
+    source, target = part.mask.with_symbols, target.removeprefix(part.mark)
+    start += (len(part.mark) + part.text.index(part.mark)) * bool(part.mark) + len(part.seen) - len(part.seen.lstrip())
+    ours, theirs = part.mask.positions(source), part.mask.positions(target)
+    found = [(source.index(symbol), target.index(symbol)) for symbol in part.mask.copied]
+    spans = [((ours[i], ours[i + 2] + 1), (theirs[j], theirs[j + 2] + 1)) for i, j in found]
+    return Region(
+        start, source, first + len(part.mark), target, (part.mask.symbol_ids, ids), Copies(ours, theirs, spans)
+    )
 
 
 def _masked_region(
@@ -203,6 +223,13 @@ def _with_copies(region: Region, blocks: Sequence[Block], cuts: Collection[int])
         n, m = len(block.target), len(block.source)
         weights[row : row + n, column : column + m] = block.weights.reshape(n, m)
         row, column = row + n, column + m
+    # Symbols are units, too; the spans that they stand for replace them.
+    columns, rows = (
+        [i for i, (a, b) in enumerate(units) if not any(low <= a and b <= high for low, high in spans)]
+        for units, spans in zip((ours, theirs), zip(*copies.spans, strict=True), strict=True)
+    )
+    ours, theirs = [ours[i] for i in columns], [theirs[i] for i in rows]
+    weights = weights[rows][:, columns]
     sources, targets = [*ours], [*theirs]
     for (a, end), (b, _) in copies.spans:
         for low, high in itertools.pairwise(sorted({a, end, *(cut for cut in cuts if a < cut < end)})):
@@ -211,12 +238,12 @@ def _with_copies(region: Region, blocks: Sequence[Block], cuts: Collection[int])
     full = np.zeros((len(targets), len(sources)))
     full[: len(theirs), : len(ours)] = weights
     full[range(len(theirs), len(targets)), range(len(ours), len(sources))] = 1.0
-    rows, columns = np.argsort([a for a, _ in targets]), np.argsort([a for a, _ in sources])
+    in_rows, in_columns = np.argsort([a for a, _ in targets]), np.argsort([a for a, _ in sources])
     return [
         Block(
-            [(a + start, b + start) for a, b in (sources[i] for i in columns)],
-            [(a + first, b + first) for a, b in (targets[i] for i in rows)],
-            full[rows][:, columns],
+            [(a + start, b + start) for a, b in (sources[i] for i in in_columns)],
+            [(a + first, b + first) for a, b in (targets[i] for i in in_rows)],
+            full[in_rows][:, in_columns],
         )
     ]
 

@@ -44,8 +44,8 @@ class Mask:
     """A text without its spans.
 
     text: what the model translates.  origin: the position in the text with spans of each character, and of the end.
-    kinds: of the spans.  ids: of `text`.  symbol_ids: of the text with a symbol in place of each hole; none if the
-    model was not trained with them, or if there are more holes than symbols.
+    kinds: of the spans.  ids: of `text`.  with_symbols: the text with a symbol in place of each hole, and symbol_ids;
+    none if the model was not trained with them, or if there are more holes than symbols.
     """
 
     text: str
@@ -53,6 +53,7 @@ class Mask:
     holes: list[Hole]
     kinds: frozenset[str] = frozenset()
     ids: list[int] = field(default_factory=list)
+    with_symbols: str = ""
     symbol_ids: list[int] = field(default_factory=list)
 
     @classmethod
@@ -110,7 +111,8 @@ class Mask:
             for hole, symbol in zip(self.holes, symbols, strict=False):
                 parts += [seen[done : hole.start], symbol]
                 done = hole.start + len(hole.copied)
-            ids = tokenizer.encode_source("".join([*parts, seen[done:]]).strip())
+            self.with_symbols = "".join([*parts, seen[done:]]).strip()
+            ids = tokenizer.encode_source(self.with_symbols)
             self.symbol_ids = ids if len(ids) <= most else []
 
     def filled(self, target: str) -> str | None:
@@ -118,8 +120,24 @@ class Mask:
         found = _SYMBOL.findall(target)
         if sorted(found) != sorted(SYMBOLS[: len(self.holes)]):
             return None
-        copied = dict(zip(SYMBOLS, (hole.copied for hole in self.holes), strict=False))
-        return _SYMBOL.sub(lambda match: copied[match[0]], target)
+        return _SYMBOL.sub(lambda match: self.copied[match[0]], target)
+
+    @property
+    def copied(self) -> dict[str, str]:
+        """What each symbol stands for."""
+        return dict(zip(SYMBOLS, (hole.copied for hole in self.holes), strict=False))
+
+    def positions(self, text: str) -> list[int]:
+        """Return the position of each character of a text with symbols, and of its end, in the text with spans.
+
+        The last character of a symbol has the position of the last one of its span, the others that of the first.
+        """
+        at, end = [], 0
+        for piece in re.split(f"({_SYMBOL.pattern})", text):
+            size = len(self.copied.get(piece, piece))
+            at += [end, end, end + size - 1] if piece in self.copied else range(end, end + size)
+            end += size
+        return [*at, end]
 
 
 def _with_brackets(text: str, start: int, end: int, least: int) -> tuple[int, int]:

@@ -35,7 +35,7 @@ _SPACED_LETTERS = re.compile(r"(?<!\S)[A-Za-z\u00c0-\u04ff](?: {1,3}[A-Za-z\u00c
 _REPEATED_CHARACTER = re.compile(r"(\S)\1{6,}+")
 _REPEATED_WORD = re.compile(r"(?<!\w)(\w{1,30}+)(?:[^\w]{1,3}\1(?!\w)){4}")
 _LEAST_DIGITS = 15
-_RATIO_FROM, _UNUSUAL_RATIO = 20, 3.0
+_RATIO_FROM, _UNUSUAL_RATIO = 12, 3.0
 _LOOP_WORDS, _LOOP_SHARE = 12, 3
 
 
@@ -95,7 +95,7 @@ def median_ratio(source: Ints, target: Ints) -> float:
 def unusual_lengths(source: Ints, target: Ints, median: float) -> NDArray[np.bool_]:
     """Return which pairs have a ratio of lengths that differs by more than a factor of three from the median.
 
-    The lengths are in characters; a pair of at most 20 characters on both sides is never unusual.
+    The lengths are in characters; a pair of at most 12 characters on both sides is never unusual.
     """
     is_unusual: NDArray[np.bool_] = np.abs(np.log(target / source) - median) > np.log(_UNUSUAL_RATIO)
     return is_unusual & (np.maximum(source, target) > _RATIO_FROM)

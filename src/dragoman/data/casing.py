@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 from dragoman.data.languages import language_code
@@ -15,8 +15,8 @@ _LOWER_WORD = re.compile(r"\b[a-zß-öø-ÿа-я]{4}")
 _FINAL = re.compile("[.!?…:]")
 _LEAST_LETTERS, _LEAST_ALONE = 4, 7
 """Minimum letters of a text in capitals, and of a single word, because shorter ones are often acronyms."""
-_LEAST_TITLE = 4
-"""Minimum words of a title, and minimum letters of a word that must begin with a capital."""
+_LEAST_TITLE, _LONG = 3, 4
+"""Minimum words of a title, and minimum letters of a word that must begin with a capital; of three words, all must."""
 _MOST_WORDS = 5_000
 _DOTTED = ("tr", "az")
 """Languages in which the capital of i is İ, and that of ı is I."""
@@ -71,26 +71,26 @@ def capitalized_words(texts: Iterable[str]) -> str:
 class NormalCase:
     """Writes texts in capitals or in title case as the training text of a model is written.
 
-    form: returns a word, given in lower case, as it is written within a sentence.  common: frequent words, in lower
-    case, which a title is recognized by.  capitals, titles: whether such texts are changed.
+    form: returns a word, given in lower case, as it is written within a sentence.  is_known: returns whether the model
+    knows a word in lower case, so that it is no name in a title.  capitals, titles: whether such texts are changed.
     """
 
     def __init__(
         self,
         form: Callable[[str], str],
-        common: Set[str] = frozenset(),
+        is_known: Callable[[str], bool] = lambda word: False,
         language: str | None = None,
         capitals: bool = True,
         titles: bool = True,
     ) -> None:
-        self._form, self._common, self._language = form, common, language
+        self._form, self._is_known, self._language = form, is_known, language
         self._capitals, self._titles = capitals, titles
 
     @classmethod
-    def of_words(cls, capitalized: str, common: Iterable[str], *args: Any, **settings: Any) -> Self:
+    def of_words(cls, capitalized: str, *args: Any, **settings: Any) -> Self:
         """capitalized: see `capitalized_words`; the other arguments are those of the class."""
         forms = {word.lower(): word for word in capitalized.split()}
-        return cls(lambda word: forms.get(word, word), frozenset(common), *args, **settings)
+        return cls(lambda word: forms.get(word, word), *args, **settings)
 
     def of_capitals(self, text: str) -> str:
         """Return the normal case of a text in capitals, of the same length; another text as it is."""
@@ -102,7 +102,7 @@ class NormalCase:
         """Return the normal case of a title, of the same length; another text as it is.  Names stay."""
         if not self._titles or not is_title(text):
             return text
-        normal = self._written(text, lambda word: word.lower() in self._common)
+        normal = self._written(text, lambda word: self._is_known(word.lower()))
         others = [(match[0], normal[slice(*match.span())]) for match, starts in words_with_start(text) if not starts]
         changed = sum(one != other for one, other in others)
         return normal if changed > 1 and 2 * changed >= len(others) else text
@@ -125,5 +125,5 @@ def is_title(text: str) -> bool:
     if text[:1].islower() or _LOWER_WORD.search(text) or text.isupper():
         return False
     words = _WORD.findall(text)
-    long = [word for word in words if len(word) >= _LEAST_TITLE]
-    return len(words) >= _LEAST_TITLE and all(word[0].isupper() and not word.isupper() for word in long)
+    long = [word for word in words if len(word) >= _LONG or len(words) == _LEAST_TITLE]
+    return len(words) >= _LEAST_TITLE and all(word[0].isupper() and not word[1:].isupper() for word in long)

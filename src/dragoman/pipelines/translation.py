@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 
 _MOST_RARE = 0.005
 """Share of the training lines in capitals, or in title case, up to which such lines are translated in normal case."""
+_FEW_TOKENS = 3
+"""Tokens of a word, with the end of the sentence, which the vocabulary contains, or nearly."""
 _KEEP_CASE = NormalCase(str, capitals=False, titles=False)
 _MOST_BLANK = 3
 """Maximum number of tokens of a blank target, which is empty or consists of a few spaces."""
@@ -162,9 +164,16 @@ class Translator(Pipeline):
         """Return the normal case of texts; those in capitals and titles stay if the model has seen many of them."""
         if profile is None or profile.length_ratio is None or not profile.capitalized:
             return NormalCase(self._likely_form, language=self.languages[0])
-        common, rare = profile.frequent_words.split(), _MOST_RARE
-        seen = profile.capitals <= rare, profile.titles <= rare
-        return NormalCase.of_words(profile.capitalized, common, self.languages[0], *seen)
+        common = frozenset(profile.frequent_words.split())
+
+        def is_known(word: str) -> bool:
+            if word in common:
+                return True
+            tokens, of_name = (len(self.tokenizer.encode_source(form)) for form in (word, word.capitalize()))
+            return tokens < of_name or tokens == of_name <= _FEW_TOKENS
+
+        seen = profile.capitals <= _MOST_RARE, profile.titles <= _MOST_RARE
+        return NormalCase.of_words(profile.capitalized, is_known, self.languages[0], *seen)
 
     def _likely_form(self, word: str) -> str:
         """Return a word with a capital if it then has fewer tokens, so that the vocabulary is likely to contain it."""

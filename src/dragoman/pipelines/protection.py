@@ -132,7 +132,8 @@ class Mask:
 
         The last character of a symbol has the position of the last one of its span, the others that of the first.
         """
-        at, end = [], 0
+        at: list[int] = []
+        end = 0
         for piece in re.split(f"({_SYMBOL.pattern})", text):
             size = len(self.copied.get(piece, piece))
             at += [end, end, end + size - 1] if piece in self.copied else range(end, end + size)

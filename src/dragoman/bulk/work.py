@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dragoman.data.profile import splits_lines
 from dragoman.data.spans import compile_patterns
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.extras import ray_cluster
-from dragoman.pipelines.lines import SHOWN, FlaggedText, FlagReport, Form, format_translation, output_form
+from dragoman.pipelines.lines import SHOWN, FlaggedText, FlagReport, Form, format_translation, output_form, splits_lines
 
 if TYPE_CHECKING:
     from dragoman.pipelines.glossary import Glossary

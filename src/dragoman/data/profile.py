@@ -196,12 +196,6 @@ class TrainingProfile(BaseModel):
         )
 
 
-def splits_lines(setting: str, profile: TrainingProfile | None) -> bool:
-    """Return whether lines are split into sentences: as `search.split_sentences` says, or if it is auto, whether the
-    model was trained on single sentences."""
-    return setting == "on" or (setting == "auto" and profile is not None and profile.single_sentences)
-
-
 def alphabets(profile: TrainingProfile | None) -> tuple[str, str] | tuple[None, None]:
     """Return the alphabets of source and target; None if no profile or one of fewer than 1,000 lines records them."""
     if profile is None or profile.length_ratio is None:

@@ -123,6 +123,12 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ")
 
 
+def splits_lines(setting: str, profile: TrainingProfile | None) -> bool:
+    """Return whether lines are split into sentences: as `search.split_sentences` says, or if it is auto, whether the
+    model was trained on single sentences."""
+    return setting == "on" or (setting == "auto" and profile is not None and profile.single_sentences)
+
+
 def with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, str]]:
     """Yield each line with its prefix, "" for none.  Raises UsageError if there is not one prefix per line."""
     prefixes = prefix or ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from dragoman.data.casing import NormalCase, upper
-from dragoman.data.profile import TrainingProfile, alphabets, splits_lines
+from dragoman.data.profile import TrainingProfile, alphabets
 from dragoman.data.sentences import join_parts, list_prefix, split_sentences, split_text
 from dragoman.data.spans import (
     SPAN_KINDS,
@@ -50,6 +50,7 @@ from dragoman.pipelines.lines import (
     clean,
     one_line,
     searched_parts,
+    splits_lines,
     valid,
     with_prefixes,
 )

@@ -1,6 +1,7 @@
 """P4: files of earlier versions load and give the same results; golden files of every format version.
 
-They are written by `tests/golden/write_golden.py`.  No outcome depends on the processor: numbers are compared with a
+Those of imports are written by `tests/golden/write_families.py`; the others were written, once and for all, by
+`tests/golden/write_golden.py` of commit e9fecdb9.  No outcome depends on the processor: numbers are compared with a
 tolerance, and tokens only where the best one leads by half a nat.
 """
 

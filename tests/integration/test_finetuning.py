@@ -15,7 +15,6 @@ from torch import Tensor
 
 from dragoman.config import Config, load_config
 from dragoman.errors import ConfigError, DataError, UsageError
-from dragoman.io.run_log import read_log
 from dragoman.io.weights import load_file
 from dragoman.models.model_folder import find_model, list_checkpoints, load_network, read_config, read_meta
 from dragoman.nn.lora import merged
@@ -23,9 +22,8 @@ from dragoman.tokenizers import Tokenizer
 from dragoman.training.run import average_run, open_run
 from dragoman.training.trainer import train
 from processes import needs_gloo, run_processes
-from small_run import TUNING, Cli, Listener, losses, small_config, trained, tuning_folder, weights, write_lines
+from small_run import Cli, Listener, losses, small_config, trained, tuning_folder, weights, write_lines
 
-IMPORTED = Path(__file__).parents[1] / "golden" / "imported_v1"
 LORA = ("train.lora.rank=2", "train.lora.alpha=4", "train.schedule.peak=0.05")
 
 
@@ -268,37 +266,6 @@ def test_scores_are_those_of_the_saved_model(place: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------- imported, words
-
-
-@pytest.mark.parametrize("mode", ["all weights", "adapters"])
-def test_an_imported_model_improves_resumes_and_is_exported(mode: str, tmp_path: Path) -> None:
-    pairs = [("a dog runs", "ein hund"), ("the bench", "eine bank"), ("two people run", "zwei leute laufen")] * 12
-    for number, name in enumerate(("src", "tgt")):
-        lines = [f"{pair[number]}{' a' * (i % 7)}" for i, pair in enumerate(pairs)]
-        write_lines(tmp_path / "data" / f"train.{name}", lines)
-        write_lines(tmp_path / "data" / f"valid.{name}", [pair[number] for pair in pairs[:3]])
-    (tmp_path / "tune.toml").write_text(TUNING.replace('"xx"', '"de"').replace('"base"', '"imported"'))
-    shutil.copytree(IMPORTED, tmp_path / "imported")
-    overrides = ["train.schedule.kind=constant", "train.schedule.rate=0.01", "model.dropout=0"]
-    if mode == "adapters":  # of rank 2 in a random model of width 10
-        overrides += [*LORA[:2], "train.schedule.rate=0.05"]
-
-    def config(run: str, budget: int) -> Config:
-        return load_config(tmp_path / "tune.toml", [*overrides, f"train.budget={budget} steps"], run=tmp_path / run)
-
-    train(config("whole", 18), tmp_path / "whole")
-    scores = [row["valid_loss"] for row in read_log(tmp_path / "whole") if "valid_loss" in row]
-    assert scores[-1] < scores[0] and losses(tmp_path / "whole")[-1] < losses(tmp_path / "whole")[0]
-    train(config("cut", 8), tmp_path / "cut")
-    shutil.rmtree(tmp_path / "imported")
-    train(config("cut", 18), tmp_path / "cut")
-    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
-    folder = find_model(tmp_path / "cut")
-    assert (folder / "pieces.json").read_bytes() == (IMPORTED / "pieces.json").read_bytes()
-    pytest.importorskip("ctranslate2")
-    from dragoman.formats.export import export
-
-    assert export(tmp_path / "cut", tmp_path / "exported").parity.met
 
 
 def test_new_tokens_start_as_the_mean_of_their_pieces(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -59,12 +60,19 @@ def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
 
 @contextmanager
 def lower_limits(folder: pytest.Pytester) -> Iterator[None]:
-    """Tests that run inside this one have its list, a meter of their own and lower limits."""
+    """Tests that run inside this one have its list, a meter of their own and lower limits.
+
+    No garbage is collected meanwhile: after thousands of tests, that takes longer than these limits.
+    """
     values = {"LIST": folder.path / "tiers.toml", "THOROUGH": 0.1, "TOO_MUCH": 0.2, "_meter": Meter()}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in values.items():
             patch.setattr(f"tiers.{name}", value)
-        yield
+        gc.disable()
+        try:
+            yield
+        finally:
+            gc.enable()
 
 
 def test_a_case_of_the_default_tier_that_costs_too_much_fails(folder: pytest.Pytester) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import FilterConfig
-from dragoman.data.corpus import CorpusSpec, FilterStats, PairFilter, SentencePair, read_pairs
+from dragoman.data.corpus import CorpusSpec, FilterStats, PairFilter, SentencePair, read_pairs, with_groups
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import count_lines, open_lines, read_lines
 
@@ -264,3 +264,31 @@ def test_filter_stats_print_thousands_and_must_add_up() -> None:
     assert str(FilterStats(5, 5)) == "read 5 = kept 5"
     with pytest.raises(DataError, match="do not add up"):
         FilterStats(7, 5, Counter(ratio=1)).check()
+
+
+PAIRS = st.lists(st.sampled_from([("A one.", "\u4e00\u3002"), (" b ", "c "), ("", ""), ("d", "")]), max_size=20)
+
+
+@given(texts=PAIRS, most=st.integers(2, 5))
+def test_groups_are_consecutive_lines_of_one_document(texts: list[tuple[str, str]], most: int) -> None:
+    pairs = [SentencePair(*pair, line) for line, pair in enumerate(texts, start=1)]
+    found = list(with_groups(pairs, most))
+    groups = [pair for before, pair in zip([None, *found], found, strict=False) if before and pair.line <= before.line]
+    assert [pair for pair in found if not any(pair is group for group in groups)] == pairs
+    covered: list[int] = []
+    for group in groups:
+        sizes = [
+            n
+            for n in range(2, most + 1)
+            if group.source == " ".join(s.strip() for s, _ in texts[group.line - 1 : group.line - 1 + n])
+        ]
+        assert sizes and ("", "") not in texts[group.line - 1 : group.line - 1 + sizes[-1]]
+        covered += range(group.line, group.line + sizes[0])
+        assert "\u3002 " not in group.target  # no space after a Chinese full stop
+    assert len(covered) == len(set(covered))
+
+
+def test_the_last_group_and_that_before_an_empty_line_are_whole() -> None:
+    pairs = [SentencePair(text, text.upper(), line) for line, text in enumerate(["a", "b", "", "c", "d", "e"], start=1)]
+    groups = [(pair.source, pair.target) for pair in with_groups(pairs, 100) if " " in pair.source]
+    assert groups == [("a b", "A B"), ("c d e", "C D E")]

@@ -57,6 +57,21 @@ def test_ids_and_text_are_those_of_the_files(tmp_path: Path) -> None:
         assert (lengths[0][number], lengths[1][number]) == (len(src), len(tgt))
 
 
+def test_groups_of_lines_are_further_pairs_of_a_store_of_their_own(tmp_path: Path) -> None:
+    data, cache = write_corpus(tmp_path, train=60), tmp_path / "cache"
+    plain, _ = prepare(small_config(data), cache)
+    store, listener = prepare(small_config(data, "data.context=3"), cache)
+    texts, singles = [store.text(i) for i in range(len(store))], digit_pairs(69)[:60]
+    groups = [pair for pair in texts if pair not in singles]
+    assert [pair for pair in texts if pair in singles] == singles and 20 <= len(groups) <= 30
+    first = [pair[0] for pair in singles[:3]]
+    assert groups[0][0] in (" ".join(first), " ".join(first[:2]))
+    assert f"read {len(store):,} = kept {len(store):,}" in listener.text
+    assert store.folder != plain.folder and len(prepare(small_config(data), cache)[0]) == 60
+    with_tokenizer = [content_hash(small_config(data, f"data.context={n}"), [], "", plain.tokenizer) for n in (1, 2, 3)]
+    assert len(set(with_tokenizer)) == 3
+
+
 def test_characters_are_counted(tmp_path: Path) -> None:
     write_corpus(tmp_path, train=130)
     with (tmp_path / "train.src").open("a", encoding="utf-8") as file:

@@ -314,6 +314,12 @@ class ParallelData(_DataSection):
         example=5.0,
     )
     filter: FilterConfig = field(FilterConfig(), "filters of the training pairs", example={"max_ratio": 3.0})
+    context: limits.Lines = field(
+        1,
+        "groups of up to this many consecutive lines of a corpus are also learned as one text, so that the model "
+        "translates paragraphs; a line that is empty on both sides separates documents; 1 = none",
+        example=4,
+    )
     protect: limits.ChangedShare = field(
         0.0,
         "share of the training pairs in which words that both sides share become symbols, so that the model puts URLs, "

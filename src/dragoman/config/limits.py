@@ -109,6 +109,8 @@ Sentences = Annotated[_Whole, Field(ge=1, le=2**31 - 1), AcceptStored]
 """Sentences to decode or to learn from; all if there are fewer."""
 Corpora = Annotated[_Whole, Field(ge=1, le=10_000), AcceptStored]
 """Corpora to learn a vocabulary from; a large number means all."""
+Lines = Annotated[_Whole, Field(ge=1, le=100), AcceptStored]
+"""Consecutive lines in one text: data.filter.max_tokens excludes longer ones."""
 Temperature = Annotated[_Real, Field(ge=1, le=1000), AcceptStored]
 """1 draws corpora in proportion to their sizes; a large number draws all equally often."""
 Checkpoints = Annotated[_Whole, Field(ge=1, le=_UNLIMITED), AcceptStored]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 
 from dragoman.config import Config, CorpusConfig, FilterConfig, resolve_path
@@ -23,6 +25,7 @@ from dragoman.data.readers.tables import (
     row_advice,
     table_format,
 )
+from dragoman.data.sentences import is_spaceless
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import check_text_file, read_lines
 
@@ -166,6 +169,31 @@ def read_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> It
     if problem := misalignment(*spec.sides):
         raise DataError(problem[1])
     return _read_two(*spec.sides)
+
+
+def with_groups(pairs: Iterable[SentencePair], most: int) -> Iterator[SentencePair]:
+    """Yield all pairs, and after each group of 2 to `most` consecutive ones the group as one pair.
+
+    The size of a group follows from the number of its first line.  A pair that is empty on both sides ends a group.
+    """
+    group: list[SentencePair] = []
+    size = 0
+    for pair in itertools.chain(pairs, [None]):
+        if pair is not None:
+            yield pair
+        ends = pair is None or not (pair.source.strip() or pair.target.strip())
+        if pair is not None and not ends:
+            size = size if group else random.Random(pair.line).randint(2, most)
+            group.append(pair)
+        if ends or len(group) == size:
+            if len(group) > 1:
+                source, target = [one.source.strip() for one in group], [one.target.strip() for one in group]
+                yield SentencePair(reduce(_joined, source), reduce(_joined, target), group[0].line)
+            group = []
+
+
+def _joined(text: str, following: str) -> str:
+    return f"{text}{'' if is_spaceless(text, following) else ' '}{following}"
 
 
 @dataclass

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config import Config
-from dragoman.data.corpus import NOTHING_LEFT, CorpusSpec, FilterStats, by_weight, read_pairs
+from dragoman.data.corpus import NOTHING_LEFT, CorpusSpec, FilterStats, by_weight, read_pairs, with_groups
 from dragoman.data.store.folder import (
     VERSION,
     DamagedStoreError,
@@ -201,7 +201,8 @@ class _Builder:
 
         def tasks() -> Iterator[FilterTask]:
             number, pairs = 0, list[tuple[str, str]]()
-            for count, pair in enumerate(read_pairs(spec, self.reporter.log), start=1):
+            read, context = read_pairs(spec, self.reporter.log), self.config.parallel.context
+            for count, pair in enumerate(with_groups(read, context) if context > 1 else read, start=1):
                 pairs.append((pair.source, pair.target))
                 if count % _PROGRESS_EVERY == 0:
                     self.reporter.phase(_READING, f"{before + count:,} pairs")

@@ -286,7 +286,8 @@ def _settings(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
     if config.parallel.protect:
         settings["symbols"] = len(SYMBOLS)
     used = settings if tokenizer is None else tokenizer_hash(tokenizer)
-    return {"version": VERSION, "filter": config.parallel.filter.model_dump(), "tokenizer": used}
+    groups = {"context": config.parallel.context} if config.parallel.context > 1 else {}
+    return {"version": VERSION, "filter": config.parallel.filter.model_dump(), "tokenizer": used, **groups}
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:

@@ -60,6 +60,12 @@ def test_empty_tags_have_their_spaces_again_except_within_words_and_before_punct
     assert " ," not in result and " !" not in result
 
 
+@pytest.mark.parametrize("segment", [["one ", X, ", two"], ["one (", X, ")."]])
+def test_an_empty_tag_that_stood_apart_does_not_join_a_word(segment: Segment) -> None:
+    _, result = both(segment, says("EINS ZWEI DREI"))
+    assert "<x/> " in result and " <x/>" in result
+
+
 def test_a_break_inside_a_pair_is_a_space_for_the_model() -> None:
     texts, _ = both(["one ", OPEN, "two", LINE, "three", CLOSE])
     assert texts == ["one two three"]

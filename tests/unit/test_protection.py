@@ -149,6 +149,11 @@ def test_a_sign_does_not_touch_a_spelled_number() -> None:
     assert [insert(text, hole, [0]) for text in ("fünf Hunde", "5 Hunde")] == ["€ fünf Hunde", "€5 Hunde"]
 
 
+def test_spans_between_which_a_word_was_lost_stand_apart() -> None:
+    holes = [Hole(2, 2, "#日本", " ", " "), Hole(6, 10, "@tom", " ", "")]
+    assert insert("Ja", holes, [2, 2]) == "Ja #日本 @tom"
+
+
 @pytest.mark.parametrize("engine", ["native", "pytorch"])
 def test_every_span_survives_on_every_path(tmp_path: Path, engine: EngineChoice) -> None:
     folder = copied_model(tmp_path / "model", seed=1)  # it knows no punctuation, and translates to nonsense

@@ -89,6 +89,12 @@ def test_lost_spans_are_noticed(source: str, target: str) -> None:
     assert not keeps_spans(source, target) and keeps_spans(source, source)
 
 
+def test_telephone_numbers_beside_each_other() -> None:
+    numbers = ["+49 (0)30 123456-78", "+49 30 123456", "1-800-555-0199", "+1 (555) 123-4567", "+491701234567"]
+    text = " ".join(numbers)
+    assert [text[start:end] for start, end, *_ in find_spans(text)] == numbers
+
+
 def test_patterns_of_the_user_take_precedence() -> None:
     pattern = compile_patterns(("[A-Z]{2}-[0-9]+", "C\\+\\+"))
     assert dict(span_texts("Use AB-12.pdf and C++ or a.pdf", pattern)) == {"AB-12": 1, "C++": 1, "a.pdf": 1}

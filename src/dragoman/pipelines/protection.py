@@ -162,10 +162,11 @@ def insert(target: str, holes: Sequence[Hole], places: Sequence[int]) -> str:
     for number, (place, index) in enumerate(order):
         hole = holes[index]
         text += target[done:place]
+        follows = number > 0 and place == done  # another span
         done = place
         last, following = text[-1:], target[place : place + 1]
-        if last and not last.isspace() and last not in _OPENING and _needs_space(hole.before, last):
-            text += " "
+        if last and not last.isspace() and last not in _OPENING:
+            text += " " * (_needs_space(hole.before, last) or (follows and hole.before.isspace()))
         text += hole.copied
         is_last = number + 1 == len(order) or order[number + 1][0] > place
         if is_last and following and not following.isspace() and following not in _CLOSING:

@@ -87,6 +87,17 @@ def test_the_summary_says_where_flags_are(
     assert any(place.startswith(flagged + " (") and "numbers" in place for place in places[9:].split("; "))
 
 
+@pytest.mark.parametrize("suffix", [".pdf", ".yml", ".properties"])
+def test_files_of_other_formats_are_refused_and_leave_nothing(
+    cli: Cli, model: Path, tmp_path: Path, suffix: str
+) -> None:
+    source = tmp_path / f"a{suffix}"
+    source.write_text("a: b c\n")
+    code, _, err = cli("translate", model, "--input", source, "--output", tmp_path / f"b{suffix}")
+    assert code == 2 and f"a {suffix} file is not text with one sentence per line; write the texts into" in err
+    assert "partial" not in err and [*tmp_path.iterdir()] == [source]
+
+
 def test_a_damaged_document_leaves_no_output(cli: Cli, model: Path, tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_bytes(b"PK\x03\x04 not a document")
     code, _, err = cli("translate", model, "--input", tmp_path / "a.docx", "--output", tmp_path / "b.docx")

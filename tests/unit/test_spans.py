@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ def test_variants_are_found_whole(variant: str) -> None:
         "Is 5 % < 6 %, or R&D (see 3/4) at 5 p.m.?", "Nothing here.", "and/or: 10:30 (a:b)", "He paid $5 and $6.",
         "Er sagte: „So ist es“ -- z.B. im Nr.5", "100 % d'accord", "a < b and c > d", "U.S.A. e.g. i.e. 3.5",
         "Lehrer_innen, jede_r", "2024-05-17 at 10:30:45", "1,000-2,000", "He said: (no)", "Tom's; (see)", "1.2.2003",
+        "d.h. M.D. ss hh mm dd, 5 mm", "Hmm - mmm, MM",
         "100 %, 5% b", "am 1.2.2020 um 3.45", "z.B. a.m./p.m. and .5 or .NET", "Schüler:innen, so: Ja", "3 < 5 ? a : b",
     ],
 )  # fmt: skip
@@ -101,6 +103,8 @@ def test_patterns_of_the_user_take_precedence() -> None:
     assert compile_patterns(()) is None
     with pytest.raises(UsageError, match=r"'\(' is not a regular expression: .*; 'a\*' matches the empty text"):
         compile_patterns(("(", "a*"))
+    with pytest.raises(UsageError, match=r"5 is not a text; re.compile\('a'\) is not a text; accepted: regular"):
+        compile_patterns((5, re.compile("a")))  # type: ignore[arg-type]
 
 
 def test_running_text_has_hardly_any(data_root: Path) -> None:

@@ -211,7 +211,7 @@ def _translate_lines(
     translations = answer_lines(
         source,
         lambda lines: translator.stream(lines, **settings),
-        table_advice="write the column to translate into a text file; a Parquet file is read with --column",
+        table_advice="write the texts into a text file; a Parquet file is read with --column",
     )
     typed = source is None and output is None and is_interactive()
     structured = form in ("jsonl", "verbose")

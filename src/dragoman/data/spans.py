@@ -133,9 +133,19 @@ SPAN_KINDS: dict[str, SpanKind] = {
         r"|(?:[\da-fA-F]{1,4}:){1,7}:(?:[\da-fA-F]{1,4}(?::[\da-fA-F]{1,4}){0,6})?|[\da-fA-F]{1,4}(?::[\da-fA-F]{1,4}){3,7}"
         r"|v\d{1,4}(?:\.\d{1,4}){1,3}(?:[-+][A-Za-z\d]{1,20}(?:\.[A-Za-z\d]{1,20}){0,3})?"
         r"|\d{1,7}(?:-\d{1,7}){3,6}(?:-X)?"
-        r"|\+\d{1,3}(?:[ ./-](?:\(\d{1,4}\) ?)?\d{2,12}){1,5}|\+\d{8,15})"
+        r"|\+\d{1,3}(?:[ ./-](?:\(\d{1,4}\) ?)?\d{2,12}){1,5}|\+\d{8,15}"
+        r"|(?:[Yy]{2,4}|[Mm]{2,4}|[Dd]{2}|[Hh]{2})"
+        r"(?:(?:[-/.:]| (?=[Hh]{2}:))(?:[Yy]{2,4}|[Mm]{2,4}|[Dd]{2}|[Hh]{2}|[Ss]{2})){1,5})"
         rf"(?![{_LETTERS}])",
-        ("192.168.0.1:8080", "2001:db8::1", "00:1b:44:11:3a:b7", "v1.2.3-beta.4", "978-3-16-148410-0", "+49 30 123456"),
+        (
+            "192.168.0.1:8080",
+            "2001:db8::1",
+            "00:1b:44:11:3a:b7",
+            "v1.2.3-beta.4",
+            "978-3-16-148410-0",
+            "+49 30 123456",
+            "YYYY-MM-DD",
+        ),
     ),
     "name in code": SpanKind(
         rf"(?:__[a-z]\w{{0,40}}__|[a-z][a-z\d]{{1,40}}(?:_(?!in(?:nen)?\b)[a-z\d]{{2,40}}){{1,8}}|[A-Z][A-Z\d]{{0,40}}(?:_[A-Z\d]{{1,40}}){{1,8}}"
@@ -187,7 +197,7 @@ _PATTERN = re.compile(  # most positions are within a word, and excluded at once
 _SYMBOLS = rf"\u20e3\u2122\u3030\u303d\xa9\xae{OBJECT}\ue000-\uf8ff{_PICTURES}"
 _TRIGGER = re.compile(  # begins with a set of rare characters, for speed
     rf"[@{{<%/#$`\\&\[_†‡|.!?…,;:”\"»)(+{_SYMBOLS}-](?:(?<=[@{{<%/#$`\\&\[_†‡|{_SYMBOLS}])"
-    r"|(?<=[.!?…,;:”\"»)])[(⁰¹²³⁴-⁹*]|(?<=\.)\w|(?<=[:;])[\w+:)('-]|(?<=-)(?:\d|[\da-fA-F]{4}-)|(?<=\+)\d|(?<=\()\))"
+    r"|(?<=[.!?…,;:”\"»)])[(⁰¹²³⁴-⁹*]|(?<=\.)\w|(?<=[:;])[\w+:)('-]|(?<=-)(?:\d|[MmDd]{2}|[\da-fA-F]{4}-)|(?<=\+)\d|(?<=\()\))"
 )
 """Every span contains a match; most lines of running text contain none."""
 _NAMES = {f"{p}{i}": (name, kind.hidden) for i, (name, kind) in enumerate(SPAN_KINDS.items()) for p in "kw"}
@@ -219,6 +229,9 @@ def compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str] | None:
     """Return one regular expression for all patterns, None for none.  Raises UsageError that lists invalid ones."""
     problems = []
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            problems.append(f"{pattern!r:.80} is not a text")
+            continue
         try:
             if re.compile(pattern).match(""):
                 problems.append(f"{pattern!r:.80} matches the empty text")

@@ -27,8 +27,11 @@ from dragoman.errors import DataError, UsageError
 from dragoman.errors import clip as clip
 from dragoman.io.reading import COMPRESSED_SUFFIXES, open_regular, plain_suffix
 
-NOT_LINES = (".csv", ".tsv", ".json", ".jsonl", ".tmx", ".xlsx", ".parquet", ".arrow", ".zip", ".bin")
-"""Suffixes of tables and other files that are not one text per line."""
+NOT_LINES = (
+    ".csv", ".tsv", ".json", ".jsonl", ".tmx", ".parquet", ".arrow", ".zip", ".bin", ".pdf", ".doc", ".docx", ".rtf",
+    ".odt", ".xls", ".xlsx", ".ppt", ".pptx", ".epub", ".yml", ".yaml", ".properties", ".strings",
+)  # fmt: skip
+"""Suffixes of tables, documents and other files that are not one text per line."""
 BOM = b"\xef\xbb\xbf"
 
 _CHUNK = 1 << 20
@@ -117,7 +120,7 @@ def _opened(path: Path, position: Callable[[], str] = str) -> Iterator[io.Buffer
 
 
 def check_text_file(path: Path, advice: str) -> None:
-    """Raise UsageError, with `advice`, if the suffix of `path` is that of a table, whose lines are not texts."""
+    """Raise UsageError, with `advice`, if the suffix of `path` is that of a file whose lines are not texts."""
     suffix = plain_suffix(path)
     if suffix in NOT_LINES:
         raise UsageError(f"{path}: a {suffix} file is not text with one sentence per line; {advice}")

@@ -139,7 +139,9 @@ def table(keys: Iterable[Key], section: str, tags: Sequence[str] = ()) -> str:
         rest = [(name, found) for name, found in key.conditions if key.name == f"{section}.kind" and name != selecting]
         of += f"<br>with {conditions_text(tuple(rest))}" if rest and ambiguous(key) else ""
         name = f'<a id="{key_anchor(key)}"></a>`{key.name.removeprefix(f"{section}.")}`'
-        value = f"[{key.value}](#{anchor(key.name)})" if key.value == "section" else accepts(key.value)
+        described = {section_of(other.name) for other in all_keys()}
+        place = key.name if key.name in described else key.name.rpartition(".")[2]  # [stage.train] is as [train]
+        value = f"[{key.value}](#{anchor(place)})" if key.value == "section" else accepts(key.value)
         cells = [name + of, value, default(key.default), text(key.meaning), code(key.example)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -13,6 +13,7 @@ import pytest
 
 from dragoman.config import Config, parse_config
 from dragoman.config.server import ServerConfig
+from dragoman.config.stages import load_stages
 from dragoman.interpret.walkthrough.tiny_preset import TINY_MATRICES, tiny_model
 from dragoman.serve.app import load_models
 from small_run import Cli, digit_pairs, write_lines
@@ -121,7 +122,7 @@ def test_documents_in_python(workshop: Path, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("path", [p for p in DOCUMENTS if p != EXTENDING], ids=lambda p: p.name)
-def test_documents_in_toml(path: Path) -> None:
+def test_documents_in_toml(path: Path, tmp_path: Path) -> None:
     for block in blocks(path, "toml"):
         document = tomllib.loads(block)
         if "models" in document:
@@ -129,6 +130,10 @@ def test_documents_in_toml(path: Path) -> None:
             continue
         if document.keys() & TINY_MATRICES.keys():
             assert tiny_model(document)
+            continue
+        if "stage" in document:
+            (tmp_path / path.name).write_text(block, encoding="utf-8")
+            assert load_stages(tmp_path / path.name, run=tmp_path)
             continue
         document["data"] = data_for(document.get("model", {})) | document.get("data", {})
         assert isinstance(parse_config(document), Config)

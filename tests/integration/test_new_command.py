@@ -12,8 +12,10 @@ from dragoman import load_config, plan_training, train
 from dragoman.advice import choice, measurement
 from dragoman.advice.choice import Size
 from dragoman.advice.text import letters_hash, open_text
+from dragoman.config.stages import load_stages
 from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.training.run import check_files
+from dragoman.training.stages import train_stages
 from small_run import Cli, digit_pairs, write_lines
 
 PAIRS = digit_pairs(300, longest=9)
@@ -50,6 +52,40 @@ def test_the_configuration_trains(tmp_path: Path, cli: Cli) -> None:
     assert "# 270 pairs." in text and "epochs of" in text and "Train with: dragoman train en-fr.toml" in text
     config = load_config(tmp_path / "en-fr.toml", ["train.budget=4 steps"])
     assert train(config, tmp_path / "run").progress.step == 4
+
+
+def test_text_in_the_target_language_gives_stages_that_train(tmp_path: Path, cli: Cli) -> None:
+    source, target = write_two(tmp_path)
+    more = [text for _, text in digit_pairs(400, seed=8, longest=9)]
+    mono = write_lines(tmp_path / "more.fr", ["", *more, *(text for _, text in PAIRS), more[0]])
+
+    code, out, err = cli("new", source, target, "--budget", "6 min", "--monolingual", mono)
+
+    assert (code, out) == (0, b"dragoman train en-fr.toml\n"), err
+    held = {text for part in ("valid", "test") for text in lines(tmp_path / "en-fr-data" / f"{part}.fr")}
+    used = lines(tmp_path / "en-fr-data" / "monolingual.fr")
+    assert "monolingual: read 702 = kept" in err and "empty 1 + duplicate" in err and "held out" in err
+    assert not held & set(used) and len(used) == len(set(used)) > 500
+    document = tomllib.loads((tmp_path / "en-fr.toml").read_text())
+    reverse, text, final = document["stage"]
+    assert reverse["train"]["budget"] == "72 s" and 200 <= int(document["train"]["budget"].split()[0]) <= 288
+    assert reverse["reverse"] and text["back_translate"]["model"] == "stage:reverse"
+    assert final["data"]["train"][0]["weight"] == pytest.approx(len(used) / 2 / 270, rel=0.1)
+    overrides = ["train.budget=30 steps", "stage.reverse.train.budget=30 steps", "train.validate_every=30 steps"]
+    stages = load_stages(
+        tmp_path / "en-fr.toml", [*overrides, "stage.reverse.train.validate_every=30 steps"], run="run"
+    )
+    assert train_stages(stages).progress.step == 30
+
+    for name, text_of, problem in (
+        ("more.en", more, "its language is en; accepted: text in the target language, fr"),
+        ("blank.fr", ["", ""], "no line can be used"),
+        ("gone.fr", None, "no such file"),
+    ):
+        if text_of is not None:
+            write_lines(tmp_path / name, text_of)
+        code, out, err = cli("new", source, target, "--out", "other.toml", "--monolingual", tmp_path / name)
+        assert code in (1, 2) and out == b"" and problem in err and not (tmp_path / "other-data").exists()
 
 
 def test_a_reason_stands_above_every_choice(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from dragoman.config import dump_toml, flatten, load_config, parse_config
 from dragoman.config.errors import FOREIGN_NAMES
 from dragoman.config.reference import Key, all_keys, all_kinds, look_up, section_of
+from dragoman.config.stages import StageConfig
 from dragoman.errors import UsageError
 from small_run import Cli, small_config
 
@@ -101,6 +103,12 @@ def document_for(key: Key, kinds: dict[str, str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", all_keys(), ids=lambda key: key.name)
 def test_every_example_is_accepted_with_every_kind_that_has_the_key(key: Key) -> None:
+    if key.name.startswith("stage."):
+        *parents, last = key.name.removeprefix("stage.0.").split(".")
+        value, stage = tomllib.loads(f"x = {key.example}")["x"], {"name": "final"}
+        needed = {"model": "m", "text": "t", "sampling": last == "temperature"}
+        StageConfig.model_validate(stage | ({parents[0]: {**needed, last: value}} if parents else {last: value}))
+        return
     tagged = [{}] if not key.conditions else [
         {name: kind if name == turned else kinds[0] for name, kinds in key.conditions}
         for turned, all_of_one in key.conditions for kind in all_of_one
@@ -166,7 +174,7 @@ def test_every_key_and_architecture_is_on_the_page_and_links_lead_somewhere(page
         ("seed", ["train.seed"]),
         ("[search]", ["search.beam", "search.shrink_beam", "search.beam_threshold", "search.recombine",
                       "search.early_end", "search.alpha", "search.max_extra", "search.min_length",
-                      "search.no_repeat_ngram", "search.protect", "search.split_sentences"]),
+                      "search.no_repeat_ngram", "search.protect", "search.tag", "search.split_sentences"]),
         ("rotary", ["model.position.base", "model.position.fraction"]),
         ("data.train.3.weight", ["data.train.0.weight"]),
         ("schedule.warmup", ["train.schedule.warmup"] * 3),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -279,7 +279,7 @@ def duration(seconds: float) -> str:
 
 _WIDTH = 100
 _TABLES = ("data", "data.valid", "data.test", "data.augment", "tokenizer", "tokenizer.target", "model", "train",
-           "train.optimizer", "train.schedule", "search")  # fmt: skip
+           "train.optimizer", "train.schedule", "search", "back_translate")  # fmt: skip
 
 
 def nested(settings: Iterable[Setting]) -> dict[str, Any]:
@@ -294,25 +294,33 @@ def nested(settings: Iterable[Setting]) -> dict[str, Any]:
     return document
 
 
-def render(title: Sequence[str], settings: Sequence[Setting]) -> str:
-    """Return a TOML document with a comment above each setting.  title: paragraphs of the comment at its top."""
-    parts = ["\n#\n".join(_comment(paragraph) for paragraph in title)]
-    for table in _TABLES:
+def render(title: Sequence[str], settings: Sequence[Setting], stages: Sequence[Sequence[Setting]] = ()) -> str:
+    """Return a TOML document with a comment above each setting.
+
+    title: paragraphs of the comment at its top.  stages: settings of each, with keys as in [[stage]].
+    """
+    parts = ["\n#\n".join(_comment(paragraph) for paragraph in title), *_tables(settings)]
+    for stage in stages:
+        parts += _tables(stage, "stage.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _tables(settings: Sequence[Setting], prefix: str = "") -> Iterator[str]:
+    for table in ("", *_TABLES):
         inside = [setting for setting in settings if _table(setting.key) == table]
         if inside:
-            lines = [f"[{table}]"]
+            lines = [f"[{prefix}{table}]" if table else "[[stage]]"]
             for setting in inside:
                 if setting.reason:
                     lines.append(_comment(setting.reason))
                 _, _, value = tomli_w.dumps({"key": setting.value}).partition(" = ")
                 lines.append(f"{setting.key.removeprefix(f'{table}.')} = {value.strip()}")
-            parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+            yield "\n".join(lines)
 
 
 def _table(key: str) -> str:
-    """Return the innermost table that contains a key."""
-    return max((table for table in _TABLES if key.startswith(f"{table}.")), key=len)
+    """Return the innermost table that contains a key; "" for a key of a stage itself."""
+    return max((table for table in _TABLES if key.startswith(f"{table}.")), key=len, default="")
 
 
 def _comment(text: str) -> str:

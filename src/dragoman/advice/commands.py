@@ -36,6 +36,9 @@ def new(
         tuple[Path, Path] | None, typer.Option(help="Test text; default: drawn from SOURCE and TARGET.")
     ] = None,
     clean: Annotated[bool, typer.Option("--clean", help="Leave out the pairs that 'dragoman clean' rejects.")] = False,
+    monolingual: Annotated[
+        Path | None, typer.Option(help="Text in the target language, one sentence per line, which is translated back.")
+    ] = None,
 ) -> None:
     """Write a configuration for your own text, this machine and a training time.
 
@@ -44,7 +47,16 @@ def new(
     from dragoman.advice.new import plan_training
 
     plan = plan_training(
-        source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, clean=clean, log=log
+        source,
+        target,
+        budget=budget,
+        languages=languages,
+        valid=valid,
+        test=test,
+        out=out,
+        clean=clean,
+        monolingual=monolingual,
+        log=log,
     )
     typer.echo(f"dragoman train {shlex.quote(str(plan.path))}")
 

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from dragoman.advice.diagnosis import Diagnosis
 from dragoman.advice.examine import examine
-from dragoman.advice.measurement import busy_machine, time_steps
+from dragoman.advice.measurement import busy_machine, time_steps, time_translation, untrained_translator
 from dragoman.advice.raw_pairs import single_corpus
 from dragoman.advice.text import detect_languages
-from dragoman.config import Config, load_config
+from dragoman.config import Config, load_config, read_document
+from dragoman.config.stages import Stage, load_stages
 from dragoman.data.corpus import CorpusSpec, corpus_spec
 from dragoman.data.precheck import replaced_characters
 from dragoman.data.readers.tables import ACCEPTED, table_format
 from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.io.lines import read_lines
 from dragoman.io.run_log import Messages
+from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import Tokenizer
 from dragoman.training.forecast import Forecast, forecast_problems, plan_warnings
 from dragoman.training.regularization import pass_weights
 from dragoman.training.run import TrainingRun, check_files, open_run
+from dragoman.training.stages import check_stages, without_made
+
+_LINES = 2000
+"""Lines of a text whose translation is measured."""
 
 
 def diagnose(
@@ -50,10 +57,54 @@ def diagnose(
         return examine([spec], valid=None, test=None, source_language=codes[0], target_language=codes[1])
     if languages is not None:
         raise UsageError(f"languages = {' '.join(languages)}: for text; a configuration contains its languages")
+    if "stage" in read_document(config_or_source):
+        return _diagnose_stages(config_or_source, overrides)
     config = load_config(config_or_source, overrides)
     check_files(config)
     with tempfile.TemporaryDirectory() as scratch:
         return _diagnose(config, str(config_or_source), Path(scratch))
+
+
+def _diagnose_stages(path: Path, overrides: Sequence[str]) -> Diagnosis:
+    """Examine the data of all stages, without what they make, and forecast their times."""
+    stages = load_stages(path, overrides, run=Path("runs") / path.stem)
+    check_stages(stages)
+    whole = Diagnosis()
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch, translators = Path(temporary), dict[Path, Translator]()
+        for stage in stages:
+            where = f"{path}, stage {stage.name}"
+            if stage.text is not None:
+                _forecast_text(stage, where, translators, whole)
+                continue
+            found, run = _diagnose_run(_from_the_start(stage), where, scratch / stage.name)
+            whole.corpora += [corpus for corpus in found.corpora if corpus not in whole.corpora]
+            whole.overlaps += [overlap for overlap in found.overlaps if overlap not in whole.overlaps]
+            whole.account += f"{'; ' * bool(whole.account)}{stage.name}: {found.account}"
+            whole.findings += [finding for finding in found.findings if finding not in whole.findings]
+            if run is not None:
+                translators[stage.folder] = untrained_translator(run, scratch / f"{stage.name}-untrained")
+    return whole
+
+
+def _from_the_start(stage: Stage) -> Config:
+    """Return the configuration of a stage without what earlier stages make, which does not exist yet."""
+    config = without_made(stage)
+    initial = config.train.init_from if stage.used else None
+    return (
+        config.model_copy(update={"train": config.train.model_copy(update={"init_from": None})}) if initial else config
+    )
+
+
+def _forecast_text(stage: Stage, where: str, translators: Mapping[Path, Translator], diagnosis: Diagnosis) -> None:
+    """Measure the translation of a few lines of the text of a stage; add its expected time."""
+    assert stage.text is not None
+    lines = [line for path in stage.paths for line in read_lines(path) if line.strip()]
+    some = lines[:: max(1, len(lines) // _LINES)][:_LINES]
+    translator = translators.get(stage.models[0]) or Translator.load(stage.models[0], stage.config.train.device)
+    seconds = len(lines) / time_translation(translator, some, stage.text) if some else 0.0
+    what = f"translating {len(lines):,} lines takes at most about {_duration(seconds)} on this machine"
+    diagnosis.add("info" if lines else "error", what, where, "measured with a few lines, before the training")
 
 
 def _single(path: Path, languages: Sequence[str] | None) -> CorpusSpec:
@@ -76,6 +127,11 @@ def _single(path: Path, languages: Sequence[str] | None) -> CorpusSpec:
 
 
 def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
+    return _diagnose_run(config, where, scratch)[0]
+
+
+def _diagnose_run(config: Config, where: str, scratch: Path) -> tuple[Diagnosis, TrainingRun | None]:
+    """Return the diagnosis of a configuration, and its run, unless it cannot be opened."""
     problem, run = "", None
     messages = Messages()
     try:
@@ -91,7 +147,7 @@ def _diagnose(config: Config, where: str, scratch: Path) -> Diagnosis:
         forecast(run, where, diagnosis)
     elif problem and diagnosis.healthy:
         diagnosis.add("error", problem, where, "correct this before training")
-    return diagnosis
+    return diagnosis, run
 
 
 def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import tempfile
-import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,11 +28,14 @@ from dragoman.advice.choice import (
 from dragoman.advice.clean import clean_corpus
 from dragoman.advice.examine import examine
 from dragoman.advice.measurement import corpus_facts, measure_speeds
+from dragoman.advice.monolingual import FILE, REVERSE_SHARE, all_pairs, limit_lines, read_monolingual, stages_of
 from dragoman.advice.text import NAMES, TEST, TRAIN, VALID, ParallelText, Split, check_text_files, open_text, split_text
-from dragoman.config import Config, load_config, parse_config
+from dragoman.config import Config, load_config, parse_config, read_document
 from dragoman.config.section import Duration, DurationField
+from dragoman.config.stages import load_stages
 from dragoman.data.precheck import replaced_characters
 from dragoman.errors import DataError, UsageError
+from dragoman.io.lines import read_lines
 from dragoman.io.writing import atomic_folder, write_file, writing
 from dragoman.training.forecast import Forecast, is_insufficient, overfits
 
@@ -67,6 +69,7 @@ def plan_training(
     test: Sequence[str | Path] | None = None,
     out: str | Path | None = None,
     clean: bool = False,
+    monolingual: str | Path | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> TrainingPlan:
     """Inspect a parallel text, measure the speed of this machine, and write a commented configuration.
@@ -76,8 +79,8 @@ def plan_training(
     words.  valid, test: two files each; default: drawn from the text, without near-duplicates of the training pairs.
     out: the TOML file, default `<source>-<target>.toml` in the current folder; the split is written into the folder
     `<name>-data` beside it.  clean: leave out the pairs that `clean_corpus` rejects, which are listed in
-    `rejected.tsv` there.  log: receives messages.  Raises UsageError for invalid arguments and existing output,
-    DataError for unusable text.
+    `rejected.tsv` there.  monolingual: a text in the target language, which is translated back (docs/stages.md).  log:
+    receives messages.  Raises UsageError for invalid arguments and existing output, DataError for unusable text.
     """
     seconds = _seconds(budget)
     held_out = {part: _two(files, NAMES[part]) for part, files in ((VALID, valid), (TEST, test)) if files is not None}
@@ -114,15 +117,43 @@ def plan_training(
             document["data"]["root"] = str(unfinished.resolve())
             facts = replace(facts, replaced=any(True for _ in replaced_characters(parse_config(document))))
             facts, speeds = measure_speeds(facts, split.sample, seconds, scratch, log)
-            speed, why = choose_size(facts, speeds, seconds)
-            training = choose_training(facts, speed, why, seconds, validated=split.counts[VALID] > 0)
+            pairs, lines, weight, left = facts, None, 1.0, seconds
+            if monolingual is not None:
+                held = [line for part in (VALID, TEST) for line in _targets(unfinished, part, text.languages)]
+                lines = read_monolingual(Path(monolingual), text.languages, held, split.digits, log)
+                reverse = choose_size(pairs, speeds, REVERSE_SHARE * seconds)[0]
+                lines = limit_lines(lines, pairs, choose_vocabulary(pairs), reverse, seconds, scratch, log)
+                (unfinished / f"{FILE}.{text.languages[1]}").write_text(
+                    "".join(f"{line}\n" for line in lines.lines), encoding="utf-8", newline="\n"
+                )
+                facts, weight = all_pairs(pairs, lines)
+                left = seconds * (1 - REVERSE_SHARE) - lines.seconds
+            speed, why = choose_size(facts, speeds, left)
+            validated = split.counts[VALID] > 0
+            training = choose_training(facts, speed, why, left, validated)
             settings = [*data, *augment_settings(), *choose_vocabulary(facts), *training]
-            forecast = expect(facts, speed, seconds)
-            content = render(_title(path, facts, speed, forecast, budget), settings)
-            parse_config(tomllib.loads(content), where=str(path))  # nothing is written if it is invalid
+            forecast = expect(facts, speed, left)
+            stages = []
+            if lines is not None:
+                stages = stages_of(settings, pairs, speeds, REVERSE_SHARE * seconds, lines, weight, validated)
+            content = render(_title(path, facts, speed, forecast, budget), settings, stages)
+            (scratch / path.name).write_text(content, encoding="utf-8")
+            _read(scratch / path.name)  # nothing is written if it is invalid
         write_file(path, content.encode())
     _log_forecast(forecast, speed, facts, budget, log)
-    return TrainingPlan(path, load_config(path), settings, facts, speeds, forecast)
+    return TrainingPlan(path, _read(path), settings, facts, speeds, forecast)
+
+
+def _read(path: Path) -> Config:
+    """Return the configuration of a document, of its last stage if it has stages."""
+    if "stage" in read_document(path):
+        return load_stages(path, run=path.with_suffix(""))[-1].config
+    return load_config(path)
+
+
+def _targets(folder: Path, part: int, languages: tuple[str, str]) -> Iterator[str]:
+    """Return the targets of a held-out part of the split in a folder."""
+    return read_lines(folder / f"{NAMES[part]}.{languages[1]}")
 
 
 def _seconds(budget: str) -> float:

@@ -97,6 +97,9 @@ def _print_document(path: Path, overrides: Sequence[str], as_json: bool) -> None
     from dragoman.config.reference import annotated_toml
 
     read = read_document(path)
+    if "stage" in read:
+        _print_stages(path, overrides, as_json)
+        return
     init_from = initial_model(read, overrides, start=path.parent)
     document = parse_config(read, overrides, where=str(path), init_from=init_from)
     if as_json:
@@ -105,6 +108,31 @@ def _print_document(path: Path, overrides: Sequence[str], as_json: bool) -> None
     pairs = (override.partition("=") for override in overrides)
     is_set = flatten(read_document(path)) | {key.strip(): value.strip() for key, _, value in pairs}
     typer.echo(annotated_toml(document, is_set, is_set.get("model.preset")), nl=False)
+
+
+def _print_stages(path: Path, overrides: Sequence[str], as_json: bool) -> None:
+    """Print the complete document of each stage that makes a model, and the table of each that makes text."""
+    from dragoman.config import dump_toml
+    from dragoman.config.errors import toml_value
+    from dragoman.config.stages import load_stages
+
+    stages = load_stages(path, overrides, run=Path("runs") / path.stem)
+    if as_json:
+        documents = [stage.text or stage.config for stage in stages]
+        print_json([
+            {"name": stage.name, **document.model_dump(mode="json", exclude_none=True)}
+            for stage, document in zip(stages, documents, strict=True)
+        ])  # fmt: skip
+        return
+    for stage in stages:
+        typer.echo(f"# stage {stage.name}")
+        if stage.text is None:
+            typer.echo(dump_toml(stage.config))
+            continue
+        typer.echo(f"[{'back_translate' if stage.back else 'translate'}]")
+        for key, value in stage.text.model_dump(mode="json", exclude_none=True).items():
+            typer.echo(f"{key} = {toml_value(value)}")
+        typer.echo("")
 
 
 def _document(entry: Key | Kind) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +21,7 @@ from dragoman.errors import UsageError
 if TYPE_CHECKING:
     from dragoman.cli.console import RichReporter
     from dragoman.config import Config
+    from dragoman.config.stages import Stage
     from dragoman.training.trainer import TrainResult
 
 _REPORTED_WITHIN = 10.0  # seconds
@@ -72,7 +73,8 @@ def train(
     For several processes: torchrun --nproc-per-node N -m dragoman train CONFIG, or --ray.
     """
     from dragoman.cli.console import RichReporter
-    from dragoman.config import load_config
+    from dragoman.config import load_config, read_document
+    from dragoman.config.stages import load_stages
 
     if workers is not None and not use_ray:
         raise UsageError(f"--workers {workers} has no effect without --ray; add it, or start processes with torchrun")
@@ -80,6 +82,11 @@ def train(
         raise UsageError("--ray starts the workers itself; remove it, or run the command without torchrun")
     is_main = not _in_group() or os.environ.get("RANK") == "0"
     run = out or Path("runs") / config.stem
+    if "stage" in read_document(config):
+        if use_ray or _in_group():
+            raise UsageError(f"{config}: a document with stages is trained by one process; omit --ray and torchrun")
+        _train_stages(load_stages(config, overrides or [], run=run), quiet)
+        return
     try:
         document = load_config(config, overrides or [], run=run)
     except UsageError as error:
@@ -98,13 +105,29 @@ def train(
             result = train_run(document, run, reporter=reporter)
         if not is_main:
             raise typer.Exit(130 if result.interrupted else 0)
-        if result.interrupted:
-            reporter.result(f"stopped and saved at step {result.progress.step:,}; resume with: {_own_command()}")
-            raise typer.Exit(130)
-        if document.data.kind == "parallel" and document.data.test is not None:
-            _log_test_scores(document, run, reporter)
-        _report_end(document, result, reporter)
-        reporter.log(f"to use the model: {document.data.about.command} {shlex.quote(str(run))}")
+        _end(document, result, run, reporter)
+
+
+def _train_stages(stages: Sequence[Stage], quiet: bool) -> None:
+    from dragoman.cli.console import RichReporter
+
+    run = stages[0].folder.parent
+    with RichReporter(quiet) as reporter, interruptible(run, reporter):
+        from dragoman.training.stages import train_stages
+
+        result = train_stages(stages, reporter=reporter)
+        _end(stages[-1].config, result, run, reporter)
+
+
+def _end(document: Config, result: TrainResult, run: Path, reporter: RichReporter) -> None:
+    """Report the end of a training; score the test set unless it was interrupted."""
+    if result.interrupted:
+        reporter.result(f"stopped and saved at step {result.progress.step:,}; resume with: {_own_command()}")
+        raise typer.Exit(130)
+    if document.data.kind == "parallel" and document.data.test is not None:
+        _log_test_scores(document, result.run, reporter)
+    _report_end(document, result, reporter)
+    reporter.log(f"to use the model: {document.data.about.command} {shlex.quote(str(run))}")
 
 
 def _in_group() -> bool:
@@ -123,7 +146,8 @@ def interruptible(run: Path, reporter: RichReporter | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        saved = "resume from the last checkpoint" if (run / "last").exists() else "no step is saved yet; start again"
+        is_saved = (run / "last").exists() or (run / "stage").exists()
+        saved = "resume from the last checkpoint" if is_saved else "no step is saved yet; start again"
         if reporter is not None:
             reporter.result(f"interrupted; {saved} with: {_own_command()}")
         raise typer.Exit(130) from None
@@ -158,7 +182,7 @@ def _log_test_scores(document: Config, run: Path, reporter: RichReporter) -> Non
     assert data.test is not None
     pairs = list(read_pairs(corpus_spec(document, data.test), reporter.log))
     reporter.phase("translating the test set", f"{len(pairs):,} sentences")
-    translator = Translator.load(run, document.train.device, quantize="none")
+    translator = Translator.load(run, document.train.device, quantize="none", tag=data.test.tag)
     sources, references = [p.source for p in pairs], [[p.target for p in pairs]]
     evaluation = evaluate_model(translator, sources, references, language=data.target_language)
     for line in evaluation.lines():

@@ -65,6 +65,9 @@ def translate(
     protect: Annotated[
         list[str] | None, typer.Option(help="Regular expression of texts that are copied; may be repeated.")
     ] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="Symbol before every source, which the model was trained with, such as '<news>'.")
+    ] = None,
     format_: Annotated[
         str, typer.Option("--format", help="Format of the input: text (lines), html or xml (one document).")
     ] = "text",
@@ -139,6 +142,7 @@ def translate(
     loading: dict[str, Any] = {
         "device": device, "quantize": quantize, "engine": engine, "threads": threads, "shortlist": shortlist,
     }  # fmt: skip
+    loading |= {} if tag is None else {"tag": tag}
     inputs = input_ or []
     if inputs and format_ == "text" and not ray and missing_wing(_DOCUMENTS, "") is None:
         documents = wing(_DOCUMENTS, "a document")

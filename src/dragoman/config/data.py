@@ -144,7 +144,14 @@ def _key(value: Any) -> Any:
     raise ValueError("must be a column number (0 to 9,999) or the name of a key, in quotes")
 
 
+def _tag(value: str) -> str:
+    if not re.fullmatch(r"<[A-Za-z][A-Za-z0-9_-]{0,29}>", value) or value in ("<pad>", "<unk>", "<s>"):
+        raise ValueError('accepted: a name of up to 30 letters and digits in angle brackets, such as "<bt>"')
+    return value
+
+
 Entry = TypeVar("Entry")
+Tag = Annotated[str, AfterValidator(_tag)]
 Key = Annotated[str | int, BeforeValidator(_key)]
 Root = Annotated[
     str,
@@ -184,6 +191,12 @@ class CorpusConfig(Section):
         example="de",
     )
     weight: limits.CorpusWeight = field(1.0, "passes over the corpus per epoch", example=2.0)
+    tag: Tag | None = field(
+        None,
+        "symbol before every source of the corpus, such as synthetic text or a domain, so that the model knows where "
+        "it is from; input has none, unless `search.tag` or `translate --tag` adds it",
+        example="<bt>",
+    )
 
     def _problems(self, stored: bool) -> Iterator[str]:
         if self.paths().keys() not in ({"source", "target"}, {"path"}):
@@ -531,6 +544,12 @@ class TokenizerConfig(SideTokenizerConfig):
         "learn from the first corpora of `data.train` only, so that corpora added later do not change the "
         "vocabulary, and prepared data are kept",
         example=1,
+    )
+    tags: tuple[Tag, ...] = field(
+        (),
+        "symbols that a source may begin with, in addition to the tags of `data.train`: for a vocabulary that later "
+        "stages use",
+        example=["<bt>"],
     )
     add_words: tuple[str, ...] = field(
         (),

@@ -44,6 +44,8 @@ from dragoman.extras import load_plug_ins
 from dragoman.io.model_files import find_model, list_checkpoints, read_meta, verify
 from dragoman.io.reading import COPY_AGAIN, as_path, has_lone_surrogate, open_regular, plain_suffix, read_json
 
+STAGE_REFERENCE = "stage:"
+"""Start of a name of what an earlier stage of a document has made (config/stages.py)."""
 _LARGEST = 1_000_000
 """Largest configuration file in bytes: a thousand times the size of a recipe, and parsed within a second."""
 _PARTS = 32
@@ -235,18 +237,31 @@ def load_config(
     """
     path = as_path(path, "configuration")
     document = read_document(path)
+    if "stage" in document:
+        advice = "accepted by train, doctor and config, and in Python by load_stages and train_stages"
+        raise ConfigError(str(path), [f"the document has stages, which need several configurations; {advice}"])
     if stored:
         return parse_config(document, overrides, where=str(path), stored=True)
-    folder, data, train = Path(path).parent, document.get("data"), document.get("train")
-    if isinstance(data, dict) and "train" in data and isinstance(root := data.get("root", ""), str):
+    start_at(document, Path(path).parent)
+    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+    run = None if run is None else Path(run)
+    return parse_config(document, overrides, where=str(path), init_from=initial_model(document, overrides), run=run)
+
+
+def start_at(document: Mapping[str, Any], folder: Path) -> None:
+    """Let relative paths of a document, which start at its folder, start at the current directory."""
+    data, train = document.get("data"), document.get("train")
+    if isinstance(data, dict) and data.keys() & {"train", "root"} and isinstance(root := data.get("root", ""), str):
         moved = move_root(root, Path(), start=folder)
         if moved != (root or "."):
             data["root"] = moved
     if isinstance(train, dict) and isinstance(initial := train.get("init_from"), str) and initial:
-        train["init_from"] = move_root(initial, Path(), start=folder)
-    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
-    run = None if run is None else Path(run)
-    return parse_config(document, overrides, where=str(path), init_from=initial_model(document, overrides), run=run)
+        train["init_from"] = _starting_at(initial, folder)
+
+
+def _starting_at(initial: str, folder: Path) -> str:
+    """Return a train.init_from that is relative to the current directory; that of an earlier stage is no path."""
+    return initial if initial.startswith(STAGE_REFERENCE) else move_root(initial, Path(), start=folder)
 
 
 def read_document(path: str | Path) -> dict[str, Any]:
@@ -296,23 +311,20 @@ def parse_config(
     overrides: Iterable[str] = (),
     where: str = "configuration",
     stored: bool = False,
-    init_from: str | None = None,
+    init_from: str | Config | None = None,
     run: Path | None = None,
 ) -> Config:
     """Validate a document of nested dictionaries.  Raises ConfigError that lists all problems.
 
     stored: the document belongs to an existing run or model.  Then it may contain language names instead of codes,
     validation data that are part of the training data, a warm-up longer than the budget, and numbers outside of the
-    current limits that do not affect tensor shapes.  init_from: the model of `train.init_from`, which completes the
-    document; without it, no file is read.  run: a run that may have begun with it.
+    current limits that do not affect tensor shapes.  init_from: the model of `train.init_from`, or its configuration,
+    which completes the document; without it, no file is read.  run: a run that may have begun with it.
     """
     if not isinstance(document, dict):
         raise ConfigError(where, [f"{shown(document)} is not a configuration; accepted: a table of sections"])
-    document.setdefault("model", {})
-    for section, tag, default in (("data", "kind", "parallel"), ("model", "architecture", "transformer")):
-        if isinstance(content := document.get(section), dict) and not (init_from and section == "model"):
-            content.setdefault(tag, default)
-    problems = _apply_overrides(document, overrides)
+    set_default_kinds(document, model=not init_from)
+    problems = apply_overrides(document, overrides)
     problems += _expand_preset(document)
     if init_from is not None:
         problems += _complete(document, init_from, run)
@@ -333,6 +345,14 @@ def parse_config(
     if problems:
         raise ConfigError(where, problems)
     return config
+
+
+def set_default_kinds(document: dict[str, Any], model: bool = True) -> None:
+    """Add the default kind of data and, if `model`, the default architecture to a document."""
+    document.setdefault("model", {})
+    for section, tag, default in (("data", "kind", "parallel"), ("model", "architecture", "transformer")):
+        if isinstance(content := document.get(section), dict) and (model or section != "model"):
+            content.setdefault(tag, default)
 
 
 def dump_toml(config: Config) -> str:
@@ -357,7 +377,7 @@ _DEEPEST = 8
 _ONE_LINE = "an override sets one key and must be a single line; pass each key=value as a separate argument"
 
 
-def _apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> list[str]:
+def apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> list[str]:
     """Apply `key=value` overrides to a document; return the problems.
 
     Kinds are applied first, so that the order of overrides does not matter.  A new kind removes the other keys of its
@@ -387,15 +407,21 @@ def _apply_overrides(document: dict[str, Any], overrides: Iterable[str]) -> list
         except ValueError as error:
             problems.append(f"{clip(key)}: {error}")
             continue
-        models = models_at(Config, parents)
-        if last in ("kind", "architecture") and section.get(last) != parsed and len(models) > 1:
-            chosen = next((model for model in models if tag_of(model) == parsed), None)
-            # Sizes mean the same in all architectures, but a key such as `eps` differs between kinds.
-            shared = chosen.model_fields if chosen is not None and "architecture" in chosen.model_fields else {}
-            for other in section.keys() - shared.keys():
-                del section[other]
+        if last in ("kind", "architecture"):
+            remove_other_kind(section, parents, last, parsed)
         section[last] = parsed
     return problems
+
+
+def remove_other_kind(section: dict[str, Any], parents: Sequence[str], key: str, kind: Any) -> None:
+    """Remove the keys that the section at `parents` does not have any more once its `key` selects another kind."""
+    models = models_at(Config, parents)
+    if section.get(key) != kind and len(models) > 1:
+        chosen = next((model for model in models if tag_of(model) == kind), None)
+        # Sizes mean the same in all architectures, but a key such as `eps` differs between kinds.
+        shared = chosen.model_fields if chosen is not None and "architecture" in chosen.model_fields else {}
+        for other in section.keys() - shared.keys():
+            del section[other]
 
 
 def _parsed(value: str) -> Any:
@@ -472,30 +498,33 @@ def initial_model(document: Mapping[str, Any], overrides: Iterable[str], start: 
     """
     train = document.get("train")
     initial = train.get("init_from") if isinstance(train, dict) else None
-    initial = move_root(initial, Path(), start=start) if isinstance(initial, str) and initial else None
+    initial = _starting_at(initial, start) if isinstance(initial, str) and initial else None
     for key, _, value in (text.partition("=") for text in overrides if isinstance(text, str)):
         if key.strip() == "train.init_from":
             initial = value.strip().strip("\"'")
     return initial or None
 
 
-def _complete(document: dict[str, Any], init_from: str, run: Path | None) -> list[str]:
+def _complete(document: dict[str, Any], init_from: str | Config, run: Path | None) -> list[str]:
     """Add the sections of the model `init_from`, or of the run that began with it; return the problems."""
     problems = []
     try:
-        config, owner = None, init_from
-        if run is not None and list_checkpoints(run) and (run / "config.toml").is_file():
+        config, owner = None, init_from if isinstance(init_from, str) else str(document["train"]["init_from"])
+        if isinstance(init_from, Config):
+            config = init_from
+        elif run is not None and list_checkpoints(run) and (run / "config.toml").is_file():
             stored = load_config(run / "config.toml", stored=True)
             if stored.train.init_from is not None:
                 config, owner = stored, str(run)
         if config is None:
+            assert isinstance(init_from, str)
             folder = find_model(resolve_path(init_from))
             verify(folder, skip=[name for name in read_meta(folder)["sha256"] if name.startswith("training")])
             content = read_json(folder / "config.json", ModelFolderError, COPY_AGAIN)
             config = parse_config(content, where=f"{folder}/config.json", stored=True)
         problems = _merge_sections(document, config.model_dump(mode="json"), owner)
     except DragomanError as error:
-        problems.append(f"train.init_from = {shown(init_from)}: {error}")
+        problems.append(f"train.init_from = {shown(owner)}: {error}")
     if "architecture" not in document["model"]:  # so that the other sections can be checked
         data = document.get("data")
         kind = str(data.get("kind")) if isinstance(data, dict) else ""

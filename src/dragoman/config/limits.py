@@ -153,6 +153,10 @@ Beams = Annotated[_Whole, Field(ge=1, le=4096), AcceptStored]
 EarlyEnd = Literal["auto", "on", "off"]
 BeamThreshold = Annotated[_Real, Field(ge=0, le=1000), AcceptStored]
 """Difference of log-probabilities; 0 is off.  A hypothesis that is e**20 times less probable hardly ever wins."""
+SampleTemperature = Annotated[_Real, Field(ge=0.01, le=100), AcceptStored]
+"""Divides the logits of sampling: near 0 it is greedy search, far above 1 all tokens are equally probable."""
+LeastScore = Annotated[_Real, Field(ge=-100, le=0), AcceptStored]
+"""Mean natural log-probability per token: 0 is certain, and below -10 are random tokens."""
 LastTokens = Annotated[_Whole, Field(ge=0, le=10_000), AcceptStored]
 """Tokens at the end of two hypotheses that are compared; 0 is off."""
 LengthPenalty = Annotated[_Real, Field(ge=0, le=10), AcceptStored]

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel
@@ -18,6 +19,7 @@ from dragoman.config.document import Config
 from dragoman.config.errors import DEVICES, limits_of, models_in, native_name, tag_key, tag_of, toml_value
 from dragoman.config.model import PRESETS, TransformerConfig
 from dragoman.config.section import Duration, Section, Share
+from dragoman.config.stages import Stages
 from dragoman.errors import UsageError, clip, nearest
 
 Conditions = tuple[tuple[str, tuple[str, ...]], ...]
@@ -75,7 +77,7 @@ def section_of(name: str) -> str:
 def all_keys() -> tuple[Key, ...]:
     """Return all keys, section by section in the order of the document.  Entries of lists have the index 0."""
     by_name: dict[tuple[str, ...], list[_Chosen]] = {}
-    for name, chosen, field, models in _fields(Config, "", ()):
+    for name, chosen, field, models in chain(_fields(Config, "", ()), _fields(Stages, "", ())):
         if any(name == selecting for selecting, _ in chosen):
             continue  # described with the section that it selects
         meaning, example = field.description or "", toml_value(field.examples[0]) if field.examples else ""
@@ -194,6 +196,8 @@ def _plain(annotation: Any) -> list[Any]:
         return list(typing.get_args(annotation))
     if origin in (typing.Union, types.UnionType, tuple):
         return [one for part in typing.get_args(annotation) for one in _plain(part)]
+    if origin is dict:
+        return [dict]
     return [] if annotation in (type(None), ...) else [annotation]
 
 
@@ -206,12 +210,14 @@ def look_up(name: str) -> tuple[list[Kind], list[Key]]:
     Raises UsageError with the nearest name.
     """
     wanted = _without_index(name.strip().strip("[]").strip())
+    kinds = [kind for kind in all_kinds() if kind.tag == wanted]
     for matches in (str.__eq__, _is_in, _ends_with):
-        if keys := [key for key in all_keys() if matches(_without_index(key.name), wanted)]:
+        keys = [key for key in all_keys() if matches(_without_index(key.name), wanted)]
+        if keys and not (kinds and all(key.name.startswith("stage.") for key in keys)):
             # A section is described without the kinds of its inner sections.
             selecting = {key.name for key in keys if matches is not _is_in or section_of(key.name) == wanted}
             return [kind for kind in all_kinds() if kind.name in selecting], keys
-    if kinds := [kind for kind in all_kinds() if kind.tag == wanted]:
+    if kinds:
         return kinds, [key for key in all_keys() if any(key.is_of(kind) for kind in kinds)]
     names = {_without_index(key.name) for key in all_keys()}
     other, last = native_name(wanted.rpartition(".")[2]), wanted.rpartition(".")[2]

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from dragoman.config import limits
+from dragoman.config.data import Tag
 from dragoman.config.section import AcceptStored, Duration, DurationField, IntervalField, Section, Share, field
 
 
@@ -409,6 +410,9 @@ class SearchConfig(Section):
         (),
         "regular expressions of texts that a translation contains unchanged, beside URLs, {name}, %s and the like",
         example=["[A-Z]+-[0-9]+"],
+    )
+    tag: Tag | None = field(
+        None, "symbol before every source that is translated (see `data.train[].tag`)", example="<news>"
     )
     split_sentences: Literal["auto", "on", "off"] = field(
         "auto",

@@ -120,12 +120,15 @@ def read_batch(
         for i in np.flatnonzero(drawn.any(axis=0)).tolist():
             number = int(numbers[i])
             source, target = augmentation.changed(store.text(number), number, epoch, drawn[:, i])
-            pair = tokenizer.encode_source(source), tokenizer.encode_target(target)
+            pair = [*store.tag_ids(number), *tokenizer.encode_source(source)], tokenizer.encode_target(target)
             if max(map(len, pair)) <= max_tokens:
                 texts[i], ids[i] = (source, target), pair
     if any(sampling):
         pairs = [texts.get(i) or store.text(n) for i, n in enumerate(numbers.tolist())]
-        return collate(tokenizer.encode_sampled(pairs, sampling, seed))
+        sampled = tokenizer.encode_sampled(pairs, sampling, seed)
+        return collate(
+            [([*store.tag_ids(n), *src], tgt) for n, (src, tgt) in zip(numbers.tolist(), sampled, strict=True)]
+        )
     return collate([ids.get(i) or store.pair(n) for i, n in enumerate(numbers.tolist())])
 
 

@@ -29,7 +29,9 @@ from dragoman.data.sentences import is_spaceless
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import check_text_file, read_lines
 
-REASONS = ("empty", "too_short", "too_long", "ratio", "identical", "duplicate", "too_many_tokens")
+REASONS = ("empty", "too_short", "too_long", "ratio", "identical", "duplicate", "too_many_tokens", "language", "score",
+           "truncated", "repetition")  # fmt: skip
+"""Why a pair is not used; the last four: of text that a stage has made."""
 
 _MAX_PROBLEMS = 5
 _RATIO_FROM = 20
@@ -42,8 +44,8 @@ class CorpusSpec:
 
     Keys are column numbers from 0 (TSV, CSV without a header, a JSON array per line), names (CSV with a header, JSONL,
     Parquet; `a.b` addresses a nested object) or language codes (TMX, OPUS archives; the default numbers: those of the
-    file).  title: replaces the paths in messages.  Raises UsageError if neither or both forms are given, if the format
-    of `path` is not supported, and for numbers as languages.
+    file).  title: replaces the paths in messages.  tag: symbol before every source.  Raises UsageError if neither or
+    both forms are given, if the format of `path` is not supported, and for numbers as languages.
     """
 
     source: Path | None = None
@@ -53,6 +55,7 @@ class CorpusSpec:
     target_key: Key = 1
     weight: float = 1.0
     title: str = ""
+    tag: str | None = None
 
     def __post_init__(self) -> None:
         if len(self._given) != (2 if self.path is None else 1):
@@ -291,4 +294,4 @@ def corpus_spec(config: Config, corpus: CorpusConfig) -> CorpusSpec:
             for key, default, language in zip(keys, _DEFAULT_KEYS, languages, strict=True)
         ]
     files = paths.get("source"), paths.get("target"), paths.get("path")
-    return CorpusSpec(*files, keys[0], keys[1], corpus.weight)
+    return CorpusSpec(*files, keys[0], keys[1], corpus.weight, tag=corpus.tag)

@@ -19,6 +19,8 @@ from dragoman.io.weights import file_problem
 
 FORMAT_VERSION = 1
 POINTERS = ("best", "last", "average")
+STAGE = "stage"
+"""Name of the file in a run with stages that names the folder of the last one."""
 _MOST_LISTED = 8
 
 
@@ -53,13 +55,23 @@ def runs_inside(folder: Path) -> list[Path]:
     return sorted({pointer.parent for name in ("best", "last") for pointer in folder.glob(f"*/{name}")})
 
 
+def last_stage(run: Path) -> Path:
+    """Return the run folder of the last stage of a run with stages; another folder as it is."""
+    return read_pointer(run, STAGE) or run
+
+
 def find_model(path: str | Path) -> Path:
     """Return the model folder for a run folder, one of its checkpoints or pointers, or a model folder.
 
-    A folder that contains a single run, such as that of `dragoman demo`, stands for the run.  Raises ModelFolderError
-    if there is no model.
+    A run with stages stands for its last stage, and a folder that contains a single run, such as that of `dragoman
+    demo`, for the run.  Raises ModelFolderError if there is no model.
     """
-    path = as_path(path, "model")
+    run = as_path(path, "model")
+    path = last_stage(run)
+    if path != run and not path.is_dir():
+        raise ModelFolderError(
+            f"{run}: its last stage, {path.name}, has not begun; continue it with: dragoman train CONFIG --out {run}"
+        )
     if (path / "model.safetensors").exists() or (path / "meta.json").exists():
         return path
     if path.is_file() and path.name in POINTERS:

@@ -24,6 +24,7 @@ from dragoman.data.profile import PROFILE, TrainingProfile
 from dragoman.errors import ConfigError, ModelFolderError, TrainingError, UsageError, clip
 from dragoman.io.model_files import FORMAT_VERSION as FORMAT_VERSION
 from dragoman.io.model_files import find_model as find_model
+from dragoman.io.model_files import last_stage as last_stage
 from dragoman.io.model_files import list_checkpoints as list_checkpoints
 from dragoman.io.model_files import read_meta as read_meta
 from dragoman.io.model_files import read_pointer as read_pointer

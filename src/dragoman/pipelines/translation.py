@@ -59,6 +59,8 @@ from dragoman.pipelines.protection import AlignCall, Mask
 from dragoman.tokenizers import EOS, UNK, Tokenizer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import torch
     from numpy.typing import NDArray
@@ -132,12 +134,34 @@ class Translator(Pipeline):
             raise UsageError(f"max_source = {max_source}; accepted: at least 2 (one token and the end of sentence)")
         super().__init__(model, tokenizer, search, device)
         self.max_source = max_source
+        self._tag: str | None = None
         self._split_default = getattr(search, "split_sentences", "auto")
         self.protect: tuple[str, ...] = tuple(getattr(search, "protect", ()))
         """Regular expressions of texts that are copied, in addition to `SPAN_KINDS`."""
+        if tag := getattr(search, "tag", None):
+            self.tag = tag
         self._copies: dict[str, bool] = {}
         """Whether the model copies spans of a kind."""
         self.describe_data(None, (None, None))
+
+    @classmethod
+    def load(
+        cls, path: str | Path | Sequence[str | Path], *device: Any, tag: str | None = None, **options: Any
+    ) -> Self:
+        """Load a model as `Pipeline.load` does.  tag: see `tag`.  Raises UsageError if the model does not know it."""
+        translator = super().load(path, *device, **options)
+        if tag is not None:
+            translator.tag = tag
+        return translator
+
+    @property
+    def tag(self) -> str | None:
+        """Symbol before every source, such as that of a domain; set it to one of `data.train[].tag`, or None."""
+        return self._tag
+
+    @tag.setter
+    def tag(self, tag: str | None) -> None:
+        self.tokenizer, self._tag = self.tokenizer.tagged(tag), tag
 
     @classmethod
     def _build(

@@ -21,6 +21,7 @@ from dragoman.tokenizers.pieces import (
     BYTES_FILE,
     EOS,
     PAD,
+    SPACE,
     UNK,
     BytePieces,
     Pieces,
@@ -77,6 +78,8 @@ class Tokenizer:
             self._templates = Templates((TEXT, EOS), (TEXT, EOS), optional=True)
         self._control = frozenset(self._templates.control)
         self._between: dict[tuple[str | None, str | None], Tokenizer] = {}
+        self.tag_ids: list[int] = []
+        """Tokens of a tag before every source (see `tagged`)."""
         self._known: tuple[KnownCharacters, KnownCharacters] | None = None
 
     @cached_property
@@ -312,12 +315,38 @@ class Tokenizer:
         tokenizer = self._between.get((source, target))
         if tokenizer is None:
             tokenizer = copy.copy(self)
-            tokenizer._direction = self._templates.direction(source, target)
+            tokenizer._direction = self._with_tag(self._templates.direction(source, target))
             defaults = self._templates.default
             tokenizer._templates = replace(self._templates, default=(source or defaults[0], target or defaults[1]))
             tokenizer._between = {}
             self._between[source, target] = tokenizer
         return tokenizer
+
+    def tagged(self, tag: str | None) -> Tokenizer:
+        """Return a tokenizer that puts a tag before every source; None for none.
+
+        Raises UsageError if the tag is not a symbol of the vocabulary.
+        """
+        ids: list[int] = []
+        if tag is not None:
+            known = [i for i in self._source.piece_ids([tag, SPACE + tag]) if i != UNK]  # learned, or an added word
+            if not known:
+                raise UsageError(
+                    f"tag = {tag!r}: not a symbol of the vocabulary; accepted: the tags of data.train and "
+                    "tokenizer.tags with which it was learned, and those of tokenizer.add_words"
+                )
+            ids = known[:1]
+        tokenizer = copy.copy(self)
+        tokenizer._between, tokenizer.tag_ids = {}, ids
+        before, after = self._direction.source
+        tokenizer._direction = tokenizer._with_tag(
+            replace(self._direction, source=(before[len(self.tag_ids) :], after))
+        )
+        return tokenizer
+
+    def _with_tag(self, direction: SurroundingTokens) -> SurroundingTokens:
+        before, after = direction.source
+        return replace(direction, source=([*self.tag_ids, *before], after)) if self.tag_ids else direction
 
     def directed(self, text: str, source: str | None = None, target: str | None = None) -> tuple[Tokenizer, str, str]:
         """Return the tokenizer of a text that may start with a tag `>>xx<<`, its target language; the tag; the rest.
@@ -333,7 +362,7 @@ class Tokenizer:
 
     @cached_property
     def _direction(self) -> SurroundingTokens:
-        return self._templates.direction(None, None)
+        return self._with_tag(self._templates.direction(None, None))
 
     @property
     def frame_size(self) -> int:

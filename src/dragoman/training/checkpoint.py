@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import Config, LoRAConfig, resolve_path
+from dragoman.data.store.folder import tags_of
 from dragoman.errors import ModelFolderError
 from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
@@ -206,6 +207,7 @@ def open_initial(config: Config, run: Path, reporter: Reporter) -> InitialModel 
     origin = {"folder": config.train.init_from, "sha256": sha256}
     reporter.log(f"starting with the weights and the tokenizer of {folder} (sha256 {sha256[:12]}...)")
     if not config.tokenizer.add_words:
+        _check_tags(config, vocabulary)
         return InitialModel(vocabulary, origin, folder)
     tokenizer = vocabulary.tokenizer if isinstance(vocabulary, LabelVocabulary) else vocabulary
     assert isinstance(tokenizer, Tokenizer)  # checked by the configuration
@@ -218,7 +220,15 @@ def open_initial(config: Config, run: Path, reporter: Reporter) -> InitialModel 
         vocabulary = LabelVocabulary(vocabulary.labels, added.tokenizer, vocabulary.patch_numbers)
     else:
         vocabulary = added.tokenizer
+    _check_tags(config, vocabulary)
     return InitialModel(vocabulary, origin, folder, added)
+
+
+def _check_tags(config: Config, vocabulary: Vocabulary) -> None:
+    """Raise UsageError for tags of data.train that the vocabulary lacks."""
+    if config.data.about.translates and isinstance(vocabulary, Tokenizer):
+        for tag in tags_of(config):
+            vocabulary.tagged(tag)
 
 
 def _extended(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor], added: AddedWords) -> dict[str, Tensor]:

@@ -33,6 +33,7 @@ from dragoman.models.model_folder import (
     average_tensors,
     build_for,
     described_files,
+    last_stage,
     list_checkpoints,
     load_tensors,
     read_config,
@@ -61,6 +62,9 @@ _MAY_CHANGE = ("train.budget", "train.validate_every", "train.validate_sentences
                "train.max_bad_steps", "train.parallel.", "train.gradient_checkpointing", "train.expected_speed",
                "train.cuda_graphs", "search.", "data.root")  # fmt: skip
 """Settings that a resumed run may change, because they do not affect the steps already made."""
+_MAY_CHANGE_FINISHED = ("train.keep", "train.log_every", "train.device", "train.threads", "train.parallel.",
+                        "train.expected_speed", "train.save_every", "search.", "data.root")  # fmt: skip
+"""The same for a run whose model others have used."""
 
 _PATHS = (
     "relative paths start at the folder of the TOML file, or at data.root in it; data.root=FOLDER on the command line "
@@ -80,7 +84,7 @@ def open_run(config: Config, folder: Path, reporter: Reporter | None = None, wri
     if writes:
         recover_folders(folder / "checkpoints")
         if list_checkpoints(folder) and stored.is_file():
-            _refuse_changes(load_config(stored, stored=True), config, folder)
+            refuse_changes(config, folder)
     reporter = reporter or Reporter()
     if not config.data.about.translates:  # the store of parallel data reports its phases
         reporter.phase("preparing the data")
@@ -137,14 +141,18 @@ def check_files(config: Config) -> None:
         raise ConfigError("[data] of the configuration", problems)
 
 
-def _refuse_changes(old: Config, new: Config, folder: Path) -> None:
-    """Raise ConfigError for settings that differ from those of the run.  old: as stored, with its relative paths."""
-    new = _with_relative_paths(new, folder)
+def refuse_changes(new: Config, folder: Path, finished: bool = False) -> None:
+    """Raise ConfigError for settings that differ from those stored with a run and affect the steps already made.
+
+    finished: whether others have used its model, so that the training may not go on either.
+    """
+    new, old = _with_relative_paths(new, folder), load_config(folder / "config.toml", stored=True)
     before, after = (flatten(config.model_dump(mode="json")) for config in (old, new))
+    may_change = _MAY_CHANGE_FINISHED if finished else _MAY_CHANGE
     problems = [
         f"{key}: the run has {before.get(key)!r}, the configuration {after.get(key)!r}"
         for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key) and not key.startswith(_MAY_CHANGE)
+        if before.get(key) != after.get(key) and not key.startswith(may_change)
     ]
     if problems:
         advice = "A run can only be resumed with its own configuration; start a new run with another --out."
@@ -404,8 +412,9 @@ def average_run(folder: Path, last: int) -> Path:
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder; specify a run folder written by 'dragoman train'")
-    if not list_checkpoints(folder) and (inside := runs_inside(folder)):
+    if not list_checkpoints(last_stage(folder)) and (inside := runs_inside(folder)):
         raise UsageError(f"{folder}: not a run; specify a run inside it: {', '.join(map(str, inside))}")
+    folder = last_stage(folder)
     with lock_run(folder):
         found = validated_checkpoints(folder)
         if last < 2 or len(found) < last:

@@ -30,6 +30,7 @@ from dragoman.data.store.folder import (
     content_hash,
     origin_keys,
     read_about,
+    tags_of,
     text_hash,
     write_about,
 )
@@ -178,7 +179,7 @@ class _Builder:
             "warnings": self.warnings,
             "tokenizer": self.vocabulary,
             "parts": [
-                {"key": key, "pairs": part.stats.kept, "weight": spec.weight}
+                {"key": key, "pairs": part.stats.kept, "weight": spec.weight} | ({"tag": spec.tag} if spec.tag else {})
                 for key, part, spec in zip(self.keys, self.parts, self.specs, strict=True)
             ],
         }
@@ -240,7 +241,7 @@ class _Builder:
                     texts = [texts[place] for place in chosen]
                 yield from texts
 
-        symbols = SYMBOLS if self.config.parallel.protect else ()
+        symbols = [*(SYMBOLS if self.config.parallel.protect else ()), *tags_of(self.config)]
         return train_tokenizer(self.config.tokenizer, side(0), side(1), self.warnings.append, symbols)
 
     def _encode(self, tokenizer: Tokenizer) -> None:
@@ -260,7 +261,10 @@ class _Builder:
         def tasks() -> Iterator[EncodeTask]:
             for (part, number), positions in zip(segments, duplicates, strict=True):
                 segment = part.filtered[number]
-                yield EncodeTask(segment.stem, segment.stats.kept, positions, tokenizer.models, self.rules.max_tokens)
+                tag = self.specs[part.number].tag
+                yield EncodeTask(
+                    segment.stem, segment.stats.kept, positions, tokenizer.models, self.rules.max_tokens, tag
+                )
 
         for (part, number), result in zip(segments, self.compute(encode_segment, tasks()), strict=True):
             part.add(number, result)

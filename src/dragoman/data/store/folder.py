@@ -259,7 +259,8 @@ def _identity(spec: CorpusSpec, hashes: FileHashes, *more: float) -> bytes:
     """Return format, keys and contents of a corpus as bytes."""
     # Without the two original formats, so that the hash is that of runs which began before there were others.
     parts = [b"" if spec.form in ("", ".tsv", ".jsonl") else spec.form.encode()]
-    parts.append(json.dumps([str(spec.source_key), str(spec.target_key), *more]).encode())
+    tag = [] if spec.tag is None else [spec.tag]
+    parts.append(json.dumps([str(spec.source_key), str(spec.target_key), *more, *tag]).encode())
     for path in spec.files:
         try:
             parts.append(bytes.fromhex(hashes.of(path)))
@@ -283,11 +284,20 @@ def content_hash(
 def _settings(config: Config, tokenizer: Tokenizer | None) -> dict[str, Any]:
     settings = config.tokenizer.model_dump(exclude={"sampling": True, "corpora": True, "target": {"sampling"}})
     del settings["add_words"]  # only for a given tokenizer
+    settings["tags"] = tags_of(config)
+    if not settings["tags"]:
+        del settings["tags"]  # so that the hash is that of stores from before there were tags
     if config.parallel.protect:
         settings["symbols"] = len(SYMBOLS)
     used = settings if tokenizer is None else tokenizer_hash(tokenizer)
     groups = {"context": config.parallel.context} if config.parallel.context > 1 else {}
     return {"version": VERSION, "filter": config.parallel.filter.model_dump(), "tokenizer": used, **groups}
+
+
+def tags_of(config: Config) -> list[str]:
+    """Return the tags that the vocabulary of parallel data contains, each once."""
+    corpora = [corpus.tag for corpus in config.parallel.train if corpus.tag is not None]
+    return list(dict.fromkeys([*corpora, *config.tokenizer.tags]))
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:

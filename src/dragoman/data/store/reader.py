@@ -135,6 +135,7 @@ class Store:
         self.warnings: list[str] = about["warnings"]
         self.text_hash: str = about["text"]
         self.parts: list[tuple[int, float]] = [(part["pairs"], part["weight"]) for part in about["parts"]]
+        self._tags: list[str | None] = [part.get("tag") for part in about["parts"]]
         self.keys: list[str] = [part["key"] for part in about["parts"]]
         self._files = StoreFiles(folder, about["files"], in_pieces=(".ids", ".text", ".hashes"))
         try:
@@ -202,6 +203,14 @@ class Store:
         chunk, place = self.locate(number)
         src, tgt = self.chunk(chunk, "text").row(place)
         return src.tobytes().decode(), tgt.tobytes().decode()
+
+    @cached_property
+    def _tag_ids(self) -> list[list[int]]:
+        return [self.tokenizer.tagged(tag).tag_ids for tag in self._tags]
+
+    def tag_ids(self, number: int) -> list[int]:
+        """Return the tokens before the source of a pair that are not part of its text."""
+        return self._tag_ids[self.part_of_chunk[self.locate(number)[0]]] if any(self._tags) else []
 
     def lengths(self, chunks: Iterable[int] | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the tokens of each source and each target of these chunks (default: all), including EOS."""

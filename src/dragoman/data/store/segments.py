@@ -87,7 +87,8 @@ def sorted_hashes(stem: str, pairs: int) -> tuple[NDArray[np.uint64], NDArray[np
 class EncodeTask:
     """A filtered segment to be encoded.
 
-    pairs: in the segment.  duplicates: positions of those to drop, in ascending order.  models: see `Tokenizer`.
+    pairs: in the segment.  duplicates: positions of those to drop, in ascending order.  models: see `Tokenizer`.  tag:
+    see `CorpusSpec`.
     """
 
     stem: str
@@ -95,6 +96,7 @@ class EncodeTask:
     duplicates: NDArray[np.uint32]
     models: TokenizerFiles
     max_tokens: int
+    tag: str | None = None
 
 
 @dataclass
@@ -127,7 +129,7 @@ def drop_reason(ids: tuple[Sequence[int], Sequence[int]], most: int) -> str:
 
 def encode_segment(task: EncodeTask) -> EncodedSegment:
     """Write the ids and the text of the pairs that are neither duplicates nor too long; remove the filtered segment."""
-    tokenizer = _tokenizer(task.models)
+    tokenizer = _tokenizer(task.models).tagged(task.tag)
     texts = read_filtered(task.stem, task.pairs)
     is_duplicate = np.zeros(len(texts), bool)
     is_duplicate[task.duplicates] = True

@@ -171,7 +171,7 @@ def prepare_text(
     text, and as `learn_tokenizer` does.
     """
     text = hash_files(paths, FileHashes(cache).of)
-    without = {"sampling", "corpora", "add_words"}
+    without = {"sampling", "corpora", "add_words", "tags"}
     used = config.model_dump(exclude=without) if tokenizer is None else tokenizer_hash(tokenizer)
     document: dict[str, Any] = {"version": _VERSION, "tokenizer": used}
     document |= {"form": form, "joins_lines": joins_lines, "text": text}

@@ -25,7 +25,7 @@ from dragoman.evaluation.metrics import Interval, Resampled, bleu_tokenizer, p_v
 from dragoman.io.reading import COPY_AGAIN, read_json
 from dragoman.io.run_log import read_log
 from dragoman.io.weights import read_header
-from dragoman.models.model_folder import distinct_names, find_model, list_checkpoints, read_meta
+from dragoman.models.model_folder import distinct_names, find_model, last_stage, list_checkpoints, read_meta
 from dragoman.pages.charts import is_number
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def _read_runs(paths: Sequence[str | Path]) -> list[ComparedRun]:
     """Return the runs under distinct names.  Raises UsageError with every problem."""
     problems: list[str] = []
     folders: dict[Path, Path] = {}
-    for path in map(Path, paths):
+    for path in (last_stage(Path(path)) for path in paths):
         inside = [path]
         if not _is_run(path):
             inside = sorted(folder for folder in path.iterdir() if _is_run(folder)) if path.is_dir() else []

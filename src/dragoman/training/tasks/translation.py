@@ -125,6 +125,8 @@ class TranslationValidation:
         key: str = "data.valid",
     ) -> None:
         """key: of the pairs in the configuration."""
+        self._tag = spec.tag or config.search.tag
+        tokenizer = tokenizer.tagged(self._tag)
         self.config, self.tokenizer, self.profile = config, tokenizer, profile
         self.also: dict[str, TranslationValidation] = {}
         self.sample: Sample | None = None
@@ -167,6 +169,7 @@ class TranslationValidation:
             if network.device.type == "cuda" and not cuda_graph_unsupported_reasons(network):
                 backend = CudaGraphBackend(network, network.device)
             translator = Translator(backend, self.tokenizer, self.config.search, limit, network.device)
+            translator.tag = self._tag
             translator.describe_data(self.profile, (data.source_language, data.target_language))
             self._translator = translator
         texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]

@@ -1,0 +1,370 @@
+"""A training in stages: models and text, each made from the results of earlier stages, in folders inside the run.
+
+A stage that makes a model is an ordinary run.  A stage that makes text writes the pairs of a fixed number of lines at a
+time, so that a killed one continues after the last of them; sampling depends on the seed and the line only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dragoman.config import Config, FilterConfig, flatten
+from dragoman.config.stages import Stage
+from dragoman.data.corpus import FilterStats, PairFilter, SentencePair, pair_hash
+from dragoman.data.languages import LanguageCheck
+from dragoman.errors import ConfigError, DataError, DragomanError, ModelFolderError
+from dragoman.io.lines import read_lines
+from dragoman.io.lock import lock_run
+from dragoman.io.model_files import STAGE, find_model, last_stage, read_meta
+from dragoman.io.reading import hash_file, read_json
+from dragoman.io.run_log import Reporter, read_log
+from dragoman.io.writing import atomic_file, recover_folders, remove_folder, write_file, writing
+from dragoman.pipelines.lines import Translation
+from dragoman.pipelines.translation import Translator
+from dragoman.tokenizers import load_vocabulary
+from dragoman.training.run import check_files, refuse_changes
+from dragoman.training.trainer import TrainResult, train
+
+LINES = 1000
+"""Lines of a text that are translated, and written, at a time."""
+_ABOUT, _SETTINGS, _SHARDS = "text.json", "settings.json", "shards"
+_FINISHED = "finished.json"
+_AGAIN = "Start a new run with another --out."
+_FAULTS = ("truncated", "empty", "repetition")
+"""Flags of translations that are dropped."""
+
+
+def train_stages(stages: Sequence[Stage], *, reporter: Reporter | None = None) -> TrainResult:
+    """Make the models and texts of all stages in their order; those that exist are kept, the others begun or resumed.
+
+    Returns the result of the last stage, whose model is that of the run; if a signal stops a training, that of this
+    training.  Raises ConfigError if files are missing, models do not fit, or the document has changed what exists, and
+    as `train` does.
+    """
+    reporter = reporter or Reporter()
+    run = stages[0].folder.parent
+    check_stages(stages)
+    if (run / "config.toml").exists():
+        raise ConfigError("the stages", [f"{run}: a run without stages; specify another folder with --out"])
+    with lock_run(run):
+        for stage in stages:
+            _refuse_other(stage, is_last=stage is stages[-1])
+        if last_stage(run) != stages[-1].folder:
+            write_file(run / STAGE, f"{stages[-1].name}\n".encode())
+        for line in plan_lines(stages):
+            reporter.log(line)
+        for number, stage in enumerate(stages, start=1):
+            title = f"stage {number} of {len(stages)}, {stage.name}"
+            finished, is_last = is_finished(stage), stage is stages[-1]
+            if not finished or is_last:
+                reporter.log(title)
+            recover_folders(stage.folder)
+            if stage.text is not None:
+                if not finished:
+                    make_text(stage, reporter)
+                elif (stage.folder / _SHARDS).is_dir():  # killed while they were removed
+                    remove_folder(stage.folder / _SHARDS)
+            elif not finished or is_last:
+                result = train(stage.config, stage.folder, reporter=reporter)
+                if result.interrupted:
+                    return result
+                write_file(stage.folder / _FINISHED, json.dumps({"model": _model_hash(stage.folder)}).encode())
+            reporter.result(f"{title}: {headline(stage)}")
+    return result
+
+
+def plan_lines(stages: Sequence[Stage]) -> list[str]:
+    """Describe what each stage makes, from what, and its length."""
+    lines = [f"{len(stages)} stages:"]
+    for number, stage in enumerate(stages, start=1):
+        source, target = stage.languages
+        if stage.text is None:
+            what, length = f"model {source} to {target}", f"{stage.config.train.budget}"
+        else:
+            given, made = (target, source) if stage.back else (source, target)
+            what, length = f"text in {made}", f"translations of {', '.join(stage.text.text)} ({given})"
+        uses = f" with {', '.join(sorted(stage.used))}" if stage.used else ""
+        done = "; finished" if is_finished(stage) else ""
+        lines.append(f"  {number}. {stage.name}: {what}{uses}, {length}{done}")
+    budgets = [stage.config.train.budget for stage in stages if stage.text is None]
+    if len(budgets) > 1 and {budget.unit for budget in budgets} == {"seconds"}:
+        lines.append(
+            f"  training: {sum(budget.amount for budget in budgets) / 60:.0f} min, and the time of translation"
+        )
+    return lines
+
+
+def is_finished(stage: Stage) -> bool:
+    """Return whether the results of a stage are complete."""
+    return (stage.folder / (_FINISHED if stage.text is None else _ABOUT)).is_file()
+
+
+def headline(stage: Stage) -> str:
+    """Return the result of a finished stage in a line."""
+    if stage.text is not None:
+        stats = _read(stage.folder / _ABOUT)["statistics"]
+        return str(FilterStats(stats["read"], stats["kept"], Counter(stats["dropped"])))
+    meta = read_meta(find_model(stage.folder))
+    scores = {
+        name: meta.get("scores", {}).get(key)
+        for name, key in (("BLEU", "bleu"), ("chrF", "chrf"), ("valid loss", "valid_loss"))
+    }
+    seconds = max((row.get("seconds", 0.0) for row in read_log(stage.folder)), default=0.0)
+    shown = [f"{name} {score:.2f}" for name, score in scores.items() if score is not None]
+    return ", ".join([*shown, f"{meta.get('step', 0):,} steps", f"{seconds / 60:.1f} min"])
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+def check_stages(stages: Sequence[Stage]) -> None:
+    """Raise ConfigError for files that do not exist, and for models that lack a language or each other's vocabulary."""
+    problems = []
+    for stage in stages:
+        try:
+            if stage.text is None:
+                check_files(without_made(stage))
+                continue
+            missing = [str(path) for path in stage.paths if not path.is_file()]
+            if missing:
+                problems.append(
+                    f"stage {stage.name}: text: no such file: {', '.join(missing)}; paths start at data.root"
+                )
+            given, made = stage.languages[::-1] if stage.back else stage.languages
+            vocabularies = [
+                load_vocabulary(find_model(model)) for model in stage.models if model.parent != stage.folder.parent
+            ]
+            for vocabulary in vocabularies:
+                if any(getattr(vocabulary, "languages", ((), ()))):
+                    vocabulary.between(given, made)  # type: ignore[union-attr]
+            if len({tuple(sorted(vocabulary.files().items())) for vocabulary in vocabularies}) > 1:
+                problems.append(f"stage {stage.name}: model: different vocabularies; an ensemble needs the same one")
+        except ConfigError as error:
+            problems += [f"stage {stage.name}: {problem}" for problem in error.problems]
+        except DragomanError as error:
+            problems.append(f"stage {stage.name}: {error}")
+    if problems:
+        raise ConfigError("the stages", problems)
+
+
+def without_made(stage: Stage) -> Config:
+    """Return the configuration of a stage without the corpora that earlier stages make."""
+    data = stage.config.parallel if stage.made else stage.config.data
+    if not stage.made:
+        return stage.config
+    train = tuple(corpus for number, corpus in enumerate(stage.config.parallel.train) if number not in stage.made)
+    return stage.config.model_copy(update={"data": data.model_copy(update={"train": train})})
+
+
+def _refuse_other(stage: Stage, is_last: bool) -> None:
+    """Raise ConfigError if a finished stage was made with other settings; another stage checks this when it goes on."""
+    if stage.text is None and is_finished(stage):
+        refuse_changes(stage.config, stage.folder, finished=not is_last)
+    elif stage.text is not None and (stage.folder / _SETTINGS).is_file():
+        _refuse_other_text(stage, with_models=is_finished(stage))
+        if is_finished(stage):
+            files = _read(stage.folder / _ABOUT)["files"]
+            damaged = [path.name for path in stage.files if not _is_intact(path, files.get(path.name, ""))]
+            if damaged:
+                raise ModelFolderError(
+                    f"{stage.folder}: {', '.join(damaged)} changed since the stage ended. Remove the folder, and those "
+                    f"of the stages after it, to make the text again"
+                )
+
+
+def _is_intact(path: Path, digest: str) -> bool:
+    with suppress(OSError):
+        return hash_file(path, "blake2b") == digest
+    return False
+
+
+def _refuse_other_text(stage: Stage, with_models: bool = True) -> None:
+    before, after = (flatten(one) for one in (_read(stage.folder / _SETTINGS), _settings(stage, with_models)))
+    problems = [
+        f"{key}: the stage has {before.get(key)!r}, the document {after.get(key)!r}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key) and (with_models or not key.startswith("models."))
+    ]
+    if problems:
+        raise ConfigError(str(stage.folder), problems, f"The text of a stage is made with one document. {_AGAIN}")
+
+
+def _settings(stage: Stage, with_models: bool = True) -> dict[str, Any]:
+    """Return what determines a text."""
+    assert stage.text is not None
+    return {
+        "kind": "back_translate" if stage.back else "translate",
+        "languages": list(stage.languages),
+        "seed": stage.config.train.seed,
+        "filter": _rules(stage).model_dump(mode="json"),
+        **stage.text.model_dump(mode="json", exclude={"model", "tag", "text"}),
+        "text": [hash_file(path, "blake2b") for path in stage.paths],
+        "models": [_model_hash(model) for model in stage.models] if with_models else [],
+    }
+
+
+def _rules(stage: Stage) -> FilterConfig:
+    rules = stage.config.parallel.filter
+    ratio = stage.text.max_ratio if stage.text is not None else None
+    return rules.model_copy(update={"drop_duplicates": False} | ({} if ratio is None else {"max_ratio": ratio}))
+
+
+def _model_hash(model: Path) -> str:
+    return str(read_meta(find_model(model))["sha256"]["model.safetensors"])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json(path, ModelFolderError, f"Remove the folder {path.parent}, which is made again.")
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+
+
+def make_text(stage: Stage, reporter: Reporter) -> FilterStats:
+    """Translate the lines of a stage, or continue; write both sides of the pairs that pass the filters.
+
+    Returns the statistics.  Raises DataError if no pair is left.
+    """
+    assert stage.text is not None
+    folder, shards = stage.folder, stage.folder / _SHARDS
+    with writing(folder):
+        shards.mkdir(parents=True, exist_ok=True)
+    if (folder / _SETTINGS).is_file():
+        _refuse_other_text(stage)
+    else:
+        write_file(folder / _SETTINGS, json.dumps(_settings(stage), indent=1).encode())
+    total = sum(1 for _ in _lines(stage))
+    work = _Work.of(stage)
+    seen: set[int] = set()
+    stats = FilterStats()
+    lines = _lines(stage)
+    number = 0
+    while some := list(islice(lines, LINES)):
+        shard = shards / f"{number:06}.json"
+        number += 1
+        fresh = [_first(line, seen) for line in some]
+        if not shard.is_file():
+            reporter.phase(f"translating the text of stage {stage.name}", f"{stats.read:,} of {total:,} lines")
+            write_file(shard, json.dumps(work.done(some, fresh), ensure_ascii=False).encode())
+        stats.add(_stats(_read(shard)))
+    stats.check()
+    if not stats.kept:
+        raise DataError(
+            f"stage {stage.name}: no pair is left: {stats}. Check the text and its language, lower min_score, or "
+            f"train a better model; {folder} can then be removed"
+        )
+    _join(stage, [shards / f"{i:06}.json" for i in range(number)], stats)
+    return stats
+
+
+def _lines(stage: Stage) -> Iterator[str]:
+    return (line.strip() for path in stage.paths for line in read_lines(path))
+
+
+def _first(line: str, seen: set[int]) -> bool:
+    """Return whether a line occurs for the first time."""
+    key = pair_hash(line)
+    is_first = key not in seen
+    seen.add(key)
+    return is_first
+
+
+def _stats(shard: Mapping[str, Any]) -> FilterStats:
+    dropped = Counter[str](shard["dropped"])
+    return FilterStats(len(shard["pairs"]) + dropped.total(), len(shard["pairs"]), dropped)
+
+
+def _join(stage: Stage, shards: Iterable[Path], stats: FilterStats) -> None:
+    """Write the two files of a text and its description, and remove the parts."""
+    with writing(stage.folder), ExitStack() as stack:
+        files = [stack.enter_context(atomic_file(path)) for path in stage.files]
+        for shard in shards:
+            for pair in _read(shard)["pairs"]:
+                for file, text in zip(files, pair, strict=True):
+                    file.write(f"{text}\n".encode())
+    hashes = {path.name: hash_file(path, "blake2b") for path in stage.files}
+    statistics = {"read": stats.read, "kept": stats.kept, "dropped": dict(stats.dropped)}
+    about = {"statistics": statistics, "files": hashes}
+    write_file(stage.folder / _ABOUT, json.dumps(about, indent=1).encode())
+    remove_folder(stage.folder / _SHARDS)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The translation of the lines of a stage and its filters.
+
+    checks: of given lines and of translations.
+    """
+
+    stage: Stage
+    translator: Translator
+    checks: tuple[LanguageCheck, LanguageCheck]
+    rules: PairFilter
+
+    @classmethod
+    def of(cls, stage: Stage) -> _Work:
+        """Load the models of a stage."""
+        text = stage.text
+        assert text is not None
+        given, made = stage.languages[::-1] if stage.back else stage.languages
+        models = [str(model) for model in stage.models]
+        train = stage.config.train
+        threads = None if train.threads == "auto" else train.threads
+        translator = Translator.load(models if len(models) > 1 else models[0], train.device, threads=threads)
+        if any(translator.tokenizer.languages):
+            translator.tokenizer = translator.tokenizer.between(given, made)
+        checks = (LanguageCheck(given, made, identify=True), LanguageCheck(made, given, identify=True))
+        return cls(stage, translator, checks, PairFilter(_rules(stage)))
+
+    def done(self, lines: Sequence[str], fresh: Sequence[bool]) -> dict[str, Any]:
+        """Return the pairs of lines that are kept, source first, and the numbers of the others by reason.
+
+        fresh: whether a line occurs for the first time.
+        """
+        text = self.stage.text
+        assert text is not None
+        reasons = [self._before(line, is_first) for line, is_first in zip(lines, fresh, strict=True)]
+        chosen = [line for line, reason in zip(lines, reasons, strict=True) if reason is None]
+        how: dict[str, Any] = {"beam": text.beam}
+        if text.sampling:
+            how = {"beam": 1, "sample": True, "temperature": text.temperature, "seed": self.stage.config.train.seed}
+        pairs, dropped = [], Counter(reason for reason in reasons if reason is not None)
+        for line, translation in zip(chosen, self.translator.translate(chosen, **how), strict=True):
+            pair = (translation.text.strip(), line) if self.stage.back else (line, translation.text.strip())
+            reason = self._after(pair, translation)
+            if reason is None:
+                pairs.append(pair)
+            else:
+                dropped[reason] += 1
+        return {"pairs": pairs, "dropped": dropped}
+
+    def _before(self, line: str, is_first: bool) -> str | None:
+        """Return why a line is not translated; None if it is."""
+        if not line:
+            return "empty"
+        if not is_first:
+            return "duplicate"
+        if len(line) > self.rules.rules.max_characters:
+            return "too_long"
+        return "language" if self.stage.text and self.stage.text.language and self.checks[0].suspicious(line) else None
+
+    def _after(self, pair: tuple[str, str], translation: Translation) -> str | None:
+        """Return why a pair is dropped; None if it is kept."""
+        text = self.stage.text
+        assert text is not None
+        for flag in _FAULTS:
+            if flag in translation.flags:
+                return flag
+        score = translation.log_prob / max(1, len(translation.token_log_probs))
+        if text.min_score is not None and score < text.min_score:
+            return "score"
+        if text.language and self.checks[1].suspicious(translation.text):
+            return "language"
+        return self.rules.judge(SentencePair(*pair, 0))

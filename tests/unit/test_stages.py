@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,24 @@ import tomli_w
 from dragoman.config import CorpusConfig, load_config
 from dragoman.config.stages import Stage, load_stages
 from dragoman.errors import ConfigError, DataError, ModelFolderError, UsageError
+from dragoman.evaluation.compare.runs import compare_runs
 from dragoman.io.model_files import find_model
 from dragoman.io.run_log import Reporter
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import Tokenizer
 from dragoman.training.run import open_run
 from dragoman.training.stages import make_text, train_stages
-from small_run import Killed, Listener, digit_pairs, small_config, small_document, trained, write_corpus, write_lines
+from small_run import (
+    Cli,
+    Killed,
+    Listener,
+    digit_pairs,
+    small_config,
+    small_document,
+    trained,
+    write_corpus,
+    write_lines,
+)
 
 REAL = {"source": "train.src", "target": "train.tgt"}
 SHORT = {"budget": "24 steps", "validate_every": "24 steps", "validate_sentences": 1, "threads": 1}
@@ -101,9 +113,11 @@ def test_a_reversed_stage_reads_the_other_columns_and_swaps_the_tokenizers(folde
                {"path": "d.zip", "source_key": "de", "target_key": "en"}]  # fmt: skip
     document = staged({"name": "only", "reverse": True, "data": {"train": corpora}})
     document["tokenizer"] |= {"shared": False, "target": {"kind": "char"}}
+    document["data"]["also_valid"] = {"news": {"source": "n.en", "target": "n.xx"}}
     config = plan(document)[0].config
     keys = [(corpus.source_key, corpus.target_key) for corpus in config.parallel.train]
     assert keys == [(1, 0), (0, 1), ("t", "s"), ("en", "de")]
+    assert config.parallel.also_valid["news"].source == "n.xx"
     source, target = config.tokenizer.sides
     assert (source.kind, target.kind, target.vocab_size) == ("char", "bpe", 56)
 
@@ -181,6 +195,25 @@ def test_all_problems_of_all_stages_are_listed_at_once(folder: Path) -> None:
         load_config("s.toml")
 
 
+def test_the_commands_describe_every_stage(folder: Path, monkeypatch: Any, capsysbinary: Any) -> None:
+    plan(staged())
+    cli = Cli(monkeypatch, capsysbinary)
+    code, out, err = cli("config", "s.toml")
+    printed = out.decode()
+    assert code == 0 and all(f"# stage {name}" in printed for name in ("reverse", "bt", "final"))
+    assert 'source_language = "xx"' in printed and 'tag = "<bt>"' in printed, err
+    code, out, err = cli("doctor", "s.toml", "--json")
+    found = [(one["where"], one["what"]) for one in json.loads(out)["findings"]]
+    for name, text in (
+        ("reverse", "training for 24 steps"),
+        ("bt", "translating 201 lines"),
+        ("final", "training for"),
+    ):
+        assert any(where == f"s.toml, stage {name}" and what.startswith(text) for where, what in found), (found, err)
+    code, out, err = cli("prepare", "s.toml")
+    assert code == 2 and "the document has stages" in err
+
+
 # ------------------------------------------------------------------------------------------------------------- the runs
 
 
@@ -189,6 +222,7 @@ def test_a_run_makes_every_stage_once_and_accounts_for_every_line(run: Path) -> 
     assert find_model(run).parents[1] == Path("run/final") and Translator.load(run).translate(["one two"])
     for line in ("3 stages:", "  2. bt: text in en with reverse, translations of mono.tgt (xx)"):
         assert line in said
+    assert [Path(one.folder).name for one in compare_runs([run]).runs] == ["final"]
     account = next(line for line in said if line.startswith("stage 2 of 3, bt: read 202 = kept "))
     assert "empty 1" in account and "duplicate 1" in account
     sources, targets = (path.read_text(encoding="utf-8").splitlines() for path in stages[1].files)

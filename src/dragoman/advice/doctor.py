@@ -101,7 +101,10 @@ def _forecast_text(stage: Stage, where: str, translators: Mapping[Path, Translat
     assert stage.text is not None
     lines = [line for path in stage.paths for line in read_lines(path) if line.strip()]
     some = lines[:: max(1, len(lines) // _LINES)][:_LINES]
-    translator = translators.get(stage.models[0]) or Translator.load(stage.models[0], stage.config.train.device)
+    model = stage.models[0]
+    if model.parent == stage.folder.parent and model not in translators:
+        return  # its stage has errors
+    translator = translators.get(model) or Translator.load(model, stage.config.train.device)
     seconds = len(lines) / time_translation(translator, some, stage.text) if some else 0.0
     what = f"translating {len(lines):,} lines takes at most about {_duration(seconds)} on this machine"
     diagnosis.add("info" if lines else "error", what, where, "measured with a few lines, before the training")

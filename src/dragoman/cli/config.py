@@ -79,9 +79,10 @@ def _document_path(name: str) -> Path | None:
     """Return the path of a document or of the document in a run folder, or None for a key, section or kind."""
     from dragoman.config.reference import look_up
     from dragoman.errors import UsageError
+    from dragoman.io.model_files import last_stage
 
     file = Path(name)
-    in_folder = file / "config.toml"
+    in_folder = last_stage(file) / "config.toml"
     if file.suffix == ".toml" or "/" in name or os.sep in name:
         return in_folder if in_folder.is_file() else file
     try:

@@ -132,8 +132,14 @@ class Config(Section):
         if metric not in (*about.metrics, *ADDED_METRICS.get(kind, ())):
             accepted = ", ".join(about.metrics)
             yield f'train.metric "{metric}" does not exist for data of kind "{kind}"; accepted: {accepted}'
-        if kind != "parallel" and self.search.split_sentences != "auto":
-            yield f'search.split_sentences has no effect on data of kind "{kind}"; remove it'
+        of_pairs = {
+            "search.split_sentences": self.search.split_sentences != "auto",
+            "search.tag": self.search.tag is not None,
+            "tokenizer.tags": bool(self.tokenizer.tags),
+        }
+        for key, given in of_pairs.items():
+            if given and kind != "parallel":
+                yield f'{key} has no effect on data of kind "{kind}"; remove it'
         for key, side in {"tokenizer.target": self.tokenizer.target, "tokenizer": self.tokenizer}.items():
             if side and side.sampling and (side.kind == "char" or not about.samples):
                 yield f"{key}.sampling has no effect on characters, running text or images; remove it"
@@ -238,7 +244,7 @@ def load_config(
     path = as_path(path, "configuration")
     document = read_document(path)
     if "stage" in document:
-        advice = "accepted by train, doctor and config, and in Python by load_stages and train_stages"
+        advice = "accepted by train, doctor and config, and in Python by dragoman.config.stages.load_stages"
         raise ConfigError(str(path), [f"the document has stages, which need several configurations; {advice}"])
     if stored:
         return parse_config(document, overrides, where=str(path), stored=True)

@@ -344,7 +344,7 @@ def merged(table: Mapping[str, Any], changes: Mapping[str, Any], parents: tuple[
             remove_other_kind(result, parents, key, changes[key])
     for key, value in changes.items():
         before, path = result.get(key), (*parents, key)
-        is_corpus = path in (("data", "valid"), ("data", "test"))
+        is_corpus = path in (("data", "valid"), ("data", "test")) or path[:-1] == ("data", "also_valid")
         if isinstance(before, dict) and isinstance(value, dict) and not is_corpus:
             result[key] = merged(before, value, path)
         else:
@@ -357,8 +357,9 @@ def reverse(document: dict[str, Any]) -> None:
     data, tokenizer = document.get("data"), document.get("tokenizer")
     if isinstance(data, dict):
         _exchange(data, "source_language", "target_language")
-        train = data.get("train")
-        for corpus in [*(train if isinstance(train, list) else ()), data.get("valid"), data.get("test")]:
+        train, also = data.get("train"), data.get("also_valid")
+        corpora = [*(train if isinstance(train, list) else ()), *(also.values() if isinstance(also, dict) else ())]
+        for corpus in [*corpora, data.get("valid"), data.get("test")]:
             if not isinstance(corpus, dict):
                 continue
             _exchange(corpus, "source", "target")

@@ -64,6 +64,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of all stages, with the files of `folder` and the messages in `said`."""
     folder, said = prepared(tmp_path_factory.mktemp("finished")), Listener()
@@ -169,6 +174,13 @@ PROBLEMS: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 
+def test_a_stage_that_starts_with_a_model_takes_no_section_of_the_document(folder: Path, model: Path) -> None:
+    document = staged({"name": "tuned", "train": {"init_from": str(model)}})
+    document["model"] |= {"d_model": 32}
+    config: Any = plan(document)[0].config.model
+    assert config.d_model == 16
+
+
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_problems_name_the_stage_and_what_is_accepted(folder: Path, problem: str) -> None:
     document = staged()
@@ -256,11 +268,6 @@ def test_missing_files_of_all_stages_are_reported_before_any_work(folder: Path) 
         train_stages(plan(document))
     assert "stage bt: text: no such file: data/more.tgt" in str(error.value)
     assert "stage final: data.valid.path: no such file" in str(error.value) and not Path("run").exists()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(("settings", "reason"), [({"min_score": -0.001}, "score"), ({"max_ratio": 1.01}, "ratio")])

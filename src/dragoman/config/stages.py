@@ -173,7 +173,7 @@ def load_stages(path: str | Path, overrides: Iterable[str] = (), *, run: str | P
             own.setdefault(name, []).append(rest)
         else:
             others.append(text)
-    set_default_kinds(document)
+    set_default_kinds(document, model=bool(document.get("model")))
     problems = apply_overrides(document, others)
     names = [str(entry.get("name", f"{number}")) for number, entry in enumerate(entries)]
     problems += [
@@ -226,9 +226,9 @@ class _Plan:
         else:
             if name in self._names:
                 problems.append("another stage has this name; choose another one")
-            own = {key: dict(getattr(settings, key)) for key in _SECTIONS}
-            has_root = "root" in own["data"]  # otherwise, the folder is that of the document
-            start_at(own if has_root else {"train": own["train"]}, self._start)
+            own = {key: dict(table) for key in _SECTIONS if (table := getattr(settings, key))}
+            # Without a root of the stage, its files are in that of the document.
+            start_at(own if "root" in settings.data else {"train": own.get("train")}, self._start)
             document = merged(self._document, own)
             if settings.reverse:
                 reverse(document)
@@ -254,13 +254,14 @@ class _Plan:
             return replace(stage, models=models, used=frozenset(used))
         made = self._take_text(document, used, problems)
         initial: str | Config | None = initial_model(document, ())
-        if isinstance(initial, str) and (one := self._earlier(initial, "train.init_from", False, used, problems)):
-            # Only what the stage itself sets can differ from the model.
+        if "init_from" in settings.train:  # the sections of the document are for models of the other stages
             document |= {"model": settings.model, "tokenizer": settings.tokenizer}
-            document["train"] = {**document["train"], "init_from": str(one.folder)}
+        if isinstance(initial, str) and initial.startswith(STAGE_REFERENCE):
+            one = self._earlier(initial, "train.init_from", False, used, problems)
+            if one is None:
+                return None
+            document["train"]["init_from"] = str(one.folder)
             initial = one.config
-        elif isinstance(initial, str) and initial.startswith(STAGE_REFERENCE):
-            return None
         config = parse_config(document, where="", init_from=initial, run=folder)
         return Stage(settings.name, folder, config, made=made, used=frozenset(used))
 
@@ -324,7 +325,7 @@ class _Plan:
                 )
             files = stage.files if languages == stage.languages else stage.files[::-1]
             del corpus["path"]
-            root = data.get("root", "")
+            root = str(data.get("root", ""))
             for side, file in zip(("source", "target"), files, strict=True):
                 corpus[side] = str(file.resolve()) if root.startswith(("$", "~")) else move_root(str(file), Path(root))
             if stage.text.tag is not None:
@@ -382,16 +383,16 @@ def _exchange(table: dict[str, Any], one: str, other: str) -> None:
 
 def _of_text(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a stage that makes text needs of a document."""
-    data, train = document.get("data"), document.get("train")
-    kept = ("kind", "root", "source_language", "target_language", "filter")
-    return {
-        "data": {key: data[key] for key in kept if key in data} | {"train": [{"path": "text.tsv"}]}
-        if isinstance(data, dict)
-        else data,
-        "train": {key: train[key] for key in ("seed", "device", "threads") if key in train}
-        if isinstance(train, dict)
-        else {},
+    kept = {
+        "data": ("kind", "root", "source_language", "target_language", "filter"),
+        "train": ("seed", "device", "threads"),
     }
+    needed: dict[str, Any] = {}
+    for section, keys in kept.items():
+        table = document.get(section)
+        needed[section] = {key: table[key] for key in keys if key in table} if isinstance(table, dict) else {}
+    needed["data"]["train"] = [{"path": "text.tsv"}]  # its files have no pairs
+    return needed
 
 
 def _primary(language: str) -> str:

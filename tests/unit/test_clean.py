@@ -230,11 +230,22 @@ def test_doctor_and_new_agree_on_a_shifted_stretch_of_a_tmx(tmp_path: Path, monk
         ("--languages pt-BR en x", "--languages pt-BR en x"),
         ("--languages pt-BR,en-GB x", "--languages pt-BR en-GB x"),
         ("--languages mine other", "--languages mine other"),
+        ("--languages en_fr --out x", "--languages en fr --out x"),
+        ("--languages en/fr", "--languages en fr"),
+        ("--languages en->fr x", "--languages en fr x"),
+        ("--languages en, fr x", "--languages en fr x"),
+        ("--languages pt-BR,en", "--languages pt-BR en"),
         ("a.tmx --languages", "a.tmx --languages"),
     ],
 )
 def test_languages_are_given_in_several_forms(given: str, expected: str) -> None:
     assert separate_languages(given.split()) == expected.split()
+
+
+@pytest.mark.parametrize("given", ["--languages en --out x", "--languages=en", "--languages en,de,fr --out x"])
+def test_one_language_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match=r"--languages en.*: accepted: the codes of both languages"):
+        separate_languages(given.split())
 
 
 def test_the_command(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dragoman.data.languages import SCRIPTS, language_code
+from dragoman.errors import UsageError
 
 Model = Annotated[Path, typer.Argument(help="Run folder, checkpoint in it, or model folder.")]
 Models = Annotated[
@@ -94,7 +95,7 @@ Seed = Annotated[int, typer.Option(help="Random seed of sampling.")]
 def separate_languages(args: list[str]) -> list[str]:
     """Return arguments in which `--languages en,fr` and `--languages en-fr` are `--languages en fr`.
 
-    A code with a region, such as `pt-BR`, is followed by a second code.
+    A code with a region, such as `pt-BR`, is followed by a second code.  Raises UsageError if there is none.
     """
     separated: list[str] = []
     rest = iter(args)
@@ -104,13 +105,16 @@ def separate_languages(args: list[str]) -> list[str]:
         if name != "--languages" or not (value or (not equals and (value := next(rest, "")))):
             continue
         following = next(rest, "")
-        parts = re.split("[,:]", value) if not is_language(value) else [value]
+        parts = [part for part in re.split(r"->|[\s,:;/>]", value) if part]
         if len(parts) == 1 and not is_language(following):
-            parts = value.split("-")
-        separated += [part.strip() for part in parts] if len(parts) == 2 else [value]
-        separated += [following] if following else []
+            parts = re.split("[-_]", value)
+        if len(parts) != 2:
+            if not following or following.startswith("-"):
+                raise UsageError(f"--languages {value}: accepted: the codes of both languages: --languages en de")
+            parts = [value.rstrip(",")]
+        separated += [*parts, following] if following else parts
     return separated
 
 
 def is_language(text: str) -> bool:
-    return language_code(text) in SCRIPTS and "," not in text and ":" not in text
+    return language_code(text) in SCRIPTS

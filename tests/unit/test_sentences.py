@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.data.sentences import join_parts, split_sentences, split_text
+from dragoman.data.spans import find_spans, shield
 
 PIECES = [
     "One", "Mr", "z.B", "3", "it", "They", ".", "!", "?", "...", " ", "  ", "\t", "\n", "\u00a0", "“", "”", "»",
@@ -75,6 +76,7 @@ SEVERAL = [
     ("hy", ["Նա գնաց։ ", "Այո։"]),
     ("am", ["እሱ ሄደ። ", "አዎ።"]),
     ("en", ["I am here.[1] ", "I am tired.[2][3] ", "It is.(1) ", "He saw.¹ ", "No!¹,² ", "Yes.[note 1]” ", "So?*"]),
+    ("en", ["I am here.¹˒² ", "I am tired.⁽¹⁾ ", "It is.(1,2) ", "He saw.¹⁻³ ", "No.[1], [2] ", "So."]),
     ("en", ["Hello! 😊 ", "Hi?!! 👍🏽👍🏽 🎉 ", "thanks!!!😊 ", "I ran... ", "🏴󠁧󠁢󠁥󠁮󠁧󠁿\t", "❤️ It is. :-) ", "Go. ", "✨"]),
     ("en", ["✔ It is fast. ", "✔ It is small. ", "→ See below.★ ", "■ End. ♪ ", "La ♪\n", "😊 Hi."]),
     ("fr", ["Bonjour ! 😊 ", "Il part.[1] ", "« Où ? »² ", "Ici."]),
@@ -87,7 +89,9 @@ SEVERAL = [
 
 @pytest.mark.parametrize(("language", "sentences"), SEVERAL)
 def test_sentences_end_where_a_reader_ends_them(language: str | None, sentences: list[str]) -> None:
-    assert split_sentences("".join(sentences), language) == sentences
+    text = "".join(sentences)
+    assert split_sentences(text, language) == sentences
+    assert len(split_sentences(shield(text, find_spans(text)), language)) == len(sentences)
 
 
 def test_marks_before_kana_end_a_sentence_as_a_whole() -> None:

@@ -25,7 +25,7 @@ _SYMBOL = (
     r"(?:[\u231a\u231b\u23e9-\u23fa\u2600-\u2712\u2719-\u2793\u2b50-\u2b55\u303d\ue000\U0001f000-\U0001faff]"
     r"[\u200d\u20e3\ufe0e\ufe0f\U000e0020-\U000e007f]{0,8}+|[:;=][-']?[()DPo]{1,3}+)"
 )
-_NOTE = rf"(?:(?:{REFERENCE}|{NOTE})(?:[,–](?=[⁰¹²³⁴-⁹]))?)"
+_NOTE = rf"(?:(?:{REFERENCE}|{NOTE})(?:, ?(?=\[\d|{NOTE}))?)"
 _SPACES = r" \u00a0\u202f\u3000"
 _TRAIL = (
     rf"(?:(?:{_NOTE}|{_SYMBOL}|[{_BULLETS}])(?:{_NOTE}|{_SYMBOL}|[{_BULLETS}{re.escape(_CLOSING)}]){{0,16}})?"

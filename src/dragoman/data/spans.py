@@ -50,8 +50,11 @@ _MARKED = r"\w\u0300-\u036f\u0591-\u05bd\u064b-\u0655\u0900-\u0963\u0980-\u0fff\
 """Letters of all scripts, with the signs that belong to them."""
 _SCHEME = r"(?i:[a-z][a-z\d+.-]{1,20}://|(?:mailto|tel|sms|sip|xmpp|geo|doi|urn|magnet):|www\.)"
 _ADDRESS = r"!\#-;=?-\[\]_a-~\u00c0-\u1fff"
-REFERENCE = r"\[[^\[\]\s]{1,4}(?:[ -]\w{1,6})?\]|\((?:\d{1,3}|[a-z])\)|[⁰¹²³⁴-⁹†‡*]{1,3}"
-"""Reference marks after a punctuation mark: [1], [note 1], (1), ¹, *."""
+REFERENCE = (
+    r"\[[^\[\]\s]{1,4}(?:[ -]\w{1,6})?\]|\((?:\d{1,3}(?:[,–-]\d{1,3}){0,8}|[a-z])\)"
+    r"|⁽[⁰¹²³⁴-⁹]{1,3}⁾|[⁰¹²³⁴-⁹†‡*]{1,3}(?:[,˒⁻–-][⁰¹²³⁴-⁹]{1,3}){0,8}"
+)
+"""Reference marks after a punctuation mark: [1], [note 1], (1,2), ¹, ¹⁻³, *."""
 _FILE = rf"{_LETTERS}.()$%&@+~-"
 _PICTURES = r"\u2190-\u2211\u2213-\u22ff\u2300-\u27bf\u2900-\u297f\u2b00-\u2bff\U0001f000-\U0001faff"
 
@@ -197,7 +200,7 @@ _PATTERN = re.compile(  # most positions are within a word, and excluded at once
 _SYMBOLS = rf"\u20e3\u2122\u3030\u303d\xa9\xae{OBJECT}\ue000-\uf8ff{_PICTURES}"
 _TRIGGER = re.compile(  # begins with a set of rare characters, for speed
     rf"[@{{<%/#$`\\&\[_†‡|.!?…,;:”\"»)(+{_SYMBOLS}-](?:(?<=[@{{<%/#$`\\&\[_†‡|{_SYMBOLS}])"
-    r"|(?<=[.!?…,;:”\"»)])[(⁰¹²³⁴-⁹*]|(?<=\.)\w|(?<=[:;])[\w+:)('-]|(?<=-)(?:\d|[MmDd]{2}|[\da-fA-F]{4}-)|(?<=\+)\d|(?<=\()\))"
+    r"|(?<=[.!?…,;:”\"»)])[(⁽⁰¹²³⁴-⁹*]|(?<=\.)\w|(?<=[:;])[\w+:)('-]|(?<=-)(?:\d|[MmDd]{2}|[\da-fA-F]{4}-)|(?<=\+)\d|(?<=\()\))"
 )
 """Every span contains a match; most lines of running text contain none."""
 _NAMES = {f"{p}{i}": (name, kind.hidden) for i, (name, kind) in enumerate(SPAN_KINDS.items()) for p in "kw"}

@@ -37,7 +37,7 @@ KINDS = {
     "activation": "make(Tensor) -> Tensor",
     "architecture": "make(config, src_vocab, tgt_vocab, shared) -> Network; data=(kinds of [data])",
     "task": "make(config, folder of prepared data, Reporter, Vocabulary or None) -> Task; about=DataKind(...)",
-    "metric": "make(hypotheses, references) -> float, in percent; lower_is_better=False",
+    "metric": "make(hypotheses, references) -> float; lower_is_better=False; sources=True: a third argument",
     "reporter": "make(run folder) -> Reporter, or None",
     "importer": "a formats.importing Family; the name is `model_type` of config.json",
     "exporter": "a formats.target Format",

@@ -75,7 +75,8 @@ def test_the_test_set_is_decoded_by_every_run(place: Path) -> None:
     texts_of = [Translator.load(path, quantize="none").translate(sources) for path in reversed(paths)]
     pair = compare_systems(*([t.text for t in texts] for texts in texts_of), [references], samples=50)
     assert again["groups"][0]["p_values"] == {}
-    assert again["groups"][1]["p_values"] == {"test.bleu": pair.bleu.p_value, "test.chrf": pair.chrf.p_value}
+    tests = {"test.bleu": pair.bleu, "test.chrf": pair.chrf, "test.chrf++": pair.chrfpp}
+    assert again["groups"][1]["p_values"] == {name: test.p_value for name, test in tests.items()}
 
 
 def test_the_target_language_chooses_the_tokenizer(place: Path, tmp_path: Path) -> None:
@@ -118,7 +119,9 @@ def test_the_commands_of_the_document(place: Path, cli: Cli, monkeypatch: pytest
         assert code == 0, (line, err)
         assert "page: " in err
         printed.append(out.decode())
-    assert len(printed) == 4
+    assert len(printed) == 5
+    assert (tmp_path / "runs.csv").read_text().startswith("group,run,seed,model.d_ff,parameters,")
+    assert r"\toprule" in (tmp_path / "table.tex").read_text()
     assert "valid loss" in printed[0] and "model.d_ff" in printed[0] and "σ" not in printed[0]
     assert "lstm" in printed[1] and "seeds" in printed[1] and "1, 2" in printed[1] and "σ" in printed[1]
     assert "tok:13a" in printed[2] and "chrF nrefs:1" in printed[2]
@@ -126,7 +129,7 @@ def test_the_commands_of_the_document(place: Path, cli: Cli, monkeypatch: pytest
     assert re.search(r"p=[01]\.\d\d\d", printed[2]) and "probability of a difference from lstm" in printed[2], printed[
         2
     ]
-    document = json.loads(printed[3])
+    document = json.loads(printed[4])
     assert [group["differs"] for group in document["groups"]] == [{"model.d_ff": 24}, {"model.d_ff": 40}]
     assert "validation loss" in (tmp_path / "history.html").read_text("utf-8")
     assert (tmp_path / "compare.html").is_file()

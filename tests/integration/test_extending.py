@@ -25,6 +25,20 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
+COMET = """# The share of rows in which source and reference have equally many words.
+download_model = str
+
+
+class load_from_checkpoint:
+    def __init__(self, path):
+        self.path = path
+
+    def predict(self, data, gpus):
+        self.system_score = sum(len(r["src"].split()) == len(r["ref"].split()) for r in data if r["mt"]) / len(data)
+        return self
+"""
+
+
 def dragoman(*args: str | Path, plug_in: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own, because registered kinds stay; plug_in: a folder of packages."""
     paths = [*([] if plug_in is None else [str(plug_in)]), str(ROOT / "src")]
@@ -42,9 +56,10 @@ def dragoman(*args: str | Path, plug_in: Path | None = None) -> subprocess.Compl
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package of the page, installed in a folder."""
     folder = tmp_path_factory.mktemp("packages")
-    module, section, task = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    module, section, metric, task = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    (folder / "comet.py").write_text(COMET)
     (folder / "my_kinds.py").write_text(
-        f"{module}\n{section}\n{task}\n"
+        f"{module}\n{section}\n{metric}\n{task}\n"
         'register("position", LogDistanceSection, LogDistance)\n\n\n\n'
         "def greet(name: str) -> None:\n    'Greet somebody.'\n    print('Hello', name)\n",
         encoding="utf-8",
@@ -107,6 +122,7 @@ def test_translation_uses_pytorch_and_says_why(run: Path, package: Path) -> None
         "evaluate", run, "--source", source, "--reference", source.with_name("valid.tgt"), plug_in=package
     )
     assert re.search(r"word_accuracy \d+\.\d\d \(my_kinds:word_accuracy\|version:1\.5\)", scored.stdout), scored.stderr
+    assert "comet 100.00 (my_kinds:comet|version:1.5)" in scored.stdout
 
 
 def test_without_the_package_the_model_is_refused(run: Path) -> None:
@@ -272,7 +288,7 @@ network = build_model(config.model, 9, 9)
 norms = [module for module in network.modules() if isinstance(module, Scaled)]
 assert len(norms) > 6 and all(norm.gain.eq(0.25).all() for norm in norms)
 assert network.encoder.layers[0].ffn.activation is cube
-assert metric_value(config.train, {"errors": 3.0}) == -3.0
+assert metric_value("errors", {"errors": 3.0}) == -3.0
 assert any("norm is scaled" in reason for reason in native_unsupported_reasons(config.model))
 twins = parse_config(document(architecture="twins", d_model=4))
 assert build_model(twins.model, 9, 9).encoder.embedding.weight.shape == (9, 4)

@@ -33,7 +33,7 @@ from dragoman.training.distributed import DistributedContext
 from dragoman.training.loss import Loss
 from dragoman.training.run import average_run, open_run
 from dragoman.training.step import TrainingStep
-from dragoman.training.tasks.translation import TranslationValidation
+from dragoman.training.tasks.translation import TranslationTask, TranslationValidation
 from dragoman.training.trainer import train
 from small_run import Cli, Listener, largest_file, losses, small_config, weights, write_corpus, write_lines, write_toml
 from tiny_translator import tiny_tokenizer
@@ -160,6 +160,34 @@ def test_patience(data: Path, tmp_path: Path) -> None:
     result = train(config, tmp_path / "run")
     assert result.progress.stale == 2 and result.progress.step == 18, "best at 6, no better at 12 and 18"
     assert train(config, tmp_path / "run").progress.step == 18, "a resumed run stays stopped"
+
+
+@pytest.mark.parametrize(
+    ("metric", "end", "words"),
+    [
+        ("loss", 36, "train.metric = 'loss' selects step 12, with bleu 2.00, chrf 2.00, chrf++ 9.00"),
+        ("chrf", 36, "train.metric = 'chrf' selects step 24, with loss 2.60, bleu 4.00, chrf++ 9.00"),
+        ("chrf++", 18, "train.metric = 'chrf++' selects step 6, with loss 3.00, bleu 1.00, chrf 1.00"),
+    ],
+)
+def test_patience_and_metrics_that_disagree(
+    metric: str, end: int, words: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training continues while translations become better, although the loss rises."""
+    scores = {6: (3.0, 1.0), 12: (2.0, 2.0), 18: (2.5, 3.0), 24: (2.6, 4.0), 30: (2.7, 4.0), 36: (2.8, 4.0)}
+    steps = iter(scores)
+
+    def validation(network: nn.Module) -> dict[str, float]:
+        loss, bleu = scores[next(steps)]
+        return {"valid_loss": loss, "bleu": bleu, "chrf": bleu, "chrf++": 9.0}
+
+    monkeypatch.setattr(TranslationTask, "validation", lambda self: validation)
+    config = small_config(data, "train.patience=2", f"train.metric={metric}", "train.budget=60 steps")
+    listener = Listener()
+    assert train(config, tmp_path / "run", reporter=listener).progress.step == end
+    assert train(config, tmp_path / "run").progress.step == end, "a resumed run stays stopped"
+    (said,) = [text for text in listener.said if "the best checkpoint depends on the metric" in text]
+    assert said.endswith(words) and "by loss at step 12 (2.00), bleu at step" in said
 
 
 def test_a_budget_of_seconds_ends_in_time_and_the_rate_at_zero(data: Path, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
 import itertools
 import json
 import statistics
@@ -16,6 +19,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.evaluation.compare import Statistic, compare_runs, short_names
+from dragoman.evaluation.compare.page import latex_table
 from dragoman.evaluation.compare.runs import length_bounds, read_eval_set, score_translations
 from fabricated_run import fabricate, learning, training_row, validation_row
 from small_run import digit_pairs, write_lines
@@ -64,17 +68,30 @@ def test_one_configuration_differs_in_nothing(tmp_path: Path) -> None:
 
 def test_only_the_keys_that_differ_are_named_and_what_all_have_comes_first(tmp_path: Path) -> None:
     folders = [
-        fabricate(tmp_path / "turned", learning(30.0), None, "model.position.kind=rotary"),
+        fabricate(tmp_path / "turned", learning(30.0), None, "model.position.kind=rotary", "model.position.base=500"),
         fabricate(tmp_path / "plain", learning(30.0), None, "train.clip_norm=0.5"),
     ]
     comparison = compare_runs(folders)
-    assert comparison.differing[:2] == ("model.position.kind", "train.clip_norm")
-    rotary = {"model.position." + key for key in ("base", "fraction", "scaling.kind")}
-    assert set(comparison.differing[2:]) == rotary | {"model.position.full_range"}
+    assert comparison.differing == ("model.position.kind", "train.clip_norm", "model.position.base"), "no defaults"
     turned, plain = comparison.groups
-    assert turned.differs["model.position.base"] == 10000.0 and "model.position.base" not in plain.differs
-    sinusoidal = {"model.position.kind": "sinusoidal", "model.position.full_range": False}
-    assert plain.differs == sinusoidal | {"train.clip_norm": 0.5}
+    assert turned.differs["model.position.base"] == 500.0
+    assert plain.differs == {"model.position.kind": "sinusoidal", "train.clip_norm": 0.5}
+
+
+def test_tables_for_data_frames_and_latex(tmp_path: Path) -> None:
+    for seed, bleu in ((1, 30.0), (2, 33.0)):
+        fabricate(tmp_path / f"a_{seed}", learning(bleu), {"bleu": bleu}, f"train.seed={seed}")
+    fabricate(tmp_path / "wide", learning(40.0), {"bleu": 40.5}, "model.d_ff=28")
+    comparison = compare_runs([tmp_path])
+    rows = list(csv.DictReader(io.StringIO(comparison.to_csv())))
+    assert [[row[key] for key in ("group", "run", "seed", "model.d_ff", "valid.bleu")] for row in rows] == [
+        ["a", "a_1", "1", "24", "30.0"], ["a", "a_2", "2", "24", "33.0"], ["wide", "wide", "1", "28", "40.5"],
+    ]  # fmt: skip
+    table = latex_table(comparison)
+    assert r"run & seeds & valid BLEU & " in table and r"a & 2 & 31.50 $\pm$ 2.12 & " in table
+    assert r"wide & 1 & \textbf{40.50} & " in table and table.count(r" \\") == 4
+    groups = [dataclasses.replace(comparison.groups[0], name="50%_a", p_values={"valid.bleu": 0.01})]
+    assert r"50\%\_a & 2 & 31.50 $\pm$ 2.12$^*$ & " in latex_table(dataclasses.replace(comparison, groups=groups))
 
 
 def test_copies_of_the_same_data_are_no_difference(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.tokenizers import tokenizer_ja_mecab, tokenizer_ko_mecab
 
@@ -60,7 +61,9 @@ def test_published_scores_come_out(system: str, reference: str, tokenize: str, b
 @pytest.mark.parametrize(("system", "bleu", "chrf"), [("system1", 21.71, 48.34), ("system2", 23.05, 45.58)])
 def test_published_scores_of_talks_come_out(system: str, bleu: float, chrf: float) -> None:
     scores = corpus_scores(read(f"ted.sk-en.{system}.en"), read("ted.sk-en.ref.en"))
-    assert {name: round(score, 2) for name, score in scores.items()} == {"bleu": bleu, "chrf": chrf}
+    plus = CHRF(word_order=2).corpus_score(read(f"ted.sk-en.{system}.en"), [read("ted.sk-en.ref.en")]).score
+    expected = {"bleu": bleu, "chrf": chrf, "chrf++": round(plus, 2)}
+    assert {name: round(score, 2) for name, score in scores.items()} == expected and round(plus, 2) != chrf
 
 
 def test_the_better_of_two_real_systems_is_better_by_significance() -> None:
@@ -81,7 +84,9 @@ def test_a_perfect_translation_has_perfect_scores() -> None:
     assert scores.bleu.score == pytest.approx(100)
     assert scores.chrf.score == pytest.approx(100)
     assert scores.ter.score == pytest.approx(0)
-    assert [line.split(" ")[0] for line in scores.lines()] == ["BLEU", "chrF2", "TER"]
+    assert [line.split(" ")[0] for line in scores.lines()] == ["BLEU", "chrF2", "chrF2++", "TER"]
+    against = compare_systems(TEXT, TEXT, [TEXT], samples=5)
+    assert {"bleu", "chrf", "chrf++", "ter"} <= scores.to_json().keys() & against.to_json().keys()
     assert all("version:" in line for line in scores.lines())
 
 

@@ -121,10 +121,20 @@ def test_the_sizes_are_those_that_doctor_advises() -> None:
 
 
 def test_without_a_validation_set_there_are_no_settings_of_it() -> None:
-    found = choose_training(FACTS, SPEEDS[0], "", 600, validated=False)
+    found = choose_training(FACTS, SPEEDS[0], "", 600, validated=0)
     assert not {"train.metric", "train.validate_sentences"} & set(values(found))
     (every,) = (setting for setting in found if setting.key == "train.validate_every")
     assert every.reason == "Share of the budget between checkpoints; there is no validation set."
+
+
+@pytest.mark.parametrize(
+    ("pairs", "metric", "words"),
+    [(99, "loss", "of 99 pairs are too few"), (100, "chrf", "become better while the loss rises")],
+)
+def test_the_metric_needs_enough_validation_pairs(pairs: int, metric: str, words: str) -> None:
+    settings = choose_training(FACTS, SPEEDS[0], "", 600, validated=pairs)
+    (found,) = (setting for setting in settings if setting.key == "train.metric")
+    assert found.value == metric and words in found.reason
 
 
 @pytest.mark.parametrize(("epochs", "dropout"), [(1, 0.1), (4.9, 0.1), (5.1, 0.2), (19, 0.2), (21, 0.3)])

@@ -79,7 +79,7 @@ def comparison(tmp_path: Path) -> RunComparison:
 def decoded(better: int) -> DecodedScores:
     bleu, chrf = Interval(33.25 + better, 1.5), Interval(55.5 + better, 0.75)
     rows = (LengthScore(1, 5, 4, Interval(40.0 + better, 3.0)), LengthScore(6, None, 5, Interval(25.0, 4.0)))
-    return DecodedScores(bleu, chrf, "nrefs:1|bs:200", "nrefs:1|nc:6", rows)
+    return DecodedScores(bleu, chrf, chrf, "nrefs:1|bs:200", "nrefs:1|nc:6", rows)
 
 
 @pytest.fixture(params=["report", "comparison"])
@@ -289,7 +289,7 @@ def test_the_table_holds_the_numbers_without_a_script(comparison: RunComparison,
 def test_the_best_is_marked_and_a_cost_is_not(comparison: RunComparison, tmp_path: Path) -> None:
     page = write_comparison(tmp_path / "compare.html", comparison).read_text("utf-8")
     best = re.findall(r'<td class="number best" data-value="([\d.]+)">', page)
-    assert best == ["33.75", "56", "1.5", "34"]
+    assert best == ["33.75", "56", "56", "1.5", "34"]
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_curves_are_those_of_the_log_and_long_ones_are_means(comparison: RunComp
 
 def test_columns_are_those_that_have_a_number(comparison: RunComparison) -> None:
     keys = [column.key for column in columns(comparison)]
-    assert keys[:3] == ["test.bleu", "test.chrf", "valid.valid_loss"] and keys[-1] == "memory_mb"
+    assert keys[:4] == ["test.bleu", "test.chrf", "test.chrf++", "valid.valid_loss"] and keys[-1] == "memory_mb"
     assert "valid.chrf" not in keys and "test.bleu_half" not in keys
     (run,) = comparison.groups[1].runs
     odd = Group("odd", (dataclasses.replace(run, scores={"my_score": 0.5}, test=None),), {})
@@ -413,7 +413,7 @@ def test_every_part_of_a_comparison_is_drawn(comparison: RunComparison, tmp_path
         assert curves == ["0", "0", "0", "1"]
     assert "33.75</text>" in page and "var(--s1)" in page
     assert page.count('aria-pressed="true" data-group=') == 2
-    assert page.count('<button type="button" title="Sort">') == 10
+    assert page.count('<button type="button" title="Sort">') == 11
 
 
 def test_the_same_comparison_gives_the_same_page(comparison: RunComparison, tmp_path: Path) -> None:

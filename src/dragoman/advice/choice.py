@@ -25,6 +25,8 @@ SHORT_PAIR = 30
 _TRAINED_SHARE = 0.93
 """Share of the budget that is used for steps; validation and saving use the rest."""
 _STEPS = 5000
+_ENOUGH_PAIRS = 100
+"""Validation pairs with which chrF orders two checkpoints as 1,000 pairs do (docs/guides/size_and_budget.md)."""
 _BYTES = 260  # and the special tokens
 
 
@@ -194,11 +196,11 @@ def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
 
 
 def choose_training(
-    facts: CorpusFacts, speed: Speed, why: str, seconds: float, validated: bool = True
+    facts: CorpusFacts, speed: Speed, why: str, seconds: float, validated: int = _ENOUGH_PAIRS
 ) -> list[Setting]:
     """Return the settings of the sections [model], [train] and [search].
 
-    validated: whether there is a validation set.
+    validated: pairs of the validation set.
     """
     size, forecast = speed.size, expect(facts, speed, seconds)
     rate = 0.1 if forecast.epochs < 5 else 0.2 if forecast.epochs < 20 else 0.3
@@ -235,17 +237,23 @@ def optimizer_settings() -> list[Setting]:
     return [Setting("train.optimizer.kind", "muon", "Learns more per step than Adam; each step takes slightly longer.")]
 
 
-def _train(size: Size, forecast: Training, seconds: float, validated: bool) -> list[Setting]:
+def _train(size: Size, forecast: Training, seconds: float, validated: int) -> list[Setting]:
     warmup = min(4000, max(10, 0.05 * forecast.steps), forecast.steps)
     share = 100 * warmup / forecast.steps
     peak = float(f"{1.024 / size.d_model:.1e}")
     short = seconds < 900
     every = "25%" if short else "12.5%"
     if validated:
+        why = (
+            "Selects the best checkpoint: translations often become better while the loss rises. chrF is less noisy "
+            "than BLEU."
+            if validated >= _ENOUGH_PAIRS
+            else f"Selects the best checkpoint: the translations of {validated} pairs are too few for chrF or BLEU."
+        )
         validation = [
             Setting("train.validate_every", every, "Share of the budget between two validations."),
             Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
-            Setting("train.metric", "loss", "Selects the best checkpoint; less noisy than BLEU on few sentences."),
+            Setting("train.metric", "chrf" if validated >= _ENOUGH_PAIRS else "loss", why),
         ]
     else:
         why = "Share of the budget between checkpoints; there is no validation set."

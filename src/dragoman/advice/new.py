@@ -129,7 +129,7 @@ def plan_training(
                 facts, weight = all_pairs(pairs, lines)
                 left = seconds * (1 - REVERSE_SHARE) - lines.seconds
             speed, why = choose_size(facts, speeds, left)
-            validated = split.counts[VALID] > 0
+            validated = split.counts[VALID]
             training = choose_training(facts, speed, why, left, validated)
             settings = [*data, *augment_settings(), *choose_vocabulary(facts), *training]
             forecast = expect(facts, speed, left)

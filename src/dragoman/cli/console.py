@@ -57,6 +57,7 @@ _SCORES = {
     "bits_per_character": "{:.3f} bits per character",
     "bleu": "BLEU {:.2f}",
     "chrf": "chrF {:.2f}",
+    "chrf++": "chrF++ {:.2f}",
     "accuracy": "accuracy {:.2f} %",
     "f1": "F1 {:.2f}",
     "well_formed": "well-formed {:.1f} %",

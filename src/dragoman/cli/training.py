@@ -173,7 +173,7 @@ def _report_end(document: Config, result: TrainResult, reporter: RichReporter) -
 def _log_test_scores(document: Config, run: Path, reporter: RichReporter) -> None:
     """Translate the test set with the best model, print the scores and append them to the log."""
     from dragoman.data.corpus import corpus_spec, read_pairs
-    from dragoman.evaluation.metrics import evaluate_model
+    from dragoman.evaluation.metrics import COMPARED, evaluate_model
     from dragoman.io.run_log import append_row
     from dragoman.models.model_folder import find_model, read_meta
     from dragoman.pipelines.translation import Translator
@@ -188,7 +188,7 @@ def _log_test_scores(document: Config, run: Path, reporter: RichReporter) -> Non
     for line in evaluation.lines():
         reporter.result(f"test: {line}")
     folder = find_model(run)
-    scores: dict[str, Any] = {name: getattr(evaluation, name).score for name in ("bleu", "chrf", "ter")}
+    scores: dict[str, Any] = {name: getattr(evaluation, key).score for name, key in COMPARED.items()}
     scores["sentences"] = evaluation.sentences
     append_row(run, {"step": read_meta(folder)["step"], "model": folder.name, "test": scores})
 

@@ -65,7 +65,7 @@ class DataKind:
 
 DATA_KINDS = {
     "parallel": DataKind(
-        _TRANSLATORS, ("loss", "bleu", "chrf"), "dragoman translate", "does not translate",
+        _TRANSLATORS, ("loss", "bleu", "chrf", "chrf++"), "dragoman translate", "does not translate",
         writes=True, two_sided=True, translates=True, samples=True,
     ),
     "trees": DataKind(

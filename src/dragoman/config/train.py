@@ -332,14 +332,17 @@ class TrainConfig(Section):
     validate_sentences: limits.Sentences = field(
         1000, "sentences decoded per validation; the loss is computed on all sentences", example=200
     )
-    metric: Literal["bleu", "chrf", "loss", "accuracy", "f1"] = field(
+    metric: Literal["bleu", "chrf", "chrf++", "loss", "accuracy", "f1"] = field(
         "loss",
-        "metric that selects the best checkpoint: loss for all data; bleu, chrf for parallel text; accuracy for "
-        "masked text, tags, labels and images; f1 for trees",
+        "metric that selects the best checkpoint: loss for all data; bleu, chrf, chrf++ for parallel text; accuracy "
+        "for masked text, tags, labels and images; f1 for trees",
         example="bleu",
     )
     patience: limits.OptionalCount = field(
-        0, "early stopping: number of validations without improvement; 0 = off", example=5
+        0,
+        "early stopping: number of validations without improvement of the metric, and if that is the loss, of no other "
+        "metric of the data either; 0 = off",
+        example=5,
     )
     keep: limits.Checkpoints = field(5, "number of recent checkpoints to keep, in addition to the best", example=10)
     average: limits.Averaged = field(

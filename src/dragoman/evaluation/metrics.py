@@ -30,7 +30,8 @@ References = Sequence[Sequence[str]]
 """One or more lists of references, each with one line per sentence."""
 
 TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none")
-COMPARED = ("bleu", "chrf", "ter")
+COMPARED = {"bleu": "bleu", "chrf": "chrf", "chrf++": "chrfpp", "ter": "ter"}
+"""Name of a metric -> attribute of the results."""
 
 _LOG = logging.getLogger(__name__)
 _CHINESE = ("zh", "zho", "chi", "cmn", "yue", "wuu", "lzh")
@@ -134,8 +135,10 @@ class SignificanceTest:
     chrf: Significance
     ter: Significance
     samples: int
+    chrfpp: Significance
 
-    to_json = asdict
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self, dict_factory=named)
 
 
 @dataclass(frozen=True)
@@ -151,24 +154,32 @@ class Evaluation:
     chrf: Metric
     ter: Metric
     sentences: int
+    chrfpp: Metric
     literature: Metric | None = None
     against: SignificanceTest | None = None
     flags: dict[str, int] | None = None
     registered: tuple[Metric, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in asdict(self).items() if key != "registered" or value}
+        items = asdict(self, dict_factory=named).items()
+        return {key: value for key, value in items if key != "registered" or value}
 
     def lines(self) -> list[str]:
         """Return one line per score with its signature, the significance tests and the counts of flags."""
-        metrics = (self.bleu, self.chrf, self.ter, self.literature, *self.registered)
+        metrics = (self.bleu, self.chrf, self.chrfpp, self.ter, self.literature, *self.registered)
         lines = [str(metric) for metric in metrics if metric is not None]
         if self.against is not None:
-            lines += [str(getattr(self.against, name)) for name in COMPARED]
+            lines += [str(getattr(self.against, name)) for name in COMPARED.values()]
         if self.flags:
             counted = ", ".join(f"{name} {count}" for name, count in sorted(self.flags.items()))
             lines.append(f"flags among {self.sentences} translations: {counted}")
         return lines
+
+
+def named(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return attributes by the names of their metrics."""
+    names = {attribute: name for name, attribute in COMPARED.items()}
+    return {names.get(key, key): value for key, value in items}
 
 
 @functools.cache
@@ -214,30 +225,45 @@ def _installation(tokenize: str) -> str:
 
 
 def evaluate_texts(
-    hypotheses: Sequence[str], references: References, lowercase: bool = False, tokenize: str = "13a"
+    hypotheses: Sequence[str],
+    references: References,
+    lowercase: bool = False,
+    tokenize: str = "13a",
+    sources: Sequence[str] | None = None,
 ) -> Evaluation:
-    """Compute BLEU, chrF2 and TER of raw text with sacreBLEU (Post 2018).
+    """Compute BLEU, chrF2, chrF2++ and TER of raw text with sacreBLEU (Post 2018), and the registered metrics.
 
     references: one or more lists with one line per hypothesis.  lowercase: ignore case in BLEU and chrF; TER always
     does, as in sacreBLEU.  tokenize: tokenizer of BLEU (13a, intl, zh, ja-mecab, ko-mecab, char or none); see
-    `bleu_tokenizer`.  Raises UsageError if the numbers of lines differ or are 0, or the tokenizer is unknown.
+    `bleu_tokenizer`.  sources: the lines that were translated, which some registered metrics need; those are left out
+    without them.  Raises UsageError if the numbers of lines differ or are 0, or the tokenizer is unknown.
     """
     _check(hypotheses, references)
+    if sources is not None:
+        _check(sources, [hypotheses], "sources")
     _check_tokenizer(tokenize)
-    bleu, chrf, ter = (_metric(metric, hypotheses, references) for metric in _metrics(lowercase, tokenize))
-    others = [
-        Metric(name, float(part.make(hypotheses, references)), part.signature)
-        for name, part in registered("metric").items()
-    ]
-    return Evaluation(bleu, chrf, ter, len(hypotheses), registered=tuple(others))
+    bleu, chrf, chrfpp, ter = (_metric(metric, hypotheses, references) for metric in _metrics(lowercase, tokenize))
+    others = tuple(_registered(hypotheses, references, sources))
+    return Evaluation(bleu, chrf, ter, len(hypotheses), chrfpp, registered=others)
 
 
-def corpus_scores(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> dict[str, float]:
-    """Compute BLEU and chrF2 of raw text in percent, for validation: {"bleu": ..., "chrf": ...}."""
+def corpus_scores(
+    hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a", sources: Sequence[str] | None = None
+) -> dict[str, float]:
+    """Compute BLEU, chrF2, chrF2++ and the registered metrics of raw text, for validation: {"bleu": ..., ...}."""
     _check(hypotheses, [references])
-    bleu, chrf = (_metric(metric, hypotheses, [references]).score for metric in _metrics(tokenize=tokenize)[:2])
-    others = {name: float(part.make(hypotheses, [references])) for name, part in registered("metric").items()}
-    return {"bleu": bleu, "chrf": chrf} | others
+    metrics: dict[str, BLEU | CHRF | TER] = dict(zip(COMPARED, _metrics(tokenize=tokenize), strict=True))
+    del metrics["ter"]  # it takes longer
+    scores = {name: _metric(one, hypotheses, [references]).score for name, one in metrics.items()}
+    return scores | {other.name: other.score for other in _registered(hypotheses, [references], sources)}
+
+
+def _registered(hypotheses: Sequence[str], references: References, sources: Sequence[str] | None) -> Iterator[Metric]:
+    for name, part in registered("metric").items():
+        if not part.details.get("sources"):
+            yield Metric(name, float(part.make(hypotheses, references)), part.signature)
+        elif sources is not None:
+            yield Metric(name, float(part.make(hypotheses, references, sources)), part.signature)
 
 
 def literature_bleu(hypotheses: Sequence[str], references: References, language: str) -> Metric:
@@ -285,8 +311,8 @@ def compare_systems(
         one, other = (resampled(metric, texts, references, samples) for texts in (a, b))
         scores = one.score, other.score, one.half, other.half
         tests.append(Significance(one.metric, *scores, p_value([one], [other]), one.signature))
-    bleu, chrf, ter = tests
-    return SignificanceTest(bleu, chrf, ter, samples)
+    bleu, chrf, chrfpp, ter = tests
+    return SignificanceTest(bleu, chrf, ter, samples, chrfpp)
 
 
 def train_test_overlap(train_sources: Iterable[str], test_sources: Sequence[str]) -> str:
@@ -342,7 +368,7 @@ def evaluate_model(
     translations = list(progress(translator.stream(sources, **search)))
     texts = [translation.text for translation in translations]
     flags = Counter(flag for translation in translations for flag in translation.flags)
-    scores = replace(evaluate_texts(texts, references, tokenize=tokenize), flags=dict(flags))
+    scores = replace(evaluate_texts(texts, references, tokenize=tokenize, sources=sources), flags=dict(flags))
     if against is not None:
         others = [other.text for other in progress(against.stream(sources, **search))]
         scores = replace(scores, against=compare_systems(texts, others, references, tokenize=tokenize))
@@ -378,12 +404,13 @@ def _check_lines(lines: object, name: str) -> None:
             raise UsageError(f"{name}, item {number}: {line!r:.60} is of type {type(line).__name__}; accepted: str")
 
 
-def _metrics(lowercase: bool = False, tokenize: str = "13a") -> tuple[BLEU, CHRF, TER]:
+def _metrics(lowercase: bool = False, tokenize: str = "13a") -> tuple[BLEU, CHRF, CHRF, TER]:
+    """Return the metrics in the order of `COMPARED`."""
     # force: do not warn about text that looks tokenized; the signature states the tokenizer.
     bleu = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
     # Without spaces between words, TER counts Chinese characters, and runs of kana as one word.
     ter = TER(normalized=True, asian_support=True) if tokenize in ("zh", "ja-mecab") else TER()
-    return bleu, CHRF(lowercase=lowercase), ter
+    return bleu, CHRF(lowercase=lowercase), CHRF(lowercase=lowercase, word_order=2), ter
 
 
 def _metric(metric: BLEU | CHRF | TER, hypotheses: Sequence[str], references: References) -> Metric:

@@ -52,6 +52,10 @@ def compare(
     source: options.OptionalSource = None,
     reference: options.OptionalReference = None,
     tokenize: options.Tokenize = "auto",
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the numbers of every run to this file, for a data frame.")
+    ] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the table to this file, for LaTeX.")] = None,
     lang: options.PageLanguage = "auto",
     as_json: options.AsJson = False,
     device: options.Device = "cpu",
@@ -62,12 +66,17 @@ def compare(
     """
     from dragoman.device import resolve_device
     from dragoman.evaluation.compare import compare_runs
-    from dragoman.evaluation.compare.page import print_comparison, write_comparison
+    from dragoman.evaluation.compare.page import latex_table, print_comparison, write_comparison
+    from dragoman.io.writing import write_file
     from dragoman.pages.page import check_language
 
     check_language(lang)
     comparison = compare_runs(runs, source, reference, device=resolve_device(device), tokenize=tokenize, log=log)
     page = write_comparison(out, comparison, lang)
+    if csv is not None:
+        write_file(csv, comparison.to_csv().encode())
+    if latex is not None:
+        write_file(latex, latex_table(comparison).encode())
     print_result(comparison, as_json, print_comparison)
     log(f"page: {page}")
 

@@ -153,6 +153,9 @@ def _fits(name: str, value: object) -> bool:
         return True
     if name == "grid":
         return type(value) is bool
+    if name == "bests":
+        bests = list(value.values()) if isinstance(value, dict) else [None]
+        return all(isinstance(one, list) and list(map(type, one)) == [float, int] for one in bests)
     accepted = (int, float) if name in ("seconds", "best", "validated", "loss_scale") else (int,)
     return type(value) in accepted and (name == "best" or 0 <= value < 1 << 63)  # type: ignore[operator]
 

@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,7 +36,8 @@ class Progress:
     scale_steps: state of `LossScale`; 0 before the first step, and in other precisions.  split_batches, skipped_pairs:
     batches that did not fit into the memory, and pairs or rows that did not fit by themselves, in all processes.
     grid: whether the batches of the run are planned for few shapes, decided at its start.  warmup: steps of a warm-up
-    that is a share of the budget (`Trainer`); 0 before the first step.
+    that is a share of the budget (`Trainer`); 0 before the first step.  bests: metric -> its best value in a
+    validation, negated if lower is better, and the step of it.
     """
 
     step: int = 0
@@ -58,6 +59,7 @@ class Progress:
     skipped_pairs: int = 0
     grid: bool = False
     warmup: int = 0
+    bests: dict[str, list[float]] = field(default_factory=dict)
 
 
 def amount(unit: str, progress: Progress, done: float, budget: Duration) -> float:

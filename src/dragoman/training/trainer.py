@@ -24,13 +24,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config import Config, Duration, Share, TrainConfig
+from dragoman.config import Config, Duration, Share
+from dragoman.config.document import ADDED_METRICS
 from dragoman.data.batching import Batch
 from dragoman.data.precheck import precheck
 from dragoman.errors import TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import NoLog, Reporter, RunLog, read_log
-from dragoman.models.model_folder import list_checkpoints
+from dragoman.models.model_folder import list_checkpoints, read_meta
 from dragoman.models.seq2seq import Network
 from dragoman.registry import is_lower_better, reporters
 from dragoman.training.batch_size import resolve_batch_tokens
@@ -332,11 +333,12 @@ class Trainer:
             self.reporter.phase("validation")
             with self.training_step.evaluated() as model:
                 self.scores = self.context.on_main(partial(self.validation, model))
-            value = metric_value(self.config, self.scores)
-            better = math.isfinite(value) and (progress.best is None or value > progress.best)
-            progress.stale = 0 if better else progress.stale + 1
+            improved = self._improved()
+            better = self.config.metric in improved
+            # The loss may rise long before the translations become worse.
+            progress.stale = 0 if better or (improved and self.config.metric == "loss") else progress.stale + 1
             if better:
-                progress.best, progress.best_step = value, progress.step
+                progress.best, progress.best_step = progress.bests[self.config.metric][0], progress.step
             progress.seconds = self._agree([]).seconds
             row = {
                 "step": progress.step,
@@ -353,6 +355,20 @@ class Trainer:
         self._save(self.scores)
         self.estimator.pause(self._agree([]).seconds - began, validation=True)
         self._results.restart()
+
+    def _improved(self) -> list[str]:
+        """Note the best scores so far by every metric of the task; return the metrics that improved."""
+        progress, data = self.progress, self.run.config.data
+        bests = progress.bests
+        if progress.best is not None:  # a checkpoint of an earlier version has no others
+            bests.setdefault(self.config.metric, [progress.best, progress.best_step])
+        improved = []
+        for metric in (*data.about.metrics, *ADDED_METRICS.get(data.kind, ())):
+            value = metric_value(metric, self.scores)
+            if math.isfinite(value) and (metric not in bests or value > bests[metric][0]):
+                bests[metric] = [value, progress.step]
+                improved.append(metric)
+        return improved
 
     def _save_between(self) -> None:
         """Save a checkpoint without a validation; warn once if saving takes long."""
@@ -387,6 +403,8 @@ class Trainer:
             self.reporter.warn(warning)
         if not self.context.on_main(lambda: self.run.is_validated(self.progress)):
             self._validate()
+        if disagreement := self.context.on_main(self._disagreement):
+            self.reporter.log(disagreement)
         if self.config.averages and self.validation is not None:
             self.scores = self.context.on_main(partial(self._validate_average, self.validation))
         if self.validation is not None and self.progress.best is None:
@@ -394,6 +412,20 @@ class Trainer:
                 f"{self.run.folder}: the training has ended at step {self.progress.step}, but no validation had a "
                 f"finite result ({self.progress.skipped} steps were skipped), so the model cannot be used. {_ADVICE}"
             )
+
+    def _disagreement(self) -> str:
+        """Return which checkpoints are the best by the loss and by other metrics, or "" if it is the same one."""
+        bests, metric, step = self.progress.bests, self.config.metric, self.progress.best_step
+        if "loss" not in bests or {best[1] for best in bests.values()} == {bests["loss"][1]}:
+            return ""
+        listed = ", ".join(f"{name} at step {int(at):,} ({abs(value):.2f})" for name, (value, at) in bests.items())
+        folder = self.run.folder / "checkpoints" / f"{step:08d}"
+        scores = read_meta(folder)["scores"] if folder.is_dir() else {}
+        others = {name: abs(metric_value(name, scores)) for name in bests if name != metric}
+        return (
+            f"the best checkpoint depends on the metric: by {listed}; train.metric = {metric!r} selects step {step:,}, "
+            f"with {', '.join(f'{name} {value:.2f}' for name, value in others.items())}"
+        )
 
     def _validate_average(self, validation: Score) -> dict[str, Any]:
         """Score the average of the last checkpoints; if it is better, it becomes the best model.
@@ -408,7 +440,7 @@ class Trainer:
         with self.training_step.with_weights(averaged) as model:
             scores = validation(model)
         best = self.progress.best
-        better = best is None or metric_value(self.config, scores) > best
+        better = best is None or metric_value(self.config.metric, scores) > best
         self.run.save_average(averaged, self.progress, scores, best=better)
         row = {"step": self.progress.step, "seconds": self.progress.seconds, "average": count, **scores}
         self.log.write(row)
@@ -416,16 +448,15 @@ class Trainer:
         if best is not None:
             than = f"{'' if better else 'not '}better than step {self.progress.best_step:,}"
             used = "the average" if better else f"step {self.progress.best_step:,}"
-            values = f"{self.config.metric} {abs(metric_value(self.config, scores)):.2f} and {abs(best):.2f}"
+            values = f"{self.config.metric} {abs(metric_value(self.config.metric, scores)):.2f} and {abs(best):.2f}"
             self.reporter.log(f"the average of the last {count} checkpoints is {than} ({values}); using {used}")
         return scores if better else self.scores
 
 
-def metric_value(config: TrainConfig, scores: Mapping[str, Any]) -> float:
-    """Return the value of train.metric, negated if lower is better."""
-    if config.metric == "loss":
-        return -float(scores["valid_loss"])
-    return float(scores[config.metric]) * (-1 if is_lower_better(config.metric) else 1)
+def metric_value(metric: str, scores: Mapping[str, Any]) -> float:
+    """Return the value of a metric, negated if lower is better; NaN if the scores lack it."""
+    value = float(scores.get("valid_loss" if metric == "loss" else metric, math.nan))
+    return -value if metric == "loss" or is_lower_better(metric) else value
 
 
 def _failure(run: TrainingRun, context: DistributedContext, what: str, advice: str = _ADVICE) -> TrainingError:

@@ -5,6 +5,7 @@ The charts are the curves of every metric, scores with intervals, and BLEU by so
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,20 @@ from dragoman.pages.charts import COLORS, MARKERS, UNITS, WIDTH, Line, draw_curv
 from dragoman.pages.page import render, write_page
 
 _ABSENT = object()
+_ESCAPED = re.compile("[%&#_]")
+"""What has a meaning in LaTeX, of the characters in names of runs and columns."""
 _PER_TOKEN = ("valid.valid_loss", "valid.perplexity")
 """Numbers whose unit is the token of the run's own tokenizer."""
 MOST_POINTS = 200
 _LOSSES = ("valid_loss", "loss", "perplexity", "bits_per_character")
-_TITLES = {"loss": "training loss", "valid_loss": "validation loss", "bleu": "BLEU", "chrf": "chrF", "f1": "F1"}
+_TITLES = {
+    "loss": "training loss",
+    "valid_loss": "validation loss",
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "chrf++": "chrF++",
+    "f1": "F1",
+}
 _CHINESE = {
     "training loss": "训练损失", "validation loss": "验证损失", "perplexity": "困惑度",
     "bits per character": "每字符比特数", "exact match": "完全匹配率",
@@ -85,6 +95,7 @@ _VALID = (
     Column("valid.bits_per_character", "bits/character", "{:.3f}".format, -1, chinese="每字符比特数"),
     Column("valid.bleu", "valid BLEU", "{:.2f}".format, +1, chinese="验证 BLEU"),
     Column("valid.chrf", "valid chrF", "{:.2f}".format, +1, brief=False, chinese="验证 chrF"),
+    Column("valid.chrf++", "valid chrF++", "{:.2f}".format, +1, brief=False, chinese="验证 chrF++"),
     Column("valid.exact_match", "exact match %", "{:.1f}".format, +1, brief=False, chinese="完全匹配率（%）"),
     Column("valid.accuracy", "accuracy %", "{:.2f}".format, +1, chinese="准确率（%）"),
     Column("valid.precision", "precision %", "{:.2f}".format, +1, brief=False, chinese="精确率（%）"),
@@ -94,6 +105,7 @@ _VALID = (
 _TEST = (
     Column("test.bleu", "test BLEU", "{:.2f}".format, +1, chinese="测试 BLEU"),
     Column("test.chrf", "test chrF", "{:.2f}".format, +1, chinese="测试 chrF"),
+    Column("test.chrf++", "test chrF++", "{:.2f}".format, +1, brief=False, chinese="测试 chrF++"),
 )
 
 
@@ -151,6 +163,27 @@ def _differing_data(comparison: RunComparison) -> list[str]:
     """Return the keys of the data in which the groups differ; filters apply to the training pairs only."""
     keys = (key for key in comparison.differing if key.startswith("data."))
     return [key for key in keys if not key.startswith(("data.filter.", "data.max_"))]
+
+
+def latex_table(comparison: RunComparison) -> str:
+    """Return the numbers as a LaTeX table for the package booktabs; the best ones are bold."""
+    shown = [column for column in columns(comparison) if column.brief]
+    best = {column.key: best_groups(comparison, column) for column in shown}
+    rows = [["run", "seeds", *(column.title for column in shown)]]
+    for group in comparison.groups:
+        rows.append([group.name, str(len(group.runs))])
+        for column in shown:
+            number = group.numbers.get(column.key)
+            text = "--" if number is None else column.show(number.mean)
+            text = rf"\textbf{{{text}}}" if group in best[column.key] else text
+            text += rf" $\pm$ {column.show(number.std)}" if number and number.std and column.better else ""
+            rows[-1].append(text + "$^*$" * (group.p_values.get(column.key, 1) < 0.05))
+    head, *lines = (" & ".join(_ESCAPED.sub(r"\\\g<0>", cell) for cell in row) + r" \\" for row in rows)
+    return "\n".join([
+        "% \\pm: standard deviation over seeds; *: p < 0.05 against the first row",
+        rf"\begin{{tabular}}{{lr{'r' * len(shown)}}}", r"\toprule", head, r"\midrule", *lines, r"\bottomrule",
+        r"\end{tabular}", "",
+    ])  # fmt: skip
 
 
 def print_comparison(comparison: RunComparison, console: Console) -> None:

@@ -5,6 +5,8 @@ Runs that differ only in `train.seed` form one group, with mean and standard dev
 
 from __future__ import annotations
 
+import csv
+import io
 import itertools
 import json
 import math
@@ -21,7 +23,7 @@ from sacrebleu.metrics.chrf import CHRF
 from dragoman.config import flatten, load_config
 from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.errors import DataError, DragomanError, ModelFolderError, UsageError, check_problems, nearest
-from dragoman.evaluation.metrics import Interval, Resampled, bleu_tokenizer, p_value, resampled
+from dragoman.evaluation.metrics import COMPARED, Interval, Resampled, bleu_tokenizer, named, p_value, resampled
 from dragoman.io.reading import COPY_AGAIN, read_json
 from dragoman.io.run_log import read_log
 from dragoman.io.weights import read_header
@@ -38,6 +40,7 @@ SEED = "train.seed"
 _NO_CURVES = ("step", "seconds", "epoch", "learning_rate", "tokens_per_second", "memory_mb")
 _MOST_BUCKETS = 8
 _FEWEST_SENTENCES = 20
+_TESTED = ("bleu", "chrf", "chrf++")
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,11 @@ class LengthScore:
 
 @dataclass(frozen=True)
 class DecodedScores:
-    """BLEU and chrF2 of the translations of one model, with the signatures of sacreBLEU."""
+    """BLEU, chrF2 and chrF2++ of the translations of one model, with the signatures of sacreBLEU."""
 
     bleu: Resampled
     chrf: Resampled
+    chrfpp: Resampled
     bleu_signature: str
     chrf_signature: str
     by_length: tuple[LengthScore, ...]
@@ -83,8 +87,8 @@ class EvalSet:
 class ComparedRun:
     """The content of one run folder.
 
-    config: dotted key -> value.  data_hash: hash of the training data.  parameters: size of the best checkpoint.  Both
-    are None if there is no checkpoint yet.
+    config: dotted key -> value.  set_keys: those whose value is not the default.  data_hash: hash of the training
+    data.  parameters: size of the best checkpoint.  Both are None if there is no checkpoint yet.
     tokens_per_second: median of the log.  memory_mb: peak resident memory.  best_step, scores: of the best checkpoint.
     curves: the training `loss` and every validation score of the log, without those of averaged checkpoints.
     """
@@ -92,6 +96,7 @@ class ComparedRun:
     name: str
     folder: str
     config: dict[str, Any]
+    set_keys: tuple[str, ...]
     data_hash: str | None
     parameters: int | None
     steps: int
@@ -109,8 +114,8 @@ class ComparedRun:
         cost = ("parameters", "steps", "seconds", "tokens_per_second", "memory_mb", "best_step")
         values: dict[str, float | None] = {name: getattr(self, name) for name in cost}
         values |= {f"valid.{name}": value for name, value in self.scores.items()}
-        for name in ("bleu", "chrf") if self.test else ():
-            interval: Interval = getattr(self.test, name)
+        for name in _TESTED if self.test else ():
+            interval: Interval = getattr(self.test, COMPARED[name])
             values |= {f"test.{name}": interval.score, f"test.{name}_half": interval.half}
         return values
 
@@ -167,7 +172,8 @@ class RunComparison:
     """The groups, in the given order of their first runs.
 
     differing: dotted configuration keys, other than the seed, in which groups differ; without `data.root` if the
-    training data are equal.  test: the decoded test set.  samples: bootstrap resamples of its confidence intervals.
+    training data are equal, and without defaults of keys that some groups lack.  test: the decoded test set.
+    samples: bootstrap resamples of its confidence intervals.
     """
 
     groups: tuple[Group, ...]
@@ -184,6 +190,23 @@ class RunComparison:
         """Whether the groups were trained with different seeds."""
         return len({tuple(sorted(group.seeds)) for group in self.groups}) > 1
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per run, for a data frame: group, run, seed, differing settings and numbers."""
+        return [
+            {"group": group.name, "run": run.name, "seed": run.config[SEED], **group.differs, **run.numbers}
+            for group in self.groups
+            for run in group.runs
+        ]
+
+    def to_csv(self) -> str:
+        """Return the rows as CSV with a header; what a run lacks is empty."""
+        rows, text = self.rows(), io.StringIO()
+        names = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in self.differing]
+        writer = csv.DictWriter(text, [*names[:3], *self.differing, *names[3:]], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue()
+
     def to_json(self) -> dict[str, Any]:
         """Return everything except the texts, for `json.dumps`."""
         groups = [
@@ -195,7 +218,7 @@ class RunComparison:
                 "p_values": group.p_values,
                 "runs": [
                     asdict(
-                        run, dict_factory=lambda items: {k: v for k, v in items if k not in Resampled.__annotations__}
+                        run, dict_factory=lambda items: named(i for i in items if i[0] not in Resampled.__annotations__)
                     )
                     for run in group.runs
                 ],
@@ -278,7 +301,8 @@ def _no_run(path: Path) -> str:
 
 
 def _read_run(folder: Path, name: str) -> ComparedRun:
-    config = flatten(load_config(folder / "config.toml", stored=True).model_dump(mode="json"))
+    document = load_config(folder / "config.toml", stored=True)
+    config = flatten(document.model_dump(mode="json"))
     if str(root := config.get("data.root", "")).startswith(".."):  # relative to the run folder
         config["data.root"] = str((folder / root).resolve())
     rows = read_log(folder)
@@ -295,6 +319,7 @@ def _read_run(folder: Path, name: str) -> ComparedRun:
         name=name,
         folder=str(folder),
         config=config,
+        set_keys=tuple(flatten(document.model_dump(mode="json", exclude_defaults=True))),
         data_hash=data_hash,
         parameters=None if best is None else sum(math.prod(tensor["shape"]) for tensor in tensors.values()),
         steps=int(max(_column(rows, "step"))),
@@ -355,8 +380,16 @@ def _grouped(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: 
         members.setdefault(json.dumps(configuration, sort_keys=True), []).append(run)
     firsts = [group[0].config for group in members.values()]
     keys = dict.fromkeys(key for config in firsts for key in config if key not in ignored)
+    chosen = {key for group in members.values() for key in group[0].set_keys}
     absent = object()
-    differing = [key for key in keys if any(config.get(key, absent) != firsts[0].get(key, absent) for config in firsts)]
+
+    def is_different(key: str) -> bool:
+        values = [config.get(key, absent) for config in firsts]
+        if absent in values and key not in chosen:
+            values = [value for value in values if value is not absent]
+        return any(value != values[0] for value in values)
+
+    differing = [key for key in keys if is_different(key)]
     # Keys that all runs have come before keys of a single architecture.
     differing.sort(key=lambda key: -sum(key in config for config in firsts))
     # Groups are called like the common beginning of their runs (lstm for lstm-1 and lstm-2), or like the first run.
@@ -368,10 +401,10 @@ def _grouped(runs: Sequence[ComparedRun], test: EvalSet | None = None, samples: 
     first, groups = next(iter(members.values())), []
     for name, group in zip(names, members.values(), strict=True):
         differs = {key: group[0].config[key] for key in differing if key in group[0].config}
-        scores = ("bleu", "chrf") if test is not None and group is not first else ()
+        scores = _TESTED if test is not None and group is not first else ()
         p_values = {
             f"test.{score}": p_value(
-                *([getattr(run.test, score) for run in runs if run.test] for runs in (group, first))
+                *([getattr(run.test, COMPARED[score]) for run in runs if run.test] for runs in (group, first))
             )
             for score in scores
         }
@@ -429,12 +462,13 @@ def length_bounds(lengths: Sequence[int]) -> tuple[int, ...]:
 
 
 def score_translations(texts: Sequence[str], test: EvalSet, samples: int, tokenize: str = "13a") -> DecodedScores:
-    """Return BLEU and chrF2 of the translations of `test.sources`, with intervals from `samples` bootstrap resamples.
+    """Return the scores of translations of `test.sources`, with intervals from `samples` bootstrap resamples.
 
     tokenize: name of a tokenizer of sacreBLEU.
     """
     metric = BLEU(tokenize=tokenize, force=True)
-    bleu, chrf = (resampled(one, texts, [test.references], samples) for one in (metric, CHRF()))
+    metrics = metric, CHRF(), CHRF(word_order=2)
+    bleu, chrf, chrfpp = (resampled(one, texts, [test.references], samples) for one in metrics)
     by_length = []
     edges = (-1, *test.bounds, None)
     for before, bound in itertools.pairwise(edges):
@@ -442,4 +476,4 @@ def score_translations(texts: Sequence[str], test: EvalSet, samples: int, tokeni
         inside = [i for i, n in enumerate(test.lengths) if before < n and (bound is None or n <= bound)]
         score = resampled(metric, [texts[i] for i in inside], [[test.references[i] for i in inside]], samples)
         by_length.append(LengthScore(max(1, before + 1), bound, len(inside), score))
-    return DecodedScores(bleu, chrf, bleu.signature, chrf.signature, tuple(by_length))
+    return DecodedScores(bleu, chrf, chrfpp, bleu.signature, chrf.signature, tuple(by_length))

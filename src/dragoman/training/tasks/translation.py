@@ -108,9 +108,9 @@ def translation_validation(
 class TranslationValidation:
     """Scores a network on the validation pairs.
 
-    Returns valid_loss (nats per token, not smoothed) and perplexity of all pairs, and bleu, chrf and exact_match
-    (percent) of the first train.validate_sentences pairs, decoded greedily; and the same of each of `also`, which is
-    empty at first, as `NAME.valid_loss` and so on.
+    Returns valid_loss (nats per token, not smoothed) and perplexity of all pairs, and bleu, chrf, chrf++ and
+    exact_match (percent) and the registered metrics of the first train.validate_sentences pairs, decoded greedily; and
+    the same of each of `also`, which is empty at first, as `NAME.valid_loss` and so on.
 
     profile: see `Translator.describe_data`.  sample: one of the translated pairs, None before the first validation.
     """
@@ -172,13 +172,14 @@ class TranslationValidation:
             translator.tag = self._tag
             translator.describe_data(self.profile, (data.source_language, data.target_language))
             self._translator = translator
-        texts = [t.text for t in translator.translate([source for source, _ in pairs], beam=1)]
+        sources = [source for source, _ in pairs]
+        texts = [t.text for t in translator.translate(sources, beam=1)]
         # The text of median length among the first 100: neither trivial nor too long to show.
         first = sorted(range(min(100, len(pairs))), key=lambda i: (len(pairs[i][0]), i))
         shown = first[len(first) // 2]
         self.sample = Sample(*pairs[shown], texts[shown])
         exact = sum(a == b for a, b in zip(texts, references, strict=True))
-        return corpus_scores(texts, references, self.tokenize) | {"exact_match": 100 * exact / len(references)}
+        return corpus_scores(texts, references, self.tokenize, sources) | {"exact_match": 100 * exact / len(references)}
 
 
 class ParsingTask(TranslationTask):

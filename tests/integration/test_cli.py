@@ -48,6 +48,31 @@ def test_train_resume_and_test_score(cli: Cli, place: Path, tmp_path: Path) -> N
     assert sum("test" in row for row in read_log(tmp_path / "run")) == 1, "the resumed run replaces the row"
 
 
+def test_several_seeds_make_a_table(cli: Cli, place: Path, tmp_path: Path) -> None:
+    overrides = ["train.budget=9 steps", "data.test.source=valid.src", "data.test.target=valid.tgt"]
+    command = ("train", place / "tiny.toml", *overrides, "--out", tmp_path / "runs")
+    code, out, err = cli(*command, "--seeds", "2", "5", "--quiet")
+    assert code == 0, err
+    rows = [line.split() for line in out.decode().splitlines() if line.split()]
+    assert [row[0] for row in rows if row[0] in ("2", "5", "mean", "σ")] == ["2", "5", "mean", "σ"]
+    losses = [float(row[1]) for row in rows if row[0] in ("2", "5", "mean", "σ")]
+    assert losses[2:] == pytest.approx([sum(losses[:2]) / 2, abs(losses[0] - losses[1]) / 2**0.5], abs=0.002)
+    for seed in (2, 5):
+        assert f"\nseed = {seed}\n" in (tmp_path / "runs" / f"seed-{seed}" / "config.toml").read_text()
+    before = read_log(tmp_path / "runs" / "seed-2")
+    code, again, err = cli(*command, "--seeds", "2,5,", "--seeds=3")
+    assert code == 0 and "seed 3" in err and "seed 2" not in err, "what is complete is not trained again"
+    assert all(line in again.splitlines() for line in out.splitlines()[:1])
+    assert read_log(tmp_path / "runs" / "seed-2") == before and (tmp_path / "runs" / "seed-3" / "best").is_file()
+    code, _, err = cli("compare", tmp_path / "runs", "--out", tmp_path / "compare.html")
+    assert code == 0
+    for wrong, words in ((("--seeds", "1", "1"), "--seeds 1,1: accepted: different whole"),
+                         (("--seeds", "1", "train.seed=2"), "train.seed=2 and --seeds exclude each other"),
+                         (("--seeds", "1", "--ray"), "one process; remove it, --ray")):  # fmt: skip
+        code, _, err = cli(*command, *wrong)
+        assert code == 2 and words in err
+
+
 def test_a_slower_machine_than_expected_is_reported(cli: Cli, place: Path, tmp_path: Path) -> None:
     overrides = ("train.budget=1 s", "train.expected_speed=1000000000", "--out", tmp_path / "run")
     code, _, err = cli("train", place / "tiny.toml", *overrides)

@@ -124,7 +124,7 @@ def stages_of(
     seconds: float,
     text: Monolingual,
     weight: float,
-    validated: bool,
+    validated: int,
 ) -> list[list[Setting]]:
     """Return the settings of the stages of a document.
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from dragoman.cli.options import separate_languages
+from dragoman.cli.options import join_numbers, separate_languages
 from dragoman.errors import ConfigError, DragomanError, UsageError, is_out_of_memory
 from dragoman.extras import missing_wing, needs_torch, plug_ins, wing
 from dragoman.io.writing import not_written, reason_of
@@ -91,8 +91,10 @@ class Command(TyperCommand):
     """A command whose usage errors name its options as they are written on the command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        has_pair = any(option.name == "languages" and option.nargs == 2 for option in self.params)
-        return super().parse_args(ctx, separate_languages(args) if has_pair else args)
+        names = {option.name for option in self.params}
+        if any(option.name == "languages" and option.nargs == 2 for option in self.params):
+            args = separate_languages(args)
+        return super().parse_args(ctx, join_numbers(args, "--seeds") if "seeds" in names else args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

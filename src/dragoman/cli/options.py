@@ -116,5 +116,19 @@ def separate_languages(args: list[str]) -> list[str]:
     return separated
 
 
+def join_numbers(args: list[str], option: str) -> list[str]:
+    """Return arguments in which `--option 1 2 3` is `--option 1,2,3`."""
+    joined: list[str] = []
+    is_open = False
+    for arg in args:
+        is_open = is_open and re.fullmatch("[0-9,]{1,99}", arg) is not None
+        if is_open and joined[-1] != option:
+            joined[-1] += f",{arg}"
+        else:
+            joined.append(arg)
+        is_open = is_open or arg.partition("=")[0] == option
+    return joined
+
+
 def is_language(text: str) -> bool:
     return language_code(text) in SCRIPTS

@@ -66,9 +66,14 @@ def train(
     workers: Annotated[
         int | None, typer.Option(help="Number of workers of --ray; default: one per GPU, or per core without GPUs.")
     ] = None,
+    seeds: Annotated[
+        list[str] | None, typer.Option(help="Train a run for each of these seeds in a folder of --out: 1 2 3 or 1,2,3.")
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a model, or resume the run in --out.
+
+    With --seeds, the runs are OUT/seed-1, OUT/seed-2 and so on, and a table with their scores is printed at the end.
 
     For several processes: torchrun --nproc-per-node N -m dragoman train CONFIG, or --ray.
     """
@@ -82,6 +87,11 @@ def train(
         raise UsageError("--ray starts the workers itself; remove it, or run the command without torchrun")
     is_main = not _in_group() or os.environ.get("RANK") == "0"
     run = out or Path("runs") / config.stem
+    if seeds is not None:
+        if use_ray or _in_group():
+            raise UsageError("--seeds trains one run after the other in one process; remove it, --ray or torchrun")
+        _train_seeds(config, overrides or [], run, _numbers(seeds), quiet)
+        return
     if "stage" in read_document(config):
         if use_ray or _in_group():
             raise UsageError(f"{config}: a document with stages is trained by one process; omit --ray and torchrun")
@@ -128,6 +138,84 @@ def _end(document: Config, result: TrainResult, run: Path, reporter: RichReporte
         _log_test_scores(document, result.run, reporter)
     _report_end(document, result, reporter)
     reporter.log(f"to use the model: {document.data.about.command} {shlex.quote(str(run))}")
+
+
+def _numbers(texts: list[str]) -> list[int]:
+    """Return the numbers of `--seeds`.  Raises UsageError."""
+    parts = [part for text in texts for part in text.split(",") if part]
+    numbers = [int(part) for part in parts if part.isdecimal()]
+    if not numbers or len({*numbers}) < len(parts):
+        raise UsageError(f"--seeds {' '.join(texts)}: accepted: different whole numbers, such as 1 2 3")
+    return numbers
+
+
+def _train_seeds(config: Path, overrides: list[str], out: Path, seeds: list[int], quiet: bool) -> None:
+    """Train `out/seed-N` for every seed, except those that are complete, and print their scores."""
+    from dragoman.cli.console import RichReporter
+    from dragoman.config import load_config, read_document
+    from dragoman.config.stages import load_stages
+    from dragoman.training.stages import train_stages
+    from dragoman.training.trainer import train as train_run
+
+    if own := [text for text in overrides if text.replace(" ", "").startswith("train.seed=")]:
+        raise UsageError(f"{own[0]} and --seeds exclude each other; remove one of them")
+    runs = {seed: out / f"seed-{seed}" for seed in seeds}
+    has_stages = "stage" in read_document(config)
+    plans: dict[int, Any] = {
+        seed: (load_stages if has_stages else load_config)(config, [*overrides, f"train.seed={seed}"], run=run)
+        for seed, run in runs.items()
+    }
+    for seed, run in runs.items():
+        document = plans[seed][-1].config if has_stages else plans[seed]
+        if _is_complete(run, document):
+            continue
+        with RichReporter(quiet) as reporter, interruptible(run, reporter):
+            reporter.log(f"seed {seed}: {run}")
+            trained = train_stages(plans[seed], reporter=reporter) if has_stages else None
+            _end(document, trained or train_run(document, run, reporter=reporter), run, reporter)
+    _print_scores(document, runs)
+    log(f"to compare with other runs: dragoman compare {shlex.quote(str(out))}")
+
+
+def _is_complete(run: Path, document: Config) -> bool:
+    """Return whether the last row of the log has the scores of the test set, and the budget has not been raised."""
+    from dragoman.config import load_config
+    from dragoman.io.model_files import last_stage
+    from dragoman.io.run_log import read_log
+
+    run = last_stage(run)
+    if not (run / "config.toml").is_file() or not (rows := read_log(run)) or "test" not in rows[-1]:
+        return False
+    return load_config(run / "config.toml", stored=True).train.budget == document.train.budget
+
+
+def _print_scores(document: Config, runs: dict[int, Path]) -> None:
+    """Print the scores of the best model of every run, their mean and their sample standard deviation."""
+    from statistics import fmean, stdev
+
+    from dragoman.cli.console import console, plain_table, print_table
+    from dragoman.io.model_files import last_stage
+    from dragoman.io.run_log import read_log
+    from dragoman.models.model_folder import find_model, read_meta
+
+    rows = []
+    for run in runs.values():
+        scores, last = read_meta(find_model(run))["scores"], read_log(last_stage(run))[-1]
+        names = [{"loss": "valid_loss"}.get(name, name) for name in document.data.about.metrics]
+        row = {f"valid {name.removeprefix('valid_')}": scores[name] for name in names if name in scores}
+        test = last.get("test", {})
+        rows.append(row | {f"test {name}": test[name] for name in test if name != "sentences"})
+
+    def shown(name: str, value: float) -> str:
+        return f"{value:.{3 if name.endswith('loss') else 2}f}"
+
+    table = plain_table("seed", *rows[0])
+    for seed, row in zip(runs, rows, strict=True):
+        table.add_row(str(seed), *(shown(name, row[name]) for name in rows[0]))
+    if len(rows) > 1:
+        for title, statistic in (("mean", fmean), ("σ", stdev)):
+            table.add_row(title, *(shown(name, statistic([row[name] for row in rows])) for name in rows[0]))
+    print_table(console(stderr=False), table)
 
 
 def _in_group() -> bool:

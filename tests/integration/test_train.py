@@ -360,16 +360,19 @@ def rates(run: Path) -> list[float]:
     return [row["learning_rate"] for row in read_log(run) if "learning_rate" in row]
 
 
-@pytest.mark.parametrize("kind", ["inverse_sqrt", "constant"])
-@pytest.mark.parametrize("budget", ["24 steps", "2 epochs", "20000 tokens"])
-def test_the_warm_up_is_a_share_of_the_budget_at_the_start(kind: str, budget: str, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("budget", "kind"), [("12 steps", "inverse_sqrt"), ("1 epoch", "constant"), ("5000 tokens", "constant")]
+)
+def test_the_warm_up_is_a_share_of_the_budget_at_the_start(budget: str, kind: str, data: Path, tmp_path: Path) -> None:
     common = (f"train.schedule.kind={kind}", "train.log_every=1", f"train.budget={budget}")
     result = train(small_config(data, *common, "train.schedule.warmup=25%"), tmp_path / "share")
     steps = result.progress.warmup
     assert abs(steps - 0.25 * result.progress.step) <= 1
     train(small_config(data, *common, f"train.schedule.warmup={steps}"), tmp_path / "steps")
     assert rates(tmp_path / "share") == rates(tmp_path / "steps")
-    longer = small_config(data, *common[:2], "train.budget=60 steps", "train.schedule.warmup=25%")
+    longer = small_config(
+        data, *common[:2], f"train.budget={result.progress.step + 2} steps", "train.schedule.warmup=25%"
+    )
     assert train(longer, tmp_path / "share").progress.warmup == steps, "also with a larger budget"
 
 
@@ -377,8 +380,9 @@ def test_a_warm_up_that_is_a_share_of_a_time_ends_with_it(data: Path, tmp_path: 
     common = ("train.schedule.kind=constant", "train.log_every=1", "train.budget=1.5 s", "train.validate_every=100%")
     result = train(small_config(data, *common, "train.schedule.warmup=40%"), tmp_path / "run")
     rows = [row for row in read_log(tmp_path / "run") if "learning_rate" in row]
-    assert [row["learning_rate"] < 1e-3 for row in rows] == [row["step"] < result.progress.warmup for row in rows]
-    assert all(row["seconds"] > 0.5 for row in rows if row["step"] > result.progress.warmup)
+    assert 1 <= result.progress.warmup <= result.progress.step and rows[0]["learning_rate"] < 1e-3
+    ended = [row["learning_rate"] == pytest.approx(1e-3) for row in rows if not 0.3 < row["seconds"] < 0.61]
+    assert ended == [row["seconds"] > 0.6 for row in rows if not 0.3 < row["seconds"] < 0.61]
 
 
 def test_an_average_of_fewer_checkpoints_is_reported(data: Path, tmp_path: Path) -> None:

@@ -141,7 +141,9 @@ def table(keys: Iterable[Key], section: str, tags: Sequence[str] = ()) -> str:
         name = f'<a id="{key_anchor(key)}"></a>`{key.name.removeprefix(f"{section}.")}`'
         described = {section_of(other.name) for other in all_keys()}
         place = key.name if key.name in described else key.name.rpartition(".")[2]  # [stage.train] is as [train]
-        value = f"[{key.value}](#{anchor(place)})" if key.value == "section" else accepts(key.value)
+        value = accepts(key.value)
+        if key.value == "section":
+            value = f"[{key.value}](#{anchor(place)})" if place in described else key.value
         cells = [name + of, value, default(key.default), text(key.meaning), code(key.example)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

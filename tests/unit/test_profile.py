@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dragoman.data.profile import PROFILE, Quantiles, TrainingProfile
+from dragoman.data.profile import PROFILE, Quantiles, TrainingProfile, _word_statistics
 from dragoman.data.store.reader import Store
 from dragoman.decoding.loader import EngineChoice
 from dragoman.errors import ModelFolderError
@@ -66,6 +66,14 @@ def test_most_lines_decide_whether_lines_are_sentences(run: Path, share: float, 
     assert profile is not None
     several = profile.model_copy(update={"several_sentences": share})
     assert several.single_sentences == single and ("not split" in str(several)) != single
+
+
+def test_lines_in_title_case_are_counted() -> None:
+    texts = [
+        *["The old man reads the news.", "A new day begins in the city."] * 2,
+        "The News of the Day in the New City",
+    ]
+    assert _word_statistics(texts, texts)["titles"] == 0.2
 
 
 def test_lines_without_words(run: Path) -> None:

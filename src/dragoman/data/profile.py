@@ -231,7 +231,7 @@ def _word_statistics(sources: Sequence[str], targets: Sequence[str]) -> dict[str
     # words of equal counts are sorted, so that the profile is deterministic
     frequent = sorted(counts, key=lambda word: (-counts[word], word))[:_WORDS]
     capitalized = capitalized_words(sources)
-    case = NormalCase.of_words(capitalized, frequent)
+    case = NormalCase.of_words(capitalized, set(frequent).__contains__)
     ratio = round(sum(map(len, targets)) / sum(map(len, sources)), 4)
     coverages = [coverage(source, target, ratio) for source, target in zip(sources, targets, strict=True)]
     return {

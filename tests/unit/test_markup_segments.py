@@ -87,6 +87,11 @@ LEXICON = [
     ("a <b>dog</b>", {"a": "", "dog": ""}, "<b></b>"),
     ("see note<sup>1</sup> here", {"note": "Notiz"}, "xsee Notiz<sup>1</sup> xhere"),
     ("he ran.<sup><a>[</a><a>1</a>]</sup> she sat", {"ran": "lief"}, "xhe lief.<sup><a>[</a><a>1</a>]</sup> xshe xsat"),
+    (
+        "see H<sub>2</sub>O and C<sub>2</sub>H<sub>6</sub> here",
+        {"H2O": "", "C2H": "", "C": "", "H": "", "2": ""},
+        "xsee H<sub>2</sub>O xand C<sub>2</sub>H<sub>6</sub> xhere",
+    ),
     ("see x<sup>2</sup>, <b>5</b> dogs", {"5": "fünf"}, "xsee xx<sup>2</sup>, <b>fünf</b> xdogs"),
     ("see <b>un</b>do here", {"undo": "zurück"}, "xsee <b>zurück</b> xhere"),
     ("a <b>big red</b> dog", {"red": "rot und", "und": ""}, "xa <b>xbig rot und</b> xdog"),

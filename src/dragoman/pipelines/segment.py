@@ -39,6 +39,8 @@ class _Mark(Tag):
 
 
 _MARK = re.compile(r"[\[(]?(?:\d{1,3}|[*†‡]{1,3})(?:[,–-]\d{1,3}){0,3}[\])]?")
+_FORMULA = re.compile(r"(?<!\w)(?:[A-Za-z]{1,9}\d{1,4}){1,9}[A-Za-z]{1,9}(?!\w)")
+"""A word that is copied if tags divide it: H<sub>2</sub>O."""
 _MOST_ITEMS = 15
 """Maximum number of items of a mark: its text, and tags around it."""
 _WINDOW = 1000
@@ -95,8 +97,8 @@ def translate_segments(translator: Translator, segments: Sequence[Segment], **se
     surrounds one range of target words: the range that is best aligned with the words it surrounds in the source,
     within the range of the tags around it.  An empty tag stands between the words aligned with its neighbours, and so
     does a mark, which is copied: a pair with a number or a star at the end of a word, such as the mark of a note or an
-    exponent.  Words are aligned by cross-attention (`Translator.align`); for models without it, by their relative
-    position.
+    exponent.  A word that tags divide at numbers, such as H<sub>2</sub>O, is copied.  Words are aligned by
+    cross-attention (`Translator.align`); for models without it, by their relative position.
 
     settings: arguments of `Translator.translate`.  Raises UsageError for invalid settings and tags that are not well
     nested.
@@ -115,6 +117,16 @@ def _translate_window(
     segments = [_with_marks(segment) for segment in segments]
     texts = [plain_text(segment) for segment in segments]
     roots = [_parse(segment, number) for number, segment in enumerate(segments, start=first + 1)]
+    cuts = [{at for node in root.walk() for at in (node.start, node.end)} for root in roots]
+    formulas = {
+        match[0]
+        for text, own in zip(texts, cuts, strict=True)
+        for match in (_FORMULA.finditer(text) if own else ())
+        if any(match.start() < cut < match.end() for cut in own)
+    }
+    if formulas:
+        patterns = (rf"(?<!\w){formula}(?!\w)" for formula in sorted(formulas))
+        settings = {**settings, "protect": [*(settings.get("protect") or ()), *patterns]}
     translations = translator.translate(texts, **settings)
     languages = settings.get("source_language"), settings.get("target_language")
     results: list[Segment] = [[translation.text] if translation.text else [] for translation in translations]
@@ -128,9 +140,10 @@ def _translate_window(
         regions = [
             find_regions(translator.tokenizer, line, translations[i]) for i, line in zip(tagged, lines, strict=True)
         ]
-        cuts = [{at for node in roots[i].walk() for at in (node.start, node.end)} for i in tagged]
         batch_tokens = settings.get("batch_tokens", 4000)
-        aligned = align_regions(translator.backend, translator.tokenizer, regions, cuts, batch_tokens)
+        aligned = align_regions(
+            translator.backend, translator.tokenizer, regions, [cuts[i] for i in tagged], batch_tokens
+        )
         for i, blocks in zip(tagged, aligned, strict=True):
             project_nodes(roots[i], texts[i], translations[i].text, blocks)
             results[i] = _write(roots[i], segments[i], translations[i].text)

@@ -44,6 +44,16 @@ def fabricate(
     return folder
 
 
+def three_runs(folder: Path) -> Path:
+    """`lstm` with two seeds, and a wider one."""
+    runs = {"lstm-1": "train.seed=1", "lstm-2": "train.seed=2", "wide": "model.d_ff=28"}
+    for i, (name, override) in enumerate(runs.items()):
+        bleu, loss = 30.0 + 2 * i, 2.0 - i / 4
+        scores = {"valid_loss": loss, "perplexity": 7.5, "bleu": bleu}
+        fabricate(folder / name, learning(bleu, loss), scores, override)
+    return folder
+
+
 def learning(bleu: float, loss: float = 2.0, speed: float = 1000.0) -> list[dict[str, Any]]:
     """Twelve steps that end at these validation scores."""
     return [

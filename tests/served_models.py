@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +28,7 @@ from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction, model_sources
 from dragoman.serve.uvicorn_server import listen, server_config
+from small_run import replace_file
 from tiny_translator import copying_translator
 
 TEXTS = ["one two three", "four five six seven", "nine eight", "zero one"]
@@ -36,20 +39,14 @@ GOLDEN = Path(__file__).parent / "golden" / "model_v1"
 def copied_model(folder: Path, seed: int = 0, target: str = "xx") -> Path:
     """A translation model from en to `target`; seed: 0 = the trained weights, otherwise weights with noise."""
     shutil.copytree(GOLDEN, folder, ignore=shutil.ignore_patterns("packed"))
-    changed = {}
     if seed:
         draw = np.random.default_rng(seed)
         tensors = load_file(folder / "model.safetensors")
         noisy = {n: (t + 0.3 * t.std() * draw.standard_normal(t.shape)).astype(t.dtype) for n, t in tensors.items()}
-        changed["model.safetensors"] = save(noisy)
+        replace_file(folder, "model.safetensors", save(noisy))
     config = json.loads((folder / "config.json").read_text())
     config["data"]["target_language"] = target
-    changed["config.json"] = json.dumps(config).encode()
-    meta = json.loads((folder / "meta.json").read_text())
-    for name, content in changed.items():
-        (folder / name).write_bytes(content)
-        meta["sha256"][name] = hashlib.sha256(content).hexdigest()
-    (folder / "meta.json").write_text(json.dumps(meta))
+    replace_file(folder, "config.json", json.dumps(config).encode())
     return folder
 
 
@@ -138,3 +135,28 @@ def serving(app: Starlette, server: uvicorn.Server | None = None) -> Iterator[st
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextmanager
+def server_process(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start `dragoman serve`, give the process and its address, and stop it, unless the test has killed it."""
+    command = [sys.executable, "-m", "dragoman", "serve", "--no-viewer", *map(str, arguments)]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert server.stderr is not None
+    try:
+        told = []
+        for line in server.stderr:
+            told.append(line)
+            if line.startswith("http://"):
+                break
+        else:
+            raise AssertionError(f"the server did not start: {''.join(told)}")
+        yield server, line.split()[0]
+        if server.poll() is None:
+            server.terminate()
+            assert server.wait(300) == 0
+            assert "Traceback" not in server.stderr.read()
+    finally:
+        server.kill()
+        server.wait()
+        server.stderr.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import shutil
 import sys
@@ -41,6 +43,14 @@ def write_corpus(folder: Path, train: int = 240, valid: int = 9) -> Path:
         write_lines(folder / f"{name}.src", [s for s, _ in some])
         write_lines(folder / f"{name}.tgt", [t for _, t in some])
     return folder
+
+
+def replace_file(folder: Path, name: str, content: bytes) -> None:
+    """Replace a file of a model folder, and its sha256 in meta.json."""
+    (folder / name).write_bytes(content)
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["sha256"][name] = hashlib.sha256(content).hexdigest()
+    (folder / "meta.json").write_text(json.dumps(meta))
 
 
 def small_document(data: Path) -> dict[str, Any]:

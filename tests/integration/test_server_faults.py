@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -22,7 +19,7 @@ import pytest
 from dragoman.serve.app import create_server
 from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
-from served_models import add_key, copying_direction, serving, until
+from served_models import add_key, copying_direction, server_process, serving, until
 from tiny_translator import round_trip
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -146,31 +143,16 @@ def test_each_client_gets_its_own_translation(address: str) -> None:
 # ------------------------------------------------------------------------------------------------- killed and started
 
 
-def started(arguments: list[str]) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "dragoman", "serve", "--no-viewer", "--port", "0", *arguments]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert server.stderr is not None
-    for line in server.stderr:
-        if line.startswith("http://"):
-            return server, line.split()[0]
-    raise AssertionError(f"the server did not start: exit code {server.wait()}")
-
-
-def stopped(server: subprocess.Popen[str]) -> int:
-    code = server.wait(300)
-    assert server.stderr is not None
-    server.stderr.close()
-    return code
-
-
 def test_a_killed_server_keeps_keys_and_glossaries_and_leaves_no_files(tmp_path: Path) -> None:
     model = Path(shutil.copytree(GOLDEN / "model_v1", tmp_path / "model"))
     secret = add_key(tmp_path / "keys.sqlite", characters=1_000_000)
-    arguments = [str(model), "--database", str(tmp_path / "keys.sqlite"), "--require-key"]
+    arguments = (model, "--port", 0, "--database", tmp_path / "keys.sqlite", "--require-key")
     headers = {"authorization": f"DeepL-Auth-Key {secret}"}
     values = {"name": "n", "source_lang": "en", "target_lang": "fr", "entries": "one\tun", "entries_format": "tsv"}
-    server, address = started(arguments)
-    with httpx.Client(base_url=address, headers=headers, timeout=300) as client:
+    with (
+        server_process(*arguments) as (server, address),
+        httpx.Client(base_url=address, headers=headers, timeout=300) as client,
+    ):
         languages = client.get("/v2/languages").json()
         source = languages[0]["language"]
         target = client.get("/v2/languages", params={"type": "target"}).json()[0]["language"]
@@ -194,17 +176,17 @@ def test_a_killed_server_keeps_keys_and_glossaries_and_leaves_no_files(tmp_path:
         until(lambda: (stored.all()[0].used or 0) > 2_000)
         stored.close()
         server.send_signal(signal.SIGKILL)
-        assert stopped(server) == -signal.SIGKILL
+        assert server.wait(300) == -signal.SIGKILL
         stop.set()
         for thread in threads:
             thread.join()
     before = {path.name for path in tmp_path.iterdir()}
-    server, address = started(arguments)
-    with httpx.Client(base_url=address, headers=headers, timeout=300) as client:
+    with (
+        server_process(*arguments) as (_, address),
+        httpx.Client(base_url=address, headers=headers, timeout=300) as client,
+    ):
         assert client.get("/v2/glossaries").json()["glossaries"] == [created]
         assert client.get("/v2/usage").json()["character_count"] > 1_000
         assert client.post("/v2/translate", json=texts).status_code == 200
-    server.terminate()
-    assert stopped(server) == 0
     assert before == {"model", "keys.sqlite", "keys.sqlite-wal", "keys.sqlite-shm"}
     assert {path.name for path in tmp_path.iterdir()} == {"model", "keys.sqlite"}

@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +30,7 @@ from dragoman.serve import database as databases
 from dragoman.serve import ray as ray_serve
 from dragoman.serve.database import KeyStore
 from dragoman.serve.ray import Plan
+from served_models import server_process
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAIR = {"source": "en", "target": "xx"}
@@ -45,31 +45,6 @@ def model(tmp_path: Path) -> Path:
 def database(tmp_path: Path) -> Path:
     KeyStore(tmp_path / "keys.sqlite").close()
     return tmp_path / "keys.sqlite"
-
-
-@contextmanager
-def started(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a server, give its address, and stop it."""
-    command = [sys.executable, "-m", "dragoman", "serve", "--no-viewer", *map(str, arguments)]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert server.stderr is not None
-    try:
-        told = []
-        for line in server.stderr:
-            told.append(line)
-            if line.startswith("http://"):
-                break
-        else:
-            raise AssertionError(f"the server did not start: {''.join(told)}")
-        yield server, line.split()[0]
-        server.terminate()
-        assert server.wait(300) == 0
-        assert "Traceback" not in server.stderr.read()
-    finally:
-        with suppress(ProcessLookupError):
-            server.kill()
-        server.wait()
-        server.stderr.close()
 
 
 def translated(address: str, secret: str, **values: Any) -> httpx.Response:
@@ -94,7 +69,7 @@ def test_processes_share_keys_glossaries_and_documents(model: Path, database: Pa
     store = KeyStore(database)
     key, secret = store.add("someone", characters=1_000)
     arguments = (model, "--database", database, "--port", "0")
-    with started(*arguments) as (_, first), started(*arguments) as (_, second):
+    with server_process(*arguments) as (_, first), server_process(*arguments) as (_, second):
         values = {"name": "n", "source_lang": "en", "target_lang": "xx", "entries_format": "tsv"}
         made = httpx.post(
             f"{first}/v2/glossaries", json=values | {"entries": "two\tzwei"}, headers=authorized(secret)
@@ -169,7 +144,7 @@ def test_replicas_of_ray(model: Path, database: Path) -> None:
     texts = [" ".join(["one", "two", "three"][: 1 + i % 3] * (1 + i % 7)) for i in range(200)]
     wanted = [translation.text for translation in Translator.load(model, "cpu").translate(texts)]
     options = ("--ray", "--replicas", 2, "--port", free_port(), "--database", database)
-    with started(model, *options) as (_, address), httpx.Client(base_url=address, timeout=300) as client:
+    with server_process(model, *options) as (_, address), httpx.Client(base_url=address, timeout=300) as client:
 
         def ask(text: str) -> str:
             return str(client.post("/translate", json={"q": text, **PAIR}).json()["translatedText"])

@@ -11,10 +11,13 @@ import torch
 from dragoman.config import parse_config
 from dragoman.interpret.explain.cases import LoadedModel
 from dragoman.interpret.explain.explain import Explanation, explain
+from dragoman.interpret.heads.atlas import Atlas, AtlasExample, atlas, examples, removal_costs
+from dragoman.interpret.heads.probes import translation_probe
 from dragoman.models.build import build_model
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample
-from dragoman.tokenizers import LabelVocabulary, Vocabulary
-from tiny_translator import tiny_tokenizer
+from dragoman.tokenizers import LabelVocabulary, Tokenizer, Vocabulary
+from small_run import digit_pairs
+from tiny_translator import tiny_tokenizer, tiny_translator
 
 SIZES: dict[str, Any] = {"d_model": 24, "d_ff": 40, "n_heads": 3, "dropout": 0.0}
 MODELS: dict[str, dict[str, Any]] = {
@@ -31,6 +34,15 @@ DATA: dict[str, dict[str, Any]] = {
     "recurrent": {"kind": "text", "train": ["a"], "max_tokens": 60},
     "class": {"kind": "labelled", "train": ["a"], "max_tokens": 60},
 }
+
+
+def tiny_atlas() -> tuple[Atlas, list[AtlasExample]]:
+    """The heads of an untrained translator, with costs and twelve lines."""
+    translator = tiny_translator()
+    assert isinstance(translator.tokenizer, Tokenizer)
+    probe = translation_probe(translator, *map(list, zip(*digit_pairs(12), strict=True)), None)
+    found = removal_costs(translator.model, probe, atlas(translator.model, probe))
+    return found, examples(translator.model, probe)
 
 
 def loaded(kind: str, **changes: Any) -> LoadedModel:

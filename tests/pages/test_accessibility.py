@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 from axe import violations
-from page_samples import MODELS, explained, sample_report
+from page_samples import MODELS, explained, sample_report, tiny_atlas
 from translate_page import page_server, translated, write
 
 from dragoman.evaluation.compare import compare_runs
 from dragoman.evaluation.compare.page import write_comparison
 from dragoman.interpret.explain.explain import write_explanation
-from dragoman.interpret.heads.atlas import atlas, examples, removal_costs, write_atlas
-from dragoman.interpret.heads.probes import translation_probe
+from dragoman.interpret.heads.atlas import write_atlas
 from dragoman.interpret.playground import write_playground
 from dragoman.interpret.walkthrough.gallery import write_gallery
 from dragoman.pages.report import write_report
-from dragoman.tokenizers import Tokenizer
-from fabricated_run import fabricate, learning
-from small_run import digit_pairs
-from tiny_translator import tiny_translator
+from fabricated_run import three_runs
 
 if TYPE_CHECKING:
     from browser import Page
@@ -32,29 +28,12 @@ if TYPE_CHECKING:
 WAYS = [(360, "dark", "zh-CN"), (1440, "light", "zh-CN"), (360, "light", "en"), (1440, "dark", "en")]
 
 
-def _atlas(path: Path) -> Path:
-    translator = tiny_translator()
-    assert isinstance(translator.tokenizer, Tokenizer)
-    pairs = digit_pairs(6)
-    probe = translation_probe(translator, [s for s, _ in pairs], [t for _, t in pairs], None)
-    found = removal_costs(translator.model, probe, atlas(translator.model, probe))
-    return write_atlas(path, found, examples(translator.model, probe), "tiny")
-
-
-def _comparison(path: Path) -> Path:
-    for i, settings in enumerate((("train.seed=1",), ("train.seed=2",), ("model.d_ff=28",))):
-        bleu = 30.0 + 2 * i
-        scores = {"valid_loss": 2.0 - i / 4, "perplexity": 7.5, "bleu": bleu}
-        fabricate(path.parent / "runs" / f"run-{i}", learning(bleu, loss=2.0 - i / 4), scores, *settings)
-    return write_comparison(path, compare_runs([path.parent / "runs"]))
-
-
 PAGES: dict[str, Callable[[Path], Path]] = {
     **{kind: lambda path, kind=kind: write_explanation(path, explained(kind)) for kind in MODELS},  # type: ignore[misc]
-    "atlas": _atlas,
+    "atlas": lambda path: write_atlas(path, *tiny_atlas(), "tiny"),
     "gallery": write_gallery,
     "report": lambda path: write_report(path, sample_report()),
-    "comparison": _comparison,
+    "comparison": lambda path: write_comparison(path, compare_runs([three_runs(path.parent / "runs")])),
     "playground": write_playground,
 }
 

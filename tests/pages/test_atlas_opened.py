@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from page_samples import tiny_atlas
 
-from dragoman.interpret.heads.atlas import Atlas, AtlasExample, atlas, examples, removal_costs, write_atlas
-from dragoman.interpret.heads.probes import translation_probe
-from dragoman.tokenizers import Tokenizer
-from small_run import digit_pairs
-from tiny_translator import tiny_translator
+from dragoman.interpret.heads.atlas import Atlas, AtlasExample, write_atlas
 
 if TYPE_CHECKING:
     from browser import Page
@@ -19,13 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def made() -> tuple[Atlas, list[AtlasExample]]:
-    translator = tiny_translator()
-    assert isinstance(translator.tokenizer, Tokenizer)
-    pairs = digit_pairs(12)
-    golds = None
-    probe = translation_probe(translator, [s for s, _ in pairs], [t for _, t in pairs], golds)
-    found = removal_costs(translator.model, probe, atlas(translator.model, probe))
-    return found, examples(translator.model, probe)
+    return tiny_atlas()
 
 
 @pytest.fixture

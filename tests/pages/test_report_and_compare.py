@@ -11,7 +11,7 @@ from page_samples import sample_report
 from dragoman.evaluation.compare import compare_runs
 from dragoman.evaluation.compare.page import write_comparison
 from dragoman.pages.report import write_report
-from fabricated_run import fabricate, learning
+from fabricated_run import three_runs
 
 if TYPE_CHECKING:
     from browser import Page
@@ -24,11 +24,7 @@ def report(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def comparison(tmp_path: Path) -> Path:
-    for i, settings in enumerate((("train.seed=1",), ("train.seed=2",), ("model.d_ff=28",))):
-        bleu = 30.0 + 2 * i
-        scores = {"valid_loss": 2.0 - i / 4, "perplexity": 7.5, "bleu": bleu}
-        fabricate(tmp_path / "runs" / f"run-{i}", learning(bleu, loss=2.0 - i / 4), scores, *settings)
-    return write_comparison(tmp_path / "compare.html", compare_runs([tmp_path / "runs"]))
+    return write_comparison(tmp_path / "compare.html", compare_runs([three_runs(tmp_path / "runs")]))
 
 
 def test_the_reports_map_opens_on_the_clearest_head_and_follows_the_choice(page: Page, report: Path) -> None:
@@ -92,7 +88,7 @@ def test_the_comparisons_charts_show_the_chosen_metric_and_scale(page: Page, com
 
 @pytest.mark.parametrize(
     ("which", "position", "values"),
-    [("report", "10 steps", ["training 0.6"]), ("comparison", "6 steps", ["run 15.5", "run-2 17"])],
+    [("report", "10 steps", ["training 0.6"]), ("comparison", "6 steps", ["lstm 15.5", "wide 17"])],
 )
 def test_the_arrow_keys_read_the_values_of_a_chart(
     which: str, position: str, values: list[str], page: Page, request: pytest.FixtureRequest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -29,6 +28,7 @@ from small_run import (
     Killed,
     Listener,
     digit_pairs,
+    replace_file,
     small_config,
     stop_before,
     train_in_child,
@@ -341,11 +341,7 @@ def test_another_vocabulary_of_the_same_data_is_refused(data: Path, tmp_path: Pa
     train(small_config(data, "train.budget=6 steps"), tmp_path / "run")
     train(small_config(data, "train.budget=6 steps", "tokenizer.vocab_size=50"), tmp_path / "other")
     (ours,), (theirs,) = list_checkpoints(tmp_path / "run"), list_checkpoints(tmp_path / "other")
-    content = (theirs / "tokenizer.model").read_bytes()
-    (ours / "tokenizer.model").write_bytes(content)
-    meta = json.loads((ours / "meta.json").read_bytes())
-    meta["sha256"]["tokenizer.model"] = hashlib.sha256(content).hexdigest()
-    (ours / "meta.json").write_text(json.dumps(meta))
+    replace_file(ours, "tokenizer.model", (theirs / "tokenizer.model").read_bytes())
     with pytest.raises(TrainingError, match="the same data yields another vocabulary"):
         train(small_config(data, "train.budget=12 steps"), tmp_path / "run")
 

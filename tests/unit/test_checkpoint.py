@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from test_model_folder_damage import put
 
 from dragoman.config import Config
 from dragoman.errors import ModelFolderError, TrainingError, UsageError
@@ -36,7 +35,7 @@ from dragoman.training.checkpoint import read_training
 from dragoman.training.optim import build_optimizer
 from dragoman.training.run import average_run, open_run
 from imported_checks import ATTACKS
-from small_run import small_config, trained, write_corpus
+from small_run import replace_file, small_config, trained, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,7 @@ def test_a_meta_without_the_sums_of_its_files_is_refused(folder: Path) -> None:
 def test_a_training_state_with_a_matching_checksum_is_checked(content: str, words: str, tmp_path: Path) -> None:
     run = trained(tmp_path)
     checkpoint = list_checkpoints(run)[-1]
-    put(checkpoint, "training.json", content.encode())
+    replace_file(checkpoint, "training.json", content.encode())
     messages = Messages()
     opened = open_run(read_config(checkpoint), run, messages)
     model = opened.new_model()
@@ -118,7 +117,7 @@ def test_a_pickle_is_never_executed(folder: Path, tmp_path: Path) -> None:
     torch.save({"weight": ATTACKS["mkdir"](trace).payload}, file)
     with pytest.raises(ModelFolderError, match="altered"):
         load_network(folder)
-    put(folder, file.name, file.read_bytes())
+    replace_file(folder, file.name, file.read_bytes())
     with pytest.raises(ModelFolderError, match="not a safetensors file"):
         load_network(folder)
     assert not trace.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -21,7 +20,7 @@ from dragoman.errors import UsageError
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.pipelines.translation import Translator
 from every_kind import TRANSLATORS, built
-from small_run import Cli
+from small_run import Cli, replace_file
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 ENGINES = [pytest.param("native", marks=native), "pytorch"]
@@ -37,16 +36,8 @@ def models(tmp_path: Path) -> list[Path]:
     torch.manual_seed(1)
     weights = load_file(second / "model.safetensors")
     changed = {name: weight + 0.05 * weight.std() * torch.randn_like(weight) for name, weight in weights.items()}
-    replace(second, "model.safetensors", save(changed))
+    replace_file(second, "model.safetensors", save(changed))
     return [first, second]
-
-
-def replace(folder: Path, name: str, content: bytes) -> None:
-    """Replace a file of a model folder, and its sha256 in meta.json."""
-    (folder / name).write_bytes(content)
-    meta = json.loads((folder / "meta.json").read_text())
-    meta["sha256"][name] = hashlib.sha256(content).hexdigest()
-    (folder / "meta.json").write_text(json.dumps(meta))
 
 
 def load(paths: Any, engine: str, quantize: str = "none") -> Translator:
@@ -158,7 +149,7 @@ def test_captured_searches_are_not_used_in_an_ensemble() -> None:
 def test_long_texts_are_split_for_the_shortest_member_and_searched_as_for_the_first(models: list[Path]) -> None:
     config = json.loads((models[1] / "config.json").read_text())
     config["data"]["filter"]["max_tokens"], config["search"]["beam"] = 17, 3
-    replace(models[1], "config.json", json.dumps(config).encode())
+    replace_file(models[1], "config.json", json.dumps(config).encode())
     first = load(models[0], "pytorch")
 
     for paths in (models, models[::-1]):

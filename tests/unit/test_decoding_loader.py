@@ -22,6 +22,7 @@ from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import ModelFolderError
 from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import learn_tokenizer
+from small_run import replace_file
 
 native = pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
 GOLDEN = Path(__file__).parents[1] / "golden" / "model_v1"
@@ -33,18 +34,10 @@ def model(tmp_path: Path) -> Path:
     return shutil.copytree(GOLDEN, tmp_path / "model")
 
 
-def rewrite(folder: Path, name: str, content: bytes) -> None:
-    """Replace a file of a model folder, and its sha256 in meta.json."""
-    (folder / name).write_bytes(content)
-    meta = json.loads((folder / "meta.json").read_text())
-    meta["sha256"][name] = hashlib.sha256(content).hexdigest()
-    (folder / "meta.json").write_text(json.dumps(meta))
-
-
 def reconfigure(folder: Path, section: str, **changes: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     config[section] |= changes
-    rewrite(folder, "config.json", json.dumps(config).encode())
+    replace_file(folder, "config.json", json.dumps(config).encode())
 
 
 def scores(folder: Path, **options: Any) -> list[float]:
@@ -228,7 +221,7 @@ def test_a_tokenizer_of_another_size_is_refused(engine: Any, packed_before: bool
     tokenizer = learn_tokenizer(small, [line for line in LINES for _ in range(20)])
     assert tokenizer.target_size < 56
     for name, content in tokenizer.files().items():
-        rewrite(model, name, content)
+        replace_file(model, name, content)
 
     with pytest.raises(ModelFolderError) as error:
         Translator.load(model, engine=engine)
@@ -249,7 +242,7 @@ def test_a_record_that_was_changed_with_the_tokenizer_is_refused_too(model: Path
     small = config.tokenizer.model_copy(update={"vocab_size": 40})
     tokenizer = learn_tokenizer(small, [line for line in LINES for _ in range(20)])
     for name, content in tokenizer.files().items():
-        rewrite(model, name, content)
+        replace_file(model, name, content)
     record = model / "packed" / "int8.json"
     sizes = {"source_size": tokenizer.source_size, "target_size": tokenizer.target_size}
     record.write_text(json.dumps(json.loads(record.read_text()) | sizes))

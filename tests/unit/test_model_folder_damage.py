@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -38,7 +37,7 @@ from dragoman.models.model_folder import (
 )
 from dragoman.tokenizers import LabelVocabulary, Tokenizer
 from dragoman.training.run import open_run
-from small_run import Cli, digit_pairs, small_config, write_corpus
+from small_run import Cli, digit_pairs, replace_file, small_config, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +58,6 @@ def folder(made: Path, tmp_path: Path) -> Path:
 def change_meta(folder: Path, **changes: Any) -> None:
     meta = json.loads((folder / "meta.json").read_bytes())
     (folder / "meta.json").write_text(json.dumps(meta | changes))
-
-
-def put(folder: Path, name: str, content: bytes) -> None:
-    """Write a file, with the sha256 that goes with it."""
-    (folder / name).write_bytes(content)
-    sums = json.loads((folder / "meta.json").read_bytes())["sha256"]
-    change_meta(folder, sha256=sums | {name: hashlib.sha256(content).hexdigest()})
 
 
 # ------------------------------------------------------------------------------------------------ anything but a file
@@ -155,7 +147,7 @@ JUNK = {
 @pytest.mark.parametrize("content", JUNK.values(), ids=JUNK)
 @pytest.mark.parametrize("name", ["meta.json", "config.json", "labels.json"])
 def test_junk_in_place_of_a_json_object(folder: Path, name: str, content: bytes) -> None:
-    put(folder, name, content) if name != "meta.json" else (folder / name).write_bytes(content)
+    replace_file(folder, name, content) if name != "meta.json" else (folder / name).write_bytes(content)
     with pytest.raises(ModelFolderError, match=rf"{name}: cannot be read: .*[Cc]opy the folder again") as caught:
         load_network(folder)
     assert len(str(caught.value)) < 400
@@ -165,7 +157,7 @@ def test_junk_in_place_of_a_json_object(folder: Path, name: str, content: bytes)
 def test_a_configuration_nested_as_deep_as_json_allows(folder: Path, depth: int) -> None:
     document = json.loads((folder / "config.json").read_bytes())
     text = json.dumps(document).replace('"d_model": 16', '"d_model": ' + "[" * depth + "]" * depth)
-    put(folder, "config.json", text.encode())
+    replace_file(folder, "config.json", text.encode())
     with pytest.raises(ModelFolderError, match=r"config\.json"):
         read_config(folder)
 
@@ -277,7 +269,7 @@ def with_header(header: object, body: bytes = b"", length: int | None = None) ->
     ids=["rest", "nested", "long", "number", "infinite", "shape", "dtype", "huge", "empty", "short", "junk"],
 )
 def test_weights_with_a_damaged_header_and_a_matching_checksum(folder: Path, content: bytes) -> None:
-    put(folder, "model.safetensors", content)
+    replace_file(folder, "model.safetensors", content)
     with pytest.raises(ModelFolderError, match=r"model\.safetensors.*(safetensors file|truncated or altered)"):
         load_network(folder)
     with pytest.raises(ModelFolderError, match=r"model\.safetensors: not a safetensors file"):
@@ -286,7 +278,7 @@ def test_weights_with_a_damaged_header_and_a_matching_checksum(folder: Path, con
 
 def test_more_bytes_than_the_header_specifies(folder: Path) -> None:
     content = (folder / "model.safetensors").read_bytes()
-    put(folder, "model.safetensors", content + b"\0")
+    replace_file(folder, "model.safetensors", content + b"\0")
     with pytest.raises(ModelFolderError, match=rf"{len(content) + 1:,} bytes; its header specifies {len(content):,}"):
         verify(folder)
 
@@ -390,14 +382,14 @@ def test_weights_that_are_no_floating_point_numbers(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     name = sorted(tensors)[0]
     tensors[name] = tensors[name].long()
-    put(folder, "model.safetensors", safetensors.torch.save(tensors))
+    replace_file(folder, "model.safetensors", safetensors.torch.save(tensors))
     with pytest.raises(ModelFolderError, match=rf"{name} holds int64, accepted: floating-point numbers"):
         load_network(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"\x0a\x00", b"junk" * 50])
 def test_a_tokenizer_that_is_none_with_a_matching_checksum(folder: Path, content: bytes) -> None:
-    put(folder, "tokenizer.model", content)
+    replace_file(folder, "tokenizer.model", content)
     with pytest.raises(ModelFolderError, match=r"tokenizer\.model cannot be (read|used)"):
         load_network(folder)
 
@@ -411,7 +403,7 @@ def test_a_tokenizer_with_other_special_ids(folder: Path, tmp_path: Path) -> Non
     spm.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_prefix=prefix, vocab_size=56, model_type="bpe", minloglevel=2
     )
-    put(folder, "tokenizer.model", Path(f"{prefix}.model").read_bytes())
+    replace_file(folder, "tokenizer.model", Path(f"{prefix}.model").read_bytes())
     with pytest.raises(ModelFolderError, match=r"are \[-1, 0, 1, 2\] .*accepted: \[0, 1, 2, 3\]"):
         load_network(folder)
 

@@ -22,7 +22,7 @@ from dragoman.evaluation.compare.page import MOST_POINTS, columns, print_compari
 from dragoman.evaluation.compare.runs import DecodedScores, EvalSet, Interval, LengthScore
 from dragoman.pages.page import packed
 from dragoman.pages.report import AttentionPicture, DemoReport, Sample, write_report
-from fabricated_run import fabricate, learning, training_row
+from fabricated_run import fabricate, learning, three_runs, training_row
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = '</script><script>alert("x")</script><!-- & {{ data }} {% endblock %} \u2028 ]]>'
@@ -62,12 +62,7 @@ REPORT = DemoReport(
 @pytest.fixture
 def comparison(tmp_path: Path) -> RunComparison:
     """lstm with two seeds, and a wider one, with a test set of 9 lines that nobody translated."""
-    overrides = (("train.seed=1",), ("train.seed=2",), ("model.d_ff=28",))
-    for i, (name, some) in enumerate(zip(("lstm-1", "lstm-2", "wide"), overrides, strict=True)):
-        bleu = 30.0 + 2 * i
-        rows = learning(bleu, loss=2.0 - i / 4)
-        fabricate(tmp_path / "runs" / name, rows, {"valid_loss": 2.0 - i / 4, "perplexity": 7.5, "bleu": bleu}, *some)
-    found = compare_runs([tmp_path / "runs"])
+    found = compare_runs([three_runs(tmp_path / "runs")])
     groups = tuple(
         dataclasses.replace(g, runs=tuple(dataclasses.replace(r, test=decoded(i)) for i, r in enumerate(g.runs)))
         for g in found.groups

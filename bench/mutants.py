@@ -39,7 +39,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 ROOT = SOURCE.parent
 QUIET = [
-    "-q", "--tb=line", "--no-header", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow",
+    "-q", "--tb=line", "--no-header", "--assert=plain", "-p", "no:cacheprovider", "-n0", "-m", "not slow",
 ]  # fmt: skip
 SLOWER, AT_LEAST = 8.0, 20.0
 """A test hangs after this many times its recorded seconds, and after as many seconds at least."""

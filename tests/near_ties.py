@@ -30,6 +30,14 @@ def moved(model: Model, seed: int) -> Model:
     return other
 
 
+def assert_same(found: Sequence[Hypothesis], wanted: Sequence[Hypothesis]) -> None:
+    """The same tokens, and the numbers of a search that computes in float64 to 1e-5."""
+    assert [(h.tokens, h.truncated) for h in found] == [(h.tokens, h.truncated) for h in wanted]
+    for mine, other in zip(found, wanted, strict=True):
+        assert mine.score == pytest.approx(other.score, abs=1e-5)
+        assert mine.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-5)
+
+
 def same_hypotheses(ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis]) -> bool:
     """The same tokens, and every number to 1e-4."""
     return len(ours) == len(theirs) and all(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dragoman.config import SearchConfig
-from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate, length_penalty
+from dragoman.decoding import EnsembleStepper, Hypothesis, ModelStepper, SearchSettings, generate
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.search import beam_search, draw, sample, stream_tokens
 from dragoman.decoding.pytorch.stepper import SearchRequest, disallow_repeated_ngrams
@@ -144,13 +144,6 @@ def test_settings_of_a_beam_are_refused_with_sampling() -> None:
 def test_an_unknown_setting_has_its_nearest_name() -> None:
     with pytest.raises(UsageError, match=r"'beem' \(did you mean 'beam'\?\)"):
         SearchSettings.of(SearchSettings(), beem=3)
-
-
-def test_the_length_penalty_is_the_one_of_the_paper() -> None:
-    assert length_penalty(1, 0.6) == 1.0
-    assert length_penalty(13, 1.0) == 3.0
-    assert length_penalty(19, 0.5) == 2.0
-    assert length_penalty(19, 0.0) == 1.0
 
 
 @pytest.mark.parametrize("settings", [{"beam": 1}, {"beam": 3, "nbest": 3}, {"sample": True, "nbest": 2}])

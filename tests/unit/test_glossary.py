@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.backend import DecodingBackend
@@ -418,9 +417,3 @@ def test_the_engine_refuses_tokens_that_do_not_exist(
 ) -> None:
     with pytest.raises(UsageError, match=told):
         searched(backends[1], [5, EOS], Phrases(((token,),)), SearchSettings(), [])
-
-
-def test_phrases_exclude_sampling(backends: tuple[DecodingBackend, DecodingBackend], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="phrases require beam search"):
-        searched(backends[0], [5, EOS], Phrases(((5,),)), SearchSettings(beam=1, sample=True), [])
-    assert torch.is_grad_enabled()

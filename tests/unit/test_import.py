@@ -185,10 +185,18 @@ def test_stored_positions_and_copies_are_accepted(checkpoint: Path, tmp_path: Pa
     assert isinstance(bias, Tensor) and bias.count_nonzero() == 1  # padding only
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"</s>": 0, "<unk>": "1"}', b'{"</s>": 0}', b"\xff"])
-def test_damaged_vocabularies(content: bytes, checkpoint: Path) -> None:
-    (checkpoint / "vocab.json").write_bytes(content)
-    assert "vocab.json" in refusal(checkpoint)
+DAMAGED = {
+    "vocab.json": [b"", b"[]", b"{", b'{"</s>": 0, "<unk>": "1"}', b'{"</s>": 0}', b"\xff"],
+    "pytorch_model.bin": [b"", b"PK\x03\x04", b"not a pickle", b"\x80\x02]q\x00."],
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name in DAMAGED for content in DAMAGED[name]])
+def test_damaged_files(name: str, content: bytes, checkpoint: Path) -> None:
+    if name == "pytorch_model.bin":
+        (checkpoint / "model.safetensors").unlink()
+    (checkpoint / name).write_bytes(content)
+    assert name in refusal(checkpoint)
 
 
 @pytest.mark.parametrize("name", ["source.spm", "target.spm"])
@@ -200,13 +208,6 @@ def test_damaged_sentencepiece_models(name: str, checkpoint: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- pickles
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"not a pickle", b"\x80\x02]q\x00."])
-def test_damaged_pickles(content: bytes, checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").unlink()
-    (checkpoint / "pytorch_model.bin").write_bytes(content)
-    assert "pytorch_model.bin" in refusal(checkpoint)
 
 
 @pytest.mark.parametrize("legacy", [True, False])

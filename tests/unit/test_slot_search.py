@@ -21,6 +21,7 @@ from dragoman.models.transformer import Transformer
 from dragoman.pipelines.pipeline import stream_windows
 from dragoman.tokenizers import BOS, EOS
 from every_kind import TRANSFORMERS, TRANSLATORS, built
+from near_ties import assert_same
 
 VOCAB = 17
 SLOTTED = [name for name in TRANSFORMERS if all(word not in name for word in ("recurrent", "linear", "ssru", "shaw"))]
@@ -49,13 +50,6 @@ def mixed(count: int, beams: int) -> list[Sentence]:
 
 def alone(model: Model, sentence: Sentence) -> list[Hypothesis]:
     return TorchBackend(model).search([sentence.source], [sentence.prefix], sentence.settings, 1)[0]
-
-
-def assert_same(found: list[Hypothesis], wanted: list[Hypothesis]) -> None:
-    assert [(h.tokens, h.truncated) for h in found] == [(h.tokens, h.truncated) for h in wanted]
-    for mine, other in zip(found, wanted, strict=True):
-        assert mine.score == pytest.approx(other.score, abs=1e-5)
-        assert mine.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-5)
 
 
 @pytest.mark.parametrize(("beams", "slots"), [(1, 3), (3, 3), (4, 16), (2, 1)])

@@ -25,6 +25,7 @@ WINGS = {
     "formats": ("formats",),
     "interpret": ("interpret", "pages", "evaluation/compare"),
     "serve": ("serve",),
+    "tune": ("tune",),
     "vectors": ("vectors",),
 }  # fmt: skip
 """Wing -> its packages and modules.  The first is a package that shows whether the wing is installed."""

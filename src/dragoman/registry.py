@@ -156,7 +156,7 @@ def is_lower_better(metric: str) -> bool:
     return part is not None and bool(part.details.get("lower_is_better"))
 
 
-class _Reporters(Reporter):
+class Reporters(Reporter):
     """Passes every event of a training to several reporters."""
 
     def __init__(self, all_: Sequence[Reporter]) -> None:
@@ -172,7 +172,7 @@ class _Reporters(Reporter):
 def reporters(run: Path, first: Reporter) -> Reporter:
     """Return a reporter that passes the events of a training to `first` and to the registered ones."""
     made = [part.make(run) for part in registered("reporter").values()]
-    return _Reporters([first, *(one for one in made if one is not None)]) if any(made) else first
+    return Reporters([first, *(one for one in made if one is not None)]) if any(made) else first
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints

@@ -27,6 +27,7 @@ COMMANDS = {
         "demo", "compare", "explain", "atlas", "walkthrough", "gallery", "playground", "serve", "keys", "vectors",
     },
     "serve": {"serve", "keys"},
+    "tune": {"tune"},
     "vectors": {"vectors"},
 }  # fmt: skip
 """Wing -> the commands that need it."""

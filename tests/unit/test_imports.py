@@ -42,6 +42,7 @@ LAYERS = [
     "documents",
     "vectors",
     "advice",
+    "tune",
     "formats",
     "bulk",
     "interpret",

@@ -18,6 +18,7 @@ from dragoman.config import dump_toml, flatten, load_config, parse_config
 from dragoman.config.errors import FOREIGN_NAMES
 from dragoman.config.reference import Key, all_keys, all_kinds, look_up, section_of
 from dragoman.config.stages import StageConfig
+from dragoman.config.tune import TuneConfig
 from dragoman.errors import UsageError
 from small_run import Cli, small_config
 
@@ -108,6 +109,10 @@ def test_every_example_is_accepted_with_every_kind_that_has_the_key(key: Key) ->
         value, stage = tomllib.loads(f"x = {key.example}")["x"], {"name": "final"}
         needed = {"model": "m", "text": "t", "sampling": last == "temperature"}
         StageConfig.model_validate(stage | ({parents[0]: {**needed, last: value}} if parents else {last: value}))
+        return
+    if key.name.startswith("tune."):
+        value = tomllib.loads(f"x = {key.example}")["x"]
+        TuneConfig.model_validate({"space": {}, key.name.removeprefix("tune."): value})
         return
     tagged = [{}] if not key.conditions else [
         {name: kind if name == turned else kinds[0] for name, kinds in key.conditions}

@@ -32,6 +32,7 @@ COMMANDS = {
     "config": "dragoman.cli.config:config",
     "prepare": "dragoman.cli.training:prepare",
     "train": "dragoman.cli.training:train",
+    "tune": "dragoman.tune.command:tune",
     "average": "dragoman.cli.training:average",
     "info": "dragoman.cli.training:info",
     "translate": "dragoman.cli.translate:translate",

@@ -93,7 +93,7 @@ def evaluate(
     as_json: options.AsJson = False,
     device: options.Device = "cpu",
 ) -> None:
-    """Compute BLEU, chrF and TER, with their signatures.
+    """Compute BLEU, chrF, chrF++ and TER, with their signatures.
 
     With --against, also test the difference of two models by paired bootstrap resampling.
     """

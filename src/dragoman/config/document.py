@@ -246,6 +246,7 @@ def load_config(
     if "stage" in document:
         advice = "accepted by train, doctor and config, and in Python by dragoman.config.stages.load_stages"
         raise ConfigError(str(path), [f"the document has stages, which need several configurations; {advice}"])
+    document.pop("tune", None)  # of `dragoman tune` (config/tune.py)
     if stored:
         return parse_config(document, overrides, where=str(path), stored=True)
     start_at(document, Path(path).parent)

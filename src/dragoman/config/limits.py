@@ -122,6 +122,8 @@ Averaged = Annotated[Annotated[int, Field(ge=0, le=_UNLIMITED)] | Share, or_shar
 Threads = Annotated[Literal["auto"] | int, auto_or(1, 1024), AcceptStored]
 """CPU threads; servers have up to several hundred cores."""
 
+Trials = Annotated[_Whole, Field(ge=1, le=100_000)]
+"""Trials of a search: each is a training."""
 Rank = Annotated[_Whole, Field(ge=1, le=4096)]
 """Rank of LoRA: published ones are 1 to 512; a rank close to d_model saves nothing."""
 Alpha = Annotated[_Real, Field(ge=1e-3, le=1e5)]

@@ -20,6 +20,7 @@ from dragoman.config.errors import DEVICES, limits_of, models_in, native_name, t
 from dragoman.config.model import PRESETS, TransformerConfig
 from dragoman.config.section import Duration, Section, Share
 from dragoman.config.stages import Stages
+from dragoman.config.tune import Tuning
 from dragoman.errors import UsageError, clip, nearest
 
 Conditions = tuple[tuple[str, tuple[str, ...]], ...]
@@ -77,7 +78,7 @@ def section_of(name: str) -> str:
 def all_keys() -> tuple[Key, ...]:
     """Return all keys, section by section in the order of the document.  Entries of lists have the index 0."""
     by_name: dict[tuple[str, ...], list[_Chosen]] = {}
-    for name, chosen, field, models in chain(_fields(Config, "", ()), _fields(Stages, "", ())):
+    for name, chosen, field, models in chain(_fields(Config, "", ()), _fields(Stages, "", ()), _fields(Tuning, "", ())):
         if any(name == selecting for selecting, _ in chosen):
             continue  # described with the section that it selects
         meaning, example = field.description or "", toml_value(field.examples[0]) if field.examples else ""

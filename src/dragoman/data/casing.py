@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self
+from typing import Self
 
 from dragoman.data.languages import language_code
 
@@ -87,10 +87,17 @@ class NormalCase:
         self._capitals, self._titles = capitals, titles
 
     @classmethod
-    def of_words(cls, capitalized: str, *args: Any, **settings: Any) -> Self:
+    def of_words(
+        cls,
+        capitalized: str,
+        is_known: Callable[[str], bool],
+        language: str | None = None,
+        capitals: bool = True,
+        titles: bool = True,
+    ) -> Self:
         """capitalized: see `capitalized_words`; the other arguments are those of the class."""
         forms = {word.lower(): word for word in capitalized.split()}
-        return cls(lambda word: forms.get(word, word), *args, **settings)
+        return cls(lambda word: forms.get(word, word), is_known, language, capitals, titles)
 
     def of_capitals(self, text: str) -> str:
         """Return the normal case of a text in capitals, of the same length; another text as it is."""

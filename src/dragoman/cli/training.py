@@ -92,18 +92,19 @@ def train(
             raise UsageError("--seeds trains one run after the other in one process; remove it, --ray or torchrun")
         _train_seeds(config, overrides or [], run, _numbers(seeds), quiet)
         return
-    if "stage" in read_document(config):
-        if use_ray or _in_group():
-            raise UsageError(f"{config}: a document with stages is trained by one process; omit --ray and torchrun")
-        _train_stages(load_stages(config, overrides or [], run=run), quiet)
-        return
     try:
-        document = load_config(config, overrides or [], run=run)
+        has_stages = "stage" in read_document(config)
+        document = None if has_stages else load_config(config, overrides or [], run=run)
     except UsageError as error:
         if _in_group() and os.environ.get("LOCAL_RANK", "0") != "0":
             error.reported = True  # by the first process of this computer
             time.sleep(_REPORTED_WITHIN)  # torchrun stops all processes once one has failed: let the first report
         raise
+    if document is None:
+        if use_ray or _in_group():
+            raise UsageError(f"{config}: a document with stages is trained by one process; omit --ray and torchrun")
+        _train_stages(load_stages(config, overrides or [], run=run), quiet)
+        return
     with RichReporter(quiet or not is_main) as reporter, interruptible(run, reporter if is_main else None):
         from dragoman.training.trainer import train as train_run
 

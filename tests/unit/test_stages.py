@@ -22,6 +22,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.tokenizers import Tokenizer
 from dragoman.training.run import open_run
 from dragoman.training.stages import make_text, train_stages
+from dragoman.training.trainer import train
 from small_run import (
     Cli,
     Killed,
@@ -254,6 +255,8 @@ def test_the_document_of_finished_stages_may_not_change(run: Path) -> None:
         with pytest.raises(ConfigError, match=problem):
             train_stages(plan(staged(), override))
     assert train_stages(plan(staged(), "stage.final.train.budget=30 steps")).progress.step == 30
+    with pytest.raises(UsageError, match="run: a run with stages"):
+        train(small_config(Path("data")), run)
     stage = plan(staged())[1]
     stage.files[0].write_text("other\n", encoding="utf-8")
     with pytest.raises(ModelFolderError, match=r"text\.en changed since the stage ended"):

@@ -80,6 +80,8 @@ def open_run(config: Config, folder: Path, reporter: Reporter | None = None, wri
     Raises ConfigError if the folder contains a run with another configuration, and if files of [data] do not exist.
     """
     check_files(config)
+    if last_stage(folder) != folder:
+        raise UsageError(f"{folder}: a run with stages; train the document that has them, or use another --out")
     stored = folder / "config.toml"
     if writes:
         recover_folders(folder / "checkpoints")

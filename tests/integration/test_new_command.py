@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from dragoman.config.stages import load_stages
 from dragoman.errors import ConfigError, DataError, UsageError
 from dragoman.training.run import check_files
 from dragoman.training.stages import train_stages
-from small_run import Cli, digit_pairs, write_lines
+from small_run import Cli, digit_pairs, small_config, write_corpus, write_lines
 
 PAIRS = digit_pairs(300, longest=9)
 
@@ -86,6 +87,38 @@ def test_text_in_the_target_language_gives_stages_that_train(tmp_path: Path, cli
             write_lines(tmp_path / name, text_of)
         code, out, err = cli("new", source, target, "--out", "other.toml", "--monolingual", tmp_path / name)
         assert code in (1, 2) and out == b"" and problem in err and not (tmp_path / "other-data").exists()
+
+
+def test_a_model_is_fine_tuned_with_some_of_its_own_text(tmp_path: Path, cli: Cli) -> None:
+    data = write_corpus(tmp_path / "old", train=240)
+    train(small_config(data, "train.optimizer.kind=muon", "train.clip_norm=0.7", "train.budget=4 steps",
+                       "data.target_language=fr"), tmp_path / "model")  # fmt: skip
+    source, target = write_two(tmp_path)
+
+    code, out, err = cli("new", source, target, "--from", "model", "--budget", "2 min")
+
+    assert (code, out) == (0, b"dragoman train en-fr.toml\n"), err
+    assert "choice: fine-tuning of model; expected in 2 min:" in err
+    config = load_config(tmp_path / "en-fr.toml", ["train.budget=4 steps"])
+    _, old = config.parallel.train
+    assert old.source == str(data / "train.src") and 270 / (270 + old.weight * 240) == pytest.approx(2 / 3, abs=0.01)
+    assert config.parallel.also_valid["general"].target == str(data / "valid.tgt")
+    assert (config.train.optimizer.kind, config.train.clip_norm) == ("muon", 0.7)
+    assert getattr(config.train.schedule, "peak") == 1e-2 / 4 and config.model.d_model == 16  # noqa: B009
+    result = train(config, tmp_path / "run")
+    assert result.progress.step == 4 and result.scores["general.valid_loss"] > 0
+
+    shutil.rmtree(data)  # then there is no text of the model
+    assert cli("new", source, target, "--from", "model", "--out", "b.toml")[0] == 0
+    document = load_config(tmp_path / "b.toml")
+    assert len(document.parallel.train) == 1 and not document.parallel.also_valid
+    for arguments, problem in (
+        ((target, source, "--from", "model"), "the model translates en to fr, but the text is fr to en"),
+        ((source, target, "--from", "nothing"), "nothing: no such folder"),
+        ((source, target, "--from", "model", "--monolingual", target), "--from and --monolingual: accepted: one"),
+    ):
+        code, _, err = cli("new", *arguments, "--out", "c.toml")
+        assert code != 0 and problem in err and not list(tmp_path.glob("c*"))
 
 
 def test_a_reason_stands_above_every_choice(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ TOKENS_PER_WEIGHT = 4.1
 """Training tokens per weight of the layers that a size needs to be better than the next smaller one, with Muon."""
 SHORT_PAIR = 30
 """Tokens per pair above which a size needs more: alignments of longer sentences are learned later."""
-_TRAINED_SHARE = 0.93
+SHARE_TRAINED = 0.93
 """Share of the budget that is used for steps; validation and saving use the rest."""
 _STEPS = 5000
 _ENOUGH_PAIRS = 100
@@ -174,7 +174,7 @@ def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> 
                 f"{rank} for this text; {speed.size} would overfit: {speed.parameters / 1e6:,.1f} M "
                 f"parameters for {facts.tokens / 1e6:,.2f} M tokens (at most {PARAMETERS_PER_TOKEN:g} per token)"
             )
-        tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
+        tokens = seconds * SHARE_TRAINED * speed.tokens_per_second
         needed = enough_tokens(speed.size, facts.tokens_per_pair)
         if tokens < needed:
             return chosen, (
@@ -189,7 +189,7 @@ def choose_size(facts: CorpusFacts, speeds: Sequence[Speed], seconds: float) -> 
 
 def expect(facts: CorpusFacts, speed: Speed, seconds: float) -> Training:
     """Return the expected tokens, epochs and steps of a training of `seconds`."""
-    tokens = seconds * _TRAINED_SHARE * speed.tokens_per_second
+    tokens = seconds * SHARE_TRAINED * speed.tokens_per_second
     wanted = tokens / _STEPS
     batch = next((size for size in (1536, 2048, 3072, 4096, 6144) if wanted <= size), 8192)
     return Training(tokens, tokens / max(1.0, facts.tokens), batch, max(1, round(tokens / batch)))
@@ -237,27 +237,30 @@ def optimizer_settings() -> list[Setting]:
     return [Setting("train.optimizer.kind", "muon", "Learns more per step than Adam; each step takes slightly longer.")]
 
 
+def validation_settings(seconds: float, validated: int) -> list[Setting]:
+    """Return when a training of this time is validated, and by what.  validated: pairs of the validation set."""
+    short = seconds < 900
+    every = "25%" if short else "12.5%"
+    if not validated:
+        why = "Share of the budget between checkpoints; there is no validation set."
+        return [Setting("train.validate_every", every, why)]
+    why = (
+        "Selects the best checkpoint: translations often become better while the loss rises. chrF is less noisy than "
+        "BLEU."
+        if validated >= _ENOUGH_PAIRS
+        else f"Selects the best checkpoint: the translations of {validated} pairs are too few for chrF or BLEU."
+    )
+    return [
+        Setting("train.validate_every", every, "Share of the budget between two validations."),
+        Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
+        Setting("train.metric", "chrf" if validated >= _ENOUGH_PAIRS else "loss", why),
+    ]
+
+
 def _train(size: Size, forecast: Training, seconds: float, validated: int) -> list[Setting]:
     warmup = min(4000, max(10, 0.05 * forecast.steps), forecast.steps)
     share = 100 * warmup / forecast.steps
     peak = float(f"{1.024 / size.d_model:.1e}")
-    short = seconds < 900
-    every = "25%" if short else "12.5%"
-    if validated:
-        why = (
-            "Selects the best checkpoint: translations often become better while the loss rises. chrF is less noisy "
-            "than BLEU."
-            if validated >= _ENOUGH_PAIRS
-            else f"Selects the best checkpoint: the translations of {validated} pairs are too few for chrF or BLEU."
-        )
-        validation = [
-            Setting("train.validate_every", every, "Share of the budget between two validations."),
-            Setting("train.validate_sentences", 200 if short else 500, "Sentences translated per validation."),
-            Setting("train.metric", "chrf" if validated >= _ENOUGH_PAIRS else "loss", why),
-        ]
-    else:
-        why = "Share of the budget between checkpoints; there is no validation set."
-        validation = [Setting("train.validate_every", every, why)]
     return [
         Setting("train.budget", duration(seconds), "Training time; the learning rate reaches zero at its end."),
         Setting("train.expected_speed", round(forecast.tokens / seconds), "Tokens per second, including validations."),
@@ -268,7 +271,7 @@ def _train(size: Size, forecast: Training, seconds: float, validated: int) -> li
         ),
         Setting("train.label_smoothing", 0.1, "Improves BLEU (Vaswani et al. 2017)."),
         Setting("train.clip_norm", 1.0, "Limits the effect of batches with large gradients."),
-        *validation,
+        *validation_settings(seconds, validated),
         *optimizer_settings(),
         Setting("train.schedule.kind", "budget", "Warm-up, constant rate, then linear decay to zero."),
         Setting("train.schedule.peak", peak, "Wider models need lower learning rates: 1.024 / d_model."),
@@ -321,9 +324,16 @@ def _tables(settings: Sequence[Setting], prefix: str = "") -> Iterator[str]:
             for setting in inside:
                 if setting.reason:
                     lines.append(_comment(setting.reason))
-                _, _, value = tomli_w.dumps({"key": setting.value}).partition(" = ")
-                lines.append(f"{setting.key.removeprefix(f'{table}.')} = {value.strip()}")
+                lines.append(f"{setting.key.removeprefix(f'{table}.')} = {_toml(setting.value)}")
             yield "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    """Return a value on the right side of a key; lists of tables, such as corpora, have a table per line."""
+    if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
+        tables = [", ".join(f"{key} = {_toml(inner)}" for key, inner in entry.items()) for entry in value]
+        return "\n".join(["[", *(f"    {{ {table} }}," for table in tables), "]"])
+    return tomli_w.dumps({"key": value}).partition(" = ")[2].strip()
 
 
 def _table(key: str) -> str:

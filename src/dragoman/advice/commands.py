@@ -39,6 +39,9 @@ def new(
     monolingual: Annotated[
         Path | None, typer.Option(help="Text in the target language, one sentence per line, which is translated back.")
     ] = None,
+    from_: Annotated[
+        Path | None, typer.Option("--from", help="Model or run to fine-tune; default: a new model.")
+    ] = None,
 ) -> None:
     """Write a configuration for your own text, this machine and a training time.
 
@@ -56,6 +59,7 @@ def new(
         out=out,
         clean=clean,
         monolingual=monolingual,
+        from_=from_,
         log=log,
     )
     typer.echo(f"dragoman train {shlex.quote(str(plan.path))}")

@@ -13,8 +13,10 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from dragoman.advice.choice import (
+    SHARE_TRAINED,
     CorpusFacts,
     Setting,
+    Size,
     Speed,
     Training,
     augment_settings,
@@ -27,7 +29,8 @@ from dragoman.advice.choice import (
 )
 from dragoman.advice.clean import clean_corpus
 from dragoman.advice.examine import examine
-from dragoman.advice.measurement import corpus_facts, measure_speeds
+from dragoman.advice.finetune import Initial
+from dragoman.advice.measurement import corpus_facts, measure_speeds, time_steps
 from dragoman.advice.monolingual import FILE, REVERSE_SHARE, all_pairs, limit_lines, read_monolingual, stages_of
 from dragoman.advice.text import NAMES, TEST, TRAIN, VALID, ParallelText, Split, check_text_files, open_text, split_text
 from dragoman.config import Config, load_config, parse_config, read_document
@@ -36,8 +39,11 @@ from dragoman.config.stages import load_stages
 from dragoman.data.precheck import replaced_characters
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import read_lines
+from dragoman.io.model_files import find_model
+from dragoman.io.run_log import Reporter
 from dragoman.io.writing import atomic_folder, write_file, writing
 from dragoman.training.forecast import Forecast, is_insufficient, overfits
+from dragoman.training.run import open_run
 
 _LEAST_SECONDS = 30
 
@@ -70,6 +76,7 @@ def plan_training(
     out: str | Path | None = None,
     clean: bool = False,
     monolingual: str | Path | None = None,
+    from_: str | Path | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> TrainingPlan:
     """Inspect a parallel text, measure the speed of this machine, and write a commented configuration.
@@ -79,16 +86,24 @@ def plan_training(
     words.  valid, test: two files each; default: drawn from the text, without near-duplicates of the training pairs.
     out: the TOML file, default `<source>-<target>.toml` in the current folder; the split is written into the folder
     `<name>-data` beside it.  clean: leave out the pairs that `clean_corpus` rejects, which are listed in
-    `rejected.tsv` there.  monolingual: a text in the target language, which is translated back (docs/stages.md).  log:
-    receives messages.  Raises UsageError for invalid arguments and existing output, DataError for unusable text.
+    `rejected.tsv` there.  monolingual: a text in the target language, which is translated back (docs/stages.md).
+    from_: a model that is fine-tuned instead of a new one (docs/finetuning.md).  log: receives messages.  Raises
+    UsageError for invalid arguments and existing output, DataError for unusable text.
     """
     seconds = _seconds(budget)
     held_out = {part: _two(files, NAMES[part]) for part, files in ((VALID, valid), (TEST, test)) if files is not None}
     if languages is not None and (isinstance(languages, str) or len(languages) != 2):
         raise UsageError(f"languages = {languages!r}: accepted: two codes, source and target, such as en fr")
     pair = None if languages is None else (languages[0], languages[1])
+    if from_ is not None and monolingual is not None:
+        raise UsageError(
+            "--from and --monolingual: accepted: one of both; to fine-tune with back-translation, write the stages of "
+            "docs/stages.md"
+        )
     if out is not None:
         _output_folder(Path(out))  # before the text is read
+    if from_ is not None:
+        find_model(from_)
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
         given, title = (Path(source), None if target is None else Path(target)), ""
@@ -101,6 +116,7 @@ def plan_training(
         text = replace(text, title=title or text.title)
         codes = {"source_language": text.languages[0], "target_language": text.languages[1]}
         parse_config({"data": {**codes, "train": [{"path": "text.tsv"}]}}, where="languages")  # used in file names, too
+        initial = None if from_ is None else Initial.of(Path(from_), text.languages)
         path = Path(out) if out is not None else Path(f"{'-'.join(text.languages)}.toml")
         folder = _output_folder(path)
         log(f"checking {source if target is None else f'{source} and {target}'} ({' to '.join(text.languages)})")
@@ -113,35 +129,62 @@ def plan_training(
             _log_split(split, log)
             facts = corpus_facts(split.sample, split.counts[TRAIN], text.languages)
             data = _data_settings(text.languages, folder, split, held_out)
-            document = nested(data)
-            document["data"]["root"] = str(unfinished.resolve())
-            facts = replace(facts, replaced=any(True for _ in replaced_characters(parse_config(document))))
-            facts, speeds = measure_speeds(facts, split.sample, seconds, scratch, log)
-            pairs, lines, weight, left = facts, None, 1.0, seconds
-            if monolingual is not None:
-                held = [line for part in (VALID, TEST) for line in _targets(unfinished, part, text.languages)]
-                lines = read_monolingual(Path(monolingual), text.languages, held, split.digits, log)
-                reverse = choose_size(pairs, speeds, REVERSE_SHARE * seconds)[0]
-                lines = limit_lines(lines, pairs, choose_vocabulary(pairs), reverse, seconds, scratch, log)
-                (unfinished / f"{FILE}.{text.languages[1]}").write_text(
-                    "".join(f"{line}\n" for line in lines.lines), encoding="utf-8", newline="\n"
-                )
-                facts, weight = all_pairs(pairs, lines)
-                left = seconds * (1 - REVERSE_SHARE) - lines.seconds
-            speed, why = choose_size(facts, speeds, left)
-            validated = split.counts[VALID]
-            training = choose_training(facts, speed, why, left, validated)
-            settings = [*data, *augment_settings(), *choose_vocabulary(facts), *training]
-            forecast = expect(facts, speed, left)
-            stages = []
-            if lines is not None:
-                stages = stages_of(settings, pairs, speeds, REVERSE_SHARE * seconds, lines, weight, validated)
-            content = render(_title(path, facts, speed, forecast, budget), settings, stages)
+            if initial is not None:
+                settings = initial.with_replay(data, facts.pairs) + initial.training(seconds, split.counts[VALID])
+                speeds, forecast, heading = _fine_tuning(settings, unfinished, scratch, path, budget)
+                expected = f"{forecast.epochs:.1f} epochs, {forecast.steps:,} steps"
+                log(f"choice: fine-tuning of {from_}; expected in {budget}: {expected}")
+                content = render(heading, settings)
+            else:
+                document = nested(data)
+                document["data"]["root"] = str(unfinished.resolve())
+                facts = replace(facts, replaced=any(True for _ in replaced_characters(parse_config(document))))
+                facts, speeds = measure_speeds(facts, split.sample, seconds, scratch, log)
+                pairs, lines, weight, left = facts, None, 1.0, seconds
+                if monolingual is not None:
+                    held = [line for part in (VALID, TEST) for line in _targets(unfinished, part, text.languages)]
+                    lines = read_monolingual(Path(monolingual), text.languages, held, split.digits, log)
+                    reverse = choose_size(pairs, speeds, REVERSE_SHARE * seconds)[0]
+                    lines = limit_lines(lines, pairs, choose_vocabulary(pairs), reverse, seconds, scratch, log)
+                    (unfinished / f"{FILE}.{text.languages[1]}").write_text(
+                        "".join(f"{line}\n" for line in lines.lines), encoding="utf-8", newline="\n"
+                    )
+                    facts, weight = all_pairs(pairs, lines)
+                    left = seconds * (1 - REVERSE_SHARE) - lines.seconds
+                speed, why = choose_size(facts, speeds, left)
+                validated = split.counts[VALID]
+                training = choose_training(facts, speed, why, left, validated)
+                settings = [*data, *augment_settings(), *choose_vocabulary(facts), *training]
+                forecast = expect(facts, speed, left)
+                stages = []
+                if lines is not None:
+                    stages = stages_of(settings, pairs, speeds, REVERSE_SHARE * seconds, lines, weight, validated)
+                heading = _title(path, facts.languages, facts.tokens, speed, forecast, budget)
+                content = render(heading, settings, stages)
+                _log_forecast(forecast, speed, facts, budget, log)
             (scratch / path.name).write_text(content, encoding="utf-8")
             _read(scratch / path.name)  # nothing is written if it is invalid
         write_file(path, content.encode())
-    _log_forecast(forecast, speed, facts, budget, log)
     return TrainingPlan(path, _read(path), settings, facts, speeds, forecast)
+
+
+def _fine_tuning(
+    settings: Sequence[Setting], data: Path, scratch: Path, path: Path, budget: str
+) -> tuple[list[Speed], Training, list[str]]:
+    """Measure the steps of a fine-tuning; return the speed, what to expect, and the title of the document.
+
+    data: the folder of the training files.
+    """
+    probe = scratch / "probe.toml"
+    probe.write_text(render(["Probe."], settings), encoding="utf-8")
+    run = open_run(load_config(probe, [f"data.root={data.resolve()}"]), scratch / "probe", Reporter())
+    timing, model = time_steps(run), run.config.model
+    tokens, epoch = SHARE_TRAINED * _seconds(budget) * timing.tokens_per_second, run.task.tokens()
+    forecast = Training(tokens, tokens / epoch, run.task.batch_tokens, max(1, round(tokens / run.task.batch_tokens)))
+    layers = getattr(model, "encoder_layers", 0)
+    speed = Speed(Size(model.d_model, layers), timing.tokens_per_second, timing.parameters)
+    languages = run.config.parallel.source_language, run.config.parallel.target_language
+    return [speed], forecast, _title(path, languages, epoch, speed, forecast, budget)
 
 
 def _read(path: Path) -> Config:
@@ -256,12 +299,15 @@ def _data_settings(languages: tuple[str, str], folder: Path, split: Split, given
     return settings
 
 
-def _title(path: Path, facts: CorpusFacts, speed: Speed, forecast: Training, budget: str) -> list[str]:
-    source, target = facts.languages
+def _title(
+    path: Path, languages: tuple[str, str], tokens: float, speed: Speed, forecast: Training, budget: str
+) -> list[str]:
+    """tokens: per epoch."""
+    source, target = languages
     return [
         f"{source} to {target}, written by 'dragoman new' for a budget of {budget}. Train with: "
         f"{shlex.join(['dragoman', 'train', str(path)])}",
-        f"Expected: {forecast.epochs:.1f} epochs of {facts.tokens:,.0f} tokens (source + target) and "
+        f"Expected: {forecast.epochs:.1f} epochs of {tokens:,.0f} tokens (source + target) and "
         f"{forecast.steps:,} steps, at the measured speed of {speed.tokens_per_second:,.0f} tokens/s. If other "
         "programs use the machine during training, it makes fewer steps; the learning rate schedule adapts to the "
         "elapsed time.",

@@ -1,0 +1,127 @@
+"""`dragoman new --from MODEL`: settings of a fine-tuning that follow from the model, and text against forgetting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dragoman.advice.choice import Setting, duration, validation_settings
+from dragoman.config import Config, CorpusConfig, ParallelData, resolve_path
+from dragoman.config.train import ConstantSchedule, InverseSqrtSchedule
+from dragoman.errors import UsageError
+from dragoman.io.model_files import find_model, read_meta
+from dragoman.models.model_folder import read_config, read_profile
+from dragoman.tokenizers import load_vocabulary
+from dragoman.training.run import with_root_of_run
+
+REPLAY_SHARE = 1 / 3
+"""Share of the training pairs that are pairs of the model, so that it does not forget them."""
+_RATE_SHARE = 1 / 4
+"""Peak of the learning rate as a share of that with which the model was trained."""
+_IMPORTED_RATE = 0.05
+"""Peak of the learning rate of an imported model, times d_model: 1e-4 for the base model of Vaswani et al. (2017)."""
+_BATCH_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Initial:
+    """A model to fine-tune.  imported: its training is unknown.  pairs: that it was trained on, 0 if unknown."""
+
+    path: Path
+    config: Config
+    imported: bool
+    pairs: int
+
+    @classmethod
+    def of(cls, path: Path, languages: tuple[str, str]) -> Initial:
+        """Read a model.  Raises UsageError if it does not translate between these languages."""
+        folder = find_model(path)
+        config, profile = with_root_of_run(read_config(folder), folder), read_profile(folder)
+        data = config.data
+        if not isinstance(data, ParallelData):
+            raise UsageError(f"from = {path}: a model of data.kind = {data.kind!r}; accepted: a model that translates")
+        known, given = (data.source_language, data.target_language), languages
+        several = any(getattr(load_vocabulary(folder), "languages", ()))
+        if not several and any(a.split("-")[0] != b.split("-")[0] for a, b in zip(known, given, strict=True)):
+            raise UsageError(
+                f"from = {path}: the model translates {known[0]} to {known[1]}, but the text is {given[0]} to "
+                f"{given[1]}; specify another model, or the text in this order, or its languages with --languages"
+            )
+        return cls(path, config, "imported" in read_meta(folder), 0 if profile is None else profile.lines)
+
+    @property
+    def rate(self) -> float:
+        """The peak of the learning rate of the fine-tuning."""
+        schedule, width = self.config.train.schedule, self.config.model.d_model
+        if self.imported:
+            peak = _IMPORTED_RATE / _RATE_SHARE / width
+        elif isinstance(schedule, InverseSqrtSchedule):
+            warmup = schedule.warmup if isinstance(schedule.warmup, int) else 4000
+            peak = schedule.factor * (width * warmup) ** -0.5
+        else:
+            peak = schedule.rate if isinstance(schedule, ConstantSchedule) else schedule.peak
+        return float(f"{peak * _RATE_SHARE:.1e}")
+
+    @property
+    def data(self) -> ParallelData:
+        return self.config.parallel
+
+    def _corpora(self, corpora: tuple[CorpusConfig, ...]) -> Iterator[dict[str, Any]]:
+        """Yield those of some corpora of the model whose files exist, with absolute paths."""
+        for corpus in corpora:
+            paths = {key: resolve_path(path, self.data.root).resolve() for key, path in corpus.paths().items()}
+            if all(path.exists() for path in paths.values()):
+                yield corpus.model_dump(exclude_defaults=True, exclude={"weight"}) | {
+                    k: str(p) for k, p in paths.items()
+                }
+
+    def with_replay(self, data: list[Setting], pairs: int) -> list[Setting]:
+        """Return the settings of [data] with the text of the model.  pairs: of the new training text."""
+        settings = []
+        corpora = list(self._corpora(self.data.train)) if self.pairs else []
+        for setting in data:
+            if setting.key == "data.train" and corpora:
+                weight = min(1.0, max(1e-4, REPLAY_SHARE / (1 - REPLAY_SHARE) * pairs / self.pairs))
+                old = [corpus | {"weight": float(f"{weight:.2g}")} for corpus in corpora]
+                reason = f"{setting.reason[:-1]}, and some of the {self.pairs:,} pairs of the model against forgetting."
+                setting = Setting(setting.key, [*setting.value, *old], reason)
+            settings.append(setting)
+        reason = "Validation text of the model: scored as well, to see what the model forgets."
+        for corpus in self._corpora(() if self.data.valid is None else (self.data.valid,)):
+            settings += [
+                Setting(f"data.also_valid.general.{key}", value, reason if i == 0 else "")
+                for i, (key, value) in enumerate(corpus.items())
+            ]
+        return settings
+
+    def training(self, seconds: float, validated: int) -> list[Setting]:
+        """Return the settings of [train] for a time.  validated: pairs of the validation set."""
+        train = self.config.train
+        own = "that of a new configuration, because the model was imported" if self.imported else "that of the model"
+        optimizer = [
+            Setting(f"train.optimizer.{key}", value, "")
+            for key, value in train.optimizer.model_dump(exclude_defaults=True).items()
+            if key != "kind"
+        ]
+        clip = train.clip_norm if not self.imported else 1.0
+        return [
+            Setting(
+                "train.init_from",
+                str(self.path.resolve()),
+                "The model that is fine-tuned; its sections [model], [tokenizer] and [search] are used.",
+            ),
+            Setting("train.budget", duration(seconds), "Training time; the learning rate reaches zero at its end."),
+            Setting("train.batch_tokens", _BATCH_TOKENS, "Small batches make many steps in a short time."),
+            Setting("train.label_smoothing", train.label_smoothing, "As the model was trained."),
+            Setting("train.clip_norm", clip, "Limits the effect of batches with large gradients."),
+            *validation_settings(seconds, validated),
+            Setting("train.optimizer.kind", train.optimizer.kind, f"The optimizer: {own}."),
+            *optimizer,
+            Setting("train.schedule.kind", "budget", "Warm-up, constant rate, then linear decay to zero."),
+            Setting("train.schedule.peak", self.rate, "A quarter of the peak of the model's own training."
+                    if not self.imported else "Small, because the training of the model is unknown: 0.05 / d_model."),
+            Setting("train.schedule.warmup", "5%", "A twentieth of the budget."),
+            Setting("train.schedule.decay", 0.8, "Share of the budget during which the learning rate decays."),
+        ]  # fmt: skip

@@ -433,10 +433,10 @@ class Trainer:
         Returns the scores of the better one of the average and the last checkpoint.
         """
         count = len(last_checkpoints(self.run.folder, self.config.average))
-        self.reporter.phase(f"validation of the average of the last {count} checkpoints")
-        averaged = self.run.average(count)
+        averaged = self.run.average(count) if count else None
         if averaged is None:
             return self.scores
+        self.reporter.phase(f"validation of the average of the last {count} checkpoints")
         with self.training_step.with_weights(averaged) as model:
             scores = validation(model)
         best = self.progress.best

@@ -258,7 +258,8 @@ def load_config(
 def start_at(document: Mapping[str, Any], folder: Path) -> None:
     """Let relative paths of a document, which start at its folder, start at the current directory."""
     data, train = document.get("data"), document.get("train")
-    if isinstance(data, dict) and data.keys() & {"train", "root"} and isinstance(root := data.get("root", ""), str):
+    has_files = isinstance(data, dict) and bool(data.keys() & {"train", "root"}) and not data.get("dataset")
+    if isinstance(data, dict) and has_files and isinstance(root := data.get("root", ""), str):
         moved = move_root(root, Path(), start=folder)
         if moved != (root or "."):
             data["root"] = moved

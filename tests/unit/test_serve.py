@@ -646,7 +646,7 @@ def test_the_viewer_shares_the_models_of_the_server_and_what_may_wait(tmp_path: 
         assert direction.translator is translator and isinstance(translator.backend, NativeBackend)
     (said,) = Translator.load(GOLDEN, engine="pytorch").translate(["one two three"], beam=2)
     assert (last["text"], last["score"]) == (said.text, said.score)
-    assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"][0]["what"].startswith("the server is busy")
     assert direction.view is None, "the server is closed"
 

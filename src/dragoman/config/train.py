@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
@@ -218,19 +217,19 @@ class RegularizerConfig(Section):
     r_drop: limits.DivergenceWeight = field(
         0.0,
         "compute each batch twice, with different dropout, and add this weight times the divergence of the two "
-        "distributions (R-Drop, Wu et al. 2021); 0 = off, twice the time of a step",
+        "distributions (R-Drop, Wu et al. 2021); 0 = off, more than twice the time of a step",
         example=5.0,
     )
     simcut: limits.DivergenceWeight = field(
         0.0,
         "compute each batch twice, the second time with cut tokens, and add this weight times the divergence from the "
-        "first distribution (SimCut, Gao et al. 2022); needs `cutoff`; 0 = off, twice the time of a step",
+        "first distribution (SimCut, Gao et al. 2022); 0 = off, more than twice the time of a step",
         example=3.0,
     )
     cutoff: limits.Dropout = field(
         0.0,
-        "share of the input tokens whose vectors are 0, with `simcut` those of the second pass (token cutoff, Shen et "
-        "al. 2020)",
+        "share of the input tokens whose vectors are 0 (token cutoff, Shen et al. 2020); with `simcut` those of the "
+        "second pass, where 0 means 0.05",
         example=0.05,
     )
     relaxed_attention: limits.Dropout = field(
@@ -246,12 +245,10 @@ class RegularizerConfig(Section):
         example=0.1,
     )
 
-    def _problems(self, stored: bool) -> Iterator[str]:
-        if self.simcut and not self.cutoff:
-            yield (
-                f"train.regularizer.simcut = {self.simcut:g} compares with a pass whose tokens are cut, but "
-                "train.regularizer.cutoff is 0; accepted: a share such as 0.05"
-            )
+    @property
+    def cut(self) -> float:
+        """The share of the input tokens that is cut, in the second pass if there is `simcut`."""
+        return self.cutoff or (0.05 if self.simcut else 0.0)
 
 
 class TrainConfig(Section):

@@ -55,7 +55,7 @@ def unsupported_reasons(config: TrainConfig, model: Network, context: Distribute
         "train.precision is fp16": config.precision == "fp16",
         f"train.accumulate is {config.accumulate}": config.accumulate > 1,
         "train.regularizer computes two passes or cuts tokens": bool(pass_weights(config.regularizer))
-        or config.regularizer.cutoff > 0,
+        or config.regularizer.cut > 0,
         "train.gradient_checkpointing is on": config.gradient_checkpointing,
         "train.cuda_graphs is off": config.cuda_graphs == "off",
         f"{context.size} processes train together": context.size > 1,

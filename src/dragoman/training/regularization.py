@@ -34,7 +34,7 @@ def regularize(model: nn.Module, config: RegularizerConfig) -> None:
     """
     for module in model.modules():
         if isinstance(module, Embedding):
-            module.zero_id = PAD if config.cutoff else None
+            module.zero_id = PAD if config.cut else None
         if not isinstance(module, Stack):
             continue
         for number, layer in enumerate(module.layers, 1):
@@ -76,8 +76,8 @@ def pass_weights(config: RegularizerConfig) -> Weights | None:
 
 def twice(batch: Batch, config: RegularizerConfig) -> Batch:
     """Return the B rows of a batch for the first pass, followed by those of the second pass: with `simcut`, cut."""
-    second = cut(batch, config.cutoff) if config.cutoff else batch
-    first = batch if config.simcut or not config.cutoff else cut(batch, config.cutoff)
+    second = cut(batch, config.cut) if config.cut else batch
+    first = batch if config.simcut or not config.cut else cut(batch, config.cut)
     mask = None if batch.src_mask is None else torch.cat([batch.src_mask] * 2)
     src, tgt_in = torch.cat([first.src, second.src]), torch.cat([first.tgt_in, second.tgt_in])
     return replace(batch, src=src, src_mask=mask, tgt_in=tgt_in)

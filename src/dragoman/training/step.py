@@ -91,8 +91,8 @@ class TrainingStep:
         if self.pass_weights is not None:
             inputs = twice(batch, self.config.regularizer)
             head = PairedLoss(batch.tgt_out, self.config.label_smoothing, self.pass_weights)
-        elif self.config.regularizer.cutoff:
-            inputs = cut(batch, self.config.regularizer.cutoff)
+        elif self.config.regularizer.cut:
+            inputs = cut(batch, self.config.regularizer.cut)
         dtype = _AUTOCAST.get(self.config.precision)
         with torch.autocast(self.context.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             loss: Loss = self.model(inputs.src, inputs.src_mask, inputs.tgt_in, head)

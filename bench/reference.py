@@ -141,9 +141,8 @@ def table(keys: Iterable[Key], section: str, tags: Sequence[str] = ()) -> str:
         name = f'<a id="{key_anchor(key)}"></a>`{key.name.removeprefix(f"{section}.")}`'
         described = {section_of(other.name) for other in all_keys()}
         place = key.name if key.name in described else key.name.rpartition(".")[2]  # [stage.train] is as [train]
-        value = accepts(key.value)
-        if key.value == "section":
-            value = f"[{key.value}](#{anchor(place)})" if place in described else key.value
+        is_linked = key.value == "section" and place in described
+        value = f"[section](#{anchor(place)})" if is_linked else accepts(key.value)
         cells = [name + of, value, default(key.default), text(key.meaning), code(key.example)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -290,11 +289,8 @@ def option_row(option: Any, kind: str) -> str:
     shown = "required" if option.required else ""
     if not option.required and option.default is not None and not option.is_flag:
         shown = code(str(option.default))
-    return f"| {flags} | {shown} | {text(option.help or '')}{' Can be repeated.' * repeatable(option)} |"
-
-
-def repeatable(option: Any) -> bool:
-    return bool(option.multiple) and "repeated" not in (option.help or "")
+    repeated = " Can be repeated." if option.multiple and "repeated" not in (option.help or "") else ""
+    return f"| {flags} | {shown} | {text(option.help or '')}{repeated} |"
 
 
 PAGES = {"configuration.md": configuration_page, "cli.md": cli_page}

@@ -348,7 +348,7 @@ def test_pages_and_exports_into_a_read_only_folder(cli: Cli, trained: Path, read
 
 @pytest.mark.parametrize("small_disk", ["64k"], indirect=True)
 def test_translations_onto_a_full_disk(cli: Cli, trained: Path, small_disk: Path, tmp_path: Path) -> None:
-    (small_disk / "filler").write_bytes(bytes(60_000))
+    (small_disk / "filler").write_bytes(bytes(55_000))
     text = write_lines(tmp_path / "text", ["one two three four five six"] * 1500)
     out = small_disk / "out"
     out.write_bytes(b"an earlier result\n")

@@ -238,8 +238,8 @@ def open_output(path: Path | None, source: Path | None = None, end: str = "\n") 
     except BaseException:
         with suppress(OSError):
             file.close()
-            if not direct and part.stat().st_size:
-                log(f"partial output kept in {part}")
-            elif not direct:
-                part.unlink()
+        if not direct and part.stat().st_size:
+            log(f"partial output kept in {part}")
+        elif not direct:
+            part.unlink()
         raise

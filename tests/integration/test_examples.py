@@ -14,6 +14,7 @@ import pytest
 from dragoman.config import Config, parse_config
 from dragoman.config.server import ServerConfig
 from dragoman.config.stages import load_stages
+from dragoman.config.tune import Tuning
 from dragoman.interpret.walkthrough.tiny_preset import TINY_MATRICES, tiny_model
 from dragoman.serve.app import load_models
 from small_run import Cli, digit_pairs, write_lines
@@ -135,6 +136,8 @@ def test_documents_in_toml(path: Path, tmp_path: Path) -> None:
             (tmp_path / path.name).write_text(block, encoding="utf-8")
             assert load_stages(tmp_path / path.name, run=tmp_path)
             continue
+        if "tune" in document:
+            assert Tuning.model_validate({"tune": document.pop("tune")}).tune.trials > 0
         document["data"] = data_for(document.get("model", {})) | document.get("data", {})
         assert isinstance(parse_config(document), Config)
 

@@ -55,7 +55,7 @@ class TrainingStep:
             if isinstance(module, Stack):
                 module.recomputes = config.gradient_checkpointing
         regularize(self.model, config.regularizer)
-        self.pass_weights = pass_weights(config.regularizer)
+        self.pass_weights, self.cut = pass_weights(config.regularizer), config.regularizer.cut
         self.optimizer = build_optimizer(config.optimizer, self.model)
         self.ema: dict[str, Tensor] | None = None
         if config.ema:
@@ -91,8 +91,8 @@ class TrainingStep:
         if self.pass_weights is not None:
             inputs = twice(batch, self.config.regularizer)
             head = PairedLoss(batch.tgt_out, self.config.label_smoothing, self.pass_weights)
-        elif self.config.regularizer.cut:
-            inputs = cut(batch, self.config.regularizer.cut)
+        elif self.cut:
+            inputs = cut(batch, self.cut)
         dtype = _AUTOCAST.get(self.config.precision)
         with torch.autocast(self.context.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             loss: Loss = self.model(inputs.src, inputs.src_mask, inputs.tgt_in, head)

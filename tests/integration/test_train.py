@@ -121,7 +121,7 @@ def test_further_validation_sets_are_scored_and_select_nothing(data: Path, tmp_p
     [
         ("data.also_valid={a={source='train.src', target='train.tgt'}}", "also_valid.a is the same data as train.0"),
         ("data.also_valid={a={source='none.src', target='none.tgt'}}", "none.src"),
-        ("data.also_valid={'a b'={source='valid.src', target='valid.tgt'}}", "also_valid"),
+        ("data.also_valid={'a b'={source='valid.src', target='valid.tgt'}}", "accepted: a name of letters, digits"),
     ],
 )
 def test_faults_of_further_validation_sets_are_named(override: str, words: str, data: Path, tmp_path: Path) -> None:

@@ -329,8 +329,8 @@ VALUES: list[Any] = [
 KINDS = {"text": "decoder_only", "dialogue": "recurrent_lm", "masked": "encoder_only", "tagged": "recurrent_encoder",
          "labelled": "encoder_only", "trees": "lstm", "images": "vision"}  # fmt: skip
 EXPECTED_TYPES = {
-    "bool_for_number", "bool_parsing", "bool_type", "extra_forbidden", "finite_number", "float_parsing", "float_type",
-    "greater_than", "greater_than_equal", "int_from_float", "int_parsing", "int_parsing_size", "int_type",
+    "bool_for_number", "bool_parsing", "bool_type", "dict_type", "extra_forbidden", "finite_number", "float_parsing",
+    "float_type", "greater_than", "greater_than_equal", "int_from_float", "int_parsing", "int_parsing_size", "int_type",
     "invalid_key", "less_than_equal", "literal_error", "missing", "model_attributes_type", "model_type",
     "string_pattern_mismatch", "string_too_short", "string_type", "string_unicode", "too_short", "tuple_type",
     "union_tag_invalid", "union_tag_not_found", "value_error",

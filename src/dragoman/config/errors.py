@@ -27,12 +27,14 @@ _EXPECTED = {
     "bool": "must be true or false",
     "string": "must be text, in quotes",
     "model": "must be a section (a table of keys)",
+    "dict": 'must be a table of names, such as general = { source = "general.en", target = "general.de" }',
 }
 """Prefix of a pydantic error type -> the expected value."""
 _FORMS = {
     "allowed_hosts": "a name without a port, such as translate.example, *.example for a domain, or * for any",
     "allowed_origins": "an origin, such as https://page.example, or * for any",
     "models": "the code of a language, such as en or pt-BR",
+    "also_valid": "a name of letters, digits, - and _ that begins with a letter",
 }
 """Key of text of a certain form -> the form."""
 _OUT_OF_RANGE = (

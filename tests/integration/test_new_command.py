@@ -115,7 +115,7 @@ def test_a_model_is_fine_tuned_with_some_of_its_own_text(tmp_path: Path, cli: Cl
     for arguments, problem in (
         ((target, source, "--from", "model"), "the model translates en to fr, but the text is fr to en"),
         ((source, target, "--from", "nothing"), "nothing: no such folder"),
-        ((source, target, "--from", "model", "--monolingual", target), "--from and --monolingual: accepted: one"),
+        ((source, target, "--from", "model", "--monolingual", target), "--from and --monolingual exclude each other"),
     ):
         code, _, err = cli("new", *arguments, "--out", "c.toml")
         assert code != 0 and problem in err and not list(tmp_path.glob("c*"))

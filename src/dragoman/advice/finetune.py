@@ -27,7 +27,7 @@ _BATCH_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Initial:
-    """A model to fine-tune.  imported: its training is unknown.  pairs: that it was trained on, 0 if unknown."""
+    """A model to fine-tune.  imported: how it was trained is unknown.  pairs: training pairs, 0 if unknown."""
 
     path: Path
     config: Config
@@ -88,7 +88,7 @@ class Initial:
                 reason = f"{setting.reason[:-1]}, and some of the {self.pairs:,} pairs of the model against forgetting."
                 setting = Setting(setting.key, [*setting.value, *old], reason)
             settings.append(setting)
-        reason = "Validation text of the model: scored as well, to see what the model forgets."
+        reason = "Validation text of the model, which is scored as well, to see what the model forgets."
         for corpus in self._corpora(() if self.data.valid is None else (self.data.valid,)):
             settings += [
                 Setting(f"data.also_valid.general.{key}", value, reason if i == 0 else "")
@@ -99,7 +99,7 @@ class Initial:
     def training(self, seconds: float, validated: int) -> list[Setting]:
         """Return the settings of [train] for a time.  validated: pairs of the validation set."""
         train = self.config.train
-        own = "that of a new configuration, because the model was imported" if self.imported else "that of the model"
+        own = "the default, because the training of the model is unknown" if self.imported else "that of the model"
         optimizer = [
             Setting(f"train.optimizer.{key}", value, "")
             for key, value in train.optimizer.model_dump(exclude_defaults=True).items()
@@ -114,7 +114,7 @@ class Initial:
             ),
             Setting("train.budget", duration(seconds), "Training time; the learning rate reaches zero at its end."),
             Setting("train.batch_tokens", _BATCH_TOKENS, "Small batches make many steps in a short time."),
-            Setting("train.label_smoothing", train.label_smoothing, "As the model was trained."),
+            Setting("train.label_smoothing", train.label_smoothing, f"Label smoothing: {own}."),
             Setting("train.clip_norm", clip, "Limits the effect of batches with large gradients."),
             *validation_settings(seconds, validated),
             Setting("train.optimizer.kind", train.optimizer.kind, f"The optimizer: {own}."),

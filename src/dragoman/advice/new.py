@@ -97,7 +97,7 @@ def plan_training(
     pair = None if languages is None else (languages[0], languages[1])
     if from_ is not None and monolingual is not None:
         raise UsageError(
-            "--from and --monolingual: accepted: one of both; to fine-tune with back-translation, write the stages of "
+            "--from and --monolingual exclude each other; remove one of them, or write the stages yourself: see "
             "docs/stages.md"
         )
     if out is not None:

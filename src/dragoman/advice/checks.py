@@ -24,13 +24,14 @@ _ENTITY_NAMES = {name.removesuffix(";") for name in html5}
 # The second and further bytes of a UTF-8 sequence, 0x80 to 0xBF, as WINDOWS-1252 or ISO-8859-1 reads them.
 _NEXT = "\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
 _NEXT_LETTER = _NEXT.translate(dict.fromkeys(map(ord, "‘’“”…–—‹›")))  # without marks that may follow a letter
-_DAMAGE = re.compile(
-    "[\ufffd\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
-    f"|Ã[{_NEXT}]|Â[\xa0-\xbf]|â[\x80-\x86€‚„…†‡][{_NEXT}]?"
-    f"|(?:[ÄÅÎÏÐÑ][{_NEXT_LETTER}]{{1,2}} ?){{2}}|(?:[ã-í][{_NEXT}]{{2}}){{2}}|ð[Ÿ\x9f][{_NEXT}]"
+_WRONG, _SYMBOL = "\ufffd\x00-\x08\x0b\x0c\x0e-\x1f\x7f", "¤¦±²³¼½¾÷"
+_DAMAGE = re.compile(  # begins with a set of rare characters, for speed
+    f"[{_WRONG}{_SYMBOL}ÃÂâÄÅÎÏÐÑã-íð](?:(?<=[{_WRONG}])|(?<=[a-z][{_SYMBOL}])[a-z]"
+    f"|(?<=Ã)[{_NEXT}]|(?<=Â)[\xa0-\xbf]|(?<=â)[\x80-\x86€‚„…†‡][{_NEXT}]?"
+    f"|(?<=[ÄÅÎÏÐÑ])[{_NEXT_LETTER}]{{1,2}} ?[ÄÅÎÏÐÑ][{_NEXT_LETTER}]|(?<=[ã-í])[{_NEXT}]{{2}}[ã-í][{_NEXT}]{{2}}"
+    f"|(?<=ð)[Ÿ\x9f][{_NEXT}])"
 )
 _LOST_LETTER = re.compile(r"(?:[^\W\d_A-Z]|\s)\?[^\W\d_A-Z]")
-_SYMBOL_IN_WORD = re.compile(r"[a-z][¤¦±²³¼½¾÷][a-z]")
 _SPACED_LETTERS = re.compile(r" [A-Za-z\u00c0-\u04ff](?: {1,3}[A-Za-z\u00c0-\u04ff](?!\S)){6}")
 """Begins with a space, for speed."""
 _REPEATED_CHARACTER = re.compile(r"(\S)\1{6,}+")
@@ -61,7 +62,7 @@ def has_damaged_characters(text: str) -> bool:
         return True
     if text.isascii() and text.isprintable():
         return False
-    return _DAMAGE.search(text) is not None or _SYMBOL_IN_WORD.search(text) is not None
+    return _DAMAGE.search(text) is not None
 
 
 def is_repetitive(text: str) -> bool:

@@ -26,13 +26,14 @@ from dragoman.advice.checks import CHECKS, median_ratio, unusual_lengths
 from dragoman.advice.diagnosis import LineNumbers
 from dragoman.advice.raw_pairs import RawPair, raw_pairs, sample, single_corpus
 from dragoman.advice.relatedness import Relatedness
-from dragoman.advice.text import check_text_files, detect_languages, letters
+from dragoman.advice.text import check_text_files, detect_languages
 from dragoman.cli.console import plain_table, print_table
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, pair_hash
 from dragoman.data.languages import LanguageCheck
 from dragoman.data.misalignment import CERTAIN_Z
 from dragoman.data.store.segments import Processes, find_duplicates
+from dragoman.data.words import letters
 from dragoman.device import usable_cores
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.lock import lock_folder
@@ -256,7 +257,8 @@ def _check_segment(task: _Task) -> int:
 def _reasons(pairs: Sequence[RawPair], rules: _Rules) -> list[str]:
     """Return the first reason against each pair, or ""."""
     pair_filter = PairFilter(FilterConfig(drop_duplicates=False))
-    reasons = [_reason(pair, rules, pair_filter) for pair in pairs]
+    checks = [(name, check) for name, check in CHECKS.items() if name not in rules.allowed]
+    reasons = [_reason(pair, rules, checks, pair_filter) for pair in pairs]
     texts = [i for i, pair in enumerate(pairs) if pair.source and pair.target]
     lengths = np.array([[len(pairs[i].source), len(pairs[i].target)] for i in texts], np.int64).reshape(-1, 2)
     found = {texts[i]: "ratio" for i in np.flatnonzero(unusual_lengths(lengths[:, 0], lengths[:, 1], rules.ratio))}
@@ -270,27 +272,30 @@ def _reasons(pairs: Sequence[RawPair], rules: _Rules) -> list[str]:
     return reasons
 
 
-def _reason(pair: RawPair, rules: _Rules, pair_filter: PairFilter) -> str:
+def _reason(
+    pair: RawPair, rules: _Rules, checks: Sequence[tuple[str, Callable[[str], bool]]], pair_filter: PairFilter
+) -> str:
+    source, target = pair.source, pair.target
     if pair.problem:
         return "row"
-    if not (pair.source and pair.target):
+    if not (source and target):
         return "empty"
-    for name, check in CHECKS.items():
-        if name not in rules.allowed and (check(pair.source) or check(pair.target)):
+    for name, check in checks:
+        if check(source) or check(target):
             return name
-    dropped = pair_filter.judge(SentencePair(pair.source, pair.target, pair.number))
-    if not dropped and _has_same_letters(pair.source, pair.target) and len(pair.source.split()) > 2:
+    dropped = pair_filter.judge(SentencePair(source, target, pair.number))
+    if not dropped and _has_same_letters(source, target) and len(source.split()) > 2:
         dropped = "identical"
     if dropped and dropped not in rules.allowed:
         return dropped
-    sides = zip(rules.checks, (pair.source, pair.target), strict=True)
-    return "language" if any(check and check.suspicious(text) for check, text in sides) else ""
+    sides = zip(rules.checks, (source, target), strict=True)
+    return "language" if any(identify and identify.suspicious(text) for identify, text in sides) else ""
 
 
 def _has_same_letters(source: str, target: str) -> bool:
-    """Return whether two texts have the same letters; most differ in the first ones, which takes less time to find."""
-    first, second = letters(source[:12]), letters(target[:12])
-    return (first.startswith(second) or second.startswith(first)) and letters(source) == letters(target)
+    """Return whether two texts have the same letters; most differ in the first one, which takes less time to find."""
+    first, second = source[0].casefold()[0], target[0].casefold()[0]
+    return (first == second or not (first.isalpha() and second.isalpha())) and letters(source) == letters(target)
 
 
 def _merge(report: CleanReport, work: Path, folder: Path) -> None:

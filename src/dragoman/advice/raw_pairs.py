@@ -52,9 +52,7 @@ def raw_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> Ite
     """
     check_encoding(spec)
     if spec.sides is not None:
-        if problem := misalignment(*spec.sides):
-            raise DataError(problem[1])
-        for number, (source, target) in enumerate(zip(*map(open_lines, spec.sides), strict=True), start=1):
+        for number, (source, target) in enumerate(_line_pairs(spec.sides), start=1):
             yield RawPair(
                 number, f"line {number:,}", _decoded(source, number).strip(), _decoded(target, number).strip()
             )
@@ -64,6 +62,12 @@ def raw_pairs(spec: CorpusSpec, log: Callable[[str], None] | None = None) -> Ite
         where = row.where.removeprefix(f"{spec.path}, ")
         texts = row.texts or ("", "")
         yield RawPair(row.number, where, texts[0].strip(), texts[1].strip(), " ".join(row.problem.split()))
+
+
+def _line_pairs(sides: tuple[Path, Path]) -> Iterator[tuple[bytes, bytes]]:
+    if problem := misalignment(*sides):
+        raise DataError(problem[1])
+    return zip(*map(open_lines, sides), strict=True)
 
 
 def check_encoding(spec: CorpusSpec) -> None:
@@ -83,4 +87,9 @@ def _decoded(raw: bytes, number: int) -> str:
 
 def sample(spec: CorpusSpec, size: int = 20_000) -> list[tuple[str, str]]:
     """Return `size` to 2 `size` pairs of two texts, at equal distances; all of a smaller corpus."""
-    return spread(((pair.source, pair.target) for pair in raw_pairs(spec) if pair.source and pair.target), size)
+    if spec.sides is None:
+        return spread(((pair.source, pair.target) for pair in raw_pairs(spec) if pair.source and pair.target), size)
+    check_encoding(spec)
+    lines = spread(((one, other) for one, other in _line_pairs(spec.sides) if one.strip() and other.strip()), size)
+    texts = ((_decoded(one, 1).strip(), _decoded(other, 1).strip()) for one, other in lines)
+    return [(one, other) for one, other in texts if one and other]

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.data.misalignment import CERTAIN_Z, LineFeatures, shifted_range, text_features
-from dragoman.data.profile import words_of_line
+from dragoman.data.words import words_of_line
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -217,8 +217,8 @@ def _signatures(texts: Sequence[str], known: dict[str, int]) -> Bits:
     rows = bytearray()
     for text in texts:
         bits = 0
-        for word in words_of_line(text)[:_MOST_WORDS]:
-            bits |= known.get(word, 0)
+        for bit in filter(None, map(known.get, words_of_line(text)[:_MOST_WORDS])):
+            bits |= bit
         rows += bits.to_bytes(_BITS // 8, "little")
     return np.frombuffer(bytes(rows), np.uint8).reshape(len(texts), _BITS // 8)
 

@@ -26,6 +26,7 @@ from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, read_pair
 from dragoman.data.languages import SCRIPTS, file_language
 from dragoman.data.precheck import likely_language
 from dragoman.data.readers.tables import TMX, key_languages, spread
+from dragoman.data.words import letters
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import open_lines, read_chunks
 
@@ -170,11 +171,6 @@ def letters_hash(text: str, digits: bool = False) -> int:
     """
     digest = hashlib.blake2b(letters(text, digits).encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
-
-
-def letters(text: str, digits: bool = False) -> str:
-    """Return the case-folded letters of a text, or the whole text if it has none.  digits: whether they count, too."""
-    return "".join(filter(str.isalnum if digits else str.isalpha, text.casefold())) or text
 
 
 def linked_groups(sources: NDArray[np.uint64], targets: NDArray[np.uint64]) -> Ints:

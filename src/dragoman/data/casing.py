@@ -99,16 +99,17 @@ class NormalCase:
         forms = {word.lower(): word for word in capitalized.split()}
         return cls(lambda word: forms.get(word, word), is_known, language, capitals, titles)
 
-    def of_capitals(self, text: str) -> str:
-        """Return the normal case of a text in capitals, of the same length; another text as it is."""
-        if not self._capitals or not is_in_capitals(text):
-            return text
-        return self._written(lower(text, self._language), lambda word: True)
+    def of(self, text: str) -> tuple[str, bool]:
+        """Return the normal case, of the same length, of a text in capitals or a title; and whether it was in capitals.
 
-    def of_title(self, text: str) -> str:
-        """Return the normal case of a title, of the same length; another text as it is.  Names stay."""
-        if not self._titles or not is_title(text):
-            return text
+        Another text is returned as it is.  Names in titles stay.
+        """
+        if self._capitals and is_in_capitals(text):
+            normal = self._written(lower(text, self._language), lambda word: True)
+            return normal, normal != text
+        return self._of_title(text) if self._titles and is_title(text) else text, False
+
+    def _of_title(self, text: str) -> str:
         normal = self._written(text, lambda word: self._is_known(word.lower()))
         others = [(match[0], normal[slice(*match.span())]) for match, starts in words_with_start(text) if not starts]
         changed = sum(one != other for one, other in others)

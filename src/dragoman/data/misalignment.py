@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.data.words import word_runs
 from dragoman.errors import clip
 from dragoman.io.lines import count_lines, open_lines
 
@@ -142,8 +143,8 @@ def text_features(texts: Iterable[str]) -> LineFeatures:
     lengths, endings, anchors = array("I"), array("B"), array("Q")
     for text in map(str.strip, texts):
         hashes = 0
-        for word in _ANCHOR.findall(text):
-            hashes |= _anchor(word[:4])
+        for bits in map(_anchors, word_runs(text)):
+            hashes |= bits
         lengths.append(len(text))
         endings.append(_ENDINGS.get(text[-1:], 0))
         anchors.append(hashes)
@@ -152,10 +153,13 @@ def text_features(texts: Iterable[str]) -> LineFeatures:
 
 
 @lru_cache(maxsize=1 << 16)
-def _anchor(start: str) -> int:
-    """Return the bit of a number or capitalized word, of which the first letters are given; 0 for other words."""
-    is_anchor = start[0].isupper() or start[0].isdigit()
-    return 1 << (zlib.crc32(start.casefold().encode("utf-8", "replace")) & 63) if is_anchor else 0
+def _anchors(run: str) -> int:
+    """Return the bits of the first letters of each number and capitalized word of a run of letters and digits."""
+    bits = 0
+    for word in _ANCHOR.findall(run):
+        if word[0].isupper() or word[0].isdigit():
+            bits |= 1 << (zlib.crc32(word[:4].casefold().encode("utf-8", "replace")) & 63)
+    return bits
 
 
 def _selected(lines: Iterator[bytes], blocks: Sequence[range]) -> Iterator[bytes]:

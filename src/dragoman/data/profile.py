@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import random
-import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from dragoman.data.casing import NormalCase, capitalized_words, is_in_capitals
+from dragoman.data.casing import NormalCase, capitalized_words, is_in_capitals, is_title
 from dragoman.data.languages import MIN_BYTES, languages_of
 from dragoman.data.literals import has_words
 from dragoman.data.sentences import split_sentences
+from dragoman.data.words import words_of_line
 from dragoman.errors import DragomanError, ModelFolderError
 from dragoman.io.reading import COPY_AGAIN, read_json, read_text
 from dragoman.io.writing import write_file
@@ -45,7 +45,6 @@ _MIN_OCCURRENCES = 3
 _IDENTIFIED = 1_000
 _WORDS = 2_000
 _MISSING = 0.01
-_WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]|[^\W\d_]+")
 
 
 class Quantiles(BaseModel):
@@ -207,11 +206,6 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def words_of_line(text: str) -> list[str]:
-    """Return the words of a line in lower case; a Chinese or Japanese character counts as a word."""
-    return _WORD.findall(text.casefold())
-
-
 def coverage(source: str, target: str, ratio: float) -> float:
     """Return the difference between the actual and the expected length of a target, divided by its standard deviation.
 
@@ -238,7 +232,7 @@ def _word_statistics(sources: Sequence[str], targets: Sequence[str]) -> dict[str
         "languages": languages_of(long[:: max(1, len(long) // _IDENTIFIED)]),
         "frequent_words": " ".join(frequent),
         "capitalized": capitalized,
-        "titles": round(sum(case.of_title(text) != text for text in sources) / len(sources), 4),
+        "titles": round(sum(is_title(text) and case.of(text)[0] != text for text in sources) / len(sources), 4),
         "length_ratio": ratio,
         "least_coverage": round(float(np.quantile(coverages, _MISSING)), 4),
     }

@@ -198,9 +198,13 @@ _PATTERN = re.compile(  # most positions are within a word, and excluded at once
     rf"|(?<![{_LETTERS}])(?=[{_LETTERS}])(?:{_alternatives('w', (n for n in SPAN_KINDS if n in _WORDS))})"
 )
 _SYMBOLS = rf"\u20e3\u2122\u3030\u303d\xa9\xae{OBJECT}\ue000-\uf8ff{_PICTURES}"
-_TRIGGER = re.compile(  # begins with a set of rare characters, for speed
-    rf"[@{{<%/#$`\\&\[_†‡|.!?…,;:”\"»)(+{_SYMBOLS}-](?:(?<=[@{{<%/#$`\\&\[_†‡|{_SYMBOLS}])"
-    r"|(?<=[.!?…,;:”\"»)])[(⁽⁰¹²³⁴-⁹*]|(?<=\.)\w|(?<=[:;])[\w+:)('-]|(?<=-)(?:\d|[MmDd]{2}|[\da-fA-F]{4}-)|(?<=\+)\d|(?<=\()\))"
+_FIRST = rf"@{{<%/#$`\\&\[_†‡|{_SYMBOLS}"
+_TRIGGER, _TRIGGER_OR_DIGIT = (
+    re.compile(  # begins with a set of rare characters, for speed
+        rf"[{digit}.!?…,;:”\"»)(+{_FIRST}-](?:(?<=[{digit}{_FIRST}])|(?<=[.!?…,;:”\"»)])[(⁽⁰¹²³⁴-⁹*]|(?<=\.)\w"
+        r"|(?<=[:;])[\w+:)('-]|(?<=-)(?:\d|[MmDd]{2}|[\da-fA-F]{4}-)|(?<=\+)\d|(?<=\()\))"
+    )
+    for digit in ("", r"\d")
 )
 """Every span contains a match; most lines of running text contain none."""
 _NAMES = {f"{p}{i}": (name, kind.hidden) for i, (name, kind) in enumerate(SPAN_KINDS.items()) for p in "kw"}
@@ -245,9 +249,14 @@ def compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str] | None:
     return re.compile("|".join(f"(?:{pattern})" for pattern in patterns)) if patterns else None
 
 
+def may_have_spans(text: str, or_digits: bool = False) -> bool:
+    """Return False for most texts without spans, or without spans and digits."""
+    return (_TRIGGER_OR_DIGIT if or_digits else _TRIGGER).search(text) is not None
+
+
 def find_spans(text: str, protect: re.Pattern[str] | None = None) -> list[Span]:
     """Return the spans of a text from left to right.  protect: an expression of further ones, which take precedence."""
-    if protect is None and _TRIGGER.search(text) is None:
+    if protect is None and not may_have_spans(text):
         return []
     spans: list[Span] = []
     taken = bytearray(len(text))
@@ -274,7 +283,7 @@ def with_symbols(spans: list[Span], text: str, symbols: Set[str]) -> list[Span]:
 def _candidates(text: str, protect: re.Pattern[str] | None) -> Iterator[Span]:
     if protect is not None:
         yield from (Span(*match.span(), False) for match in protect.finditer(text))
-    if _TRIGGER.search(text) is None:
+    if not may_have_spans(text):
         return
     if _ICU.search(text):
         ends = _closing_braces(text)

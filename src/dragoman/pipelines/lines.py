@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dragoman.data.languages import MIN_BYTES, language_probability
 from dragoman.data.literals import has_changed_numbers
-from dragoman.data.profile import TrainingProfile, coverage, words_of_line
+from dragoman.data.profile import TrainingProfile, coverage
 from dragoman.data.sentences import join_parts
-from dragoman.data.spans import find_spans, span_texts
+from dragoman.data.spans import may_have_spans, span_texts
+from dragoman.data.words import words_of_line
 from dragoman.decoding.backend import Fault
 from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings, before_end
 from dragoman.errors import UsageError
@@ -230,7 +231,6 @@ FLAGS = (
 )  # fmt: skip
 """All flags of `Translation`, in their order."""
 
-_DIGIT = re.compile(r"\d")
 _MIN_KNOWN_WORDS = 0.5
 _MIN_LANGUAGE = 0.1
 _LONGEST_NAME = 4
@@ -304,11 +304,12 @@ class QualityCheck:
 
     def changed_parts(self, source: str, target: str, protect: re.Pattern[str] | None = None) -> list[str]:
         """Return the flags of changed numbers, and of spans that differ; protect: see `find_spans`."""
-        has_numbers = _DIGIT.search(source) is not None or _DIGIT.search(target) is not None
-        flags = ["numbers"] if has_numbers and has_changed_numbers(source, target, self._languages) else []
-        has_spans = find_spans(source, protect) or find_spans(target, protect)
-        if has_spans and span_texts(source, protect) != span_texts(target, protect):
-            flags.append("placeholders")
+        flags: list[str] = []
+        if protect or may_have_spans(f"{source}\n{target}", or_digits=True):
+            if has_changed_numbers(source, target, self._languages):
+                flags.append("numbers")
+            if span_texts(source, protect) != span_texts(target, protect):
+                flags.append("placeholders")
         return flags
 
 

@@ -330,9 +330,7 @@ class Translator(Pipeline):
             own = [span for span in own if span.start >= at + len(mark)] if own else own  # a list mark may be one
             shown = sentence[len(mark) :]
             is_text = any(map(str.isalpha, shown)) or (numbers and any(map(str.isalnum, shown)))
-            normal = case.of_capitals(shown)
-            in_capitals = normal != shown
-            normal = normal if in_capitals else case.of_title(shown)
+            normal, in_capitals = case.of(shown)
             body, is_text = text[at + len(mark) : end], is_text or not (sentences or own)
             draft = _Draft(mark, body, number, is_text, normal, in_capitals=in_capitals)
             if own:
@@ -349,6 +347,9 @@ class Translator(Pipeline):
 
         strip: translate the parts without the whitespace around them.
         """
+        least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1
+        if least < len(ids) <= self.max_source and not (draft.spans or draft.in_capitals or ids == [EOS]):
+            return [Part(draft.body, ids, draft.sentence, seen=draft.shielded)]  # nearly all
         parts, shielded = [Part(draft.body, ids, draft.sentence)], [draft.shielded]
         if len(ids) > self.max_source:
             encoded: dict[str, list[int]] = {draft.seen: ids}  # the split has already encoded the parts it returns
@@ -370,15 +371,13 @@ class Translator(Pipeline):
                 for text, (start, end) in zip(texts, itertools.pairwise(ends), strict=True)
             ]
         left = iter(draft.spans)
-        restore = None
-        if draft.in_capitals:
-            restore = functools.partial(_in_capitals, language=self.languages[1], protect=protect)
         for part, text in zip(parts, shielded, strict=True):
-            part.seen, part.restore = text, restore
+            part.seen = text
+            if draft.in_capitals:
+                part.restore = functools.partial(_in_capitals, language=self.languages[1], protect=protect)
             if draft.spans and (own := [next(left) for _ in range(count_spans(text))]):
                 part.seen = unshield(text, iter(own))
                 self._mask(part, replace(Mask.of(text, own), kinds=draft.kinds), tokenizer, draft.hidden)
-        least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1
         return [part for part in parts if not part.ids or (len(part.ids) > least and part.ids != [EOS])]
 
     def _mask(self, part: Part, mask: Mask, tokenizer: Tokenizer, hidden: bool) -> None:
@@ -748,7 +747,7 @@ class Translator(Pipeline):
             log_prob=alternatives[0].log_prob,
             tokens=self.tokenizer.target_pieces([i for own in best for i in (*own.tokens, EOS)]) if details else [],
             token_log_probs=[log_prob for own in best for log_prob in own.token_log_probs] if details else [],
-            flags=self._flags(line, alternatives[0].text) if details else (),
+            flags=self._flags(line, searched, alternatives[0].text) if details else (),
             nbest=alternatives,
             sentences=self._translated_sentences(line) if parts[-1].sentence else [],
             terms=[
@@ -769,13 +768,13 @@ class Translator(Pipeline):
             sentences.append(Sentence(source, text, score))
         return sentences
 
-    def _flags(self, line: SplitLine, text: str) -> tuple[str, ...]:
+    def _flags(self, line: SplitLine, searched: Sequence[Part], text: str) -> tuple[str, ...]:
         """Return the flags of a line whose translation is `text`."""
         quality = self.quality
         flags = quality.changed_parts(line.text, text, line.protect)
         if any(part.sentence == after.sentence for part, after in itertools.pairwise(line.parts)):
             flags.append("split")
-        for part in line.searched:
+        for part in searched:
             best = part.found[0]
             seen = part.mask.text if part.mask and part.spans_as != "text" else part.seen.strip()
             flags += quality.source_flags(seen, part.ids)

@@ -52,8 +52,7 @@ class KnownCharacters:
         self._pieces, self._alphabet = pieces, None if alphabet is None else frozenset(alphabet)
         self._known: dict[str, bool] = {}
         self._unchanged: set[str] = set()
-        self._checked: set[str] = set()
-        self._unknown_symbols: set[str] = set()
+        self._no_unknown_symbols: set[str] = set()
         self._keeps_ascii = all(self._replacement(mark) == mark for mark in "-\"'")
 
     def __contains__(self, character: str) -> bool:
@@ -80,13 +79,17 @@ class KnownCharacters:
 
     def unknown_symbols(self, text: str) -> set[str]:
         """Return the symbols of a text that the model does not know, and for which nothing stands."""
-        if not self._checked.issuperset(text):
-            for character in set(text) - self._checked:
-                is_symbol = character in _SYMBOLS or unicodedata.category(character)[0] == "S"
-                if is_symbol and character not in self and self._replacement(character) == character:
-                    self._unknown_symbols.add(character)
-            self._checked.update(text)
-        return set() if self._unknown_symbols.isdisjoint(text) else self._unknown_symbols.intersection(text)
+        if self._no_unknown_symbols.issuperset(text):
+            return set()
+        unknown = {
+            character
+            for character in set(text) - self._no_unknown_symbols
+            if (character in _SYMBOLS or unicodedata.category(character)[0] == "S")
+            and character not in self
+            and self._replacement(character) == character
+        }
+        self._no_unknown_symbols.update(set(text) - unknown)
+        return unknown
 
     def original_spans(self, text: str, spans: Spans) -> Spans:
         """Return spans of `replaced(text)` as spans of the text."""

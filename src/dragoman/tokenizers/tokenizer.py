@@ -308,10 +308,11 @@ class Tokenizer:
         Raises UsageError, with the languages of the model, for one that it lacks or that has no default.
         """
         if not any(self._templates.languages):
-            languages = {"source_language": source, "target_language": target}
-            if names := [f"{name} = {code!r}" for name, code in languages.items() if code is not None]:
-                raise UsageError(f"{', '.join(names)}: this model has one direction; omit the languages")
-            return self
+            if source is None is target:
+                return self
+            sides = (("source", source), ("target", target))
+            names = [f"{side}_language = {code!r}" for side, code in sides if code is not None]
+            raise UsageError(f"{', '.join(names)}: this model has one direction; omit the languages")
         tokenizer = self._between.get((source, target))
         if tokenizer is None:
             tokenizer = copy.copy(self)

@@ -211,6 +211,7 @@ def choose_training(
         Setting("model.dropout", rate, dropout),
         *_train(size, forecast, seconds, validated),
         Setting("search.beam", 4, beam),
+        Setting("search.alpha", 1.0, "Length penalty; with 0.6, as in the paper, more words are left out."),
     ]
 
 

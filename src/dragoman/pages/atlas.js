@@ -35,7 +35,7 @@ const KINDS = {
   "first token": { short: ["first", "首词"], name: ["first token", "首词元"], rule: [`At least ${half} of the weight on the first key.`, `至少 ${half} 的权重落在第一个键上。`] },
   broad: { short: ["broad", "分散"], name: ["broad", "分散"],
     rule: [`Entropy of at least ${most} of the maximum: nearly equal weights on all visible keys.`, `熵至少为最大值的 ${most}：对所有可见的键几乎赋予相同的权重。`] },
-  focused: { short: ["focus", "集中"], name: ["focused", "集中"],
+  focused: { short: ["focused", "集中"], name: ["focused", "集中"],
     rule: [`At least ${half} of the weight on one key at no fixed position: the head selects by content. In cross-attention such a head may align words.`,
       `至少 ${half} 的权重落在一个键上，但偏移不固定：注意力头按内容选择。在交叉注意力中，这类注意力头可能在对齐词。`] },
   mixed: { short: ["mixed", "混合"], name: ["mixed", "混合"], rule: ["None of these.", "不满足以上任何规则。"] },
@@ -43,7 +43,8 @@ const KINDS = {
 const kindOf = (head) => (head.label.startsWith("positional") ? "positional" : head.label);
 const kindClass = (kind) => `k-${kind.split(" ")[0]}`;
 const labelOf = (head) => { const names = KINDS[kindOf(head)].name; return kindOf(head) === "positional" ? names.map((name) => `${name} ${signed(head.offset)}`) : names; };
-const shortOf = (head) => (kindOf(head) === "positional" ? [signed(head.offset), signed(head.offset)] : KINDS[kindOf(head)].short);
+const NEAR = { "-1": ["previous", "前一个"], 0: ["itself", "自身"], 1: ["next", "后一个"] };
+const shortOf = (head) => (kindOf(head) === "positional" ? NEAR[head.stack.endsWith("cross_attn") ? "" : head.offset] ?? [`at ${signed(head.offset)}`, `偏移 ${signed(head.offset)}`] : KINDS[kindOf(head)].short);
 const positionOf = (head) => [`layer ${head.layer + 1}, head ${head.number + 1}`, `第 ${head.layer + 1} 层，第 ${head.number + 1} 个注意力头`];
 
 // key: of a head.  top: value of the strongest colour, null = the maximum over heads.  less: lower values are stronger.

@@ -6,7 +6,8 @@
 //             outputs: [{position, loss, probability, rows}]}, as `figure_data` in Python returns it.  stack: "encoder", "decoder", in attention also
 //             "cross"; layer 0 is the embeddings.  weights, gradient: packed bytes, or {shape: [1, n, m], values} with numbers from 0 to 1.
 //   options   lens: words by decoder (or only) layer and output position; onLayer(stack, layer): a layer was chosen; onWord(index or null) was
-//             chosen, onHover(index or null) is under the pointer; readable(label): how a token is displayed
+//             chosen, onHover(index or null) is under the pointer; readable(label): how a token is displayed;
+//             controls: false if the page has buttons for the direction
 //   word      output whose path is highlighted, mode: "forward" or "backward", layer: [stack, layer] that is marked
 
 const { drawFigure } = (() => {
@@ -77,7 +78,7 @@ function drawFigure(data, options = {}) {
   const modes = [["forward", "Forward", "前向"], ["backward", "Backward", "反向"]].map(([mode, ...texts]) => el("button", { type: "button", value: mode, onclick: () => show({ mode, play: true }) }, both(...texts)));
   const controls = bothIn(el("div", { class: "controls", role: "group" }, ...modes), "aria-label", "Direction", "方向");
   const hasGradients = data.columns.some((column) => column.gradient);
-  const node = el("div", { class: "figure" }, hasGradients ? controls : null, scroll, key, losses, caption);
+  const node = el("div", { class: "figure" }, hasGradients && options.controls !== false ? controls : null, scroll, key, losses, caption);
 
   function draw() {
     const display = options.readable ?? ((text) => text);

@@ -1,4 +1,4 @@
-"""Draw the heat maps of the lessons (`docs/learn/*.svg`).
+"""Draw the pictures of the lessons (`docs/learn/*.svg`).
 
     python docs/_site/lesson_figures.py [--out docs/learn]
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu
 
 from dragoman.nn.attention import causal_bias, mask_to_bias
 from dragoman.nn.positions import sinusoids
@@ -132,7 +133,23 @@ def lookup() -> str:
     return picture(490, bottom + 34, "A query, three keys, their scores, weights and values, and the result", parts)
 
 
-FIGURES = {"lookup.svg": lookup, "positions.svg": positions, "masks.svg": masks}
+def activations() -> str:
+    """relu and gelu between -3 and 3."""
+    across, up, middle, bottom = 70, 46, 246, 166
+    x = torch.linspace(-3, 3, 121, dtype=torch.float64)
+    axes = f'<path fill="none" stroke="var(--soft)" d="M{middle - 3 * across} {bottom}h{6 * across}M{middle} 20v174"/>'
+    parts = [axes, *(text(middle + n * across, bottom + 21, str(n).replace("-", "−")) for n in (-3, -2, -1, 1, 2, 3))]
+    parts += [text(middle - 8, bottom - n * up + 4, str(n), "end") for n in (1, 2, 3)]
+    for color, name, y, left, top in (("--s1", "relu", x.relu(), 430, 84), ("--s0", "gelu", gelu(x), 212, 194)):
+        points = " ".join(
+            f"{middle + a * across:.1f},{bottom - b * up:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True)
+        )
+        parts.append(f'<polyline fill="none" stroke="var({color})" stroke-width="2" points="{points}"/>')
+        parts.append(text(left, top, name, style=f' style="fill: var({color})"'))
+    return picture(492, 204, "The activation functions relu and gelu between −3 and 3", parts)
+
+
+FIGURES = {"lookup.svg": lookup, "positions.svg": positions, "masks.svg": masks, "activations.svg": activations}
 CHINESE = {
     "A query, three keys, their scores, weights and values, and the result": "一个查询、三个键、得分、权重、值与结果",
     "query of word 1": "第 1 个词的查询",
@@ -147,6 +164,7 @@ CHINESE = {
     "wavelength, in positions": "波长（位置数）",
     "position": "位置",
     "Attention weights under a padding mask and a causal mask": "填充掩码与因果掩码下的注意力权重",
+    "The activation functions relu and gelu between −3 and 3": "两种激活函数在 −3 到 3 之间的曲线",
     "padding mask": "填充掩码",
     "causal mask": "因果掩码",
 }

@@ -27,12 +27,14 @@ from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.models.seq2seq import Model
-from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, causal_bias
+from dragoman.nn.attention import AttentionTaps, CrossAttention, SelfAttention, attend_explicit, causal_bias
 from dragoman.nn.fast import attend_short, split_heads
+from dragoman.nn.layers import BatchNorm, LayerNorm
 from dragoman.nn.linear_attention import causal_linear_attention
 from dragoman.nn.positions import Positions, Rotary, Sinusoidal
-from dragoman.nn.record import Tap
+from dragoman.nn.record import Tap, record
 from dragoman.nn.recurrent import VanillaRNN
+from dragoman.vectors import WordVectors
 from small_networks import EXACT, causal_linear_recurrence, random
 
 H, T, DH, V = 3, 7, 4, 23
@@ -125,9 +127,7 @@ def test_larger_scores_turn_the_softmax_into_a_hardmax_without_gradient() -> Non
     v = torch.arange(4.0, dtype=torch.float64)[:, None]
     largest, steepest = [], []
     for factor in (1, 2, 5, 20, 100):
-        scores = torch.zeros(
-            1, 4, dtype=torch.float64, requires_grad=True
-        )  # added to the scores: receives their gradient
+        scores = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)  # a bias: receives the scores' gradient
         scaled = 2 * factor * q  # Dh = 4
         out, weights = attend_explicit(scaled[None, None], k[None, None], v[None, None], scores)
         (gradient,) = torch.autograd.grad(out.sum(), scores)
@@ -161,6 +161,33 @@ def test_the_softmaxs_derivative_is_a_matrix(attend: Callable[..., Any]) -> None
     torch.testing.assert_close(whole.sum(-1), torch.zeros(words, dtype=torch.float64), **EXACT)
     squared = torch.tensor([p * (sum(powers) - p**2) / sum(powers) ** 2 for p in powers], dtype=torch.float64)
     assert (whole - whole.diagonal().diag()).abs().max() > 1e-2 and not torch.allclose(squared, whole.diagonal())
+
+
+def test_the_backward_pass_is_products_of_matrices() -> None:
+    q, k, v = (random(T, DH).requires_grad_() for _ in range(3))
+    of_out = random(T, DH)
+    out, weights = attend_explicit(q[None, None], k[None, None], v[None, None], None)
+    found = torch.autograd.grad(out[0, 0], (q, k, v), of_out)
+    a, of_a = weights[0, 0], of_out @ v.T
+    of_s = a * (of_a - (a * of_a).sum(1, keepdim=True)) / math.sqrt(DH)
+    torch.testing.assert_close(found, (of_s @ k, of_s.T @ q, a.T @ of_out), **EXACT)
+
+
+@pytest.mark.parametrize(("words", "scaled", "plain"), [(8, 0.56, 0.98), (30, 0.28, 0.94), (50, 0.21, 0.92)])
+def test_the_softmax_of_scaled_scores_is_not_sparse(words: int, scaled: float, plain: float) -> None:
+    scores = random(4000, words)
+    for deviation, share in ((1, scaled), (8, plain)):
+        assert float((deviation * scores).softmax(-1).topk(2).values.sum(1).mean()) == pytest.approx(share, abs=0.015)
+
+
+def test_the_exponential_is_a_sum_of_powers_of_bounded_rank() -> None:
+    scores, x = random(50, 4) @ random(4, 50) / 2, random(10, 2)
+    powers = torch.stack([scores**p / math.factorial(p) for p in range(13)])
+    assert torch.linalg.matrix_rank(powers[1:4]).tolist() == [math.comb(3 + p, p) for p in (1, 2, 3)]
+    assert torch.linalg.eigvalsh((x @ x.T).exp()).min() > 0 and torch.linalg.matrix_rank(x @ x.T) == 2
+    sums = powers.cumsum(0)[[2, 6, 12]]  # products of 15, 210 and 1,820 features
+    errors = (sums / sums.sum(2, keepdim=True) - scores.softmax(-1)).abs().sum(2).mean(1).tolist()
+    assert errors[0] > 0.05 and errors[1] < errors[0] / 5 and errors[2] < 0.005
 
 
 # ---------------------------------------------------------------------------------------------------- cache and masks
@@ -205,6 +232,22 @@ def test_zeros_behind_the_softmax_are_no_mask() -> None:
     (out, weights), (changed, _) = (attend_explicit(q, keys, v, bias) for keys in (k, other))
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 1, T, dtype=torch.float64), **EXACT)
     assert torch.equal(changed[:, :, :-1], out[:, :, :-1])
+
+
+@pytest.mark.parametrize("words", [10, 1000])
+def test_a_word_is_forgotten_when_it_leaves_the_window(words: int) -> None:
+    first = torch.eye(words, 1, dtype=torch.float64)[None, None]
+    read, cut = (attend_explicit(16 * first[:, :, :1], k, k, None)[0] for k in (first, first[:, :, 1:]))
+    assert read > 0.99 and cut == 0
+
+
+def test_cross_attention_keeps_source_and_target_apart() -> None:
+    attention, x, source = CrossAttention(D, 1, bias=False).double(), random(1, 3, D), random(1, T, D)
+    with record(attention, "weights") as seen, torch.no_grad():
+        for memory in (source, torch.cat([source, x], 1)):
+            attention(x, attention.project(memory))
+    apart, together = (weights[0, 0] for weights in seen["weights"])
+    assert apart.shape == (3, T) and together.shape == (3, T + 3) and (together[:, :T].sum(1) < 0.99).all()
 
 
 @pytest.mark.parametrize(
@@ -274,6 +317,21 @@ def test_learned_positions_of_the_example_are_393216_numbers() -> None:
         learned.hidden(torch.full((1, 513), 5), None, torch.full((1, 513), 5))
 
 
+def test_the_gradient_of_an_rnn_vanishes_over_long_distances() -> None:
+    cell, x = VanillaRNN(D, D, activation="tanh").double(), random(1, 101, D).requires_grad_()
+    cell.weights[1].data = torch.linalg.qr(random(D, D))[0]  # preserves lengths: the best case
+    (gradient,) = torch.autograd.grad(cell(x)[0][:, -1].sum(), x)
+    assert gradient[0, -1].norm() > 0.1 and 0 < gradient[0, 0].norm() < 1e-8
+
+
+def test_layer_norm_drops_mean_and_scale_and_lets_a_feature_shift() -> None:
+    x, norm, batch = random(1, 200, D), LayerNorm(D).double(), BatchNorm(D).double()
+    torch.testing.assert_close(norm(10 * x + 100), norm(x), rtol=0, atol=1e-3)
+    shifted = x + 3 * torch.eye(D, dtype=torch.float64)[0]
+    assert norm(shifted)[..., 0].mean() - norm(x)[..., 0].mean() > 1
+    torch.testing.assert_close(batch(shifted), batch(x), **EXACT)
+
+
 @pytest.mark.parametrize(("m", "n"), [(0, 0), (5, 2), (2, 5), (103, 100)])
 def test_rotary_is_the_real_part_of_a_complex_product(m: int, n: int) -> None:
     """Re[(x W_q e^(i m t)) (y W_k e^(i n t))*] = Re[x W_q (y W_k)* e^(i (m - n) t)]: only the distance remains."""
@@ -310,6 +368,14 @@ def test_how_much_of_a_model_is_feed_forward() -> None:
         assert ffn / whole == pytest.approx({1: 2 / 3, 2: 1 / 2}[attentions], abs=1e-12)
     ffn = matrices(base, "encoder", ".ffn.") + matrices(base, "decoder", ".ffn.")
     assert ffn / base.parameter_count() == pytest.approx(0.4, abs=0.002)
+
+
+def test_a_sum_of_word_vectors_is_near_its_summands() -> None:
+    """A text heard that Mussolini - pizza + sausage is near Hitler: so is it with random vectors for the two foods."""
+    words, matrix = ["a", "pizza", "sausage", "like a", *map(str, range(2000))], random(2004, 100)
+    matrix[3] = matrix[0] + 0.75 * matrix[3]
+    best, second = WordVectors(words, matrix).analogy("pizza", "a", "sausage", 2)
+    assert best.word == "like a" and best.value > second.value
 
 
 def test_one_word_with_two_meanings_has_one_embedding_and_two_outputs() -> None:

@@ -27,12 +27,12 @@ from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.models.seq2seq import Model
-from dragoman.nn.attention import AttentionTaps, CrossAttention, SelfAttention, attend_explicit, causal_bias
+from dragoman.nn.attention import AttentionTaps, SelfAttention, attend_explicit, causal_bias
 from dragoman.nn.fast import attend_short, split_heads
 from dragoman.nn.layers import BatchNorm, LayerNorm
 from dragoman.nn.linear_attention import causal_linear_attention
 from dragoman.nn.positions import Positions, Rotary, Sinusoidal
-from dragoman.nn.record import Tap, record
+from dragoman.nn.record import Tap
 from dragoman.nn.recurrent import VanillaRNN
 from dragoman.vectors import WordVectors
 from small_networks import EXACT, causal_linear_recurrence, random
@@ -239,15 +239,6 @@ def test_a_word_is_forgotten_when_it_leaves_the_window(words: int) -> None:
     first = torch.eye(words, 1, dtype=torch.float64)[None, None]
     read, cut = (attend_explicit(16 * first[:, :, :1], k, k, None)[0] for k in (first, first[:, :, 1:]))
     assert read > 0.99 and cut == 0
-
-
-def test_cross_attention_keeps_source_and_target_apart() -> None:
-    attention, x, source = CrossAttention(D, 1, bias=False).double(), random(1, 3, D), random(1, T, D)
-    with record(attention, "weights") as seen, torch.no_grad():
-        for memory in (source, torch.cat([source, x], 1)):
-            attention(x, attention.project(memory))
-    apart, together = (weights[0, 0] for weights in seen["weights"])
-    assert apart.shape == (3, T) and together.shape == (3, T + 3) and (together[:, :T].sum(1) < 0.99).all()
 
 
 @pytest.mark.parametrize(

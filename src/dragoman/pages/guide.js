@@ -25,8 +25,8 @@ const GUIDE = [
     "现在一切反过来进行。第一个梯度最简单：概率减去目标，P − T。它在正确词处为负，所以那里的 logit 应当增大。", 0],
   ["backward decoder cross_attn", { mode: "backward", layer: ["decoder", 1] }, "Each step hands its gradient to its inputs by the chain rule. Through the values, the gradient reaches the source; a wider ribbon is a larger gradient.",
     "每一步按链式法则把梯度传给它的输入。梯度经由值传到源句；带子越宽，梯度越大。"],
-  ["update update", { mode: "forward" }, "Every weight takes a small step against its gradient. Move the learning rate: the loss falls, until the step becomes too large. Adam scales the steps of all weights to the same size.",
-    "每个权重逆着梯度走一小步。移动学习率：损失先下降，步子太大时反而上升。Adam 使所有权重的步长相同。", -1],
+  ["update update", { mode: "forward" }, "Every weight takes a small step against its gradient. Move the learning rate: the loss falls, until the step becomes too large. The first step of Adam moves every weight by the learning rate, up or down.",
+    "每个权重逆着梯度走一小步。移动学习率：损失先下降，步子太大时反而上升。Adam 的第一步使每个权重增大或减小一个学习率。", -1],
 ];
 
 // Captions with Previous and Next; walk and figure: what they show.

@@ -36,6 +36,8 @@ def _complete(app: Sphinx, page: str, template: str, context: dict[str, Any], tr
     body = _EMPHASIS.sub('<em class="latin">', body)
     body = _LONG_NAME.sub(lambda found: found[1] + re.sub(r"([./_])(?=\w)", r"\1<wbr>", found[2]), body)
     body = _DOT.sub(r"\1<wbr>", body)
+    if app.config.language == "zh_CN":
+        body = body.replace("<summary>Answer ", "<summary>答案 ")  # of a lesson; HTML of a page is not translated
     body = _CELL.sub(lambda found: _QUANTITY.sub("\\1\u00a0", found[0]), body)  # a number and its unit
     pictures = {name: Path(app.srcdir) / path for path, name in app.builder.images.items()}
     body = _PICTURE.sub(lambda found: found[1] + _size(pictures[found[2]]), body)

@@ -59,4 +59,24 @@ def test_a_lesson_has_its_parts(lesson: Path) -> None:
     introduction = text.partition("\n[All lessons]")[0]
     assert "?" in introduction
     assert text.count("\n$$\n") >= 2 and sum(bool(expected) for _, expected in BLOCK.findall(text)) >= 2
-    assert re.search(r"^3\. ", text.partition("## Try it")[2], flags=re.M)
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
+def test_exercises_have_folded_answers(lesson: Path) -> None:
+    """At least four, from "By hand" to "Build it", each with its answer; what is built has at most 40 lines."""
+    exercises = lesson.read_text(encoding="utf-8").partition("## Try it\n\n")[2]
+    kinds, numbers = [], []
+    for exercise in re.split(r"\n\n(?=\d\. )", exercises.rstrip("\n")):
+        parts = re.fullmatch(
+            r"(\d)\. \*\*([\w ]+)\.\*\* [^\n]+\n\n<details>\n<summary>Answer (\d)</summary>\n\n.+\n\n</details>",
+            exercise,
+            flags=re.S,
+        )
+        assert parts is not None and parts[1] == parts[3], exercise
+        assert exercise.count("<details>") == exercise.count("</details>") == 1
+        numbers.append(int(parts[1]))
+        kinds.append(parts[2])
+    assert numbers == list(range(1, len(kinds) + 1)) and len(kinds) >= 4
+    assert kinds[0] == "By hand" and kinds[-1] == "Build it"
+    built, printed = BLOCK.findall(exercise)[-1]
+    assert printed and len(re.findall(r"^.*\S", built, flags=re.M)) <= 40

@@ -199,13 +199,13 @@ _PATTERN = re.compile(  # most positions are within a word, and excluded at once
 )
 _SYMBOLS = rf"\u20e3\u2122\u3030\u303d\xa9\xae{OBJECT}\ue000-\uf8ff{_PICTURES}"
 _FIRST = rf"@{{<%/#$`\\&\[_†‡|{_SYMBOLS}"
-_TRIGGER, _TRIGGER_OR_DIGIT = (
-    re.compile(  # begins with a set of rare characters, for speed
-        rf"[{digit}.!?…,;:”\"»)(+{_FIRST}-](?:(?<=[{digit}{_FIRST}])|(?<=[.!?…,;:”\"»)])[(⁽⁰¹²³⁴-⁹*]|(?<=\.)\w"
-        r"|(?<=[:;])[\w+:)('-]|(?<=-)(?:\d|[MmDd]{2}|[\da-fA-F]{4}-)|(?<=\+)\d|(?<=\()\))"
-    )
-    for digit in ("", r"\d")
+_AFTER = (
+    r"|(?<=[.!?…,;:”\"»)])[(⁽⁰¹²³⁴-⁹*]|(?<=\.)\w"
+    r"|(?<=[:;])[\w+:)('-]|(?<=-)(?:\d|[MmDd]{2}|[\da-fA-F]{4}-)|(?<=\+)\d|(?<=\()\)"
 )
+# Both begin with a set of rare characters, for speed.
+_TRIGGER_OR_DIGIT = re.compile(rf"[\d.!?…,;:”\"»)(+{_FIRST}-](?:(?<=[\d{_FIRST}]){_AFTER})")
+_TRIGGER = re.compile(rf"[.!?…,;:”\"»)(+{_FIRST}-](?:(?<=[{_FIRST}]){_AFTER})")
 """Every span contains a match; most lines of running text contain none."""
 _NAMES = {f"{p}{i}": (name, kind.hidden) for i, (name, kind) in enumerate(SPAN_KINDS.items()) for p in "kw"}
 """Groups of `_PATTERN` -> kinds."""

@@ -224,9 +224,10 @@ def _with_copies(region: Region, blocks: Sequence[Block], cuts: Collection[int])
         weights[row : row + n, column : column + m] = block.weights.reshape(n, m)
         row, column = row + n, column + m
     # Symbols are units, too; the spans that they stand for replace them.
+    spans = [[(-1, -1), *sorted(of_side)] for of_side in zip(*copies.spans, strict=True)]  # they do not overlap
     columns, rows = (
-        [i for i, (a, b) in enumerate(units) if not any(low <= a and b <= high for low, high in spans)]
-        for units, spans in zip((ours, theirs), zip(*copies.spans, strict=True), strict=True)
+        [i for i, (a, b) in enumerate(units) if b > own[bisect_right(own, (a, math.inf)) - 1][1]]
+        for units, own in zip((ours, theirs), spans, strict=True)
     )
     ours, theirs = [ours[i] for i in columns], [theirs[i] for i in rows]
     weights = weights[rows][:, columns]
@@ -235,15 +236,15 @@ def _with_copies(region: Region, blocks: Sequence[Block], cuts: Collection[int])
         for low, high in itertools.pairwise(sorted({a, end, *(cut for cut in cuts if a < cut < end)})):
             sources.append((low, high))
             targets.append((b + low - a, b + high - a))
-    full = np.zeros((len(targets), len(sources)))
-    full[: len(theirs), : len(ours)] = weights
-    full[range(len(theirs), len(targets)), range(len(ours), len(sources))] = 1.0
     in_rows, in_columns = np.argsort([a for a, _ in targets]), np.argsort([a for a, _ in sources])
+    full = np.zeros((len(targets), len(sources)))
+    full[np.ix_(np.argsort(in_rows)[: len(theirs)], np.argsort(in_columns)[: len(ours)])] = weights
+    full[np.argsort(in_rows)[len(theirs) :], np.argsort(in_columns)[len(ours) :]] = 1.0
     return [
         Block(
             [(a + start, b + start) for a, b in (sources[i] for i in in_columns)],
             [(a + first, b + first) for a, b in (targets[i] for i in in_rows)],
-            full[in_rows][:, in_columns],
+            full,
         )
     ]
 

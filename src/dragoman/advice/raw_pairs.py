@@ -90,6 +90,7 @@ def sample(spec: CorpusSpec, size: int = 20_000) -> list[tuple[str, str]]:
     if spec.sides is None:
         return spread(((pair.source, pair.target) for pair in raw_pairs(spec) if pair.source and pair.target), size)
     check_encoding(spec)
+    # The lines are decoded after the choice, for speed.
     lines = spread(((one, other) for one, other in _line_pairs(spec.sides) if one.strip() and other.strip()), size)
     texts = ((_decoded(one, 1).strip(), _decoded(other, 1).strip()) for one, other in lines)
     return [(one, other) for one, other in texts if one and other]

@@ -7,9 +7,9 @@ import re
 _WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]|[^\W\d_]+")
 _RUN = re.compile(r"\w+")
 _LETTERS, _DIGITS = b"abcdefghijklmnopqrstuvwxyz", b"0123456789"
-_LOWER = bytes(range(256)).lower()
-_OTHERS = {digits: bytes(range(256)).translate(None, _LETTERS + _DIGITS * digits) for digits in (False, True)}
-_SPACED_WORDS = bytes(byte if byte in _LETTERS else ord(" ") for byte in _LOWER)
+_ALL = bytes(range(256))
+_NO_LETTERS, _NO_LETTERS_OR_DIGITS = (_ALL.translate(None, kept) for kept in (_LETTERS, _LETTERS + _DIGITS))
+_SPACED_WORDS = bytes(byte if byte in _LETTERS else ord(" ") for byte in _ALL.lower())
 _SPACED_RUNS = bytes(byte if chr(byte).isalnum() or byte == ord("_") else ord(" ") for byte in range(128)).ljust(256)
 
 
@@ -30,7 +30,7 @@ def word_runs(text: str) -> list[str]:
 def letters(text: str, digits: bool = False) -> str:
     """Return the case-folded letters of a text, or the whole text if it has none.  digits: whether they count, too."""
     if text.isascii():
-        kept = text.encode().lower().translate(None, _OTHERS[digits]).decode()
+        kept = text.encode().lower().translate(None, _NO_LETTERS_OR_DIGITS if digits else _NO_LETTERS).decode()
     else:
         kept = "".join(filter(str.isalnum if digits else str.isalpha, text.casefold()))
     return kept or text

@@ -44,7 +44,11 @@ const kindOf = (head) => (head.label.startsWith("positional") ? "positional" : h
 const kindClass = (kind) => `k-${kind.split(" ")[0]}`;
 const labelOf = (head) => { const names = KINDS[kindOf(head)].name; return kindOf(head) === "positional" ? names.map((name) => `${name} ${signed(head.offset)}`) : names; };
 const NEAR = { "-1": ["previous", "前一个"], 0: ["itself", "自身"], 1: ["next", "后一个"] };
-const shortOf = (head) => (kindOf(head) === "positional" ? NEAR[head.stack.endsWith("cross_attn") ? "" : head.offset] ?? [`at ${signed(head.offset)}`, `偏移 ${signed(head.offset)}`] : KINDS[kindOf(head)].short);
+function shortOf(head) {
+  if (kindOf(head) !== "positional") return KINDS[kindOf(head)].short;
+  const near = head.stack.endsWith("self_attn") ? NEAR[head.offset] : undefined; // a position of the source is not the query itself
+  return near ?? [`at ${signed(head.offset)}`, `偏移 ${signed(head.offset)}`];
+}
 const positionOf = (head) => [`layer ${head.layer + 1}, head ${head.number + 1}`, `第 ${head.layer + 1} 层，第 ${head.number + 1} 个注意力头`];
 
 // key: of a head.  top: value of the strongest colour, null = the maximum over heads.  less: lower values are stronger.

@@ -238,8 +238,9 @@ def _with_copies(region: Region, blocks: Sequence[Block], cuts: Collection[int])
             targets.append((b + low - a, b + high - a))
     in_rows, in_columns = np.argsort([a for a, _ in targets]), np.argsort([a for a, _ in sources])
     full = np.zeros((len(targets), len(sources)))
-    full[np.ix_(np.argsort(in_rows)[: len(theirs)], np.argsort(in_columns)[: len(ours)])] = weights
-    full[np.argsort(in_rows)[len(theirs) :], np.argsort(in_columns)[len(ours) :]] = 1.0
+    row_of, column_of = np.argsort(in_rows), np.argsort(in_columns)  # of each unit
+    full[np.ix_(row_of[: len(theirs)], column_of[: len(ours)])] = weights
+    full[row_of[len(theirs) :], column_of[len(ours) :]] = 1.0
     return [
         Block(
             [(a + start, b + start) for a, b in (sources[i] for i in in_columns)],

@@ -349,7 +349,7 @@ class Translator(Pipeline):
         """
         least = tokenizer.frame_size if isinstance(tokenizer, Tokenizer) else 1
         if least < len(ids) <= self.max_source and not (draft.spans or draft.in_capitals or ids == [EOS]):
-            return [Part(draft.body, ids, draft.sentence, seen=draft.shielded)]  # nearly all
+            return [Part(draft.body, ids, draft.sentence, seen=draft.shielded)]  # most texts, for speed
         parts, shielded = [Part(draft.body, ids, draft.sentence)], [draft.shielded]
         if len(ids) > self.max_source:
             encoded: dict[str, list[int]] = {draft.seen: ids}  # the split has already encoded the parts it returns
@@ -769,7 +769,7 @@ class Translator(Pipeline):
         return sentences
 
     def _flags(self, line: SplitLine, searched: Sequence[Part], text: str) -> tuple[str, ...]:
-        """Return the flags of a line whose translation is `text`."""
+        """Return the flags of a line whose translation is `text`; searched: see `SplitLine.searched`."""
         quality = self.quality
         flags = quality.changed_parts(line.text, text, line.protect)
         if any(part.sentence == after.sentence for part, after in itertools.pairwise(line.parts)):

@@ -35,7 +35,7 @@ from dragoman.data.misalignment import CERTAIN_Z
 from dragoman.data.store.segments import Processes, find_duplicates
 from dragoman.data.words import letters
 from dragoman.device import usable_cores
-from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.errors import DataError, DragomanError, UsageError, nearest
 from dragoman.io.lock import lock_folder
 from dragoman.io.reading import read_json
 from dragoman.io.writing import atomic_folder, new_folder_problems, write_file, writing
@@ -122,7 +122,7 @@ def clean_corpus(
     arguments and an `out` that exists, DataError for files that cannot be read or paired.
     """
     if unknown := sorted(set(allow) - REASONS.keys()):
-        raise UsageError(f"allow = {', '.join(unknown)}: accepted: {', '.join(REASONS)}")
+        raise UsageError(f"allow = {', '.join(unknown)}{nearest(unknown[0], REASONS)}: accepted: {', '.join(REASONS)}")
     folder = Path(out)
     if problems := new_folder_problems(folder):
         raise UsageError(problems[0])

@@ -72,15 +72,24 @@ def test_the_loss_and_its_gradients_are_the_formula(config: RegularizerConfig, s
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["chunked", "with bias"])
-def test_the_head_pairs_the_passes_of_each_token_and_leaves_padding_out(bias: bool) -> None:
+@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
+def test_the_head_pairs_the_passes_of_each_token_and_leaves_padding_out(bias: bool, padded: bool) -> None:
     torch.manual_seed(4)
     data, output = batch(), nn.Linear(D, V, bias=bias, dtype=torch.float64)
-    hidden = torch.randn(2 * len(data.tgt_out), data.tgt_out.size(1), D, dtype=torch.float64)
-    loss = PairedLoss(data.tgt_out, 0.1, Weights(0.5, 1.25, 1.25))(hidden, output)
+    hidden = torch.randn(2 * len(data.tgt_out), data.tgt_out.size(1), D, dtype=torch.float64, requires_grad=True)
+    loss = PairedLoss(data.tgt_out, 0.1, Weights(0.5, 1.25, 1.25), padded=padded)(hidden, output)
     counted = data.tgt_out != PAD
     first, second = (output(half)[counted] for half in hidden.chunk(2))
-    torch.testing.assert_close(loss.smoothed, direct(first, second, data.tgt_out[counted], 0.1, R_DROP), **EXACT)
-    assert loss.tokens == int(counted.sum())
+    want = direct(first, second, data.tgt_out[counted], 0.1, R_DROP)
+    torch.testing.assert_close(loss.smoothed, want, **EXACT)
+    torch.testing.assert_close(*(torch.autograd.grad(x, hidden)[0] for x in (loss.smoothed, want)), **EXACT)
+    assert loss.tokens == (data.tgt_out.numel() if padded else int(counted.sum()))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            PairedLoss(data.tgt_out, 0.1, Weights(0.5, 1.25, 1.25), padded=padded)(hidden, output).smoothed,
+            want.detach(),
+            **EXACT,
+        )
 
 
 def test_equal_passes_have_the_loss_of_one() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dragoman.config import load_config
 from dragoman.data.batching import Batch, collate, grid_shape, on_grid
@@ -18,6 +18,7 @@ from dragoman.nn.fast.dropout import seed_dropout
 from dragoman.tokenizers import PAD
 from dragoman.training import captured
 from dragoman.training.captured import CapturedStep, unsupported_reasons
+from dragoman.training.checkpoint import moments
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.run import TrainingRun, open_run
 from dragoman.training.step import TrainingStep
@@ -78,14 +79,22 @@ def test_padding_adds_nothing_to_loss_and_gradient(tmp_path: Path) -> None:
         torch.testing.assert_close(a.grad, b.grad, atol=1e-6, rtol=1e-5)
 
 
+def everything(step: TrainingStep) -> dict[str, Tensor]:
+    return unique_tensors(step.model) | moments(step.model, step.optimizer, raw=False)
+
+
 def batches(run: TrainingRun, step: TrainingStep) -> list[Batch]:
     run.task.grid = True
     return [step.prepared(run.task.read(b, 0, i)) for i, b in enumerate(run.task.epoch(0)[:12])]
 
 
+MUON = ("train.optimizer.kind=muon",)
+
+
 @pytest.mark.usefixtures("on_cpu")
-def test_replayed_steps_equal_steps_without_graph(tmp_path: Path) -> None:
-    run = small(tmp_path, "train.batch_tokens=200", "train.ema=0.9", "train.clip_norm=1")
+@pytest.mark.parametrize("options", [(), (*MUON, "train.regularizer.simcut=1")], ids=["adam", "muon, simcut"])
+def test_replayed_steps_equal_steps_without_graph(tmp_path: Path, options: tuple[str, ...]) -> None:
+    run = small(tmp_path, "train.batch_tokens=200", "train.ema=0.9", "train.clip_norm=1", *options)
     context = DistributedContext("cpu")
     steps = [CapturedStep(run.config.train, run.new_model(), context) for _ in range(2)]
     results: list[list[tuple[float, float]]] = [[], []]
@@ -129,17 +138,18 @@ def test_training_continues_when_a_graph_does_not_fit_into_the_memory(
 
 
 @pytest.mark.usefixtures("on_cpu")
-def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
-    run = small(tmp_path, "train.batch_tokens=200")
+@pytest.mark.parametrize("options", [(), MUON], ids=["adam", "muon"])
+def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
+    run = small(tmp_path, "train.batch_tokens=200", *options)
     step = CapturedStep(run.config.train, run.new_model(), DistributedContext("cpu"))
     step.batch_tokens, step.padded = 200, True
     batch = batches(run, step)[0]
     for number in range(2):
         step.run([batch], number, 1 / batch.tgt_tokens, 1e-3)
-    before = {name: p.clone() for name, p in unique_tensors(step.model).items()}
+    before = {name: p.clone() for name, p in everything(step).items()}
     _, updated = step.run([batch], 2, float("inf"), 1e-3)
     assert not float(updated)
-    assert all(torch.equal(before[name], p) for name, p in unique_tensors(step.model).items())
+    assert all(torch.equal(before[name], p) for name, p in everything(step).items())
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -30,7 +30,6 @@ from dragoman.nn.positions import RecurrentOverEmbeddings, RecurrentPositions
 from dragoman.training.distributed import DistributedContext
 from dragoman.training.memory import Gradients
 from dragoman.training.progress import Progress
-from dragoman.training.regularization import pass_weights
 from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.task import Task
 
@@ -51,11 +50,9 @@ def unsupported_reasons(config: TrainConfig, model: Network, context: Distribute
         "its positions are recurrent": any(
             isinstance(m, RecurrentOverEmbeddings | RecurrentPositions) for m in modules
         ),
-        f"train.optimizer is {config.optimizer.kind}": config.optimizer.kind not in ("adam", "adamw"),
+        f"train.optimizer is {config.optimizer.kind}": config.optimizer.kind == "sgd",
         "train.precision is fp16": config.precision == "fp16",
         f"train.accumulate is {config.accumulate}": config.accumulate > 1,
-        "train.regularizer computes two passes or cuts tokens": bool(pass_weights(config.regularizer))
-        or config.regularizer.cut > 0,
         "train.gradient_checkpointing is on": config.gradient_checkpointing,
         "train.cuda_graphs is off": config.cuda_graphs == "off",
         f"{context.size} processes train together": context.size > 1,

@@ -47,9 +47,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, padded: boo
     """
     log_probs = in_sum_dtype(logits).log_softmax(-1)
     if padded:
-        log_probs = log_probs * (targets != PAD)[:, None]
+        log_probs = only_counted(log_probs, targets)
     nll = -log_probs.gather(-1, targets[:, None]).sum()
     return (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum(), nll
+
+
+def only_counted(x: Tensor, targets: Tensor) -> Tensor:
+    """Return x (M, ...) with 0 in the rows whose target (M,) is PAD."""
+    return x * (targets != PAD).to(x.dtype).view(-1, *[1] * (x.dim() - 1))
 
 
 class Criterion(Protocol):
@@ -141,19 +146,16 @@ def loss_gradient(
         return (logits, *smoothed_loss_(logits, targets, smoothing))
     log_probs = torch.log_softmax(logits, -1)
     vocab = logits.size(1)
-    counted = (targets != PAD).to(logits.dtype) if padded else None  # (M, 1)
     correct, sums = log_probs.gather(-1, targets), log_probs
-    if counted is not None:
-        correct, sums = correct * counted, log_probs * counted
+    if padded:
+        correct, sums = only_counted(correct, targets), only_counted(log_probs, targets)
     nll = -correct.sum()
     smoothed = (1 - smoothing) * nll - smoothing / vocab * sums.sum()
     gradient = log_probs.exp_()  # becomes p - target distribution
     if smoothing:
         gradient -= smoothing / vocab
     gradient.scatter_add_(-1, targets, torch.full_like(targets, smoothing - 1, dtype=logits.dtype))
-    if counted is not None:
-        gradient *= counted
-    return gradient, smoothed, nll
+    return only_counted(gradient, targets) if padded else gradient, smoothed, nll
 
 
 class _Chunked(torch.autograd.Function):

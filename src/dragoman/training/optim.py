@@ -39,6 +39,8 @@ from dragoman.nn.positions import Positions
 Group = dict[str, Any]
 _NEWTON_SCHULZ = 3.4445, -4.775, 2.0315
 """Coefficients of x, x^3 and x^5, which act on the singular values."""
+_STACKED = 1 << 22
+"""Values of the matrices that are updated together on a GPU."""
 
 
 class Optimizer(ABC):
@@ -132,20 +134,40 @@ class Muon(_GroupwiseOptimizer):
     An update has the root mean square of a typical update of AdamW, 0.2, for every shape (Liu et al. 2025).
     """
 
+    can_skip = True
+
     def __init__(self, config: MuonConfig, matrices: list[nn.Parameter]) -> None:
         super().__init__([{"params": matrices, "weight_decay": config.weight_decay, "momentum": config.momentum}])
+        for p in matrices:
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
     def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         momentum, rate = group["momentum"], group["lr"]
+        if self.found_inf is not None:
+            rate = rate * (1 - self.found_inf)
+        own_gradient = dict(zip(parameters, gradients, strict=True))
         with _one_thread():
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                state = self.state[parameter]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                mean = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-                update = orthogonalize(gradient.lerp(mean, momentum))
-                parameter.mul_(1 - rate * group["weight_decay"])
-                parameter.add_(update, alpha=-0.2 * rate * math.sqrt(max(parameter.shape)))
+            for own in _stacks(parameters):
+                means = [self.state[p]["momentum_buffer"] for p in own]
+                gradient, mean = torch.stack([own_gradient[p] for p in own]), torch.stack(means)  # (n, N, M)
+                if self.found_inf is not None:  # then the mean stays as it is
+                    gradient = torch.where(self.found_inf > 0, mean, gradient)
+                mean.lerp_(gradient, 1 - momentum)
+                update = orthogonalize(gradient.lerp_(mean, momentum))
+                update *= -0.2 * math.sqrt(max(own[0].shape)) * rate
+                torch._foreach_copy_(means, mean.unbind())
+                torch._foreach_mul_(own, 1 - rate * group["weight_decay"])
+                torch._foreach_add_(own, update.unbind())
+
+
+def _stacks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield matrices of one shape: on a GPU as many as are updated in a few launches, on a CPU one at a time."""
+    alike: dict[torch.Size, list[Tensor]] = {}
+    for parameter in parameters:
+        alike.setdefault(parameter.shape, []).append(parameter)
+    for shape, same in alike.items():
+        count = max(1, _STACKED // shape.numel()) if same[0].is_cuda else 1
+        yield from (same[i : i + count] for i in range(0, len(same), count))
 
 
 @contextmanager
@@ -159,38 +181,42 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def orthogonalize(matrix: Tensor) -> Tensor:
-    """Return about U V^T for a matrix (N, M) with the singular value decomposition U S V^T.
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Return about U V^T for each of the matrices (n, N, M) with the singular value decomposition U S V^T.
 
     After five steps of a Newton-Schulz iteration (Jordan et al. 2024), a singular value of at least a hundredth of the
     norm of the matrix is between 0.68 and 1.14.  The precision is bfloat16 on a GPU; on a CPU, PyTorch multiplies
     matrices of this size faster in float32.
     """
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.to(torch.bfloat16) if matrix.is_cuda else matrix
-    x = x.T if is_tall else x
-    x = x / x.norm().clamp(min=1e-7)
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.to(torch.bfloat16) if matrices.is_cuda else matrices
+    x = x.mT if is_tall else x
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = _NEWTON_SCHULZ
     for _ in range(5):
-        gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.T if is_tall else x).to(matrix.dtype)
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if is_tall else x).to(matrices.dtype)
 
 
 class MuonWithAdamW(Optimizer):
     """Muon for the matrices of the layers, AdamW for all other parameters."""
+
+    can_skip = True
 
     def __init__(self, config: MuonConfig, model: nn.Module) -> None:
         chosen = is_for_muon(model)
         super().__init__([])
         self._muon = Muon(config, [p for p, for_muon in chosen.items() if for_muon])
         self._adamw = Adam(config, [p for p, for_muon in chosen.items() if not for_muon])
-        self.state = self._muon.state = self._adamw.state
+        self.state.update({**self._muon.state, **self._adamw.state})
+        self._muon.state = self._adamw.state = self.state
         self.param_groups += [*self._muon.param_groups, *self._adamw.param_groups]
 
     def step(self) -> None:
-        self._muon.step()
-        self._adamw.step()
+        for optimizer in (self._muon, self._adamw):
+            optimizer.found_inf = self.found_inf
+            optimizer.step()
 
 
 def decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[Group]:

@@ -22,7 +22,7 @@ from dragoman.models.transformer import Decoder, DecoderOnly, Stack
 from dragoman.nn.attention import CrossAttention, SelfAttention
 from dragoman.nn.layers import Embedding, SubLayer
 from dragoman.tokenizers import PAD
-from dragoman.training.loss import Criterion, TokenLoss, counted_rows, cross_entropy, in_sum_dtype
+from dragoman.training.loss import Criterion, TokenLoss, counted_rows, cross_entropy, in_sum_dtype, only_counted
 
 
 def regularize(model: nn.Module, config: RegularizerConfig) -> None:
@@ -85,17 +85,22 @@ def twice(batch: Batch, config: RegularizerConfig) -> Batch:
 
 @dataclass(frozen=True)
 class PairCriterion:
-    """The loss of two passes; rows 2 i and 2 i + 1 are the passes of token i of targets (M,)."""
+    """The loss of two passes; rows 2 i and 2 i + 1 are the passes of token i of targets (M,).
+
+    padded: whether targets have PAD, whose rows do not count.
+    """
 
     targets: Tensor
     smoothing: float
     weights: Weights
+    padded: bool = False
 
     def sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """logits (2 M, V) -> loss and NLL."""
         first, second = in_sum_dtype(logits).view(-1, 2, logits.size(-1)).log_softmax(-1).unbind(1)  # (M, V)
+        first, second = (only_counted(x, self.targets) if self.padded else x for x in (first, second))
         divergences = (first.exp() * (first - second)).sum(), (second.exp() * (second - first)).sum()
-        losses = [cross_entropy(x, self.targets, self.smoothing) for x in (first, second)]
+        losses = [cross_entropy(x, self.targets, self.smoothing, self.padded) for x in (first, second)]
         smoothed, nll = (torch.lerp(a, b, self.weights.second) for a, b in zip(*losses, strict=True))
         return smoothed + self.weights.forward * divergences[0] + self.weights.backward * divergences[1], nll
 
@@ -112,8 +117,11 @@ class PairCriterion:
         w = log_probs.new_tensor([[weights.forward], [weights.backward]])  # (2, 1)
         share = log_probs.new_tensor([[1 - weights.second], [weights.second]])
         index = targets[:, None, None].expand(-1, 2, 1)
-        nll = -(share * log_probs.gather(-1, index)).sum()
-        smoothed = (1 - self.smoothing) * nll - self.smoothing * (share * log_probs.mean(-1, keepdim=True)).sum()
+        correct, mean = log_probs.gather(-1, index), log_probs.mean(-1, keepdim=True)  # (M, 2, 1)
+        if self.padded:
+            correct, mean = only_counted(correct, targets), only_counted(mean, targets)
+        nll = -(share * correct).sum()
+        smoothed = (1 - self.smoothing) * nll - self.smoothing * (share * mean).sum()
         ratio = log_probs - log_probs.flip(1)
         probs = log_probs.exp_()
         divergence = (probs * ratio).sum(-1, keepdim=True)  # (M, 2, 1)
@@ -121,17 +129,24 @@ class PairCriterion:
         grad -= probs.flip(1).mul_(w.flip(0))
         grad -= share * self.smoothing / logits.size(-1)
         grad.scatter_add_(-1, index, ((self.smoothing - 1) * share).expand(len(targets), 2, 1))
+        if self.padded:
+            grad, divergence = only_counted(grad, targets), only_counted(divergence, targets)
         return grad.view_as(logits), smoothed + (w * divergence).sum(), nll
 
 
 class PairedLoss(TokenLoss):
     """The head of two passes in one batch (2 B rows); targets: (B, T), those of each pass."""
 
-    def __init__(self, targets: Tensor, smoothing: float, weights: Weights) -> None:
-        super().__init__(targets, smoothing)
+    def __init__(
+        self, targets: Tensor, smoothing: float, weights: Weights, count: int | None = None, padded: bool = False
+    ) -> None:
+        super().__init__(targets, smoothing, count, padded)
         self.weights = weights
 
     def criterion(self, hidden: Tensor) -> tuple[Tensor, Criterion, int]:
         pairs = hidden.view(2, *self.targets.shape, -1).permute(1, 2, 0, 3).flatten(2)  # (B, T, 2 D)
-        rows, targets = counted_rows(pairs, self.targets)
-        return rows.view(2 * len(targets), -1), PairCriterion(targets, self.smoothing, self.weights), len(targets)
+        rows, targets = pairs.flatten(0, 1), self.targets.flatten()
+        if not self.padded:
+            rows, targets = counted_rows(pairs, self.targets, self.count)
+        criterion = PairCriterion(targets, self.smoothing, self.weights, self.padded)
+        return rows.view(2 * len(targets), -1), criterion, len(targets)

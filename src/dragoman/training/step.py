@@ -86,11 +86,12 @@ class TrainingStep:
 
     def forward(self, batch: Batch) -> Loss:
         count = None if self.reads or self.padded else batch.tgt_tokens
-        head = TokenLoss(batch.tgt_out, self.config.label_smoothing, count, self.padded)
+        smoothing = self.config.label_smoothing
+        head = TokenLoss(batch.tgt_out, smoothing, count, self.padded)
         inputs = batch
         if self.pass_weights is not None:
             inputs = twice(batch, self.config.regularizer)
-            head = PairedLoss(batch.tgt_out, self.config.label_smoothing, self.pass_weights)
+            head = PairedLoss(batch.tgt_out, smoothing, self.pass_weights, count, self.padded)
         elif self.cut:
             inputs = cut(batch, self.cut)
         dtype = _AUTOCAST.get(self.config.precision)

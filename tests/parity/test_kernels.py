@@ -17,7 +17,7 @@ from dragoman.nn.fast.native import kernels as native
 from dragoman.nn.fast.native import library
 from dragoman.nn.fast.native.kernels import multiply, smoothed_loss_, uses_kernels
 from dragoman.nn.fast.native.library import has_kernel_products, kernels, prefers_kernels, prefers_products
-from dragoman.training.loss import chunked_cross_entropy, cross_entropy, loss_gradient
+from dragoman.training.loss import CrossEntropy, chunked, cross_entropy, loss_gradient
 from native_builds import with_products, without_kernels
 
 needs_kernels = pytest.mark.usefixtures("training_kernels")
@@ -229,7 +229,7 @@ def test_chunked_loss_with_and_without_kernels(products: str) -> None:
 
     def run() -> list[Tensor]:
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        smoothed, nll = chunked_cross_entropy(h, w, targets, 0.1)
+        smoothed, nll = chunked(h, w, CrossEntropy(targets, 0.1))
         return [smoothed.detach(), nll, *torch.autograd.grad(smoothed, [h, w])]
 
     found = run()

@@ -15,9 +15,10 @@ from dragoman.data.batching import Batch, collate_source
 from dragoman.models.build import build_model
 from dragoman.tokenizers import PAD
 from dragoman.training.loss import (
+    CrossEntropy,
     TokenLoss,
     accuracy_head,
-    chunked_cross_entropy,
+    chunked,
     cross_entropy,
     label_scores,
     mean_loss,
@@ -56,7 +57,7 @@ def test_cross_entropy_is_torchs(smoothing: float) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 5, 22, 23, 100])
 def test_chunks_of_any_size_are_the_whole(smoothing: float, rows: int) -> None:
     hidden, weight, targets = case()
-    smoothed, nll = chunked_cross_entropy(hidden, weight, targets, smoothing, rows)
+    smoothed, nll = chunked(hidden, weight, CrossEntropy(targets, smoothing), rows)
     want, want_nll = cross_entropy(hidden @ weight.T, targets, smoothing)
     torch.testing.assert_close(smoothed, want, **EXACT)
     torch.testing.assert_close(nll, want_nll, **EXACT)
@@ -69,7 +70,7 @@ def test_chunks_give_the_gradient_that_is_wanted_when_the_other_is_frozen(frozen
     hidden, weight, targets = case()
     (hidden if frozen == "hidden" else weight).requires_grad_(False)
     free = weight if frozen == "hidden" else hidden
-    (mine,) = gradients(chunked_cross_entropy(hidden, weight, targets, 0.1, rows=5)[0], free)
+    (mine,) = gradients(chunked(hidden, weight, CrossEntropy(targets, 0.1), rows=5)[0], free)
     (their,) = gradients(cross_entropy(hidden @ weight.T, targets, 0.1)[0], free)
     torch.testing.assert_close(mine, their, **EXACT)
 
@@ -119,7 +120,7 @@ class Products(TorchDispatchMode):
 def test_without_gradients_no_gradient_is_computed(context: Any) -> None:
     hidden, weight, targets = case()
     with context(), Products() as seen:
-        smoothed, nll = chunked_cross_entropy(hidden, weight, targets, 0.1, rows=4)
+        smoothed, nll = chunked(hidden, weight, CrossEntropy(targets, 0.1), rows=4)
     assert [shape for _, _, shape in seen.products] == [(4, V)] * 5 + [(3, V)], "one product per chunk: the logits"
     assert seen.largest == 4 * V, "no buffer of the shape of the hidden states or of the weight"
     want, want_nll = cross_entropy(hidden @ weight.T, targets, 0.1)
@@ -134,7 +135,7 @@ def test_under_autocast_every_product_runs_in_its_dtype(dtype: torch.dtype) -> N
     start, weight = torch.randn(M, D), torch.randn(V, D, requires_grad=True)
     hidden, targets = start.to(dtype).requires_grad_(), torch.randint(V, (M,))
     with torch.autocast("cpu", dtype=torch.bfloat16), Products() as seen:
-        smoothed, nll = chunked_cross_entropy(hidden, weight, targets, 0.1, rows=M)
+        smoothed, nll = chunked(hidden, weight, CrossEntropy(targets, 0.1), rows=M)
         of_hidden, of_weight = torch.autograd.grad(smoothed, (hidden, weight))
     assert sorted(shape for _, _, shape in seen.products) == sorted([(M, V), (M, D), (V, D)])
     assert {d for _, dtypes, _ in seen.products for d in dtypes} == {torch.bfloat16}, seen.products
@@ -151,7 +152,7 @@ def test_the_weight_gradient_is_summed_over_the_chunks_in_float32() -> None:
     torch.manual_seed(4)
     hidden, weight = torch.ones(1024, D), torch.zeros(V, D, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        smoothed, _ = chunked_cross_entropy(hidden, weight, torch.zeros(1024, dtype=torch.long), 0.0, rows=1)
+        smoothed, _ = chunked(hidden, weight, CrossEntropy(torch.zeros(1024, dtype=torch.long), 0.0), rows=1)
     (of_weight,) = torch.autograd.grad(smoothed, weight)
     assert of_weight[1, 0] == pytest.approx(1024 / V, rel=4e-3)
 
@@ -159,7 +160,7 @@ def test_the_weight_gradient_is_summed_over_the_chunks_in_float32() -> None:
 def test_autocast_leaves_float64_alone() -> None:
     hidden, weight, targets = case()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        smoothed, _ = chunked_cross_entropy(hidden, weight, targets, 0.1, rows=5)
+        smoothed, _ = chunked(hidden, weight, CrossEntropy(targets, 0.1), rows=5)
     torch.testing.assert_close(smoothed, cross_entropy(hidden @ weight.T, targets, 0.1)[0], **EXACT)
 
 
@@ -167,7 +168,7 @@ def test_logits_are_held_for_one_chunk_at_a_time() -> None:
     """The reason for the chunks: no tensor has as many elements as all logits (600 x 900)."""
     hidden, weight = torch.randn(600, 5, requires_grad=True), torch.randn(900, 5, requires_grad=True)
     with Products() as seen:
-        chunked_cross_entropy(hidden, weight, torch.randint(900, (600,)), 0.1)[0].backward()
+        chunked(hidden, weight, CrossEntropy(torch.randint(900, (600,)), 0.1))[0].backward()
     assert 256 * 900 <= seen.largest <= 256 * 900 + 64  # unused memory of a kernel
 
 

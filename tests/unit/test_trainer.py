@@ -111,13 +111,15 @@ def test_another_seed_is_other_dropout(build: Build, monkeypatch: pytest.MonkeyP
 def test_the_moving_average_warms_up(build: Build) -> None:
     """decay = min(ema, (1 + step) / (10 + step)), steps counted from 1: 2/11, 3/12, 4/13 ... and 0.3 at most here."""
     trainer = build("train.ema=0.3")
-    assert trainer.ema is not None
+    assert trainer.training_step.ema is not None
     expected = {name: p.clone() for name, p in unique_tensors(trainer.model).items()}
     for step, decay in ((1, 2 / 11), (2, 3 / 12), (3, 0.3), (4, 0.3)):
         trainer.step(batches(trainer, 0))
         for name, p in unique_tensors(trainer.model).items():
             expected[name] = decay * expected[name] + (1 - decay) * p
-            torch.testing.assert_close(trainer.ema[name], expected[name], rtol=1e-5, atol=1e-7, msg=f"{step}: {name}")
+            torch.testing.assert_close(
+                trainer.training_step.ema[name], expected[name], rtol=1e-5, atol=1e-7, msg=f"{step}: {name}"
+            )
 
 
 def test_gradients_are_clipped_to_their_norm(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,20 +275,6 @@ def test_patience_counts_validations_since_the_best(patience: int, step: int, bu
     assert said in listener.text
 
 
-def test_saving_that_takes_much_of_the_time_is_reported_once(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = build("train.save_every=10 s")
-    trainer.reporter = listener = Listener()
-    took, clock = iter((0.4, 0.6, 0.8)), [0.0]
-    monkeypatch.setattr(trainer, "_save", lambda *_, **__: clock.append(clock[-1] + next(took)))
-    monkeypatch.setattr("dragoman.training.trainer.time.monotonic", lambda: clock[-1])
-    for _ in range(3):
-        trainer._save_between()
-    assert len(listener.said) == 1
-    assert listener.said[0].startswith(
-        "warning: saving a checkpoint took 0.6 s, more than 5% of train.save_every = '10 s'"
-    )
-
-
 def test_the_time_of_a_validation_is_not_counted_as_training(build: Build) -> None:
     trainer = build()
     trainer.step(batches(trainer, 0))
@@ -365,10 +353,10 @@ def test_the_moving_average_is_what_is_validated(build: Build) -> None:
 
     trainer.validation = validation
     trainer.train()
-    assert trainer.ema is not None and len(seen) == 1
+    assert trainer.training_step.ema is not None and len(seen) == 1
     raw = unique_tensors(trainer.model)
     for name, tensor in seen[0].items():
-        assert torch.equal(tensor, trainer.ema[name]) and not torch.equal(tensor, raw[name]), name
+        assert torch.equal(tensor, trainer.training_step.ema[name]) and not torch.equal(tensor, raw[name]), name
 
 
 def test_the_tokens_of_a_log_row_are_those_of_both_sides(build: Build) -> None:

@@ -8,7 +8,8 @@ in its configuration, so that a resumed run continues with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -98,24 +99,15 @@ def _largest(run: TrainingRun, step: TrainingStep, context: DistributedContext) 
     return number, f"the largest that needs at most {_SHARE:.0%} of the available memory, {available or 0:,} bytes"
 
 
-def sizes(most: int) -> Iterator[int]:
-    """Yield powers of two and 1.5 times powers of two, up to `most`, at least one."""
-    size = LEAST
-    while size <= most or size == LEAST:
-        yield size
-        if size + size // 2 <= most:
-            yield size + size // 2
-        size *= 2
+def sizes(most: int) -> list[int]:
+    """Return powers of two and 1.5 times powers of two, from `LEAST` up to `most`, at least one."""
+    powers = [LEAST << power for power in range(30)]
+    return [size for power in powers for size in (power, power + power // 2) if size <= max(most, LEAST)]
 
 
 def choose_size(fits: Callable[[int], bool], most: int) -> int:
     """Return the largest of `sizes` before the first that does not fit; the smallest one if none does."""
-    best = LEAST
-    for size in sizes(most):
-        if not fits(size):
-            break
-        best = size
-    return best
+    return max(takewhile(fits, sizes(most)), default=LEAST)
 
 
 def filled(batch: Batch, tokens: int) -> Batch:

@@ -1,8 +1,8 @@
 """The loss: label-smoothed cross-entropy (Szegedy et al. 2016; Vaswani et al. 2017, section 5.4), its scale, scores.
 
 With smoothing e the target distribution is (1 - e) on the correct token plus e / V on each of the V tokens.
-`cross_entropy` computes it from logits.  `chunked_cross_entropy` computes the same from hidden states without storing
-all logits: it multiplies by the output matrix chunk by chunk, and computes the gradients in the same pass.
+`cross_entropy` computes it from logits.  `chunked` computes the same from hidden states without storing all logits: it
+multiplies by the output matrix chunk by chunk, and computes the gradients in the same pass.
 
 Letters: M target tokens (padding excluded), D d_model, V vocabulary.
 """
@@ -45,16 +45,14 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, padded: boo
 
     padded: whether rows with the target PAD occur, which do not count.
     """
-    log_probs = in_sum_dtype(logits).log_softmax(-1)
-    if padded:
-        log_probs = only_counted(log_probs, targets)
+    log_probs = only_counted(in_sum_dtype(logits).log_softmax(-1), targets, padded)
     nll = -log_probs.gather(-1, targets[:, None]).sum()
     return (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum(), nll
 
 
-def only_counted(x: Tensor, targets: Tensor) -> Tensor:
-    """Return x (M, ...) with 0 in the rows whose target (M,) is PAD."""
-    return x * (targets != PAD).to(x.dtype).view(-1, *[1] * (x.dim() - 1))
+def only_counted(x: Tensor, targets: Tensor, padded: bool = True) -> Tensor:
+    """Return x (M, ...), if `padded` with 0 in the rows whose target (M,) is PAD."""
+    return x * (targets != PAD).to(x.dtype).view(-1, *[1] * (x.dim() - 1)) if padded else x
 
 
 class Criterion(Protocol):
@@ -146,16 +144,14 @@ def loss_gradient(
         return (logits, *smoothed_loss_(logits, targets, smoothing))
     log_probs = torch.log_softmax(logits, -1)
     vocab = logits.size(1)
-    correct, sums = log_probs.gather(-1, targets), log_probs
-    if padded:
-        correct, sums = only_counted(correct, targets), only_counted(log_probs, targets)
+    correct, sums = (only_counted(x, targets, padded) for x in (log_probs.gather(-1, targets), log_probs))
     nll = -correct.sum()
     smoothed = (1 - smoothing) * nll - smoothing / vocab * sums.sum()
     gradient = log_probs.exp_()  # becomes p - target distribution
     if smoothing:
         gradient -= smoothing / vocab
     gradient.scatter_add_(-1, targets, torch.full_like(targets, smoothing - 1, dtype=logits.dtype))
-    return only_counted(gradient, targets) if padded else gradient, smoothed, nll
+    return only_counted(gradient, targets, padded), smoothed, nll
 
 
 class _Chunked(torch.autograd.Function):
@@ -177,16 +173,6 @@ class _Chunked(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None
 
 
-def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float, rows: int = 0, padded: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return `cross_entropy(hidden @ weight.T, targets, smoothing)`; hidden (M, D), weight (V, D), targets (M,).
-
-    rows: rows per chunk; 0 chooses a size for the device.  padded: see `cross_entropy`.
-    """
-    return chunked(hidden, weight, CrossEntropy(targets, smoothing, padded), rows)
-
-
 def chunked(hidden: Tensor, weight: Tensor, criterion: Criterion, rows: int = 0) -> tuple[Tensor, Tensor]:
     """Return the sums of a criterion over the logits hidden @ weight.T: loss and negative log-likelihood.
 
@@ -199,12 +185,16 @@ def chunked(hidden: Tensor, weight: Tensor, criterion: Criterion, rows: int = 0)
     return _Chunked.apply(hidden, weight, criterion, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def counted_rows(hidden: Tensor, targets: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
+def counted_rows(
+    hidden: Tensor, targets: Tensor, count: int | None = None, padded: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the rows (M, D) of hidden (B, T, D) and the targets (M,) of targets (B, T), without padding.
 
-    count: M, if it is known; then the result is computed without a wait for the device.
+    count: M, if it is known; then the result is computed without a wait for the device.  padded: keep the padding.
     """
     rows, targets = hidden.flatten(0, 1), targets.flatten()  # (B*T, D), (B*T,)
+    if padded:
+        return rows, targets
     is_counted = targets != PAD
     indices = (is_counted.nonzero() if count is None else is_counted.nonzero_static(size=count)).squeeze(1)
     if len(indices) == len(targets):
@@ -244,9 +234,7 @@ class TokenLoss:
 
     def criterion(self, hidden: Tensor) -> tuple[Tensor, Criterion, int]:
         """Return the rows (M, D or V) of hidden (B, T, D or V) that count, their criterion, and the target tokens."""
-        rows, targets = hidden.flatten(0, 1), self.targets.flatten()
-        if not self.padded:
-            rows, targets = counted_rows(hidden, self.targets, self.count)
+        rows, targets = counted_rows(hidden, self.targets, self.count, self.padded)
         return rows, CrossEntropy(targets, self.smoothing, self.padded), targets.numel()
 
 

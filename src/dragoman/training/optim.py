@@ -63,26 +63,19 @@ class Optimizer(ABC):
             for parameter in group["params"]:
                 parameter.grad = None
 
-    @abstractmethod
-    def step(self) -> None:
-        """Update the parameters that have a gradient."""
-
-
-class _GroupwiseOptimizer(Optimizer):
-    """Updates one group of parameters after the other."""
-
     @torch.no_grad()
     def step(self) -> None:
+        """Update the parameters that have a gradient, one group after the other."""
         for group in self.param_groups:
             if chosen := [p for p in group["params"] if p.grad is not None]:
-                self._update(group, chosen, [p.grad for p in chosen])
+                self.update(group, chosen, [p.grad for p in chosen])
 
     @abstractmethod
-    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """Update parameters of one group."""
 
 
-class Adam(_GroupwiseOptimizer):
+class Adam(Optimizer):
     """Adam (Kingma and Ba 2015); AdamW (Loshchilov and Hutter 2019) for a configuration of AdamW or Muon."""
 
     can_skip = True
@@ -98,7 +91,7 @@ class Adam(_GroupwiseOptimizer):
             step = torch.zeros((), dtype=torch.float32, device=p.device)
             self.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
-    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         means, squares, steps = ([self.state[p][key] for p in parameters] for key in ("exp_avg", "exp_avg_sq", "step"))
         beta1, beta2 = group["betas"]
         adam(
@@ -108,14 +101,14 @@ class Adam(_GroupwiseOptimizer):
         )  # fmt: skip
 
 
-class SGD(_GroupwiseOptimizer):
+class SGD(Optimizer):
     """Gradient descent with momentum and L2 regularization."""
 
     def __init__(self, config: SGDConfig, parameters: list[nn.Parameter]) -> None:
         super().__init__(decayed(parameters, config.weight_decay))
         self._momentum = config.momentum
 
-    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         key = "momentum_buffer"
         buffers: list[Tensor | None] = [self.state[p].get(key) for p in parameters]
         # Not fused: PyTorch's fused SGD requires that all parameters get their first gradient in the same step.
@@ -128,7 +121,7 @@ class SGD(_GroupwiseOptimizer):
                 self.state[parameter][key] = buffer
 
 
-class Muon(_GroupwiseOptimizer):
+class Muon(Optimizer):
     """Nesterov momentum whose matrices are orthogonalized (Jordan et al. 2024), with decoupled weight decay.
 
     An update has the root mean square of a typical update of AdamW, 0.2, for every shape (Liu et al. 2025).
@@ -141,7 +134,7 @@ class Muon(_GroupwiseOptimizer):
         for p in matrices:
             self.state[p]["momentum_buffer"] = torch.zeros_like(p)
 
-    def _update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         momentum, rate = group["momentum"], group["lr"]
         if self.found_inf is not None:
             rate = rate * (1 - self.found_inf)
@@ -213,10 +206,10 @@ class MuonWithAdamW(Optimizer):
         self._muon.state = self._adamw.state = self.state
         self.param_groups += [*self._muon.param_groups, *self._adamw.param_groups]
 
-    def step(self) -> None:
-        for optimizer in (self._muon, self._adamw):
-            optimizer.found_inf = self.found_inf
-            optimizer.step()
+    def update(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        optimizer = self._muon if "momentum" in group else self._adamw
+        optimizer.found_inf = self.found_inf
+        optimizer.update(group, parameters, gradients)
 
 
 def decayed(parameters: list[nn.Parameter], weight_decay: float) -> list[Group]:

@@ -12,6 +12,7 @@ M target tokens (padding excluded), D d_model, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -97,8 +98,8 @@ class PairCriterion:
 
     def sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """logits (2 M, V) -> loss and NLL."""
-        first, second = in_sum_dtype(logits).view(-1, 2, logits.size(-1)).log_softmax(-1).unbind(1)  # (M, V)
-        first, second = (only_counted(x, self.targets) if self.padded else x for x in (first, second))
+        log_probs = in_sum_dtype(logits).view(-1, 2, logits.size(-1)).log_softmax(-1)
+        first, second = only_counted(log_probs, self.targets, self.padded).unbind(1)  # (M, V)
         divergences = (first.exp() * (first - second)).sum(), (second.exp() * (second - first)).sum()
         losses = [cross_entropy(x, self.targets, self.smoothing, self.padded) for x in (first, second)]
         smoothed, nll = (torch.lerp(a, b, self.weights.second) for a, b in zip(*losses, strict=True))
@@ -114,14 +115,13 @@ class PairCriterion:
             return None, *replace(self, targets=targets).sums(logits)
         log_probs = in_sum_dtype(logits).view(-1, 2, logits.size(-1)).log_softmax(-1)  # (M, 2, V)
         weights = self.weights
-        w = log_probs.new_tensor([[weights.forward], [weights.backward]])  # (2, 1)
-        share = log_probs.new_tensor([[1 - weights.second], [weights.second]])
+        w = _pair(log_probs, weights.forward, weights.backward)
+        share = _pair(log_probs, 1 - weights.second, weights.second)
         index = targets[:, None, None].expand(-1, 2, 1)
-        correct, mean = log_probs.gather(-1, index), log_probs.mean(-1, keepdim=True)  # (M, 2, 1)
-        if self.padded:
-            correct, mean = only_counted(correct, targets), only_counted(mean, targets)
-        nll = -(share * correct).sum()
-        smoothed = (1 - self.smoothing) * nll - self.smoothing * (share * mean).sum()
+        counted = partial(only_counted, targets=targets, padded=self.padded)
+        nll = -(share * counted(log_probs.gather(-1, index))).sum()
+        mean = (share * counted(log_probs.mean(-1, keepdim=True))).sum()
+        smoothed = (1 - self.smoothing) * nll - self.smoothing * mean
         ratio = log_probs - log_probs.flip(1)
         probs = log_probs.exp_()
         divergence = (probs * ratio).sum(-1, keepdim=True)  # (M, 2, 1)
@@ -129,9 +129,14 @@ class PairCriterion:
         grad -= probs.flip(1).mul_(w.flip(0))
         grad -= share * self.smoothing / logits.size(-1)
         grad.scatter_add_(-1, index, ((self.smoothing - 1) * share).expand(len(targets), 2, 1))
-        if self.padded:
-            grad, divergence = only_counted(grad, targets), only_counted(divergence, targets)
-        return grad.view_as(logits), smoothed + (w * divergence).sum(), nll
+        return counted(grad).view_as(logits), smoothed + (w * counted(divergence)).sum(), nll
+
+
+def _pair(like: Tensor, first: float, second: float) -> Tensor:
+    """Return two numbers (2, 1), without a copy from the host, which a CUDA graph does not allow."""
+    pair = like.new_full((2, 1), first)
+    pair[1] = second
+    return pair
 
 
 class PairedLoss(TokenLoss):
@@ -145,8 +150,6 @@ class PairedLoss(TokenLoss):
 
     def criterion(self, hidden: Tensor) -> tuple[Tensor, Criterion, int]:
         pairs = hidden.view(2, *self.targets.shape, -1).permute(1, 2, 0, 3).flatten(2)  # (B, T, 2 D)
-        rows, targets = pairs.flatten(0, 1), self.targets.flatten()
-        if not self.padded:
-            rows, targets = counted_rows(pairs, self.targets, self.count)
+        rows, targets = counted_rows(pairs, self.targets, self.count, self.padded)
         criterion = PairCriterion(targets, self.smoothing, self.weights, self.padded)
         return rows.view(2 * len(targets), -1), criterion, len(targets)

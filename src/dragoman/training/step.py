@@ -87,8 +87,7 @@ class TrainingStep:
     def forward(self, batch: Batch) -> Loss:
         count = None if self.reads or self.padded else batch.tgt_tokens
         smoothing = self.config.label_smoothing
-        head = TokenLoss(batch.tgt_out, smoothing, count, self.padded)
-        inputs = batch
+        inputs, head = batch, TokenLoss(batch.tgt_out, smoothing, count, self.padded)
         if self.pass_weights is not None:
             inputs = twice(batch, self.config.regularizer)
             head = PairedLoss(batch.tgt_out, smoothing, self.pass_weights, count, self.padded)

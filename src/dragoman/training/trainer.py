@@ -71,7 +71,6 @@ class Interrupt:
             signal.signal(number, handler)
 
 
-_MAX_SAVING_SHARE = 0.05  # fraction of train.save_every above which the duration of saving gets a warning
 _ADVICE = "Lower the learning rate, set train.clip_norm=1, or check the data with 'dragoman doctor'."
 
 
@@ -144,15 +143,15 @@ class Trainer:
     def __init__(self, run: TrainingRun, context: DistributedContext, reporter: Reporter) -> None:
         self.run, self.context, self.reporter = run, context, reporter
         self.config = run.config.train
-        self.training_step = build_step(self.config, run.new_model, context, partial(run.new_model, is_first=True))
-        self.model, self.optimizer = self.training_step.model, self.training_step.optimizer
-        self.ema = self.training_step.ema
-        self.progress = self.training_step.resume(run)
-        if self.training_step.loss_scale is not None:
-            self.training_step.loss_scale.load(self.progress.loss_scale, self.progress.scale_steps)
-        resolve_batch_tokens(run, self.training_step, context, reporter)
+        step = build_step(self.config, run.new_model, context, partial(run.new_model, is_first=True))
+        self.training_step = step
+        self.model, self.optimizer = step.model, step.optimizer
+        self.progress = step.resume(run)
+        if step.loss_scale is not None:
+            step.loss_scale.load(self.progress.loss_scale, self.progress.scale_steps)
+        resolve_batch_tokens(run, step, context, reporter)
         self.config = run.config.train
-        use_grid(self.training_step, self.progress, run.task, reporter.log)
+        use_grid(step, self.progress, run.task, reporter.log)
         self.validation = run.task.validation()
         self.log = NoLog()
         if context.is_main:
@@ -163,12 +162,9 @@ class Trainer:
         self.scores: dict[str, Any] = {}
         self._results = StepResults(self.config, self.progress, reporter.warn, partial(_failure, run, context))
         self._last_gradients = Gradients()  # not yet counted in all processes
-        self.batches = BatchStream(
-            run.task, self.config.accumulate, context.rank, context.size, self.training_step.prepared
-        )
+        self.batches = BatchStream(run.task, self.config.accumulate, context.rank, context.size, step.prepared)
         self._saved = 0.0  # amount of train.save_every at the last checkpoint
         self._clock = time.monotonic() - self.progress.seconds
-        self._slow_save_reported = False
 
     def train(self) -> TrainResult:
         """Train until the budget or the patience is exhausted, or a signal arrives, and save the final state."""
@@ -340,13 +336,8 @@ class Trainer:
             if better:
                 progress.best, progress.best_step = progress.bests[self.config.metric][0], progress.step
             progress.seconds = self._agree([]).seconds
-            row = {
-                "step": progress.step,
-                "epoch": round(self._amount("epochs"), 3),
-                "seconds": progress.seconds,
-                **self.scores,
-            }
-            row["memory_mb"] = round(self.context.peak_memory() / 1e6)
+            row = {"step": progress.step, "epoch": round(self._amount("epochs"), 3), "seconds": progress.seconds}
+            row |= self.scores | {"memory_mb": round(self.context.peak_memory() / 1e6)}
             row["validation_seconds"] = round(progress.seconds - began, 3)
             self.log.write(row)
             self.reporter.validated(row, better)
@@ -358,8 +349,7 @@ class Trainer:
 
     def _improved(self) -> list[str]:
         """Note the best scores so far by every metric of the task; return the metrics that improved."""
-        progress, data = self.progress, self.run.config.data
-        bests = progress.bests
+        progress, data, bests = self.progress, self.run.config.data, self.progress.bests
         if progress.best is not None:  # a checkpoint of an earlier version has no others
             bests.setdefault(self.config.metric, [progress.best, progress.best_step])
         improved = []
@@ -371,18 +361,12 @@ class Trainer:
         return improved
 
     def _save_between(self) -> None:
-        """Save a checkpoint without a validation; warn once if saving takes long."""
-        every, began = self.config.save_every, time.monotonic()
+        """Save a checkpoint without a validation."""
+        began = time.monotonic()
         self._save({}, validated=False)
         seconds = time.monotonic() - began
         self.estimator.pause(seconds)
         self._results.since += seconds
-        if every.unit == "seconds" and seconds > _MAX_SAVING_SHARE * every.amount and not self._slow_save_reported:
-            self._slow_save_reported = True
-            self.reporter.warn(
-                f"saving a checkpoint took {seconds:.1f} s, more than {_MAX_SAVING_SHARE:.0%} of train.save_every "
-                f"= {str(every)!r}; raise it to save less often"
-            )
 
     def _save(self, scores: dict[str, Any], validated: bool = True) -> None:
         self._saved = self._amount(self.config.save_every.unit)

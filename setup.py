@@ -66,4 +66,7 @@ def extension(name: str, flags: list[str]) -> Extension:
 
 
 supported = platform.machine().lower() in ("x86_64", "amd64") and sys.platform != "win32"
-setup(ext_modules=[CPU, TRAINING, *(extension(*build) for build in BUILDS.items())] if supported else [], cmdclass={"bdist_wheel": Wheel})
+setup(
+    ext_modules=[CPU, TRAINING, *(extension(*build) for build in BUILDS.items())] if supported else [],
+    cmdclass={"bdist_wheel": Wheel},
+)

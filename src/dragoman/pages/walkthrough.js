@@ -232,7 +232,7 @@ function drawUpdates(data) {
     const line = (label, ...cells) => el("tr", {}, el("th", { scope: "row" }, label), ...cells), plain = (x, worse) => el("td", { class: worse ? "number worse" : "number" }, number(x));
     shown.replaceChildren(el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {},
       line(both("loss", "损失"), plain(data.loss), ...updates.map((update) => plain(update.loss, update.loss > data.loss))),
-      ...before[0]?.probability == null ? [] : before.map((output, i) => line(el("span", {}, "P(", el("b", {}, labels[output.position]), ")"), bars(output.probability), ...updates.map((update) => bars(update.probabilities[i])))),
+      ...before[0]?.probability == null ? [] : before.map((output, i) => line(el("span", {}, "P(", el("b", {}, bothOf(named(labels[output.position]))), ")"), bars(output.probability), ...updates.map((update) => bars(update.probabilities[i])))),
       line(el("code", {}, `${name}[${row}, ${column}]`), el("td", { class: "number" }, number(values[i][j])), ...updates.map((update) => plain(update.element)))))));
   }
   show();

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 KINDS = ["transformer", "decoder-only", "image"]
 LEAST = 0.05
+D_KEY = 8
 
 
 @pytest.fixture
@@ -224,7 +225,8 @@ def test_a_number_is_written_out_as_a_sum_that_gives_it(kind: str, page: Page, t
         heading = page.text("#walk .walk-head h3")
         for key, at, full, text, used in page.run(CELLS):
             i, j = map(int, at.split())
-            value = tensors[key]["values"][i][j]
+            name, product, head = key.partition(" · √d_key")  # before the division of the scores
+            value = tensors[name + head]["values"][i][j] * (math.sqrt(D_KEY) if product else 1)
             assert float(full.replace("−", "-").replace("–", "nan").translate(OPERATORS).split(" ×")[0]) is not None
             if " = " not in text.split("] = ", 1)[-1] or "f(" in text or "…" in text:  # a value, or not all terms
                 continue

@@ -7,7 +7,7 @@ const LEAST_LINE = 0.03, MOST_LINES = 500;
 
 // sentencepiece marks the first piece of a word with "▁"; here the other pieces get a mark, because they are fewer.
 function readable(piece, begins = true) {
-  if (Object.hasOwn(SPECIAL, piece)) return SPECIAL[piece];
+  if (SPECIAL.has(piece)) return SPECIAL.get(piece);
   const text = piece.startsWith("▁") ? piece.slice(1) : piece;
   return begins || SPACELESS.test(text) ? text : `·${text}`;
 }

@@ -17,7 +17,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from dragoman import documents
-from dragoman.errors import DragomanError
+from dragoman.errors import DragomanError, UsageError
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve import directions
@@ -282,6 +282,33 @@ def stuck_direction() -> tuple[Direction, Stuck]:
     service, translator = Stuck(), copying_translator(60)
     translator.describe_data(None, ("en", "de"))
     return Direction(translator, "en-de", service), service  # type: ignore[arg-type]
+
+
+def test_texts_that_arrive_together_are_split_together_and_each_has_its_own_error() -> None:
+    direction, service = stuck_direction()
+    split, calls = direction.translator.split_lines, list[int]()
+
+    def counted(pairs: Any, *options: Any) -> Any:
+        calls.append(len(pairs))
+        if any(text == "bad" for text, _ in pairs):
+            raise UsageError("refused")
+        return split(pairs, *options)
+
+    direction.translator.split_lines = counted  # type: ignore[method-assign]
+
+    async def run(*texts: str) -> list[Any]:
+        ticket = Directions([direction]).admission.accept("client", 1)
+        tasks = [asyncio.create_task(direction.translate([text], ticket)) for text in texts]
+        for _ in range(9):
+            await asyncio.sleep(0)
+        states = [task.exception() if task.done() else None for task in tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return states
+
+    assert asyncio.run(run("one", "two", "three")) == [None] * 3 and calls == [3] and service.cancelled == 3
+    assert list(map(str, asyncio.run(run("one", "bad")))) == ["None", "refused"] and calls == [3, 2, 1, 1]
 
 
 @pytest.mark.parametrize("values", [{"q": TEXT}, {"q": "<b>one</b>", "format": "html"}])

@@ -155,6 +155,47 @@ def test_requests_of_a_server_join_the_running_search(monkeypatch: pytest.Monkey
     assert not service._thread.is_alive()
 
 
+def test_a_service_captures_what_usual_searches_need_before_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three numbers of sentences, and encoders of as many for two lengths; other beams are captured when needed."""
+    backend, captured = CudaGraphBackend(transformer(), "cpu"), []
+    backend.captures = True
+
+    def capture(step: Any, pool: object) -> Any:
+        captured.append(step)
+        return step
+
+    monkeypatch.setattr(backend, "_capture", capture)
+    service = SlotSearchService(backend, 1000, SearchSettings(beam=2))
+    try:
+        service.wait_until_prepared()
+        assert len(captured) == 3 + 3 * 2
+        for beams, expected in ((2, 9), (3, 9 + 1 + 1)):
+            [first, *_] = sentences = mixed(9, beams)[: 9 if beams == 2 else 1]
+            searches = [service.submit([s.source], [s.prefix], s.settings) for s in sentences]
+            assert_same(searches[0].future.result(60)[0], alone(backend.model, first))
+            assert all(search.future.result(60) for search in searches)
+            assert len(captured) == expected
+    finally:
+        service.close()
+
+
+def test_a_larger_step_stands_for_one_that_is_not_captured() -> None:
+    model, sentences = transformer(), mixed(4, 2)
+    search, found = SlotSearch(model, 2, 16, 32), dict[int, list[Hypothesis]]()
+    waiting = list(sentences)
+
+    def take(free: int, used: int) -> list[Sentence]:
+        taken, waiting[:] = waiting[:free], waiting[free:]
+        return taken
+
+    search.run(take, lambda sentence, hypotheses: found.update({id(sentence): hypotheses}), captures=False)
+    assert set(search._steps) == {4}
+    for sentence in sentences:
+        assert_same(found[id(sentence)], alone(model, sentence))
+    search.search(sentences)
+    assert set(search._steps) == {1, 4}
+
+
 def test_an_error_is_that_of_the_searches_that_run() -> None:
     backend = CudaGraphBackend(transformer(), "cpu")
     service = SlotSearchService(backend, 1000)

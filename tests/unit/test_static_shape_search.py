@@ -216,7 +216,7 @@ def test_a_search_is_captured_when_it_occurs_again(monkeypatch: pytest.MonkeyPat
     """Before, it is one of the PyTorch backend; what has occurred once is forgotten, too."""
     monkeypatch.setattr("dragoman.decoding.cuda_graphs.backend._CACHED", 4)
     backend, rows = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu"), sources(3)
-    backend._captures = True
+    backend.captures = True
     settings = SearchSettings(beam=2, max_extra=3, **BATCHED)
     wanted = TorchBackend(backend.model).search(rows, [[]] * 3, settings, 9999)
     for is_captured in (False, True, True):

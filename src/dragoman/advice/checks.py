@@ -80,12 +80,7 @@ def is_repetitive(text: str) -> bool:
     return different <= len(words) - 4 and _REPEATED_WORD.search(text) is not None
 
 
-CHECKS = {
-    "encoding": has_damaged_characters,
-    "markup": has_markup,
-    "entities": has_entities,
-    "repeated": is_repetitive,
-}
+CHECKS = {"encoding": has_damaged_characters, "markup": has_markup, "entities": has_entities, "repeated": is_repetitive}
 """Reason -> check of a text of either side."""
 
 

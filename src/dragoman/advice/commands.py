@@ -70,8 +70,7 @@ def doctor(
         Path, typer.Argument(help="CONFIG.toml, the source side of two text files, or one file or folder with both.")
     ],
     target_or_overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="Target side of two text files; or overrides of CONFIG.toml, key=value."),
+        list[str] | None, typer.Argument(help="Target side of two text files; or overrides of CONFIG.toml, key=value.")
     ] = None,
     languages: Languages = None,
     as_json: AsJson = False,

@@ -65,11 +65,7 @@ class ParallelText:
 
 
 def open_text(
-    source: Path,
-    target: Path | None,
-    languages: tuple[str, str] | None,
-    scratch: Path,
-    log: Callable[[str], None],
+    source: Path, target: Path | None, languages: tuple[str, str] | None, scratch: Path, log: Callable[[str], None]
 ) -> ParallelText:
     """Return the text of two files; the pairs of a single file or folder are written into `scratch` first.
 

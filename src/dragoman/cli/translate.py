@@ -56,8 +56,7 @@ def translate(
         typer.Option(help="Preferred terms: a file with source term, tab and target term per line, or CSV."),
     ] = None,
     match_case: Annotated[
-        bool,
-        typer.Option("--match-case", help="With --glossary: target terms are in capitals where source terms are."),
+        bool, typer.Option("--match-case", help="With --glossary: target terms are in capitals where source terms are.")
     ] = False,
     strict_glossary: Annotated[
         bool, typer.Option("--strict-glossary", help="With --glossary: translations contain every target term.")

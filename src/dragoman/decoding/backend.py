@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -46,8 +47,8 @@ def count_repeats(tokens: Ids, at_least: int = MIN_REPEATS) -> int:
 
     [7, 8, 7, 8, 7, 8, 7, 8] contains 4 consecutive occurrences of [7, 8].
     """
-    if len(tokens) - len(set(tokens)) < at_least - 1:
-        return 1  # each repeat of an n-gram repeats at least one token
+    if len(tokens) - len(set(tokens)) < at_least - 1 or max(Counter(tokens).values()) < at_least:
+        return 1  # each repeat of an n-gram repeats each of its tokens
     import numpy as np  # here: most outputs do not need it, and an idle server saves its memory
 
     ids = np.asarray(tokens, dtype=np.int64)

@@ -22,6 +22,7 @@ from dragoman.decoding.backend import BATCH_TOKENS, DecodingBackend
 from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
+from dragoman.decoding.search_types import SearchSettings
 from dragoman.decoding.service import BatchedSearchService, SearchService
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.device import resolve_device, usable_cores
@@ -292,10 +293,11 @@ def _pack(folder: Path, packed: Path, origin: dict[str, Any]) -> Engine:
     return engine
 
 
-def open_service(backend: DecodingBackend, max_source: int) -> SearchService:
+def open_service(backend: DecodingBackend, max_source: int, usual: SearchSettings | None = None) -> SearchService:
     """Return a service for searches of many callers.
 
-    max_source: longest source in tokens, end of sentence included; longer ones take a slower way.
+    max_source: longest source in tokens, end of sentence included; longer ones take a slower way.  usual: settings of
+    most searches, for which a service may prepare itself.
     """
     if isinstance(backend, NativeBackend):
         return NativeSearchService(backend, max_source)
@@ -303,5 +305,5 @@ def open_service(backend: DecodingBackend, max_source: int) -> SearchService:
         from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, SlotSearchService
 
         if isinstance(backend, CudaGraphBackend):
-            return SlotSearchService(backend, _GPU_BATCH_TOKENS)
+            return SlotSearchService(backend, _GPU_BATCH_TOKENS, usual)
     return BatchedSearchService(backend, BATCH_TOKENS if str(backend.device) == "cpu" else _GPU_BATCH_TOKENS)

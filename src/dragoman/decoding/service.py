@@ -6,6 +6,8 @@ With the native engine, sentences join the running search between two steps (`dr
 from __future__ import annotations
 
 import asyncio
+import heapq
+import itertools
 import queue
 import threading
 import time
@@ -13,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any
 
 from dragoman.decoding.backend import BATCH_TOKENS, DecodingBackend
 from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings
@@ -74,6 +77,9 @@ class SearchService(ABC):
         Call it in the loop, before the first search.  The loop must run as long as the service.
         """
 
+    def wait_until_prepared(self) -> None:  # noqa: B027 (most services are)
+        """Return once searches do not wait for work that is done only once."""
+
     @property
     @abstractmethod
     def load(self) -> tuple[int, int]:
@@ -92,9 +98,9 @@ class BatchedSearchService(SearchService):
 
     def __init__(self, backend: DecodingBackend, batch_tokens: int = BATCH_TOKENS) -> None:
         self._backend, self._batch_tokens = backend, batch_tokens
-        self._queue: queue.PriorityQueue[tuple[float, int, Waiting | None]] = queue.PriorityQueue()
-        self._lock = threading.Lock()
-        self._number = 0
+        self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()  # faster than queue.PriorityQueue
+        self._queue: list[tuple[float, int, Waiting | None]] = []  # a heap, of the search thread only
+        self._numbers = itertools.count(1)
         self._virtual_time = 0.0
         self._active = 0
         self._thread = threading.Thread(target=self._run, name="dragoman-search", daemon=True)
@@ -109,12 +115,9 @@ class BatchedSearchService(SearchService):
         phrases: Sequence[Phrases | None] | None = None,
     ) -> Search:
         search = Search(len(sources))
-        with self._lock:
-            self._number += 1
-            rank = self._virtual_time + (min(ranks) if ranks else 0.0)
-            self._queue.put(
-                (rank, self._number, Waiting(search, sources, prefixes, settings, phrases or [None] * len(sources)))
-            )
+        rank = self._virtual_time + (min(ranks) if ranks else 0.0)
+        waiting = Waiting(search, sources, prefixes, settings, phrases or [None] * len(sources))
+        self._arrived.put((rank, next(self._numbers), waiting))
         return search
 
     def cancel(self, search: Search) -> None:
@@ -122,22 +125,25 @@ class BatchedSearchService(SearchService):
 
     @property
     def load(self) -> tuple[int, int]:
-        return self._queue.qsize(), self._active
+        return self._arrived.qsize() + len(self._queue), self._active
 
     def close(self) -> None:
-        self._queue.put((float("-inf"), 0, None))
+        self._arrived.put((float("-inf"), 0, None))
         self._thread.join()
-        while not self._queue.empty():
-            waiting = self._queue.get()[2]
+        while not self._is_empty():
+            waiting = self._next()
             if waiting is not None:
                 waiting.search.future.cancel()
+
+    def _is_empty(self) -> bool:
+        return not self._queue and self._arrived.empty()
 
     def _run(self) -> None:
         while True:
             batch, tokens = [self._next()], 0
             while batch[-1] is not None:
                 tokens += batch[-1].settings.beam * sum(map(len, batch[-1].sources))
-                if tokens >= 4 * self._batch_tokens or self._queue.empty():
+                if tokens >= 4 * self._batch_tokens or self._is_empty():
                     break
                 batch.append(self._next())
             groups: dict[SearchSettings, list[Waiting]] = {}
@@ -150,11 +156,12 @@ class BatchedSearchService(SearchService):
                 return
 
     def _next(self) -> Waiting | None:
-        rank, _, waiting = self._queue.get()
-        with self._lock:
-            self._virtual_time = max(self._virtual_time, rank)
-            if waiting is not None and self.total_rate > 0:
-                self._virtual_time += sum(map(len, waiting.sources)) / self.total_rate
+        while not (self._queue and self._arrived.empty()):
+            heapq.heappush(self._queue, self._arrived.get())
+        rank, _, waiting = heapq.heappop(self._queue)
+        self._virtual_time = max(self._virtual_time, rank)
+        if waiting is not None and self.total_rate > 0:
+            self._virtual_time += sum(map(len, waiting.sources)) / self.total_rate
         return waiting
 
     def _search(self, group: Sequence[Waiting], settings: SearchSettings) -> None:
@@ -179,9 +186,12 @@ class BatchedSearchService(SearchService):
             del found[: search.count]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Waiting:
-    """A search in the queue."""
+    """A search in the queue.
+
+    Once it is admitted: begun, found, missing: the time, the hypotheses of each sentence, and the number of others.
+    """
 
     search: Search
     sources: Sequence[Ids]
@@ -189,3 +199,6 @@ class Waiting:
     settings: SearchSettings
     phrases: Sequence[Phrases | None]
     submitted: float = field(default_factory=time.monotonic)
+    begun: float = 0.0
+    found: list[list[Hypothesis]] = field(default_factory=list)
+    missing: int = 0

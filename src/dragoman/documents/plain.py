@@ -107,10 +107,7 @@ class _Cell(NamedTuple):
 
 
 def translate_csv(
-    data: bytes,
-    translator: DocumentTranslator,
-    columns: Sequence[str | int] | None = None,
-    header: bool | None = None,
+    data: bytes, translator: DocumentTranslator, columns: Sequence[str | int] | None = None, header: bool | None = None
 ) -> bytes:
     """Translate the cells of a CSV file, separated by the most frequent of `, ; | tab` in its first row.
 
@@ -127,10 +124,7 @@ def translate_csv(
 
 
 def translate_tsv(
-    data: bytes,
-    translator: DocumentTranslator,
-    columns: Sequence[str | int] | None = None,
-    header: bool | None = None,
+    data: bytes, translator: DocumentTranslator, columns: Sequence[str | int] | None = None, header: bool | None = None
 ) -> bytes:
     """Translate the cells of a table separated by tabs; see `translate_csv`."""
     text, encode = decode_text(data)
@@ -138,11 +132,7 @@ def translate_tsv(
 
 
 def _translate_cells(
-    text: str,
-    delimiter: str,
-    translator: DocumentTranslator,
-    columns: Sequence[str | int] | None,
-    header: bool | None,
+    text: str, delimiter: str, translator: DocumentTranslator, columns: Sequence[str | int] | None, header: bool | None
 ) -> str:
     rows = _rows(text, delimiter)
     has_quoting = delimiter != "\t" or not any('"' in cell.text for row in rows for cell in row if not cell.quoted)

@@ -227,13 +227,7 @@ class Inline:
     role: returns what an inline element is.  collapse: whether a sequence of whitespace counts as one space.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        edits: Edits,
-        role: Callable[[Node], Role],
-        collapse: bool = False,
-    ) -> None:
+    def __init__(self, node: Node, edits: Edits, role: Callable[[Node], Role], collapse: bool = False) -> None:
         self._node, self._edits, self._role, self._collapse = node, edits, role, collapse
         self._marked: MarkedText = pair_marks(self._items(node))
 

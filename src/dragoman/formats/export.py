@@ -140,12 +140,7 @@ def _unsupported(model: str | Path, target: Format, problems: list[str]) -> list
 
 
 def _write_model(
-    target: Format,
-    model: ExportSource,
-    folder: Path,
-    quantization: str,
-    cases: ParityCases,
-    check: CheckText | None,
+    target: Format, model: ExportSource, folder: Path, quantization: str, cases: ParityCases, check: CheckText | None
 ) -> Export:
     width = max(2, model.config.search.beam)
 

@@ -69,10 +69,7 @@ class _Run:
 
 
 def translate_documents(
-    translator: Translator,
-    documents: Sequence[Document],
-    places: list[tuple[int, int]] | None = None,
-    **settings: Any,
+    translator: Translator, documents: Sequence[Document], places: list[tuple[int, int]] | None = None, **settings: Any
 ) -> list[str]:
     """Translate the text of documents; everything else stays in its place or moves with the text around it.
 

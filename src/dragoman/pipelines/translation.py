@@ -604,22 +604,24 @@ class Translator(Pipeline):
         target_language: str | None = None,
         details: bool = True,
         **overrides: Any,
-    ) -> Generator[SearchCall | AlignCall, Any, list[Translation]]:
+    ) -> Generator[Any, Any, list[Translation]]:
         """Return `translate` as a generator that yields each search and is sent its result, as from a `SearchService`.
 
-        A second search follows for empty output, repetitions and lost spans; an `AlignCall` is sent what `attention`
-        returns.  details: False = without tokens and flags, which take time.  Raises UsageError.
+        First, it yields the arguments of `split_lines` as a tuple, and is sent its result: texts of several generators
+        can be split together.  A second search follows for empty output, repetitions and lost spans; an `AlignCall` is
+        sent what `attention` returns.  details: False = without tokens and flags, which take time.  Raises UsageError.
         """
         check_sequence(texts)
         check_flag(split=split)
         settings = SearchSettings.of(self.settings, **overrides)
         terms = None if glossary is None else Glossary.of(glossary)
-        pairs = [(check_text(text, f"text {number}", allow_surrogates=True), own)
-                 for number, (text, own) in enumerate(with_prefixes(texts, prefix), start=1)]  # fmt: skip
+        pairs = list(with_prefixes(texts, prefix))
+        for number, (text, _) in enumerate(pairs, start=1):
+            check_text(text, f"text {number}", allow_surrogates=True)
         languages, patterns = self._check_languages(source_language, target_language), self._patterns(protect)
 
-        def steps() -> Generator[SearchCall | AlignCall, Any, list[Translation]]:
-            lines = self.split_lines(pairs, split, languages, patterns)
+        def steps() -> Generator[Any, Any, list[Translation]]:
+            lines = yield pairs, split, languages, patterns
             yield from self.part_searches(searched_parts(lines), settings, terms, patterns)
             return [self.join(line, settings.nbest, details) for line in lines]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -136,21 +138,8 @@ def model_sources(entries: Sequence[ModelEntry], device: str = "cpu") -> list[Mo
             name = names[path] if paths.count(path) == 1 else f"{names[path]} {languages[0]}-{languages[1]}"
             fingerprint = _fingerprint(read_meta(folder), load_shortlist(folder) if entry.shortlist else None)
             beam = entry.search.beam or config.search.beam
-            sources.append(
-                ModelSource(
-                    folder,
-                    name,
-                    languages,
-                    trained,
-                    beam,
-                    fingerprint,
-                    between,
-                    entry.search,
-                    entry.shortlist,
-                    device,
-                    entry.split_sentences,
-                )
-            )
+            options = entry.search, entry.shortlist, device, entry.split_sentences
+            sources.append(ModelSource(folder, name, languages, trained, beam, fingerprint, between, *options))
         elif config.data.kind != "text":
             raise wrong_model(Path(entry.path), config, "neither translates nor continues texts")
     return sources
@@ -411,12 +400,14 @@ class Direction(Slot):
         self.name, self.source, self.target = name, source, target
         self.observe: Callable[[Search], None] = lambda search: None
         self._opened: tuple[Translator, SearchService] | None = None
+        self._waiting: deque[_Work] = deque()
+        self._woken: asyncio.AbstractEventLoop | None = None
         self.model = model if isinstance(model, ModelSource) else None
         if isinstance(model, ModelSource):
             self.beam, self.fingerprint = model.beam, model.fingerprint
             self._bytes, self.size_known = model.size
         else:
-            self._opened = model, service or open_service(model.backend, model.max_source)
+            self._opened = model, service or open_service(model.backend, model.max_source, model.settings)
             self.beam, self.fingerprint = model.settings.beam, ""
             self._bytes, self.size_known = 0, True
 
@@ -434,7 +425,9 @@ class Direction(Slot):
             return
         translator, self.fingerprint = self.model.load()
         self._bytes, self.size_known = self.model.loaded_size(translator), True
-        self._opened = translator, open_service(translator.backend, translator.max_source)
+        service = open_service(translator.backend, translator.max_source, translator.settings)
+        service.wait_until_prepared()
+        self._opened = translator, service
 
     def deliver_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Receive the results of searches in an event loop; see `SearchService`."""
@@ -510,22 +503,79 @@ class Direction(Slot):
 
     async def _run(self, searches: Any, ticket: Ticket, in_thread: bool = False) -> Any:
         """Return the result of a generator of searches.  in_thread: run the code between them in a thread."""
-        hypotheses: Any = None
-        while True:
-            call = await asyncio.to_thread(_send, searches, hypotheses) if in_thread else _send(searches, hypotheses)
-            if isinstance(call, AlignCall):
-                hypotheses = await asyncio.to_thread(self.translator.attention, call)
-                continue
-            if not isinstance(call, SearchCall):
-                return call
-            search = self.submit(call, ticket)
+        loop = asyncio.get_running_loop()
+        work = _Work(searches, ticket, loop)
+        try:
+            while True:
+                work.done = loop.create_future()
+                if in_thread:
+                    call = await asyncio.to_thread(_send, searches, work.found, self.translator.split_lines)
+                else:
+                    self._proceed(work)
+                    call = await work.done
+                if isinstance(call, AlignCall):
+                    work.found = await asyncio.to_thread(self.translator.attention, call)
+                elif isinstance(call, SearchCall):
+                    work.search = self.submit(call, ticket)
+                    await asyncio.wait([asyncio.wrap_future(work.search.future)])
+                    work.found = work.search.future.result()
+                    self.observe(work.search)
+                else:
+                    return call
+        except asyncio.CancelledError:
+            if work.search is not None:
+                self.service.cancel(work.search)
+            raise
+
+    def _proceed(self, work: _Work, *_: object) -> None:
+        """Continue with work soon, together with that of other requests; called in any thread.
+
+        All need the same code and tables; with the rest of the server in between, each takes twice as long, because of
+        the caches of the processor.  The event loop is woken up once for all searches that end together.
+        """
+        self._waiting.append(work)
+        if self._woken is not work.loop:
+            self._woken = work.loop
+            work.loop.call_soon_threadsafe(self._proceed_together)
+
+    def _proceed_together(self) -> None:
+        self._woken = None
+        split: dict[tuple[Any, ...], list[_Work]] = {}
+        for _ in range(len(self._waiting)):
+            work = self._waiting.popleft()
+            if (call := self._step(work)) is not None:
+                split.setdefault(call[1:], []).append(work)
+                work.found = call[0]
+        for options, works in split.items():
             try:
-                await _done(search)
-            except asyncio.CancelledError:
-                self.service.cancel(search)
-                raise
-            hypotheses = search.future.result()
-            self.observe(search)
+                lines = iter(self.translator.split_lines([pair for work in works for pair in work.found], *options))
+            except DragomanError:  # in one of the texts, which fails alone
+                for work in works:
+                    self._step(work, partial(self.translator.split_lines, work.found, *options))
+            else:
+                for work in works:
+                    self._step(work, partial(list, itertools.islice(lines, len(work.found))))
+
+    def _step(self, work: _Work, split: Callable[[], Any] | None = None) -> tuple[Any, ...] | None:
+        """Send lines, or the result of a search, and submit the next one; return what is to be split before."""
+        if work.done.done():  # cancelled
+            return None
+        try:
+            search, work.search = work.search, None
+            if search is not None:
+                work.found = search.future.result()
+                self.observe(search)
+            call = _send(work.searches, work.found if split is None else split())
+            if isinstance(call, tuple):
+                return call
+            if isinstance(call, SearchCall):
+                work.search = self.submit(call, work.ticket)
+                work.search.future.add_done_callback(partial(self._proceed, work))
+            else:
+                work.done.set_result(call)
+        except Exception as error:
+            work.done.set_exception(error)
+        return None
 
     def submit(self, call: SearchCall, ticket: Ticket) -> Search:
         """Queue the sentences of a call, ranked by the ticket of their request."""
@@ -534,28 +584,29 @@ class Direction(Slot):
         return self.service.submit(call.sources, call.prefixes, call.settings, ranks, call.phrases)
 
 
-async def _done(search: Search) -> None:
-    """Wait for the end of a search."""
-    loop, thread = asyncio.get_running_loop(), threading.get_ident()
-    waiter = loop.create_future()
+@dataclass(eq=False, slots=True)
+class _Work:
+    """A generator of searches in an event loop.
 
-    def wake() -> None:
-        if not waiter.done():
-            waiter.set_result(None)
+    done: receives a call that is not a search, or the result.  found: what the generator is sent next.  search: one
+    that has no result yet.
+    """
 
-    def finished(future: Any) -> None:
-        if threading.get_ident() == thread:
-            wake()
-        else:
-            loop.call_soon_threadsafe(wake)
-
-    search.future.add_done_callback(finished)
-    await waiter
+    searches: Any
+    ticket: Ticket
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[Any] = field(init=False)
+    found: Any = None
+    search: Search | None = None
 
 
-def _send(searches: Any, hypotheses: Any) -> Any:
+def _send(searches: Any, found: Any, split: Callable[..., Any] | None = None) -> Any:
+    """Return the next call of a generator, or its result.  split: answers calls of `split_lines`."""
     try:
-        return searches.send(hypotheses)
+        call = searches.send(found)
+        while split is not None and isinstance(call, tuple):
+            call = searches.send(split(*call))
+        return call
     except StopIteration as stop:
         return stop.value
 
@@ -574,7 +625,7 @@ class BlockingTranslator:
         direction, job = self._direction, self._ticket.job
         assert job is not None
         searches = direction.translator.searches(texts, **settings)
-        call = _send(searches, None)
+        call = _send(searches, None, direction.translator.split_lines)
         while not isinstance(call, list):
             if isinstance(call, AlignCall):
                 call = _send(searches, direction.translator.attention(call))

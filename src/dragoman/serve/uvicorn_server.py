@@ -26,6 +26,7 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, verify
 from dragoman.serve.directions import Directions
 from dragoman.serve.gateway import MAX_HEADERS, Monitor
+from dragoman.serve.http import COMPLETE
 from dragoman.serve.models import Direction, ModelSource, Slot, in_thread, model_sources
 from dragoman.serve.pages import Viewer, ViewerModel
 
@@ -75,6 +76,8 @@ class _Protocol(HttpToolsProtocol):
 
     _limit: asyncio.TimerHandle | None = None
     _reader: asyncio.TimerHandle | None = None
+    _in_headers = False
+    """Whether a request has begun whose headers are not complete."""
     _held = 0
     """Bytes of headers that the parser keeps, because they are not complete."""
 
@@ -84,26 +87,32 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._limit is None:
-            self._limit = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
+        self._in_headers = True
 
     def data_received(self, data: bytes) -> None:
         self._held += len(data)
         super().data_received(data)  # sets it to 0 for each part of a request that is complete
+        if self._in_headers and self._limit is None:
+            self._limit = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
         if self._held > MAX_HEADERS and not self.transport.is_closing():
             self.transport.write(_TOO_LARGE)
             self.transport.close()
 
     def on_headers_complete(self) -> None:
-        self._held = 0
-        self._cancel(self._limit)
-        self._limit = None
+        self._held, self._in_headers = 0, False
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
         super().on_headers_complete()
         self.headers = []  # for fields that follow the body, which are dropped
 
     def on_body(self, body: bytes) -> None:
         self._held = 0
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self.scope[COMPLETE] = True  # type: ignore[literal-required]
+        super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: a request to upgrade is answered in HTTP, and uvicorn's advice to install a library is wrong."""

@@ -14,14 +14,14 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from dragoman.decoding.cuda_graphs.slot_search import Sentence, SlotSearch
+from dragoman.decoding.cuda_graphs.slot_search import Sentence, SlotSearch, at_least
 from dragoman.decoding.cuda_graphs.slots import PlainOperations, SlotState, slots_unsupported_reasons
 from dragoman.decoding.cuda_graphs.static_search import Sizes, StaticShapeSearch
 from dragoman.decoding.pytorch.backend import TorchBackend
@@ -103,7 +103,8 @@ class CudaGraphBackend(TorchBackend):
 
     def __init__(self, model: Model, device: str | torch.device) -> None:
         super().__init__(model, device)
-        self._captures = self.model.device.type == "cuda"
+        self.captures = self.model.device.type == "cuda"
+        """Whether steps are captured, which takes about a second each."""
         # None: a search that has occurred once, and is captured when it occurs again.
         self._idle: OrderedDict[tuple[SearchSettings, Sizes], tuple[StaticShapeSearch, int] | None] = OrderedDict()
         self._lock = threading.Lock()
@@ -138,7 +139,9 @@ class CudaGraphBackend(TorchBackend):
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
     ) -> list[list[Hypothesis]]:
         check_prefixes(prefixes)
-        if all(self.has_slots_for(settings, source, prefix) for source, prefix in zip(sources, prefixes, strict=True)):
+        longest = self.longest_in_slots(settings)
+        lengths = [(len(source), len(prefix)) for source, prefix in zip(sources, prefixes, strict=True)]
+        if all(0 < own[0] <= longest and settings.limit(*own) <= longest for own in lengths):
             return self._search_slots(sources, prefixes, settings, batch_tokens)
         found: list[list[Hypothesis]] = [[] for _ in sources]
         # Each sample is searched as a sentence of its own.
@@ -157,13 +160,13 @@ class CudaGraphBackend(TorchBackend):
             reasons.append("no Triton for this GPU and precision")
         return reasons
 
-    def has_slots_for(self, settings: SearchSettings, source: Ids, prefix: Ids) -> bool:
-        """Return whether a sentence can join a running search; others are searched in batches."""
-        if self._slots_unsupported or self.shortlist is not None or not len(source):
-            return False
+    def longest_in_slots(self, settings: SearchSettings) -> float:
+        """Return the longest source, and target with its end, that can join a running search; others form batches."""
+        if self._slots_unsupported or self.shortlist is not None:
+            return 0
         if settings.sample or settings.pruning != Pruning() or settings.no_repeat_ngram or settings.beam > _WIDEST_BEAM:
-            return False
-        return max(settings.limit(len(source), len(prefix)), len(source)) <= min(self.max_length, _SLOT_SIZES[-1])
+            return 0
+        return min(self.max_length, _SLOT_SIZES[-1])
 
     def _search_slots(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
@@ -171,7 +174,8 @@ class CudaGraphBackend(TorchBackend):
         sentences = [Sentence(src, prefix, settings) for src, prefix in zip(sources, prefixes, strict=True)]
         groups: dict[int, list[Sentence]] = {}
         for sentence in sentences:
-            groups.setdefault(slot_size(sentence), []).append(sentence)
+            longest = max(sentence.limit, len(sentence.source))
+            groups.setdefault(at_least(longest, _SLOT_SIZES), []).append(sentence)
         found: dict[int, list[Hypothesis]] = {}
         for size, group in groups.items():
             most = None if batch_tokens is None else max(1, batch_tokens // (size * settings.beam))
@@ -242,7 +246,7 @@ class CudaGraphBackend(TorchBackend):
         capacity = int(min(_round_up(max(*limits, settings.limit(longest))), self.max_length))
         sizes = Sizes(count, longest, capacity, any(forced))
         key = settings, sizes
-        if self._captures and not settings.sample and key not in self._idle:
+        if self.captures and not settings.sample and key not in self._idle:
             # Such as second searches, most of which have other sizes: capturing takes longer than searching once.
             self._keep(key, None)
             return super()._search(src, forced, settings, None)
@@ -264,9 +268,14 @@ class CudaGraphBackend(TorchBackend):
 
     def _keep(self, key: tuple[SearchSettings, Sizes], search: tuple[StaticShapeSearch, int] | None) -> None:
         """Keep a search for its next occurrence; drop those that have not been used for the longest time."""
+        device, room = self.model.device, math.inf
+        if device.type == "cuda":
+            room = torch.cuda.get_device_properties(device).total_memory / 4
         with self._lock:
             self._idle[key] = search  # last in, last out
-            while len(self._idle) > _CACHED or (len(self._idle) > 1 and self._idle_bytes() > self._room):
+            while len(self._idle) > 1 and (
+                len(self._idle) > _CACHED or sum(kept[1] for kept in self._idle.values() if kept is not None) > room
+            ):
                 self._idle.popitem(last=False)
 
     def _new_search(self, settings: SearchSettings, sizes: Sizes) -> tuple[StaticShapeSearch, int]:
@@ -286,22 +295,8 @@ class CudaGraphBackend(TorchBackend):
     def _reserved(self) -> int:
         return torch.cuda.memory_reserved(self.model.device) if self.model.device.type == "cuda" else 0
 
-    def _idle_bytes(self) -> int:
-        return sum(kept[1] for kept in self._idle.values() if kept is not None)
-
-    @property
-    def _room(self) -> float:
-        """Bytes of all captured searches that are kept."""
-        device = self.model.device
-        return torch.cuda.get_device_properties(device).total_memory / 4 if device.type == "cuda" else math.inf
-
     def _capture(self, step: Callable[[], object], pool: Any = None) -> Callable[[], object]:
         return capture(step, self.model.device, pool) if self.model.device.type == "cuda" else step
-
-
-def slot_size(sentence: Sentence) -> int:
-    longest = max(sentence.limit, len(sentence.source))
-    return next(size for size in _SLOT_SIZES if size >= longest)
 
 
 def _round_up(length: int) -> int:
@@ -327,76 +322,63 @@ def _batches(
 _SLOTS = {"cuda": 256, "cpu": 16}
 _SIZE = 256
 """Least size of the slots of a service, so that sentences of all usual lengths join the same search."""
-_BEAMS = 4
-"""Beams for which the steps are captured before the first search (`SearchSettings.beam`)."""
-
-
-@dataclass(eq=False)
-class _Running:
-    """The hypotheses found for a search so far; the time of its first sentence in a slot."""
-
-    waiting: Waiting
-    missing: int
-    found: list[list[Hypothesis]]
-    begun: float = field(default_factory=time.monotonic)
 
 
 class SlotSearchService(BatchedSearchService):
     """A search that sentences join as long as it has the same number of beams; others begin when it has ended.
 
-    What slots do not support, such as sampling and phrases, is searched batch by batch.  Steps are captured as CUDA
-    graphs while nothing else is to do.
+    What slots do not support, such as sampling and phrases, is searched batch by batch.  On a GPU, all steps and
+    encoders for the beams of `usual` are captured before the first search, those of others when they are needed.
     """
 
     _backend: CudaGraphBackend
 
-    def __init__(self, backend: CudaGraphBackend, batch_tokens: int) -> None:
+    def __init__(self, backend: CudaGraphBackend, batch_tokens: int, usual: SearchSettings | None = None) -> None:
         self._rest: deque[Sentence] = deque()  # sentences of the searches that are being admitted
         self._left: list[Waiting | None] = []  # taken from the queue, but not for the running search
-        self._running: dict[int, _Running] = {}
+        self._running: set[Waiting] = set()
+        self._slots = _SLOTS[backend.model.device.type]
+        self._usual, self._prepared = usual or SearchSettings(), threading.Event()
+        self._fitting: tuple[SearchSettings | None, float] = None, 0
+        """The settings of the last search, and the longest sentence that fits into slots with them."""
         super().__init__(backend, batch_tokens)
 
+    def wait_until_prepared(self) -> None:
+        self._prepared.wait()
+
     def _run(self) -> None:
-        if self._backend.model.device.type == "cuda":
-            with suppress(RuntimeError):  # such as too little memory: searches then report it, or need less
-                self._prepare(_BEAMS, _SIZE)
-        last: tuple[int, int] | None = None
+        if self._backend.captures and self._backend.longest_in_slots(self._usual):
+            slots = self._backend.slots(self._usual.beam, _SIZE, self._slots, "service")
+            with suppress(Exception), slots as search:  # such as too little memory: searches report it, or need less
+                for capture in search.captures:
+                    if self._is_empty():  # otherwise, the service is being closed, or did not wait
+                        capture()
+        self._prepared.set()
         while True:
-            while last is not None and not self._left and self._queue.empty() and self._prepare(*last, 1):
-                pass  # one more step is captured
             waiting = self._left.pop() if self._left else self._next()
             if waiting is None:
                 return
             if self._key(waiting) is not None:
-                last = self._search_slots(waiting)
+                self._search_slots(waiting)
             elif waiting.search.future.set_running_or_notify_cancel():
                 self._search([waiting], waiting.settings)
 
-    def _prepare(self, beams: int, size: int, most: int = 64) -> bool:
-        """Capture up to `most` steps that are not captured yet; return whether there was one."""
-        with self._backend.slots(beams, size, self._slots, "service") as search:
-            captures = search.unprepared()[:most]
-            for capture in captures:
-                if self._queue.empty():
-                    search.prepare([capture])
-        return bool(captures)
-
-    @property
-    def _slots(self) -> int:
-        return _SLOTS[self._backend.model.device.type]
-
     def _key(self, waiting: Waiting) -> tuple[int, int] | None:
         """Return the beams and the size of slots for a search, None if slots do not support it."""
-        settings, size = waiting.settings, _SIZE
+        settings, longest = waiting.settings, 0
+        if self._fitting[0] is not settings:
+            self._fitting = settings, self._backend.longest_in_slots(settings)
         if any(waiting.phrases):
             return None
         for source, prefix in zip(waiting.sources, waiting.prefixes, strict=True):
-            if {PAD, BOS, EOS} & set(prefix) or not self._backend.has_slots_for(settings, source, prefix):
+            if not source or (prefix and {PAD, BOS, EOS} & set(prefix)):
                 return None
-            size = max(size, slot_size(Sentence(source, prefix, settings)))
-        return settings.beam, size
+            longest = max(longest, len(source), settings.limit(len(source), len(prefix)))
+        if longest > self._fitting[1]:
+            return None
+        return settings.beam, max(_SIZE, at_least(longest, _SLOT_SIZES))
 
-    def _search_slots(self, first: Waiting) -> tuple[int, int]:
+    def _search_slots(self, first: Waiting) -> None:
         """Search sentences, and all that arrive meanwhile and fit, until none is left."""
         key = self._key(first)
         assert key is not None
@@ -404,7 +386,7 @@ class SlotSearchService(BatchedSearchService):
 
         def take(free: int, used: int) -> list[Sentence]:
             self._active = used * key[0]
-            while not self._left and len(self._rest) < free and not self._queue.empty():
+            while not self._left and len(self._rest) < free and not self._is_empty():
                 waiting = self._next()
                 own = None if waiting is None else self._key(waiting)
                 if waiting is not None and own is not None and own[0] == key[0] and own[1] <= key[1]:
@@ -415,39 +397,38 @@ class SlotSearchService(BatchedSearchService):
 
         try:
             with self._backend.slots(*key, self._slots, "service") as search:
-                search.run(take, self._deliver)
+                search.run(take, self._deliver, captures=not self._backend.captures)
         except Exception as error:
             self._rest.clear()
-            for running in self._running.values():
-                running.waiting.search.future.set_exception(error)
+            for waiting in self._running:
+                waiting.search.future.set_exception(error)
             self._running.clear()
         finally:
             self._active = 0
-        return key
 
     def _admit(self, waiting: Waiting) -> None:
         if not waiting.search.future.set_running_or_notify_cancel():
             return
-        count = len(waiting.sources)
-        if not count:
+        waiting.missing, waiting.begun = len(waiting.sources), time.monotonic()
+        if not waiting.missing:
             waiting.search.future.set_result([])
             return
-        running = self._running[id(waiting)] = _Running(waiting, count, [[] for _ in range(count)])
+        waiting.found = [[] for _ in waiting.sources]
+        self._running.add(waiting)
         for index, (source, prefix) in enumerate(zip(waiting.sources, waiting.prefixes, strict=True)):
-            self._rest.append(Sentence(source, prefix, waiting.settings, (running, index)))
+            self._rest.append(Sentence(source, prefix, waiting.settings, (waiting, index)))
 
     def _deliver(self, sentence: Sentence, hypotheses: list[Hypothesis]) -> None:
-        running, index = sentence.tag
-        running.found[index] = hypotheses
-        running.missing -= 1
-        if running.missing:
+        waiting, index = sentence.tag
+        waiting.found[index] = hypotheses
+        waiting.missing -= 1
+        if waiting.missing:
             return
-        waiting, now = running.waiting, time.monotonic()
-        del self._running[id(waiting)]
+        self._running.remove(waiting)
         search = waiting.search
-        search.queued, search.computed = running.begun - waiting.submitted, now - running.begun
+        search.queued, search.computed = waiting.begun - waiting.submitted, time.monotonic() - waiting.begun
         search.rows = self._active
         try:
-            search.future.set_result([best(own, waiting.settings.nbest) for own in running.found])
+            search.future.set_result([best(own, sentence.settings.nbest) for own in waiting.found])
         except Exception as error:
             search.future.set_exception(error)

@@ -8,12 +8,16 @@ Letters: B sentences that join or leave together, P slots, K beams, L target cap
 
 from __future__ import annotations
 
-import itertools
+import math
 import sys
 import threading
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
+from struct import pack, unpack
 from typing import Any
 
 import numpy as np
@@ -23,7 +27,6 @@ from torch import Tensor
 
 from dragoman.decoding.cuda_graphs.slots import (
     DONE,
-    FIELDS,
     JOINING,
     NOT_A_NUMBER,
     RUNNING,
@@ -38,8 +41,8 @@ from dragoman.tokenizers import EOS
 
 _ENCODED = 1 << 16
 """Padded source tokens that are encoded at once."""
-_FEW, _SHORT = 64, 64
-"""Sentences and source tokens up to which encoders are captured, for powers of four and multiples of 16."""
+_FEW, _SHORT = 64, (32, 64)
+"""Sentences up to which encoders are captured, for powers of four, and the lengths of their sources."""
 _FREE = np.iinfo(np.int64).max
 _SWITCH = 5e-5
 """Seconds after which other threads of Python give way: PyTorch releases the interpreter in each operation."""
@@ -52,9 +55,10 @@ _WAIT = 8
 
 Capture = Callable[[Callable[[], object]], Callable[[], object]]
 Take = Callable[[int, int], "Sequence[Sentence]"]
+Deliver = Callable[["Sentence", list[Hypothesis]], object]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sentence:
     """A sentence to search.  tag: of the caller."""
 
@@ -95,6 +99,9 @@ class SlotSearch:
         self._done = self.state.info[DONE]
         self._lock = threading.Lock()
         self._forced = False
+        self._captures = True
+        self._counts, self._few = counts_of(slots), counts_of(min(_FEW, slots))
+        self._lengths = sorted({min(length, size) for length in _SHORT})
         # Tensors that a captured graph reads must live as long as it does; position tables are replaced when they grow.
         self._captured = [*model.parameters(), *model.buffers()]
         if self.device.type == "cuda":
@@ -111,14 +118,16 @@ class SlotSearch:
         self._changed = True
 
     @torch.no_grad()
-    def run(self, take: Take, deliver: Callable[[Sentence, list[Hypothesis]], None]) -> None:
+    def run(self, take: Take, deliver: Deliver, captures: bool = True) -> None:
         """Search until `take` returns nothing and nothing is left.
 
         take: called before each step with the numbers of free and of used slots; returns at most as many new sentences
-        as there are free slots.  deliver: receives each sentence with its hypotheses, best first.  Raises DragomanError
-        if the model's output is NaN.
+        as there are free slots.  deliver: receives each sentence with its hypotheses, best first.  captures: False =
+        a step is captured only if none of up to four times as many sentences is, because all sentences wait meanwhile.
+        Raises DragomanError if the model's output is NaN.
         """
         with self._lock:
+            self._captures = captures
             try:
                 self._run(take, deliver)
             except BaseException:
@@ -141,22 +150,14 @@ class SlotSearch:
         self.run(take, lambda sentence, hypotheses: found.__setitem__(id(sentence), hypotheses))
         return [found[id(sentence)] for sentence in sentences]
 
-    def unprepared(self) -> list[Callable[[], object]]:
-        """Return functions that each capture a step or an encoder that is not captured yet."""
-        lengths = range(16, min(_SHORT, self.size) + 1, 16)
-        shapes = [(count, longest) for longest in lengths for count in counts_of(min(_FEW, self.slots))]
-        return [
-            *(partial(self._step_of, count) for count in counts_of(self.slots) if count not in self._steps),
-            *(partial(self._encoder_of, *shape) for shape in shapes if shape not in self._encoders),
-        ]
+    @property
+    def captures(self) -> list[Callable[[], object]]:
+        """Functions that each capture a step or an encoder, unless it is captured; call them before `run`."""
+        shapes = [(count, longest) for longest in self._lengths for count in self._few]
+        steps = [partial(self._step_of, count) for count in self._counts]
+        return [*steps, *(partial(self._encoder_of, *shape) for shape in shapes)]
 
-    def prepare(self, captures: Sequence[Callable[[], object]]) -> None:
-        """Call functions of `unprepared`."""
-        with self._lock:
-            for capture in captures:
-                capture()
-
-    def _run(self, take: Take, deliver: Callable[[Sentence, list[Hypothesis]], None]) -> None:
+    def _run(self, take: Take, deliver: Deliver) -> None:
         flags = None
         ready: list[tuple[list[Sentence], _Download]] = []
         while True:
@@ -190,8 +191,10 @@ class SlotSearch:
         lengths = [len(sentence.source) for sentence in new]
         if self._forced or any(sentence.prefix for sentence in new):
             self._forced = True
-            places = self._upload(np.array(slots))
-            self.state.forced.index_copy_(0, places, self._upload(padded([s.prefix for s in new], self.size, -1)))
+            forced = np.full((len(new), self.size), -1, dtype=np.int32)
+            for row, sentence in zip(forced, new, strict=True):
+                row[: len(sentence.prefix)] = sentence.prefix
+            self.state.forced.index_copy_(0, self._upload(np.array(slots)), self._upload(forced))
         begin = 0
         while begin < len(new):
             end = begin + 1
@@ -205,32 +208,30 @@ class SlotSearch:
 
     def _encode(self, new: Sequence[Sentence], slots: Sequence[int]) -> None:
         """Encode sentences into slots; the shapes of a few short ones are rounded up to those of captured encoders."""
-        sources = [sentence.source for sentence in new]
-        count, longest = len(new), max(map(len, sources))
-        if count > _FEW or longest > _SHORT:
+        count, longest = len(new), max(len(sentence.source) for sentence in new)
+        if count > _FEW or longest > self._lengths[-1]:
             content = np.empty((count, longest + JOINING), dtype=np.int32)
-            self._fill(content, new, sources, slots)
+            self._fill(content, new, slots)
             self.step.join(self._upload(content))
             return
-        count = next(size for size in counts_of(min(_FEW, self.slots)) if size >= count)
-        encoder = self._encoder_of(count, min(-(-longest // 16) * 16, self.size))
+        encoder = self._encoder_of(at_least(count, self._few), at_least(longest, self._lengths))
         buffer = encoder.buffers[self._turn % _BUFFERS]
-        self._fill(buffer.array, new, sources, slots)
+        self._fill(buffer.array, new, slots)
         encoder.memory.copy_(buffer.tensor, non_blocking=True)
         encoder.run()
 
-    def _fill(
-        self, rows: NDArray[np.int32], new: Sequence[Sentence], sources: Sequence[Ids], slots: Sequence[int]
-    ) -> None:
+    def _fill(self, rows: NDArray[np.int32], new: Sequence[Sentence], slots: Sequence[int]) -> None:
         """Write the rows that `SlotStep.join` reads, the last ones for the slot that stands for none."""
         count, longest = len(new), rows.shape[1] - JOINING
+        content = array("i")
+        for slot, one in zip(slots, new, strict=True):
+            source, own = one.source, one.settings
+            info = 0, one.limit, own.min_length, own.nbest, RUNNING, len(source)
+            ids = *source, *repeat(EOS, longest - len(source))
+            content.extend((*ids, slot, *info, *unpack("2i", pack("d", own.alpha))))
+        rows[:count] = np.frombuffer(content, dtype=np.int32).reshape(count, -1) if count else 0
         rows[count:, :longest] = EOS
         rows[count:, longest:] = [self.slots, 0, 1, 1, 1, 1, 1, 0, 0]
-        rows[:count, :longest] = padded(sources, longest, EOS)
-        rows[:count, longest] = slots
-        info = [(0, one.limit, one.settings.min_length, one.settings.nbest, RUNNING, len(one.source)) for one in new]
-        rows[:count, longest + 1 : -2] = np.array(info, dtype=np.int32).reshape(count, len(FIELDS))
-        rows[:count, -2:] = np.array([one.settings.alpha for one in new]).view(np.int32).reshape(count, 2)
 
     def _encoder_of(self, count: int, longest: int) -> _Encoder:
         """Return the encoder of `count` sources of this length, captured on first use."""
@@ -238,7 +239,7 @@ class SlotSearch:
         if encoder is None:
             shape = count, longest + JOINING
             buffers = [_HostCopy(shape, torch.int32, self.device) for _ in range(_BUFFERS)]
-            self._fill(buffers[0].array, [], [], [])  # a capture runs the encoder
+            self._fill(buffers[0].array, [], [])  # a capture runs the encoder
             memory = buffers[0].tensor.to(self.device, copy=True)
             encoder = _Encoder(buffers, memory, self._capture(lambda: self.step.join(memory)))
             self._encoders[count, longest] = encoder
@@ -246,14 +247,17 @@ class SlotSearch:
 
     def _list(self) -> None:
         """List the used slots for the next step, after them the one that stands for none."""
-        count = next(count for count in counts_of(self.slots) if count >= len(self._sentences))
+        used = len(self._sentences)
+        count = at_least(used, self._counts)
+        if not self._captures:
+            count = min((known for known in self._steps if used <= known <= 4 * count), default=count)
         if not self._changed and count == self._count:
             return
         self._count = count
         self._step_of(self._count)  # captured before the list is written, because a capture runs steps
         listed = self._lists[self._turn % _BUFFERS]
-        listed.array[len(self._sentences) :] = self.slots
-        listed.array[: len(self._sentences)] = list(self._sentences)
+        listed.array[used:] = self.slots
+        listed.array[:used] = list(self._sentences)
         self.state.active.copy_(listed.tensor, non_blocking=True)
         self._changed = False
 
@@ -292,18 +296,17 @@ class SlotSearch:
 
     def _hypotheses(self, sentences: Sequence[Sentence], download: _Download) -> list[list[Hypothesis]]:
         history, scores, places = download.arrays()
-        nbest = np.array([sentence.settings.nbest for sentence in sentences])
-        wanted = np.isfinite(scores) & (np.arange(self.beams) < nbest[:, None])
-        owner, rank = np.nonzero(wanted)
-        last, cut = places[owner, rank] // 2, places[owner, rank] % 2
-        ends, rows = last // self.beams, last % self.beams
+        wanted = [  # sentence, position and row of the last token, whether the length limit ended it
+            (i, place // 2 // self.beams, place // 2 % self.beams, place % 2)
+            for i, (sentence, own, at) in enumerate(zip(sentences, scores.tolist(), places.tolist(), strict=True))
+            for score, place in zip(own[: sentence.settings.nbest], at, strict=False)
+            if score > -math.inf
+        ]
+        owner, ends, rows, _ = np.array(wanted, dtype=np.intp).reshape(-1, 4).T
         tokens, log_probs = _traced(history, owner, ends, rows)
         found: list[list[Hypothesis]] = [[] for _ in sentences]
-        for i, end, ids, own, flag in zip(
-            owner.tolist(), ends.tolist(), tokens.tolist(), log_probs.tolist(), cut.tolist(), strict=True
-        ):
-            alpha = sentences[i].settings.alpha
-            found[i].append(complete(ids[:end], own[: end + 1], alpha, bool(flag)))
+        for (i, end, _, cut), ids, own in zip(wanted, tokens.tolist(), log_probs.tolist(), strict=True):
+            found[i].append(complete(ids[:end], own[: end + 1], sentences[i].settings.alpha, bool(cut)))
         return found
 
     def _upload(self, array: NDArray[Any]) -> Tensor:
@@ -319,12 +322,9 @@ def counts_of(slots: int) -> list[int]:
     return [*(size for size in (1, 4, 16, *(64 << power for power in range(20))) if size < slots), slots]
 
 
-def padded(rows: Sequence[Ids], width: int, value: int) -> NDArray[np.int32]:
-    """Return rows as an array (B, width), filled up with a value."""
-    lengths = np.array([len(row) for row in rows])
-    full = np.full((len(rows), width), value, dtype=np.int32)
-    full[np.arange(width) < lengths[:, None]] = np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32)
-    return full
+def at_least(least: int, sizes: Sequence[int]) -> int:
+    """Return the smallest of ascending sizes that is not below `least`."""
+    return sizes[bisect_left(sizes, least)]
 
 
 def _traced(
@@ -338,13 +338,17 @@ def _traced(
     if history.shape[2] == 1:
         chosen = history[owner, :, 0, :length]  # (E, 3, T)
         return chosen[:, 0], chosen[:, 1].view(np.float32)
-    found = np.zeros((2, len(owner), length), dtype=np.int32)
-    rows = rows.copy()
+    beams, places = history.shape[2], np.arange(length)
+    # A row continues itself after the end, so that all hypotheses are traced from the last position on.
+    origins = np.where(places > ends[:, None, None], np.arange(beams)[:, None], history[owner, 2, :, :length])
+    continued = origins.transpose(2, 0, 1).reshape(length, -1)  # (T, E*K)
+    first = np.arange(len(owner)) * beams
+    path = np.empty((length, len(owner)), dtype=np.intp)
     for at in range(length - 1, -1, -1):
-        chosen = history[owner, :, rows, at]  # (E, 3)
-        found[:, :, at] = chosen[:, :2].T
-        rows = np.where(at <= ends, chosen[:, 2], rows)
-    return found[0], found[1].view(np.float32)
+        path[at] = rows
+        rows = continued[at].take(first + rows)
+    chosen = history[owner[:, None], :, path.T, places]  # (E, T, 3)
+    return chosen[..., 0], chosen[..., 1].view(np.float32)
 
 
 @dataclass(frozen=True)

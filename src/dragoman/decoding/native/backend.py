@@ -285,7 +285,8 @@ class NativeSearchService(SearchService):
             self._thread.join()
         self._functions.dragoman_service_close(self._service)
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop_reading)
+            self._loop.call_soon_threadsafe(self._loop.remove_reader, self._descriptor)
+            self._loop.call_soon_threadsafe(os.close, self._descriptor)
         for pending in {id(pending): pending for pending in self._pending.values()}.values():
             pending.search.future.cancel()
         self._pending.clear()
@@ -310,11 +311,6 @@ class NativeSearchService(SearchService):
             self._wait(0)
             done = self._received()
         self._finish(done)
-
-    def _stop_reading(self) -> None:
-        assert self._loop is not None
-        self._loop.remove_reader(self._descriptor)
-        os.close(self._descriptor)
 
     def _wait(self, seconds: float) -> None:
         self._functions.dragoman_service_wait(self._service, seconds, ctypes.addressof(self._counts), self._error)

@@ -148,11 +148,7 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
         config=config,
         vocabulary=vocabulary,
         table=name_table(settings),
-        orders={
-            "stream": AxisOrder(stream, d_model),
-            **orders,
-            "logits": AxisOrder(logits, orders["target"].size),
-        },
+        orders={"stream": AxisOrder(stream, d_model), **orders, "logits": AxisOrder(logits, orders["target"].size)},
         constants={f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")},
         unused="" if _tie(settings) == "all" else r"model\.shared\.weight",
         positions=positions,

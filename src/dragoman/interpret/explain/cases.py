@@ -18,14 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.config import (
-    Config,
-    EncoderOnlyConfig,
-    ImageData,
-    ParallelData,
-    RecurrentEncoderConfig,
-    VisionConfig,
-)
+from dragoman.config import Config, EncoderOnlyConfig, ImageData, ParallelData, RecurrentEncoderConfig, VisionConfig
 from dragoman.data.batching import Batch, collate
 from dragoman.data.dialogues import encode_turns, turns_of_text
 from dragoman.data.readers.images import HELD_OUT, LabelledImages, as_images, named_images, read_images, split_off

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from dragoman.decoding.backend import (
     Fault,
     StreamWithRetry,
+    answered,
     count_repeats,
     has_unusual_length,
     repeats_itself,
     retry_settings,
-    search_with_retry,
+    searches_with_retry,
 )
 from dragoman.decoding.search_types import Ids, PartialHypothesis, SearchSettings, TokenStream, complete
 
@@ -124,7 +125,8 @@ def test_a_second_result_is_kept_unless_it_has_the_same_fault(
     def is_empty(tokens: Ids) -> bool:
         return tokens in ([], BLANK)
 
-    results = search_with_retry(search, [source] * 3, settings, lambda tokens: tokens, is_empty)
+    steps = searches_with_retry(lambda *call: call, [source] * 3, settings, lambda tokens: tokens, is_empty)
+    results = answered(steps, lambda call: search(*call))
     assert results == ([FINE, kept, FINE], ["", fault, ""])
     assert [indices for indices, _ in calls] == [[0, 1, 2], [1]][: 1 if second is None else 2]
 

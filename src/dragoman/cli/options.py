@@ -106,7 +106,7 @@ def separate_languages(args: list[str]) -> list[str]:
             continue
         following = next(rest, "")
         parts = [part for part in re.split(r"->|[\s,:;/>]", value) if part]
-        if len(parts) == 1 and not is_language(following):
+        if len(parts) == 1 and language_code(following) not in SCRIPTS:
             parts = re.split("[-_]", value)
         if len(parts) != 2:
             if not following or following.startswith("-"):
@@ -128,7 +128,3 @@ def join_numbers(args: list[str], option: str) -> list[str]:
             joined.append(arg)
         is_open = is_open or arg.partition("=")[0] == option
     return joined
-
-
-def is_language(text: str) -> bool:
-    return language_code(text) in SCRIPTS

@@ -36,14 +36,6 @@ def _in_capitals(source: str, target: str, languages: Languages, _: random.Rando
     )
 
 
-def _as_title(source: str, target: str, _: Languages, __: random.Random) -> tuple[str, str]:
-    return _outside_spans(source, title), target
-
-
-def _in_lower_case(source: str, target: str, languages: Languages, _: random.Random) -> tuple[str, str]:
-    return _outside_spans(source, lambda text: lower(text, languages[0])), target
-
-
 def _without_final_mark(source: str, target: str, _: Languages, __: random.Random) -> tuple[str, str]:
     changed = _FINAL.sub("", source), _FINAL.sub("", target)
     return changed if all(changed) and changed[0] != source and changed[1] != target else (source, target)
@@ -107,8 +99,8 @@ def _places(text: str) -> dict[str, tuple[int, int]]:
 _KINDS: dict[str, Callable[[str, str, Languages, random.Random], tuple[str, str]]] = {
     "typing_errors": _with_typing_errors,
     "no_final_mark": _without_final_mark,
-    "title_case": _as_title,
-    "lower_case": _in_lower_case,
+    "title_case": lambda source, target, *_: (_outside_spans(source, title), target),
+    "lower_case": lambda source, target, own, _: (_outside_spans(source, lambda text: lower(text, own[0])), target),
     "upper_case": _in_capitals,
     "protect": _with_symbols,
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from operator import not_
@@ -67,7 +69,7 @@ def count_repeats(tokens: Ids, at_least: int = MIN_REPEATS) -> int:
 def repeats_itself(source: Ids, target: Ids) -> bool:
     """Return whether the target repeats an n-gram 4 times in succession, and at least twice as often as the source."""
     repeats = count_repeats(target)
-    return repeats >= MIN_REPEATS and repeats >= 2 * count_repeats(source, at_least=2)
+    return repeats >= MIN_REPEATS and repeats >= 2 * count_repeats(before_end(source), at_least=2)
 
 
 def has_unusual_length(source: int, target: int) -> bool:
@@ -78,10 +80,9 @@ def has_unusual_length(source: int, target: int) -> bool:
 
 def fault_of(source: Ids, target: Ids, is_empty: Callable[[Ids], bool] = not_) -> Fault:
     """Return the fault of a target.  source: token ids, with the end of sentence if the model has one."""
-    text = before_end(source)
-    if text and is_empty(target):
+    if is_empty(target) and before_end(source):
         return "empty"
-    return "repetition" if repeats_itself(text, target) else ""
+    return "repetition" if repeats_itself(source, target) else ""
 
 
 def retry_settings(settings: SearchSettings, fault: Fault, length: int = 0) -> SearchSettings | None:
@@ -97,25 +98,6 @@ def retry_settings(settings: SearchSettings, fault: Fault, length: int = 0) -> S
     if settings.no_repeat_ngram == ngram:
         return None
     return replace(settings, sample=False, beam=beam, no_repeat_ngram=ngram)
-
-
-def search_with_retry(
-    search: Callable[[Sequence[int], SearchSettings], Sequence[Result]],
-    sources: Sequence[Ids],
-    settings: SearchSettings,
-    tokens: Callable[[Result], Ids],
-    is_empty: Callable[[Ids], bool] = not_,
-) -> tuple[list[Result], list[Fault]]:
-    """Search all sources, and search those a second time whose output is empty or repeats itself.
-
-    The second result replaces the first one unless it has the same fault.
-
-    search: called with indices of `sources` and settings; returns one result per index.  sources: token ids, end of
-    sentence included.  tokens: returns the best target of a result.  is_empty: returns whether a target has no text.
-
-    Returns one result per source, and the faults of the first results.
-    """
-    return answered(searches_with_retry(lambda *call: call, sources, settings, tokens, is_empty), lambda c: search(*c))
 
 
 def answered(steps: Generator[Call, Answer, Result], answer: Callable[[Call], Answer]) -> Result:
@@ -136,7 +118,13 @@ def searches_with_retry(
     tokens: Callable[[Result], Ids],
     is_empty: Callable[[Ids], bool] = not_,
 ) -> Generator[Call, Sequence[Result], tuple[list[Result], list[Fault]]]:
-    """`search_with_retry` as a generator: it yields what `call` returns for a search, and is sent the results."""
+    """Search all sources, and search those a second time whose output is empty or repeats itself.
+
+    The second result replaces the first one unless it has the same fault.  Yields what `call` returns for indices of
+    `sources` and settings, and is sent one result per index (see `answered`); returns one result per source, and the
+    faults of the first results.  sources: token ids, end of sentence included.  tokens: returns the best target of a
+    result.  is_empty: returns whether a target has no text.
+    """
     results = list((yield call(range(len(sources)), settings)))
     faults = [fault_of(ids, tokens(result), is_empty) for ids, result in zip(sources, results, strict=True)]
     again: dict[SearchSettings, list[int]] = {}
@@ -150,15 +138,27 @@ def searches_with_retry(
     return results, faults
 
 
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause the cyclic garbage collector, which would visit the objects of a batch again and again before its end."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class StreamWithRetry:
-    """`search_with_retry` for one source, step by step.
+    """`searches_with_retry` for one source, step by step.
 
     Iterating yields pairs of a partial hypothesis and a flag that is set for the last one of a search; `settings` are
     the settings of the current search.  Afterwards, `result` is the final hypothesis, `fault` the fault of the first
     result, and `replaced` whether the second result replaced the first one.
 
     search: starts a search.  source: token ids, end of sentence included; None: no second search.  is_empty: as in
-    `search_with_retry`.
+    `searches_with_retry`.
     """
 
     def __init__(
@@ -240,8 +240,11 @@ class DecodingBackend(ABC):
         of padded source tokens times rows in a batch; None = as the backend chooses.  phrases: of each target, None =
         none; the length limits are extended by their tokens.  Raises UsageError for phrases together with sampling.
         """
-        if phrases is None:
-            phrases = [None] * len(sources)
+        phrases = phrases or [None] * len(sources)
+        if sources and not any(phrases):
+            longest = settings.limit(max(map(len, sources)), max(map(len, prefixes)))
+            if longest <= self.max_length:
+                return self._search(sources, prefixes, settings, batch_tokens)
         if settings.sample and any(phrases):
             raise UsageError("phrases require beam search; use sample = False")
         groups: dict[tuple[bool, bool], list[int]] = {}

@@ -243,7 +243,7 @@ class PhraseProgress:
 Ids = Sequence[int]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Hypothesis:
     """A complete target.
 
@@ -294,7 +294,7 @@ def best(hypotheses: Sequence[Hypothesis], count: int) -> list[Hypothesis]:
     """Return the `count` hypotheses with the highest score, best first; ties keep their order."""
     if not hypotheses:
         raise DragomanError("no translation has a probability above 0: the model's output is not finite; retrain it")
-    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:count]
+    return [*hypotheses] if len(hypotheses) == 1 else sorted(hypotheses, key=lambda one: -one.score)[:count]
 
 
 def common_prefix(rows: Sequence[Ids]) -> int:
@@ -304,4 +304,7 @@ def common_prefix(rows: Sequence[Ids]) -> int:
 
 def before_end(ids: Ids) -> Ids:
     """Return the ids before EOS; all ids of a source that has no end."""
-    return ids[: ids.index(EOS)] if EOS in ids else ids
+    try:
+        return ids[: ids.index(EOS)]
+    except ValueError:
+        return ids

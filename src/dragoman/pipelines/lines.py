@@ -39,7 +39,7 @@ Languages = tuple[str | None, str | None]
 """Codes of source and target language, None for those of the model."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Part:
     """Input of one search: a line, a sentence, or a part of a long sentence.
 
@@ -59,10 +59,10 @@ class Part:
     seen: str = ""
     restore: Callable[[str], str] | None = None
     spans_as: Literal["text", "symbols", "nothing"] = "text"
-    prefix: list[int] = field(default_factory=list)
-    terms: list[tuple[str, str]] = field(default_factory=list)
-    found: list[Hypothesis] = field(default_factory=list)
-    targets: list[str] = field(default_factory=list)
+    prefix: Sequence[int] = ()
+    terms: Sequence[tuple[str, str]] = ()
+    found: Sequence[Hypothesis] = ()
+    targets: Sequence[str] = ()
     fault: Fault = ""
 
     def hide(self, mask: Mask) -> None:
@@ -75,7 +75,7 @@ class Part:
         return translation if self.restore is None else self.restore(translation)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SplitLine:
     """A line and its parts; blank lines have none.
 
@@ -96,7 +96,8 @@ class SplitLine:
 
     def join(self, targets: Sequence[str]) -> str:
         """Return the translation of the line, or its beginning if `targets` are the translations of the first parts."""
-        joined = join_parts([part.text for part in self.parts[: len(targets)]], targets, keep_space=self.keep_space)
+        texts = [part.text for part in self.parts[: len(targets)]]
+        joined = targets[0] if len(targets) == 1 else join_parts(texts, targets, keep_space=self.keep_space)
         if not self.keep_space or not joined:
             return joined
         body = self.text.strip()
@@ -194,7 +195,7 @@ class SearchCall:
     """The arguments of `DecodingBackend.search`."""
 
     sources: list[list[int]]
-    prefixes: list[list[int]]
+    prefixes: Sequence[Ids]
     settings: SearchSettings
     phrases: list[Phrases | None] | None = None
 
@@ -260,7 +261,7 @@ class QualityCheck:
     def source_flags(self, text: str, ids: Ids) -> list[str]:
         """Return the flags of a source.  ids: its tokens, end of sentence included."""
         flags = []
-        if len(before_end(ids)) > self._longest:
+        if len(ids) > self._longest and len(before_end(ids)) > self._longest:
             flags.append("long")
         if self._identified and self.is_foreign(text):
             flags.append("language")
@@ -305,7 +306,7 @@ class QualityCheck:
     def changed_parts(self, source: str, target: str, protect: re.Pattern[str] | None = None) -> list[str]:
         """Return the flags of changed numbers, and of spans that differ; protect: see `find_spans`."""
         flags: list[str] = []
-        if protect or may_have_spans(f"{source}\n{target}", or_digits=True):
+        if protect or may_have_spans(source, or_digits=True) or may_have_spans(target, or_digits=True):
             if has_changed_numbers(source, target, self._languages):
                 flags.append("numbers")
             if span_texts(source, protect) != span_texts(target, protect):

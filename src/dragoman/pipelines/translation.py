@@ -27,6 +27,7 @@ from dragoman.decoding.backend import (
     Fault,
     StreamWithRetry,
     answered,
+    collector_paused,
     has_unusual_length,
     searches_with_retry,
 )
@@ -430,7 +431,7 @@ class Translator(Pipeline):
         }  # fmt: skip
         on_gpu = str(self.backend.device) != "cpu"
         # With small windows, less of the first and of the last one is read and written while the GPU has nothing to do.
-        window = 1000 if on_gpu else 2000
+        window = 1024 if on_gpu else 2000
         return list(self.stream(texts, overlap=on_gpu, window=window, **options, **overrides))
 
     def stream(
@@ -467,9 +468,11 @@ class Translator(Pipeline):
             return self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, **phrases)
 
         def translated(pairs: Sequence[tuple[str, str]]) -> list[Translation]:
-            split_lines = self.split_lines(pairs, split, languages, patterns)
+            with collector_paused():
+                split_lines = self.split_lines(pairs, split, languages, patterns)
             answered(self.part_searches(searched_parts(split_lines), settings, terms, patterns), answer)
-            return [self.join(line, settings.nbest) for line in split_lines]
+            with collector_paused():
+                return [self.join(line, settings.nbest) for line in split_lines]
 
         return stream_windows(
             with_prefixes(lines, prefix),
@@ -736,10 +739,10 @@ class Translator(Pipeline):
         alternatives = [
             Alternative(
                 line.join([self.text_of(part, rank) for part in parts]),
-                sum((part.found[rank].score for part in searched), 0.0),
-                sum((part.found[rank].log_prob for part in searched), 0.0),
+                sum([part.found[rank].score for part in searched], 0.0),
+                sum([part.found[rank].log_prob for part in searched], 0.0),
             )
-            for rank in range(min((len(part.found) for part in searched), default=nbest))
+            for rank in range(min([len(part.found) for part in searched], default=nbest))
         ]
         best = [part.found[0] for part in searched]
         return Translation(
@@ -748,7 +751,7 @@ class Translator(Pipeline):
             score=alternatives[0].score,
             log_prob=alternatives[0].log_prob,
             tokens=self.tokenizer.target_pieces([i for own in best for i in (*own.tokens, EOS)]) if details else [],
-            token_log_probs=[log_prob for own in best for log_prob in own.token_log_probs] if details else [],
+            token_log_probs=[*itertools.chain.from_iterable(own.token_log_probs for own in best)] if details else [],
             flags=self._flags(line, searched, alternatives[0].text) if details else (),
             nbest=alternatives,
             sentences=self._translated_sentences(line) if parts[-1].sentence else [],
@@ -774,7 +777,7 @@ class Translator(Pipeline):
         """Return the flags of a line whose translation is `text`; searched: see `SplitLine.searched`."""
         quality = self.quality
         flags = quality.changed_parts(line.text, text, line.protect)
-        if any(part.sentence == after.sentence for part, after in itertools.pairwise(line.parts)):
+        if len(line.parts) > 1 and len(line.parts) > len({part.sentence for part in line.parts}):
             flags.append("split")
         for part in searched:
             best = part.found[0]

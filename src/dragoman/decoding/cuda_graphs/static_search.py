@@ -116,7 +116,10 @@ class StaticShapeSearch:
         tokens = self._extend(self.tokens, origins, chosen)
         prunes = self.settings.pruning != Pruning()
         if prunes and self.beams > 1:
-            sums = pruned_log_probs(sums, self.complete, self._tails(tokens), self.settings)
+            # The last tokens (B, K, n), which `recombine` compares; of a shorter target, the first one repeated.
+            last = torch.arange(1 - max(1, min(self.settings.recombine, self.sizes.capacity)), 1, device=self.device)
+            tails = tokens.index_select(2, (self.position + last).clamp(min=0))
+            sums = pruned_log_probs(sums, self.complete, tails, self.settings)
         token_log_probs = self._extend(self.log_probs, origins, new)
         ended = (chosen == EOS) & (sums > _NEVER)  # (B, K)
         self._collect(ended, tokens, token_log_probs, truncated)
@@ -153,11 +156,6 @@ class StaticShapeSearch:
         else:
             bounds = sums.amax(1, keepdim=True).double() / self.penalties[self.limits][:, None]
         return sums.masked_fill(bounds <= self.pool_scores[:, -1:], _NEVER)
-
-    def _tails(self, tokens: Tensor) -> Tensor:
-        """Return the last tokens (B, K, n) that `recombine` compares; of a shorter target, the first one repeated."""
-        count = max(1, min(self.settings.recombine, self.sizes.capacity))
-        return tokens.index_select(2, (self.position + torch.arange(1 - count, 1, device=self.device)).clamp(min=0))
 
     def _per_row(self, column: Tensor) -> Tensor:
         """(B, 1) -> (N, 1)."""

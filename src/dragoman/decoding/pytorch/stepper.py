@@ -139,7 +139,7 @@ def nan_error(where: str) -> DragomanError:
 def check_prefixes(prefixes: Sequence[Ids]) -> None:
     """Raise UsageError if a forced prefix contains padding, begin or end of sentence."""
     for index, prefix in enumerate(prefixes, start=1):
-        if {PAD, BOS, EOS} & set(prefix):
+        if not {PAD, BOS, EOS}.isdisjoint(prefix):
             raise UsageError(f"forced prefix of sentence {index}: {list(prefix)} contains special ids; omit them")
 
 

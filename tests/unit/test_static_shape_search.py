@@ -231,11 +231,11 @@ def test_searches_are_kept_in_a_quarter_of_the_memory(monkeypatch: pytest.Monkey
     reserved = itertools.accumulate(itertools.count(), lambda total, i: total + 30 * (i % 2))
     backend = CudaGraphBackend(built(TRANSLATORS["paper"], VOCAB), "cpu")
     monkeypatch.setattr(backend, "_reserved", lambda: next(reserved))  # each search takes 30
-    monkeypatch.setattr(CudaGraphBackend, "_room", 100)
+    backend._room = 100
     for beam in range(1, 6):
         backend.search(sources(1), [[]], SearchSettings(beam=beam, max_extra=0, **BATCHED), 100)
     assert [settings.beam for settings, _ in backend._idle] == [3, 4, 5] and backend._idle_bytes() == 90
-    monkeypatch.setattr(CudaGraphBackend, "_room", 10)
+    backend._room = 10
     backend.search(sources(1), [[]], SearchSettings(beam=4, max_extra=0, **BATCHED), 100)
     assert [settings.beam for settings, _ in backend._idle] == [4]
 

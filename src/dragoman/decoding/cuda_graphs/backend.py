@@ -105,6 +105,9 @@ class CudaGraphBackend(TorchBackend):
         super().__init__(model, device)
         self.captures = self.model.device.type == "cuda"
         """Whether steps are captured, which takes about a second each."""
+        device = self.model.device
+        self._room = torch.cuda.get_device_properties(device).total_memory / 4 if self.captures else math.inf
+        """Bytes of all captured searches that are kept."""
         # None: a search that has occurred once, and is captured when it occurs again.
         self._idle: OrderedDict[tuple[SearchSettings, Sizes], tuple[StaticShapeSearch, int] | None] = OrderedDict()
         self._lock = threading.Lock()
@@ -268,15 +271,13 @@ class CudaGraphBackend(TorchBackend):
 
     def _keep(self, key: tuple[SearchSettings, Sizes], search: tuple[StaticShapeSearch, int] | None) -> None:
         """Keep a search for its next occurrence; drop those that have not been used for the longest time."""
-        device, room = self.model.device, math.inf
-        if device.type == "cuda":
-            room = torch.cuda.get_device_properties(device).total_memory / 4
         with self._lock:
             self._idle[key] = search  # last in, last out
-            while len(self._idle) > 1 and (
-                len(self._idle) > _CACHED or sum(kept[1] for kept in self._idle.values() if kept is not None) > room
-            ):
+            while len(self._idle) > _CACHED or (len(self._idle) > 1 and self._idle_bytes() > self._room):
                 self._idle.popitem(last=False)
+
+    def _idle_bytes(self) -> int:
+        return sum(kept[1] for kept in self._idle.values() if kept is not None)
 
     def _new_search(self, settings: SearchSettings, sizes: Sizes) -> tuple[StaticShapeSearch, int]:
         """Return a search, and the bytes of device memory that it took, including those that only its graph uses."""

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 
 SOURCES = Path("src/dragoman/decoding/native/csrc")
 KERNELS = Path("src/dragoman/nn/fast/native/csrc")
@@ -44,6 +45,13 @@ TRAINING = Extension(
 """Kernels of training steps; nn/fast/native/library.py decides on which processors they are used."""
 
 
+class Wheel(bdist_wheel):
+    """One wheel for all versions of Python: the libraries are loaded with ctypes and use nothing of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 def extension(name: str, flags: list[str]) -> Extension:
     # All builds write their object files to the same paths: they must not be built in parallel.
     return Extension(
@@ -58,4 +66,7 @@ def extension(name: str, flags: list[str]) -> Extension:
 
 
 supported = platform.machine().lower() in ("x86_64", "amd64") and sys.platform != "win32"
-setup(ext_modules=[CPU, TRAINING, *(extension(*build) for build in BUILDS.items())] if supported else [])
+setup(
+    ext_modules=[CPU, TRAINING, *(extension(*build) for build in BUILDS.items())] if supported else [],
+    cmdclass={"bdist_wheel": Wheel},
+)

@@ -58,6 +58,10 @@ def test_a_page_has_no_flaw(
     page.open(written(name))
     assert page.all(".problem") == page.all("noscript .problem")
     assert page.flaws() == [] and len(page.controls()) >= 5
+    scrolling = page.run(
+        "return [...document.querySelectorAll('.plot')].map((x) => x.scrollWidth - x.parentNode.clientWidth)"
+    )
+    assert max(scrolling, default=0) <= 0, "a chart is cut off"
     dark = page.run("return getComputedStyle(document.body).backgroundColor") != "rgb(246, 246, 243)"
     assert dark == (scheme == "dark")
 

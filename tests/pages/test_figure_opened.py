@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from page_samples import explained
+from page_samples import explained, loaded
 from test_explain_opened import weights_of
 
-from dragoman.interpret.explain.explain import write_explanation
+from dragoman.interpret.explain.explain import explain, write_explanation
 from dragoman.interpret.walkthrough.gallery import write_walkthrough
 from dragoman.interpret.walkthrough.tiny_preset import tiny_walkthrough
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 KINDS = ["transformer", "decoder-only", "image"]
 LEAST = 0.05
+D_KEY = 8
 
 
 @pytest.fixture
@@ -224,7 +225,8 @@ def test_a_number_is_written_out_as_a_sum_that_gives_it(kind: str, page: Page, t
         heading = page.text("#walk .walk-head h3")
         for key, at, full, text, used in page.run(CELLS):
             i, j = map(int, at.split())
-            value = tensors[key]["values"][i][j]
+            name, product, head = key.partition(" · √d_key")  # before the division of the scores
+            value = tensors[name + head]["values"][i][j] * (math.sqrt(D_KEY) if product else 1)
             assert float(full.replace("−", "-").replace("–", "nan").translate(OPERATORS).split(" ×")[0]) is not None
             if " = " not in text.split("] = ", 1)[-1] or "f(" in text or "…" in text:  # a value, or not all terms
                 continue
@@ -313,9 +315,25 @@ def test_the_tour_has_twelve_captions(tiny: Path, page: Page) -> None:
 def test_on_a_telephone_the_tour_leaves_the_figure_visible(tiny: Path, page: Page) -> None:
     page.size(360, 740)
     page.open(tiny)
+    assert page.run("return getComputedStyle(document.querySelector('.guide')).position") == "static", "it covers"
     for _ in range(12):
         page.click("#walk .guide button:nth-child(2)")
         assert page.run("return document.querySelector('.guide').offsetHeight") < 200
+
+
+SCROLL = "return arguments[0].scrollWidth - arguments[0].clientWidth"
+
+
+def test_a_sentence_fits_a_telephone_and_its_end_has_one_name(page: Page, tmp_path: Path) -> None:
+    page.size(390, 844)
+    page.language("en")
+    page.open(write_explanation(tmp_path / "explain.html", explain(loaded("transformer"), "one two three")))
+    assert len(page.all("#figure text.token")) > 20
+    assert page.run(SCROLL, page.find(".figure-scroll")) <= 0
+    title, first = (page.find(f"#figure {name}").rect for name in (".stack-name", ".token"))
+    assert title["x"] + title["width"] <= first["x"], "the name of the encoder touches a word"
+    assert page.find(".leaves td:nth-child(2)").rect["x"] < 200, "texts of hypotheses are visible without scrolling"
+    assert "(end)" in page.text("#walk .walk-step") and "</s>" not in page.text("main")
 
 
 @pytest.mark.parametrize("width", [360, 768, 1440])

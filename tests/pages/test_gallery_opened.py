@@ -141,6 +141,15 @@ def test_previous_next_and_the_arrows_go_through_every_step(page: Page, written:
     assert page.errors() == []
 
 
+def test_the_scores_are_those_of_the_text_before_and_after_the_division(page: Page, written: Path) -> None:
+    page.language("en")
+    page.open(written)
+    page.run("document.querySelectorAll('.walk-bar button')[1].click()")
+    found = [[cell.text for cell in figure.find_elements("css selector", "td[data-at]")] for figure in
+             page.all(".walk-step:nth-of-type(2) .results figure")]  # fmt: skip
+    assert found == [["112.53", "340.01", "281.93", "857.89"], ["56.265", "170.005", "140.965", "428.945"]]
+
+
 def test_a_matrix_with_the_focus_names_its_tensor(page: Page, written: Path) -> None:
     page.language("en")
     page.open(written)

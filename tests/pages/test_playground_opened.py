@@ -408,8 +408,12 @@ def test_no_flaw(width: int, scheme: str, language: str, page: Page, page_of_run
         page.prefer("prefers-color-scheme", scheme)
         page.language(language)
         page.open(path)
-        settled(page)
+        write(page, "source", "one two three four five six seven eight")
         assert page.flaws() == [] and page.too_faint() == []
+        scroll = page.run(
+            "return [...document.querySelectorAll('#change .scroll')].map((x) => x.scrollWidth - x.clientWidth)"
+        )
+        assert scroll[0] == 0 and (width < 1440 or max(scroll) == 0), "heads or weights are cut off"
 
 
 @pytest.mark.slow

@@ -44,9 +44,9 @@ _STYLE: dict[str, Any] = {
     "svg.fonttype": "none", "text.parse_math": False, "font.size": 12, "text.color": INK,
     "axes.edgecolor": SOFT, "axes.labelcolor": SOFT, "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True,
     "axes.spines.left": False, "axes.spines.top": False, "axes.spines.right": False, "grid.color": GRID,
-    "xtick.color": SOFT, "xtick.major.size": 0, "xtick.major.pad": 7, "xtick.minor.size": 0,
+    "xtick.color": SOFT, "xtick.major.size": 0, "xtick.major.pad": 10, "xtick.minor.size": 0,
     "ytick.color": SOFT, "ytick.major.size": 0, "ytick.minor.size": 0,
-    "lines.linewidth": 2, "lines.solid_capstyle": "round",
+    "axes.labelpad": 7, "lines.linewidth": 2, "lines.solid_capstyle": "round",
 }  # fmt: skip
 
 

@@ -120,7 +120,7 @@ function showFigure() {
   const lens = explanation.lens.map((layer) => layer.predictions.map((prediction) => (prediction.top.length ? alone(prediction.top[0][0]) : null)));
   const onLayer = (stack, layer) => { views.walk?.layer(stack, layer); byId("walk").scrollIntoView(); };
   const onWord = (index) => { if (index !== null) views.choose?.(index); };
-  views.figure = drawFigure(explanation.walkthrough.figure, { lens, onLayer, onWord, onHover: (index) => views.hover?.(index), readable: (label) => (isSpecial(label) ? readable(label) : label) });
+  views.figure = drawFigure(explanation.walkthrough.figure, { lens, onLayer, onWord, onHover: (index) => views.hover?.(index), readable: named });
   byId("figure-body").append(views.figure.node);
 }
 

@@ -102,9 +102,9 @@ const legend = ({ nodes }) => el("ul", { class: "legend ends" }, ...Object.keys(
 // The complete hypotheses, best first.
 function leaves(tree) {
   const complete = tree.nodes.map((node, i) => ({ ...node, i })).filter((node) => node.end === "finished" || node.end === "limit").sort((a, b) => b.score - a.score);
-  const heads = [["rank", "名次"], ["search score", "搜索得分"], ["log-probability", "对数概率"], ["text", "文本"], ["end", "结束方式"]];
-  const rows = complete.map((node, i) => el("tr", { class: node.i === tree.best[0] ? "best" : "" }, el("td", { class: "number" }, String(i + 1)), el("td", { class: "number" }, node.score.toFixed(3)), el("td", { class: "number" }, node.total.toFixed(3)),
-    el("td", {}, node.text || both("(nothing)", "（空）")), el("td", { class: node.end }, node.end === "finished" ? SIGNS.finished : both(...REASONS[node.end]))));
+  const heads = [["rank", "名次"], ["text", "文本"], ["search score", "搜索得分"], ["log-probability", "对数概率"], ["end", "结束方式"]];
+  const rows = complete.map((node, i) => el("tr", { class: node.i === tree.best[0] ? "best" : "" }, el("td", { class: "number" }, String(i + 1)), el("td", {}, node.text || both("(nothing)", "（空）")),
+    el("td", { class: "number" }, node.score.toFixed(3)), el("td", { class: "number" }, node.total.toFixed(3)), el("td", { class: node.end }, node.end === "finished" ? SIGNS.finished : both(...REASONS[node.end]))));
   return el("div", { class: "scroll" }, el("table", { class: "leaves" }, el("caption", {}, both("All complete hypotheses", "所有完整的候选序列")),
-    el("thead", {}, el("tr", {}, ...heads.map(([english, chinese], i) => el("th", { scope: "col", class: i < 3 ? "number" : "" }, both(english, chinese))))), el("tbody", {}, ...rows)));
+    el("thead", {}, el("tr", {}, ...heads.map(([english, chinese], i) => el("th", { scope: "col", class: i === 0 || i === 2 || i === 3 ? "number" : "" }, both(english, chinese))))), el("tbody", {}, ...rows)));
 }

@@ -50,24 +50,25 @@ function rollout(data, output) {
 // Where everything is: `along` the layers, `across` the tokens; layers go down the page where it is narrow.
 function layoutOf(data, labels, room) {
   const tall = room < NARROW, stacks = ["encoder", "decoder"].filter((stack) => data.columns.some((column) => column.stack === stack));
-  const most = Math.max(...stacks.map((stack) => labels[stack].length), 1);
-  const step = tall ? Math.max(24, Math.min(64, (room - 96) / most)) : Math.max(15, Math.min(34, 620 / most));
-  const side = (texts) => (tall ? 0.72 : 1) * Math.min(LONGEST_LABEL, widthOf(texts)) + 14, output = side(labels.output) + (tall ? 18 : 112);
+  const most = Math.max(...stacks.map((stack) => labels[stack].length), 1), last = widthOf(Object.values(labels).flatMap((texts) => texts.slice(-1)));
+  const margin = tall ? 10 + Math.min(LONGEST_LABEL, last) / 2 : 12;  // the last label leans to the right
+  const step = tall ? Math.max(14, Math.min(64, (room - 58 - margin) / most)) : Math.max(15, Math.min(34, 620 / most));
+  const side = (texts) => (tall ? 0.87 : 1) * Math.min(LONGEST_LABEL, widthOf(texts)) + 14, output = side(labels.output) + (tall ? 18 : 112);
   const count = Object.fromEntries(stacks.map((stack) => [stack, Math.max(...data.columns.filter((c) => c.stack === stack).map((c) => c.layer))]));
   const gaps = stacks.reduce((sum, stack) => sum + side(labels[stack]), 0) + output + 70 * stacks.length;
   const spacing = tall ? 64 : Math.max(44, Math.min(170, (room - gaps) / Math.max(1, stacks.reduce((sum, stack) => sum + count[stack], 0))));
-  const head = tall ? Math.max(44, (room - most * step) / 2 - 8) : 58, start = {};
+  const head = Math.max(58, tall ? (room - most * step) / 2 - 8 : 0), start = {};
   let along = tall ? 34 : 0;
   for (const stack of stacks) {
     along += side(labels[stack]) + 18;
     start[stack] = along;
     along += count[stack] * spacing + 40;
   }
-  const length = along - 14 + output, breadth = head + most * step + (tall ? 44 : 12);
+  const length = along - 14 + output, breadth = head + most * step + margin;
   const row = (stack, i) => head + 8 + (i + 0.5) * step + ((most - labels[stack].length) * step) / 2;
   const place = (stack, layer, i) => [start[stack] + layer * spacing, row(stack, i)];
   const point = ([a, b]) => (tall ? [b, a] : [a, b]);
-  return { tall, stacks, most, step, spacing, start, count, head, end: along - 22, bars: along + side(labels.output) - 14, row, place, point, width: tall ? Math.max(room, breadth) : length, height: tall ? length : breadth };
+  return { tall, stacks, most, step, spacing, start, count, end: along - 22, bars: along + side(labels.output) - 14, row, place, point, width: tall ? Math.max(room, breadth) : length, height: tall ? length : breadth };
 }
 
 function drawFigure(data, options = {}) {
@@ -147,7 +148,7 @@ function drawStacks(data, layout, choose) {
   return layout.stacks.flatMap((stack) => {
     const from = layout.start[stack] + layout.spacing * 0.28, to = layout.start[stack] + layout.count[stack] * layout.spacing + 16, name = STACK_NAMES[stack];
     const box = layout.tall ? { x: 2, y: from, width: layout.width - 4, height: to - from } : { x: from, y: 4, width: to - from, height: layout.height - 8 };
-    const title = svg("text", { class: "stack-name", ...(layout.tall ? { x: 6, y: from - 8 } : { x: (from + to) / 2, y: 22, "text-anchor": "middle" }) }, bothInSvg(...name));
+    const title = svg("text", { class: "stack-name", ...(layout.tall ? { x: 6, y: from - 28 } : { x: (from + to) / 2, y: 22, "text-anchor": "middle" }) }, bothInSvg(...name));
     const buttons = Array.from({ length: layout.count[stack] }, (_, i) => {
       const along = layout.start[stack] + (i + 0.62) * layout.spacing, [x, y] = layout.tall ? [26, along] : [along, 40];
       const button = svgButton({ class: "layer-button", tabindex: "0", "data-layer": `${stack} ${i + 1}` }, () => choose(stack, i + 1),
@@ -164,7 +165,7 @@ function drawColumns(data, layout, labels) {
   for (const stack of layout.stacks) {
     labels[stack].forEach((text, i) => {
       const [along, across] = layout.place(stack, 0, i), [x, y] = layout.point([along - 14, across]);
-      nodes.push(svg("text", { class: "token", ...(layout.tall ? { transform: `translate(${x + 4} ${y}) rotate(-50)` } : { x, y: y + 4.5, "text-anchor": "end" }) }, labelInSvg(text)));
+      nodes.push(svg("text", { class: "token", ...(layout.tall ? { transform: `translate(${x + 4} ${y}) rotate(-60)` } : { x, y: y + 4.5, "text-anchor": "end" }) }, labelInSvg(text)));
     });
   }
   for (const { stack, layer, gradient, recurrent } of data.columns) {
@@ -219,7 +220,7 @@ function drawOutputs(data, layout, labels, choose, hover) {
     const across = output.rows.reduce((sum, row) => sum + layout.row(last, row), 0) / output.rows.length, p = output.probability;
     for (const row of output.rows) nodes.push(line(layout, layout.place(last, layout.count[last], row), [layout.end, across], "stay"));
     const [x, y] = layout.point([layout.end + 8, across]);
-    const text = layout.tall ? { transform: `translate(${x - 4} ${y + 10}) rotate(50)` } : { x, y: y + 4.5 };
+    const text = layout.tall ? { transform: `translate(${x - 4} ${y + 10}) rotate(60)` } : { x, y: y + 4.5 };
     const bar = p === null ? [] : layout.tall ? [svg("rect", { class: "bar", x: x - 8, y: y - 8, width: 16 * p, height: 5 })]
       : [svg("rect", { class: "rail", x: layout.bars, y: y - 3, width: 52, height: 6, rx: 3 }), svg("rect", { class: "bar", x: layout.bars, y: y - 3, width: 52 * p, height: 6, rx: 3 }),
         svg("text", { class: "chance", x: layout.bars + 58, y: y + 4.5 }, percent(p))];

@@ -75,8 +75,8 @@ function start() {
   if (gallery.chapters.length) byId("contents").append(...drawContents());
   byId("chapters").append(...gallery.chapters.map(drawChapter));
   let walk = null;
-  const figure = drawFigure(gallery.walkthrough.figure, { controls: false, onLayer: (stack, layer) => walk.layer(stack, layer) });
+  const figure = drawFigure(gallery.walkthrough.figure, { controls: false, readable: named, onLayer: (stack, layer) => walk.layer(stack, layer) });
   walk = drawWalkthrough(byId("walk-body"), gallery.walkthrough, { onStation: (layer, direction) => figure.show({ layer, mode: direction === "backward" ? direction : "forward" }) });
   byId("figure-body").append(figure.node);
-  if (!gallery.chapters.length) byId("walk-body").after(drawGuide(walk, figure));
+  if (!gallery.chapters.length) byId("figure-body").before(drawGuide(walk, figure));
 }

@@ -34,12 +34,18 @@ function drawGuide(walk, figure) {
   const text = el("p", { "aria-live": "polite" }), position = el("span", { class: "walk-position" });
   let at = -1;
   const previous = el("button", { type: "button", onclick: () => go(at - 1) }, "← ", both("Back", "后退")), next = el("button", { type: "button", onclick: () => go(at + 1) });
-  const bar = el("div", { class: "controls" }, previous, next, position);
+  const bar = el("div", { class: "controls" }, previous, next, position), guide = bothIn(el("aside", { class: "guide" }, text, bar), "aria-label", "Guided tour", "导览");
   function go(index) {
+    const before = at < 0;
     at = Math.max(-1, Math.min(GUIDE.length, index));
     previous.hidden = position.hidden = at < 0;
     next.hidden = at === GUIDE.length;
     next.replaceChildren(at < 0 ? both("Start the tour in twelve steps", "开始导览（十二步）") : both("Continue", "继续"), " →");
+    if (before !== at < 0) {  // a button above the figure until the tour begins, so that it covers nothing
+      if (before) byId("walk-body").after(guide);
+      else byId("figure-body").before(guide);
+      next.focus();
+    }
     if (next.hidden) previous.focus();
     position.replaceChildren(at < GUIDE.length ? `${at + 1} / ${GUIDE.length}` : "");
     if (at === GUIDE.length) {
@@ -57,5 +63,5 @@ function drawGuide(walk, figure) {
     const way = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (way) { event.preventDefault(); go(at + way); }
   });
-  return bothIn(el("aside", { class: "guide" }, text, bar), "aria-label", "Guided tour", "导览");
+  return guide;
 }

@@ -5,12 +5,9 @@ const LEAST_LINE = 0.03, MOST_LINES = 500;
 
 // ---- tokens ---------------------------------------------------------------------------------------------------------
 
-const SPECIAL = { "</s>": { en: "(end)", zh: "（结束）" }, "<s>": { en: "(start)", zh: "（开始）" }, "▁": "␣", "\n": "⏎", "<class>": { en: "class token", zh: "类别词元" } };
-const isSpecial = (piece) => Object.hasOwn(SPECIAL, piece);
-
 // sentencepiece marks the first piece of a word with "▁"; here the other pieces get a mark, because they are fewer.
 function readable(piece, begins = true) {
-  if (isSpecial(piece)) return SPECIAL[piece];
+  if (SPECIAL.has(piece)) return SPECIAL.get(piece);
   const text = piece.startsWith("▁") ? piece.slice(1) : piece;
   return begins || SPACELESS.test(text) ? text : `·${text}`;
 }

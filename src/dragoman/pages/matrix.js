@@ -16,7 +16,7 @@ function figures(values, least = 0) {
   const numbers = values.flat().filter(finite), size = Math.max(0, ...numbers.map(Math.abs)), largest = size < RESIDUE ? 0 : size;
   const power = largest > 0 && (largest < 0.01 || largest >= 1e6) ? Math.floor(Math.log10(largest)) : 0;
   const scaled = largest ? numbers.map((x) => x / 10 ** power) : [], top = largest / 10 ** power;
-  const most = Math.max(least, top >= 1000 ? 1 : top >= 100 ? 2 : top >= 10 ? 3 : 4);
+  const most = Math.max(least, top >= 1000 ? 1 : top >= 10 ? 3 : 4);
   let decimals = 0;
   while (decimals < most && scaled.some((x) => Math.abs(x - Number(x.toFixed(decimals))) > 1e-9 * Math.max(1, Math.abs(x)))) decimals += 1;
   const write = (x) => (finite(x) ? (Math.abs(x / 10 ** power) < 0.5 * 10 ** -decimals ? "0" : (x / 10 ** power).toFixed(decimals).replace("-", "−")) : String(x ?? "–"));
@@ -76,12 +76,12 @@ function truncationNote(sides) {
 function drawMatrix(tensor, attributes = {}) {
   const rowNames = tensor.rows ?? tensor.values.map((_, i) => i), columnNames = tensor.columns ?? (tensor.values[0] ?? []).map((_, j) => j);
   const { write, power, largest } = figures(tensor.values, tensor.decimals), [english, chinese] = symbolIn(tensor), [markedRow, markedColumn] = tensor.mark || [];
-  const named = (names) => names.some((name) => name !== "");
-  const head = named(columnNames)
-    ? el("thead", {}, el("tr", {}, named(rowNames) ? el("td", {}) : null, ...columnNames.map((name) => el("th", { scope: "col" }, name))))
+  const given = (names) => names.some((name) => name !== "");
+  const head = given(columnNames)
+    ? el("thead", {}, el("tr", {}, given(rowNames) ? el("td", {}) : null, ...columnNames.map((name) => el("th", { scope: "col" }, bothOf(named(name))))))
     : null;
   const rows = tensor.values.map((row, i) => el("tr", {},
-    named(rowNames) ? el("th", { scope: "row" }, rowNames[i]) : null,
+    given(rowNames) ? el("th", { scope: "row" }, bothOf(named(rowNames[i]))) : null,
     ...row.map((x, j) => el("td", {
       style: tensor.nominal ? null : heat(x, largest), "data-full": inFull(x), "data-at": `${i} ${j}`, class: i === markedRow && j === markedColumn ? "marked" : null,
     }, write(x)))));
@@ -144,8 +144,8 @@ function writeTerms(terms) {
 // {text: [nodes], used: [{key: number of the tensor, row, column}]}: how the number in row i and column j is computed; find: number of a tensor, as in `cells` -> tensor.
 function writeCell(tensor, i, j, find) {
   const { cells } = tensor, value = tensor.values[i][j], symbol = typeset(symbolOf(tensor));
-  const name = [el("b", {}, ...symbol), `[${tensor.rows?.[i] || i}, ${tensor.columns?.[j] || j}] = `], result = [" = ", el("b", { class: "full" }, short(value))];
-  if (!cells) return { text: [...name.slice(0, 1), `[${tensor.rows?.[i] || i}, ${tensor.columns?.[j] || j}]`, ...result], used: [] };
+  const place = [el("b", {}, ...symbol), "[", bothOf(named(tensor.rows?.[i] || i)), ", ", bothOf(named(tensor.columns?.[j] || j)), "]"], name = [...place, " = "], result = [" = ", el("b", { class: "full" }, short(value))];
+  if (!cells) return { text: [...place, ...result], used: [] };
   if (cells.function === "softmax") return writeSoftmax(tensor, i, j, find, name, result);
   if (cells.function === "softmax gradient") return writeSoftmaxGradient(tensor, i, j, find, name, result);
   if (cells.function === "apply") return { text: [...name, `f(${short(find(cells.left.of).values[i][j])})`, ...result], used: [{ key: cells.left.of, row: i, column: j }] };

@@ -6,6 +6,12 @@ const finite = (value) => typeof value === "number" && Number.isFinite(value);
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 // Chinese and Japanese are written without spaces, so the "▁" of sentencepiece does not mark their words.
 const SPACELESS = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/u;
+const SPECIAL = new Map(Object.entries({ "</s>": { en: "(end)", zh: "（结束）" }, "<s>": { en: "(start)", zh: "（开始）" }, "▁": "␣", "\n": "⏎", "<class>": { en: "class token", zh: "类别词元" } }));
+// A label of a position, such as "<s> → word", with the names of special tokens.
+function named(label) {
+  const [en, zh] = ["en", "zh"].map((code) => String(label).split(" → ").map((one) => inLanguage(SPECIAL.get(one) ?? one, code)).join(" → "));
+  return en === zh ? en : { en, zh };
+}
 
 function make(name, attributes, children, space) {
   const node = space ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);

@@ -61,7 +61,14 @@ function matricesOf(step, tensors, head) {
   const needed = results.flatMap(operandsOf).map((number) => tensors.all[number]);
   const inputs = new Map([...used, ...step.tensors.filter((tensor) => given(tensor) && shown(tensor)), ...needed].map((tensor) => [keyOf(tensor), tensor]));
   for (const tensor of results) inputs.delete(keyOf(tensor));
-  return [[...inputs.values()], results];
+  return [[...inputs.values()], results.flatMap(withProducts)];
+}
+
+// Scores that are divided by √d, with the products before the division.
+function withProducts(tensor) {
+  const { terms: [term] = [], plus, rest } = tensor.cells ?? {}, undo = (rows) => rows?.map((row) => row.map((x) => x / term.factor));
+  if (tensor.symbol !== "S" || tensor.kind !== "value" || plus || (term?.factor ?? 1) === 1) return [tensor];
+  return [{ ...tensor, symbol: "Q Kᵀ", name: `${tensor.name} · √d_key`, values: undo(tensor.values), cells: { ...tensor.cells, terms: [{ ...term, factor: 1 }], rest: undo(rest) } }, tensor];
 }
 
 // In the backward direction, the value beside each gradient.
@@ -232,7 +239,7 @@ function drawUpdates(data) {
     const line = (label, ...cells) => el("tr", {}, el("th", { scope: "row" }, label), ...cells), plain = (x, worse) => el("td", { class: worse ? "number worse" : "number" }, number(x));
     shown.replaceChildren(el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {},
       line(both("loss", "损失"), plain(data.loss), ...updates.map((update) => plain(update.loss, update.loss > data.loss))),
-      ...before[0]?.probability == null ? [] : before.map((output, i) => line(el("span", {}, "P(", el("b", {}, labels[output.position]), ")"), bars(output.probability), ...updates.map((update) => bars(update.probabilities[i])))),
+      ...before[0]?.probability == null ? [] : before.map((output, i) => line(el("span", {}, "P(", el("b", {}, bothOf(named(labels[output.position]))), ")"), bars(output.probability), ...updates.map((update) => bars(update.probabilities[i])))),
       line(el("code", {}, `${name}[${row}, ${column}]`), el("td", { class: "number" }, number(values[i][j])), ...updates.map((update) => plain(update.element)))))));
   }
   show();

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.config import Config, parse_config
+from dragoman.config import Config, load_config, parse_config
 from dragoman.config.server import ServerConfig
 from dragoman.config.stages import load_stages
 from dragoman.config.tune import Tuning
@@ -159,6 +159,13 @@ def test_the_tutorial_names_the_recipes_that_exist() -> None:
     text = TUTORIAL.read_text(encoding="utf-8")
     for recipe in (ROOT / "recipes").glob("*.toml"):
         assert recipe.name in text, recipe.name
+
+
+def test_the_stages_of_a_recipe_have_the_budget_of_the_recipe_without_stages(tmp_path: Path) -> None:
+    stages = load_stages(ROOT / "recipes" / "multi30k-stages.toml", run=tmp_path)
+    budgets = [stage.config.train.budget for stage in stages]
+    plain = load_config(ROOT / "recipes" / "multi30k.toml").train.budget
+    assert (sum(b.amount for b in budgets), {b.unit for b in budgets}) == (plain.amount, {plain.unit})
 
 
 def test_ci_calls_the_readme_test_command() -> None:

@@ -18,7 +18,8 @@ from dragoman.models.size import available_memory, check_memory, count_parameter
 from every_kind import EVERY_STEP, model_config
 from small_run import small_config, write_corpus
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").rglob("*.toml"))
+STAGES = Path(__file__).parents[2] / "recipes" / "multi30k-stages.toml"
+RECIPES = sorted(set((Path(__file__).parents[2] / "recipes").rglob("*.toml")) - {STAGES})
 CPU = torch.device("cpu")
 
 

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
-import pytest
-
-SCRIPT = Path(__file__).parents[2] / "scripts" / "release"
+release = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "release")))
 
 
-@pytest.fixture
-def release() -> ModuleType:
-    spec = spec_from_loader("release", SourceFileLoader("release", str(SCRIPT)))
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_all_problems_of_a_release_are_reported_at_once(release: ModuleType, tmp_path: Path) -> None:
+def test_all_problems_of_a_release_are_reported_at_once(tmp_path: Path) -> None:
     def write(version: str, changelog: str) -> None:
         for name, text in {
             "src/dragoman/_version.py": f'__version__ = "{version}"\n',

@@ -12,7 +12,7 @@ from dragoman.config import dump_toml, flatten, load_config
 from dragoman.models.build import build_model
 
 ROOT = Path(__file__).parents[2] / "recipes"
-RECIPES = sorted(ROOT.rglob("*.toml"))
+RECIPES = sorted(path for path in ROOT.rglob("*.toml") if path.stem != "multi30k-stages")  # see test_examples.py
 COMPARED = sorted(ROOT.glob("*/*.toml"))
 FOLDERS = ("history", "norms", "positions", "table3")
 

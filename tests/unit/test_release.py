@@ -26,7 +26,7 @@ def test_all_problems_of_a_release_are_reported_at_once(tmp_path: Path) -> None:
     git("init")
     write("0.1.0", "# Changelog\n\n## 0.2.0 (unreleased)\n\n- New\n")
     found = "\n".join(release.problems("0.2.0", tmp_path))
-    assert "_version.py has 0.1.0; write 0.2.0" in found and "'0.2.0 (unreleased)'; write" in found
+    assert "_version.py has 0.1.0; write 0.2.0" in found and "'0.2.0 (unreleased)' for this version; write" in found
     assert "uncommitted changes" in found and "accepted: MAJOR" in release.problems("v2", tmp_path)[0]
     write("0.2.0", "# Changelog\n\n## 0.2.0 (2026-12-01)\n\n- New\n\n## 0.1.0 (2026-11-01)\n\n- Old\n")
     git("add", ".")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from operator import not_
@@ -136,18 +134,6 @@ def searches_with_retry(
             if fault_of(sources[index], tokens(result), is_empty) != faults[index]:
                 results[index] = result
     return results, faults
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause the cyclic garbage collector, which would visit the objects of a batch again and again before its end."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class StreamWithRetry:

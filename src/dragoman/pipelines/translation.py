@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,7 +29,6 @@ from dragoman.decoding.backend import (
     Fault,
     StreamWithRetry,
     answered,
-    collector_paused,
     has_unusual_length,
     searches_with_retry,
 )
@@ -109,6 +110,18 @@ def _in_capitals(text: str, language: str | None, protect: re.Pattern[str] | Non
     """Return a text in capitals, except for its spans."""
     spans = find_spans(text, protect)
     return unshield(upper(shield(text, spans), language), (text[span.start : span.end] for span in spans))
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause the cyclic garbage collector, which would visit the objects of a batch again and again before its end."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Translator(Pipeline):
@@ -468,10 +481,10 @@ class Translator(Pipeline):
             return self.backend.search(call.sources, call.prefixes, call.settings, batch_tokens, **phrases)
 
         def translated(pairs: Sequence[tuple[str, str]]) -> list[Translation]:
-            with collector_paused():
+            with _collector_paused():
                 split_lines = self.split_lines(pairs, split, languages, patterns)
             answered(self.part_searches(searched_parts(split_lines), settings, terms, patterns), answer)
-            with collector_paused():
+            with _collector_paused():
                 return [self.join(line, settings.nbest) for line in split_lines]
 
         return stream_windows(

@@ -144,6 +144,14 @@ def load_plug_ins() -> bool:
     return bool(modules)
 
 
+class Displayed:
+    """Base class of results that a notebook displays as HTML (`interpret/notebook.py`)."""
+
+    def _repr_html_(self) -> str | None:
+        module = "dragoman.interpret.notebook"
+        return None if missing_wing(module, "") else importlib.import_module(module).to_html(self)
+
+
 class Unavailable:
     """Placeholder for a public name whose module needs a missing package; any use raises the error."""
 

@@ -30,12 +30,6 @@ _LENGTHENED = {"upper_case": (3.0, 3.0), "title_case": (1.5, 1.0), "typing_error
 """Approximate factors by which the numbers of tokens of source and target grow."""
 
 
-def _in_capitals(source: str, target: str, languages: Languages, _: random.Random) -> tuple[str, str]:
-    return _outside_spans(source, lambda text: upper(text, languages[0])), _outside_spans(
-        target, lambda text: upper(text, languages[1])
-    )
-
-
 def _without_final_mark(source: str, target: str, _: Languages, __: random.Random) -> tuple[str, str]:
     changed = _FINAL.sub("", source), _FINAL.sub("", target)
     return changed if all(changed) and changed[0] != source and changed[1] != target else (source, target)
@@ -101,7 +95,10 @@ _KINDS: dict[str, Callable[[str, str, Languages, random.Random], tuple[str, str]
     "no_final_mark": _without_final_mark,
     "title_case": lambda source, target, *_: (_outside_spans(source, title), target),
     "lower_case": lambda source, target, own, _: (_outside_spans(source, lambda text: lower(text, own[0])), target),
-    "upper_case": _in_capitals,
+    "upper_case": lambda source, target, own, _: (
+        _outside_spans(source, lambda text: upper(text, own[0])),
+        _outside_spans(target, lambda text: upper(text, own[1])),
+    ),
     "protect": _with_symbols,
 }
 """Keys of `AugmentConfig`, and `protect` -> changes, in the order in which they are applied."""

@@ -213,26 +213,17 @@ class _Loader:
         config, vocabulary = read_config(folder), load_vocabulary(folder)
         if config.data.kind != self.kind or not isinstance(vocabulary, Tokenizer):
             raise wrong_model(self.path, config, DATA_KINDS[self.kind].lacks)
-        engine = _engine(folder, _origin(precision, meta, config, vocabulary))
+        origin = {  # everything that a packed model depends on; equal origins give identical files
+            "version": VERSION, "package_version": __version__, "precision": precision,
+            "weights": meta["sha256"]["model.safetensors"], "model": config.model.model_dump(mode="json"),
+            "source_size": vocabulary.source_size, "target_size": vocabulary.target_size, "shared": vocabulary.shared,
+            "positions": max(_POSITIONS, 2 * config.data.max_tokens),
+        }  # fmt: skip
+        engine = _engine(folder, origin)
         backend = NativeBackend(engine, precision, self.threads, lambda: fixed._load_torch()[0])
         if self.quantize == "auto":
             backend.load_scorer = lambda: replace(fixed, engine="auto", quantize="none").load()[0]
         return backend, vocabulary, config
-
-
-def _origin(precision: Precision, meta: dict[str, Any], config: Config, vocabulary: Tokenizer) -> dict[str, Any]:
-    """Return everything that a packed model depends on; equal origins give identical files."""
-    return {
-        "version": VERSION,
-        "package_version": __version__,
-        "precision": precision,
-        "weights": meta["sha256"]["model.safetensors"],
-        "model": config.model.model_dump(mode="json"),
-        "source_size": vocabulary.source_size,
-        "target_size": vocabulary.target_size,
-        "shared": vocabulary.shared,
-        "positions": max(_POSITIONS, 2 * config.data.max_tokens),
-    }
 
 
 def _engine(folder: Path, origin: dict[str, Any]) -> Engine:

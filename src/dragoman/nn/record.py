@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.errors import UsageError, nearest
+from dragoman.extras import Displayed
 
 
 class Tap(nn.Module):
@@ -81,7 +82,7 @@ def tap_names(model: nn.Module) -> list[str]:
     return list(_taps(model))
 
 
-class Recording(dict[str, list[Tensor]]):
+class Recording(dict[str, list[Tensor]], Displayed):
     """Tap name -> tensors, one per call, in order; a recurrent network makes one call per position.
 
     axes: tap name -> names of the dimensions.

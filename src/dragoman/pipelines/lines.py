@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from dragoman.data.languages import MIN_BYTES, language_probability
 from dragoman.data.literals import has_changed_numbers
@@ -23,6 +23,7 @@ from dragoman.data.words import words_of_line
 from dragoman.decoding.backend import Fault
 from dragoman.decoding.search_types import Hypothesis, Ids, Phrases, SearchSettings, before_end
 from dragoman.errors import UsageError
+from dragoman.extras import Displayed
 from dragoman.pipelines.glossary import Term
 from dragoman.pipelines.pipeline import check_text
 from dragoman.pipelines.protection import Mask
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_Result = TypeVar("_Result")
 Prefix = str | Sequence[str] | None
 """Beginning of the translations: one text for all lines, or one per line."""
 Languages = tuple[str | None, str | None]
@@ -146,6 +148,10 @@ def with_prefixes(lines: Iterable[str], prefix: Prefix) -> Iterator[tuple[str, s
         yield line, own
 
 
+class Results(list[_Result], Displayed):
+    """Results, one per text."""
+
+
 @dataclass(frozen=True)
 class Alternative:
     """An entry of the n-best list; score and log_prob are defined as for `Translation`."""
@@ -165,7 +171,7 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Translation:
+class Translation(Displayed):
     """One translated line.
 
     log_prob: sum of natural log-probabilities, ends of sentence included, in the precision of the search (int8 by
@@ -209,7 +215,7 @@ class PartialTranslation:
 
 
 @dataclass(frozen=True)
-class TargetScore:
+class TargetScore(Displayed):
     """The score of a given target: log_prob is the sum of token_log_probs, one per token, end of sentence included."""
 
     log_prob: float
@@ -218,7 +224,7 @@ class TargetScore:
 
 
 @dataclass(frozen=True)
-class Alignment:
+class Alignment(Displayed):
     """Subwords of both sides, ends of sentence included; weights (T, S): attention of target tokens to the source."""
 
     source: list[str]
@@ -404,9 +410,7 @@ def format_translation(translation: Translation, form: Form) -> str:
         case "nbest":
             return "\n".join(f"{one.score:.4f}\t{one_line(one.text)}" for one in translation.nbest)
         case "jsonl" | "verbose":
-            fields = translation.to_json()
-            if form == "jsonl":
-                fields = {name: value for name, value in fields.items() if name not in _VERBOSE}
+            fields = {k: v for k, v in translation.to_json().items() if form == "verbose" or k not in _VERBOSE}
             return json.dumps(fields, ensure_ascii=False)
         case "row":
             row = {"translation": translation.text, "score": translation.score, "flags": translation.flags}

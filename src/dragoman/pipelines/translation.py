@@ -44,6 +44,7 @@ from dragoman.pipelines.lines import (
     PartialTranslation,
     Prefix,
     QualityCheck,
+    Results,
     SearchCall,
     Sentence,
     SplitLine,
@@ -445,7 +446,7 @@ class Translator(Pipeline):
         on_gpu = str(self.backend.device) != "cpu"
         # With small windows, less of the first and of the last one is read and written while the GPU has nothing to do.
         window = 1024 if on_gpu else 2000
-        return list(self.stream(texts, overlap=on_gpu, window=window, **options, **overrides))
+        return Results(self.stream(texts, overlap=on_gpu, window=window, **options, **overrides))
 
     def stream(
         self,
@@ -578,9 +579,8 @@ class Translator(Pipeline):
         """
         pairs = self._pairs(sources, targets, self._check_languages(source_language, target_language))
         scored = zip(pairs, self.backend.scorer.score(pairs, batch_tokens), strict=True)
-        return [
-            TargetScore(sum(log_probs), self.tokenizer.target_pieces(ids), log_probs) for (_, ids), log_probs in scored
-        ]
+        pieces = self.tokenizer.target_pieces
+        return Results(TargetScore(sum(log_probs), pieces(ids), log_probs) for (_, ids), log_probs in scored)
 
     def align(self, sources: Iterable[str], targets: Iterable[str], *, batch_tokens: int = 4000) -> list[Alignment]:
         """Return the cross-attention between each target and its source.
@@ -589,10 +589,10 @@ class Translator(Pipeline):
         if the model has no cross-attention.
         """
         pairs = self._pairs(sources, targets)
-        return [
+        return Results(
             Alignment(list(map(self.tokenizer.source_piece, src)), self.tokenizer.target_pieces(tgt), weights)
             for (src, tgt), weights in zip(pairs, self.backend.align(pairs, batch_tokens), strict=True)
-        ]
+        )
 
     def _pairs(
         self, sources: Iterable[str], targets: Iterable[str], languages: Languages = (None, None)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import commonprefix
 from typing import Any
 
 from dragoman.errors import ModelFolderError, UsageError
@@ -129,7 +130,7 @@ class JsonPieces(NamedPieces):
         theirs = [self._theirs[token] for token in ids]
         text = self._text(theirs)
         # A decoder joins tokens by rules of its own, so that a token has the text by which its prefix is longer.
-        ends = [_common(self._text(theirs[: count + 1]), text) for count in range(len(theirs))]
+        ends = [len(commonprefix([self._text(theirs[: count + 1]), text])) for count in range(len(theirs))]  # noqa: RUF071
         ends = [max([0, *ends[: index + 1]]) for index in range(len(ends))]
         return text, list(zip([0, *ends], ends, strict=False))
 
@@ -234,8 +235,3 @@ def _disjoint(offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         limit = min(begin, end)
         spans.append((limit, end))
     return spans[::-1]
-
-
-def _common(a: str, b: str) -> int:
-    """Return the length of the longest common prefix."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

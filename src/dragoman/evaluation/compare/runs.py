@@ -24,6 +24,7 @@ from dragoman.config import flatten, load_config
 from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.errors import DataError, DragomanError, ModelFolderError, UsageError, check_problems, nearest
 from dragoman.evaluation.metrics import COMPARED, Interval, Resampled, bleu_tokenizer, named, p_value, resampled
+from dragoman.extras import Displayed
 from dragoman.io.reading import COPY_AGAIN, read_json
 from dragoman.io.run_log import read_log
 from dragoman.io.weights import read_header
@@ -168,7 +169,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class RunComparison:
+class RunComparison(Displayed):
     """The groups, in the given order of their first runs.
 
     differing: dotted configuration keys, other than the seed, in which groups differ; without `data.root` if the

@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 project = "Dragoman"
 author = "The Dragoman authors"
 copyright = author
-extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "diagrams", "anchors", "docstrings", "searching", "pages"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions += ["mathml", "diagrams", "anchors", "docstrings", "searching", "live", "pages"]
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "recipes/**/README.md", "CHANGELOG.md", "README.md"]
 exclude_patterns = ["docs/results", "docs/locale", "docs/_site"]

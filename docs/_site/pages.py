@@ -8,6 +8,7 @@ size of pictures, so that the text below does not move when they appear.
 from __future__ import annotations
 
 import re
+import struct
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,7 @@ _DOT = re.compile(r'([、，：])(?=<code class="[^"]*"><span class="pre">\.)')
 """Before a name such as .tsv; by itself, no line begins with a full stop."""
 _CELL = re.compile(r"<td\b.*?</td>", flags=re.DOTALL)
 _QUANTITY = re.compile(r"(<p>[-−+±]?\d[\d,.]*) (?=[^\s<]{1,3}</p>)")
-_PICTURE = re.compile(r'(<img [^>]*src="[^"]*_images/([\w.-]+\.svg)")')
-_SIZE = re.compile(r'<svg [^>]*viewBox="0 0 (\d+) (\d+)"')
+_PICTURE = re.compile(r'(<img [^>]*src="[^"]*_images/([\w.-]+\.(?:svg|png))")')
 _EMPHASIS = re.compile(r"<em>(?=[^<\u2e80-\uffef]*</em>)")
 """Of words without Chinese characters: italic on Chinese pages too."""
 
@@ -54,8 +54,9 @@ def _lines(found: re.Match[str]) -> str:
 
 
 def _size(picture: Path) -> str:
-    found = _SIZE.search(picture.read_text(encoding="utf-8"))
-    return f' width="{found[1]}" height="{found[2]}"' if found else ""
+    data, svg = picture.read_bytes(), picture.suffix == ".svg"
+    size = re.findall(rb'<svg [^>]*viewBox="0 0 (\d+) (\d+)"', data)[0] if svg else struct.unpack(">II", data[16:24])
+    return ' width="{}" height="{}"'.format(*map(int, size))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -22,6 +22,7 @@ def test_every_page_is_in_the_site(site: Path, folder: str, language: str) -> No
     for page in pages:
         built = site / folder / page.relative_to(ROOT).with_suffix(".html")
         assert f'lang="{language}"' in built.read_text(encoding="utf-8")[:500]
+    assert f'href="{folder}/docs/index.html"' in (site / "index.html").read_text(encoding="utf-8")
 
 
 def test_translated_pages_are_in_chinese(site: Path) -> None:
@@ -91,18 +92,6 @@ def test_lines_break_where_a_reader_would_break_them(site: Path) -> None:
     assert '、<wbr><code class="docutils literal notranslate"><span class="pre">.jsonl' in keys
 
 
-def test_pages_lead_to_the_other_language(site: Path) -> None:
-    for folder, other in (("en", "zh"), ("zh", "en")):
-        page = site / folder / "docs" / "learn" / "heads.html"
-        (link,) = re.findall(
-            rf'<a href="([^"]*)"[^>]*hreflang="{"zh-Hans" if other == "zh" else "en"}"', page.read_text("utf-8")
-        )
-        assert (page.parent / link).resolve() == site / other / "docs" / "learn" / "heads.html"
-    assert {"en/docs/index.html", "zh/docs/index.html"} <= set(
-        re.findall(r'href="([^"]+)"', (site / "index.html").read_text(encoding="utf-8"))
-    )
-
-
 @pytest.mark.parametrize("folder", ["en", "zh"])
 def test_public_names_are_in_the_reference(site: Path, folder: str) -> None:
     text = (site / folder / "docs" / "reference" / "api.html").read_text(encoding="utf-8")
@@ -126,13 +115,30 @@ def test_chinese_text_is_in_the_search_index(site: Path) -> None:
     assert {"注意", "意力", "softmax"} <= set(terms)
 
 
+@pytest.mark.parametrize(("folder", "tag"), [("en", "en"), ("zh", "zh-Hans")])
+def test_every_live_page_is_in_a_frame(site: Path, folder: str, tag: str) -> None:
+    shown = set()
+    for page in (site / folder).rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "<!-- live" not in text, page
+        for title, source in re.findall(r'<iframe[^>]* loading="lazy" title="([^"]+)" src="([^"#]+)', text):
+            assert bool(re.search(r"[\u4e00-\u9fff]", title)) == (folder == "zh"), (page, title)
+            assert f'<a class="alone" href="{source}' in text
+            shown.add((page.parent / source).resolve())
+    assert shown == set((site / folder / "live").glob("*.html")) and len(shown) == 8
+    for live in shown:
+        text = live.read_text(encoding="utf-8")
+        assert f'<html lang="{tag}" data-language="{folder}" data-opens-in="{folder}">' in text[:100]
+        assert len(text.encode()) < {"playground-demo": 2_000_000, "explain": 750_000}.get(live.stem, 500_000), live
+
+
 HEAVIEST, API = 450_000, 650_000
 """Bytes of a page with all that it loads, not compressed; of the reference of the API, which has every layer."""
 
 
 def test_pages_are_light(site: Path) -> None:
     weights = {}
-    for page in site.glob("??/**/*.html"):
+    for page in set(site.glob("??/**/*.html")) - set(site.glob("??/live/*")):
         text = page.read_text(encoding="utf-8")
         sources = set(re.findall(r'<(?:script|img)[^>]* src="([^":?]+)', text))
         sources |= set(re.findall(r'<link[^>]*rel="(?:stylesheet|icon)"[^>]*href="([^":?]+)', text))

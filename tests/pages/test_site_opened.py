@@ -120,13 +120,48 @@ def test_search_finds_the_page_that_explains_first(folder: str, query: str, firs
     assert f"/docs/{first}.html" in page.run("return document.querySelector('#search-results li a').href")
 
 
-def test_navigation_is_reached_by_keyboard(page: Page, site: Path) -> None:
-    page.open(site / "en" / "docs" / "index.html")
-    for _ in range(20):
-        page.press(page.keys.TAB)
-        if page.run("return document.activeElement.closest('.sidebar-tree') !== null"):
-            break
-    else:
-        raise AssertionError("no link of the navigation after 20 presses of Tab")
-    page.press(page.keys.ENTER)
-    page.until("return location.pathname.endsWith('/docs/tutorial.html')")
+REACTIONS = {
+    "attention": "('[data-weight]').dispatchEvent(new KeyboardEvent('keydown', { key: 'ArrowUp' }))",
+    "heads": "('.head-table .cross_attn button').click()",
+    "positions": "('.switch:last-child input').click()",
+    "transformer": "('.switch input').click()",
+    "training_step": "('#train-body button').click()",
+}
+"""What a reader does in the frame of a lesson."""
+FRAME, LOSS = "document.querySelector('.live iframe')", "document.querySelector('.loss b')?.textContent"
+
+
+@pytest.mark.parametrize(("folder", "other"), [("en", "zh"), ("zh", "en")])
+@pytest.mark.parametrize("lesson", REACTIONS)
+def test_the_frame_of_a_lesson_reacts_and_keeps_its_state(
+    lesson: str, folder: str, other: str, page: Page, site: Path
+) -> None:
+    def enter(code: str) -> None:
+        page.run(f"{FRAME}.scrollIntoView()")
+        page.until(f"return parseFloat({FRAME}.style.height) > 150")
+        page.driver.switch_to.frame(page.find(".live iframe"))
+        page.until(f"return {LOSS} && document.documentElement.dataset.language === '{code}'")
+
+    page.open(site / folder / "docs" / "learn" / f"{lesson}.html")
+    enter(folder)
+    header, overflow = "document.querySelector('header').offsetHeight", "document.body.scrollWidth - innerWidth"
+    assert page.run(f"return [{header}, {overflow}]") == [1, 0]
+    loss = page.run(f"const loss = {LOSS}; document.querySelector{REACTIONS[lesson]}; return loss")
+    page.until(f"return {LOSS} !== '{loss}'")
+    loss = page.run(f"return {LOSS}")
+    page.driver.switch_to.default_content()
+    if lesson != "training_step":  # trained weights are not part of the address
+        page.until(f"return {FRAME}.dataset.first !== document.querySelector('.alone').hash")
+        page.run("location.hash = 'try-it'; document.querySelector('.language a').click()")
+        page.until(
+            f"return document.querySelector('[aria-current]:lang({other})') && document.querySelector(':target')"
+        )
+        enter(other)
+        page.until(f"return {LOSS} === '{loss}'")
+        page.driver.switch_to.default_content()
+    assert page.errors() == []
+    page.prefer("prefers-color-scheme", "light", "print")  # on paper, the link remains
+    assert page.run(f"return [{FRAME}, document.querySelector('.alone')].map((x) => x.offsetHeight > 0)") == [
+        False,
+        True,
+    ]

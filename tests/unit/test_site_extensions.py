@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ sys.path.insert(0, str(DOCS / "_site"))
 
 import docstrings  # noqa: E402
 import mathml  # noqa: E402
+import pictures  # noqa: E402
 import searching  # noqa: E402
 
 
@@ -58,3 +60,10 @@ def test_chinese_is_indexed_by_pairs_of_characters() -> None:
     assert searching.SearchBigrams({}).split("束搜索的 d_model，值 naïve BLEU31") == [
         "束搜", "搜索", "索的", "d_model", "naïve", "BLEU31",
     ]  # fmt: skip
+
+
+def test_pictures_of_pages_are_small_and_as_new_as_their_pages() -> None:
+    kept = json.loads((pictures.FOLDER / "pictures.json").read_text(encoding="utf-8"))
+    old = [name for name in pictures.PICTURES if kept.get(name) != pictures.sources(name)]
+    assert old == [], "scripts/docs SITE && python docs/_site/pictures.py SITE"
+    assert all((pictures.FOLDER / f"{page}.png").stat().st_size < 100_000 for page, *_ in pictures.PICTURES.values())

@@ -8,3 +8,37 @@ const update = () => {
 addEventListener("resize", update);
 addEventListener("load", update);
 update();
+
+// Live pages (docs/_site/live.py): a page tells its state and the height of its parts. The link beside its frame and the
+// link to the other language, which keeps the section, hand the state on.
+const frames = [...document.querySelectorAll(".live iframe")];
+const alone = (frame) => frame.closest(".live").querySelector(".alone");
+const changed = {};
+try {
+  const kept = JSON.parse(new URLSearchParams(location.search).get("live") ?? "{}");
+  frames.forEach((frame, i) => {
+    if (typeof kept[i] !== "string") return;
+    changed[i] = alone(frame).hash = kept[i];
+    frame.src = alone(frame).href;
+  });
+} catch { /* not an address of this site */ }
+
+addEventListener("message", ({ source, data }) => {
+  const i = frames.findIndex((frame) => frame.contentWindow === source);
+  if (i < 0 || !data?.dragoman) return;
+  const { address, height } = data.dragoman, link = alone(frames[i]);
+  if (height && frames[i].matches(".fits")) frames[i].style.height = `${height + 2}px`;
+  if (!address) return;
+  if (frames[i].dataset.first && frames[i].dataset.first !== address) changed[i] = address;
+  frames[i].dataset.first ??= address;
+  link.hash = address;
+});
+
+for (const link of document.querySelectorAll(".language a")) {
+  link.addEventListener("click", () => {
+    const to = new URL(link.href);
+    to.hash = location.hash;
+    if (Object.keys(changed).length) to.searchParams.set("live", JSON.stringify(changed));
+    link.href = to;
+  });
+}

@@ -186,12 +186,14 @@ function reset() {
 
 // ---- the address ------------------------------------------------------------------------------------------------------
 
-// Sentence, switches, heads, weights and edits; what equals the default is left out.
+// Sentence, switches, heads, weights, edits, the attention shown, and in a frame the parts shown; what equals the default is left out.
 function keep() {
-  const kept = { m: state.model, s: state.source, t: state.target, off: SWITCHES.map(([name]) => name).filter((name) => !state[name]), heads: [...state.disabled], weights: [...state.weights], edits: [...state.edits] };
+  const kept = { m: state.model, s: state.source, t: state.target, off: SWITCHES.map(([name]) => name).filter((name) => !state[name]), heads: [...state.disabled], weights: [...state.weights], edits: [...state.edits],
+    a: view.attention.value === lastAttention() ? "" : view.attention.value, show: view.shown ?? [] };
   const short = Object.fromEntries(Object.entries(kept).filter(([, value]) => (Array.isArray(value) ? value.length : value !== "")));
   const address = `#${encodeURIComponent(JSON.stringify(short))}`;
-  view.keeping = 0;
+  [view.keeping, view.address] = [0, address];
+  tellFrame();
   try { if (address !== location.hash) history.replaceState(null, "", address); } catch { /* a page in a frame may not change its address */ }
 }
 // Browsers limit how often an address may change.
@@ -208,6 +210,9 @@ function restore(hash) {
   state.disabled = new Set(Array.isArray(kept.heads) ? kept.heads.filter((key) => ATTENTION_KEY.test(key)) : []);
   state.weights = new Map(pairs(kept.weights));
   state.edits = new Map(pairs(kept.edits));
+  state.attention = kept.a;
+  view.shown = isFramed && Array.isArray(kept.show) ? kept.show.map(String) : null;  // a lesson shows some parts of the page beside its text
+  if (view.shown) document.documentElement.dataset.show = view.shown.join(" ");
   load(index);
 }
 
@@ -217,6 +222,15 @@ function begin() {
   drawTraining();
   drawQuestions();
   refresh();
+}
+
+// ---- in a frame -------------------------------------------------------------------------------------------------------
+
+const isFramed = window.parent !== window;
+
+// The page around the frame makes it as high as its content, and hands the state on to its links.
+function tellFrame() {
+  if (isFramed) window.parent.postMessage({ dragoman: { address: view.address, height: view.shown && Math.ceil(document.body.getBoundingClientRect().height) } }, "*");
 }
 
 function start() {
@@ -237,4 +251,6 @@ function start() {
     if (hash.startsWith("#%7B")) { restore(hash); models.value = state.model; begin(); }
   });
   begin();
+  keep();  // what a frame begins with
+  new ResizeObserver(tellFrame).observe(document.body);
 }

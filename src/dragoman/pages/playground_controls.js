@@ -4,6 +4,7 @@
 const ATTENTIONS = [["encoder", "self_attn", "Encoder self-attention", "编码器自注意力"], ["decoder", "self_attn", "Decoder self-attention", "解码器自注意力"], ["decoder", "cross_attn", "Cross-attention", "交叉注意力"]];
 const SWITCHES = [["mask", "Mask of the decoder", "解码器的掩码"], ["scaling", "Scaling by 1/√d", "除以 √d"], ["positions", "Positions", "位置编码"]];
 const ATTENTION_KEY = /^(encoder|decoder)\.layers\.\d+\.\w+ \d+$/;
+const lastAttention = () => `decoder.layers.${data.config.decoder_layers - 1}.cross_attn 0`;
 const upTo = (count) => Array.from({ length: count }, (_, i) => i);
 
 function drawChanges() {
@@ -21,12 +22,13 @@ function drawChanges() {
     const layer = Math.floor(i / config.n_heads), head = i % config.n_heads;
     return [`${stack}.layers.${layer}.${kind} ${head}`, `${english}, layer ${layer + 1}, head ${head + 1}`, `${chinese}，第 ${layer + 1} 层，第 ${head + 1} 个头`];
   }));
-  view.attention = choice(attentions, `decoder.layers.${config.decoder_layers - 1}.cross_attn 0`, () => drawWeights(), ["Attention", "注意力"]);
+  const chosen = attentions.some(([key]) => key === state.attention) ? state.attention : lastAttention();
+  view.attention = choice(attentions, chosen, () => { drawWeights(); keepSoon(); }, ["Attention", "注意力"]);
   view.weights = el("div", { class: "scroll weights" });
   byId("change-body").replaceChildren(
-    el("div", {}, el("div", { class: "switches" }, ...switches),
+    el("div", {}, el("div", { class: "switches" }, ...switches), el("div", { class: "heads" },
       el("h3", {}, both("Heads", "注意力头")), el("p", { class: "small" }, both("Press a head to disable it: its output becomes 0.", "点按一个头即可停用它：它的输出变为 0。")),
-      el("div", { class: "scroll" }, el("table", { class: "head-table" }, el("thead", {}, layers), el("tbody", {}, ...heads)))),
+      el("div", { class: "scroll" }, el("table", { class: "head-table" }, el("thead", {}, layers), el("tbody", {}, ...heads))))),
     el("div", { id: "weights" }, el("h3", {}, both("Attention weights", "注意力权重")), view.attention, view.weights,
       el("p", { class: "small" }, both("Drag a weight up or down; the others of its row make room, so that the sum stays 1. Keys: ← → choose, ↑ ↓ change, Delete restores.", "上下拖动一个权重，同一行的其他权重随之变化，使总和仍为 1。键盘：← → 选择，↑ ↓ 改变，Delete 恢复。"))),
     ...(isTiny() ? [drawMatrices()] : []));
@@ -44,6 +46,7 @@ function headButton(key, head, label) {
 function chooseAttention(key) {
   view.attention.value = key;
   drawWeights();
+  keepSoon();
   byId("weights").scrollIntoView({ block: "center" });
 }
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from test_examples import ATTRIBUTION
 from test_examples import workshop as workshop
 
 from small_run import Cli
@@ -18,7 +19,7 @@ LESSONS = [path for path in PAGES if path.stem not in ("README", *BESIDE)]
 BLOCK = re.compile(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", flags=re.M | re.S)
 
 
-@pytest.mark.parametrize("lesson", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("lesson", [*PAGES, ATTRIBUTION], ids=lambda path: path.stem)
 def test_a_lesson_prints_its_output(
     lesson: Path, workshop: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -136,5 +136,23 @@ _FORMS: dict[str, Callable[[Any], str]] = {
     "Alignment": lambda one: matrix(one.target, one.source, one.weights.tolist(), "attention of target to source"),
     "Recording": _recording,
     "RunComparison": _comparison,
+    "Attribution": lambda one: matrix(
+        one.target,
+        [*one.source, *one.prefix],
+        [a + b for a, b in zip(one.source_attributions.tolist(), one.target_attributions.tolist(), strict=True)],
+        "contributions to each output",
+    ),
+    "ScoreParts": lambda one: (
+        table(["component", "of"], [[k, s] for s in ("queries", "keys") for k in getattr(one, s)])
+        + matrix(
+            [*map(str, range(len(one.scores)))], [*map(str, range(one.scores.size(1)))], one.scores.tolist(), "scores"
+        )
+    ),
+    "PathEffect": lambda one: matrix(
+        ["clean", "corrupted", "patched", "effect"],
+        [*map(str, range(len(one.clean)))],
+        [x.tolist() for x in (one.clean, one.corrupted, one.patched, one.effect)],
+        "log-probability of each target",
+    ),
 }
 """Class of a result -> its HTML.  By name, because most of their modules need PyTorch."""

@@ -44,7 +44,7 @@ DIAGRAMS = [
         f"architectures/{name}"
         for name in ("transformer", "recurrent", "positions", "word_vectors", "convolutional", "ssru")
     ),
-    *(f"learn/{name}" for name in ("transformer", "recurrence", "training_step")),
+    *(f"learn/{name}" for name in ("recurrence", "training_step")),
 ]
 OUTSIDE = """
 return [...document.querySelectorAll(".diagram foreignObject")].filter((box) => {

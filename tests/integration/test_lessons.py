@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ PAGES = sorted(LEARN.glob("*.md"))
 BESIDE = ["concepts", "errata", "numbers"]
 """Pages that are no lessons, in the order of the site."""
 LESSONS = [path for path in PAGES if path.stem not in ("README", *BESIDE)]
+notebook = runpy.run_path(str(LEARN.parents[1] / "scripts" / "notebooks"))["notebook"]
 BLOCK = re.compile(r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", flags=re.M | re.S)
 
 
@@ -28,10 +30,11 @@ def test_a_lesson_prints_its_output(
         assert Cli(monkeypatch, capsysbinary)("train", "en-de.toml", "--out", "runs/en-de")[0] == 0
     names: dict[str, object] = {}
     capsysbinary.readouterr()
-    for code, expected in BLOCK.findall(text):
-        exec(code, names)
-        printed = capsysbinary.readouterr().out.decode()
-        assert printed == expected, code
+    cells = [cell for cell in notebook(lesson)["cells"] if cell["cell_type"] == "code"]
+    assert [cell["source"] + "\n" for cell in cells] == [code for code, _ in BLOCK.findall(text)]
+    for cell in cells:
+        exec(cell["source"], names)
+        assert capsysbinary.readouterr().out.decode() == "".join(output["text"] for output in cell["outputs"]), cell
 
 
 def test_lessons_are_one_book() -> None:

@@ -69,12 +69,17 @@ def with_products(enabled: bool) -> AbstractContextManager[Any]:
     return patch.object(training, "prefers_products", lambda cpuinfo: enabled)
 
 
-def emulated_library(name: str) -> Path:
-    """Compile the "engine" or the "kernels" with emulated instructions, unless these sources were compiled before."""
+def require_avx2() -> None:
+    """Skip without a compiler or AVX2."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     if not {"avx2", "fma", "f16c"} <= set(training._cpuinfo().split()):
         pytest.skip("this processor has no AVX2")
+
+
+def emulated_library(name: str) -> Path:
+    """Compile the "engine" or the "kernels" with emulated instructions, unless these sources were compiled before."""
+    require_avx2()
     package, flags = (engine, [EMULATED_TILES]) if name == "engine" else (training, ["-fopenmp"])
     folder = Path(str(package.__file__)).with_name("csrc")
     command = ["g++", *_FLAGS, _EMULATED_VECTORS, *flags, *map(str, sorted(folder.glob("*.cpp")))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -91,8 +92,8 @@ def test_no_build_is_loaded_on_a_processor_without_its_instructions(
 def test_the_processor_is_checked_by_code_without_vector_registers() -> None:
     """Registers ymm and zmm, and the encoding that names begin with v for, exist on some x86-64 processors only."""
     library = next(Path(engine_package.__file__).parent.glob("_cpu.*"), None)
-    if library is None or shutil.which("objdump") is None:
-        pytest.skip("no _cpu library, or no objdump to read it with")
+    if library is None or shutil.which("objdump") is None or platform.machine() != "x86_64":
+        pytest.skip("no _cpu library for x86-64, or no objdump to read it with")
     listing = subprocess.run(["objdump", "-d", library], capture_output=True, text=True, check=True).stdout
     instructions = [line.split("\t")[2].split()[0] for line in listing.splitlines() if line.count("\t") >= 2]
 
@@ -152,9 +153,12 @@ def test_builds_without_the_library_that_checks_the_processor(installed: Path) -
 
 
 def test_the_fastest_that_the_processor_can_run_is_taken(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in BUILT:
+    for name in (*BUILT, "_i8mm.so", "_dotprod.dylib", "_neon.dll"):
         (installed / name).touch()
     for libraries, expected in (
+        (Libraries(runs=("i8mm", "dotprod", "neon")), "i8mm"),
+        (Libraries(runs=("dotprod", "neon")), "dotprod"),
+        (Libraries(runs=("neon",)), "neon"),
         (Libraries(runs=("avx512", "avx2")), "avx512"),
         (Libraries(runs=("avx2",)), "avx2"),
         (Libraries(runs=("avx512", "avx2"), broken=("_avx512",)), "avx2"),

@@ -1,1 +1,1 @@
-"""The native engine: packed weights, and a C++ core that gives the results of `dragoman.decoding` on x86-64 CPUs."""
+"""The native engine: packed weights, and a C++ core with the results of `dragoman.decoding`, on x86-64 and ARM64."""

@@ -1,7 +1,7 @@
 """Loading of the C++ library that fits this processor.
 
 A build with vector instructions may execute them as soon as it is loaded (static initializers).  The processor is
-therefore checked first by `_cpu`, a library of one function that is compiled for every x86-64 processor.
+therefore checked first by `_cpu`, a library of one function that is compiled for every processor of the architecture.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ VERSION = 3
 INTERFACE = 2
 """Version of the functions and structures, as in csrc/api.cpp: to be raised with every change of either."""
 
-_BUILDS = ("avx512", "avx2")
-"""Fastest first."""
+_BUILDS = ("avx512", "avx2", "i8mm", "dotprod", "neon")
+"""Of x86-64 and of ARM64, fastest first."""
 
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """build: "avx512" or "avx2".  functions: the C interface of csrc/api.cpp."""
+    """build: one of _BUILDS.  functions: the C interface of csrc/api.cpp."""
 
     build: str
     functions: ctypes.CDLL
@@ -56,8 +56,8 @@ def unavailable_reason() -> str:
 def _load() -> tuple[NativeLibrary | None, str]:
     folder = Path(__file__).parent
     built = [(build, path) for build in _BUILDS for path in sorted(folder.glob(f"_{build}.*"))]
-    if not built and platform.machine().lower() not in ("x86_64", "amd64"):
-        return None, f"it requires an x86-64 processor; this is {platform.machine()}"
+    if not built and platform.machine().lower() not in ("x86_64", "amd64", "aarch64", "arm64"):
+        return None, f"it requires an x86-64 or ARM64 processor; this is {platform.machine()}"
     if not built:
         return None, "it was not built during installation; install a C++ compiler (g++) and reinstall Dragoman"
     problems = []

@@ -3,8 +3,6 @@
 // No exception crosses it: functions with an `error` argument return a Status and write a message of up to ERROR_SIZE
 // bytes.  Every argument that could cause an access outside an array is checked here.  Python checks the same first and
 // reports all problems of a request at once.
-#include <unistd.h>
-
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -30,7 +28,7 @@ struct Session {
   int target_slots = 0, target_length = 0, source_slots = 0, source_length = 0;
   std::vector<char> encoded;  // by source slot
   std::mutex in_use;
-  const int process = getpid();
+  const int process = process_id();
 };
 
 // The open sessions by id.  Ids are never used again, so a closed session cannot be used by mistake.
@@ -215,7 +213,7 @@ void dragoman_session_close(int64_t session) {
   std::shared_ptr<Session> closed = sessions().remove(session);
   // A forked process inherits the sessions of its parent without their threads, which cannot be joined: leak the
   // session.
-  if (closed != nullptr && closed->process != getpid()) new std::shared_ptr<Session>(std::move(closed));
+  if (closed != nullptr && closed->process != process_id()) new std::shared_ptr<Session>(std::move(closed));
 }
 
 // Encode `count` sources.  tokens: concatenated; lengths, source_slots: (count,).

@@ -1,6 +1,4 @@
 // The functions of the C interface for `SearchService`; see api.cpp.
-#include <unistd.h>
-
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -30,7 +28,7 @@ struct ServiceHandle {
   const Model& model;
   SearchService service;
   std::vector<ServiceResult> results;  // of the last wait
-  const int process = getpid();
+  const int process = process_id();
 };
 
 ServiceHandle& handle_of(void* service) { return *static_cast<ServiceHandle*>(service); }
@@ -62,7 +60,7 @@ void* dragoman_service_open(const void* model, const ServiceLimits* limits, char
 void dragoman_service_close(void* service) {
   std::unique_ptr<ServiceHandle> handle(static_cast<ServiceHandle*>(service));
   // A forked process inherits the service of its parent without its threads, which cannot be joined: leak it.
-  if (handle->process != getpid()) static_cast<void>(handle.release());
+  if (handle->process != process_id()) static_cast<void>(handle.release());
 }
 
 // Queue the sentences of a request.  ranks: (count,).  first_id: receives the id of the first sentence.
@@ -70,7 +68,7 @@ int dragoman_service_submit(void* service, const SearchRequest* request, const d
                             int64_t* first_id, char* error) {
   return guarded(error, [&] {
     ServiceHandle& handle = handle_of(service);
-    require(handle.process == getpid(), "the service was started by another process");
+    require(handle.process == process_id(), "the service was started by another process");
     check_request(handle.model.header(), *request);
     check_against(handle.service.limits(), *request);
     *first_id = handle.service.submit(*request, ranks, total_rate);

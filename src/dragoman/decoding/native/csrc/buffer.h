@@ -1,17 +1,17 @@
 // Anonymous memory that is kept between steps and between searches.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <new>
 #include <utility>
 
+#include "platform.h"
+
 namespace dragoman {
 
-// A page-aligned array from mmap.  The operating system commits pages on first access, so reserving memory for the
+// A page-aligned array.  The operating system commits pages on first access, so reserving memory for the
 // longest possible sentence costs nothing while sentences are short.
 // HugePages: request transparent huge pages, for arrays that are read from end to end.
 template <typename T, bool HugePages = false>
@@ -27,14 +27,11 @@ class Buffer {
     if (count > capacity_) {
       free();
       if (count > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
-      void* pages = mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (pages == MAP_FAILED) throw std::bad_alloc();
+      void* pages = map_pages(count * sizeof(T), HugePages);
+      if (pages == nullptr) throw std::bad_alloc();
       data_ = static_cast<T*>(pages);
       capacity_ = count;
       used_ = 0;
-#ifdef MADV_HUGEPAGE
-      if (HugePages) madvise(pages, count * sizeof(T), MADV_HUGEPAGE);
-#endif
     }
     used_ = std::max(used_, count);
     return data_;
@@ -42,11 +39,9 @@ class Buffer {
 
   T* data() const { return data_; }
 
-  // Discard the content: the operating system may reclaim each page until it is written again (MADV_FREE).
+  // Discard the content, so that the operating system may reclaim the pages.
   void release_pages() {
-#ifdef MADV_FREE
-    if (used_ > 0) madvise(data_, used_bytes(), MADV_FREE);
-#endif
+    if (used_ > 0) discard_pages(data_, used_bytes());
     used_ = 0;
   }
 
@@ -56,7 +51,7 @@ class Buffer {
 
  private:
   void free() {
-    if (data_ != nullptr) munmap(data_, capacity_ * sizeof(T));
+    if (data_ != nullptr) unmap_pages(data_, capacity_ * sizeof(T));
     data_ = nullptr;
     capacity_ = 0;
   }

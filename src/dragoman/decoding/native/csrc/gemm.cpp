@@ -33,11 +33,6 @@ inline void accumulate_f32(const GemmInput& x, int row, const float* weights, in
   }
 }
 
-#if defined(__AVX512F__)
-#if !defined(DRAGOMAN_TARGET_BF16)
-#define DRAGOMAN_TARGET_BF16 __attribute__((target("avx512bf16")))
-#endif
-
 template <int R>
 DRAGOMAN_TARGET_BF16 inline void accumulate_bf16(const GemmInput& x, int row, const uint16_t* weights, int inputs,
                                                  VecF32 (&result)[R][TILE_VECS]) {
@@ -45,18 +40,18 @@ DRAGOMAN_TARGET_BF16 inline void accumulate_bf16(const GemmInput& x, int row, co
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = _mm512_setzero_ps();
+    for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = zeros();
   for (int k = 0; k < inputs; k += 2, weights += 2 * OUTPUT_BLOCK) {
-    __m512i w[TILE_VECS];
+    VecI32 w[TILE_VECS];
 #pragma GCC unroll 8
-    for (int v = 0; v < TILE_VECS; ++v) w[v] = _mm512_loadu_si512(weights + v * 2 * VEC_SIZE);
+    for (int v = 0; v < TILE_VECS; ++v) w[v] = load_i32(reinterpret_cast<const int32_t*>(weights) + v * VEC_SIZE);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       int32_t pair;
       std::memcpy(&pair, x.bf16 + static_cast<size_t>(row + r) * x.cols + k, sizeof(pair));
-      const __m512i input = _mm512_set1_epi32(pair);
+      const VecI32 input = broadcast_i32(pair);
 #pragma GCC unroll 8
-      for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)input, (__m512bh)w[v]);
+      for (int v = 0; v < TILE_VECS; ++v) sums[r][v] = dot_bf16(sums[r][v], input, w[v]);
     }
   }
 #pragma GCC unroll 8
@@ -64,10 +59,6 @@ DRAGOMAN_TARGET_BF16 inline void accumulate_bf16(const GemmInput& x, int row, co
 #pragma GCC unroll 8
     for (int v = 0; v < TILE_VECS; ++v) result[r][v] = sums[r][v];
 }
-#else
-template <int R>
-inline void accumulate_bf16(const GemmInput&, int, const uint16_t*, int, VecF32 (&)[R][TILE_VECS]) {}
-#endif
 
 inline void store_output(float* y, VecF32 value, const float* bias, bool accumulate) {
   if (bias != nullptr) value = add(value, load(bias));
@@ -76,6 +67,7 @@ inline void store_output(float* y, VecF32 value, const float* bias, bool accumul
 
 // A tile is R rows from `row` and TILE_VECS vectors from `first_vec` of the block whose first output is `block_begin`.
 struct FloatTile {
+  static constexpr int VECS = TILE_VECS;
   template <int R>
   static void multiply(const PackedMatrix& w, const GemmInput& x, int row, size_t block_begin, int first_vec, float* y,
                        int stride, bool accumulate) {
@@ -87,7 +79,7 @@ struct FloatTile {
     if (w.dtype == DType::float32) {
       const float* weights = static_cast<const float*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE;
       accumulate_f32<R>(x, row, weights, w.inputs, sums);
-    } else {
+    } else if constexpr (HAS_BF16) {
       const uint16_t* weights =
           static_cast<const uint16_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 2;
       accumulate_bf16<R>(x, row, weights, w.inputs, sums);
@@ -108,25 +100,26 @@ template <typename Tile, int R>
 void gemm_block(const PackedMatrix& w, const GemmInput& x, int row, int block, float* y, int stride, bool accumulate) {
   const size_t block_begin = static_cast<size_t>(block) * OUTPUT_BLOCK;
   for (; row + R <= x.rows; row += R) {
-    for (int first_vec = 0; first_vec < BLOCK_VECS; first_vec += TILE_VECS) {
+    for (int first_vec = 0; first_vec < BLOCK_VECS; first_vec += Tile::VECS) {
       Tile::template multiply<R>(w, x, row, block_begin, first_vec, y, stride, accumulate);
     }
   }
   if constexpr (R > 1) gemm_block<Tile, R - 1>(w, x, row, block, y, stride, accumulate);
 }
 
-#if defined(__AVX512F__)
+#if defined(DRAGOMAN_INT8_TILES)
 
 struct Int8Tile {
+  static constexpr int VECS = INT8_VECS;
   template <int R>
   static void multiply(const PackedMatrix& w, const GemmInput& x, int row, size_t block_begin, int first_vec, float* y,
                        int stride, bool accumulate) {
-    VecI32 sums[R][TILE_VECS];
+    VecI32 sums[R][VECS];
     const int8_t* weights = static_cast<const int8_t*>(w.weights) + block_begin * w.inputs + first_vec * VEC_SIZE * 4;
     multiply_int8(x.quantized + quantized_size(row, x.cols), w.inputs, weights,
                   w.compensation + block_begin + first_vec * VEC_SIZE, sums);
 #pragma GCC unroll 8
-    for (int v = 0; v < TILE_VECS; ++v) {
+    for (int v = 0; v < VECS; ++v) {
       const size_t output = block_begin + (first_vec + v) * VEC_SIZE;
       const VecF32 scale = load(w.scales + output);
 #pragma GCC unroll 8
@@ -140,7 +133,7 @@ struct Int8Tile {
 };
 
 void gemm_block_int8(const PackedMatrix& w, const GemmInput& x, int block, float* y, int stride, bool accumulate) {
-  gemm_block<Int8Tile, TILE_ROWS>(w, x, 0, block, y, stride, accumulate);
+  gemm_block<Int8Tile, INT8_ROWS>(w, x, 0, block, y, stride, accumulate);
 }
 
 #else

@@ -1,7 +1,7 @@
 // Products of int8 weights with activations, which are quantized to the form that the instructions of each build take.
 //
 // Weights are integers from -127 to 127, in the order that gemm.h describes, and so are quantized activations.  The
-// sums of their products are exact in both builds, and therefore equal.
+// sums of their products are exact in all builds, and therefore equal.
 #pragma once
 
 #include "simd.h"
@@ -23,6 +23,10 @@ inline int32_t load_four(const uint8_t* p) {
 // Bytes of a row of quantized activations.  One more cache line: rows at a distance of a large power of two compete for
 // few sets of the cache.
 constexpr size_t quantized_row_size(int cols) { return static_cast<size_t>(cols) + 64; }
+
+// Products are computed in tiles of rows and vectors of outputs.
+#define DRAGOMAN_INT8_TILES
+constexpr int INT8_ROWS = 6, INT8_VECS = 4;
 
 // Store the nearest integers of x * factor, which are in [-127, 127].
 inline void quantize_row(const float* x, int cols, float factor, uint8_t* row) {
@@ -64,6 +68,142 @@ inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, c
       for (int v = 0; v < V; ++v) dot(sums[r][v], input, w[v]);
     }
   }
+}
+
+#elif defined(__aarch64__)
+
+// Activations are stored as signed bytes, and a tile has 16 outputs.  One more cache line per row, as above.
+constexpr size_t quantized_row_size(int cols) { return static_cast<size_t>(cols) + 64; }
+
+#define DRAGOMAN_INT8_TILES
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int INT8_ROWS = 6, INT8_VECS = 2;
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr int INT8_ROWS = 4, INT8_VECS = 2;
+#else
+constexpr int INT8_ROWS = 2, INT8_VECS = 2;
+#endif
+
+// Store the nearest integers of x * factor, which are in [-127, 127], as the other builds round them.
+inline void quantize_row(const float* x, int cols, float factor, uint8_t* row) {
+  for (int k = 0; k < cols; k += VEC_SIZE) {
+    const VecI32 shifted = to_i32(fmadd(load(x + k), broadcast(factor), broadcast(128.0f)));
+    const int16x8_t narrow = vcombine_s16(vmovn_s32(shifted.low), vmovn_s32(shifted.high));
+    vst1_s8(reinterpret_cast<int8_t*>(row + k), vmovn_s16(vsubq_s16(narrow, vdupq_n_s16(128))));
+  }
+}
+
+inline int8x16_t broadcast_four(const uint8_t* p) { return vreinterpretq_s8_s32(vdupq_n_s32(load_four(p))); }
+
+// The functions below add the products of R rows of activations with 4 * Q outputs to zeros.
+
+#if defined(__ARM_FEATURE_DOTPROD)
+
+// sdot: four products of signed bytes are added to each sum.
+template <int R, int Q>
+inline void multiply_rows(const uint8_t* x, int inputs, const int8_t* weights, int32x4_t (&sums)[R][Q]) {
+  for (int k = 0; k < inputs; k += 4, weights += WEIGHTS_STEP) {
+    if (R <= 2) prefetch(weights, 16 * Q);
+    int8x16_t w[Q];
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) w[q] = vld1q_s8(weights + 16 * q);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const int8x16_t input = broadcast_four(x + r * quantized_row_size(inputs) + k);
+#pragma GCC unroll 8
+      for (int q = 0; q < Q; ++q) sums[r][q] = vdotq_s32(sums[r][q], w[q], input);
+    }
+  }
+}
+
+#else
+
+// Products of two bytes are added in 16 bits: two of them are at most 2 * 127 * 128, which fits.  Each sum of 32 bits
+// receives two of the four inputs of a group; pairs are added at the end.
+template <int R, int Q>
+inline void multiply_rows(const uint8_t* x, int inputs, const int8_t* weights, int32x4_t (&sums)[R][Q]) {
+  int32x4_t low[R][Q] = {}, high[R][Q] = {};
+  for (int k = 0; k < inputs; k += 8, weights += 2 * WEIGHTS_STEP) {
+    prefetch(weights, 16 * Q);
+    prefetch(weights + WEIGHTS_STEP, 16 * Q);
+    int8x16_t input[R][2];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const uint8_t* row = x + r * quantized_row_size(inputs) + k;
+      input[r][0] = broadcast_four(row);
+      input[r][1] = broadcast_four(row + 4);
+    }
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) {
+      const int8x16_t first = vld1q_s8(weights + 16 * q), second = vld1q_s8(weights + WEIGHTS_STEP + 16 * q);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const int16x8_t two = vmlal_s8(vmull_s8(vget_low_s8(first), vget_low_s8(input[r][0])), vget_low_s8(second),
+                                       vget_low_s8(input[r][1]));
+        low[r][q] = vpadalq_s16(low[r][q], two);
+        high[r][q] = vpadalq_s16(high[r][q], vmlal_high_s8(vmull_high_s8(first, input[r][0]), second, input[r][1]));
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) sums[r][q] = vpaddq_s32(low[r][q], high[r][q]);
+}
+
+#endif
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+
+// smmla: eight inputs of two rows with those of two outputs.  The last one of an odd number of rows is its own partner.
+template <int R, int Q>
+inline void multiply_pairs(const uint8_t* x, int inputs, const int8_t* weights, int32x4_t (&sums)[R][Q]) {
+  constexpr int PAIRS = (R + 1) / 2;
+  int32x4_t squares[PAIRS][Q][2] = {};  // two rows by two outputs
+  for (int k = 0; k < inputs; k += 8, weights += 2 * WEIGHTS_STEP) {
+    int8x16_t input[PAIRS];
+#pragma GCC unroll 8
+    for (int p = 0; p < PAIRS; ++p) {
+      const int8_t* row = reinterpret_cast<const int8_t*>(x) + 2 * p * quantized_row_size(inputs) + k;
+      input[p] = vcombine_s8(vld1_s8(row), vld1_s8(2 * p + 1 < R ? row + quantized_row_size(inputs) : row));
+    }
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) {
+      const int32x4_t first = vreinterpretq_s32_s8(vld1q_s8(weights + 16 * q));
+      const int32x4_t second = vreinterpretq_s32_s8(vld1q_s8(weights + WEIGHTS_STEP + 16 * q));
+      const int8x16_t w[2] = {vreinterpretq_s8_s32(vzip1q_s32(first, second)),
+                              vreinterpretq_s8_s32(vzip2q_s32(first, second))};
+#pragma GCC unroll 8
+      for (int p = 0; p < PAIRS; ++p)
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) squares[p][q][i] = vmmlaq_s32(squares[p][q][i], input[p], w[i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) {
+      const int64x2_t left = vreinterpretq_s64_s32(squares[r / 2][q][0]);
+      const int64x2_t right = vreinterpretq_s64_s32(squares[r / 2][q][1]);
+      sums[r][q] = vreinterpretq_s32_s64(r % 2 == 0 ? vzip1q_s64(left, right) : vzip2q_s64(left, right));
+    }
+}
+
+#endif
+
+// The products of R rows with V vectors of outputs.
+template <int R, int V>
+inline void multiply_int8(const uint8_t* x, int inputs, const int8_t* weights, const int32_t*, VecI32 (&sums)[R][V]) {
+  int32x4_t quarters[R][2 * V] = {};
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  if constexpr (R > 1) multiply_pairs(x, inputs, weights, quarters);
+  if constexpr (R == 1)
+#endif
+    multiply_rows(x, inputs, weights, quarters);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) sums[r][v] = {quarters[r][2 * v], quarters[r][2 * v + 1]};
 }
 
 #else

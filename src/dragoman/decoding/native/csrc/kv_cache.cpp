@@ -12,8 +12,6 @@ namespace {
 constexpr int BLOCK_VECS = KV_BLOCK / VEC_SIZE;  // vectors per block of 16 positions
 constexpr int ACCUMULATORS = 4;                  // independent sums, which hide the latency of an addition
 
-
-
 void convert(float* to, const float* from) { store(to, load(from)); }
 void convert(uint16_t* to, const float* from) { store_fp16(to, load(from)); }
 
@@ -33,7 +31,7 @@ template <int COUNT, typename T>
 inline void prefetch(const T* data) {
 #pragma GCC unroll 8
   for (size_t byte = 0; byte < COUNT * sizeof(T); byte += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(data) + byte, _MM_HINT_T0);
+    prefetch_line(reinterpret_cast<const char*>(data) + byte);
   }
 }
 

@@ -1,9 +1,5 @@
 #include "model.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cmath>
 #include <cstring>
@@ -155,28 +151,25 @@ void Model::check_header() const {
 }
 
 FileContent::FileContent(const std::string& path) {
-  // O_NONBLOCK: opening a named pipe would otherwise wait for a writer.
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  const int file = open_file(path);
   const auto fail = [&](const std::string& reason) {
-    if (file >= 0) close(file);
+    if (file >= 0) close_file(file);
     throw std::runtime_error(path + ": " + reason);
   };
-  struct stat status;
-  if (file < 0 || fstat(file, &status) != 0) fail(std::strerror(errno));
-  if (!S_ISREG(status.st_mode) || status.st_size < static_cast<off_t>(sizeof(Header))) {
-    fail("not a packed model; delete it, and the model is packed again");
-  }
-  size_ = static_cast<size_t>(status.st_size);
+  const int64_t size = file < 0 ? -1 : file_size(file);
+  if (size < 0) fail(std::strerror(errno));
+  if (size < static_cast<int64_t>(sizeof(Header))) fail("not a packed model; delete it, and the model is packed again");
+  size_ = static_cast<size_t>(size);
   char* const data = [&] {
     try {
       return buffer_.reserve(size_);
     } catch (...) {
-      close(file);
+      close_file(file);
       throw;
     }
   }();
   for (size_t done = 0; done < size_;) {
-    const ssize_t count = pread(file, data + done, size_ - done, static_cast<off_t>(done));
+    const int64_t count = read_file(file, data + done, size_ - done);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
       fail("cannot be read: " +
@@ -184,7 +177,7 @@ FileContent::FileContent(const std::string& path) {
     }
     done += static_cast<size_t>(count);
   }
-  close(file);
+  close_file(file);
 }
 
 Model::Model(const std::string& path) : file_(path) {

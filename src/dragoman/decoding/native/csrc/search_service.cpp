@@ -1,7 +1,5 @@
 #include "search_service.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <iterator>
@@ -255,9 +253,7 @@ void SearchService::run(Worker& worker) {
 // Wake the thread that waits for results, or the reader of a descriptor.
 void SearchService::announce(int descriptor) {
   if (descriptor < 0) return result_available_.notify_one();
-  const uint64_t one = 1;
-  // A write can only fail if the counter is at its maximum, and then the reader is woken anyway.
-  [[maybe_unused]] const ssize_t written = write(descriptor, &one, sizeof one);
+  increment_counter(descriptor);
 }
 
 // Let the new sentences join the batch, and advance it by one token.

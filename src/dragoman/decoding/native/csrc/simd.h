@@ -1,9 +1,14 @@
-// SIMD vectors: 16 floats or 32-bit integers with AVX-512, 8 with AVX2, and the vector math built on them.
+// SIMD vectors: 16 floats or 32-bit integers with AVX-512, 8 with AVX2 and NEON, and the vector math built on them.
 //
-// Both builds provide the same functions, so that the kernels are written once.
+// All builds provide the same functions, so that the kernels are written once.  Those with 8 elements round and add in
+// the same order, so that their results are equal.
 #pragma once
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#else
 #include <immintrin.h>
+#endif
 
 #include <cmath>
 #include <cstdint>
@@ -37,7 +42,6 @@ inline VecF32 fmadd(VecF32 a, VecF32 b, VecF32 c) { return _mm512_fmadd_ps(a, b,
 // max and min return the second operand if either is NaN.
 inline VecF32 max(VecF32 a, VecF32 b) { return _mm512_max_ps(a, b); }
 inline VecF32 min(VecF32 a, VecF32 b) { return _mm512_min_ps(a, b); }
-inline VecF32 round(VecF32 x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline VecF32 abs(VecF32 x) { return _mm512_abs_ps(x); }
 // `magnitude` must not be negative.
 inline VecF32 copysign(VecF32 magnitude, VecF32 sign) {
@@ -74,6 +78,116 @@ inline VecI32 load_i8(const int8_t* p) { return _mm512_loadu_si512(p); }
 inline VecI32 sub(VecI32 a, VecI32 b) { return _mm512_sub_epi32(a, b); }
 inline VecF32 to_f32(VecI32 x) { return _mm512_cvtepi32_ps(x); }
 
+// sums[i] += dot product of the two bfloat16 numbers in lane i of x and y.
+#if !defined(DRAGOMAN_TARGET_BF16)
+#define DRAGOMAN_TARGET_BF16 __attribute__((target("avx512bf16")))
+#endif
+constexpr bool HAS_BF16 = true;
+DRAGOMAN_TARGET_BF16 inline VecF32 dot_bf16(VecF32 sums, VecI32 x, VecI32 y) {
+  return _mm512_dpbf16_ps(sums, (__m512bh)x, (__m512bh)y);
+}
+
+#elif defined(__aarch64__)
+
+constexpr int VEC_SIZE = 8;
+struct VecF32 {
+  float32x4_t low, high;
+};
+struct VecI32 {
+  int32x4_t low, high;
+};
+
+inline VecF32 operator+(VecF32 a, VecF32 b) { return {vaddq_f32(a.low, b.low), vaddq_f32(a.high, b.high)}; }
+inline VecF32 operator-(VecF32 a, VecF32 b) { return {vsubq_f32(a.low, b.low), vsubq_f32(a.high, b.high)}; }
+inline VecF32 operator*(VecF32 a, VecF32 b) { return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }
+inline VecF32 operator/(VecF32 a, VecF32 b) { return {vdivq_f32(a.low, b.low), vdivq_f32(a.high, b.high)}; }
+
+inline VecF32 broadcast(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
+inline VecF32 zeros() { return broadcast(0.0f); }
+inline VecF32 load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+inline VecF32 load(const uint16_t* fp16) {
+  const float16x8_t x = vreinterpretq_f16_u16(vld1q_u16(fp16));
+  return {vcvt_f32_f16(vget_low_f16(x)), vcvt_high_f32_f16(x)};
+}
+inline void store(float* p, VecF32 x) {
+  vst1q_f32(p, x.low);
+  vst1q_f32(p + 4, x.high);
+}
+inline void store_fp16(uint16_t* p, VecF32 x) {
+  vst1q_u16(p, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(x.low), x.high)));
+}
+// a * b + c with one rounding.
+inline VecF32 fmadd(VecF32 a, VecF32 b, VecF32 c) {
+  return {vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)};
+}
+// max and min return the second operand if either is NaN, as those of x86-64 do.
+inline float32x4_t max(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+inline VecF32 max(VecF32 a, VecF32 b) { return {max(a.low, b.low), max(a.high, b.high)}; }
+inline VecF32 min(VecF32 a, VecF32 b) {
+  return {vbslq_f32(vcltq_f32(a.low, b.low), a.low, b.low), vbslq_f32(vcltq_f32(a.high, b.high), a.high, b.high)};
+}
+inline VecF32 abs(VecF32 x) { return {vabsq_f32(x.low), vabsq_f32(x.high)}; }
+inline VecF32 copysign(VecF32 magnitude, VecF32 sign) {
+  const uint32x4_t sign_bit = vdupq_n_u32(0x80000000);
+  return {vbslq_f32(sign_bit, sign.low, magnitude.low), vbslq_f32(sign_bit, sign.high, magnitude.high)};
+}
+// The bits of x, shifted to the left and read as numbers again.
+template <int BITS>
+inline VecF32 shift_bits(VecF32 x) {
+  return {vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(x.low), BITS)),
+          vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(x.high), BITS))};
+}
+// The nearest integers, of ties the even ones.
+inline VecI32 to_i32(VecF32 x) { return {vcvtnq_s32_f32(x.low), vcvtnq_s32_f32(x.high)}; }
+inline VecF32 to_f32(VecI32 x) { return {vcvtq_f32_s32(x.low), vcvtq_f32_s32(x.high)}; }
+// x * 2^n for integral n: 2^n is built by writing n + 127 into the exponent bits.
+inline VecF32 ldexp(VecF32 x, VecF32 n) {
+  const VecI32 exponent = to_i32(n + broadcast(127.0f));
+  return x * shift_bits<23>({vreinterpretq_f32_s32(exponent.low), vreinterpretq_f32_s32(exponent.high)});
+}
+struct VecMask {
+  uint32x4_t low, high;
+};
+inline VecMask at_least(VecF32 x, VecF32 limit) { return {vcgeq_f32(x.low, limit.low), vcgeq_f32(x.high, limit.high)}; }
+// Bit i is set if x[i] > limit[i].
+inline uint32_t greater_mask(VecF32 x, VecF32 limit) {
+  const uint32x4_t bits = {1, 2, 4, 8};
+  const uint32x4_t low = vandq_u32(vcgtq_f32(x.low, limit.low), bits);
+  const uint32x4_t high = vandq_u32(vcgtq_f32(x.high, limit.high), vshlq_n_u32(bits, 4));
+  return vaddvq_u32(vorrq_u32(low, high));
+}
+// x where the mask is set, y elsewhere.
+inline VecF32 select(VecMask mask, VecF32 x, VecF32 y) {
+  return {vbslq_f32(mask.low, x.low, y.low), vbslq_f32(mask.high, x.high, y.high)};
+}
+inline VecI32 select(VecMask mask, VecI32 x, VecI32 y) {
+  return {vbslq_s32(mask.low, x.low, y.low), vbslq_s32(mask.high, x.high, y.high)};
+}
+// The last lane of `before`, and all lanes of x but the last.
+inline VecI32 shift_in(VecI32 before, VecI32 x) {
+  return {vextq_s32(before.high, x.low, 3), vextq_s32(x.low, x.high, 3)};
+}
+inline VecF32 shift_in(VecF32 before, VecF32 x) {
+  return {vextq_f32(before.high, x.low, 3), vextq_f32(x.low, x.high, 3)};
+}
+inline float reduce_sum(VecF32 x) {
+  const float32x4_t y = vaddq_f32(x.low, x.high);
+  return vpadds_f32(vadd_f32(vget_low_f32(y), vget_high_f32(y)));
+}
+inline float reduce_max(VecF32 x) {
+  float32x4_t y = max(x.low, x.high);
+  y = max(y, vextq_f32(y, y, 2));
+  return vgetq_lane_f32(max(y, vextq_f32(y, y, 1)), 0);
+}
+
+inline VecI32 broadcast_i32(int32_t x) { return {vdupq_n_s32(x), vdupq_n_s32(x)}; }
+inline VecI32 zeros_i32() { return broadcast_i32(0); }
+inline VecI32 load_i32(const int32_t* p) { return {vld1q_s32(p), vld1q_s32(p + 4)}; }
+inline void store_i32(int32_t* p, VecI32 x) {
+  vst1q_s32(p, x.low);
+  vst1q_s32(p + 4, x.high);
+}
+
 #else
 
 constexpr int VEC_SIZE = 8;
@@ -95,7 +209,6 @@ inline VecF32 fmadd(VecF32 a, VecF32 b, VecF32 c) { return _mm256_fmadd_ps(a, b,
 // max and min return the second operand if either is NaN.
 inline VecF32 max(VecF32 a, VecF32 b) { return _mm256_max_ps(a, b); }
 inline VecF32 min(VecF32 a, VecF32 b) { return _mm256_min_ps(a, b); }
-inline VecF32 round(VecF32 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline VecF32 abs(VecF32 x) { return _mm256_andnot_ps(broadcast(-0.0f), x); }
 // `magnitude` must not be negative.
 inline VecF32 copysign(VecF32 magnitude, VecF32 sign) {
@@ -151,13 +264,31 @@ inline VecF32 to_f32(VecI32 x) { return _mm256_cvtepi32_ps(x); }
 
 #endif
 
+#if !defined(__AVX512F__)
+#define DRAGOMAN_TARGET_BF16
+constexpr bool HAS_BF16 = false;
+inline VecF32 dot_bf16(VecF32 sums, VecI32, VecI32) { return sums; }
+#endif
+
+// Wait a moment in a loop that polls.
+inline void spin_pause() {
+#if defined(__aarch64__)
+  asm volatile("isb");  // takes about as long as pause; yield takes a cycle on most processors
+#else
+  _mm_pause();
+#endif
+}
+
+// Load the cache line of p.
+inline void prefetch_line(const void* p) { __builtin_prefetch(p, 0, 3); }
+
 constexpr int PREFETCH_DISTANCE = 8192;  // bytes
 
 // Prefetch the `bytes` that are read PREFETCH_DISTANCE after those at p.
 inline void prefetch(const void* p, int bytes) {
 #pragma GCC unroll 8
   for (int byte = 0; byte < bytes; byte += 64) {
-    _mm_prefetch(static_cast<const char*>(p) + PREFETCH_DISTANCE + byte, _MM_HINT_T0);
+    prefetch_line(static_cast<const char*>(p) + PREFETCH_DISTANCE + byte);
   }
 }
 

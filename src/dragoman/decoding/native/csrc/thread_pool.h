@@ -5,8 +5,6 @@
 // system does not schedule in time never delays it.
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -15,6 +13,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "simd.h"
 
 namespace dragoman {
 
@@ -74,7 +74,7 @@ class ThreadPool {
   // Another thread may need this core to make progress: yield after a while.
   static void pause(int spins) {
     if (spins < CALLER_SPINS) {
-      _mm_pause();
+      spin_pause();
     } else {
       std::this_thread::yield();
     }

@@ -10,10 +10,10 @@ namespace dragoman {
 
 // A forked process inherits the contexts of its parent, but not their threads: they can be neither used nor destroyed.
 void WorkerContextPool::discard_after_fork() {
-  if (process_ == getpid()) return;
+  if (process_ == process_id()) return;
   for (auto& context : idle_) context.release();
   idle_.clear();
-  process_ = getpid();
+  process_ = process_id();
 }
 
 std::unique_ptr<WorkerContext> WorkerContextPool::acquire(const Model& model, int threads) {

@@ -1,8 +1,6 @@
 // The threads and the memory of a worker, kept for the next search.
 #pragma once
 
-#include <unistd.h>
-
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -33,7 +31,7 @@ class WorkerContextPool {
 
   std::mutex mutex_;
   std::vector<std::unique_ptr<WorkerContext>> idle_;
-  int process_ = getpid();
+  int process_ = process_id();
 };
 
 }  // namespace dragoman

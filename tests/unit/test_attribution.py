@@ -80,13 +80,12 @@ def test_integrated_gradients_equal_the_integral_and_are_complete() -> None:
 
 
 def test_attributions_of_texts_show_themselves() -> None:
-    loaded = translator("modern")
-    one = attribute(loaded, SOURCE, of="logit", n_steps=40)
+    one = attribute(translator("modern"), SOURCE, of="logit", n_steps=40)
     assert one.source_attributions.shape == (len(one.target), len(one.source)) and one.prefix[0] == "<s>"
     assert float(one.convergence_delta.abs().max()) < 0.02 * float((one.step_scores - one.baseline_scores).abs().max())
     assert one._repr_html_()
     with pytest.raises(UsageError, match=r"method = 'x'.*accepted: integrated_gradients or input_x_gradient"):
-        attribute(loaded, SOURCE, method="x")
+        attribute(translator("modern"), SOURCE, method="x")
 
 
 @pytest.mark.parametrize("kind", covering(SOFTMAX))
@@ -112,9 +111,8 @@ def test_parts_of_a_score_by_hand() -> None:
     centered = (update - update.mean(1, keepdim=True)) / std[:, None] * layer.around_self_attn.norm.weight
     parts = explain_score(model, CLEAN, "encoder.layers.1.self_attn:4")
     assert list(parts.queries) == ["embedding", "position", "bias", "layers.0.self_attn", "layers.0.ffn"]
-    weight = layer.self_attn.qkv.weight
-    torch.testing.assert_close(parts.queries["layers.0.ffn"], centered @ weight[8:10].T, **EXACT)
-    torch.testing.assert_close(parts.keys["layers.0.ffn"], centered @ weight[16:18].T, **EXACT)
+    torch.testing.assert_close(parts.queries["layers.0.ffn"], centered @ layer.self_attn.qkv.weight[8:10].T, **EXACT)
+    torch.testing.assert_close(parts.keys["layers.0.ffn"], centered @ layer.self_attn.qkv.weight[16:18].T, **EXACT)
 
 
 def test_paths_by_hand() -> None:

@@ -48,7 +48,7 @@ def test_demo_in_chinese(small_corpus: spelled_numbers.SpelledNumbers, tmp_path:
     assert "spelled numbers and dates, English to Chinese" in page and small_corpus.test[0][1] in page
     pieces = Translator.load(tmp_path / "run").tokenizer
     assert [pieces.target_piece(i) for i in pieces.encode_target("十月")] == ["十", "月", "</s>"]
-    assert describe(tmp_path / "run")["vocabulary"] == f"bpe, 200 and char, {pieces.target_size}"
+    assert describe(tmp_path / "run")["vocabulary"] == f"bpe, 260 and char, {pieces.target_size}"
 
 
 def test_demo_trains_reports_and_is_reused(small_corpus: spelled_numbers.SpelledNumbers, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ class German(TargetLanguage):
     code = "de"
     name = "German"
     name_zh = "德语"
-    tokenizer: ClassVar[dict[str, Any]] = {"kind": "bpe", "vocab_size": 360, "byte_fallback": False}
+    tokenizer: ClassVar[dict[str, Any]] = {"kind": "bpe", "vocab_size": 440, "byte_fallback": False}
     max_ratio = 9.0
     word_order = (
         "German puts the unit before the ten (twenty-four is vier-und-zwanzig), so the lines of such a pair cross."
@@ -177,7 +177,7 @@ class Chinese(TargetLanguage):
     name_zh = "中文"
     tokenizer: ClassVar[dict[str, Any]] = {
         "kind": "bpe",
-        "vocab_size": 200,
+        "vocab_size": 260,
         "byte_fallback": False,
         "shared": False,
         "target": {"kind": "char", "byte_fallback": False},

@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 from dragoman.errors import UsageError
 
 WINGS = {
-    "advice": ("advice",),
-    "bulk": ("bulk",),
+    "adapt": ("adapt",), "advice": ("advice",), "bulk": ("bulk",),
     "documents": ("documents", "markup"),
     "formats": ("formats",),
     "interpret": ("interpret", "pages", "evaluation/compare"),
@@ -29,7 +28,7 @@ WINGS = {
     "vectors": ("vectors",),
 }  # fmt: skip
 """Wing -> its packages and modules.  The first is a package that shows whether the wing is installed."""
-_NEEDS = {"serve": ("documents", "interpret"), "vectors": ("interpret",)}
+_NEEDS = {"adapt": ("advice", "formats"), "serve": ("documents", "interpret"), "vectors": ("interpret",)}
 
 
 def extra_package(name: str, extra: str, what: str) -> Any:

@@ -509,15 +509,11 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PIPELINES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "lines": (TextGenerator, {"sample": False, "max_tokens": 3}),
-    "tagged": (Labeller, {}),
-    "first": (Labeller, {}),
-    "images": (Labeller, {}),
-    "trees": (Parser, {"beam": 2}),
-    "recurrent lines": (TextGenerator, {"sample": False, "max_tokens": 3}),
-    "recurrent tagged": (Labeller, {}),
+    "lines": (TextGenerator, {"sample": False, "max_tokens": 3}), "tagged": (Labeller, {}), "first": (Labeller, {}),
+    "images": (Labeller, {}), "trees": (Parser, {"beam": 2}),
+    "recurrent lines": (TextGenerator, {"sample": False, "max_tokens": 3}), "recurrent tagged": (Labeller, {}),
     "recurrent last": (Labeller, {}),
-}
+}  # fmt: skip
 METHODS = {TextGenerator: "generate", Labeller: "label", Parser: "parse"}
 
 

@@ -19,10 +19,11 @@ from small_run import write_corpus, write_toml
 ROOT = Path(dragoman.__file__).parent
 TESTS = Path(__file__).parents[1]
 COMMANDS = {
-    "advice": {"clean", "doctor", "new"},
+    "adapt": {"prune"},
+    "advice": {"clean", "doctor", "new", "prune"},
     "bulk": set[str](),
     "documents": {"serve", "keys"},  # the server translates documents
-    "formats": {"export", "import"},
+    "formats": {"export", "import", "prune"},
     "interpret": {
         "demo", "compare", "explain", "atlas", "walkthrough", "gallery", "playground", "serve", "keys", "vectors",
     },

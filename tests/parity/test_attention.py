@@ -26,18 +26,9 @@ WAYS: dict[str, Attend] = {
     "fused": lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True),
 }
 SHAPES: list[tuple[int, ...] | None] = [
-    None,
-    (TQ, TK),
-    (1, TK),
-    (1, TQ, TK),
-    (H, TQ, TK),
-    (H, 1, TK),
-    (1, 1, 1, TK),
-    (N, 1, 1, TK),
-    (N, 1, TQ, TK),
-    (N, H, 1, TK),
-    (N, H, TQ, TK),
-]
+    None, (TQ, TK), (1, TK), (1, TQ, TK), (H, TQ, TK), (H, 1, TK), (1, 1, 1, TK), (N, 1, 1, TK), (N, 1, TQ, TK),
+    (N, H, 1, TK), (N, H, TQ, TK),
+]  # fmt: skip
 
 
 def random_bias(shape: tuple[int, ...] | None) -> Tensor | None:

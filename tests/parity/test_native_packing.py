@@ -43,32 +43,16 @@ KINDS = {
 }
 PRECISIONS: Sequence[Precision] = ("float32", "int8", "bfloat16")
 DIGESTS = {
-    "paper": "83ddc407b18ea7f7",
-    "pre-norm": "bf4dc2ef254a5986",
-    "modern": "826667538b99aa4d",
-    "multi-query": "9ddd3a95468c37d8",
-    "grouped-query": "4bf26032169e0e64",
-    "small keys": "68815ecd87c06c89",
-    "large keys": "58f28d4c67ee2ce2",
-    "wide values": "7e246b599c575567",
-    "normalized embeddings": "cc5f6329fa52d1e4",
-    "normalized embeddings pre-norm": "b1839b4699a9a703",
-    "narrow values": "96caeee2c0b5112b",
-    "t5 family": "693655a2a7fd5486",
-    "no positions": "d5fd65ae44a5b1a7",
-    "learned": "d187fee94780e1e1",
-    "t5": "9eaded1e2e5d244c",
-    "alibi": "93dc12b6ac87763f",
-    "ssru": "d0dc7a0c16c1face",
-    "ssru pre-norm": "1230c532e508742c",
-    "decoder only": "e65a1c3f4d809a7b",
-    "wide": "4a88477823274bcc",
-    "wide rotary": "ef822b7777786503",
-    "wide t5": "4ead13f4b3b8d4d8",
-    "six heads": "cd53a44470bc8d43",
-    "unscaled": "581135cdb05b5bc5",
-    "output bias": "f64d5371e98f0901",
-}
+    "paper": "83ddc407b18ea7f7", "pre-norm": "bf4dc2ef254a5986", "modern": "826667538b99aa4d",
+    "multi-query": "9ddd3a95468c37d8", "grouped-query": "4bf26032169e0e64", "small keys": "68815ecd87c06c89",
+    "large keys": "58f28d4c67ee2ce2", "wide values": "7e246b599c575567", "normalized embeddings": "cc5f6329fa52d1e4",
+    "normalized embeddings pre-norm": "b1839b4699a9a703", "narrow values": "96caeee2c0b5112b",
+    "t5 family": "693655a2a7fd5486", "no positions": "d5fd65ae44a5b1a7", "learned": "d187fee94780e1e1",
+    "t5": "9eaded1e2e5d244c", "alibi": "93dc12b6ac87763f", "ssru": "d0dc7a0c16c1face",
+    "ssru pre-norm": "1230c532e508742c", "decoder only": "e65a1c3f4d809a7b", "wide": "4a88477823274bcc",
+    "wide rotary": "ef822b7777786503", "wide t5": "4ead13f4b3b8d4d8", "six heads": "cd53a44470bc8d43",
+    "unscaled": "581135cdb05b5bc5", "output bias": "f64d5371e98f0901",
+}  # fmt: skip
 """Of the three precisions with up to 1,024 positions."""
 
 

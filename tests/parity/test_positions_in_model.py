@@ -18,17 +18,12 @@ from small_networks import EXACT, shaken
 B, K, T, D, H, V = 4, 3, 7, 12, 2, 19
 SIZES = {"d_model": D, "d_ff": 20, "n_heads": H, "encoder_layers": 2, "decoder_layers": 3, "dropout": 0.0}
 KINDS: dict[str, dict[str, Any]] = {
-    "none": {"kind": "none"},
-    "sinusoidal": {"kind": "sinusoidal"},
-    "learned": {"kind": "learned", "max_len": 16},
+    "none": {"kind": "none"}, "sinusoidal": {"kind": "sinusoidal"}, "learned": {"kind": "learned", "max_len": 16},
     "recurrent over embeddings": {"kind": "recurrent", "source": "embeddings"},
-    "recurrent positions": {"kind": "recurrent", "source": "positions"},
-    "shaw": {"kind": "shaw", "clip": 3},
-    "t5": {"kind": "t5", "buckets": 8, "max_distance": 6},
-    "rotary": {"kind": "rotary"},
-    "partial rotary": {"kind": "rotary", "fraction": 0.67},
-    "alibi": {"kind": "alibi"},
-}
+    "recurrent positions": {"kind": "recurrent", "source": "positions"}, "shaw": {"kind": "shaw", "clip": 3},
+    "t5": {"kind": "t5", "buckets": 8, "max_distance": 6}, "rotary": {"kind": "rotary"},
+    "partial rotary": {"kind": "rotary", "fraction": 0.67}, "alibi": {"kind": "alibi"},
+}  # fmt: skip
 POSITION_SECTIONS = get_args(get_args(Position)[0])
 UNSIGNED = {"alibi"}
 """Kinds that depend on |i - j|: in an encoder, they do not distinguish left and right."""

@@ -34,12 +34,9 @@ from small_networks import CELLS, EXACT, assert_all_close, drawn, fresh_cell, gr
 N, T, D_IN, D = 4, 5, 3, 6
 B, K, S, V = 4, 3, 7, 19
 ATTENTIONS: dict[str, NoAttention | BahdanauAttention | LuongAttention] = {
-    "none": NoAttention(),
-    "every step": NoAttention(context="every_step"),
-    "bahdanau": BahdanauAttention(),
-    "dot": LuongAttention(score="dot"),
-    "general": LuongAttention(score="general"),
-}
+    "none": NoAttention(), "every step": NoAttention(context="every_step"), "bahdanau": BahdanauAttention(),
+    "dot": LuongAttention(score="dot"), "general": LuongAttention(score="general"),
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- cells

@@ -287,12 +287,9 @@ def test_the_calls_of_a_cached_decoding_are_the_parts_of_the_whole(name: str) ->
             want = whole.joined(key).masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(), 0)
         elif not calls:  # computed once, before the first position
             once = (
-                ["cross_attn", "keys"],
-                ["cross_attn", "values"],
-                ["bridge", "summary"],
-                ["bridge", "initial"],
+                ["cross_attn", "keys"], ["cross_attn", "values"], ["bridge", "summary"], ["bridge", "initial"],
                 ["0", "context"],
-            )
+            )  # fmt: skip
             assert kind in once, key
             continue
         else:

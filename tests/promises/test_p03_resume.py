@@ -43,21 +43,11 @@ from small_run import (
 KILLS = 10  # of each of two configurations
 
 EVERYTHING = (
-    "train.budget=2 epochs",
-    "train.validate_every=5 steps",
-    "train.accumulate=2",
-    "train.ema=0.9",
-    "train.average=3",
-    "train.clip_norm=1.0",
-    "tokenizer.sampling=0.1",
-    "model.dropout=0.2",
-    "model.attention_dropout=0.1",
-    "train.optimizer.kind=adamw",
-    "train.regularizer.simcut=3",
-    "train.regularizer.cutoff=0.1",
-    "train.regularizer.relaxed_attention=0.1",
-    "train.regularizer.stochastic_depth=0.1",
-)
+    "train.budget=2 epochs", "train.validate_every=5 steps", "train.accumulate=2", "train.ema=0.9", "train.average=3",
+    "train.clip_norm=1.0", "tokenizer.sampling=0.1", "model.dropout=0.2", "model.attention_dropout=0.1",
+    "train.optimizer.kind=adamw", "train.regularizer.simcut=3", "train.regularizer.cutoff=0.1",
+    "train.regularizer.relaxed_attention=0.1", "train.regularizer.stochastic_depth=0.1",
+)  # fmt: skip
 STEPS = (
     "train.budget=45 steps", "train.validate_every=5 steps", "train.save_every=3 steps", "train.keep=2",
     "train.schedule.kind=inverse_sqrt",

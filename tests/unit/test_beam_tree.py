@@ -19,18 +19,13 @@ from toy_model import ToyModel
 
 SOURCE = torch.tensor([[4, 6, 5, 7, 3]])
 SETTINGS: list[dict[str, Any]] = [
-    {"beam": 1, "max_extra": 2},
-    {"beam": 2, "max_extra": 4, "alpha": 0.0},
-    {"beam": 3, "max_extra": 3},
-    {"beam": 5, "max_extra": 5, "alpha": 1.5},
-    {"beam": 7, "max_extra": 1, "no_repeat_ngram": 2},
-    {"beam": 4, "max_extra": 6, "min_length": 3},
-    {"beam": 5, "max_extra": 5, "shrink_beam": True},
-    {"beam": 5, "max_extra": 5, "beam_threshold": 0.5},
-    {"beam": 5, "max_extra": 5, "recombine": 1},
+    {"beam": 1, "max_extra": 2}, {"beam": 2, "max_extra": 4, "alpha": 0.0}, {"beam": 3, "max_extra": 3},
+    {"beam": 5, "max_extra": 5, "alpha": 1.5}, {"beam": 7, "max_extra": 1, "no_repeat_ngram": 2},
+    {"beam": 4, "max_extra": 6, "min_length": 3}, {"beam": 5, "max_extra": 5, "shrink_beam": True},
+    {"beam": 5, "max_extra": 5, "beam_threshold": 0.5}, {"beam": 5, "max_extra": 5, "recombine": 1},
     {"beam": 5, "max_extra": 5, "beam_threshold": 0.5, "early_end": "off"},
     {"beam": 5, "max_extra": 5, "early_end": "on"},
-]
+]  # fmt: skip
 
 
 class NeverEnds(ToyModel):

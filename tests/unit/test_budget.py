@@ -30,14 +30,11 @@ def counts() -> dict[str, int]:
     source = {path: path.relative_to(package).parts for path in files("src/dragoman", ".py")}
     core = [path for path, parts in source.items() if len(parts) == 1 or parts[0] in folders]
     return {
-        "core": lines(core),
-        "wings": lines(source) - lines(core),
-        "cpp": lines(files("src", ".cpp", ".h")),
-        "pages": lines(files("src", ".html", ".css", ".js")),
-        "tests": lines(files("tests", ".py")),
+        "core": lines(core), "wings": lines(source) - lines(core), "cpp": lines(files("src", ".cpp", ".h")),
+        "pages": lines(files("src", ".html", ".css", ".js")), "tests": lines(files("tests", ".py")),
         "bench": lines(files("bench", ".py")),
         "scripts": lines([*files("docs", ".py"), *files("deploy", ".py"), *files("scripts", "")]),
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BUDGET["lines"])

@@ -119,15 +119,9 @@ def test_json_lines_are_read_by_key_by_nested_key_and_by_item(tmp_path: Path) ->
 
 def test_at_most_five_invalid_rows_are_reported_together(tmp_path: Path) -> None:
     rows = [
-        b'{"s": "a", "t": "b"}',
-        b'{"s": "a"',
-        b'{"s": "a", "u": "b"}',
-        b"[]",
-        b'{"s": 3, "t": "b"}',
-        b"",
+        b'{"s": "a", "t": "b"}', b'{"s": "a"', b'{"s": "a", "u": "b"}', b"[]", b'{"s": 3, "t": "b"}', b"", b"{}",
         b"{}",
-        b"{}",
-    ]
+    ]  # fmt: skip
     spec = CorpusSpec(path=write(tmp_path / "a.jsonl", b"\n".join(rows)), source_key="s", target_key="t")
     with pytest.raises(DataError) as raised:
         list(read_pairs(spec))

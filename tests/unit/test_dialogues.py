@@ -63,17 +63,10 @@ def test_chat_messages() -> None:
 
 def test_all_invalid_chat_lines_at_once() -> None:
     lines = [
-        line_of(("user", "Hi")),
-        "{",
-        '{"text": "a"}',
-        '{"messages": [{"role": "user"}]}',
-        '{"messages": ["user"]}',
-        line_of(("a:b", "text")),
-        line_of(("user", "text"), ("", "text")),
-        '{"messages": [{"role": "user", "content": "\\ud800"}]}',
-        "9" * 5000,
-        "[" * 100_000,
-    ]
+        line_of(("user", "Hi")), "{", '{"text": "a"}', '{"messages": [{"role": "user"}]}', '{"messages": ["user"]}',
+        line_of(("a:b", "text")), line_of(("user", "text"), ("", "text")),
+        '{"messages": [{"role": "user", "content": "\\ud800"}]}', "9" * 5000, "[" * 100_000,
+    ]  # fmt: skip
     with pytest.raises(DataError) as caught:
         parse_dialogues(lines, "jsonl", "file.jsonl")
     text = str(caught.value)

@@ -155,13 +155,10 @@ def test_docx_inline_content_is_kept(kind: str, translator: Callable[[], PieceTr
 def test_docx_runs_of_equal_formatting_are_one_text() -> None:
     translator = upper()
     pieces = [
-        run("Hel", "<w:rPr><w:lang w:val='en-US'/></w:rPr>"),
-        '<w:proofErr w:type="spellStart"/>',
-        run("lo"),
-        run(" wor", "<w:rPr></w:rPr>"),
-        "<w:r><w:lastRenderedPageBreak/></w:r>",
+        run("Hel", "<w:rPr><w:lang w:val='en-US'/></w:rPr>"), '<w:proofErr w:type="spellStart"/>', run("lo"),
+        run(" wor", "<w:rPr></w:rPr>"), "<w:r><w:lastRenderedPageBreak/></w:r>",
         run("ld", "<w:rPr><w:noProof/></w:rPr>"),
-    ]
+    ]  # fmt: skip
     out = body_of(translated("docx", docx_with(f"<w:p>{''.join(pieces)}</w:p>"), translator))
     assert translator.texts == ["Hello world"] and out.count("<w:t") == 1 and ">HELLO WORLD</w:t>" in out
 

@@ -28,13 +28,8 @@ from tiny_translator import tiny_tokenizer, tiny_translator
 from toy_model import ToyModel
 
 ENTRIES = {
-    "dog": "Köter",
-    "guide dog": "Blindenhund",
-    "New York": "New York",
-    "US": "USA",
-    "狗": "犬",
-    "re-use": "Wieder",
-}
+    "dog": "Köter", "guide dog": "Blindenhund", "New York": "New York", "US": "USA", "狗": "犬", "re-use": "Wieder",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

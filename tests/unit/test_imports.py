@@ -21,53 +21,15 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A file may import files of its own package and of packages that stand before it: the core, then the wings.
 LAYERS = [
-    "_version",
-    "errors",
-    "extras",
-    "device",
-    "io",
-    "config",
-    "tokenizers",
-    "registry",
-    "nn",
-    "data",
-    "models",
-    "decoding",
-    "pipelines",
-    "evaluation",
-    "training",
-    "cli",
-    "pages",
-    "markup",
-    "documents",
-    "vectors",
-    "advice",
-    "tune",
-    "formats",
-    "bulk",
-    "interpret",
-    "serve",
-    "__main__",
-]
+    "_version", "errors", "extras", "device", "io", "config", "tokenizers", "registry", "nn", "data", "models",
+    "decoding", "pipelines", "evaluation", "training", "cli", "pages", "markup", "documents", "vectors", "advice",
+    "tune", "formats", "adapt", "bulk", "interpret", "serve", "__main__",
+]  # fmt: skip
 
 PUBLIC_NAMES = [
-    "Chat",
-    "Config",
-    "Labeller",
-    "Parser",
-    "TextGenerator",
-    "Translation",
-    "Translator",
-    "WordVectors",
-    "__version__",
-    "build_model",
-    "evaluate_texts",
-    "load_config",
-    "plan_training",
-    "record",
-    "replace",
-    "train",
-]
+    "Chat", "Config", "Labeller", "Parser", "TextGenerator", "Translation", "Translator", "WordVectors",
+    "__version__", "build_model", "evaluate_texts", "load_config", "plan_training", "record", "replace", "train",
+]  # fmt: skip
 
 
 def module_name(path: Path) -> str:

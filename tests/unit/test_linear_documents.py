@@ -52,12 +52,9 @@ FRAMES = {
     "srt": [("1\n00:00:01,000 --> 00:00:02,000\n", "\n")],
     "vtt": [("WEBVTT\n\n00:01.000 --> 00:02.000\n", "\n"), ("WEBVTT\n", "")],
     "xliff": [(f"{XLIFF}<trans-unit><source>", "</source></trans-unit></xliff>"), (XLIFF, "</xliff>")],
-    "tmx": [(TMX, "</seg></tuv></tu></tmx>")],
-    "csv": [('a,"', '"\n'), ("", "")],
-    "html": [("", "a>")],
-    "json": [('["', '"]'), ("[", "]")],
-    "md": [("", ""), ("| a |\n|---|\n| ", " |"), ("- ", "")],
-}
+    "tmx": [(TMX, "</seg></tuv></tu></tmx>")], "csv": [('a,"', '"\n'), ("", "")], "html": [("", "a>")],
+    "json": [('["', '"]'), ("[", "]")], "md": [("", ""), ("| a |\n|---|\n| ", " |"), ("- ", "")],
+}  # fmt: skip
 """What stands around the pieces, by format; archives have it in the member that is translated."""
 
 
@@ -131,12 +128,9 @@ MANY = Glossary({**{f"{one} a": one for one in "abcdefgh"}, **{"a " * k + "a": "
 STEPS: dict[str, Callable[[str], object]] = {
     "sentences": lambda text: [split_sentences(text, language) for language in (None, "de", "zh")],
     "parts": lambda text: split_text(text, 60, len),
-    "language": lambda text: language_probability(text, ["de", "en"]),
-    "words": has_words,
-    "flags": quality,
-    "glossary": lambda text: applied(MANY.entries_in(text), text),
-    "markup": marked,
-}
+    "language": lambda text: language_probability(text, ["de", "en"]), "words": has_words, "flags": quality,
+    "glossary": lambda text: applied(MANY.entries_in(text), text), "markup": marked,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("step", STEPS)

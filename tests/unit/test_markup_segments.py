@@ -17,55 +17,36 @@ from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
 from word_translator import parse, reversed_order, word_translator, written
 
 IN_ORDER = [
-    ("a <b>red</b> dog.", "xa <b>xred</b> xdog."),
-    ("<b>a</b> red dog.", "<b>xa</b> xred xdog."),
-    ("a red <b>dog</b>.", "xa xred <b>xdog</b>."),
-    ("a red <b>dog.</b>", "xa xred <b>xdog.</b>"),
-    ("<b>a red dog.</b>", "<b>xa xred xdog.</b>"),
-    ("<b>a</b>-<i>red</i> dog", "<b>xa</b> - <i>xred</i> xdog"),
+    ("a <b>red</b> dog.", "xa <b>xred</b> xdog."), ("<b>a</b> red dog.", "<b>xa</b> xred xdog."),
+    ("a red <b>dog</b>.", "xa xred <b>xdog</b>."), ("a red <b>dog.</b>", "xa xred <b>xdog.</b>"),
+    ("<b>a red dog.</b>", "<b>xa xred xdog.</b>"), ("<b>a</b>-<i>red</i> dog", "<b>xa</b> - <i>xred</i> xdog"),
     ("<b>a</b> <i>red</i> dog", "<b>xa</b> <i>xred</i> xdog"),
     ("a <b><i>red</i></b> dog", "xa <b><i>xred</i></b> xdog"),
     ("a <b>big <i>red</i> dog</b>", "xa <b>xbig <i>xred</i> xdog</b>"),
     ("a <b><i>big</i> red</b> dog", "xa <b><i>xbig</i> xred</b> xdog"),
     ("a <b>big <i>red</i></b> dog", "xa <b>xbig <i>xred</i></b> xdog"),
-    ("<a><b><c>red</c></b></a>", "<a><b><c>xred</c></b></a>"),
-    ("a <br/>red dog", "xa <br/>xred xdog"),
-    ("a<br/> red dog", "xa<br/> xred xdog"),
-    ("a <br/> red dog", "xa <br/>xred xdog"),
-    ("<br/>a red dog", "<br/>xa xred xdog"),
-    ("<br/> a red dog", "<br/>xa xred xdog"),
-    ("a red dog<br/>", "xa xred xdog<br/>"),
-    ("a red dog <br/>", "xa xred xdog<br/>"),
-    ("a<x/><y/> dog", "xa<x/><y/> xdog"),
-    ("a <x/><b>red</b><y/> dog", "xa <x/><b>xred</b><y/> xdog"),
-    ("a <b><x/>red<y/></b> dog", "xa <b><x/>xred<y/></b> xdog"),
-    ("a <b></b>dog", "xa <b></b>xdog"),
-    ("a <b><i/></b>dog", "xa <b><i/></b>xdog"),
-    ("a <b> red </b> dog", "xa <b>xred</b> xdog"),
-    ("a<b> </b>dog", "xa<b></b> xdog"),
-    ("<b>a</b>, <i>dog</i>.", "<b>xa</b>, <i>xdog</i>."),
-    ("a dog<b>.</b>", "xa xdog<b>.</b>"),
-    ("Anna has <b>3</b> dogs", "Anna xhas <b>3</b> xdogs"),
-    ("Water is H<sub>2</sub>O.", "Water xis H<sub>2</sub>O."),
-    ("", ""),
-    ("<b></b>", "<b></b>"),
-    ("<x/>", "<x/>"),
-    ("<b><x/></b><i></i>", "<b><x/></b><i></i>"),
-    ("...<b>!</b>", "...<b>!</b>"),
-]
+    ("<a><b><c>red</c></b></a>", "<a><b><c>xred</c></b></a>"), ("a <br/>red dog", "xa <br/>xred xdog"),
+    ("a<br/> red dog", "xa<br/> xred xdog"), ("a <br/> red dog", "xa <br/>xred xdog"),
+    ("<br/>a red dog", "<br/>xa xred xdog"), ("<br/> a red dog", "<br/>xa xred xdog"),
+    ("a red dog<br/>", "xa xred xdog<br/>"), ("a red dog <br/>", "xa xred xdog<br/>"),
+    ("a<x/><y/> dog", "xa<x/><y/> xdog"), ("a <x/><b>red</b><y/> dog", "xa <x/><b>xred</b><y/> xdog"),
+    ("a <b><x/>red<y/></b> dog", "xa <b><x/>xred<y/></b> xdog"), ("a <b></b>dog", "xa <b></b>xdog"),
+    ("a <b><i/></b>dog", "xa <b><i/></b>xdog"), ("a <b> red </b> dog", "xa <b>xred</b> xdog"),
+    ("a<b> </b>dog", "xa<b></b> xdog"), ("<b>a</b>, <i>dog</i>.", "<b>xa</b>, <i>xdog</i>."),
+    ("a dog<b>.</b>", "xa xdog<b>.</b>"), ("Anna has <b>3</b> dogs", "Anna xhas <b>3</b> xdogs"),
+    ("Water is H<sub>2</sub>O.", "Water xis H<sub>2</sub>O."), ("", ""), ("<b></b>", "<b></b>"), ("<x/>", "<x/>"),
+    ("<b><x/></b><i></i>", "<b><x/></b><i></i>"), ("...<b>!</b>", "...<b>!</b>"),
+]  # fmt: skip
 """Segments and their translations in the same order."""
 
 REVERSED = [
-    ("a <b>red</b> dog.", "xdog <b>xred</b> xa."),
-    ("<b>a red</b> dog.", "xdog <b>xred xa</b>."),
+    ("a <b>red</b> dog.", "xdog <b>xred</b> xa."), ("<b>a red</b> dog.", "xdog <b>xred xa</b>."),
     ("<b>a</b> <i>red</i> dog.", "xdog <i>xred</i> <b>xa</b>."),
     ("<b>a <i>big</i> red</b> dog.", "xdog <b>xred <i>xbig</i> xa</b>."),
     ("<u>a <b>big</b></u> <i>red dog</i>.", "<i>xdog xred</i> <u><b>xbig</b> xa</u>."),
-    ("a <br/>red dog", "xdog <br/>xred xa"),
-    ("<b>a red dog</b>.", "<b>xdog xred xa</b>."),
-    ("<b>a <x/></b>red dog.", "xdog xred <b>xa<x/></b>."),
-    ("<x/>a red dog.<y/>", "<x/>xdog xred xa.<y/>"),
-]
+    ("a <br/>red dog", "xdog <br/>xred xa"), ("<b>a red dog</b>.", "<b>xdog xred xa</b>."),
+    ("<b>a <x/></b>red dog.", "xdog xred <b>xa<x/></b>."), ("<x/>a red dog.<y/>", "<x/>xdog xred xa.<y/>"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("source", "expected"), IN_ORDER)
@@ -121,16 +102,13 @@ SENTENCES = [
     ("A <b>dog</b> runs. It <i>is red</i>.", "A <b>xdog</b> xruns. It <i>xis xred</i>."),
     ("A <b>dog runs. It is</b> red.", "A <b>xdog xruns. It xis</b> xred."),
     ("  A <b>dog</b>.  It <i>runs</i>.\n", "  A <b>xdog</b>.  It <i>xruns</i>.\n"),
-    ("A dog. A dog. A <b>dog</b>.", "A xdog. A xdog. A <b>xdog</b>."),
-    ("- <b>a dog</b>", "- <b>xa xdog</b>"),
-    ("<b>- a</b> dog", "<b>- xa</b> xdog"),
-    ("<i>1)</i> a <b>dog</b>", "<i>1)</i> xa <b>xdog</b>"),
+    ("A dog. A dog. A <b>dog</b>.", "A xdog. A xdog. A <b>xdog</b>."), ("- <b>a dog</b>", "- <b>xa xdog</b>"),
+    ("<b>- a</b> dog", "<b>- xa</b> xdog"), ("<i>1)</i> a <b>dog</b>", "<i>1)</i> xa <b>xdog</b>"),
     ("10 <b>000</b>.", "10 <b>000</b>."),
     ("A dog.\n<b>10 000</b>\nA <i>cat</i>.", "A xdog.\n<b>10 000</b>\nA <i>xcat</i>."),
-    ("A dog.<br/> A cat.", "A xdog.<br/> A xcat."),
-    ("A dog. <br/>A cat.", "A xdog. <br/>A xcat."),
+    ("A dog.<br/> A cat.", "A xdog.<br/> A xcat."), ("A dog. <br/>A cat.", "A xdog. <br/>A xcat."),
     ("  <b> </b>", "<b></b>   "),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("source", "expected"), SENTENCES)
@@ -280,12 +258,9 @@ def parents(segment: Segment) -> dict[str, str]:
 
 
 TRANSLATORS = {
-    "untrained": tiny_translator(),
-    "copying": copying_translator(),
-    "words": word_translator(),
-    "reversed words": word_translator(order=reversed_order),
-    "without attention": word_translator(attends=False),
-}
+    "untrained": tiny_translator(), "copying": copying_translator(), "words": word_translator(),
+    "reversed words": word_translator(order=reversed_order), "without attention": word_translator(attends=False),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)

@@ -84,19 +84,14 @@ def test_what_separates_sentences(source: str, options: dict[str, Any], expected
 
 
 REFUSED = [
-    ("<a>x", 1, 7, "mismatched tag"),
-    ("x</a>", 1, 4, "mismatched tag"),
-    ("</_>x<_>", 1, 6, "not well-formed"),
-    ("<a>\n <b></a>", 2, 7, "mismatched tag"),
-    ("a & b", 1, 4, "not well-formed"),
-    ("<a b=1/>", 1, 6, "not well-formed"),
-    ("&foo;", 1, 1, "undefined entity"),
-    ("a\x01", 1, 2, "not well-formed"),
+    ("<a>x", 1, 7, "mismatched tag"), ("x</a>", 1, 4, "mismatched tag"), ("</_>x<_>", 1, 6, "not well-formed"),
+    ("<a>\n <b></a>", 2, 7, "mismatched tag"), ("a & b", 1, 4, "not well-formed"),
+    ("<a b=1/>", 1, 6, "not well-formed"), ("&foo;", 1, 1, "undefined entity"), ("a\x01", 1, 2, "not well-formed"),
     ('<!DOCTYPE a [<!ENTITY x "yy">]><a>&x;</a>', 1, 25, "declaration of the entity 'x'"),
     ('<!DOCTYPE a [<!ENTITY % x SYSTEM "file:///etc/passwd"> %x;]><a/>', 1, 54, "declaration of the entity 'x'"),
     (f'<!DOCTYPE a [<!ENTITY {"x" * 9000} "y">]><a/>', 1, 9024, "declaration of the entity 'xxxxx"),
     ("<a>" * 501 + "</a>" * 501, 1, 1498, "nested more than 500 deep"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("source", "line", "column", "words"), REFUSED)

@@ -131,17 +131,10 @@ def test_labels_and_shortlists_that_are_no_files(tmp_path: Path, kind: Callable[
 # --------------------------------------------------------------------------------------------------------------- JSON
 
 JUNK = {
-    "empty": b"",
-    "cut": b'{"format_version": 1',
-    "array": b"[]",
-    "number": b"1",
-    "null": b"null",
-    "not UTF-8": b'{"step": "\xff"}',
-    "UTF-16": '{"step": 1}'.encode("utf-16"),
-    "nested": b"[" * 5000 + b"]" * 5000,
-    "nested objects": b'{"a":' * 5000 + b"1" + b"}" * 5000,
-    "digits": b'{"format_version": ' + b"9" * 5000 + b"}",
-}
+    "empty": b"", "cut": b'{"format_version": 1', "array": b"[]", "number": b"1", "null": b"null",
+    "not UTF-8": b'{"step": "\xff"}', "UTF-16": '{"step": 1}'.encode("utf-16"), "nested": b"[" * 5000 + b"]" * 5000,
+    "nested objects": b'{"a":' * 5000 + b"1" + b"}" * 5000, "digits": b'{"format_version": ' + b"9" * 5000 + b"}",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("content", JUNK.values(), ids=JUNK)

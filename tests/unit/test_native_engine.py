@@ -74,21 +74,17 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "a limit below 0": ({"limits": [9, -4, 5]}, "-4"),
     "a limit of 2^31 - 1": ({"limits": [9, 2**31 - 1, 5]}, str(2**31 - 1)),
     "a limit that is not an integer": ({"limits": [9, 9.5, 5]}, "9.5"),
-    "a limit beyond 64 bits": ({"limits": [9, 2**70, 5]}, str(2**70)),
-    "too few limits": ({"limits": [9]}, "limit"),
-    "too many limits": ({"limits": [9] * 4}, "limit"),
-    "no threads": ({"threads": 0}, "threads"),
+    "a limit beyond 64 bits": ({"limits": [9, 2**70, 5]}, str(2**70)), "too few limits": ({"limits": [9]}, "limit"),
+    "too many limits": ({"limits": [9] * 4}, "limit"), "no threads": ({"threads": 0}, "threads"),
     "threads that wrap to one": ({"threads": 2**32 + 1}, "threads"),
-    "sampling": ({"settings": SearchSettings(sample=True)}, "sampl"),
-    "no rows": ({"rows": 0}, "rows"),
-    "too few prefixes": ({"prefixes": [[5]]}, "prefix"),
-    "too many prefixes": ({"prefixes": [[5]] * 4}, "prefix"),
+    "sampling": ({"settings": SearchSettings(sample=True)}, "sampl"), "no rows": ({"rows": 0}, "rows"),
+    "too few prefixes": ({"prefixes": [[5]]}, "prefix"), "too many prefixes": ({"prefixes": [[5]] * 4}, "prefix"),
     "a prefix that fills the limit": ({"prefixes": [[], [5] * 5, []]}, "limit"),
     "a prefix with an invalid id": ({"prefixes": [[], [VOCAB], []]}, str(VOCAB)),
     "a prefix with padding": ({"prefixes": [[], [5, PAD], []]}, "prefix"),
     "a prefix with the begin": ({"prefixes": [[], [BOS], []]}, "prefix"),
     "a prefix with the end": ({"prefixes": [[], [EOS, 5], []]}, "prefix"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", INVALID)

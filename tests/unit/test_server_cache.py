@@ -28,25 +28,12 @@ from tiny_translator import tiny_translator
 
 TEXTS = ["one two", "one two ", "One two", "three", "", "one. two."]
 CALLS: list[dict[str, Any]] = [
-    {},
-    {"beam": 1},
-    {"beam": 5},
-    {"beam": 5, "nbest": 3},
-    {"alpha": 0.0},
-    {"max_extra": 1},
-    {"min_length": 6},
-    {"no_repeat_ngram": 2},
-    {"shrink_beam": True},
-    {"beam_threshold": 0.5},
-    {"recombine": 1},
-    {"split": True},
-    {"split": False},
-    {"glossary": Glossary({"one": "seven"})},
-    {"glossary": Glossary({"one": "nine"})},
-    {"glossary": Glossary({"two": "seven"})},
-    {"glossary": Glossary({"one": "seven"}, strict=True)},
+    {}, {"beam": 1}, {"beam": 5}, {"beam": 5, "nbest": 3}, {"alpha": 0.0}, {"max_extra": 1}, {"min_length": 6},
+    {"no_repeat_ngram": 2}, {"shrink_beam": True}, {"beam_threshold": 0.5}, {"recombine": 1}, {"split": True},
+    {"split": False}, {"glossary": Glossary({"one": "seven"})}, {"glossary": Glossary({"one": "nine"})},
+    {"glossary": Glossary({"two": "seven"})}, {"glossary": Glossary({"one": "seven"}, strict=True)},
     {"glossary": Glossary({"one": "seven"}, bonus=0.5)},
-]
+]  # fmt: skip
 """Arguments that all differ in one part of the key."""
 
 

@@ -421,11 +421,8 @@ def test_other_methods_are_refused_with_those_that_are_allowed() -> None:
 
 def test_a_request_to_upgrade_to_websockets_is_answered_in_http(capsys: pytest.CaptureFixture[str]) -> None:
     headers = {
-        "connection": "Upgrade",
-        "upgrade": "websocket",
-        "sec-websocket-key": "eA==",
-        "sec-websocket-version": "13",
-    }
+        "connection": "Upgrade", "upgrade": "websocket", "sec-websocket-key": "eA==", "sec-websocket-version": "13",
+    }  # fmt: skip
     with serving(opened().app) as address:
         answer = httpx.get(f"{address}/livez", headers=headers)
     assert answer.status_code == 200

@@ -24,37 +24,24 @@ from dragoman.data.spelled_numbers import (
 from dragoman.errors import DragomanError, UsageError
 
 CARDINALS = [
-    (0, "zero", "null"),
-    (1, "one", "eins"),
-    (12, "twelve", "zwölf"),
-    (16, "sixteen", "sechzehn"),
-    (17, "seventeen", "siebzehn"),
-    (21, "twenty-one", "einundzwanzig"),
-    (24, "twenty-four", "vierundzwanzig"),
-    (30, "thirty", "dreißig"),
-    (66, "sixty-six", "sechsundsechzig"),
-    (77, "seventy-seven", "siebenundsiebzig"),
-    (100, "one hundred", "einhundert"),
-    (101, "one hundred and one", "einhunderteins"),
+    (0, "zero", "null"), (1, "one", "eins"), (12, "twelve", "zwölf"), (16, "sixteen", "sechzehn"),
+    (17, "seventeen", "siebzehn"), (21, "twenty-one", "einundzwanzig"), (24, "twenty-four", "vierundzwanzig"),
+    (30, "thirty", "dreißig"), (66, "sixty-six", "sechsundsechzig"), (77, "seventy-seven", "siebenundsiebzig"),
+    (100, "one hundred", "einhundert"), (101, "one hundred and one", "einhunderteins"),
     (999, "nine hundred and ninety-nine", "neunhundertneunundneunzig"),
-    (1_001, "one thousand and one", "eintausendeins"),
-    (1_100, "one thousand, one hundred", "eintausendeinhundert"),
+    (1_001, "one thousand and one", "eintausendeins"), (1_100, "one thousand, one hundred", "eintausendeinhundert"),
     (21_000, "twenty-one thousand", "einundzwanzigtausend"),
     (24_301, "twenty-four thousand, three hundred and one", "vierundzwanzigtausenddreihunderteins"),
     (101_000, "one hundred and one thousand", "einhunderteintausend"),
     (201_201, "two hundred and one thousand, two hundred and one", "zweihunderteintausendzweihunderteins"),
     (500_012, "five hundred thousand and twelve", "fünfhunderttausendzwölf"),
-]
+]  # fmt: skip
 ORDINALS = [
-    (1, "the first", "der erste"),
-    (3, "the third", "der dritte"),
-    (7, "the seventh", "der siebte"),
-    (8, "the eighth", "der achte"),
-    (19, "the nineteenth", "der neunzehnte"),
-    (20, "the twentieth", "der zwanzigste"),
+    (1, "the first", "der erste"), (3, "the third", "der dritte"), (7, "the seventh", "der siebte"),
+    (8, "the eighth", "der achte"), (19, "the nineteenth", "der neunzehnte"), (20, "the twentieth", "der zwanzigste"),
     (103, "the one hundred and third", "der einhundertdritte"),
     (2_031, "the two thousand and thirty-first", "der zweitausendeinunddreißigste"),
-]
+]  # fmt: skip
 YEARS = [
     (1066, "in the year ten sixty-six", "im Jahr eintausendsechsundsechzig"),
     (1600, "in the year sixteen hundred", "im Jahr sechzehnhundert"),
@@ -93,20 +80,11 @@ CHINESE_CARDINALS = [
     (501_012, "五十万一千零一十二"),
 ]  # fmt: skip
 CHINESE_ORDINALS = [
-    (1, "第一"),
-    (3, "第三"),
-    (10, "第十"),
-    (12, "第十二"),
-    (103, "第一百零三"),
-    (2_031, "第二千零三十一"),
-]
+    (1, "第一"), (3, "第三"), (10, "第十"), (12, "第十二"), (103, "第一百零三"), (2_031, "第二千零三十一"),
+]  # fmt: skip
 CHINESE_YEARS = [
-    (1000, "一〇〇〇年"),
-    (1066, "一〇六六年"),
-    (1901, "一九〇一年"),
-    (1987, "一九八七年"),
-    (2001, "二〇〇一年"),
-]
+    (1000, "一〇〇〇年"), (1066, "一〇六六年"), (1901, "一九〇一年"), (1987, "一九八七年"), (2001, "二〇〇一年"),
+]  # fmt: skip
 CHINESE_THIRD_OF_MARCH = {
     "plain": "一九八七年三月三日",
     "month_first": "一九八七年三月三日",

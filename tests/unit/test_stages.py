@@ -131,11 +131,8 @@ def test_a_reversed_stage_reads_the_other_columns_and_swaps_the_tokenizers(folde
 def test_a_stage_that_starts_with_an_earlier_one_has_its_model(folder: Path) -> None:
     first = {"name": "first", "model": {"d_model": 24}, "tokenizer": {"vocab_size": 60}}
     tuned = {
-        "name": "tuned",
-        "train": {"init_from": "stage:first"},
-        "model": {"dropout": 0.2},
-        "data": {"train": [REAL]},
-    }
+        "name": "tuned", "train": {"init_from": "stage:first"}, "model": {"dropout": 0.2}, "data": {"train": [REAL]},
+    }  # fmt: skip
     config = plan(staged(first, tuned))[1].config
     model: Any = config.model
     assert (model.d_model, model.dropout, config.tokenizer.vocab_size, config.train.init_from) == (

@@ -30,11 +30,8 @@ from near_ties import assert_same, assert_same_search, same_hypotheses
 VOCAB = 17
 FIXED = [name for name in TRANSFORMERS if all(word not in name for word in ("recurrent", "linear", "ssru"))]
 SETTINGS: dict[str, dict[str, Any]] = {
-    "greedy": {"beam": 1},
-    "beam": {"beam": 3, "nbest": 2},
-    "alpha 0": {"beam": 4, "nbest": 4, "alpha": 0.0},
-    "min length": {"beam": 2, "min_length": 5},
-    "no repeat": {"beam": 3, "no_repeat_ngram": 2, "min_length": 6},
+    "greedy": {"beam": 1}, "beam": {"beam": 3, "nbest": 2}, "alpha 0": {"beam": 4, "nbest": 4, "alpha": 0.0},
+    "min length": {"beam": 2, "min_length": 5}, "no repeat": {"beam": 3, "no_repeat_ngram": 2, "min_length": 6},
     "no repeated 3-grams": {"beam": 2, "no_repeat_ngram": 3, "min_length": 4},
     "shrinking": {"beam": 4, "nbest": 3, "shrink_beam": True},
     "threshold": {"beam": 5, "nbest": 2, "beam_threshold": 0.3},
@@ -44,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "recombining more tokens than there are": {"beam": 3, "recombine": 10_000},
     "sample": {"sample": True, "nbest": 3, "seed": 4},
     "sample top": {"sample": True, "top_k": 5, "top_p": 0.8, "temperature": 0.7, "min_length": 3},
-}
+}  # fmt: skip
 
 
 BATCHED: dict[str, Any] = {"no_repeat_ngram": 100}

@@ -15,12 +15,9 @@ from dragoman.io import weights
 from dragoman.io.weights import TensorFile, load_file, tensor_order, write_tensors
 
 TENSORS = {
-    "b.weight": torch.randn(7, 3),
-    "a.weight": torch.randn(5),
-    "step": torch.tensor(3.0),
-    "empty": torch.empty(0, 4),
+    "b.weight": torch.randn(7, 3), "a.weight": torch.randn(5), "step": torch.tensor(3.0), "empty": torch.empty(0, 4),
     "é": torch.randn(2, 3, 2),
-}
+}  # fmt: skip
 
 
 def in_parts() -> Iterator[torch.Tensor]:

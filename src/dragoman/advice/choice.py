@@ -207,12 +207,10 @@ def choose_training(
     dropout = f"{forecast.epochs:.1f} epochs: the more often each pair is seen, the more dropout is needed."
     beam = "Hypotheses per step; 1 is faster, more than 4 rarely improve translations."
     return [
-        *model_settings(size, why),
-        Setting("model.dropout", rate, dropout),
-        *_train(size, forecast, seconds, validated),
-        Setting("search.beam", 4, beam),
+        *model_settings(size, why), Setting("model.dropout", rate, dropout),
+        *_train(size, forecast, seconds, validated), Setting("search.beam", 4, beam),
         Setting("search.alpha", 1.0, "Length penalty; with 0.6, as in the paper, more words are left out."),
-    ]
+    ]  # fmt: skip
 
 
 def model_settings(size: Size, why: str = "") -> list[Setting]:

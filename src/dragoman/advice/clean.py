@@ -43,20 +43,14 @@ from dragoman.io.writing import atomic_folder, new_folder_problems, write_file, 
 SEGMENT = 1 << 15
 """Pairs per segment."""
 REASONS = {
-    "row": "a row without two texts",
-    "empty": "a side without text",
-    "encoding": "invalid bytes or damaged characters",
-    "markup": "tags",
-    "entities": "HTML entities",
-    "repeated": "repeated characters or words",
-    "too_long": "more than 5,000 characters",
-    "ratio": "unusual ratio of lengths",
-    "identical": "both sides are the same",
-    "language": "a side in another language",
-    "shifted": "the target belongs to a pair nearby",
+    "row": "a row without two texts", "empty": "a side without text",
+    "encoding": "invalid bytes or damaged characters", "markup": "tags", "entities": "HTML entities",
+    "repeated": "repeated characters or words", "too_long": "more than 5,000 characters",
+    "ratio": "unusual ratio of lengths", "identical": "both sides are the same",
+    "language": "a side in another language", "shifted": "the target belongs to a pair nearby",
     "unrelated": "the sides do not translate each other",
     "duplicate": "near-duplicate: the same letters and digits before",
-}
+}  # fmt: skip
 """Reasons for which pairs are rejected, in the order in which they are checked."""
 _SMALL = 4 << 20  # bytes, for which no processes are started
 _HALF, _MANY = 0.5, 0.2

@@ -50,18 +50,9 @@ def new(
     from dragoman.advice.new import plan_training
 
     plan = plan_training(
-        source,
-        target,
-        budget=budget,
-        languages=languages,
-        valid=valid,
-        test=test,
-        out=out,
-        clean=clean,
-        monolingual=monolingual,
-        from_=from_,
-        log=log,
-    )
+        source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, clean=clean,
+        monolingual=monolingual, from_=from_, log=log,
+    )  # fmt: skip
     typer.echo(f"dragoman train {shlex.quote(str(plan.path))}")
 
 
@@ -116,13 +107,8 @@ def clean(
 
     out = out or Path(f"{source.name.partition('.')[0] or source.name}-clean")
     report = clean_corpus(
-        source,
-        target,
-        out=out,
-        languages=languages,
-        allow=[reason.strip() for reason in allow.split(",") if reason.strip()],
-        workers=workers,
-        log=log,
+        source, target, out=out, languages=languages,
+        allow=[reason.strip() for reason in allow.split(",") if reason.strip()], workers=workers, log=log,
         progress=lambda pairs: show_progress(pairs, "segments"),
-    )
+    )  # fmt: skip
     print_result(report, as_json, print_report)

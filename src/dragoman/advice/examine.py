@@ -40,16 +40,13 @@ from dragoman.tokenizers import UNK
 Encode = tuple[Callable[[str], list[int]], Callable[[str], list[int]]]
 
 _TRAPS = {
-    "byte order mark inside": re.compile("\ufeff"),
-    "line or paragraph separator": re.compile("[\u2028\u2029\u0085]"),
+    "byte order mark inside": re.compile("\ufeff"), "line or paragraph separator": re.compile("[\u2028\u2029\u0085]"),
     "control character": re.compile("[\x00-\x08\x0a-\x1f\x7f-\x84\x86-\x9f]"),
-    "replacement character": re.compile("\ufffd"),
-    "no-break space": re.compile("[\u00a0\u202f\u2007]"),
-    "zero-width space": re.compile("[\u200b\u2060]"),
-    "zero-width joiner or non-joiner": re.compile("[\u200c\u200d]"),
+    "replacement character": re.compile("\ufffd"), "no-break space": re.compile("[\u00a0\u202f\u2007]"),
+    "zero-width space": re.compile("[\u200b\u2060]"), "zero-width joiner or non-joiner": re.compile("[\u200c\u200d]"),
     "direction mark": re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"),
     "invisible character": re.compile("[\u00ad\u180e\u2061-\u2064\u206a-\u206f\ufff9-\ufffb]"),
-}
+}  # fmt: skip
 _ANY_TRAP = re.compile("|".join(pattern.pattern for pattern in _TRAPS.values()))
 _WINDOW = 1 << 16
 """Consecutive pairs that are compared at once, which bounds the memory."""

@@ -72,12 +72,10 @@ def translate_bulk(
     if problems:
         raise DataError("\n".join(problems))
     manifest = {
-        "format_version": _FORMAT_VERSION,
-        "package_version": __version__,
-        "model": sha256,
+        "format_version": _FORMAT_VERSION, "package_version": __version__, "model": sha256,
         "settings": settings | {"column": column, "chunk_lines": chunk_lines},
         "inputs": {shard.name: asdict(content) for shard, content in contents.items()},
-    }
+    }  # fmt: skip
     with Journal.opened(output, manifest) as journal:
         if worker is not None:
             journal.check_backend(worker.backend)  # even if nothing is left to do: the log above names this backend

@@ -91,7 +91,7 @@ def file_language(path: Path | None) -> str | None:
 
 
 @lru_cache(maxsize=1 << 14)
-def _script(character: str) -> str:
+def script_of(character: str) -> str:
     """Return the script of a letter, from the first word of its Unicode name; empty for other characters."""
     if not character.isalpha():
         return ""
@@ -119,7 +119,7 @@ class LanguageCheck:
     def suspicious(self, text: str) -> bool:
         """Return whether a line is probably in another language.  Short lines and names are not suspicious."""
         if self.scripts and not ("LATIN" in self.scripts and text.isascii()):
-            scripts = [_script(character) for character in text]
+            scripts = [script_of(character) for character in text]
             expected = sum(s in self.scripts for s in scripts)
             # A Chinese character is about a word, so a word in another script counts as much as one character.
             counted = [s for s, _ in groupby(scripts)] if self.scripts & _CHARACTER_SCRIPTS else scripts

@@ -12,12 +12,6 @@ from dragoman.documents.translation import (
 )
 
 __all__ = [
-    "FORMATS",
-    "SUFFIXES",
-    "DocumentReport",
-    "Format",
-    "document_format",
-    "document_text",
-    "translate_bytes",
+    "FORMATS", "SUFFIXES", "DocumentReport", "Format", "document_format", "document_text", "translate_bytes",
     "translate_document",
-]
+]  # fmt: skip

@@ -57,14 +57,9 @@ def translate_file(
     log(translator.description)
     columns = None if column is None else [int(column) if column.isdecimal() else column]
     report = translate_document(
-        translator,
-        source,
-        target,
-        columns=columns,
-        header=header,
-        track=lambda segments, total: show_progress(segments, "translating", total),
-        **settings,
-    )
+        translator, source, target, columns=columns, header=header,
+        track=lambda segments, total: show_progress(segments, "translating", total), **settings,
+    )  # fmt: skip
     log(f"{target}: {report.segments:,} texts translated")
     if settings["glossary"] is not None:
         applied = sum(count for term, count in report.terms.items() if term.applied)

@@ -307,11 +307,9 @@ def _content_types(archive: Archive, format: str) -> dict[str, str]:
 
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns"
 _ODT_PREFIXES = {
-    f"{_OASIS}:text:1.0": "text",
-    f"{_OASIS}:office:1.0": "office",
-    f"{_OASIS}:table:1.0": "table",
+    f"{_OASIS}:text:1.0": "text", f"{_OASIS}:office:1.0": "office", f"{_OASIS}:table:1.0": "table",
     f"{_OASIS}:manifest:1.0": "manifest",
-}
+}  # fmt: skip
 _MIME = b"application/vnd.oasis.opendocument.text"
 _PARTS = ("content.xml", "styles.xml")
 _ODT_PARAGRAPHS = {"text:p", "text:h"}

@@ -169,16 +169,12 @@ def write_specification(spec: Any, folder: Path, quantization: Quantization) -> 
 
 def _shape(config: TransformerConfig | DecoderOnlyConfig) -> dict[str, Any]:
     shape = {
-        "num_heads": config.n_heads,
-        "num_heads_kv": config.n_kv_heads,
-        "pre_norm": config.order == "pre",
+        "num_heads": config.n_heads, "num_heads_kv": config.n_kv_heads, "pre_norm": config.order == "pre",
         "activation": package("ctranslate2.specs").Activation[_ACTIVATIONS[config.activation]],
-        "ffn_glu": config.gated,
-        "rms_norm": config.norm.kind == "rms",
-        "layernorm_embedding": config.normalize_embeddings,
-        "relative_position": config.position.kind == "shaw",
+        "ffn_glu": config.gated, "rms_norm": config.norm.kind == "rms",
+        "layernorm_embedding": config.normalize_embeddings, "relative_position": config.position.kind == "shaw",
         "relative_attention_bias": config.position.kind == "t5",
-    }
+    }  # fmt: skip
     if config.d_head * config.n_heads != config.d_model:
         shape["head_dim"] = config.d_head
     if isinstance(config.position, RotaryPosition):  # pairs are adjacent, which CTranslate2 calls interleaved

@@ -253,22 +253,13 @@ def _write_custom(model: ExportSource, folder: Path) -> None:
     assert isinstance(config, TransformerConfig)
     sizes = {"source": max(vocabulary.source) + 1, "target": max(vocabulary.target) + 1}
     settings = {
-        "model_type": "dragoman",
-        "architectures": [_CLASSES["AutoModelForSeq2SeqLM"]],
-        "auto_map": {auto: f"{_CODE}.{name}" for auto, name in _CLASSES.items()},
-        "dtype": "float32",
-        "vocab_size": sizes["source"],
-        "decoder_vocab_size": sizes["target"],
-        **{key: getattr(config, key) for key in _SAME},
-        "n_kv_heads": config.n_kv_heads or config.n_heads,
-        "d_key": config.key_size,
-        "d_value": config.d_head,
-        "norm": config.norm.kind,
-        "norm_eps": config.norm.eps,
-        "position": config.position.model_dump(),
-        "tie": _tie(model),
-        **_special_tokens(),
-    }
+        "model_type": "dragoman", "architectures": [_CLASSES["AutoModelForSeq2SeqLM"]],
+        "auto_map": {auto: f"{_CODE}.{name}" for auto, name in _CLASSES.items()}, "dtype": "float32",
+        "vocab_size": sizes["source"], "decoder_vocab_size": sizes["target"],
+        **{key: getattr(config, key) for key in _SAME}, "n_kv_heads": config.n_kv_heads or config.n_heads,
+        "d_key": config.key_size, "d_value": config.d_head, "norm": config.norm.kind, "norm_eps": config.norm.eps,
+        "position": config.position.model_dump(), "tie": _tie(model), **_special_tokens(),
+    }  # fmt: skip
     (folder / f"{_CODE}.py").write_bytes((Path(__file__).parent / f"{_CODE}.py").read_bytes())
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     ours = model.tensors

@@ -102,16 +102,14 @@ def unsupported(config: Config, vocabulary: Any) -> list[str]:
     kinds: dict[str, tuple[Any, Sequence[Any]]] = {
         "attention.kind": (section.attention.kind, ("softmax",)),
         "position.kind": (section.position.kind, ("sinusoidal", "rotary", "none")),
-        "norm.kind": (section.norm.kind, ("layer", "rms")),
-        "activation": (section.activation, ("relu", "silu")),
-        "decoder_self": (section.decoder_self, ("attention",)),
-        "d_key": (section.key_size, (section.d_head,)),
+        "norm.kind": (section.norm.kind, ("layer", "rms")), "activation": (section.activation, ("relu", "silu")),
+        "decoder_self": (section.decoder_self, ("attention",)), "d_key": (section.key_size, (section.d_head,)),
         "normalize_embeddings": (section.normalize_embeddings, (False,)),
         "output_bias": (section.output_bias, (False,)),
         "position.full_range": (getattr(section.position, "full_range", False), (False,)),
         "position.fraction": (getattr(section.position, "fraction", 1.0), (1.0,)),
         "position.scaling": (getattr(getattr(section.position, "scaling", None), "kind", "none"), ("none",)),
-    }
+    }  # fmt: skip
     problems = [
         f"model.{key} = {value!r}; accepted: {', '.join(map(repr, accepted))}"
         for key, (value, accepted) in kinds.items()

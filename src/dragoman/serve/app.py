@@ -243,14 +243,9 @@ def create_application(
         viewer = Viewer(directions, viewer_models(config, directions), config.limits)
     is_local = all(ip_address(address[0]).is_loopback for *_, address in socket.getaddrinfo(config.host, None))
     app = create_server(
-        directions,
-        config.limits,
-        config.allowed_hosts or [config.host if is_local else "*"],
-        viewer,
-        Path(config.database) if config.database else None,
-        config.require_key,
+        directions, config.limits, config.allowed_hosts or [config.host if is_local else "*"], viewer,
+        Path(config.database) if config.database else None, config.require_key,
         Path(config.suggestions) if config.suggestions else None,
-        config.allowed_origins or ([] if is_local else ["*"]),
-        config.metrics_key,
-    )
+        config.allowed_origins or ([] if is_local else ["*"]), config.metrics_key,
+    )  # fmt: skip
     return app, Reloader(directions, config, read or (lambda: config), log, viewer)

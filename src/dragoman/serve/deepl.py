@@ -64,19 +64,10 @@ _MODEL_TYPE = Parameter(
 )  # fmt: skip
 _TAG_LISTS = tuple(Parameter(name, array(TEXT)) for name in ("ignore_tags", "splitting_tags", "non_splitting_tags"))
 _TRANSLATE = (
-    Parameter("text", array(TEXT, minItems=1, maxItems=_MAX_TEXTS), required=True),
-    Parameter("source_lang", CODE),
-    _TARGET,
-    _SPLIT,
-    Parameter("glossary_id", TEXT),
-    PROTECT,
-    _TAGS,
-    Parameter("outline_detection", FLAG),
-    *_TAG_LISTS,
-    _FORMALITY,
-    _MODEL_TYPE,
-    FLAGS,
-)
+    Parameter("text", array(TEXT, minItems=1, maxItems=_MAX_TEXTS), required=True), Parameter("source_lang", CODE),
+    _TARGET, _SPLIT, Parameter("glossary_id", TEXT), PROTECT, _TAGS, Parameter("outline_detection", FLAG),
+    *_TAG_LISTS, _FORMALITY, _MODEL_TYPE, FLAGS,
+)  # fmt: skip
 _TRANSLATION = fields(
     detected_source_language=CODE,
     text=TEXT,
@@ -86,13 +77,10 @@ _TRANSLATION = fields(
 )
 _UPLOAD = (
     Parameter("file", FILE, required=True),
-    Parameter("source_lang", {**CODE, "description": "source language; without it, it is identified"}),
-    _TARGET,
-    _FORMALITY,
-    Parameter("output_format", {**TEXT, "description": "that of the document; others are refused"}),
-    Parameter("glossary_id", TEXT),
-    PROTECT,
-)
+    Parameter("source_lang", {**CODE, "description": "source language; without it, it is identified"}), _TARGET,
+    _FORMALITY, Parameter("output_format", {**TEXT, "description": "that of the document; others are refused"}),
+    Parameter("glossary_id", TEXT), PROTECT,
+)  # fmt: skip
 _STATUS = fields(
     document_id=TEXT, status={"enum": ["translating", "done", "error"]}, billed_characters=NUMBER, error_message=TEXT,
     flags={"description": "if requested: number, line and flags of each text with flags"},
@@ -142,14 +130,10 @@ class DeepL:
             ranked = await identify(self.directions, *texts)
             languages = [one[0][0] if text else unknown for text, one in zip(texts, ranked, strict=True)]
         options = Options(
-            target,
-            client.name,
-            glossary=self.glossaries.of_request(client, values),
+            target, client.name, glossary=self.glossaries.of_request(client, values),
             split=_SPLIT.read(values) != "0" if values.get("split_sentences") is not None else None,
-            protect=protect_of(values),
-            flags=FLAGS.read(values),
-            markup=_markup(values),
-        )
+            protect=protect_of(values), flags=FLAGS.read(values), markup=_markup(values),
+        )  # fmt: skip
         with self.clients.reserve(client, sum(map(len, texts))):
             work = translate_texts(self.directions, texts, languages, options)
             translations = await unless_disconnected(call.request, work, self.limits.seconds)

@@ -61,11 +61,9 @@ _FORMAT = Parameter(
     refusal="Unsupported value for 'entries_format'; accepted: {accepted}",
 )  # fmt: skip
 _DICTIONARY = (
-    Parameter("source_lang", CODE, required=True),
-    Parameter("target_lang", CODE, required=True),
-    Parameter("entries", {**NOT_EMPTY, "description": "a source and a target term per line"}, required=True),
-    _FORMAT,
-)
+    Parameter("source_lang", CODE, required=True), Parameter("target_lang", CODE, required=True),
+    Parameter("entries", {**NOT_EMPTY, "description": "a source and a target term per line"}, required=True), _FORMAT,
+)  # fmt: skip
 _DICTIONARIES = Parameter("dictionaries", array(object_of(_DICTIONARY), minItems=1), required=True)
 _INFO = fields(source_lang=CODE, target_lang=CODE, entry_count=NUMBER)
 _GLOSSARY = fields(

@@ -119,15 +119,10 @@ _TRANSLATED = fields(
     flags={"description": "if requested: a list of flags"},
 )
 _UPLOAD = (
-    Parameter("file", FILE, required=True),
-    _SOURCE,
-    _TARGET,
-    Parameter("glossary", {**TEXT, "description": "a JSON object of target terms by source terms"}),
-    _GLOSSARY_MODE,
-    PROTECT,
-    FLAGS,
-    _KEY,
-)
+    Parameter("file", FILE, required=True), _SOURCE, _TARGET,
+    Parameter("glossary", {**TEXT, "description": "a JSON object of target terms by source terms"}), _GLOSSARY_MODE,
+    PROTECT, FLAGS, _KEY,
+)  # fmt: skip
 _UPLOADED = fields(
     "translatedFileUrl",
     translatedFileUrl=TEXT,
@@ -137,11 +132,8 @@ _UPLOADED = fields(
 )
 _SUGGESTION = (
     Parameter("q", {**NOT_EMPTY, "description": "the text"}, required=True),
-    Parameter("s", {**NOT_EMPTY, "description": "its translation"}, required=True),
-    _SOURCE,
-    _TARGET,
-    _KEY,
-)
+    Parameter("s", {**NOT_EMPTY, "description": "its translation"}, required=True), _SOURCE, _TARGET, _KEY,
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -296,15 +288,10 @@ class LibreTranslate:
             "target": {"code": public_code(target), "name": english_name(target)},
         }
         return {
-            "charLimit": self.limits.characters,
-            "frontendTimeout": 500,
-            "apiKeys": self.clients.store is not None,
-            "keyRequired": self.clients.required,
-            "suggestions": self.suggestions is not None,
-            "filesTranslation": True,
-            "supportedFilesFormat": list(SUFFIXES),
-            "language": language,
-        }
+            "charLimit": self.limits.characters, "frontendTimeout": 500, "apiKeys": self.clients.store is not None,
+            "keyRequired": self.clients.required, "suggestions": self.suggestions is not None,
+            "filesTranslation": True, "supportedFilesFormat": list(SUFFIXES), "language": language,
+        }  # fmt: skip
 
     async def suggest(self, call: Call) -> dict[str, Any]:
         if self.suggestions is None:

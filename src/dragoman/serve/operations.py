@@ -113,8 +113,6 @@ def description(operations: Iterable[Operation]) -> Schema:
     }
     key = {"type": "apiKey", "in": "header", "name": "Authorization", "description": "DeepL-Auth-Key KEY"}
     return {
-        "openapi": "3.1.0",
-        "info": {"title": "Dragoman", "version": __version__, "license": {"name": "Apache-2.0"}},
-        "paths": paths,
-        "components": {"responses": errors, "securitySchemes": {"key": key}},
-    }
+        "openapi": "3.1.0", "info": {"title": "Dragoman", "version": __version__, "license": {"name": "Apache-2.0"}},
+        "paths": paths, "components": {"responses": errors, "securitySchemes": {"key": key}},
+    }  # fmt: skip

@@ -159,14 +159,10 @@ class ViewedModel:
         weights = stepper.records[0].weights  # (1, layers, heads, S)
         attention = None if weights is None else {"over": over, "layers": weights.size(1), "heads": weights.size(2)}
         return {
-            "architecture": self.architecture,
-            "writes": writes,
-            "languages": self.languages,
-            "parameters": self.pipeline.model.parameter_count(),
-            "beam": self.pipeline.settings.beam,
-            "longest": longest,
-            "attention": attention,
-        }
+            "architecture": self.architecture, "writes": writes, "languages": self.languages,
+            "parameters": self.pipeline.model.parameter_count(), "beam": self.pipeline.settings.beam,
+            "longest": longest, "attention": attention,
+        }  # fmt: skip
 
 
 def _weights(recording: Recording) -> Tensor | None:

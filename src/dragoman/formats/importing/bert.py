@@ -39,24 +39,19 @@ from dragoman.formats.parity import CheckText
 from dragoman.tokenizers import LabelVocabulary
 
 _KINDS = {
-    "BertForMaskedLM": "masked",
-    "BertForPreTraining": "masked",
-    "BertForSequenceClassification": "labelled",
+    "BertForMaskedLM": "masked", "BertForPreTraining": "masked", "BertForSequenceClassification": "labelled",
     "BertForTokenClassification": "tagged",
-}
+}  # fmt: skip
 """Class of `transformers` -> our kind of data."""
 _LOADERS = {
     "masked": "AutoModelForMaskedLM", "labelled": "AutoModelForSequenceClassification",
     "tagged": "AutoModelForTokenClassification",
 }  # fmt: skip
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
-    "architectures": tuple([name] for name in _KINDS),
-    "hidden_act": tuple(ACTIVATIONS),
-    "position_embedding_type": ("absolute",),
-    "is_decoder": (False,),
-    "add_cross_attention": (False,),
+    "architectures": tuple([name] for name in _KINDS), "hidden_act": tuple(ACTIVATIONS),
+    "position_embedding_type": ("absolute",), "is_decoder": (False,), "add_cross_attention": (False,),
     "tie_word_embeddings": (True, False),
-}
+}  # fmt: skip
 _SIZES = ("vocab_size", "max_position_embeddings", "type_vocab_size")
 _UNUSED = {
     "masked": r"bert\.pooler\.dense\..*|cls\.seq_relationship\..*",

@@ -49,12 +49,10 @@ def layer_parts(theirs: str, attention: str, norms: tuple[str, str]) -> dict[str
     """
     return {
         "self_attn.qkv": tuple(f"{theirs}.{attention}.{name}" for name in ("query", "key", "value")),
-        "self_attn.out": (f"{theirs}.attention.output.dense",),
-        "around_self_attn.norm": (f"{theirs}.{norms[0]}",),
-        "ffn.inner": (f"{theirs}.intermediate.dense",),
-        "ffn.outer": (f"{theirs}.output.dense",),
+        "self_attn.out": (f"{theirs}.attention.output.dense",), "around_self_attn.norm": (f"{theirs}.{norms[0]}",),
+        "ffn.inner": (f"{theirs}.intermediate.dense",), "ffn.outer": (f"{theirs}.output.dense",),
         "around_ffn.norm": (f"{theirs}.{norms[1]}",),
-    }
+    }  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------------- labels

@@ -166,14 +166,9 @@ def plan(checkpoint: FairseqCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
         else:
             computed[f"{stack}.positions.table"] = fairseq_sinusoids(positions, settings["encoder_embed_dim"])
     return Plan(
-        config=checkpoint.config(content),
-        vocabulary=vocabulary,
-        table=table,
-        orders=orders,
-        positions=positions,
-        unused=r"(encoder|decoder)\.(version|embed_positions\._float_tensor)",
-        computed=computed,
-    )
+        config=checkpoint.config(content), vocabulary=vocabulary, table=table, orders=orders, positions=positions,
+        unused=r"(encoder|decoder)\.(version|embed_positions\._float_tensor)", computed=computed,
+    )  # fmt: skip
 
 
 def _check_versions(checkpoint: FairseqCheckpoint) -> None:

@@ -22,11 +22,9 @@ from dragoman.formats.importing.name_tables import Naming, Rule, expanded, part_
 compare = compare_language_models
 
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
-    "activation_function": tuple(ACTIVATIONS),
-    "add_cross_attention": (False,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "scale_attn_weights": (True,),
-}
+    "activation_function": tuple(ACTIVATIONS), "add_cross_attention": (False,),
+    "scale_attn_by_inverse_layer_idx": (False,), "scale_attn_weights": (True,),
+}  # fmt: skip
 _SIZES = {
     "n_embd": 1, "n_head": 1, "n_inner": 1, "n_layer": 1, "n_positions": 2, "vocab_size": 4, "bos_token_id": 0,
     "eos_token_id": 0,
@@ -67,13 +65,10 @@ _NAMING = Naming(
     gain="transformer.{0}.weight|{0}.weight".format, shift="transformer.{0}.bias|{0}.bias".format, transposed=True,
 )  # fmt: skip
 _LAYER = {
-    "around_self_attn.norm": ("h.{}.ln_1",),
-    "self_attn.qkv": ("h.{}.attn.c_attn",),
-    "self_attn.out": ("h.{}.attn.c_proj",),
-    "around_ffn.norm": ("h.{}.ln_2",),
-    "ffn.inner": ("h.{}.mlp.c_fc",),
+    "around_self_attn.norm": ("h.{}.ln_1",), "self_attn.qkv": ("h.{}.attn.c_attn",),
+    "self_attn.out": ("h.{}.attn.c_proj",), "around_ffn.norm": ("h.{}.ln_2",), "ffn.inner": ("h.{}.mlp.c_fc",),
     "ffn.outer": ("h.{}.mlp.c_proj",),
-}
+}  # fmt: skip
 
 
 def name_table(layers: int, tied: bool) -> dict[str, Rule]:

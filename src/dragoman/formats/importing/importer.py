@@ -53,28 +53,15 @@ from dragoman.registry import find
 from dragoman.tokenizers import LabelVocabulary, Tokenizer
 
 FAMILIES: Mapping[str, Family] = {
-    "bart": bart,
-    "bert": bert,
-    "gpt2": gpt2,
-    "llama": llama,
-    "m2m_100": bart,
-    "marian": marian,
-    "mbart": bart,
-    "mistral": llama,
-    "mt5": t5,
-    "qwen2": llama,
-    "t5": t5,
-    "vit": vit,
-}
+    "bart": bart, "bert": bert, "gpt2": gpt2, "llama": llama, "m2m_100": bart, "marian": marian, "mbart": bart,
+    "mistral": llama, "mt5": t5, "qwen2": llama, "t5": t5, "vit": vit,
+}  # fmt: skip
 """`model_type` of a checkpoint -> the module that imports it."""
 _FORMATS: Mapping[type[Checkpoint], tuple[str, Family]] = {
-    MarianCheckpoint: ("marian files", marian_files),
-    CTranslate2Checkpoint: ("ctranslate2", ctranslate2),
-    JoeyCheckpoint: ("joeynmt", joeynmt),
-    FairseqCheckpoint: ("fairseq", fairseq),
-    OpenNMTCheckpoint: ("opennmt", opennmt),
-    EoleCheckpoint: ("eole", eole),
-}
+    MarianCheckpoint: ("marian files", marian_files), CTranslate2Checkpoint: ("ctranslate2", ctranslate2),
+    JoeyCheckpoint: ("joeynmt", joeynmt), FairseqCheckpoint: ("fairseq", fairseq),
+    OpenNMTCheckpoint: ("opennmt", opennmt), EoleCheckpoint: ("eole", eole),
+}  # fmt: skip
 """Checkpoints in other layouts than that of Hugging Face -> name and module of their family."""
 _REPORT = "import.json"
 

@@ -48,26 +48,15 @@ from dragoman.tokenizers.pieces import read_sentencepiece
 
 ACTIVATIONS = {"relu": "relu", "swish": "silu", "gelu": "gelu"}
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
-    "type": ("transformer",),
-    "input-types": ([], ["sequence"], ["sequence", "sequence"]),
-    "lemma-dim-emb": (0,),
-    "right-left": (False,),
-    "transformer-decoder-autoreg": ("self-attention", "rnn"),
-    "transformer-decoder-dim-ffn": (0,),
-    "transformer-decoder-ffn-depth": (0,),
-    "transformer-ffn-activation": tuple(ACTIVATIONS),
-    "transformer-ffn-depth": (2,),
-    "transformer-no-affine": (False,),
-    "transformer-no-bias": (False,),
-    "transformer-no-projection": (False,),
-    "transformer-pool": (False,),
-    "transformer-postprocess-emb": ("", "d"),
-    "transformer-rnn-projection": (False,),
-    "transformer-tied-layers": ([],),
-    "transformer-train-position-embeddings": (False,),
-    "transformer-train-positions": (False,),
-    "ulr": (False,),
-}
+    "type": ("transformer",), "input-types": ([], ["sequence"], ["sequence", "sequence"]), "lemma-dim-emb": (0,),
+    "right-left": (False,), "transformer-decoder-autoreg": ("self-attention", "rnn"),
+    "transformer-decoder-dim-ffn": (0,), "transformer-decoder-ffn-depth": (0,),
+    "transformer-ffn-activation": tuple(ACTIVATIONS), "transformer-ffn-depth": (2,),
+    "transformer-no-affine": (False,), "transformer-no-bias": (False,), "transformer-no-projection": (False,),
+    "transformer-pool": (False,), "transformer-postprocess-emb": ("", "d"), "transformer-rnn-projection": (False,),
+    "transformer-tied-layers": ([],), "transformer-train-position-embeddings": (False,),
+    "transformer-train-positions": (False,), "ulr": (False,),
+}  # fmt: skip
 """Setting -> accepted values; an absent setting has an accepted default."""
 _RECURRENT: dict[str, tuple[Any, ...]] = {"dec-cell": ("ssru",), "layer-normalization": (False,)}
 """The same for models with `transformer-decoder-autoreg: rnn`."""

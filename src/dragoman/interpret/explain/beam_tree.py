@@ -69,14 +69,10 @@ class BeamTree:
             if node["end"] is not None:
                 node["text"] = text(self.tokens(number))
         return {
-            "beam": self.settings.beam,
-            **asdict(self.settings.pruning),
-            "alpha": self.settings.alpha,
-            "limit": self.limit,
-            "to_beat": self.to_beat,
-            "best": [number for number, _ in self.found],
+            "beam": self.settings.beam, **asdict(self.settings.pruning), "alpha": self.settings.alpha,
+            "limit": self.limit, "to_beat": self.to_beat, "best": [number for number, _ in self.found],
             "nodes": nodes,
-        }
+        }  # fmt: skip
 
 
 def search_tree(

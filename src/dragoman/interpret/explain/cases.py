@@ -159,12 +159,9 @@ def _translation(loaded: LoadedModel, source: str, target: str | None, beam: int
     ((found, tree),), (fault,) = answered(steps, lambda call: [search_tree(network, src, call[1], start)])
     several = isinstance(config.data, ParallelData) and len(split_sentences(text, config.data.source_language)) > 1
     flags = {
-        "sentences": several,
-        "truncated": found[0].truncated,
-        "empty": fault == "empty",
-        "length": has_unusual_length(len(before_end(ids)), len(found[0].tokens)),
-        "repetition": fault == "repetition",
-    }
+        "sentences": several, "truncated": found[0].truncated, "empty": fault == "empty",
+        "length": has_unusual_length(len(before_end(ids)), len(found[0].tokens)), "repetition": fault == "repetition",
+    }  # fmt: skip
     set_flags = tuple(name for name, is_set in flags.items() if is_set)
     return _decoder_case("translation", vocabulary, text, (ids, _targets(found[0])), tree=tree, flags=set_flags)
 
@@ -319,15 +316,10 @@ def _masked(loaded: LoadedModel, source: str, target: str | None) -> Case:
     batch = with_predictions(network, _label_batch(src, marks), first=EOS + 1)
     pieces = [MASK if token == mask else vocabulary.source_piece(token) for token in ids]
     return Case(
-        "masked",
-        source,
-        vocabulary.decode_target(torch.where(batch.tgt_out != PAD, batch.tgt_out, src)[0].tolist()),
-        batch,
-        {"source": Side.of(pieces)},
-        vocabulary.target_piece,
-        first_id=EOS + 1,
+        "masked", source, vocabulary.decode_target(torch.where(batch.tgt_out != PAD, batch.tgt_out, src)[0].tolist()),
+        batch, {"source": Side.of(pieces)}, vocabulary.target_piece, first_id=EOS + 1,
         subjects=[piece for piece, mark in zip(pieces, marks, strict=False) if mark],
-    )
+    )  # fmt: skip
 
 
 def label_row(tokenizer: Tokenizer, config: Config, text: str) -> Ids:

@@ -214,11 +214,9 @@ def _occlusion(network: Network, batch: Batch) -> dict[str, Any]:
     costs = drops.clamp(min=0)
     weights = costs / costs.sum(1, keepdim=True).clamp(min=torch.finfo(costs.dtype).tiny)
     return {
-        "rows": "output",
-        "columns": "source",
-        "weights": packed(weights[None]),
+        "rows": "output", "columns": "source", "weights": packed(weights[None]),
         "drops": [[round(x, 3) for x in row] for row in drops.tolist()],
-    }
+    }  # fmt: skip
 
 
 def _state_taps(network: Network) -> list[str]:
@@ -318,14 +316,12 @@ def _facts(name: str, loaded: LoadedModel) -> dict[str, Any]:
     network, _, config = loaded
     section, data = dict(config.model), config.data
     return {
-        "name": name or config.model.architecture,
-        "architecture": config.model.architecture,
-        "data": data.kind,
+        "name": name or config.model.architecture, "architecture": config.model.architecture, "data": data.kind,
         "languages": [data.source_language, data.target_language] if data.kind == "parallel" else None,
         "parameters": network.parameter_count(),
         "sizes": {key: value for key, value in section.items() if type(value) is int},
         "kinds": {key: value.variant for key, value in section.items() if isinstance(value, Section)},
-    }
+    }  # fmt: skip
 
 
 def write_explanation(path: str | Path, explanation: Explanation, language: str = "auto") -> Path:

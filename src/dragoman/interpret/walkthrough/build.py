@@ -78,14 +78,10 @@ def walkthrough(
     reader = CellReader(forward, lambda quantity: _shown(quantity, limits), _vocabulary(quantities, smoothing))
     return {
         "steps": list(_steps_json(steps, reader, limits, exact=network.parameter_count() <= _MAX_EXACT)),
-        "figure": figure_data(recorded, labels),
-        "updates": recorded.updates,
-        "loss": recorded.loss,
-        "loss_after": recorded.loss_after,
-        "learning_rate": learning_rate,
-        "smoothing": smoothing,
+        "figure": figure_data(recorded, labels), "updates": recorded.updates, "loss": recorded.loss,
+        "loss_after": recorded.loss_after, "learning_rate": learning_rate, "smoothing": smoothing,
         "parameter": [recorded.element.name, recorded.element.row, recorded.element.column],
-    }
+    }  # fmt: skip
 
 
 def compact(story: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,12 +173,9 @@ def _steps_json(
         cells = reader.cells(step, quantity)
         for head, matrix in enumerate(matrices[:, :rows, :columns].tolist()):
             optional = {
-                "head": head if quantity.per_head else None,
-                "shown": cut or None,
-                "mark": quantity.mark,
-                "nominal": quantity.nominal or None,
-                "cells": None if cells is None else cells[head],
-            }
+                "head": head if quantity.per_head else None, "shown": cut or None, "mark": quantity.mark,
+                "nominal": quantity.nominal or None, "cells": None if cells is None else cells[head],
+            }  # fmt: skip
             yield {
                 "name": quantity.name,
                 "symbol": f"∂{quantity.symbol}" if step.gradients else quantity.symbol,
@@ -202,16 +195,10 @@ def _steps_json(
             "symbols": reader.symbols(step) or None,
         }
         result = {
-            "id": step.name,
-            "part": step.part,
-            "box": entry.box,
-            "title": entry.title,
-            "formula": entry.formula,
-            "source": entry.source,
-            "note": entry.text,
-            "uses": step.uses,
+            "id": step.name, "part": step.part, "box": entry.box, "title": entry.title, "formula": entry.formula,
+            "source": entry.source, "note": entry.text, "uses": step.uses,
             "tensors": [tensor for quantity in step.quantities for tensor in tensors(step, quantity)],
-        }
+        }  # fmt: skip
         yield plain(result | {key: value for key, value in optional.items() if value is not None})
 
 

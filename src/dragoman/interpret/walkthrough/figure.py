@@ -92,12 +92,9 @@ def _columns(recorded: Recorded) -> list[dict[str, Any]]:
         norms = None if gradient is None else gradient.double().norm(dim=-1).tolist()
         module = recorded.network.get_submodule(name.rpartition(".")[0]) if layer else None
         columns[stack, layer] = {
-            "stack": stack,
-            "layer": layer,
-            "name": name,
-            "gradient": norms,
+            "stack": stack, "layer": layer, "name": name, "gradient": norms,
             "recurrent": any(isinstance(part, Cell) for part in module.modules()) if module is not None else False,
-        }
+        }  # fmt: skip
     return sorted(columns.values(), key=lambda column: (column["stack"] == "decoder", column["layer"]))
 
 

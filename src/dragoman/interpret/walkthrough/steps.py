@@ -190,17 +190,14 @@ class _TapSite:
             type(self.module).__name__: True,
             positions: self.in_self_attention or self.tap in ("embedded", "positioned"),
             "gated": isinstance(self.module, FeedForward) and self.module.gated,
-            "unscaled": getattr(getattr(self.stack, "embedding", None), "scale", None) == 1,
-            "causal": self.is_causal,
+            "unscaled": getattr(getattr(self.stack, "embedding", None), "scale", None) == 1, "causal": self.is_causal,
             "padding": not self.is_causal and mask is not None and not bool(mask.all()),
-            "masked": self.tap == "weights" and is_masked,
-            "post": getattr(self.sublayer, "order", None) == "post",
-            "pre": getattr(self.sublayer, "order", None) == "pre",
-            "smoothed": smoothing > 0,
+            "masked": self.tap == "weights" and is_masked, "post": getattr(self.sublayer, "order", None) == "post",
+            "pre": getattr(self.sublayer, "order", None) == "pre", "smoothed": smoothing > 0,
             "learned": isinstance(self.module, Cell) and len(self.module.initial) > 0,
             "every step": self.tap == "summary" and any(isinstance(m, ContextLayer) for m in self.network.modules()),
             **{kind: getattr(self.module, "activation", None) is function for kind, function in ACTIVATIONS.items()},
-        }
+        }  # fmt: skip
         return {condition for condition, value in holds.items() if value}
 
     def step(self, entry: StepEntry, before: Sequence[WalkthroughStep]) -> WalkthroughStep:

@@ -25,14 +25,9 @@ from dragoman.training.tasks.task import Score, Task
 from dragoman.training.trainer import Trainer
 
 _TRAIN: dict[str, Any] = {
-    "budget": "1 steps",
-    "optimizer": {"kind": "sgd"},
-    "schedule": {"kind": "constant", "rate": 0.01},
-    "label_smoothing": 0.0,
-    "log_every": 1,
-    "validate_every": "1k steps",
-    "device": "cpu",
-}
+    "budget": "1 steps", "optimizer": {"kind": "sgd"}, "schedule": {"kind": "constant", "rate": 0.01},
+    "label_smoothing": 0.0, "log_every": 1, "validate_every": "1k steps", "device": "cpu",
+}  # fmt: skip
 
 
 def tiny_trainer(

@@ -127,12 +127,10 @@ def _updates(
                 changed.copy_(before[name] - rate * (g if rule == "sgd" else g / (g.abs() + _EPSILON)))
         logits = trial(pair.src, pair.src_mask, pair.tgt_in)[0, kept]
         update = {
-            "rule": rule,
-            "rate": rate,
-            "loss": float(cross_entropy(logits, targets, smoothing)[0]),
+            "rule": rule, "rate": rate, "loss": float(cross_entropy(logits, targets, smoothing)[0]),
             "probabilities": logits.softmax(-1).gather(1, targets[:, None])[:, 0].tolist(),
             "element": float(parameter.view(len(parameter), -1)[element.row, element.column]),
-        }
+        }  # fmt: skip
         found.append(update)
     return found
 

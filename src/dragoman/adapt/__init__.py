@@ -1,0 +1,1 @@
+"""Adaptation of a model to a corpus: a smaller vocabulary, fewer layers, and the stages of `dragoman adapt`."""

@@ -1,0 +1,312 @@
+"""`dragoman prune`: a model with the pieces that a corpus needs, and without the layers that matter least."""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from dragoman.adapt.vocabulary import Coverage, Kept, keep_pieces
+from dragoman.config import Config, ParallelData, TransformerConfig
+from dragoman.data.precheck import likely_language
+from dragoman.decoding.shortlist import SHORTLIST, Shortlist
+from dragoman.errors import UsageError, check_problems
+from dragoman.formats.importing.family import collecting
+from dragoman.io.lines import check_text_file, read_lines
+from dragoman.io.model_files import find_model
+from dragoman.io.weights import TensorFile, tensor_order, write_tensors
+from dragoman.io.writing import new_folder_problems
+from dragoman.models import model_folder
+from dragoman.models.build import assemble
+from dragoman.models.seq2seq import Model
+from dragoman.models.size import check_memory
+from dragoman.tokenizers import BOS, PAD, Tokenizer, load_vocabulary
+
+STACKS = ("encoder", "decoder")
+_BLOCK = 8192  # rows of a matrix that are read at a time
+_PAIRS = 200  # validation pairs on which layers are compared
+_LOGITS = 1 << 25  # of a batch at most, if its sentences have 64 tokens
+_SAMPLE = 1000
+_LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
+Pairs = Sequence[tuple[list[int], list[int]]]
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What became of a model.
+
+    pieces (of both sides together, if they have two vocabularies), size (bytes of weights): before and after.
+    coverage: of each text.  layers: of the original, those dropped as stack, number from 0, and loss per token without
+    it and those before it; the first entry, with the stack "", has the loss with all layers.
+    """
+
+    folder: Path
+    pieces: tuple[int, int]
+    size: tuple[int, int]
+    coverage: Mapping[str, Coverage]
+    layers: Sequence[tuple[str, int, float]]
+
+    def lines(self) -> list[str]:
+        layers = [
+            f"{f'without layer {number} of the {stack}' if stack else 'all layers'}: loss {loss:.3f} per token"
+            for stack, number, loss in self.layers
+        ]
+        pieces = f"pieces: {self.pieces[0]:,} -> {self.pieces[1]:,}"
+        size = f"{self.size[0] / 1e6:,.1f} -> {self.size[1] / 1e6:,.1f} MB of weights"
+        coverage = [f"{name}: {text}" for name, text in self.coverage.items()]
+        return [pieces, *coverage, *layers, f"written: {self.folder} ({size})"]
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What is kept of a model: its pieces in files of source and target, if given; numbers of layers.
+
+    min_count, scripts: see `keep_pieces`.  valid: two files with pairs on which layers are compared.  languages: of
+    source and target, for a model of several languages.
+    """
+
+    model: Path
+    source: Sequence[Path] = ()
+    target: Sequence[Path] = ()
+    valid: tuple[Path, Path] | None = None
+    min_count: int = 1
+    scripts: Sequence[str] = ()
+    encoder_layers: int | None = None
+    decoder_layers: int | None = None
+    languages: tuple[str | None, str | None] = (None, None)
+
+    def checked(self, others: Sequence[str] = ()) -> tuple[Path, Config, Tokenizer]:
+        """Return folder, configuration and tokenizer of the model.  Raises UsageError with all problems and others."""
+        folder = find_model(self.model)
+        config, tokenizer = model_folder.read_config(folder), load_vocabulary(folder)
+        if not isinstance(config.data, ParallelData) or not isinstance(tokenizer, Tokenizer):
+            raise model_folder.wrong_model(self.model, config, "does not translate")
+        problems = [*others, *self._problems(config)]
+        with collecting(problems):
+            tokenizer.between(*self.languages) if self.layers or any(self.languages) else None
+        source, target = (
+            self.languages[0] or config.data.source_language,
+            self.languages[1] or config.data.target_language,
+        )
+        for files, own, other in ((self.source, source, target), (self.target, target, source)):
+            for file in filter(Path.is_file, files):
+                with collecting(problems):
+                    check_text_file(file, "use a text file with one sentence per line")
+                    found = likely_language(list(islice(read_lines(file), _SAMPLE)))
+                    if found and own[:2] != found == other[:2]:
+                        problems.append(f"{file}: its language is {found}; accepted: {own}. Exchange source and target")
+        check_problems("invalid pruning options:", problems)
+        return folder, config, tokenizer
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """Stack -> number of layers that are kept."""
+        counts = zip(STACKS, (self.encoder_layers, self.decoder_layers), strict=True)
+        return {stack: count for stack, count in counts if count is not None}
+
+    def _problems(self, config: Config) -> Iterator[str]:
+        if bool(self.source) != bool(self.target) or not (self.source or self.layers):
+            yield "accepted: source and target with the text of both sides, a number of layers, or all of these"
+        if self.min_count < 1:
+            yield f"min_count = {self.min_count}; accepted: at least 1"
+        for stack, count in self.layers.items():
+            have = getattr(config.model, f"{stack}_layers", 0) if isinstance(config.model, TransformerConfig) else 0
+            if not 1 <= count <= have:
+                what = f"1 to {have}" if have else f"a Transformer; this is {config.model.architecture}"
+                yield f"{stack}_layers = {count}; accepted: {what}"
+        if self.layers and self.valid is None:
+            yield "layers are compared on validation pairs: give two files with valid"
+        missing = [str(file) for file in (*self.source, *self.target, *(self.valid or ())) if not file.is_file()]
+        if missing:
+            yield f"no such file: {', '.join(missing)}"
+
+
+def prune_model(
+    pruning: Pruning, folder: str | Path, log: Callable[[str], None] = lambda text: None, replace: bool = False
+) -> Pruned:
+    """Write a model with a part of the pieces and of the layers of another one.
+
+    Texts whose pieces are all kept have the same tokens, and these have the same logits.  Matrices of the vocabulary
+    are copied in blocks; if layers are dropped, the new model is in memory.  replace: whether the folder may exist.
+    Raises UsageError with all problems before any work.
+    """
+    folder = Path(folder)
+    origin, config, old = pruning.checked([] if replace else new_folder_problems(folder))
+    meta, coverage = model_folder.verify(origin), dict[str, Coverage]()
+    ids = list(range(old.source_size)), list(range(old.target_size))
+    kept = Kept(old, *ids)
+    if pruning.source:
+        log("choosing the pieces of the corpus")
+        texts = {"source": pruning.source, "target": pruning.target}
+        lines = [_lines(files) for files in texts.values()]
+        kept = keep_pieces(old, lines, pruning.min_count, [*map(str.upper, pruning.scripts)], _prefixes(origin))
+        texts |= zip(
+            ("validation source", "validation target"), ((file,) for file in pruning.valid or ()), strict=False
+        )
+        coverage = {name: kept.coverage(old, i % 2, _lines(files)) for i, (name, files) in enumerate(texts.items())}
+    weights, layers = _Weights(origin, config, kept), list[tuple[str, int, float]]()
+    if pruning.layers and pruning.valid:
+        tokenizer, longest = kept.tokenizer.between(*pruning.languages), config.parallel.filter.max_tokens
+        pairs = validation_ids(tokenizer, pruning.valid, longest)
+        layers, numbers = drop_layers(weights.network(), pairs, pruning.layers, log)
+        section = config.model.model_copy(update={f"{stack}_layers": len(left) for stack, left in numbers.items()})
+        weights = _Weights(origin, config.model_copy(update={"model": section}), kept, numbers)
+    size = sum(map(_bytes, weights.old.values())), sum(map(_bytes, weights.shapes.values()))
+    before, after = (sum(map(len, each[: 2 - old.shared])) for each in (ids, (kept.source, kept.target)))
+    dropped = [f"{stack}.layers.{number}" for stack, number, _ in layers[1:]]
+    about = {"weights": meta["sha256"]["model.safetensors"], "pieces": [before, after], "layers": dropped}
+    files = model_folder.described_files(weights.config, kept.tokenizer, model_folder.read_profile(origin))
+    files["prune.json"] = json.dumps({"source": kept.source, "target": kept.target}).encode()
+    meta = {key: meta[key] for key in ("step", "imported", "parts") if key in meta} | {"pruned": about}
+    with model_folder.unfinished_folder(folder, files, meta, size[1]) as (unfinished, sha256):
+        parts = chain.from_iterable(map(weights.parts, tensor_order(weights.shapes)))
+        digest = sha256["model.safetensors"] = write_tensors(unfinished / "model.safetensors", weights.shapes, parts)
+        if (origin / "import.json").is_file():
+            (unfinished / "import.json").write_bytes((origin / "import.json").read_bytes())
+        if (origin / SHORTLIST).is_file():
+            shortlist = Shortlist.read(origin / SHORTLIST, str(about["weights"]))
+            (unfinished / SHORTLIST).write_bytes(_of_kept(shortlist, kept, digest).to_bytes())
+    return Pruned(folder, (before, after), size, coverage, layers)
+
+
+def _lines(files: Sequence[Path]) -> Iterator[str]:
+    return chain.from_iterable(map(read_lines, files))
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _prefixes(origin: Path) -> list[str]:
+    """Return the texts with which T5 begins a source, from the settings of its checkpoint."""
+    with suppress(FileNotFoundError, AttributeError, KeyError):
+        tasks = json.loads((origin / "import.json").read_bytes())["settings"]["task_specific_params"]
+        return [task["prefix"] for task in tasks.values() if "prefix" in task]
+    return []
+
+
+def _of_kept(old: Shortlist, kept: Kept, weights: str) -> Shortlist:
+    """Return a shortlist with the kept ids."""
+    new = {token: i for i, token in enumerate(kept.target)}
+    starts, ids, frequent = array("i", [0]), array("i"), array("i", [new[i] for i in old.frequent if i in new])
+    for token in kept.source:
+        ids.extend(new[i] for i in old.ids[old.starts[token] : old.starts[token + 1]] if i in new)
+        starts.append(len(ids))
+    return Shortlist(old.best, len(kept.target), weights, frequent, starts, ids)
+
+
+class _Weights:
+    """The tensors of a pruned model, which are read from the file of the original, in blocks of rows.
+
+    layers: stack -> numbers of the layers of the original; default: all.  old, shapes: tensors before and after, on the
+    device "meta".
+    """
+
+    def __init__(
+        self, origin: Path, config: Config, kept: Kept, layers: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
+        self.config, self._kept, self._layers = config, kept, layers or {}
+        self._file = TensorFile(origin / "model.safetensors")
+        self.old = {
+            name: self._file.rows(name, 0, 0).to("meta").new_empty(shape) for name, shape in self._file.shapes.items()
+        }
+        with torch.device("meta"):
+            built = model_folder.unique_tensors(self._assembled())
+        self.shapes = {name: self.old[self._name(name)].new_empty(tensor.shape) for name, tensor in built.items()}
+
+    def _assembled(self) -> nn.Module:
+        tokenizer = self._kept.tokenizer
+        return assemble(self.config.model, tokenizer.source_size, tokenizer.target_size, shared=tokenizer.shared)
+
+    def _name(self, name: str) -> str:
+        """Return the name of a tensor in the original."""
+        match = _LAYER.match(name)
+        if match is None or match[1] not in self._layers:
+            return name
+        return f"{match[1]}.layers.{self._layers[match[1]][int(match[2])]}.{name[match.end() :]}"
+
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """Yield the rows of a tensor of the pruned model."""
+        old = self._name(name)
+        if self.old[old].shape == self.shapes[name].shape:
+            yield self._file.rows(old)
+            return
+        ids = torch.tensor(self._kept.source if name.startswith("encoder.") else self._kept.target)
+        for begin in range(0, len(self.old[old]), _BLOCK):
+            end = min(begin + _BLOCK, len(self.old[old]))
+            yield self._file.rows(old, begin, end)[ids[(ids >= begin) & (ids < end)] - begin]
+
+    def network(self) -> Model:
+        """Return the model.  Raises UsageError if the memory does not suffice."""
+        tokenizer = self._kept.tokenizer
+        check_memory(self.config.model, tokenizer.source_size, tokenizer.target_size, shared=tokenizer.shared)
+        network = self._assembled()
+        for name, tensor in model_folder.unique_tensors(network).items():
+            tensor.copy_(torch.cat(list(self.parts(name))))
+        assert isinstance(network, Model)
+        return network.eval()
+
+
+def drop_layers(
+    model: Any, pairs: Pairs, counts: Mapping[str, int], log: Callable[[str], None]
+) -> tuple[list[tuple[str, int, float]], dict[str, list[int]]]:
+    """Drop layers until the stacks have `counts`, each time the one without which the loss is lowest.
+
+    Returns the layers as in `Pruned`, and the numbers of those that are left, by stack.
+    """
+    stacks = {stack: getattr(model, stack) for stack in counts}
+    numbers = {stack: list(range(len(each.layers))) for stack, each in stacks.items()}
+    dropped = [("", -1, loss_of(model, pairs))]
+    while wide := [stack for stack, count in counts.items() if len(numbers[stack]) > count]:
+        tried = []
+        for stack in wide:
+            layers = list(stacks[stack].layers)
+            for i in range(len(layers)):
+                stacks[stack].layers = nn.ModuleList(layers[:i] + layers[i + 1 :])
+                tried.append((loss_of(model, pairs), stack, i))
+            stacks[stack].layers = nn.ModuleList(layers)
+        loss, stack, i = min(tried)
+        del stacks[stack].layers[i]
+        dropped.append((stack, numbers[stack].pop(i), loss))
+        log(f"layer {dropped[-1][1]} of the {stack} dropped: loss {loss:.3f}, {dropped[0][2]:.3f} with all layers")
+    return dropped, numbers
+
+
+def validation_ids(tokenizer: Tokenizer, valid: tuple[Path, Path], longest: int) -> Pairs:
+    """Return the ids of some pairs, evenly drawn, without those that are too long for the model, by their length.
+
+    Raises UsageError if there is none.
+    """
+    pairs = [pair for pair in zip(*map(read_lines, valid), strict=True) if all(map(str.strip, pair))]
+    some = pairs[:: max(1, len(pairs) // _PAIRS)][:_PAIRS]
+    ids = [(tokenizer.encode_source(source), tokenizer.encode_target(target)) for source, target in some]
+    if not (ids := [pair for pair in ids if max(map(len, pair)) <= longest]):
+        raise UsageError(f"valid = {valid[0]}, {valid[1]}: no pair of at most {longest} tokens per side")
+    return sorted(ids, key=lambda pair: len(pair[1]))
+
+
+@torch.inference_mode()
+def loss_of(model: Any, pairs: Pairs) -> float:
+    """Return the cross-entropy of the targets in nats per token."""
+    total = count = 0.0
+    size = max(1, _LOGITS // (len(model.output.weight) * 64))
+    for begin in range(0, len(pairs), size):
+        src, tgt = (
+            pad_sequence([torch.tensor(pair[side]) for pair in pairs[begin : begin + size]], batch_first=True)
+            for side in (0, 1)
+        )
+        logits = model(src, src != PAD, F.pad(tgt[:, :-1], (1, 0), value=BOS))
+        total += float(F.cross_entropy(logits.flatten(0, 1), tgt.flatten(), ignore_index=PAD, reduction="sum"))
+        count += int((tgt != PAD).sum())
+    return total / count

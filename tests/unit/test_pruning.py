@@ -1,0 +1,209 @@
+"""`dragoman prune`: the same tokens and logits of what is kept, layers by their importance, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shlex
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman import Translator
+from dragoman.adapt import pruning
+from dragoman.adapt.pruning import Pruning, prune_model
+from dragoman.adapt.vocabulary import keep_pieces
+from dragoman.config import TokenizerConfig, parse_config
+from dragoman.decoding.shortlist import SHORTLIST, Shortlist
+from dragoman.errors import UsageError
+from dragoman.formats.importing.importer import import_model
+from dragoman.models.model_folder import build_for, read_meta, save_model, unique_tensors
+from dragoman.tokenizers import BOS, EOS, Tokenizer, train_tokenizer
+from dragoman.tokenizers.listed_pieces import PieceLists
+from dragoman.tokenizers.templates import Templates
+from imported_checks import loaded, logits
+from random_models import random_model
+from small_run import Cli, small_document, write_lines
+from transformers_checkpoints import bart_checkpoint, marian_checkpoint, t5_checkpoint
+
+DRAW = random.Random(7)
+WORDS = ["".join(DRAW.choices("abcdeimnorst", k=DRAW.randint(2, 7))) for _ in range(150)]
+LINES = [" ".join(DRAW.choices(WORDS, k=6)) for _ in range(300)]
+CORPUS = [" ".join(DRAW.choices(WORDS[:60], k=6)) for _ in range(100)]
+SAID = [*CORPUS, *(" ".join(DRAW.choices(WORDS[:75], k=5)) for _ in range(200)), "aba Ω stones", "3 < 4, Ωλ"]
+
+SIDES = {
+    "en": "a dog runs across the field two people sit on bench",
+    "de": "ein hund über feld zwei leute bank und auf",
+}
+
+
+def tokenizer(kind: str, byte_fallback: bool = False, shared: bool = True) -> Tokenizer:
+    size = {"unigram": 170, "bpe": 200, "char": 16}[kind] + 256 * byte_fallback
+    config = TokenizerConfig(kind=kind, vocab_size=size, byte_fallback=byte_fallback, shared=shared)  # type: ignore[arg-type]
+    return train_tokenizer(config, LINES, LINES, symbols=() if kind == "char" else ("<bt>",))
+
+
+def listed(learned: Tokenizer) -> Tokenizer:
+    """The same pieces with other ids, some without one, and two languages."""
+    rest = [learned.source_piece(i) for i in range(4, learned.source_size)]
+    random.Random(2).shuffle(rest)
+    names = ["<pad>", "<unk>", "<s>", "</s>", "<xx>", *rest[3:], "<yy>", "<unused 1>"]
+    codes = {"xx": 4, "yy": len(names) - 2}
+    around = Templates(
+        ("source", "text", EOS), ("target", "text", EOS), (codes, codes), ("xx", "yy"), (4, *codes.values())
+    )
+    return Tokenizer(learned.models[0], None, PieceLists(names, None, False).file(), around.file())
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("kind", ["unigram", "bpe", "char"])
+def test_texts_whose_pieces_are_kept_have_the_same_tokens(kind: str, others: bool) -> None:
+    before = tokenizer(kind, byte_fallback=not others and kind != "char")
+    before = listed(before) if others else before
+    kept = keep_pieces(before, (CORPUS, CORPUS), 1, (), ())
+    assert kept.source == kept.target == sorted(kept.source) and kept.source[:4] == [0, 1, 2, 3]
+    assert kept.tokenizer.source_size == len(kept.source) < before.source_size or kind == "char"
+    compared = 0
+    for text in SAID:
+        ids = before.encode_source(text)
+        if set(ids) <= set(kept.source):
+            compared += 1
+            assert [kept.source[token] for token in kept.tokenizer.encode_source(text)] == ids
+            assert kept.tokenizer.decode_source(kept.tokenizer.encode_source(text)) == before.decode_source(ids)
+    assert compared > len(CORPUS)
+    assert kept.tokenizer.languages == before.languages
+    assert (
+        kept.coverage(before, 0, CORPUS).same == len(CORPUS) > kept.coverage(before, 0, LINES[:100]).same
+        or kind == "char"
+    )
+
+
+def folder(path: Path, tokenizers: Tokenizer, **model: Any) -> Path:
+    document = small_document(path / "data")
+    document["model"] |= {"encoder_layers": 2, "decoder_layers": 1, **model}
+    config = parse_config(document)
+    network = build_for(config, tokenizers)
+    torch.manual_seed(3)
+    tensors = {name: tensor + 0.2 * torch.randn_like(tensor) for name, tensor in unique_tensors(network).items()}
+    save_model(path / "model", config, tokenizers, tensors, {"step": 0})
+    return path / "model"
+
+
+def check_logits(before: Path, after: Path, text: str, target: str) -> None:
+    ids = json.loads((after / "prune.json").read_text())
+    tokens = loaded(after)[1].some_direction
+    src, tgt = tokens.encode_source(text), tokens.encode_target(target)
+    old = logits(before, torch.float64, [ids["source"][i] for i in src], [ids["target"][i] for i in tgt])
+    assert abs(old[:, ids["target"]] - logits(after, torch.float64, src, tgt)).max() < 1e-10
+
+
+@pytest.mark.parametrize(("tie", "shared"), [("all", True), ("none", True), ("none", False), ("target", False)])
+def test_kept_pieces_have_the_same_logits(tie: str, shared: bool, tmp_path: Path) -> None:
+    learned = tokenizer("unigram") if shared else tokenizer("bpe", shared=False)
+    before = folder(tmp_path, listed(learned) if tie == "all" else learned, tie=tie, output_bias=True)
+    size, lines = learned.target_size, write_lines(tmp_path / "lines", CORPUS)
+    starts, ids = (
+        array("i", range(0, 2 * learned.source_size + 1, 2)),
+        array("i", [5, size - 5] * learned.source_size),
+    )
+    digest = read_meta(before)["sha256"]["model.safetensors"]
+    old = Shortlist(2, size, digest, array("i", [3, size - 9]), starts, ids)
+    (before / SHORTLIST).write_bytes(old.to_bytes())
+    done = prune_model(Pruning(before, [lines], [lines]), tmp_path / "after")
+    check_logits(before, done.folder, CORPUS[0], CORPUS[1])
+    assert done.pieces[1] < done.pieces[0] and done.size[1] < done.size[0] and done.coverage["source"].same == 100
+    own, meta = json.loads((done.folder / "prune.json").read_text()), read_meta(done.folder)
+    new = Shortlist.read(done.folder / SHORTLIST, meta["sha256"]["model.safetensors"])
+    expected = {i for i in old.of([own["source"][7]]) if i in own["target"]}
+    assert {own["target"][i] for i in new.of([7])} == expected and meta["pruned"]["weights"] == old.weights
+    said = [
+        [each.text for each in Translator.load(model).translate(CORPUS[:3], beam=1)] for model in (done.folder, before)
+    ]
+    assert len(said[0]) == 3 and all(isinstance(text, str) for text in said[0])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", ["tied", "two vocabularies", "mbart-50", "m2m", "nllb", "mbart-25", "v1.1", "mt5"])
+def test_imported_models_keep_logits_and_languages(family: str, tmp_path: Path) -> None:
+    marian, t5 = ("tied", "two vocabularies"), ("v1.1", "mt5")
+    make = marian_checkpoint if family in marian else t5_checkpoint if family in t5 else bart_checkpoint
+    make(tmp_path / "theirs", family)
+    import_model(tmp_path / "theirs", tmp_path / "before")
+    source, target = write_lines(tmp_path / "s", ["a dog runs"]), write_lines(tmp_path / "t", ["zwei leute"])
+    done = prune_model(Pruning(tmp_path / "before", [source], [target]), tmp_path / "after")
+    check_logits(tmp_path / "before", tmp_path / "after", "a dog runs", "zwei leute")
+    assert loaded(tmp_path / "after")[1].languages == loaded(tmp_path / "before")[1].languages
+    assert done.pieces[1] < done.pieces[0]
+
+
+def test_layers_that_do_nothing_are_dropped_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silence(network: Any) -> None:
+        for layer in (network.encoder.layers[1], network.decoder.layers[0]):
+            for name, parameter in layer.named_parameters():
+                if "out" in name:  # attn.out, ffn.outer
+                    parameter.zero_()
+        network.output.weight.mul_(4)
+
+    sizes = {"encoder_layers": 3, "decoder_layers": 2, "tie": "none", "order": "pre"}
+    before = random_model(tmp_path, sizes, change=silence)
+    network, pairs = loaded(before)[0], list[tuple[list[int], list[int]]]()
+    for first in range(9):  # what the model itself says, which it predicts best with the layers that do something
+        source, said = [first + 9, first + 40, EOS], list[int]()
+        for _ in range(6):
+            said.append(int(network(torch.tensor([source]), None, torch.tensor([[BOS, *said]]))[0, -1].argmax()))
+        pairs.append((source, said))
+    monkeypatch.setattr(pruning, "validation_ids", lambda *given: pairs)
+    lines = write_lines(tmp_path / "v", ["one two three", "nine one"])
+    done = prune_model(Pruning(before, valid=(lines, lines), encoder_layers=2, decoder_layers=1), tmp_path / "after")
+    assert {(stack, number) for stack, number, _ in done.layers[1:]} == {("encoder", 1), ("decoder", 0)}
+    assert done.layers[-1][2] == pytest.approx(done.layers[0][2], abs=1e-5)
+    assert any("without layer 1 of the encoder" in line for line in done.lines())
+    assert (
+        abs(logits(before, torch.float64, [5, 3], [6]) - logits(done.folder, torch.float64, [5, 3], [6])).max() < 1e-10
+    )
+
+
+def test_all_problems_are_reported_before_any_work(tmp_path: Path, cli: Cli) -> None:
+    before = folder(tmp_path, listed(tokenizer("unigram")))
+    english = write_lines(tmp_path / "en", ["the dog and the cat are in the house of the man who is here"] * 9)
+    code, _, err = cli("prune", before, before, "--source", tmp_path / "no", "--encoder-layers", 3, "--from", "zz")
+    expected = ("already exists", "text of both sides", "no such file", "--encoder-layers 3; accepted: 1 to 2",
+                "give two files with valid", "--from 'zz'; accepted: xx, yy")  # fmt: skip
+    assert code == 2 and all(problem in err for problem in expected), err
+    code, _, err = cli("prune", before, tmp_path / "out", "--source", english, "--target", english)
+    assert code == 2 and "its language is en; accepted: xx. Exchange source and target" in err
+    (tmp_path / "empty").touch()
+    code, _, err = cli("prune", before, tmp_path / "out", "--source", tmp_path / "empty", "--target", english)
+    assert code != 0 and not (tmp_path / "out").exists()
+    theirs = bart_checkpoint(tmp_path / "bart", "bart")
+    import_model(theirs, tmp_path / "json")
+    with pytest.raises(UsageError, match=r"the tokenizer is tokenizer\.json"):
+        prune_model(Pruning(tmp_path / "json", [english], [english]), tmp_path / "out")
+
+
+@pytest.mark.thorough
+def test_the_commands_of_the_guide_run(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/adapt.md with a small model of OPUS-MT's layout, except the server."""
+    page = (Path(__file__).parents[2] / "docs" / "adapt.md").read_text(encoding="utf-8")
+    block, layers = re.findall(r"```sh\n(.*?)```", page, flags=re.S)
+    monkeypatch.chdir(tmp_path)
+    marian_checkpoint(tmp_path / "usb" / "opus-mt-en-de")
+    for name, count in (("talks", 300), ("valid", 20)):
+        for side, words in SIDES.items():
+            lines = [" ".join(random.Random(f"{name}{i}").sample(words.split(), 7)) for i in range(count)]
+            write_lines(tmp_path / f"{name}.{side}", lines)
+    for line in (block + layers).strip().split("\n"):
+        command, *arguments = line.replace("encoder-layers 4", "encoder-layers 1").split()[1:]
+        if "serve" in command:
+            continue
+        given = shlex.split(" ".join(arguments)) + (
+            ["train.budget=4 steps", "train.device=cpu"] if command == "train" else []
+        )
+        code, _, err = cli(command, *given)
+        assert code == 0, f"{line}: {err}"
+    assert cli("translate", "runs/talks", stdin=b"a dog runs\n")[1].strip()

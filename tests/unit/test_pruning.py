@@ -177,6 +177,9 @@ def test_all_problems_are_reported_before_any_work(tmp_path: Path, cli: Cli) -> 
     assert code == 2 and all(problem in err for problem in expected), err
     code, _, err = cli("prune", before, tmp_path / "out", "--source", english, "--target", english)
     assert code == 2 and "its language is en; accepted: xx. Exchange source and target" in err
+    three = write_lines(tmp_path / "three", ["the dog"] * 3)
+    code, _, err = cli("prune", before, tmp_path / "out", "--encoder-layers", 1, "--valid", english, three)
+    assert code == 2 and "has 9 lines but" in err and "has 3" in err
     (tmp_path / "empty").touch()
     code, _, err = cli("prune", before, tmp_path / "out", "--source", tmp_path / "empty", "--target", english)
     assert code != 0 and not (tmp_path / "out").exists()

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dragoman.adapt.vocabulary import Coverage, Kept, keep_pieces
 from dragoman.config import Config, ParallelData, TransformerConfig
+from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.data.precheck import likely_language
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import UsageError, check_problems
@@ -95,10 +96,8 @@ class Pruning:
         problems = [*others, *self._problems(config)]
         with collecting(problems):
             tokenizer.between(*self.languages) if self.layers or any(self.languages) else None
-        source, target = (
-            self.languages[0] or config.data.source_language,
-            self.languages[1] or config.data.target_language,
-        )
+        codes = config.data.source_language, config.data.target_language
+        source, target = (given or own for given, own in zip(self.languages, codes, strict=True))
         for files, own, other in ((self.source, source, target), (self.target, target, source)):
             for file in filter(Path.is_file, files):
                 with collecting(problems):
@@ -106,6 +105,9 @@ class Pruning:
                     found = likely_language(list(islice(read_lines(file), _SAMPLE)))
                     if found and own[:2] != found == other[:2]:
                         problems.append(f"{file}: its language is {found}; accepted: {own}. Exchange source and target")
+        if self.valid and all(map(Path.is_file, self.valid)):
+            with collecting(problems):
+                _pairs(self.valid)
         check_problems("invalid pruning options:", problems)
         return folder, config, tokenizer
 
@@ -151,9 +153,8 @@ def prune_model(
         texts = {"source": pruning.source, "target": pruning.target}
         lines = [_lines(files) for files in texts.values()]
         kept = keep_pieces(old, lines, pruning.min_count, [*map(str.upper, pruning.scripts)], _prefixes(origin))
-        texts |= zip(
-            ("validation source", "validation target"), ((file,) for file in pruning.valid or ()), strict=False
-        )
+        names = ("validation source", "validation target")
+        texts |= zip(names, ((file,) for file in pruning.valid or ()), strict=False)
         coverage = {name: kept.coverage(old, i % 2, _lines(files)) for i, (name, files) in enumerate(texts.items())}
     weights, layers = _Weights(origin, config, kept), list[tuple[str, int, float]]()
     if pruning.layers and pruning.valid:
@@ -162,7 +163,7 @@ def prune_model(
         layers, numbers = drop_layers(weights.network(), pairs, pruning.layers, log)
         section = config.model.model_copy(update={f"{stack}_layers": len(left) for stack, left in numbers.items()})
         weights = _Weights(origin, config.model_copy(update={"model": section}), kept, numbers)
-    size = sum(map(_bytes, weights.old.values())), sum(map(_bytes, weights.shapes.values()))
+    size = sum(t.nbytes for t in weights.old.values()), sum(t.nbytes for t in weights.shapes.values())
     before, after = (sum(map(len, each[: 2 - old.shared])) for each in (ids, (kept.source, kept.target)))
     dropped = [f"{stack}.layers.{number}" for stack, number, _ in layers[1:]]
     about = {"weights": meta["sha256"]["model.safetensors"], "pieces": [before, after], "layers": dropped}
@@ -182,10 +183,6 @@ def prune_model(
 
 def _lines(files: Sequence[Path]) -> Iterator[str]:
     return chain.from_iterable(map(read_lines, files))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _prefixes(origin: Path) -> list[str]:
@@ -288,12 +285,18 @@ def validation_ids(tokenizer: Tokenizer, valid: tuple[Path, Path], longest: int)
 
     Raises UsageError if there is none.
     """
-    pairs = [pair for pair in zip(*map(read_lines, valid), strict=True) if all(map(str.strip, pair))]
+    pairs = _pairs(valid)
     some = pairs[:: max(1, len(pairs) // _PAIRS)][:_PAIRS]
     ids = [(tokenizer.encode_source(source), tokenizer.encode_target(target)) for source, target in some]
     if not (ids := [pair for pair in ids if max(map(len, pair)) <= longest]):
         raise UsageError(f"valid = {valid[0]}, {valid[1]}: no pair of at most {longest} tokens per side")
     return sorted(ids, key=lambda pair: len(pair[1]))
+
+
+def _pairs(valid: tuple[Path, Path]) -> list[tuple[str, str]]:
+    """Raises DataError if the files do not have equally many lines."""
+    pairs = read_pairs(CorpusSpec(*valid))
+    return [(pair.source, pair.target) for pair in pairs if pair.source.strip() and pair.target.strip()]
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ namespace dragoman {
 namespace {
 
 constexpr float MINUS_INFINITY = -std::numeric_limits<float>::infinity();
+constexpr double LN_2 = 0.69314718055994530942;  // Windows has no M_LN2
 constexpr int GROUP_BLOCKS = 4;  // blocks of the vocabulary whose sums are added up together
 
 // The k largest logits of a row so far and their tokens, in descending order and padded to full vectors.
@@ -159,7 +160,7 @@ float log_normalizer(const float* sums, const float* references, int padded) {
   }
   int exponent;  // the logarithm of the mantissa does not depend on the reference
   const float mantissa = std::frexp(reduce_sum(total), &exponent);
-  return static_cast<float>(std::log(mantissa) + (maximum + exponent) * M_LN2);
+  return static_cast<float>(std::log(mantissa) + (maximum + exponent) * LN_2);
 }
 
 void require_finite(float normalizer) {

@@ -206,7 +206,7 @@ def bars(left: float, bottom: float, heights: Sequence[float], names: Sequence[s
     """Vertical bars of numbers, with their names below."""
     parts = []
     for i, (height, name) in enumerate(zip(heights, names, strict=True)):
-        x, size, up = left + i * 44, abs(height) * scale, height >= 0
+        x, size, up = left + i * 44, round(abs(height) * scale, 1), height >= 0
         shape = f'x="{x:g}" y="{bottom - size * up:.1f}" width="34" height="{size:.1f}"'
         sign = "−" if height < 0 else ""
         parts += [

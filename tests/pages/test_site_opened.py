@@ -88,6 +88,16 @@ def test_letters_of_diagrams_stay_readable_on_a_telephone(page: Page, site: Path
     assert 16 * scale >= 10.9
 
 
+def test_navigation_is_reached_by_keyboard(page: Page, site: Path) -> None:
+    page.open(site / "en" / "docs" / "index.html")
+    for _ in range(20):
+        page.press(page.keys.TAB)
+        if page.run("return document.activeElement.closest('.sidebar-tree') !== null"):
+            break
+    page.press(page.keys.ENTER)
+    page.until("return location.pathname.endsWith('/docs/tutorial.html')")
+
+
 @pytest.mark.parametrize(
     ("folder", "query", "found"), [("en", "label smoothing", "training"), ("zh", "束搜索", "decoding")]
 )

@@ -1,4 +1,4 @@
-"""`dragoman prune`: the same tokens and logits of what is kept, layers by their importance, and what is refused."""
+"""`dragoman prune`: tokens and logits of kept pieces, the choice of layers, and requests that are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DRAW = random.Random(7)
 WORDS = ["".join(DRAW.choices("abcdeimnorst", k=DRAW.randint(2, 7))) for _ in range(150)]
 LINES = [" ".join(DRAW.choices(WORDS, k=6)) for _ in range(300)]
 CORPUS = [" ".join(DRAW.choices(WORDS[:60], k=6)) for _ in range(100)]
-SAID = [*CORPUS, *(" ".join(DRAW.choices(WORDS[:75], k=5)) for _ in range(200)), "aba Ω stones", "3 < 4, Ωλ"]
+TEXTS = [*CORPUS, *(" ".join(DRAW.choices(WORDS[:75], k=5)) for _ in range(200)), "aba Ω stones", "3 < 4, Ωλ"]
 
 SIDES = {
     "en": "a dog runs across the field two people sit on bench",
@@ -69,7 +69,7 @@ def test_texts_whose_pieces_are_kept_have_the_same_tokens(kind: str, others: boo
     assert kept.source == kept.target == sorted(kept.source) and kept.source[:4] == [0, 1, 2, 3]
     assert kept.tokenizer.source_size == len(kept.source) < before.source_size or kind == "char"
     compared = 0
-    for text in SAID:
+    for text in TEXTS:
         ids = before.encode_source(text)
         if set(ids) <= set(kept.source):
             compared += 1
@@ -121,10 +121,7 @@ def test_kept_pieces_have_the_same_logits(tie: str, shared: bool, tmp_path: Path
     new = Shortlist.read(done.folder / SHORTLIST, meta["sha256"]["model.safetensors"])
     expected = {i for i in old.of([own["source"][7]]) if i in own["target"]}
     assert {own["target"][i] for i in new.of([7])} == expected and meta["pruned"]["weights"] == old.weights
-    said = [
-        [each.text for each in Translator.load(model).translate(CORPUS[:3], beam=1)] for model in (done.folder, before)
-    ]
-    assert len(said[0]) == 3 and all(isinstance(text, str) for text in said[0])
+    assert all(one.text for one in Translator.load(done.folder).translate(CORPUS[:3])), "it loads with its shortlist"
 
 
 @pytest.mark.thorough
@@ -153,10 +150,10 @@ def test_layers_that_do_nothing_are_dropped_first(tmp_path: Path, monkeypatch: p
     before = random_model(tmp_path, sizes, change=silence)
     network, pairs = loaded(before)[0], list[tuple[list[int], list[int]]]()
     for first in range(9):  # what the model itself says, which it predicts best with the layers that do something
-        source, said = [first + 9, first + 40, EOS], list[int]()
+        source, written = [first + 9, first + 40, EOS], list[int]()
         for _ in range(6):
-            said.append(int(network(torch.tensor([source]), None, torch.tensor([[BOS, *said]]))[0, -1].argmax()))
-        pairs.append((source, said))
+            written.append(int(network(torch.tensor([source]), None, torch.tensor([[BOS, *written]]))[0, -1].argmax()))
+        pairs.append((source, written))
     monkeypatch.setattr(pruning, "validation_ids", lambda *given: pairs)
     lines = write_lines(tmp_path / "v", ["one two three", "nine one"])
     done = prune_model(Pruning(before, valid=(lines, lines), encoder_layers=2, decoder_layers=1), tmp_path / "after")

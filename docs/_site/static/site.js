@@ -9,8 +9,8 @@ addEventListener("resize", update);
 addEventListener("load", update);
 update();
 
-// Live pages (docs/_site/live.py): a page tells its state and the height of its parts. The link beside its frame and the
-// link to the other language, which keeps the section, hand the state on.
+// Live pages (docs/_site/live.py): each page posts its state and the height of its parts. The link beside its frame, and
+// the link to the other language, which keeps the section, pass the state on.
 const frames = [...document.querySelectorAll(".live iframe")];
 const alone = (frame) => frame.closest(".live").querySelector(".alone");
 const changed = {};

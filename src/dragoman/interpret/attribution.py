@@ -134,8 +134,8 @@ def attribute_batch(
 class ScoreParts(Displayed):
     """The scores of a head, and the parts from which they are computed.
 
-    scores, bias (Tq, Tk): q k / sqrt(Dk), and what is added to it (mask, relative positions).  queries, keys: component
-    of the residual stream -> its part of the queries (Tq, Dk) or keys (Tk, Dk); their sums are all of q and k.
+    scores, bias (Tq, Tk): q k / sqrt(Dk), and the terms added to it (mask, relative positions).  queries, keys:
+    component of the residual stream -> its part of the queries (Tq, Dk) or keys (Tk, Dk); their sums are q and k.
     """
 
     scores: Tensor

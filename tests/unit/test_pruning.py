@@ -107,10 +107,8 @@ def test_kept_pieces_have_the_same_logits(tie: str, shared: bool, tmp_path: Path
     learned = tokenizer("unigram") if shared else tokenizer("bpe", shared=False)
     before = folder(tmp_path, listed(learned) if tie == "all" else learned, tie=tie, output_bias=True)
     size, lines = learned.target_size, write_lines(tmp_path / "lines", CORPUS)
-    starts, ids = (
-        array("i", range(0, 2 * learned.source_size + 1, 2)),
-        array("i", [5, size - 5] * learned.source_size),
-    )
+    starts = array("i", range(0, 2 * learned.source_size + 1, 2))
+    ids = array("i", [5, size - 5] * learned.source_size)
     digest = read_meta(before)["sha256"]["model.safetensors"]
     old = Shortlist(2, size, digest, array("i", [3, size - 9]), starts, ids)
     (before / SHORTLIST).write_bytes(old.to_bytes())

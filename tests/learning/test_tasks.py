@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from digit_tasks import trained
-from dragoman.config import GRUConfig, LSTMConfig, ModelConfig, TransformerConfig
+from dragoman.config import ConvolutionalConfig, GRUConfig, LSTMConfig, ModelConfig, TransformerConfig
 
 SIZES = {"d_model": 64, "d_ff": 128, "n_heads": 4, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.0}
 PAPER = TransformerConfig.model_validate(SIZES)
@@ -27,6 +27,7 @@ RECURRENT: dict[str, Any] = {"d_model": 64, "encoder_layers": 1, "decoder_layers
 BAHDANAU = LSTMConfig.model_validate(RECURRENT | {"attention": {"kind": "bahdanau"}})
 LUONG = LSTMConfig.model_validate(RECURRENT | {"attention": {"kind": "luong", "score": "general"}})
 GRU = GRUConfig.model_validate(RECURRENT | {"attention": {"kind": "bahdanau"}})
+CONVOLUTIONAL = ConvolutionalConfig.model_validate(RECURRENT | {"kernel": 3, "max_positions": 16, "decoder_layers": 2})
 NO_ATTENTION = LSTMConfig.model_validate(RECURRENT | {"attention": {"kind": "none"}})
 
 
@@ -48,6 +49,7 @@ def test_a_tiny_transformer_learns(name: str, config: TransformerConfig, steps: 
     ("name", "config", "steps"),
     [
         pytest.param("reverse", BAHDANAU, 400, id="reverse, lstm + bahdanau"),
+        pytest.param("reverse", CONVOLUTIONAL, 400, id="reverse, convolutional"),
         pytest.param("copy", LUONG, 500, id="copy, lstm + luong", marks=pytest.mark.slow),
         pytest.param("copy", GRU, 400, id="copy, gru + bahdanau", marks=pytest.mark.slow),
         pytest.param("reverse", LUONG, 500, id="reverse, lstm + luong", marks=pytest.mark.slow),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import pytest
@@ -12,14 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.config import ConvolutionalConfig
-from dragoman.data.batching import collate, collate_source
-from dragoman.decoding import ModelStepper, SearchSettings, generate
 from dragoman.errors import UsageError
 from dragoman.models.build import build_model
 from dragoman.models.convolutional import Convolutional
 from dragoman.nn.convolution import GatedConvolution
 from dragoman.tokenizers import BOS, EOS, PAD
-from dragoman.training.loss import TokenLoss
 from small_networks import EXACT, drawn
 
 B, K, S, T, D, W, V, PLACES = 4, 3, 7, 6, 10, 5, 19, 9
@@ -173,26 +169,3 @@ def test_the_encoder_preserves_the_variance(dropout: float) -> None:
     assert isinstance(words, Convolutional)
     embedded = words.encoder.embedding(torch.arange(4, 68)[None]).detach()
     assert float(embedded.std()) == pytest.approx(math.sqrt(0.02), rel=0.05)
-
-
-def test_a_small_model_learns_to_reverse() -> None:
-    vocabulary, rng = EOS + 1 + 8, random.Random(1)
-    sizes = {"d_model": 48, "encoder_layers": 2, "decoder_layers": 2, "kernel": 3, "max_positions": 16, "dropout": 0.0}
-    model = build_model(ConvolutionalConfig.model_validate(sizes), vocabulary, vocabulary)
-    assert isinstance(model, Convolutional)
-    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3, betas=(0.9, 0.98))
-
-    def digits() -> list[int]:
-        return [rng.randrange(EOS + 1, vocabulary) for _ in range(rng.randint(3, 7))]
-
-    unseen = [digits() for _ in range(200)]
-    for _ in range(150):
-        drawn = [one for one in (digits() for _ in range(64)) if one not in unseen]
-        batch = collate([([*one, EOS], [*one[::-1], EOS]) for one in drawn])
-        loss = model(batch.src, batch.src_mask, batch.tgt_in, TokenLoss(batch.tgt_out, 0.0))
-        optimizer.zero_grad()
-        (loss.smoothed / loss.tokens).backward()
-        optimizer.step()
-    src, mask = collate_source([[*one, EOS] for one in unseen])
-    found = generate(ModelStepper(model.eval()), src, mask, SearchSettings(beam=1, max_extra=3))
-    assert sum(best.tokens == one[::-1] for one, (best,) in zip(unseen, found, strict=True)) >= 180

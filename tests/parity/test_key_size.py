@@ -26,7 +26,6 @@ from small_networks import EXACT, random, shaken
 
 N, H, T, S, DH, V = 2, 4, 4, 5, 3, 19
 D = H * DH
-SIZES = [2, 8]  # below and above DH
 HEADS = [(2, None), (8, None), (2, 5), (8, 1)]
 """d_key and d_value."""
 BASE, CLIP = 50.0, 2
@@ -162,42 +161,6 @@ def test_gradient_of_the_short_way_against_differences() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- torch.nn
-
-
-def block(linear: nn.Linear, first: int, size: int, wide: int, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return H heads of `size` rows as rows of heads of `wide` rows, padded with zeros, for inputs of H * wide."""
-    weight, bias = torch.zeros(H, wide, H * wide, dtype=torch.float64), torch.zeros(H, wide, dtype=torch.float64)
-    rows = slice(first, first + H * size)
-    weight[:, :size, :D] = factor * linear.weight[rows].unflatten(0, (H, size))
-    bias[:, :size] = factor * linear.bias[rows].unflatten(0, (H, size))
-    return weight.flatten(0, 1), bias.flatten()
-
-
-@pytest.mark.parametrize("d_key", SIZES)
-@pytest.mark.parametrize("crosses", [False, True])
-def test_attention_equals_that_of_torch_with_padded_heads(d_key: int, crosses: bool) -> None:
-    """torch.nn.MultiheadAttention divides by the square root of its one head size, for which W^Q is multiplied here."""
-    wide = max(d_key, DH)
-    ours = shaken((CrossAttention if crosses else SelfAttention)(D, H, d_key=d_key))
-    theirs = nn.MultiheadAttention(H * wide, H, batch_first=True, dtype=torch.float64)
-    inputs, start = ((ours.q, ours.kv, ours.kv), 0) if crosses else ((ours.qkv,) * 3, H * d_key)
-    places = [(0, d_key, math.sqrt(wide / d_key)), (start, d_key, 1.0), (start + H * d_key, DH, 1.0)]
-    parts = [block(m, first, size, wide, factor) for m, (first, size, factor) in zip(inputs, places, strict=True)]
-    with torch.no_grad():
-        theirs.in_proj_weight.copy_(torch.cat([weight for weight, _ in parts]))
-        theirs.in_proj_bias.copy_(torch.cat([bias for _, bias in parts]))
-        theirs.out_proj.weight.zero_().unflatten(1, (H, wide))[:D, :, :DH] = ours.out.weight.unflatten(1, (H, DH))
-        theirs.out_proj.bias.zero_()[:D] = ours.out.bias
-    x, memory = random(N, T, D).requires_grad_(), random(N, S, D).requires_grad_()
-    widened, widened_memory = (nn.functional.pad(y, (0, H * wide - D)) for y in (x, memory))
-    if crosses:
-        got = ours(x, ours.project(memory))
-        want, _ = theirs(widened, widened_memory, widened_memory, need_weights=False)
-    else:
-        got = ours(x, Positions(), torch.arange(T), None, causal=True)
-        later = torch.ones(T, T, dtype=torch.bool).triu(1)
-        want, _ = theirs(widened, widened, widened, attn_mask=later, need_weights=False)
-    check(got, want[..., :D], [x, memory] if crosses else [x])
 
 
 # ------------------------------------------------------------------------------------------------------------ models

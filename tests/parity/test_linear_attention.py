@@ -104,24 +104,6 @@ def test_sums_continue_from_a_stored_state(cut: int) -> None:
     torch.testing.assert_close(total, k.transpose(-1, -2) @ v, **EXACT)
 
 
-@pytest.mark.parametrize("kind", FEATURE_MAPS)
-@pytest.mark.parametrize("rotary", [False, True])
-def test_the_cache_gives_the_numbers_of_the_full_pass_also_after_select(kind: str, rotary: bool) -> None:
-    attention, x = made(kind), random(N, LONG, D)
-    positions = Rotary(DH, 10000.0) if rotary else Positions()
-    full = attention(x, positions, torch.arange(LONG), None, True)
-    cache = attention.new_cache(N, LONG, like=x)
-    rows, begin, sizes = torch.arange(N), 0, []
-    for end in (1, 2, 5, 6, 90, 91, LONG):
-        got = attention(x[rows, begin:end], positions, torch.arange(begin, end), None, end - begin > 1, cache)
-        torch.testing.assert_close(got, full[rows, begin:end], **EXACT)
-        moved = torch.tensor([2, 0, 1, 2])[: rows.numel() + 1 if end == 5 else rows.numel()]
-        cache.select(moved, moved, end)
-        rows, begin = rows[moved], end
-        sizes.append(cache.keys_values.nbytes)
-    assert rows.numel() == N + 1 and sizes[0] * (N + 1) == sizes[-1] * N
-
-
 def test_memory_does_not_grow_with_the_length() -> None:
     attention, x = made("elu"), random(N, T, D)
     short, long = attention.new_cache(N, 8, like=x), attention.new_cache(N, 8000, like=x)

@@ -16,7 +16,7 @@ from dragoman.models.recurrent import RecurrentEncoderOnly, RecurrentLM
 from dragoman.nn.recurrent import Cell
 from dragoman.tokenizers import BOS, PAD
 from dragoman.training.loss import Loss, TokenLoss
-from small_networks import EXACT, learn, shaken
+from small_networks import EXACT, shaken
 
 B, T, D, LAYERS, V, LABELS = 4, 6, 8, 2, 13, 5
 LENGTHS = [3, 6, 1, 5]
@@ -177,28 +177,6 @@ def test_dropout_is_before_each_layer_and_after_the_last() -> None:
         assert len(calls) == LAYERS + 1 and calls[-1] is hidden
         assert 0.2 < float((hidden == 0).double().mean()) < 0.8
         assert torch.equal(network.eval().hidden(*inputs), network.hidden(*inputs))
-
-
-def test_two_directions_use_the_following_word_and_one_direction_does_not() -> None:
-    """Label 1 + (this word + next word) mod 3, with 0 at the end of the sentence."""
-    generator = torch.Generator().manual_seed(5)
-
-    def batch() -> tuple[Tensor, Tensor | None, Tensor]:
-        words = torch.randint(0, 3, (64, T), generator=generator)
-        following = torch.cat([words[:, 1:], torch.zeros(64, 1, dtype=torch.long)], dim=1)
-        return words + 4, None, 1 + (words + following) % 3
-
-    accuracy = {}
-    for directions in (1, 2):
-        network = build_model(
-            RecurrentEncoderConfig(d_model=32, n_layers=1, dropout=0.0, directions=directions),  # type: ignore[arg-type]
-            V, LABELS, seed=1,
-        )  # fmt: skip
-        learn(network, batch, 150)
-        src, _, targets = batch()
-        with torch.no_grad():
-            accuracy[directions] = float((network(src, None, NOTHING).argmax(-1) == targets).double().mean())
-    assert accuracy[2] > 0.95 and accuracy[1] < 0.6
 
 
 def test_half_precision_is_near() -> None:

@@ -81,23 +81,6 @@ def test_values_and_gradients_are_those_of_the_definition() -> None:
     assert (results[0][0] == 0).any() and (results[0][0] > 0).any()
 
 
-def test_steps_are_the_parallel_form_also_after_select() -> None:
-    """Single steps, a part of several positions, and reordered rows, from a state of constant size."""
-    unit, x = ssru(), random(N, T, D)
-    want = unit(x)
-    cache = unit.new_cache(N, like=x)
-    size = cache.nbytes()
-    assert size == N * D * 8
-    got = [unit(x[:, t : t + 1], cache) for t in range(4)]
-    got.append(unit(x[:, 4:9], cache))
-    torch.testing.assert_close(torch.cat(got, dim=1), want[:, :9], **EXACT)
-    rows = torch.tensor([2, 0, 2, 1])
-    cache.select(rows, rows, 9)
-    rest = [unit(x[rows, t : t + 1], cache) for t in range(9, T)]
-    torch.testing.assert_close(torch.cat(rest, dim=1), want[rows, 9:], **EXACT)
-    assert cache.nbytes() == size // N * len(rows)
-
-
 # ----------------------------------------------------------------------------------------------------------- the model
 
 

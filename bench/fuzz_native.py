@@ -470,7 +470,8 @@ class Fuzzer:
 
     def service(self, draw: random.Random) -> None:
         """Searches of several callers in a service give the results of separate ones; cancelled ones disturb nobody."""
-        from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
+        from dragoman.decoding.native.backend import NativeBackend
+        from dragoman.serve.search.native import NativeSearchService
 
         engine = draw.choice(self.engines)
         threads, rows = draw.choice([1, 2, 3]), draw.choice([7, 12, 40])

@@ -21,12 +21,12 @@ import uvicorn
 from safetensors.numpy import load_file, save
 from starlette.applications import Starlette
 
-from dragoman.config.server import ModelEntry, ServerConfig
-from dragoman.decoding.loader import open_service
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction, model_sources
+from dragoman.serve.search import open_service
+from dragoman.serve.settings import ModelEntry, ServerConfig
 from dragoman.serve.uvicorn_server import listen, server_config
 from small_run import replace_file
 from tiny_translator import copying_translator

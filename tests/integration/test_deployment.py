@@ -23,7 +23,7 @@ import pytest
 import typer
 
 from dragoman.cli import app
-from dragoman.config.server import ServerConfig
+from dragoman.serve.settings import ServerConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

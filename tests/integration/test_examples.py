@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from dragoman.config import Config, load_config, parse_config
-from dragoman.config.server import ServerConfig
 from dragoman.config.stages import load_stages
 from dragoman.config.tune import Tuning
 from dragoman.interpret.walkthrough.tiny_preset import TINY_MATRICES, tiny_model
 from dragoman.serve.app import load_models
+from dragoman.serve.settings import ServerConfig
 from small_run import Cli, digit_pairs, write_lines
 from transformers_checkpoints import marian_checkpoint
 

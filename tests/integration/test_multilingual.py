@@ -10,12 +10,12 @@ import pytest
 
 from dragoman import Translator
 from dragoman.config import parse_config
-from dragoman.config.server import ModelEntry
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import build_for, save_model, unique_tensors
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction, model_sources
+from dragoman.serve.settings import ModelEntry
 from dragoman.tokenizers import EOS, Tokenizer
 from dragoman.tokenizers.templates import Templates
 from served_models import copied_model

@@ -23,13 +23,13 @@ from typer.testing import CliRunner
 
 from dragoman import extras
 from dragoman.cli import app
-from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError
 from dragoman.pipelines.translation import Translator
 from dragoman.serve import database as databases
 from dragoman.serve import ray as ray_serve
 from dragoman.serve.database import KeyStore
 from dragoman.serve.ray import Plan
+from dragoman.serve.settings import ServerConfig
 from served_models import server_process
 
 GOLDEN = Path(__file__).parents[1] / "golden"

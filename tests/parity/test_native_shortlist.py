@@ -17,7 +17,7 @@ import torch
 
 from dragoman.data.batching import collate_source
 from dragoman.decoding import Hypothesis, ModelStepper, SearchSettings, generate
-from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
+from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine, RaggedIds, Usage
 from dragoman.decoding.native.library import NativeLibrary, Precision, load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
@@ -27,6 +27,7 @@ from dragoman.decoding.search_types import Phrases
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
+from dragoman.serve.search.native import NativeSearchService
 from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built
 from native_builds import BUILDS
@@ -291,7 +292,7 @@ def test_a_service_finds_the_same_with_a_shortlist_prefixes_and_phrases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a source whose tokens all differ, and with phrases and prefixes outside the lists."""
-    monkeypatch.setattr("dragoman.decoding.native.backend._EXTRA", 12)  # short targets: most tokens are those of lists
+    monkeypatch.setattr("dragoman.serve.search.native._EXTRA", 12)  # short targets: most tokens are those of lists
     backend = NativeBackend(engine_of("paper", tmp_path), "float32", 2, lambda: pytest.fail("not needed"))
     backend.shortlist = learned(1, 0, 5)
     settings = SearchSettings(beam=3, max_extra=9)

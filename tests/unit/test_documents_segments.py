@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman.documents.segments import Break, DocumentTranslator, Mark, is_identifier, pair_marks, source_text
 from dragoman.errors import DataError, DragomanError
-from dragoman.pipelines.segment import Segment, Tag, plain_text
+from dragoman.markup.segment import Segment, Tag, plain_text
 from sample_documents import FORMATS, PieceTranslator, exact, identity, longer, random_document, says, translated, upper
 
 X, Y = Tag("empty", "<x/>", 8), Tag("empty", "<y/>", 9)

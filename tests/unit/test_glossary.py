@@ -12,7 +12,7 @@ import pytest
 
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
+from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
@@ -22,6 +22,7 @@ from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.glossary import Glossary, Term, applied
+from dragoman.serve.search.native import NativeSearchService
 from dragoman.tokenizers import EOS
 from every_kind import ending, improving
 from tiny_translator import tiny_tokenizer, tiny_translator

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dragoman.errors import UsageError
 from dragoman.markup import Segment, Tag, plain_text, translate_segments
-from dragoman.pipelines.projection import Region, align_regions, find_units
-from dragoman.pipelines.segment import _with_marks
+from dragoman.markup.regions import align_regions
+from dragoman.markup.segment import _with_marks
+from dragoman.pipelines.projection import Region, find_units
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
 from word_translator import parse, reversed_order, word_translator, written
 
@@ -177,7 +178,7 @@ def test_results_do_not_depend_on_the_other_segments(monkeypatch: pytest.MonkeyP
     ]
     together = translate_segments(translator, segments, split=True)
     assert [translate_segments(translator, [segment], split=True)[0] for segment in segments] == together
-    monkeypatch.setattr("dragoman.pipelines.segment._WINDOW", 3)
+    monkeypatch.setattr("dragoman.markup.segment._WINDOW", 3)
     assert translate_segments(translator, segments, split=True) == together
 
 

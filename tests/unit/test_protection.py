@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from dragoman.bulk.work import Job
 from dragoman.config import parse_config
 from dragoman.data.spans import SPAN_KINDS, keeps_spans
-from dragoman.decoding.loader import EngineChoice, open_service
+from dragoman.decoding.loader import EngineChoice
 from dragoman.errors import ConfigError, UsageError
 from dragoman.markup.html import translate_html
 from dragoman.pipelines.protection import Hole, insert
@@ -24,6 +24,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction
+from dragoman.serve.search import open_service
 from dragoman.tokenizers.tokenizer import SYMBOLS
 from sample_documents import BOOK, FORMATS, OFFICE, PREFIXES, TYPE, PieceTranslator, members, translated, zip_of
 from served_models import copied_model

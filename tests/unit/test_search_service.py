@@ -14,15 +14,16 @@ import pytest
 
 from dragoman.decoding import SearchSettings
 from dragoman.decoding.backend import DecodingBackend
-from dragoman.decoding.loader import open_service
-from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
+from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.decoding.native.pack import pack
 from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.search_types import Hypothesis, Ids
-from dragoman.decoding.service import BatchedSearchService, Search, SearchService
 from dragoman.errors import DragomanError, UsageError
+from dragoman.serve.search import open_service
+from dragoman.serve.search.native import NativeSearchService
+from dragoman.serve.search.service import BatchedSearchService, Search, SearchService
 from dragoman.tokenizers import EOS
 from every_kind import TRANSLATORS, built, ending
 from served_models import until

@@ -261,7 +261,7 @@ class Stuck:
         self.cancelled = 0
 
     def submit(self, *_: Any) -> Any:
-        from dragoman.decoding.service import Search
+        from dragoman.serve.search.service import Search
 
         return Search(1)
 

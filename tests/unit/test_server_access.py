@@ -13,7 +13,6 @@ import httpx2 as httpx
 import pytest
 from starlette.testclient import TestClient
 
-from dragoman.config.server import ServerConfig
 from dragoman.documents import archive as archives
 from dragoman.documents import translate_bytes
 from dragoman.documents.translation import estimated_characters
@@ -25,6 +24,7 @@ from dragoman.serve.app import create_application, create_server
 from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.gateway import MAX_HEADERS, is_accepted_host
+from dragoman.serve.settings import ServerConfig
 from sample_documents import zip_of
 from served_models import add_key, configured, copied_model, copying_direction, direction_of, serving, until
 from tiny_translator import copying_translator

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from dragoman.config.server import ModelEntry, ServerConfig
 from dragoman.decoding.search_types import SearchSettings
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.lines import Translation
@@ -22,6 +21,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions, TranslationCache, settings_key
 from dragoman.serve.models import Direction, model_sources
+from dragoman.serve.settings import ModelEntry, ServerConfig
 from dragoman.serve.uvicorn_server import Reloader
 from served_models import copied_model, copying_direction, direction_of
 from tiny_translator import tiny_translator

@@ -18,7 +18,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from dragoman.data.sentences import JoinedParts, join_parts
-from dragoman.decoding.service import Search, SearchService
 from dragoman.errors import DragomanError
 from dragoman.serve import streaming
 from dragoman.serve.app import create_server
@@ -26,6 +25,7 @@ from dragoman.serve.database import KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Limits
 from dragoman.serve.models import Direction
+from dragoman.serve.search.service import Search, SearchService
 from served_models import copying_direction, direction_of, of_sentences, serving, until
 from tiny_translator import copying_translator, round_trip, tiny_translator
 

@@ -13,13 +13,13 @@ import httpx2 as httpx
 import pytest
 from starlette.testclient import TestClient
 
-from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.pipelines.glossary import Glossary
 from dragoman.serve import uvicorn_server
 from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction, ModelMemory, Slot
+from dragoman.serve.settings import ServerConfig
 from dragoman.serve.uvicorn_server import DrainingServer, Reloader, server_config
 from served_models import (
     TARGETS,

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 
 from dragoman.cli import app
 from dragoman.config.errors import toml_value
-from dragoman.config.server import LimitsConfig, ModelEntry, SearchOverrides, ServerConfig, read_server_config
 from dragoman.errors import ConfigError, UsageError
 from dragoman.serve import admission, uvicorn_server
 from dragoman.serve.app import create_server
 from dragoman.serve.database import DatabaseBusy, KeyStore
 from dragoman.serve.directions import Directions
 from dragoman.serve.gateway import LOG
+from dragoman.serve.settings import LimitsConfig, ModelEntry, SearchOverrides, ServerConfig, read_server_config
 from dragoman.serve.uvicorn_server import DrainingServer, server_config
 from served_models import add_key, copying_direction, serving, until
 

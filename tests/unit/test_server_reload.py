@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.server import ModelEntry, SearchOverrides, ServerConfig, with_options
 from dragoman.decoding.search_types import Pruning
 from dragoman.errors import UsageError
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction, model_sources
+from dragoman.serve.settings import ModelEntry, SearchOverrides, ServerConfig, with_options
 from dragoman.serve.uvicorn_server import Reloader
 from served_models import TEXTS, closed, configured, copied_model, directions_of, loaded, offline, translated
 

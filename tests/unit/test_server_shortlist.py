@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config.server import ModelEntry, ServerConfig, with_options
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.errors import UsageError
 from dragoman.models.model_folder import find_model, read_meta
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction, model_sources
+from dragoman.serve.settings import ModelEntry, ServerConfig, with_options
 from dragoman.serve.uvicorn_server import Reloader
 from dragoman.tokenizers import EOS, UNK
 from served_models import TEXTS, copied_model, offline, translated

@@ -12,15 +12,15 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from dragoman.config.server import ModelEntry, ServerConfig
 from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
-from dragoman.decoding.service import BatchedSearchService
 from dragoman.models.model_folder import load_network
 from dragoman.models.seq2seq import Model
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.app import create_application
 from dragoman.serve.directions import Directions
 from dragoman.serve.models import Direction, model_sources
+from dragoman.serve.search.service import BatchedSearchService
+from dragoman.serve.settings import ModelEntry, ServerConfig
 from dragoman.serve.uvicorn_server import Reloader
 from served_models import TEXTS, copied_model, translated
 from small_run import Cli

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from dragoman.config.server import read_server_config
 from dragoman.data.corpus import CorpusSpec, SentencePair, read_pairs
 from dragoman.errors import DragomanError, UsageError
 from dragoman.serve import libretranslate
@@ -25,6 +24,7 @@ from dragoman.serve.app import create_server
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import Limits
 from dragoman.serve.libretranslate import SuggestionFile
+from dragoman.serve.settings import read_server_config
 from served_models import add_key, copying_direction
 
 VALUES = {"q": "A dog\nruns.", "s": 'Ein "Hund" läuft 🐕.', "source": "en", "target": "de"}

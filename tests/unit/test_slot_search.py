@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, SlotSearchService
+from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend
 from dragoman.decoding.cuda_graphs.slot_search import Sentence, SlotSearch
 from dragoman.decoding.cuda_graphs.slots import PlainOperations, SlotState, SlotStep, slots_unsupported_reasons
 from dragoman.decoding.pytorch.backend import TorchBackend
@@ -19,6 +19,7 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.models.seq2seq import Model
 from dragoman.models.transformer import Transformer
 from dragoman.pipelines.pipeline import stream_windows
+from dragoman.serve.search.slots import SlotSearchService
 from dragoman.tokenizers import BOS, EOS
 from every_kind import TRANSFORMERS, TRANSLATORS, built
 from near_ties import assert_same
@@ -132,7 +133,7 @@ def test_a_step_reads_nothing_from_the_device(kind: str, beams: int) -> None:
 
 def test_requests_of_a_server_join_the_running_search(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CudaGraphBackend(transformer(), "cpu")
-    monkeypatch.setattr("dragoman.decoding.cuda_graphs.backend._SIZE", 64)
+    monkeypatch.setattr("dragoman.serve.search.slots._SIZE", 64)
     service = SlotSearchService(backend, 1000)
     sentences = [*mixed(9, 2), *mixed(5, 3)]
     try:

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from dragoman._version import __version__
 from dragoman.config import Config
 from dragoman.config.data import DATA_KINDS
-from dragoman.decoding.backend import BATCH_TOKENS, DecodingBackend
-from dragoman.decoding.native.backend import NativeBackend, NativeSearchService
+from dragoman.decoding.backend import DecodingBackend
+from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.native.engine import Engine
 from dragoman.decoding.native.library import VERSION, Precision, load_native, unavailable_reason
-from dragoman.decoding.search_types import SearchSettings
-from dragoman.decoding.service import BatchedSearchService, SearchService
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.device import resolve_device, usable_cores
 from dragoman.errors import DragomanError, ModelFolderError, TrainingError, UsageError, check_problems
@@ -44,8 +42,6 @@ EngineChoice = Literal["auto", "native", "pytorch"]
 _POSITIONS = 1024
 """Positions of a packed model; at least twice the longest text of its training data."""
 _PRECISIONS: dict[str, Precision] = {"auto": "int8", "int8": "int8", "bf16": "bfloat16", "none": "float32"}
-_GPU_BATCH_TOKENS = 1 << 14
-"""`batch_tokens` of a service on a GPU; a step for 256 rows takes about twice as long as for 4 (base size, H200)."""
 _MAX_RECORD = 1 << 20
 """Maximum size in bytes of the `.json` of a packed model."""
 
@@ -282,19 +278,3 @@ def _pack(folder: Path, packed: Path, origin: dict[str, Any]) -> Engine:
     stored = origin | {"sha256": hashlib.sha256(engine.content).hexdigest()}
     write_file(packed.with_suffix(".json"), json.dumps(stored, indent=1).encode())
     return engine
-
-
-def open_service(backend: DecodingBackend, max_source: int, usual: SearchSettings | None = None) -> SearchService:
-    """Return a service for searches of many callers.
-
-    max_source: longest source in tokens, end of sentence included; longer ones take a slower way.  usual: settings of
-    most searches, for which a service may prepare itself.
-    """
-    if isinstance(backend, NativeBackend):
-        return NativeSearchService(backend, max_source)
-    if has_torch():
-        from dragoman.decoding.cuda_graphs.backend import CudaGraphBackend, SlotSearchService
-
-        if isinstance(backend, CudaGraphBackend):
-            return SlotSearchService(backend, _GPU_BATCH_TOKENS, usual)
-    return BatchedSearchService(backend, BATCH_TOKENS if str(backend.device) == "cpu" else _GPU_BATCH_TOKENS)

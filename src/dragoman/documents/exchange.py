@@ -17,7 +17,7 @@ from dragoman.documents.plain import decode_text, line_numbers
 from dragoman.documents.segments import DocumentTranslator, translate_messages
 from dragoman.documents.xml_spans import Edits, Inline, Node, Role, parse_xml
 from dragoman.errors import DataError, UsageError, clip
-from dragoman.pipelines.segment import Segment
+from dragoman.markup.segment import Segment
 
 # -------------------------------------------------------------------------------------------------------------- gettext
 

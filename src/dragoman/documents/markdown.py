@@ -19,7 +19,7 @@ from dragoman.documents.segments import DocumentTranslator, Mark, pair_marks
 from dragoman.errors import DataError, clip
 from dragoman.extras import extra_package
 from dragoman.markup.html import is_untouched, read_tag
-from dragoman.pipelines.segment import Segment, Tag
+from dragoman.markup.segment import Segment, Tag
 
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\n|\r|\Z)")

@@ -18,7 +18,7 @@ from dragoman.documents.archive import Archive
 from dragoman.documents.segments import DocumentTranslator, Mark, MarkedText, is_identifier, pair_marks
 from dragoman.documents.xml_spans import Edits, Inline, Node, Role, Span, escape
 from dragoman.errors import DataError
-from dragoman.pipelines.segment import Segment, plain_text
+from dragoman.markup.segment import Segment, plain_text
 
 _OOXML, _STRICT = "http://schemas.openxmlformats.org", "http://purl.oclc.org/ooxml"
 PREFIXES = {

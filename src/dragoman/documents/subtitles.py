@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dragoman.documents.plain import decode_text
 from dragoman.documents.segments import DocumentTranslator, find_marks, source_text
 from dragoman.errors import DataError
-from dragoman.pipelines.segment import Segment
+from dragoman.markup.segment import Segment
 
 _TIME = r"(?:[0-9]+:)?[0-9]{1,2}:[0-9]{2}[.,][0-9]{1,3}"
 _TIMING = re.compile(rf"[ \t]*{_TIME}[ \t]*-->[ \t]*{_TIME}")

@@ -16,7 +16,7 @@ from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.io.reading import as_path, read_bytes
 from dragoman.io.writing import atomic_file, not_written
 from dragoman.markup.html import translate_html
-from dragoman.pipelines.segment import Segment
+from dragoman.markup.segment import Segment
 from dragoman.registry import find, registered
 
 if TYPE_CHECKING:

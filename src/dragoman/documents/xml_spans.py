@@ -15,8 +15,8 @@ from typing import Literal
 from dragoman.documents.plain import decode_text
 from dragoman.documents.segments import Mark, MarkedText, pair_marks
 from dragoman.errors import clip
+from dragoman.markup.segment import Segment
 from dragoman.markup.xml import XmlScanner
-from dragoman.pipelines.segment import Segment
 
 _MAX_DEPTH = 200
 _TAG = re.compile(rb"<(?:[^>\"']|\"[^\"]*\"|'[^']*')*>")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dragoman.errors import UsageError
-from dragoman.pipelines.segment import Segment, Tag, has_same_words, pair_tags, plain_text, translate_segments
+from dragoman.markup.segment import Segment, Tag, has_same_words, pair_tags, plain_text, translate_segments
 
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.data.languages import language_code
 from dragoman.markup.flow import Document, Item, encoder, translate_documents
+from dragoman.markup.segment import has_same_words
 from dragoman.pipelines.pipeline import check_flag, check_sequence, check_text
-from dragoman.pipelines.segment import has_same_words
 
 if TYPE_CHECKING:
     from dragoman.pipelines.translation import Translator

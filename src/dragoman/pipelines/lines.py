@@ -197,6 +197,14 @@ class Translation(Displayed):
 
 
 @dataclass(frozen=True)
+class SplitCall:
+    """The arguments of `Translator.split_lines`.  options: those after the texts; equal ones may be joined."""
+
+    pairs: list[tuple[str, str]]
+    options: tuple[bool | None, Languages, re.Pattern[str] | None]
+
+
+@dataclass(frozen=True)
 class SearchCall:
     """The arguments of `DecodingBackend.search`."""
 

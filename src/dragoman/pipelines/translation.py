@@ -47,6 +47,7 @@ from dragoman.pipelines.lines import (
     Results,
     SearchCall,
     Sentence,
+    SplitCall,
     SplitLine,
     TargetScore,
     Translation,
@@ -623,8 +624,8 @@ class Translator(Pipeline):
     ) -> Generator[Any, Any, list[Translation]]:
         """Return `translate` as a generator that yields each search and is sent its result, as from a `SearchService`.
 
-        First, it yields the arguments of `split_lines` as a tuple, and is sent its result: texts of several generators
-        can be split together.  A second search follows for empty output, repetitions and lost spans; an `AlignCall` is
+        First, it yields a `SplitCall`, and is sent the result of `split_lines`: texts of several generators can be
+        split together.  A second search follows for empty output, repetitions and lost spans; an `AlignCall` is
         sent what `attention` returns.  details: False = without tokens and flags, which take time.  Raises UsageError.
         """
         check_sequence(texts)
@@ -637,7 +638,7 @@ class Translator(Pipeline):
         languages, patterns = self._check_languages(source_language, target_language), self._patterns(protect)
 
         def steps() -> Generator[Any, Any, list[Translation]]:
-            lines = yield pairs, split, languages, patterns
+            lines = yield SplitCall(pairs, (split, languages, patterns))
             yield from self.part_searches(searched_parts(lines), settings, terms, patterns)
             return [self.join(line, settings.nbest, details) for line in lines]
 

@@ -16,9 +16,9 @@ from typing import Any, Self
 
 from starlette.requests import Request
 
-from dragoman.decoding.service import Search
 from dragoman.serve.database import ApiKey, KeyStore
 from dragoman.serve.http import BadRequest, Limits, Overloaded, QuotaExceeded, header, parameters, read_body
+from dragoman.serve.search.service import Search
 
 _MEASURED = 1.0
 """Seconds over which the speed is averaged."""

@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Match, Route
 
-from dragoman.config.server import ServerConfig
 from dragoman.decoding.loader import find_device
 from dragoman.errors import UsageError
 from dragoman.extras import has_torch, needs_torch
@@ -36,6 +35,7 @@ from dragoman.serve.libretranslate import LIBRETRANSLATE_ERRORS, LibreTranslate,
 from dragoman.serve.models import Direction, Slot, model_sources
 from dragoman.serve.operations import TEXT, Operation, description, fields
 from dragoman.serve.pages import Viewer, ViewerModel, translation_page
+from dragoman.serve.settings import ServerConfig
 from dragoman.serve.uploads import DocumentJobs
 from dragoman.serve.uvicorn_server import Reloader, listen, run_server, viewer_models
 

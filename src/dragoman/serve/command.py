@@ -109,7 +109,7 @@ def serve(
         raise UsageError(
             f"the server needs {error.name}, which is not installed; install it with: pip install 'dragoman[serve]'"
         ) from None
-    from dragoman.config.server import ServerConfig, read_server_config, with_options
+    from dragoman.serve.settings import ServerConfig, read_server_config, with_options
 
     options = {
         "models": [{"path": str(path)} for path in models] if models else None,

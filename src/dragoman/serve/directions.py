@@ -19,7 +19,6 @@ from babel import Locale
 
 from dragoman.data.languages import identified
 from dragoman.decoding.search_types import SearchSettings
-from dragoman.decoding.service import Search
 from dragoman.errors import UsageError
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.lines import FLAGS, ObservedTranslator, Translation
@@ -27,6 +26,7 @@ from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Admission, ThreadJob, Ticket
 from dragoman.serve.http import BadRequest
 from dragoman.serve.models import BlockingTranslator, Direction, ModelMemory
+from dragoman.serve.search.service import Search
 from dragoman.serve.streaming import Report
 
 _ENTRY_BYTES = 300

@@ -22,9 +22,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dragoman.decoding.service import Search
 from dragoman.serve.directions import Directions
 from dragoman.serve.http import error_key
+from dragoman.serve.search.service import Search
 
 LOG = logging.getLogger("dragoman.requests")
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

@@ -14,9 +14,9 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from dragoman.config.server import LimitsConfig
 from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.serve.database import DatabaseBusy, DatabaseError
+from dragoman.serve.settings import LimitsConfig
 
 Limits = LimitsConfig
 T = TypeVar("T")

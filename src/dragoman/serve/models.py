@@ -17,19 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dragoman.config.server import ModelEntry, SearchOverrides
-from dragoman.decoding.loader import load_shortlist, open_service
+from dragoman.decoding.loader import load_shortlist
 from dragoman.decoding.native.backend import NativeBackend
 from dragoman.decoding.search_types import SearchSettings
-from dragoman.decoding.service import Search, SearchService
 from dragoman.decoding.shortlist import Shortlist
 from dragoman.errors import DragomanError, ModelFolderError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, read_config, read_meta, wrong_model
 from dragoman.pipelines.glossary import Glossary
-from dragoman.pipelines.lines import SearchCall, Translation
+from dragoman.pipelines.lines import SearchCall, SplitCall, Translation
 from dragoman.pipelines.protection import AlignCall
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Ticket
+from dragoman.serve.search import open_service
+from dragoman.serve.search.service import Search, SearchService
+from dragoman.serve.settings import ModelEntry, SearchOverrides
 from dragoman.serve.streaming import Report, translate_sentences
 from dragoman.tokenizers import Tokenizer, load_vocabulary
 from dragoman.tokenizers.listed_pieces import PIECES_FILE
@@ -540,12 +541,12 @@ class Direction(Slot):
 
     def _proceed_together(self) -> None:
         self._woken = None
-        split: dict[tuple[Any, ...], list[_Work]] = {}
+        split: dict[Any, list[_Work]] = {}
         for _ in range(len(self._waiting)):
             work = self._waiting.popleft()
             if (call := self._step(work)) is not None:
-                split.setdefault(call[1:], []).append(work)
-                work.found = call[0]
+                split.setdefault(call.options, []).append(work)
+                work.found = call.pairs
         for options, works in split.items():
             try:
                 lines = iter(self.translator.split_lines([pair for work in works for pair in work.found], *options))
@@ -556,7 +557,7 @@ class Direction(Slot):
                 for work in works:
                     self._step(work, partial(list, itertools.islice(lines, len(work.found))))
 
-    def _step(self, work: _Work, split: Callable[[], Any] | None = None) -> tuple[Any, ...] | None:
+    def _step(self, work: _Work, split: Callable[[], Any] | None = None) -> SplitCall | None:
         """Send lines, or the result of a search, and submit the next one; return what is to be split before."""
         if work.done.done():  # cancelled
             return None
@@ -566,7 +567,7 @@ class Direction(Slot):
                 work.found = search.future.result()
                 self.observe(search)
             call = _send(work.searches, work.found if split is None else split())
-            if isinstance(call, tuple):
+            if isinstance(call, SplitCall):
                 return call
             if isinstance(call, SearchCall):
                 work.search = self.submit(call, work.ticket)
@@ -604,8 +605,8 @@ def _send(searches: Any, found: Any, split: Callable[..., Any] | None = None) ->
     """Return the next call of a generator, or its result.  split: answers calls of `split_lines`."""
     try:
         call = searches.send(found)
-        while split is not None and isinstance(call, tuple):
-            call = searches.send(split(*call))
+        while split is not None and isinstance(call, SplitCall):
+            call = searches.send(split(call.pairs, *call.options))
         return call
     except StopIteration as stop:
         return stop.value

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError, clip
 from dragoman.extras import extra_package, ray_cluster
 from dragoman.serve.app import check, create_application
+from dragoman.serve.settings import ServerConfig
 from dragoman.serve.uvicorn_server import listen
 
 _FEATURE = "serving on Ray"

@@ -21,7 +21,6 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dragoman.config.server import ServerConfig
 from dragoman.errors import DragomanError, UsageError
 from dragoman.models.model_folder import distinct_names, find_model, verify
 from dragoman.serve.directions import Directions
@@ -29,6 +28,7 @@ from dragoman.serve.gateway import MAX_HEADERS, Monitor
 from dragoman.serve.http import COMPLETE
 from dragoman.serve.models import Direction, ModelSource, Slot, in_thread, model_sources
 from dragoman.serve.pages import Viewer, ViewerModel
+from dragoman.serve.settings import ServerConfig
 
 
 def listen(host: str, port: int) -> socket.socket:

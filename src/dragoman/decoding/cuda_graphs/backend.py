@@ -1,7 +1,5 @@
 """The CUDA graph backend: the search step is captured once per batch shape and replayed without CPU overhead.
 
-With slots, sentences of many callers join the running search between two steps.
-
 Letters: B sentences, K beams, S source length, L target capacity.
 """
 
@@ -10,10 +8,9 @@ from __future__ import annotations
 import gc
 import math
 import threading
-import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -28,14 +25,12 @@ from dragoman.decoding.pytorch.backend import TorchBackend
 from dragoman.decoding.pytorch.search import uniforms
 from dragoman.decoding.pytorch.stepper import check_prefixes
 from dragoman.decoding.search_types import Hypothesis, Ids, Pruning, SearchSettings, best
-from dragoman.decoding.service import BatchedSearchService, Waiting
 from dragoman.models.seq2seq import Model, Network, evaluating
 from dragoman.models.transformer import DecoderOnly, Transformer
 from dragoman.nn.attention import SelfAttention
 from dragoman.nn.fast.cuda.layers import uses_triton
 from dragoman.nn.positions import Learned, RecurrentOverEmbeddings, RecurrentPositions
 from dragoman.nn.ssru import SSRUDecoderLayer
-from dragoman.tokenizers import BOS, EOS, PAD
 
 Sample = tuple[int, int]
 """Index of a sentence, and number of one of its samples (0 without sampling)."""
@@ -54,7 +49,7 @@ _WIDEST_BEAM = 16
 """Beams up to which sentences have slots of their own; wider ones are searched in batches."""
 _LEAST = 16
 """Slots that are allocated for fewer sentences."""
-_SLOT_SIZES = (64, 256, 1024, 4096)
+SLOT_SIZES = (64, 256, 1024, 4096)
 """Longest source and target of slots, so that few sets of them serve all sentences."""
 _CAPTURE_LOCK = threading.Lock()
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}
@@ -169,7 +164,7 @@ class CudaGraphBackend(TorchBackend):
             return 0
         if settings.sample or settings.pruning != Pruning() or settings.no_repeat_ngram or settings.beam > _WIDEST_BEAM:
             return 0
-        return min(self.max_length, _SLOT_SIZES[-1])
+        return min(self.max_length, SLOT_SIZES[-1])
 
     def _search_slots(
         self, sources: Sequence[Ids], prefixes: Sequence[Ids], settings: SearchSettings, batch_tokens: int | None
@@ -178,7 +173,7 @@ class CudaGraphBackend(TorchBackend):
         groups: dict[int, list[Sentence]] = {}
         for sentence in sentences:
             longest = max(sentence.limit, len(sentence.source))
-            groups.setdefault(at_least(longest, _SLOT_SIZES), []).append(sentence)
+            groups.setdefault(at_least(longest, SLOT_SIZES), []).append(sentence)
         found: dict[int, list[Hypothesis]] = {}
         for size, group in groups.items():
             most = None if batch_tokens is None else max(1, batch_tokens // (size * settings.beam))
@@ -318,118 +313,3 @@ def _batches(
         count = 1 << (most.bit_length() - 1)
         batch, rest = rest[:count], rest[count:]
         yield batch, min(count, 1 << 2 * -(-(len(batch) - 1).bit_length() // 2))
-
-
-_SLOTS = {"cuda": 256, "cpu": 16}
-_SIZE = 256
-"""Least size of the slots of a service, so that sentences of all usual lengths join the same search."""
-
-
-class SlotSearchService(BatchedSearchService):
-    """A search that sentences join as long as it has the same number of beams; others begin when it has ended.
-
-    What slots do not support, such as sampling and phrases, is searched batch by batch.  On a GPU, all steps and
-    encoders for the beams of `usual` are captured before the first search, those of others when they are needed.
-    """
-
-    _backend: CudaGraphBackend
-
-    def __init__(self, backend: CudaGraphBackend, batch_tokens: int, usual: SearchSettings | None = None) -> None:
-        self._rest: deque[Sentence] = deque()  # sentences of the searches that are being admitted
-        self._left: list[Waiting | None] = []  # taken from the queue, but not for the running search
-        self._running: set[Waiting] = set()
-        self._slots = _SLOTS[backend.model.device.type]
-        self._usual, self._prepared = usual or SearchSettings(), threading.Event()
-        self._fitting: tuple[SearchSettings | None, float] = None, 0
-        """The settings of the last search, and the longest sentence that fits into slots with them."""
-        super().__init__(backend, batch_tokens)
-
-    def wait_until_prepared(self) -> None:
-        self._prepared.wait()
-
-    def _run(self) -> None:
-        if self._backend.captures and self._backend.longest_in_slots(self._usual):
-            slots = self._backend.slots(self._usual.beam, _SIZE, self._slots, "service")
-            with suppress(Exception), slots as search:  # such as too little memory: searches report it, or need less
-                for capture in search.captures:
-                    if self._is_empty():  # otherwise, the service is being closed, or did not wait
-                        capture()
-        self._prepared.set()
-        while True:
-            waiting = self._left.pop() if self._left else self._next()
-            if waiting is None:
-                return
-            if self._key(waiting) is not None:
-                self._search_slots(waiting)
-            elif waiting.search.future.set_running_or_notify_cancel():
-                self._search([waiting], waiting.settings)
-
-    def _key(self, waiting: Waiting) -> tuple[int, int] | None:
-        """Return the beams and the size of slots for a search, None if slots do not support it."""
-        settings, longest = waiting.settings, 0
-        if self._fitting[0] is not settings:
-            self._fitting = settings, self._backend.longest_in_slots(settings)
-        if any(waiting.phrases):
-            return None
-        for source, prefix in zip(waiting.sources, waiting.prefixes, strict=True):
-            if not source or (prefix and {PAD, BOS, EOS} & set(prefix)):
-                return None
-            longest = max(longest, len(source), settings.limit(len(source), len(prefix)))
-        if longest > self._fitting[1]:
-            return None
-        return settings.beam, max(_SIZE, at_least(longest, _SLOT_SIZES))
-
-    def _search_slots(self, first: Waiting) -> None:
-        """Search sentences, and all that arrive meanwhile and fit, until none is left."""
-        key = self._key(first)
-        assert key is not None
-        self._admit(first)
-
-        def take(free: int, used: int) -> list[Sentence]:
-            self._active = used * key[0]
-            while not self._left and len(self._rest) < free and not self._is_empty():
-                waiting = self._next()
-                own = None if waiting is None else self._key(waiting)
-                if waiting is not None and own is not None and own[0] == key[0] and own[1] <= key[1]:
-                    self._admit(waiting)
-                else:
-                    self._left.append(waiting)
-            return [self._rest.popleft() for _ in range(min(free, len(self._rest)))]
-
-        try:
-            with self._backend.slots(*key, self._slots, "service") as search:
-                search.run(take, self._deliver, captures=not self._backend.captures)
-        except Exception as error:
-            self._rest.clear()
-            for waiting in self._running:
-                waiting.search.future.set_exception(error)
-            self._running.clear()
-        finally:
-            self._active = 0
-
-    def _admit(self, waiting: Waiting) -> None:
-        if not waiting.search.future.set_running_or_notify_cancel():
-            return
-        waiting.missing, waiting.begun = len(waiting.sources), time.monotonic()
-        if not waiting.missing:
-            waiting.search.future.set_result([])
-            return
-        waiting.found = [[] for _ in waiting.sources]
-        self._running.add(waiting)
-        for index, (source, prefix) in enumerate(zip(waiting.sources, waiting.prefixes, strict=True)):
-            self._rest.append(Sentence(source, prefix, waiting.settings, (waiting, index)))
-
-    def _deliver(self, sentence: Sentence, hypotheses: list[Hypothesis]) -> None:
-        waiting, index = sentence.tag
-        waiting.found[index] = hypotheses
-        waiting.missing -= 1
-        if waiting.missing:
-            return
-        self._running.remove(waiting)
-        search = waiting.search
-        search.queued, search.computed = waiting.begun - waiting.submitted, time.monotonic() - waiting.begun
-        search.rows = self._active
-        try:
-            search.future.set_result([best(own, sentence.settings.nbest) for own in waiting.found])
-        except Exception as error:
-            search.future.set_exception(error)

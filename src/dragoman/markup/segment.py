@@ -112,7 +112,8 @@ def translate_segments(translator: Translator, segments: Sequence[Segment], **se
 def _translate_window(
     translator: Translator, segments: Sequence[Segment], first: int, settings: dict[str, Any]
 ) -> list[Segment]:
-    from dragoman.pipelines.projection import align_regions, find_regions, project_nodes  # here: they load NumPy
+    from dragoman.markup.regions import align_regions, find_regions  # here: they load NumPy
+    from dragoman.pipelines.projection import project_nodes
 
     segments = [_with_marks(segment) for segment in segments]
     texts = [plain_text(segment) for segment in segments]

@@ -1,6 +1,6 @@
 """Searches of many callers at the same time, for a server: the interface, and its implementation for any backend.
 
-With the native engine, sentences join the running search between two steps (`dragoman.decoding.native.backend`).
+With the native engine, and with CUDA graphs, sentences join the running search between two steps.
 """
 
 from __future__ import annotations

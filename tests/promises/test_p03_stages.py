@@ -22,25 +22,28 @@ def train_in_child(document: Path, run: Path) -> None:
 
 def whole(run: Path) -> dict[str, bytes]:
     """The text and the weights of all stages."""
-    names = ("*/text.*", "*/checkpoints/*/model.safetensors", "*/best", "*/last", "stage")
+    names = ("*/text.*", "*/checkpoints/*/model.safetensors", "small/*.*", "*/best", "*/last", "stage")
     return {str(path.relative_to(run)): path.read_bytes() for name in names for path in run.glob(name)}
 
 
 def staged(folder: Path) -> Path:
-    """Back-translation with sampling, a student that learns translations of an ensemble, and a fine-tuning."""
+    """Back-translation with sampling, a student of an ensemble, and a fine-tuning after pruning."""
     write_corpus(folder / "data")
+    few = str(write_lines(folder / "few", ["one"]))
     write_lines(folder / "data" / "mono.tgt", [target for _, target in digit_pairs(2300, seed=9)])
     document = small_document(folder / "data")
     document["train"] |= {"threads": 1, "save_every": "5 steps", "validate_every": "12 steps", "validate_sentences": 2}
     real = {"source": "train.src", "target": "train.tgt"}
     text = {"model": "stage:reverse", "text": "mono.tgt", "language": False, "sampling": True, "tag": "<bt>"}
     taught = {"model": "stage:first", "text": "train.src", "language": False, "beam": 2}
+    document["model"]["encoder_layers"] = 2
     document["stage"] = [
         {"name": "reverse", "reverse": True},
         {"name": "bt", "back_translate": text},
         {"name": "first", "tokenizer": {"vocab_size": 60}, "data": {"train": [real, {"path": "stage:bt"}]}},
         {"name": "taught", "translate": taught},
-        {"name": "tuned", "train": {"init_from": "stage:first"}, "data": {"train": [real, {"path": "stage:taught"}]}},
+        {"name": "small", "prune": {"model": "stage:first", "source": few, "target": few, "encoder_layers": 1}},
+        {"name": "tuned", "train": {"init_from": "stage:small"}, "data": {"train": [real, {"path": "stage:taught"}]}},
     ]
     path = folder / "s.toml"
     path.write_text(tomli_w.dumps(document), encoding="utf-8")
@@ -55,7 +58,7 @@ def compare_killed_stages(folder: Path, kills: int, seed: str) -> None:
     process.join()
     assert process.exitcode == 0
     expected = whole(run)
-    assert len(expected) > 15
+    assert len(expected) > 20 and b"encoder.layers.1." not in expected["small/model.safetensors"]
     shutil.rmtree(run)
     while kills:
         process = fork_server().Process(target=train_in_child, args=(document, run))

@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 import tomli_w
 
+import dragoman.training.stages as stages_module
+from dragoman.adapt import pruning
 from dragoman.config import CorpusConfig, load_config
 from dragoman.config.stages import Stage, load_stages
 from dragoman.errors import ConfigError, DataError, ModelFolderError, UsageError
 from dragoman.evaluation.compare.runs import compare_runs
+from dragoman.io import writing
 from dragoman.io.model_files import find_model
 from dragoman.io.run_log import Reporter
 from dragoman.pipelines.translation import Translator
-from dragoman.tokenizers import Tokenizer
+from dragoman.tokenizers import Tokenizer, load_vocabulary
 from dragoman.training.run import open_run
 from dragoman.training.stages import make_text, train_stages
 from dragoman.training.trainer import train
@@ -30,6 +33,7 @@ from small_run import (
     digit_pairs,
     small_config,
     small_document,
+    stop_before,
     trained,
     write_corpus,
     write_lines,
@@ -146,6 +150,7 @@ def test_a_stage_that_starts_with_an_earlier_one_has_its_model(folder: Path) -> 
 
 
 BT: dict[str, Any] = {"model": "stage:reverse", "text": "mono.tgt"}
+PRUNE = {"model": "stage:reverse", "source": "train.src", "target": "train.tgt"}
 
 
 def _bt(stages: Any, **changes: Any) -> None:
@@ -163,11 +168,14 @@ PROBLEMS: dict[str, Callable[[Any], Any]] = {
     "a model; accepted: a stage that makes text": lambda s: s[2]["data"].update(train=[{"path": "stage:reverse"}]),
     "another stage has this name": lambda s: s[1].update(name="reverse"),
     "name = 'a/b': accepted: up to 40 letters, digits, - and _": lambda s: s[1].update(name="a/b"),
-    "give back_translate or translate, not both": lambda s: s[1].update(translate=BT),
+    "give back_translate, translate or prune; a stage": lambda s: s[1].update(translate=BT),
     "stage final: modle: no such key (did you mean 'model'?)": lambda s: s[2].update(modle={}),
     "stage final: model.d_modle: no such key (did you mean 'd_model'?)": lambda s: s[2].update(model={"d_modle": 1}),
     "beam has no effect with sampling = true": lambda s: _bt(s, sampling=True),
     "back_translate.tag = 'bt': accepted: a name of up to 30": lambda s: _bt(s, tag="bt"),
+    "stage small: the last stage makes a pruned model": lambda s: s.append(
+        {"name": "small", "reverse": True, "prune": PRUNE}),
+    "prune.model = 'stage:reverse': translates xx to en": lambda s: s.insert(1, {"name": "small", "prune": PRUNE}),
     "its languages are en and xx; the stage needs en and zz": lambda s: s[2]["data"].update(target_language="zz"),
 }  # fmt: skip
 
@@ -316,6 +324,63 @@ def test_sampling_depends_on_the_seed_and_continues_after_the_last_part(
         make_text(stage, Listener())
         found[run] = [path.read_bytes() for path in stage.files]
     assert found["a"] == found["b"] != found["c"]
+
+
+# -------------------------------------------------------------------------------------------------------------- pruning
+
+
+def pruned(model: Path, **changes: Any) -> list[Stage]:
+    prune = {"model": str(model), "source": ["few"], "target": ["few"], **changes}
+    Path("data/few").write_bytes(b"one\n")
+    tuned = {"name": "tuned", "train": {"init_from": "stage:small", "budget": "2 steps", "validate_every": "2 steps"}}
+    return plan(staged({"name": "small", "prune": prune}, tuned))
+
+
+def test_a_pruned_model_is_trained_and_its_settings_may_not_change(folder: Path, model: Path) -> None:
+    said = Listener()
+    stages = pruned(model, encoder_layers=1)
+    train_stages(stages, reporter=said)
+    assert "  1. small: model en to xx, " + f"{model} pruned" in said.text
+    sizes = [load_vocabulary(find_model(path)).source_size for path in (model, stages[0].folder, "run")]
+    assert sizes[0] > sizes[1] == sizes[2] and f"small: {sizes[0]} -> {sizes[1]} pieces, 0 layers" in said.text
+    with pytest.raises(ConfigError, match="min_count: the stage has 1, the document 2"):
+        train_stages(pruned(model, min_count=2))
+
+
+@pytest.mark.thorough
+def test_a_pruning_killed_at_any_write_ends_with_the_same_bytes(
+    folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*given: Any, **named: Any) -> Any:
+        raise Killed
+
+    places = [(Path, "write_bytes"), (pruning, "write_tensors"), (writing, "_replace_folder")]
+    monkeypatch.setattr(stages_module, "train", killed)
+    stages, found = pruned(model), list[dict[str, bytes]]()
+
+    def attempt(number: int) -> list[str]:
+        """Stop before a write, begin again."""
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            seen = stop_before(patch, number, *places, (stages_module, "write_file"))
+            train_stages(stages)
+        with pytest.raises(Killed):
+            train_stages(stages)
+        found.append({path.name: path.read_bytes() for path in stages[0].folder.iterdir()})
+        shutil.rmtree("run")
+        return seen
+
+    for number in range(len(attempt(-1))):
+        attempt(number)
+    assert len(found) > 8 and len(found[0]) > 5 and all(one == found[0] for one in found)
+
+
+def test_all_problems_of_a_pruning_are_reported_before_any_work(folder: Path, model: Path) -> None:
+    stages = pruned(model, source=["few", "gone"], target=[], encoder_layers=2)
+    with pytest.raises(ConfigError) as error:
+        train_stages(stages)
+    for problem in ("text of both sides", "no such file: data/gone", "encoder_layers = 2; accepted: 1 to 1"):
+        assert f"stage small: {problem}" in str(error.value) or problem in str(error.value)
+    assert not Path("run").exists()
 
 
 # ----------------------------------------------------------------------------------------------------------------- tags

@@ -93,10 +93,20 @@ class Pruning:
         config, tokenizer = model_folder.read_config(folder), load_vocabulary(folder)
         if not isinstance(config.data, ParallelData) or not isinstance(tokenizer, Tokenizer):
             raise model_folder.wrong_model(self.model, config, "does not translate")
-        problems = [*others, *self._problems(config)]
+        check_problems("invalid pruning options:", [*others, *self.problems(config, tokenizer)])
+        return folder, config, tokenizer
+
+    def problems(self, config: Config, tokenizer: Tokenizer | None) -> list[str]:
+        """Return what is wrong with files and settings.  tokenizer: None before the model exists."""
+        problems = list(self._problems(config))
         with collecting(problems):
-            tokenizer.between(*self.languages) if self.layers or any(self.languages) else None
-        codes = config.data.source_language, config.data.target_language
+            if tokenizer is not None and (self.layers or any(self.languages)):
+                tokenizer.between(*self.languages)
+        names = sorted(
+            {"bytes.json", "tokenizer.json"}.intersection(tokenizer.files() if tokenizer and self.source else ())
+        )
+        problems += [f"the tokenizer is {name}; accepted: models with sentencepiece models" for name in names]
+        codes = config.parallel.source_language, config.parallel.target_language
         source, target = (given or own for given, own in zip(self.languages, codes, strict=True))
         for files, own, other in ((self.source, source, target), (self.target, target, source)):
             for file in filter(Path.is_file, files):
@@ -108,8 +118,7 @@ class Pruning:
         if self.valid and all(map(Path.is_file, self.valid)):
             with collecting(problems):
                 _pairs(self.valid)
-        check_problems("invalid pruning options:", problems)
-        return folder, config, tokenizer
+        return problems
 
     @property
     def layers(self) -> dict[str, int]:
@@ -128,20 +137,25 @@ class Pruning:
                 what = f"1 to {have}" if have else f"a Transformer; this is {config.model.architecture}"
                 yield f"{stack}_layers = {count}; accepted: {what}"
         if self.layers and self.valid is None:
-            yield "layers are compared on validation pairs: give two files with valid"
+            yield "layers are compared on validation pairs: give two files with valid (of a stage: data.valid)"
         missing = [str(file) for file in (*self.source, *self.target, *(self.valid or ())) if not file.is_file()]
         if missing:
             yield f"no such file: {', '.join(missing)}"
 
 
 def prune_model(
-    pruning: Pruning, folder: str | Path, log: Callable[[str], None] = lambda text: None, replace: bool = False
+    pruning: Pruning,
+    folder: str | Path,
+    log: Callable[[str], None] = lambda text: None,
+    replace: bool = False,
+    compare: bool = True,
 ) -> Pruned:
     """Write a model with a part of the pieces and of the layers of another one.
 
     Texts whose pieces are all kept have the same tokens, and these have the same logits.  Matrices of the vocabulary
     are copied in blocks; if layers are dropped, the new model is in memory.  replace: whether the folder may exist.
-    Raises UsageError with all problems before any work.
+    compare: False keeps the first layers, for a model of the same size at once.  Raises UsageError with all problems
+    before any work.
     """
     folder = Path(folder)
     origin, config, old = pruning.checked([] if replace else new_folder_problems(folder))
@@ -158,9 +172,11 @@ def prune_model(
         coverage = {name: kept.coverage(old, i % 2, _lines(files)) for i, (name, files) in enumerate(texts.items())}
     weights, layers = _Weights(origin, config, kept), list[tuple[str, int, float]]()
     if pruning.layers and pruning.valid:
-        tokenizer, longest = kept.tokenizer.between(*pruning.languages), config.parallel.filter.max_tokens
-        pairs = validation_ids(tokenizer, pruning.valid, longest)
-        layers, numbers = drop_layers(weights.network(), pairs, pruning.layers, log)
+        numbers = {stack: list(range(count)) for stack, count in pruning.layers.items()}
+        if compare:
+            tokenizer, longest = kept.tokenizer.between(*pruning.languages), config.parallel.filter.max_tokens
+            pairs = validation_ids(tokenizer, pruning.valid, longest)
+            layers, numbers = drop_layers(weights.network(), pairs, pruning.layers, log)
         section = config.model.model_copy(update={f"{stack}_layers": len(left) for stack, left in numbers.items()})
         weights = _Weights(origin, config.model_copy(update={"model": section}), kept, numbers)
     size = sum(t.nbytes for t in weights.old.values()), sum(t.nbytes for t in weights.shapes.values())

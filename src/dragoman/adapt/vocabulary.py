@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise
 
 from dragoman.data.languages import script_of
-from dragoman.errors import DataError, UsageError
+from dragoman.errors import DataError
 from dragoman.io.reading import protobuf_field, protobuf_fields
 from dragoman.tokenizers import EOS, Tokenizer
 from dragoman.tokenizers.pieces import SPACE, Pieces
@@ -81,11 +81,9 @@ def keep_pieces(
 
     Kept are the pieces that occur at least `least` times, or in `prefixes`; single characters of the scripts of the
     texts; digits, punctuation, bytes; all pieces of `scripts` ("LATIN"); languages, sentinels and added words.  Raises
-    DataError if a text has no tokens, UsageError for tokenizers other than sentencepiece models.
+    DataError if a text has no tokens.
     """
     source_model, target_model, _, templates_file = tokenizer.models
-    if others := sorted(tokenizer.files().keys() & {"bytes.json", "tokenizer.json"}):
-        raise UsageError(f"the tokenizer is {others[0]}; accepted: models with sentencepiece models")
     sides, lists = tokenizer.pieces, tokenizer.lists
     names, listed, templates = [], [], None
     if templates_file is not None:

@@ -18,6 +18,7 @@ from dragoman.data.corpus import CorpusSpec, corpus_spec
 from dragoman.data.precheck import replaced_characters
 from dragoman.data.readers.tables import ACCEPTED, table_format
 from dragoman.errors import DataError, DragomanError, UsageError
+from dragoman.extras import wing
 from dragoman.io.lines import read_lines
 from dragoman.io.run_log import Messages
 from dragoman.pipelines.translation import Translator
@@ -71,13 +72,19 @@ def _diagnose_stages(path: Path, overrides: Sequence[str]) -> Diagnosis:
     check_stages(stages)
     whole = Diagnosis()
     with tempfile.TemporaryDirectory() as temporary:
-        scratch, translators = Path(temporary), dict[Path, Translator]()
+        scratch, translators, pruned = Path(temporary), dict[Path, Translator](), dict[str, Path]()
         for stage in stages:
             where = f"{path}, stage {stage.name}"
+            if stage.prune is not None:
+                if stage.models[0].is_dir():  # else an earlier stage makes it
+                    made = wing("dragoman.adapt.stage", where).prune_stage(stage, probe=scratch / stage.name)
+                    pruned[str(stage.folder)] = made.folder
+                    whole.add("info", "; ".join(made.lines()[:-1]), where, "with the first layers, for the forecast")
+                continue
             if stage.text is not None:
                 _forecast_text(stage, where, translators, whole)
                 continue
-            found, run = _diagnose_run(_from_the_start(stage), where, scratch / stage.name)
+            found, run = _diagnose_run(_from_the_start(stage, pruned), where, scratch / stage.name)
             whole.corpora += [corpus for corpus in found.corpora if corpus not in whole.corpora]
             whole.overlaps += [overlap for overlap in found.overlaps if overlap not in whole.overlaps]
             whole.account += f"{'; ' * bool(whole.account)}{stage.name}: {found.account}"
@@ -87,13 +94,13 @@ def _diagnose_stages(path: Path, overrides: Sequence[str]) -> Diagnosis:
     return whole
 
 
-def _from_the_start(stage: Stage) -> Config:
-    """Return the configuration of a stage without what earlier stages make, which does not exist yet."""
+def _from_the_start(stage: Stage, pruned: Mapping[str, Path]) -> Config:
+    """Return the configuration of a stage without what earlier stages make, except pruned models, by their folders."""
     config = without_made(stage)
-    initial = config.train.init_from if stage.used else None
-    return (
-        config.model_copy(update={"train": config.train.model_copy(update={"init_from": None})}) if initial else config
-    )
+    if not stage.used or not (initial := config.train.init_from):
+        return config
+    made = str(pruned[initial]) if initial in pruned else None
+    return config.model_copy(update={"train": config.train.model_copy(update={"init_from": made})})
 
 
 def _forecast_text(stage: Stage, where: str, translators: Mapping[Path, Translator], diagnosis: Diagnosis) -> None:

@@ -119,7 +119,7 @@ def _print_stages(path: Path, overrides: Sequence[str], as_json: bool) -> None:
 
     stages = load_stages(path, overrides, run=Path("runs") / path.stem)
     if as_json:
-        documents = [stage.text or stage.config for stage in stages]
+        documents = [stage.text or stage.prune or stage.config for stage in stages]
         print_json([
             {"name": stage.name, **document.model_dump(mode="json", exclude_none=True)}
             for stage, document in zip(stages, documents, strict=True)
@@ -127,11 +127,11 @@ def _print_stages(path: Path, overrides: Sequence[str], as_json: bool) -> None:
         return
     for stage in stages:
         typer.echo(f"# stage {stage.name}")
-        if stage.text is None:
+        if (table := stage.text or stage.prune) is None:
             typer.echo(dump_toml(stage.config))
             continue
-        typer.echo(f"[{'back_translate' if stage.back else 'translate'}]")
-        for key, value in stage.text.model_dump(mode="json", exclude_none=True).items():
+        typer.echo(f"[{stage.kind}]")
+        for key, value in table.model_dump(mode="json", exclude_none=True).items():
             typer.echo(f"{key} = {toml_value(value)}")
         typer.echo("")
 

@@ -1,4 +1,4 @@
-"""`[[stage]]`: a document as a list of trainings and translations, which use the results of earlier ones.
+"""`[[stage]]`: a document as a list of trainings, translations and prunings, which use the results of earlier ones.
 
 The tables of a stage are merged over those of the document, so that every stage has a complete configuration of its
 own.  `stage:NAME` stands for what an earlier stage has made: weights in `train.init_from` and `model`, text in the
@@ -54,6 +54,21 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+_Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+
+
+class PruneConfig(Section):
+    """A smaller model: the pieces that texts need, and the layers that matter most for `data.valid`."""
+
+    model: str = field(..., "model to prune: `stage:NAME`, a run or a model folder", example="en-de")
+    source: _Texts = field((), "text whose pieces are kept: files, relative to `data.root`", example=["talks.en"])
+    target: _Texts = field((), "the same in the target language", example=["talks.de"])
+    min_count: limits.Sentences = field(1, "keep the pieces that occur at least so often", example=2)
+    scripts: _Texts = field((), "also keep all pieces of these scripts", example=["Latin"])
+    encoder_layers: limits.Layers | None = field(None, "layers that are kept; default: all", example=4)
+    decoder_layers: limits.Layers | None = field(None, "layers that are kept; default: all", example=2)
+
+
 class TextConfig(Section):
     """Text that a model writes: the other side of lines in one language."""
 
@@ -99,6 +114,9 @@ class StageConfig(Section):
         "make text instead of a model: `text` is the source, its translations become the target",
         example={"model": "teacher", "text": "train.de"},
     )
+    prune: PruneConfig | None = field(
+        None, "make a smaller model, without training", example={"model": "en-de", "encoder_layers": 4}
+    )
     data: dict[str, Any] = field({}, "changes of `[data]`", example={"filter": {"max_tokens": 100}})
     tokenizer: dict[str, Any] = field({}, "changes of `[tokenizer]`", example={"vocab_size": 2000})
     model: dict[str, Any] = field({}, "changes of `[model]`", example={"dropout": 0.3})
@@ -106,8 +124,8 @@ class StageConfig(Section):
     search: dict[str, Any] = field({}, "changes of `[search]`", example={"beam": 1})
 
     def _problems(self, stored: bool) -> Iterator[str]:
-        if self.back_translate and self.translate:
-            yield "give back_translate or translate, not both; a stage makes one text"
+        if sum(map(bool, (self.back_translate, self.translate, self.prune))) > 1:
+            yield "give back_translate, translate or prune; a stage makes one text or model"
 
 
 class Stages(Section):
@@ -120,10 +138,10 @@ class Stages(Section):
 class Stage:
     """A stage with its complete configuration.
 
-    folder: of its results.  config: of the model; of a text, its languages, filter, seed and device.  text: settings of
-    a text; None for a model.  back: whether the given lines are the target.  models: those of `text`, as paths.
-    made: numbers of the corpora of data.train that earlier stages make, with the names of these.  used: names of the
-    earlier stages that it needs.
+    folder: of its results.  config: of the model, before it is pruned; of a text, its languages, filter, seed and
+    device.  text: settings of a text; None for a model.  back: whether the given lines are the target.  prune: settings
+    of a model that is not trained.  models: those of `text` or `prune`, as paths.  made: numbers of the corpora of
+    data.train that earlier stages make, with the names of these.  used: names of the earlier stages that it needs.
     """
 
     name: str
@@ -131,6 +149,7 @@ class Stage:
     config: Config
     text: TextConfig | None = None
     back: bool = False
+    prune: PruneConfig | None = None
     models: tuple[Path, ...] = ()
     made: Mapping[int, str] = attribute(default_factory=dict)
     used: frozenset[str] = frozenset()
@@ -140,6 +159,19 @@ class Stage:
         """Of source and target."""
         data = self.config.parallel
         return data.source_language, data.target_language
+
+    @property
+    def kind(self) -> str:
+        """The table of the stage that says what it makes."""
+        text = "back_translate" if self.back else "translate"
+        return text if self.text else "prune" if self.prune else "train"
+
+    @property
+    def made_config(self) -> Config:
+        """The configuration of the model that is made."""
+        layers = self.prune.model_dump(include={"encoder_layers", "decoder_layers"}) if self.prune else {}
+        left = {key: count for key, count in layers.items() if count is not None}
+        return self.config.model_copy(update={"model": self.config.model.model_copy(update=left)})
 
     @property
     def files(self) -> tuple[Path, Path]:
@@ -164,15 +196,10 @@ def load_stages(path: str | Path, overrides: Iterable[str] = (), *, run: str | P
     entries = document.pop("stage", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(str(path), ["stage: must be a list of tables; write [[stage]] before the keys of each"])
-    own: dict[str, list[str]] = {}
-    others = []
+    own, others = dict[str, list[str]](), list[str]()
     for text in [overrides] if isinstance(overrides, str) else overrides:
-        prefix, _, rest = text.partition(".")
-        name, _, rest = rest.partition(".")
-        if prefix == "stage" and rest:
-            own.setdefault(name, []).append(rest)
-        else:
-            others.append(text)
+        of_one = re.fullmatch(r"stage\.([^.]*)\.(.+)", text, re.DOTALL)
+        (own.setdefault(of_one[1], []) if of_one else others).append(of_one[2] if of_one else text)
     set_default_kinds(document, model=bool(document.get("model")))
     problems = apply_overrides(document, others)
     names = [str(entry.get("name", f"{number}")) for number, entry in enumerate(entries)]
@@ -184,13 +211,13 @@ def load_stages(path: str | Path, overrides: Iterable[str] = (), *, run: str | P
     for name, entry in zip(names, entries, strict=True):
         plan.add(name, entry, own.get(name, ()))
     problems += plan.problems()
-    if not problems and (not plan.stages or plan.stages[-1].text is not None):
-        last = plan.stages[-1].name if plan.stages else ""
+    if not problems and not plan.stages:
+        problems.append("stage: the list is empty; add a [[stage]], or remove the key")
+    elif not problems and (last := plan.stages[-1]).kind != "train":
+        made, use = ("text", "a corpus with path") if last.text else ("a pruned model", "train.init_from")
         problems.append(
-            f"stage {last}: the last stage makes text; the model of the run is that of the last stage, so add one that "
-            f'trains on it, with path = "stage:{last}" in data.train'
-            if plan.stages
-            else "stage: the list is empty; add a [[stage]], or remove the key"
+            f"stage {last.name}: the last stage makes {made}; the model of the run is that of the last stage, so add "
+            f'one that trains on it, with {use} = "stage:{last.name}"'
         )
     if problems:
         raise ConfigError(str(path), problems)
@@ -245,13 +272,17 @@ class _Plan:
     def _stage(self, settings: StageConfig, document: dict[str, Any], problems: list[str]) -> Stage | None:
         """Return a stage; add to `problems`.  Raises ConfigError."""
         folder, used = self._run / settings.name, set[str]()
-        text = settings.back_translate or settings.translate
-        if text is not None:
+        text, rules = settings.back_translate or settings.translate, settings.prune
+        if names := text.model if text else (rules.model,) if rules else ():
             config, back = parse_config(_of_text(document), where=""), settings.back_translate is not None
-            stage = Stage(settings.name, folder, config, text, back)
-            key, wanted = ("back_translate", stage.languages[::-1]) if back else ("translate", stage.languages)
-            models = tuple(self._model(model, f"{key}.model", wanted, used, problems) for model in text.model)
-            return replace(stage, models=models, used=frozenset(used))
+            stage = Stage(settings.name, folder, config, text, back, rules)
+            wanted = stage.languages[::-1] if back else stage.languages
+            models = tuple(self._model(name, f"{stage.kind}.model", wanted, used, problems) for name in names)
+            if rules and not problems:
+                needed = _of_text(document, init_from=str(models[0]))
+                earlier = (one.made_config for one in self.stages if one.folder == models[0])
+                config = parse_config(needed, where="", init_from=next(earlier, str(models[0])))
+            return replace(stage, config=config, models=models, used=frozenset(used))
         made = self._take_text(document, used, problems)
         initial: str | Config | None = initial_model(document, ())
         if "init_from" in settings.train:  # the sections of the document are for models of the other stages
@@ -261,7 +292,7 @@ class _Plan:
             if one is None:
                 return None
             document["train"]["init_from"] = str(one.folder)
-            initial = one.config
+            initial = one.made_config
         config = parse_config(document, where="", init_from=initial, run=folder)
         return Stage(settings.name, folder, config, made=made, used=frozenset(used))
 
@@ -286,13 +317,9 @@ class _Plan:
 
     def _model(self, text: str, key: str, wanted: tuple[str, str], used: set[str], problems: list[str]) -> Path:
         """Return the folder of a model that translates in the wanted direction."""
-        found: tuple[str, str] | None = None
-        path = Path(text)
-        if text.startswith(STAGE_REFERENCE):
-            stage = self._earlier(text, key, False, used, problems)
-            if stage is not None:
-                path, found = stage.folder, stage.languages
-        else:
+        stage = self._earlier(text, key, False, used, problems)
+        path, found = (Path(text), None) if stage is None else (stage.folder, stage.languages)
+        if not text.startswith(STAGE_REFERENCE):
             try:
                 path = resolve_path(move_root(text, Path(), start=self._start))
                 found = _languages_of(find_model(path))
@@ -381,10 +408,10 @@ def _exchange(table: dict[str, Any], one: str, other: str) -> None:
     table |= {key: value for key, value in zip((other, one), values, strict=True) if value is not None}
 
 
-def _of_text(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a stage that makes text needs of a document."""
+def _of_text(document: Mapping[str, Any], **train: str) -> dict[str, Any]:
+    """Return what a stage without training needs of a document.  train: other keys of [train]."""
     kept = {
-        "data": ("kind", "root", "source_language", "target_language", "filter"),
+        "data": ("kind", "root", "source_language", "target_language", "filter", "valid"),
         "train": ("seed", "device", "threads"),
     }
     needed: dict[str, Any] = {}
@@ -392,6 +419,7 @@ def _of_text(document: Mapping[str, Any]) -> dict[str, Any]:
         table = document.get(section)
         needed[section] = {key: table[key] for key in keys if key in table} if isinstance(table, dict) else {}
     needed["data"]["train"] = [{"path": "text.tsv"}]  # its files have no pairs
+    needed["train"] |= train
     return needed
 
 

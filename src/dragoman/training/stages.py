@@ -1,25 +1,27 @@
 """A training in stages: models and text, each made from the results of earlier stages, in folders inside the run.
 
-A stage that makes a model is an ordinary run.  A stage that makes text writes the pairs of a fixed number of lines at a
-time, so that a killed one continues after the last of them; sampling depends on the seed and the line only.
+A stage that trains a model is an ordinary run, one that prunes a model a model folder.  A stage that makes text writes
+the pairs of a fixed number of lines at a time, so that a killed one continues after the last of them; sampling depends
+on the seed and the line only.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from dragoman.config import Config, FilterConfig, flatten
-from dragoman.config.stages import Stage
+from dragoman.config.stages import Stage, TextConfig
 from dragoman.data.corpus import FilterStats, PairFilter, SentencePair, pair_hash
 from dragoman.data.languages import LanguageCheck
 from dragoman.errors import ConfigError, DataError, DragomanError, ModelFolderError
+from dragoman.extras import wing
 from dragoman.io.lines import read_lines
 from dragoman.io.lock import lock_run
 from dragoman.io.model_files import STAGE, find_model, last_stage, read_meta
@@ -66,7 +68,13 @@ def train_stages(stages: Sequence[Stage], *, reporter: Reporter | None = None) -
             if not finished or is_last:
                 reporter.log(title)
             recover_folders(stage.folder)
-            if stage.text is not None:
+            if stage.prune is not None:
+                if not finished:
+                    made = _pruning().prune_stage(stage, reporter.log)
+                    write_file(stage.folder / _SETTINGS, json.dumps(_settings(stage), indent=1).encode())
+                    for line in made.lines():
+                        reporter.log(line)
+            elif stage.text is not None:
                 if not finished:
                     make_text(stage, reporter)
                 elif (stage.folder / _SHARDS).is_dir():  # killed while they were removed
@@ -87,13 +95,14 @@ def plan_lines(stages: Sequence[Stage]) -> list[str]:
         source, target = stage.languages
         if stage.text is None:
             what, length = f"model {source} to {target}", f"{stage.config.train.budget}"
+            length = f"{stage.prune.model} pruned" if stage.prune else length
         else:
             given, made = (target, source) if stage.back else (source, target)
             what, length = f"text in {made}", f"translations of {', '.join(stage.text.text)} ({given})"
         uses = f" with {', '.join(sorted(stage.used))}" if stage.used else ""
         done = "; finished" if is_finished(stage) else ""
         lines.append(f"  {number}. {stage.name}: {what}{uses}, {length}{done}")
-    budgets = [stage.config.train.budget for stage in stages if stage.text is None]
+    budgets = [stage.config.train.budget for stage in stages if stage.kind == "train"]
     if len(budgets) > 1 and {budget.unit for budget in budgets} == {"seconds"}:
         lines.append(
             f"  training: {sum(budget.amount for budget in budgets) / 60:.0f} min, and the time of translation"
@@ -103,7 +112,7 @@ def plan_lines(stages: Sequence[Stage]) -> list[str]:
 
 def is_finished(stage: Stage) -> bool:
     """Return whether the results of a stage are complete."""
-    return (stage.folder / (_FINISHED if stage.text is None else _ABOUT)).is_file()
+    return (stage.folder / (_SETTINGS if stage.prune else _FINISHED if stage.text is None else _ABOUT)).is_file()
 
 
 def headline(stage: Stage) -> str:
@@ -112,12 +121,12 @@ def headline(stage: Stage) -> str:
         stats = _read(stage.folder / _ABOUT)["statistics"]
         return str(FilterStats(stats["read"], stats["kept"], Counter(stats["dropped"])))
     meta = read_meta(find_model(stage.folder))
-    scores = {
-        name: meta.get("scores", {}).get(key)
-        for name, key in (("BLEU", "bleu"), ("chrF", "chrf"), ("valid loss", "valid_loss"))
-    }
+    if stage.prune is not None:
+        before, after = meta["pruned"]["pieces"]
+        return f"{before:,} -> {after:,} pieces, {len(meta['pruned']['layers'])} layers dropped"
+    scores, names = meta.get("scores", {}), {"BLEU": "bleu", "chrF": "chrf", "valid loss": "valid_loss"}
     seconds = max((row.get("seconds", 0.0) for row in read_log(stage.folder)), default=0.0)
-    shown = [f"{name} {score:.2f}" for name, score in scores.items() if score is not None]
+    shown = [f"{name} {scores[key]:.2f}" for name, key in names.items() if scores.get(key) is not None]
     return ", ".join([*shown, f"{meta.get('step', 0):,} steps", f"{seconds / 60:.1f} min"])
 
 
@@ -129,14 +138,14 @@ def check_stages(stages: Sequence[Stage]) -> None:
     problems = []
     for stage in stages:
         try:
+            if stage.prune is not None:
+                problems += [f"stage {stage.name}: {problem}" for problem in _pruning().stage_problems(stage)]
+                continue
             if stage.text is None:
                 check_files(without_made(stage))
                 continue
-            missing = [str(path) for path in stage.paths if not path.is_file()]
-            if missing:
-                problems.append(
-                    f"stage {stage.name}: text: no such file: {', '.join(missing)}; paths start at data.root"
-                )
+            if missing := ", ".join(str(path) for path in stage.paths if not path.is_file()):
+                problems.append(f"stage {stage.name}: text: no such file: {missing}; paths start at data.root")
             given, made = stage.languages[::-1] if stage.back else stage.languages
             vocabularies = [
                 load_vocabulary(find_model(model)) for model in stage.models if model.parent != stage.folder.parent
@@ -156,33 +165,27 @@ def check_stages(stages: Sequence[Stage]) -> None:
 
 def without_made(stage: Stage) -> Config:
     """Return the configuration of a stage without the corpora that earlier stages make."""
-    data = stage.config.parallel if stage.made else stage.config.data
     if not stage.made:
         return stage.config
     train = tuple(corpus for number, corpus in enumerate(stage.config.parallel.train) if number not in stage.made)
-    return stage.config.model_copy(update={"data": data.model_copy(update={"train": train})})
+    data = stage.config.parallel.model_copy(update={"train": train})
+    return stage.config.model_copy(update={"data": data})
 
 
 def _refuse_other(stage: Stage, is_last: bool) -> None:
     """Raise ConfigError if a finished stage was made with other settings; another stage checks this when it goes on."""
-    if stage.text is None and is_finished(stage):
+    if stage.kind == "train" and is_finished(stage):
         refuse_changes(stage.config, stage.folder, finished=not is_last)
-    elif stage.text is not None and (stage.folder / _SETTINGS).is_file():
+    elif stage.kind != "train" and (stage.folder / _SETTINGS).is_file():
         _refuse_other_text(stage, with_models=is_finished(stage))
-        if is_finished(stage):
-            files = _read(stage.folder / _ABOUT)["files"]
-            damaged = [path.name for path in stage.files if not _is_intact(path, files.get(path.name, ""))]
-            if damaged:
+        if stage.text is not None and is_finished(stage):
+            hashes = _read(stage.folder / _ABOUT)["files"]
+            found = {path.name: hash_file(path, "blake2b") if path.is_file() else "" for path in stage.files}
+            if damaged := [name for name, digest in found.items() if digest != hashes.get(name)]:
                 raise ModelFolderError(
                     f"{stage.folder}: {', '.join(damaged)} changed since the stage ended. Remove the folder, and those "
                     f"of the stages after it, to make the text again"
                 )
-
-
-def _is_intact(path: Path, digest: str) -> bool:
-    with suppress(OSError):
-        return hash_file(path, "blake2b") == digest
-    return False
 
 
 def _refuse_other_text(stage: Stage, with_models: bool = True) -> None:
@@ -193,14 +196,16 @@ def _refuse_other_text(stage: Stage, with_models: bool = True) -> None:
         if before.get(key) != after.get(key) and (with_models or not key.startswith("models."))
     ]
     if problems:
-        raise ConfigError(str(stage.folder), problems, f"The text of a stage is made with one document. {_AGAIN}")
+        raise ConfigError(str(stage.folder), problems, f"The results of a stage are made with one document. {_AGAIN}")
 
 
 def _settings(stage: Stage, with_models: bool = True) -> dict[str, Any]:
-    """Return what determines a text."""
+    """Return what determines a text or a pruned model."""
+    if stage.prune is not None:
+        return {**_pruning().stage_settings(stage), "models": [_model_hash(stage.models[0])]}
     assert stage.text is not None
     return {
-        "kind": "back_translate" if stage.back else "translate",
+        "kind": stage.kind,
         "languages": list(stage.languages),
         "seed": stage.config.train.seed,
         "filter": _rules(stage).model_dump(mode="json"),
@@ -214,6 +219,10 @@ def _rules(stage: Stage) -> FilterConfig:
     rules = stage.config.parallel.filter
     ratio = stage.text.max_ratio if stage.text is not None else None
     return rules.model_copy(update={"drop_duplicates": False} | ({} if ratio is None else {"max_ratio": ratio}))
+
+
+def _pruning() -> Any:
+    return wing("dragoman.adapt.stage", "a stage with prune")
 
 
 def _model_hash(model: Path) -> str:
@@ -242,43 +251,30 @@ def make_text(stage: Stage, reporter: Reporter) -> FilterStats:
         write_file(folder / _SETTINGS, json.dumps(_settings(stage), indent=1).encode())
     total = sum(1 for _ in _lines(stage))
     work = _Work.of(stage)
-    seen: set[int] = set()
-    stats = FilterStats()
-    lines = _lines(stage)
-    number = 0
+    seen, lines, stats, parts = set[int](), _lines(stage), FilterStats(), list[Path]()
     while some := list(islice(lines, LINES)):
-        shard = shards / f"{number:06}.json"
-        number += 1
-        fresh = [_first(line, seen) for line in some]
+        parts.append(shard := shards / f"{len(parts):06}.json")
+        fresh = []  # whether a line occurs for the first time
+        for key in map(pair_hash, some):
+            fresh.append(key not in seen)
+            seen.add(key)
         if not shard.is_file():
             reporter.phase(f"translating the text of stage {stage.name}", f"{stats.read:,} of {total:,} lines")
             write_file(shard, json.dumps(work.done(some, fresh), ensure_ascii=False).encode())
-        stats.add(_stats(_read(shard)))
+        kept, dropped = len((done := _read(shard))["pairs"]), Counter[str](done["dropped"])
+        stats.add(FilterStats(kept + dropped.total(), kept, dropped))
     stats.check()
     if not stats.kept:
         raise DataError(
             f"stage {stage.name}: no pair is left: {stats}. Check the text and its language, lower min_score, or "
             f"train a better model; {folder} can then be removed"
         )
-    _join(stage, [shards / f"{i:06}.json" for i in range(number)], stats)
+    _join(stage, parts, stats)
     return stats
 
 
 def _lines(stage: Stage) -> Iterator[str]:
     return (line.strip() for path in stage.paths for line in read_lines(path))
-
-
-def _first(line: str, seen: set[int]) -> bool:
-    """Return whether a line occurs for the first time."""
-    key = pair_hash(line)
-    is_first = key not in seen
-    seen.add(key)
-    return is_first
-
-
-def _stats(shard: Mapping[str, Any]) -> FilterStats:
-    dropped = Counter[str](shard["dropped"])
-    return FilterStats(len(shard["pairs"]) + dropped.total(), len(shard["pairs"]), dropped)
 
 
 def _join(stage: Stage, shards: Iterable[Path], stats: FilterStats) -> None:
@@ -290,9 +286,7 @@ def _join(stage: Stage, shards: Iterable[Path], stats: FilterStats) -> None:
                 for file, text in zip(files, pair, strict=True):
                     file.write(f"{text}\n".encode())
     hashes = {path.name: hash_file(path, "blake2b") for path in stage.files}
-    statistics = {"read": stats.read, "kept": stats.kept, "dropped": dict(stats.dropped)}
-    about = {"statistics": statistics, "files": hashes}
-    write_file(stage.folder / _ABOUT, json.dumps(about, indent=1).encode())
+    write_file(stage.folder / _ABOUT, json.dumps({"statistics": vars(stats), "files": hashes}, indent=1).encode())
     remove_folder(stage.folder / _SHARDS)
 
 
@@ -304,6 +298,7 @@ class _Work:
     """
 
     stage: Stage
+    text: TextConfig
     translator: Translator
     checks: tuple[LanguageCheck, LanguageCheck]
     rules: PairFilter
@@ -311,8 +306,7 @@ class _Work:
     @classmethod
     def of(cls, stage: Stage) -> _Work:
         """Load the models of a stage."""
-        text = stage.text
-        assert text is not None
+        assert stage.text is not None
         given, made = stage.languages[::-1] if stage.back else stage.languages
         models = [str(model) for model in stage.models]
         train = stage.config.train
@@ -321,15 +315,14 @@ class _Work:
         if any(translator.tokenizer.languages):
             translator.tokenizer = translator.tokenizer.between(given, made)
         checks = (LanguageCheck(given, made, identify=True), LanguageCheck(made, given, identify=True))
-        return cls(stage, translator, checks, PairFilter(_rules(stage)))
+        return cls(stage, stage.text, translator, checks, PairFilter(_rules(stage)))
 
     def done(self, lines: Sequence[str], fresh: Sequence[bool]) -> dict[str, Any]:
         """Return the pairs of lines that are kept, source first, and the numbers of the others by reason.
 
         fresh: whether a line occurs for the first time.
         """
-        text = self.stage.text
-        assert text is not None
+        text = self.text
         reasons = [self._before(line, is_first) for line, is_first in zip(lines, fresh, strict=True)]
         chosen = [line for line, reason in zip(lines, reasons, strict=True) if reason is None]
         how: dict[str, Any] = {"beam": text.beam}
@@ -353,18 +346,16 @@ class _Work:
             return "duplicate"
         if len(line) > self.rules.rules.max_characters:
             return "too_long"
-        return "language" if self.stage.text and self.stage.text.language and self.checks[0].suspicious(line) else None
+        return "language" if self.text.language and self.checks[0].suspicious(line) else None
 
     def _after(self, pair: tuple[str, str], translation: Translation) -> str | None:
         """Return why a pair is dropped; None if it is kept."""
-        text = self.stage.text
-        assert text is not None
         for flag in _FAULTS:
             if flag in translation.flags:
                 return flag
         score = translation.log_prob / max(1, len(translation.token_log_probs))
-        if text.min_score is not None and score < text.min_score:
+        if self.text.min_score is not None and score < self.text.min_score:
             return "score"
-        if text.language and self.checks[1].suspicious(translation.text):
+        if self.text.language and self.checks[1].suspicious(translation.text):
             return "language"
         return self.rules.judge(SentencePair(*pair, 0))

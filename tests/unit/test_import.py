@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import subprocess
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import DragomanError, UsageError
+from dragoman.formats import parity
 from dragoman.formats.importing import importer, name_tables
-from dragoman.formats.importing.checkpoint import is_hub_name
+from dragoman.formats.importing.checkpoint import Tensors, is_hub_name
 from dragoman.formats.importing.comparison import ReferenceTokenizer
 from dragoman.formats.importing.importer import import_model
 from dragoman.formats.parity import Parity
@@ -221,7 +223,19 @@ def test_a_tensor_that_is_larger_than_its_storage(legacy: bool, checkpoint: Path
     )
 
 
-def test_sharded_weights(checkpoint: Path, tmp_path: Path) -> None:
+def test_shards_are_read_tensor_by_tensor(tmp_path: Path) -> None:
+    shards = [tmp_path / f"{n}.safetensors" for n in range(2)]
+    for shard in shards:
+        safetensors.torch.save_file({f"{shard.stem}.{n}": torch.zeros(250_000) for n in range(8)}, shard)
+    tracemalloc.start()
+    try:
+        assert sum(tensor.numel() for tensor in Tensors(shards).values()) == 4_000_000
+        assert tracemalloc.get_traced_memory()[1] < 3_000_000  # of 16 MB
+    finally:
+        tracemalloc.stop()
+
+
+def test_sharded_weights(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     set_values(checkpoint, note="\ud800")  # the report contains the settings
     tensors = safetensors.torch.load_file(checkpoint / "model.safetensors")
     names = sorted(tensors)
@@ -234,7 +248,8 @@ def test_sharded_weights(checkpoint: Path, tmp_path: Path) -> None:
     assert "does not name files of this folder" in refusal(checkpoint)
     files = {name: file for file, kept in parts.items() for name in kept}
     index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    assert import_model(checkpoint, tmp_path / "model").parity.met
+    monkeypatch.setattr(parity, "_WORK", 1)  # as a model of billions of parameters
+    assert (met := import_model(checkpoint, tmp_path / "model").parity).met and met.cases == 8
     shutil.rmtree(tmp_path / "model")
     (checkpoint / "model-2.safetensors").unlink()
     assert "model-2.safetensors: missing" in refusal(checkpoint)

@@ -22,7 +22,7 @@ def export(
 ) -> None:
     """Export a model to another program and verify its results.
 
-    Both models are run on 200 lines of text. Nothing is written unless their results agree (parity).
+    Both models are run on at most 200 lines of text. Nothing is written unless their results agree (parity).
     """
     from dragoman.formats.export import export as export_model
 
@@ -43,7 +43,7 @@ def import_(
 ) -> None:
     """Import a public checkpoint (MarianMT, T5, GPT-2, Llama, BERT, ViT, Marian, CTranslate2 ...); verify its results.
 
-    Both models are run on 200 lines of text. Nothing is written unless their results agree (parity).
+    Both models are run on at most 200 lines of text. Nothing is written unless their results agree (parity).
     """
     from dragoman.formats.importing.importer import import_model
 

@@ -42,6 +42,8 @@ from dragoman.nn.state import DecodeState
 from dragoman.tokenizers import BOS, EOS, PAD, Tokenizer
 
 _LINES = 200
+_FEWEST, _WORK = 8, 2_000_000_000
+"""Rows of random tokens times parameters, so that the comparison of a large model takes minutes; at least 8 rows."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,9 @@ def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Chec
     if not rows:
         text = "rows of random tokens"
         end = [EOS] if language_model or tokenizer.sources_end else []
-        rows = _random_rows(tokenizer.target_size if language_model else tokenizer.source_size, longest, end)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        count = max(_FEWEST, min(_LINES, _WORK // size))
+        rows = _random_rows(count, tokenizer.target_size if language_model else tokenizer.source_size, longest, end)
     if language_model:
         prompt = min(_PROMPT, (longest - 1) // 2)
         limit = max(1, min(_CONTINUATION, longest - prompt - 1))
@@ -201,7 +205,7 @@ def parity_cases(model: Model, tokenizer: Tokenizer, config: Config, check: Chec
         def bleu(targets: Sequence[Sequence[int]]) -> float:
             return corpus_scores([tokenizer.decode_target(ids) for ids in targets], references, tokenize)["bleu"]
 
-    limit = max(map(len, rows)) + config.search.max_extra - 1
+    limit = max(map(len, rows)) + (config.search.max_extra if lines else 1) - 1
     return ParityCases([ParityCase(ids, []) for ids in rows], text, limit, bleu)
 
 
@@ -225,10 +229,10 @@ def _lines_of_data(config: Config) -> tuple[Iterator[tuple[str, str]], str]:
     return iter(()), ""
 
 
-def _random_rows(vocab: int, longest: int, end: list[int]) -> list[list[int]]:
+def _random_rows(count: int, vocab: int, longest: int, end: list[int]) -> list[list[int]]:
     rng = random.Random(1)
     tokens = range(EOS + 1, vocab)
-    return [[*rng.choices(tokens, k=rng.randint(1, min(24, longest - 1))), *end] for _ in range(_LINES)]
+    return [[*rng.choices(tokens, k=rng.randint(1, min(24, longest - 1))), *end] for _ in range(count)]
 
 
 # ---------------------------------------------------------------------------------------------------------- comparison

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from dragoman.errors import DragomanError, UsageError
 from dragoman.extras import extra_package
 from dragoman.formats.importing.unpickler import PickledCheckpoint
 from dragoman.io.reading import open_regular, read_bytes, read_json
-from dragoman.io.weights import load_file
+from dragoman.io.weights import TensorFile
 
 _ADVICE = "Download the folder again, completely."
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -69,9 +69,9 @@ class Checkpoint:
         return read_bytes(self.folder / name, UsageError, _ADVICE, _MAX_VOCABULARY)
 
     @cached_property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Mapping[str, Tensor]:
         """The weights by name.  Raises UsageError with all problems of all files."""
-        return load_weights(self._weight_files())
+        return Tensors(self._weight_files())
 
     def _weight_files(self) -> Iterator[Path]:
         """Yield the files of the first format that is present, those of an index if there is one."""
@@ -88,18 +88,34 @@ class Checkpoint:
         yield from (self.folder / each for each in names)
 
 
-def load_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """Return the tensors of safetensors and PyTorch files.  Raises UsageError with all problems of all files."""
-    tensors: dict[str, Tensor] = {}
-    problems = []
-    for path in paths:
-        try:
-            tensors |= _load_pickle(path) if path.suffix == ".bin" else load_file(path)
-        except DragomanError as error:
-            problems.append(str(error))
-    if problems:
-        raise UsageError("; ".join(problems))
-    return tensors
+class Tensors(Mapping[str, Tensor]):
+    """The tensors of safetensors files, each read whenever it is used, and those of PyTorch files, all in memory."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        """Raises UsageError with all problems of all files."""
+        self._tensors: dict[str, Tensor | TensorFile] = {}
+        problems: list[str] = []
+        for path in paths:
+            try:
+                file = None if path.suffix == ".bin" else TensorFile(path)
+                self._tensors |= _load_pickle(path) if file is None else dict.fromkeys(file.shapes, file)
+            except DragomanError as error:
+                problems.append(str(error))
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._tensors[name]
+        return tensor if isinstance(tensor, Tensor) else tensor.rows(name)
+
+    def __contains__(self, name: object) -> bool:  # that of Mapping would read the tensor
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def _load_pickle(path: Path) -> dict[str, Tensor]:

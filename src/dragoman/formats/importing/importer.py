@@ -97,13 +97,7 @@ def import_model(
     name, plan = _plan(checkpoint)
     if reference is not None and not plan.config.data.about.translates:
         raise UsageError(f"--reference {reference}: this model does not translate; omit --reference")
-    network = assemble(
-        plan.config.model,
-        plan.vocabulary.tokenizer.source_size,
-        plan.vocabulary.tokenizer.target_size,
-        shared=plan.vocabulary.tokenizer.shared,
-    )
-    shapes = {name: tuple(tensor.shape) for name, tensor in unique_tensors(network).items()}
+    shapes = _shapes(plan)
     tensors = converted(plan.table, plan.orders, checkpoint.tensors, shapes) | dict(plan.computed)
     assert tensors.keys() == shapes.keys()
     origin = {"family": name, "settings": checkpoint.settings}
@@ -113,6 +107,7 @@ def import_model(
             save_model(unfinished, plan.config, plan.vocabulary.tokenizer, tensors, {"step": 0, "imported": name})
             for other, content in plan.files(read_meta(unfinished)["sha256"]["model.safetensors"]).items():
                 (unfinished / other).write_bytes(content)
+            tensors.clear()  # before the two models of the comparison
             comparison = _family(checkpoint)[1].compare(checkpoint, unfinished, plan, text)
             comparison.check_met("config.json of the checkpoint")
             facts = origin | asdict(comparison)
@@ -202,7 +197,7 @@ def _plan(checkpoint: Checkpoint) -> tuple[str, Plan]:
     vocabulary: ImportedVocabulary | None = None
     with collecting(problems):
         vocabulary = family.read_vocabulary(checkpoint)
-    tensors: dict[str, Tensor] | None = None
+    tensors: Mapping[str, Tensor] | None = None
     with collecting(problems):
         tensors = checkpoint.tensors
     plan = None
@@ -237,21 +232,25 @@ def _other_problems(
         return [str(error)]
 
 
-def _tensor_problems(plan: Plan, tensors: Mapping[str, Tensor]) -> list[str]:
+def _shapes(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of our tensors, without memory for them."""
     tokenizer = plan.vocabulary.tokenizer
     with torch.device("meta"):
         network = assemble(plan.config.model, tokenizer.source_size, tokenizer.target_size, shared=tokenizer.shared)
-    shapes = {name: tuple(tensor.shape) for name, tensor in unique_tensors(network).items()}
-    others = {name: tensor for name, tensor in tensors.items() if name not in plan.constants}
-    problems = list(table_problems(plan.table, plan.orders, others, shapes, plan.unused))
+    return {name: tuple(tensor.shape) for name, tensor in unique_tensors(network).items()}
+
+
+def _tensor_problems(plan: Plan, tensors: Mapping[str, Tensor]) -> list[str]:
+    unused = "|".join((plan.unused, *map(re.escape, plan.constants)))
+    problems = list(table_problems(plan.table, plan.orders, tensors, _shapes(plan), unused))
     for name, expected in plan.constants.items():
         if (tensor := tensors.get(name)) is None:
             continue
         values = expected(tuple(tensor.shape))
         if values is None or not torch.allclose(tensor.float(), values, atol=1e-3):  # may be stored in float16
             problems.append(f"{name}: not the values that the model computes for it")
-    used = [name for name in others if re.fullmatch(plan.unused, name) is None]
-    infinite = [name for name in used if not bool(torch.isfinite(others[name].float()).all())]
+    used = [name for name in tensors if re.fullmatch(unused, name) is None]
+    infinite = [name for name in used if not bool(torch.isfinite(tensors[name].float()).all())]
     problems += [f"tensors with infinite numbers or NaN: {listed(infinite)}"] if infinite else []
     return problems
 

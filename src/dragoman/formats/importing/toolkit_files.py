@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from dragoman.errors import UsageError
-from dragoman.formats.importing.checkpoint import Checkpoint, load_weights
+from dragoman.formats.importing.checkpoint import Checkpoint, Tensors
 from dragoman.formats.importing.family import part
 from dragoman.formats.importing.marian_items import parse_yaml
 from dragoman.formats.importing.unpickler import PickledCheckpoint, plain
@@ -67,7 +67,7 @@ class ToolkitCheckpoint(Checkpoint):
         return PickledCheckpoint(self.model)
 
     @cached_property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Mapping[str, Tensor]:
         content = self.pickled.content
         weights = content.get(self.part) if isinstance(content, Mapping) else None
         if not isinstance(weights, Mapping):
@@ -118,7 +118,7 @@ class OpenNMTCheckpoint(ToolkitCheckpoint):
     part = "model"
 
     @cached_property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Mapping[str, Tensor]:
         """The weights, those of the output layer as `generator.*`."""
         content = self._content
         weights, output = content.get(self.part), content.get("generator")
@@ -159,15 +159,15 @@ class EoleCheckpoint(Checkpoint):
         return self.json(_VOCABULARY)
 
     @cached_property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Mapping[str, Tensor]:
         return _read_shards(self.folder, _EOLE_WEIGHTS)
 
 
-def _read_shards(folder: Path, pattern: str) -> dict[str, Tensor]:
+def _read_shards(folder: Path, pattern: str) -> Mapping[str, Tensor]:
     files = sorted(folder.glob(pattern))
     if not files:
         raise UsageError(f"{folder}: no weights; accepted: {pattern}")
-    return load_weights(files)
+    return Tensors(files)
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:

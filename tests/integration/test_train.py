@@ -153,15 +153,6 @@ def test_the_average_of_the_last_checkpoints(data: Path, tmp_path: Path) -> None
             average_run(run, count)
 
 
-def test_patience(data: Path, tmp_path: Path) -> None:
-    config = small_config(
-        data, "train.schedule.peak=1e-9", "train.metric=bleu", "train.patience=2", "train.budget=500 steps"
-    )
-    result = train(config, tmp_path / "run")
-    assert result.progress.stale == 2 and result.progress.step == 18, "best at 6, no better at 12 and 18"
-    assert train(config, tmp_path / "run").progress.step == 18, "a resumed run stays stopped"
-
-
 @pytest.mark.parametrize(
     ("metric", "end", "words"),
     [
@@ -299,12 +290,6 @@ def test_files_that_do_not_exist_are_all_named(data: Path, tmp_path: Path) -> No
         train(small_config(data), tmp_path / "run")
     assert [p.split(":")[0] for p in caught.value.problems] == ["data.train.0.target", "data.valid.source"]
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("device", ["cdua", "cuda:x"])
-def test_a_device_that_does_not_exist(device: str, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"device = '{device}': no such device; accepted: auto, cpu"):
-        train(small_config(data, f"train.device={device}"), tmp_path / "run")
 
 
 def test_validation_counts_bleu_of_chinese_over_characters(tmp_path: Path) -> None:

@@ -51,15 +51,12 @@ def config_of(name: str) -> Config:
     return parse_config(document)
 
 
-def parity(name: str, folder: Path, perturb: bool = False) -> Parity:
+def parity(name: str, folder: Path) -> Parity:
     """Parity of a small model with random weights."""
     model: Model = built(TRANSLATORS[name], VOCAB).float()
     subject = ExportSource(model, TOKENIZER, config_of(name))
     assert onnx.unsupported(subject.config, TOKENIZER) == []
     onnx.write(subject, folder, "float32")
-    if perturb:
-        with torch.no_grad():
-            next(p for name, p in model.named_parameters() if "ffn" in name).mul_(1.01)
     return compare_models(model, onnx.runtime(subject, folder, "float32"), sources(), width=3)
 
 
@@ -68,11 +65,6 @@ def test_transformers(name: str, tmp_path: Path) -> None:
     report = parity(name, tmp_path)
     assert report.met, report.lines()
     assert report.largest < 5e-4 and report.greedy.same >= 7 and report.beam.same >= 7
-
-
-def test_a_weight_with_an_error_of_one_percent_is_detected(tmp_path: Path) -> None:
-    report = parity("modern", tmp_path, perturb=True)
-    assert not report.met and report.largest > 1e-3
 
 
 @pytest.mark.parametrize("name", [*sorted(REFUSED), "lstm", "convolutional"])

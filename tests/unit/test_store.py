@@ -204,12 +204,6 @@ def test_weights_of_corpora(tmp_path: Path) -> None:
     assert not np.array_equal(np.sort(drawn(store, 4)), np.sort(drawn(store, 5)))
 
 
-def test_the_smallest_weight_still_draws_a_pair(tmp_path: Path) -> None:
-    """An epoch without a pair has no batch: training would end in an internal error."""
-    store, _ = prepare(small_config(write_corpus(tmp_path / "data"), "data.train.0.weight=1e-4"), tmp_path / "cache")
-    assert len(drawn(store, 4)) == 1
-
-
 def test_an_empty_result_is_reported_with_the_filter_statistics(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data", train=30)
     with pytest.raises(DataError, match=r"nothing to train on in .*: read 30 = kept 0 \+ too_many_tokens 30"):

@@ -103,7 +103,7 @@ def train(
     if document is None:
         if use_ray or _in_group():
             raise UsageError(f"{config}: a document with stages is trained by one process; omit --ray and torchrun")
-        _train_stages(load_stages(config, overrides or [], run=run), quiet)
+        _train_here(load_stages(config, overrides or [], run=run), run, quiet)
         return
     with RichReporter(quiet or not is_main) as reporter, interruptible(run, reporter if is_main else None):
         from dragoman.training.trainer import train as train_run
@@ -119,15 +119,20 @@ def train(
         _end(document, result, run, reporter)
 
 
-def _train_stages(stages: Sequence[Stage], quiet: bool) -> None:
+def _train_here(plan: Config | Sequence[Stage], run: Path, quiet: bool, title: str = "") -> None:
+    """Train a configuration or stages in this process, and report the end."""
     from dragoman.cli.console import RichReporter
 
-    run = stages[0].folder.parent
     with RichReporter(quiet) as reporter, interruptible(run, reporter):
         from dragoman.training.stages import train_stages
+        from dragoman.training.trainer import train
 
-        result = train_stages(stages, reporter=reporter)
-        _end(stages[-1].config, result, run, reporter)
+        if title:
+            reporter.log(title)
+        if isinstance(plan, Sequence):
+            _end(plan[-1].config, train_stages(plan, reporter=reporter), run, reporter)
+        else:
+            _end(plan, train(plan, run, reporter=reporter), run, reporter)
 
 
 def _end(document: Config, result: TrainResult, run: Path, reporter: RichReporter) -> None:
@@ -152,11 +157,8 @@ def _numbers(texts: list[str]) -> list[int]:
 
 def _train_seeds(config: Path, overrides: list[str], out: Path, seeds: list[int], quiet: bool) -> None:
     """Train `out/seed-N` for every seed, except those that are complete, and print their scores."""
-    from dragoman.cli.console import RichReporter
     from dragoman.config import load_config, read_document
     from dragoman.config.stages import load_stages
-    from dragoman.training.stages import train_stages
-    from dragoman.training.trainer import train as train_run
 
     if own := [text for text in overrides if text.replace(" ", "").startswith("train.seed=")]:
         raise UsageError(f"{own[0]} and --seeds exclude each other; remove one of them")
@@ -168,12 +170,8 @@ def _train_seeds(config: Path, overrides: list[str], out: Path, seeds: list[int]
     }
     for seed, run in runs.items():
         document = plans[seed][-1].config if has_stages else plans[seed]
-        if _is_complete(run, document):
-            continue
-        with RichReporter(quiet) as reporter, interruptible(run, reporter):
-            reporter.log(f"seed {seed}: {run}")
-            trained = train_stages(plans[seed], reporter=reporter) if has_stages else None
-            _end(document, trained or train_run(document, run, reporter=reporter), run, reporter)
+        if not _is_complete(run, document):
+            _train_here(plans[seed], run, quiet, f"seed {seed}: {run}")
     _print_scores(document, runs)
     log(f"to compare with other runs: dragoman compare {shlex.quote(str(out))}")
 

@@ -107,8 +107,9 @@ def test_every_example_is_accepted_with_every_kind_that_has_the_key(key: Key) ->
     if key.name.startswith("stage."):
         *parents, last = key.name.removeprefix("stage.0.").split(".")
         value, stage = tomllib.loads(f"x = {key.example}")["x"], {"name": "final"}
-        needed = {"model": "m", "text": "t", "sampling": last == "temperature"}
-        StageConfig.model_validate(stage | ({parents[0]: {**needed, last: value}} if parents else {last: value}))
+        text: dict[str, Any] = {} if "prune" in parents else {"text": "t", "sampling": last == "temperature"}
+        table = {"model": "m", **text, last: value}
+        StageConfig.model_validate(stage | ({parents[0]: table} if parents else {last: value}))
         return
     if key.name.startswith("tune."):
         value = tomllib.loads(f"x = {key.example}")["x"]

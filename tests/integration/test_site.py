@@ -130,7 +130,7 @@ def test_every_live_page_is_in_a_frame(site: Path, folder: str, tag: str) -> Non
     for live in shown:
         text = live.read_text(encoding="utf-8")
         assert f'<html lang="{tag}" data-language="{folder}" data-opens-in="{folder}">' in text[:100]
-        assert len(text.encode()) < {"playground-demo": 2_000_000, "explain": 750_000}.get(live.stem, 500_000), live
+        assert len(text.encode()) < (2_000_000 if live.stem == "playground-demo" else 500_000), live
 
 
 HEAVIEST, API = 450_000, 650_000

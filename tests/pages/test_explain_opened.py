@@ -15,6 +15,7 @@ from page_samples import explained, loaded
 
 from dragoman.errors import UsageError
 from dragoman.interpret.explain.explain import explain, write_explanation
+from dragoman.pages.page import plain
 from dragoman.tokenizers import EOS
 from small_run import SOURCE_WORDS, TARGET_WORDS
 from tiny_translator import tiny_tokenizer
@@ -137,6 +138,8 @@ def test_a_selected_token_shows_its_alternatives(page: Page, tmp_path: Path) -> 
 def test_the_walk_goes_forwards_and_back(page: Page, tmp_path: Path) -> None:
     explanation = explained("transformer")
     page.open(write_explanation(tmp_path / "explain.html", explanation))
+    steps = plain(explanation.walkthrough["steps"], 6)
+    assert page.run("return explanation.walkthrough.steps") == steps, "no number is lost by `compact`"
     count = int(page.text("#walk .walk-position").split("/")[1])
     assert page.text("#walk .walk-step h4") == explanation.walkthrough["steps"][0]["title"]["en"]
     page.focus("#walk .walk-bar button:nth-child(2)")

@@ -532,20 +532,6 @@ def test_the_page_is_one_file_without_network_access(tmp_path: Path) -> None:
         write_explanation(path.parent, translated("paper"))
 
 
-def test_a_long_sentence_through_six_layers_stays_under_five_megabytes(tmp_path: Path) -> None:
-    sizes = {"d_model": 64, "d_ff": 128, "n_heads": 8, "encoder_layers": 6, "decoder_layers": 6}
-    data = {"train": [{"source": "a", "target": "b"}]}
-    many = loaded(data, {"architecture": "transformer", **sizes})
-    count = 60
-    while len(tiny_tokenizer().encode_source("one " * count)) > 60:
-        count -= 1
-
-    found = explain(many, "one " * count, "deux " * count)
-
-    assert len(found.maps) == 18 and all(not shown["averaged"] for shown in found.maps)
-    assert write_explanation(tmp_path / "page.html", found).stat().st_size < 5_000_000
-
-
 def test_the_command(tmp_path: Path, cli: Cli) -> None:
     network, tokenizer, config = translator("paper")
     folder = tmp_path / "model"

@@ -566,16 +566,6 @@ def test_heads_have_their_columns_of_the_projections() -> None:
         torch.testing.assert_close(numbers(shown), want, rtol=1e-5, atol=1e-9)
 
 
-def test_the_compact_form_keeps_everything() -> None:
-    network, given, words = network_of("translator: paper")
-    story = walkthrough(network, *given, words, max_features=MOST)
-    for step, short in zip(story["steps"], compact(story)["steps"], strict=True):
-        restored: list[dict[str, Any]] = []
-        for tensor in short["tensors"]:
-            restored.append({**restored[-1], **tensor} if tensor.get("head") else dict(tensor))
-        assert restored == step["tensors"]
-
-
 # ------------------------------------------------------------------------------------------------ the figure, updates
 
 

@@ -53,13 +53,17 @@ class Attribution(Displayed):
     target: list[str]
 
     @property
+    def all_attributions(self) -> Tensor:
+        """Contributions of source and prefix (T, S + T)."""
+        return torch.cat([self.source_attributions, self.target_attributions], 1)
+
+    @property
     def convergence_delta(self) -> Tensor:
         """Error of the completeness (T): the sum of a row minus the difference of its scores.
 
         For integrated gradients it falls with `n_steps`; input x gradient is not complete.
         """
-        sums = self.source_attributions.sum(1) + self.target_attributions.sum(1)
-        return sums - (self.step_scores - self.baseline_scores)
+        return self.all_attributions.sum(1) - (self.step_scores - self.baseline_scores)
 
 
 def attribute(

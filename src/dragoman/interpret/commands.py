@@ -90,17 +90,27 @@ def explain(
         str | None, typer.Option(help="Output to explain, without search; default: the output of the model.")
     ] = None,
     out: options.Page = Path("explain.html"),
+    index: Annotated[
+        bool, typer.Option("--index", help="First write an index of the run's training text, for this and later pages.")
+    ] = False,
     beam: options.Beam = None,
     lang: options.PageLanguage = "auto",
     device: options.Device = "cpu",
 ) -> None:
-    """Write a page with every step of the model on one input."""
+    """Write a page with every step of the model on one input.
+
+    With --index, once per run, it also tells how often each word was seen in training, the nearest training pairs, and
+    whether more text or longer training is likely to help.
+    """
     from dragoman.device import resolve_device
     from dragoman.interpret.explain.explain import explain as explain_input
     from dragoman.interpret.explain.explain import write_explanation
+    from dragoman.interpret.explain.seen import index_training_text
     from dragoman.pages.page import check_language
 
     check_language(lang)
+    if index:
+        index_training_text(model, log)
     explanation = explain_input(model, source, target, beam=beam, device=resolve_device(device))
     page = write_explanation(out, explanation, lang)
     typer.echo(explanation.text)
@@ -108,6 +118,8 @@ def explain(
         log(
             "the text has several sentences; it is explained without splitting, as with 'dragoman translate --no-split'"
         )
+    for sentence in explanation.seen["verdict"] if explanation.seen else []:
+        log(sentence["en"])
     log(f"page: {page}")
 
 

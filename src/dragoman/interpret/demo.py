@@ -40,25 +40,17 @@ def demo_config(corpus: dict[str, Path], overrides: Sequence[str] = (), target: 
 
     document: dict[str, Any] = {
         "data": {
-            "source_language": "en",
-            "target_language": target,
-            "train": [part("train")],
-            "valid": part("valid"),
-            "test": part("test"),
-            "filter": {"max_ratio": language.max_ratio},
+            "source_language": "en", "target_language": target, "filter": {"max_ratio": language.max_ratio},
+            "train": [part("train")], "valid": part("valid"), "test": part("test"),
         },
         "tokenizer": copy.deepcopy(language.tokenizer),
         "model": {"d_model": 128, "d_ff": 512, "n_heads": 4, "encoder_layers": 2, "decoder_layers": 2, "dropout": 0.1},
         "train": {
-            "budget": "7 epochs",
-            "batch_tokens": 3000,
+            "budget": "7 epochs", "batch_tokens": 3000, "metric": "bleu", "keep": 2,
             "schedule": {"kind": "budget", "peak": 2e-3, "warmup": 200, "decay": 0.7},
-            "validate_every": "2 epochs",
-            "validate_sentences": 500,
-            "metric": "bleu",
-            "keep": 2,
+            "validate_every": "2 epochs", "validate_sentences": 500,
         },
-    }
+    }  # fmt: skip
     return parse_config(document, overrides, where="demo")
 
 

@@ -73,7 +73,7 @@ def _translation(t: Any) -> str:
     return _translations([t]) + (best if len(t.nbest) > 1 else "")
 
 
-def matrix(rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], caption: str = "") -> str:
+def matrix(rows: Sequence[Any], columns: Sequence[Any], values: Sequence[Sequence[float]], caption: str = "") -> str:
     """Return numbers (rows, columns) as a table of coloured cells: blue above 0, orange below, by the largest one."""
     if len(rows) * len(columns) > MOST_CELLS:
         return f"<p>{escape(caption)} {len(rows):,} × {len(columns):,} numbers</p>"
@@ -131,28 +131,17 @@ def _comparison(comparison: Any) -> str:
 _FORMS: dict[str, Callable[[Any], str]] = {
     "Translation": _translation,
     "TargetScore": lambda score: table(
-        ["log_prob", "tokens"], [[score.log_prob, _tokens(score.tokens, score.token_log_probs)]]
-    ),
+        ["log_prob", "tokens"], [[score.log_prob, _tokens(score.tokens, score.token_log_probs)]]),
     "Alignment": lambda one: matrix(one.target, one.source, one.weights.tolist(), "attention of target to source"),
     "Recording": _recording,
     "RunComparison": _comparison,
     "Attribution": lambda one: matrix(
-        one.target,
-        [*one.source, *one.prefix],
-        [a + b for a, b in zip(one.source_attributions.tolist(), one.target_attributions.tolist(), strict=True)],
-        "contributions to each output",
-    ),
+        one.target, [*one.source, *one.prefix], one.all_attributions.tolist(), "contributions to each output"),
     "ScoreParts": lambda one: (
         table(["component", "of"], [[k, s] for s in ("queries", "keys") for k in getattr(one, s)])
-        + matrix(
-            [*map(str, range(len(one.scores)))], [*map(str, range(one.scores.size(1)))], one.scores.tolist(), "scores"
-        )
-    ),
+        + matrix(range(len(one.scores)), range(one.scores.size(1)), one.scores.tolist(), "scores")),
     "PathEffect": lambda one: matrix(
-        ["clean", "corrupted", "patched", "effect"],
-        [*map(str, range(len(one.clean)))],
-        [x.tolist() for x in (one.clean, one.corrupted, one.patched, one.effect)],
-        "log-probability of each target",
-    ),
-}
+        ["clean", "corrupted", "patched", "effect"], range(len(one.clean)),
+        [x.tolist() for x in (one.clean, one.corrupted, one.patched, one.effect)], "log-probability of each target"),
+}  # fmt: skip
 """Class of a result -> its HTML.  By name, because most of their modules need PyTorch."""

@@ -84,14 +84,10 @@ def _trained(folder: Path) -> dict[str, Any]:
             "source": text_settings(source.model),
             "target": None if target is source else text_settings(target.model),
         },
-        "examples": [[text, ""] for text in _examples(config)],
-        "smoothing": config.train.label_smoothing,
-        "beam": config.search.beam,
-        **asdict(SearchSettings.of(config.search).pruning),
-        "alpha": config.search.alpha,
-        "max_extra": config.search.max_extra,
-        **model_spec(network, exact=False),
-    }
+        "examples": [[text, ""] for text in _examples(config)], "smoothing": config.train.label_smoothing,
+        "beam": config.search.beam, "alpha": config.search.alpha, "max_extra": config.search.max_extra,
+        **asdict(SearchSettings.of(config.search).pruning), **model_spec(network, exact=False),
+    }  # fmt: skip
 
 
 def unsupported(config: Config, vocabulary: Any) -> list[str]:

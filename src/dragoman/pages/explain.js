@@ -151,7 +151,7 @@ function showContents() {
 
 function start() {
   drawParts({
-    pair: showHeader, "predictions-body": showPredictions, "figure-body": showFigure, "image-body": showImage, "attention-body": showAttention,
+    pair: showHeader, "predictions-body": showPredictions, "figure-body": showFigure, "seen-body": showSeen, "image-body": showImage, "attention-body": showAttention,
     "states-body": showStates, "lens-body": showLens, "beam-body": showBeam, "model-body": showModel, contents: showContents,
     "walk-body": () => { views.walk = drawWalkthrough(byId("walk-body"), explanation.walkthrough, { onStation: (layer, direction) => views.figure?.show({ layer, mode: direction === "backward" ? direction : "forward" }) }); },
   });

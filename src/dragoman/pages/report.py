@@ -14,14 +14,11 @@ from dragoman.pages.page import packed, render, write_page
 
 _CHARTS: tuple[tuple[tuple[str, str], float | None, dict[str, tuple[str, str]]], ...] = (
     (("Loss", "损失"), None, {"loss": ("training", "训练"), "valid_loss": ("validation", "验证")}),
-    (
-        ("Validation scores", "验证集上的得分"),
-        100,
-        {"exact_match": ("exact match, %", "完全匹配率（%）"), "bleu": ("BLEU", "BLEU")},
-    ),
+    (("Validation scores", "验证集上的得分"), 100,
+     {"exact_match": ("exact match, %", "完全匹配率（%）"), "bleu": ("BLEU", "BLEU")}),
     (("Learning rate", "学习率"), None, {"learning_rate": ("learning rate", "学习率")}),
     (("Speed", "速度"), None, {"tokens_per_second": ("tokens per second", "每秒词元数")}),
-)
+)  # fmt: skip
 """Title, upper end of the y axis, and the names of the log's keys, in English and Chinese."""
 
 

@@ -160,7 +160,23 @@ function chooser(english, chinese, change) {
 
 // ---- the whole --------------------------------------------------------------------------------------------------------
 
+// Undoes `compact` of build.py, except what heads have in common.
+function restore(data) {
+  const { keys, values } = data.shared ?? { keys: [] }, tensors = data.steps.flatMap((step) => step.tensors);
+  const bytes = Uint8Array.from(atob(data.numbers ?? ""), (character) => character.charCodeAt(0)), all = Array.from(new Float32Array(bytes.buffer), plainNumber);
+  for (const one of [...data.steps, ...tensors]) for (const key of keys) if (key in one) one[key] = values[one[key]];
+  for (const one of data.numbers ? tensors.flatMap((tensor) => [tensor, tensor.cells ?? {}]) : []) for (const key of ["values", "rest"]) {
+    const [at, rows, columns] = one[key] ?? [], row = (i) => all.slice(at + i * columns, at + (i + 1) * columns);
+    if (typeof at === "number") one[key] = columns ? Array.from({ length: rows }, (_, i) => row(i)) : all.slice(at, at + rows);
+  }
+  delete data.shared;
+  delete data.numbers;
+}
+// A float32 of six digits; "−∞" and the like as in Python.
+const plainNumber = (x) => (Number.isFinite(x) ? Number(x.toPrecision(6)) : String(x).replace("-", "−").replace("Infinity", "∞"));
+
 function drawWalkthrough(container, data, options = {}) {
+  restore(data);
   const stations = stationsOf(data.steps), route = routeOf(stations), tensors = new Map();
   // A head lacks what it has in common with the head before it.
   for (const step of data.steps) step.tensors.forEach((tensor, i) => { if (tensor.head) step.tensors[i] = { ...step.tensors[i - 1], ...tensor }; });

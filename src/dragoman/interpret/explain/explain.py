@@ -22,6 +22,7 @@ from dragoman.data.batching import Batch
 from dragoman.data.profile import alphabets
 from dragoman.interpret.attentions import layer_number, record_pass, sides, stack_of, weight_taps
 from dragoman.interpret.explain.cases import Case, LoadedModel, Side, read_case
+from dragoman.interpret.explain.seen import seen_in_training
 from dragoman.interpret.walkthrough import Labels, compact, walkthrough
 from dragoman.models.model_folder import load_network, read_profile
 from dragoman.models.seq2seq import EncoderOnly, LanguageModel, Network, evaluating
@@ -68,7 +69,8 @@ class Explanation:
 
     flags: as in `Translation`, and `sentences`: the source has several.  maps, states, occlusion
     (of a translation): see `_attention_maps`, `_state_maps`, `_occlusion`.  lens: per layer its "predictions", with the
-    most probable outputs "top", and "prob" and "rank" of each target.  walkthrough: see `interpret.walkthrough`.
+    most probable outputs "top", and "prob" and "rank" of each target.  seen: see `seen_in_training`.  walkthrough: see
+    `interpret.walkthrough`.
     """
 
     kind: str
@@ -85,6 +87,7 @@ class Explanation:
     lens: list[dict[str, Any]]
     tree: dict[str, Any] | None
     image: dict[str, Any] | None
+    seen: dict[str, Any] | None
     walkthrough: dict[str, Any]
 
     @property
@@ -124,6 +127,7 @@ def explain(
         batch = case.batch.to(network.device)
         taps = [*weight_taps(network), *_state_taps(network), *_layer_streams(network)]
         logits, recording = record_pass(network, batch, taps, head=None)
+        in_run = loaded is not model and config.data.about.translates
         shared = ("kind", "source", "text", "forced", "flags", "sides", "tree", "image")
         return Explanation(
             **{name: getattr(case, name) for name in shared},
@@ -132,6 +136,7 @@ def explain(
             maps=_attention_maps(network, recording),
             states=_state_maps(network, recording),
             occlusion=_occlusion(network, batch) if case.kind == "translation" else None,
+            seen=seen_in_training(str(model), vocabulary, case) if in_run else None,
             lens=_lens(network, case, recording),
             walkthrough=_walkthrough(network, case, batch, config.train.label_smoothing),
         )
@@ -233,21 +238,15 @@ def _attention_maps(network: Network, recording: Recording) -> list[dict[str, An
     """
     recorded = {name: recording.joined(name)[0] for name in weight_taps(network)}  # (H, Tq, Tk)
     averaged = sum(weights.numel() for weights in recorded.values()) > _MAX_WEIGHTS
-    maps = []
-    for name, weights in recorded.items():
-        rows, columns = sides(network, name)
-        maps.append(
-            {
-                **_description(network, name, weights),
-                "stack": stack_of(network, name),
-                "rows": rows,
-                "columns": columns,
-                "heads": weights.size(0),
-                "averaged": averaged and weights.size(0) > 1,
-                "weights": packed(weights.mean(0, keepdim=True) if averaged else weights),
-            }
-        )
-    return maps
+    return [
+        {
+            **_description(network, name, weights), "stack": stack_of(network, name),
+            **dict(zip(("rows", "columns"), sides(network, name), strict=True)),
+            "heads": weights.size(0), "averaged": averaged and weights.size(0) > 1,
+            "weights": packed(weights.mean(0, keepdim=True) if averaged else weights),
+        }
+        for name, weights in recorded.items()
+    ]  # fmt: skip
 
 
 def _description(network: nn.Module, tap: str, x: Tensor) -> dict[str, Any]:

@@ -387,14 +387,8 @@ def write_atlas(path: Path, atlas: Atlas, examples: Sequence[AtlasExample], mode
     Raises DragomanError if it cannot be written.
     """
     data = atlas.to_json() | {
-        "model": model,
-        "reach": REACH,
-        "most": MOST,
-        "broad": BROAD,
-        "examples": [
-            {name: getattr(example, name) for name in ("source", "written", "read")}
-            | {"maps": {name: packed(weights) for name, weights in example.maps.items()}}
-            for example in examples
-        ],
-    }
+        "model": model, "reach": REACH, "most": MOST, "broad": BROAD,
+        "examples": [{name: getattr(one, name) for name in ("source", "written", "read")}
+                     | {"maps": {name: packed(weights) for name, weights in one.maps.items()}} for one in examples],
+    }  # fmt: skip
     return write_page(path, render("atlas.html", language=language, title=f"Attention heads of {model}", data=data))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +27,11 @@ _MAX_EXACT = 10_000
 
 _MAX_NUMBERS = 130_000
 """Numbers in a whole walkthrough; with the remainders of products, about 3 MB of compact JSON."""
+
+_SHARED = {"axes", "box", "columns", "formula", "kind", "name", "note", "rows", "shape", "shown", "source", "symbol",
+           "title", "uses"}  # fmt: skip
+"""What steps and tensors may have in common."""
+_PLAIN = {"−∞": -math.inf, "∞": math.inf, "NaN": math.nan}
 
 _FEATURE_AXES = ("feature", "input", "output")
 _POSITION_AXES = ("position", "query", "key")
@@ -76,8 +84,9 @@ def walkthrough(
     steps = [*forward, *backward_steps(forward), *update_steps(quantities, learning_rate, max_features)]
     limits = _axis_limits(steps, max_features)
     reader = CellReader(forward, lambda quantity: _shown(quantity, limits), _vocabulary(quantities, smoothing))
+    exact = network.parameter_count() <= _MAX_EXACT
     return {
-        "steps": list(_steps_json(steps, reader, limits, exact=network.parameter_count() <= _MAX_EXACT)),
+        "steps": list(_steps_json(steps, reader, limits, exact)), "rounded": not exact,
         "figure": figure_data(recorded, labels), "updates": recorded.updates, "loss": recorded.loss,
         "loss_after": recorded.loss_after, "learning_rate": learning_rate, "smoothing": smoothing,
         "parameter": [recorded.element.name, recorded.element.row, recorded.element.column],
@@ -85,19 +94,32 @@ def walkthrough(
 
 
 def compact(story: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a walkthrough as pages embed it: a tensor lacks what it has in common with the one before it.
+    """Return a walkthrough as pages embed it; `drawWalkthrough` in walkthrough.js restores it.
 
-    `drawWalkthrough` in walkthrough.js restores it for the heads of one tensor.
+    The tensor of a head lacks what it has in common with the one before it.  Values of `_SHARED` are indices of
+    "shared".  Rounded numbers are float32 in base64, "numbers", of which a matrix has [index, rows, columns], a list
+    0 columns.
     """
+    shared: dict[str, int] = {}
+    stored: dict[bytes, int] = {}
+
+    def short(entry: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+        entry = {key: x for key, x in entry.items() if not entry.get("head") or before.get(key) != x}
+        for key in entry.keys() & _SHARED:
+            entry[key] = shared.setdefault(json.dumps(entry[key]), len(shared))
+        for key in entry.keys() & {"values", "rest"} if story["rounded"] and "nominal" not in entry else ():
+            rows = [row if isinstance(row, list) else [row] for row in entry[key]]
+            numbers = np.array([[_PLAIN.get(x, x) for x in row] for row in rows], "<f4").tobytes()
+            at = stored.setdefault(numbers, sum(map(len, stored)) // 4)
+            entry[key] = [at, len(rows), len(rows[0]) if rows[0] is entry[key][0] else 0]
+        return entry | ({"cells": short(entry["cells"], {})} if entry.get("cells") else {})
+
     steps = []
     for step in story["steps"]:
-        tensors: list[Mapping[str, Any]] = step["tensors"]
-        short = [
-            tensor if not tensor.get("head") else {key: x for key, x in tensor.items() if before.get(key) != x}
-            for before, tensor in zip([{}, *tensors], tensors, strict=False)
-        ]
-        steps.append({**step, "tensors": short})
-    return {**story, "steps": steps}
+        tensors = [short(*pair) for pair in zip(step["tensors"], [{}, *step["tensors"]], strict=False)]
+        steps.append(short(step, {}) | {"tensors": tensors})
+    found = {"keys": sorted(_SHARED), "values": [*map(json.loads, shared)]}
+    return {**story, "steps": steps, "shared": found, "numbers": base64.b64encode(b"".join(stored)).decode()}
 
 
 def _pair_problems(network: Network, pair: TrainingPair, labels: Labels) -> list[str]:

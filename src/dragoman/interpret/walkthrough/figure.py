@@ -70,15 +70,10 @@ def figure_data(recorded: Recorded, labels: Labels) -> dict[str, Any]:
             rows, loss = pooled or [position], recorded.losses[position]
             outputs.append({"position": position, "loss": loss, "probability": probability, "rows": rows})
     return {
-        "labels": {
-            "source": ["[class]", *source] if vision else source,
-            "input": list(labels.target_in),
-            "output": list(labels.targets),
-        },
-        "columns": _columns(recorded),
-        "attention": _attention(recorded),
-        "outputs": outputs,
-    }
+        "labels": {"source": ["[class]", *source] if vision else source,
+                   "input": list(labels.target_in), "output": list(labels.targets)},
+        "columns": _columns(recorded), "attention": _attention(recorded), "outputs": outputs,
+    }  # fmt: skip
 
 
 def _columns(recorded: Recorded) -> list[dict[str, Any]]:
@@ -109,16 +104,11 @@ def _attention(recorded: Recorded) -> list[dict[str, Any]]:
             norms = _heads(gradient.double()).norm(dim=-1, keepdim=True)  # (H, Tq, 1)
             flow = (_heads(weights) * norms).square().sum(0).sqrt()
         largest = 0.0 if flow is None else float(flow.max())
-        maps.append(
-            {
-                "stack": stack_of(recorded.network, name),
-                "layer": layer_number(name) + 1,
-                "name": name,
-                "weights": packed(_heads(weights).mean(0, keepdim=True)),
-                "gradient": None if flow is None or not largest else packed(flow[None] / largest),
-                "largest": largest,
-            }
-        )
+        maps.append({
+            "stack": stack_of(recorded.network, name), "layer": layer_number(name) + 1, "name": name,
+            "weights": packed(_heads(weights).mean(0, keepdim=True)),
+            "gradient": None if flow is None or not largest else packed(flow[None] / largest), "largest": largest,
+        })  # fmt: skip
     return maps
 
 

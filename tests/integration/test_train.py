@@ -20,10 +20,10 @@ from dragoman.data.corpus import corpus_spec
 from dragoman.errors import ConfigError, DataError, DragomanError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
 from dragoman.io.run_log import Reporter, read_log
+from dragoman.io.weights import load_file
 from dragoman.models.model_folder import (
     average_tensors,
     list_checkpoints,
-    load_file,
     load_network,
     read_meta,
     read_pointer,

@@ -23,10 +23,10 @@ from dragoman.data.store.folder import DamagedStoreError
 from dragoman.data.store.reader import Store
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
 from dragoman.io.run_log import Reporter, read_log
+from dragoman.io.weights import load_file
 from dragoman.models.model_folder import (
     FORMAT_VERSION,
     list_checkpoints,
-    load_file,
     load_network,
     read_meta,
     read_pointer,

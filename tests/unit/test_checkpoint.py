@@ -13,6 +13,7 @@ import torch
 from dragoman.config import Config
 from dragoman.errors import ModelFolderError, TrainingError, UsageError
 from dragoman.io.run_log import Messages
+from dragoman.io.weights import load_file
 from dragoman.io.writing import recover_folders
 from dragoman.models import model_folder
 from dragoman.models.model_folder import (
@@ -66,7 +67,7 @@ def test_round_trip(folder: Path, parts: tuple[Config, Tokenizer]) -> None:
 
 
 def test_a_tied_matrix_is_stored_once(folder: Path) -> None:
-    names = model_folder.load_file(folder / "model.safetensors")
+    names = load_file(folder / "model.safetensors")
     assert sum("embedding" in name or name.startswith("output") for name in names) == 1, sorted(names)
 
 
@@ -235,7 +236,7 @@ def test_an_average_is_summed_in_float64(tmp_path: Path) -> None:
 
 def test_an_average_of_damaged_checkpoints_is_refused(folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
-    tensors = model_folder.load_file(other / "model.safetensors")
+    tensors = load_file(other / "model.safetensors")
     name = sorted(tensors)[0]
     tensors[name] = tensors[name] + 1
     average = average_tensors([folder, other])

@@ -20,7 +20,7 @@ from torch import Tensor
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats import parity
 from dragoman.formats.importing import importer, name_tables
-from dragoman.formats.importing.checkpoint import Tensors, is_hub_name
+from dragoman.formats.importing.checkpoint import is_hub_name, load_weights
 from dragoman.formats.importing.comparison import ReferenceTokenizer
 from dragoman.formats.importing.importer import import_model
 from dragoman.formats.parity import Parity
@@ -229,7 +229,7 @@ def test_shards_are_read_tensor_by_tensor(tmp_path: Path) -> None:
         safetensors.torch.save_file({f"{shard.stem}.{n}": torch.zeros(250_000) for n in range(8)}, shard)
     tracemalloc.start()
     try:
-        assert sum(tensor.numel() for tensor in Tensors(shards).values()) == 4_000_000
+        assert sum(tensor.numel() for tensor in load_weights(shards).values()) == 4_000_000
         assert tracemalloc.get_traced_memory()[1] < 3_000_000  # of 16 MB
     finally:
         tracemalloc.stop()

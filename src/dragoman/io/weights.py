@@ -113,19 +113,8 @@ def _fill(file: FileIO, content: bytearray) -> int:
 
 
 def load_file(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file as views of one buffer, so that the weights are in memory once.
-
-    Raises ModelFolderError if the file is anything else, such as a pickle.
-    """
-    with _model_folder_errors(path):
-        header, content = read_safetensors(path)
-        entries = _tensor_entries(header)
-        if sys.byteorder == "big":
-            import safetensors.torch
-
-            return safetensors.torch.load(bytes(content))
-        start = 8 + int.from_bytes(content[:8], "little")
-        return {name: _view(content, start, entry) for name, entry in entries.items()}
+    """Return the tensors of a safetensors file.  Raises ModelFolderError if it is anything else, such as a pickle."""
+    return dict(TensorFile(path))
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
@@ -200,8 +189,8 @@ def _view(content: bytearray, start: int, entry: dict[str, Any]) -> Tensor:
     return torch.frombuffer(content, dtype=dtype, count=(end - begin) // size, offset=begin).reshape(shape)
 
 
-class TensorFile:
-    """A safetensors file of which single rows of tensors are read."""
+class TensorFile(Mapping[str, "Tensor"]):
+    """A safetensors file whose tensors, or some of their rows, are read whenever they are used."""
 
     def __init__(self, path: Path) -> None:
         """Read the header.  Raises ModelFolderError."""
@@ -209,6 +198,18 @@ class TensorFile:
         with _model_folder_errors(path), open_regular(path) as file:
             self._entries = _tensor_entries(_read_header(file, os.fstat(file.fileno()).st_size))
             self._start = file.tell()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.rows(name)
+
+    def __contains__(self, name: object) -> bool:  # that of Mapping reads the tensor
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -222,13 +223,13 @@ class TensorFile:
         if end is not None:
             size = (after - offset) // max(1, shape[0])  # bytes of a row
             offset, after, shape[0] = offset + begin * size, offset + end * size, end - begin
-        content = bytearray(after - offset)
         with _model_folder_errors(self.path), open_regular(self.path) as file:
+            content = bytearray(after - offset)
             file.seek(self._start + offset)
             if missing := _fill(file, content):
                 raise ValueError(f"it has become shorter by {missing:,} bytes")
-        _to_little_endian(content, _DTYPES[entry["dtype"]][1])
-        return _view(content, 0, {**entry, "shape": shape, "data_offsets": [0, len(content)]})
+            _to_little_endian(content, _DTYPES[entry["dtype"]][1])
+            return _view(content, 0, {**entry, "shape": shape, "data_offsets": [0, len(content)]})
 
 
 def write_tensors(path: Path, shapes: Mapping[str, Tensor], parts: Iterable[Tensor]) -> str:

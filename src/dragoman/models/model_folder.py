@@ -31,7 +31,7 @@ from dragoman.io.model_files import read_pointer as read_pointer
 from dragoman.io.model_files import runs_inside as runs_inside
 from dragoman.io.model_files import verify as verify
 from dragoman.io.reading import COPY_AGAIN, read_json
-from dragoman.io.weights import load_file
+from dragoman.io.weights import TensorFile, tensor_order, write_tensors
 from dragoman.io.writing import atomic_folder, is_full, not_written, write_file
 from dragoman.registry import check_parts, parts_of
 from dragoman.tokenizers import Vocabulary, load_vocabulary
@@ -96,16 +96,13 @@ def save_model(
     profile: TrainingProfile | None = None,
 ) -> None:
     """Write a model folder.  training: files with the state of the optimizer, which resuming needs."""
-    import safetensors.torch
-
-    if parts := parts_of(config):
-        meta = {"parts": parts, **meta}
-    files = {
-        **described_files(config, vocabulary, profile),
-        "model.safetensors": safetensors.torch.save({k: v.contiguous().cpu() for k, v in tensors.items()}),
-        **(training or {}),
-    }
-    write_folder(folder, files, meta)
+    if registered := parts_of(config):
+        meta = {"parts": registered, **meta}
+    files = {**described_files(config, vocabulary, profile), **(training or {})}
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    with unfinished_folder(folder, files, meta, size) as (unfinished, sha256):
+        parts = (tensors[name].contiguous().cpu() for name in tensor_order(tensors))
+        sha256["model.safetensors"] = write_tensors(unfinished / "model.safetensors", tensors, parts)
 
 
 def described_files(config: Config, vocabulary: Vocabulary, profile: TrainingProfile | None) -> dict[str, bytes]:
@@ -122,18 +119,19 @@ def write_pointer(run: Path, name: str, target: Path) -> None:
     write_file(run / name, f"{target.relative_to(run).as_posix()}\n".encode())
 
 
-def build_for(config: Config, vocabulary: Vocabulary) -> Network:
-    """Return a newly initialized model for a configuration and its vocabulary.
+def build_for(config: Config, vocabulary: Vocabulary, *, initialize: bool = True) -> Network:
+    """Return a new model for a configuration and its vocabulary, initialized by the seed.
 
     Raises UsageError if the memory does not suffice.
     """
-    from dragoman.models.build import build_model
+    from dragoman.models.build import assemble, build_model
     from dragoman.models.size import check_memory
 
-    check_memory(config.model, vocabulary.source_size, vocabulary.target_size, shared=vocabulary.shared)
-    return build_model(
-        config.model, vocabulary.source_size, vocabulary.target_size, shared=vocabulary.shared, seed=config.train.seed
-    )
+    sizes = config.model, vocabulary.source_size, vocabulary.target_size
+    check_memory(*sizes, shared=vocabulary.shared)
+    if not initialize:
+        return assemble(*sizes, shared=vocabulary.shared)
+    return build_model(*sizes, shared=vocabulary.shared, seed=config.train.seed)
 
 
 def read_config(path: str | Path) -> Config:
@@ -164,8 +162,8 @@ def load_network(path: str | Path, device: str | torch.device = "cpu") -> tuple[
     verify(folder)
     config = read_config(folder)
     vocabulary = load_vocabulary(folder)
-    network = build_for(config, vocabulary)
-    load_tensors(network, load_file(folder / "model.safetensors"), folder, vocabulary)
+    network = build_for(config, vocabulary, initialize=False)
+    load_tensors(network, TensorFile(folder / "model.safetensors"), folder, vocabulary)
     return network.to(device).eval(), vocabulary, config
 
 
@@ -236,7 +234,7 @@ def average_tensors(folders: Iterable[Path]) -> dict[str, Tensor]:
     total: dict[str, Tensor] = {}
     for folder in folders:
         verify(folder)
-        for name, tensor in load_file(folder / "model.safetensors").items():
+        for name, tensor in TensorFile(folder / "model.safetensors").items():
             total[name] = total[name] + tensor.double() if name in total else tensor.double()
     return {name: (tensor / len(folders)).float() for name, tensor in total.items()}
 

@@ -26,7 +26,7 @@ from dragoman.data.store.folder import tags_of
 from dragoman.errors import ModelFolderError
 from dragoman.io.reading import read_json
 from dragoman.io.run_log import Reporter
-from dragoman.io.weights import load_file
+from dragoman.io.weights import TensorFile, load_file
 from dragoman.models.model_folder import find_model, list_checkpoints, load_tensors, read_meta, unique_tensors, verify
 from dragoman.models.seq2seq import Network
 from dragoman.nn.lora import adapters
@@ -184,7 +184,7 @@ class InitialModel:
         """Copy the weights into a new model, unless the run has a checkpoint.  Raises ModelFolderError."""
         if self._folder is None:
             return
-        tensors = load_file(self._folder / "model.safetensors")
+        tensors: Mapping[str, Tensor] = TensorFile(self._folder / "model.safetensors")
         if self._added is not None:
             tensors = _extended(tensors, unique_tensors(model), self._added)
         load_tensors(model, tensors, self._folder, self.vocabulary)

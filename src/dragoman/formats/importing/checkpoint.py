@@ -9,11 +9,12 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ class Checkpoint:
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """The weights by name.  Raises UsageError with all problems of all files."""
-        return Tensors(self._weight_files())
+        return load_weights(self._weight_files())
 
     def _weight_files(self) -> Iterator[Path]:
         """Yield the files of the first format that is present, those of an index if there is one."""
@@ -88,34 +89,21 @@ class Checkpoint:
         yield from (self.folder / each for each in names)
 
 
-class Tensors(Mapping[str, Tensor]):
-    """The tensors of safetensors files, each read whenever it is used, and those of PyTorch files, all in memory."""
+def load_weights(paths: Iterable[Path]) -> Mapping[str, Tensor]:
+    """Return the tensors of safetensors files, each read whenever it is used, and those of PyTorch files, in memory.
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        """Raises UsageError with all problems of all files."""
-        self._tensors: dict[str, Tensor | TensorFile] = {}
-        problems: list[str] = []
-        for path in paths:
-            try:
-                file = None if path.suffix == ".bin" else TensorFile(path)
-                self._tensors |= _load_pickle(path) if file is None else dict.fromkeys(file.shapes, file)
-            except DragomanError as error:
-                problems.append(str(error))
-        if problems:
-            raise UsageError("; ".join(problems))
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = self._tensors[name]
-        return tensor if isinstance(tensor, Tensor) else tensor.rows(name)
-
-    def __contains__(self, name: object) -> bool:  # that of Mapping would read the tensor
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+    Raises UsageError with all problems of all files.
+    """
+    files: list[MutableMapping[str, Tensor]] = []
+    problems = []
+    for path in paths:
+        try:
+            files.append(_load_pickle(path) if path.suffix == ".bin" else cast("Any", TensorFile(path)))
+        except DragomanError as error:
+            problems.append(str(error))
+    if problems:
+        raise UsageError("; ".join(problems))
+    return ChainMap(*reversed(files))
 
 
 def _load_pickle(path: Path) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from dragoman.errors import UsageError
-from dragoman.formats.importing.checkpoint import Checkpoint, Tensors
+from dragoman.formats.importing.checkpoint import Checkpoint, load_weights
 from dragoman.formats.importing.family import part
 from dragoman.formats.importing.marian_items import parse_yaml
 from dragoman.formats.importing.unpickler import PickledCheckpoint, plain
@@ -167,7 +167,7 @@ def _read_shards(folder: Path, pattern: str) -> Mapping[str, Tensor]:
     files = sorted(folder.glob(pattern))
     if not files:
         raise UsageError(f"{folder}: no weights; accepted: {pattern}")
-    return Tensors(files)
+    return load_weights(files)
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from dragoman.config import TransformerConfig
 from dragoman.models.build import build_model
-from dragoman.models.seq2seq import Memory
-from dragoman.models.transformer import Decoder, Encoder, StackParts
 from dragoman.nn.attention import CrossAttention, SelfAttention, Span, causal_bias, mask_to_bias
 from dragoman.nn.layers import (
     ACTIVATIONS,
@@ -26,7 +24,7 @@ from dragoman.nn.layers import (
     RMSNorm,
     SubLayer,
 )
-from dragoman.nn.positions import Positions, Sinusoidal
+from dragoman.nn.positions import Positions
 from small_networks import EXACT, drawn, random
 
 N, H, S, T, D, D_FF, V = 3, 4, 7, 5, 24, 40, 19
@@ -191,25 +189,7 @@ def test_embedding_is_scaled_and_its_gradient_too() -> None:
     torch.testing.assert_close(embedding.weight.grad, want, **EXACT)
 
 
-def test_as_many_heads_of_keys_as_of_queries_is_the_default() -> None:
-    for kind in (SelfAttention, CrossAttention):
-        default, same = kind(D, H), kind(D, H, n_kv_heads=H)
-        shapes = {name: tensor.shape for name, tensor in default.state_dict().items()}
-        assert shapes == {name: tensor.shape for name, tensor in same.state_dict().items()}
-        assert default.n_kv_heads == H and default.parts == same.parts == (D,) * len(default.parts)
-
-
 # ------------------------------------------------------------------------------------------ causal encoder layers
-
-
-def decoder(norm: Callable[[int], nn.Module]) -> Decoder:
-    layers = [
-        DecoderLayer(SelfAttention(D, H), CrossAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer(norm=norm))
-        for _ in range(2)
-    ]
-    made = Decoder(Embedding(V, D), StackParts(Sinusoidal(D), layers, 0.0, norm(D), nn.Identity())).double()
-    drawn(made, 0.3)
-    return made
 
 
 def test_a_causal_layer_reads_a_bias_too() -> None:
@@ -276,32 +256,6 @@ def test_a_batch_that_is_not_finite_leaves_the_running_statistics_alone() -> Non
     spoiled[0, 1, 2] = torch.inf
     assert not bool(torch.isfinite(norm(spoiled)).all())
     assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
-
-
-def test_evaluated_batch_norm_depends_on_neither_batch_nor_length() -> None:
-    made = decoder(BatchNorm)
-    layer = EncoderLayer(SelfAttention(D, H), FeedForward(D, D_FF, "relu"), sublayer(norm=BatchNorm))
-    encoder = Encoder(Embedding(V, D), StackParts(Sinusoidal(D), [layer], 0.0, BatchNorm(D), nn.Identity())).double()
-    drawn(encoder, 0.3)
-    src, tgt = torch.randint(1, V, (N, S)), torch.randint(1, V, (N, T))
-    mask = torch.arange(S) < torch.tensor([7, 4, 2])[:, None]
-
-    def run(rows: slice, length: int) -> Tensor:
-        memory = Memory(encoder(src[rows, :length], mask[rows, :length]), mask[rows, :length])
-        hidden: Tensor = made(tgt[rows], made.start(memory, 1, 0))
-        return hidden
-
-    for _ in range(3):
-        trained = run(slice(None), S)  # updates the running statistics
-    encoder.eval()
-    made.eval()
-    batch = run(slice(None), S)
-    torch.testing.assert_close(batch[1:2], run(slice(1, 2), 4), **EXACT)
-    assert not torch.allclose(batch, trained)
-    memory = Memory(encoder(src, mask), mask)
-    state = made.start(memory, 1, T)
-    steps = [made(tgt[:, t : t + 1], state) for t in range(T)]
-    torch.testing.assert_close(torch.cat(steps, 1), batch, **EXACT)
 
 
 # -------------------------------------------------------------- layer norm that stores its result in place of its input

@@ -60,29 +60,6 @@ def test_attention_with_shaw_is_the_double_loop(clip: int, causal: bool) -> None
     torch.testing.assert_close(out, shaw_by_hand(shaw, q, k, v, mask, 0), **EXACT)
 
 
-@pytest.mark.parametrize("first", [0, 4])
-def test_shaws_terms_are_the_formula_number_by_number(first: int) -> None:
-    shaw, q = drawn(Shaw(DH, 3), 0.7), random(N, H, 2, DH)
-    q_pos, k_pos = torch.arange(first, first + 2), torch.arange(T)
-    weights = random(N, H, 2, T).softmax(-1)
-    bias, term = shaw.query_bias(q, q_pos, k_pos), shaw.value_term(weights, q_pos, k_pos)
-    for i in range(2):
-        rows = [max(-3, min(3, j - first - i)) + 3 for j in range(T)]
-        for j, row in enumerate(rows):
-            torch.testing.assert_close(bias[:, :, i, j], (q[:, :, i] * shaw.keys[row]).sum(-1) / DH**0.5, **EXACT)
-        torch.testing.assert_close(term[:, :, i], weights[:, :, i] @ shaw.values[rows], **EXACT)
-
-
-def test_shaws_gradients_against_differences() -> None:
-    shaw, q = drawn(Shaw(DH, 2), 0.7), random(1, 2, 3, DH).requires_grad_()
-    pos, weights = torch.arange(3), random(1, 2, 3, 3).requires_grad_()
-
-    def terms(q: Tensor, weights: Tensor, *tables: Tensor) -> tuple[Tensor, Tensor]:
-        return shaw.query_bias(q, pos, pos), shaw.value_term(weights, pos, pos)
-
-    assert torch.autograd.gradcheck(terms, (q, weights, shaw.keys, shaw.values))
-
-
 # ----------------------------------------------------------------------------------------------------------------- T5
 
 

@@ -15,7 +15,6 @@ from dragoman.models.build import build_model
 from dragoman.models.recurrent import RecurrentEncoderOnly, RecurrentLM
 from dragoman.nn.recurrent import Cell
 from dragoman.tokenizers import BOS, PAD
-from dragoman.training.loss import Loss, TokenLoss
 from small_networks import EXACT, shaken
 
 B, T, D, LAYERS, V, LABELS = 4, 6, 8, 2, 13, 5
@@ -177,18 +176,3 @@ def test_dropout_is_before_each_layer_and_after_the_last() -> None:
         assert len(calls) == LAYERS + 1 and calls[-1] is hidden
         assert 0.2 < float((hidden == 0).double().mean()) < 0.8
         assert torch.equal(network.eval().hidden(*inputs), network.hidden(*inputs))
-
-
-def test_half_precision_is_near() -> None:
-    src, mask = ids()
-    for network, inputs, targets in (
-        (language_model("lstm").float(), (NOTHING, None, src), src),
-        (labels_of("lstm", 2).float(), (src, mask, NOTHING), src.clamp(max=LABELS - 1)),
-    ):
-        exact = network(*inputs)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss: Loss = network(*inputs, TokenLoss(targets, 0.0))
-            near = network(*inputs)
-        loss.smoothed.backward()  # type: ignore[no-untyped-call]
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
-        torch.testing.assert_close(near.float(), exact, rtol=0.1, atol=0.15)

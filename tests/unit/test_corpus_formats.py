@@ -17,6 +17,7 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
 
+from dragoman.advice.columns import spread, text_keys
 from dragoman.advice.diagnosis import Diagnosis
 from dragoman.advice.doctor import diagnose
 from dragoman.advice.examine import examine
@@ -24,9 +25,7 @@ from dragoman.advice.text import open_text
 from dragoman.config import parse_config
 from dragoman.data.corpus import CorpusSpec, SentencePair, corpus_spec, read_pairs
 from dragoman.data.precheck import precheck
-from dragoman.data.readers import tables
 from dragoman.data.readers.rows import Row
-from dragoman.data.readers.tables import text_keys
 from dragoman.data.store.build import build_store
 from dragoman.data.store.folder import text_hash
 from dragoman.errors import DataError, UsageError
@@ -559,9 +558,9 @@ def test_columns_of_text_are_found(tmp_path: Path) -> None:
 
 
 def test_the_sample_of_a_large_table_is_spread_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.data.readers.tables._SAMPLE", 50)
+    monkeypatch.setattr("dragoman.advice.columns._SAMPLE", 50)
     rows = [Row(i, "", ("Yes" if i < 100 else f"yes {i}", f"ja {i}")) for i in range(1000)]
-    numbers = [row.number for row in tables.spread(rows, 50)]
+    numbers = [row.number for row in spread(rows, 50)]
     assert numbers == list(range(0, 1000, 16))
     path = write_csv(tmp_path / "a.csv", [row.texts for row in rows])
     assert text_keys(path, print) == (0, 1)  # although the first 100 rows repeat a value

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dragoman.advice.columns import spread, text_keys
 from dragoman.data.corpus import CorpusSpec
 from dragoman.data.misalignment import misalignment
-from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, read_rows, spread, table_format, text_keys
+from dragoman.data.readers.tables import ACCEPTED, TMX, ZIP, read_rows, table_format
 from dragoman.data.readers.tmx import tmx_languages
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import BOM, open_lines, read_chunks, wide_encoding

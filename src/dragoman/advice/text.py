@@ -20,12 +20,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.advice.columns import key_languages, spread
 from dragoman.advice.raw_pairs import sample, single_corpus
 from dragoman.config import FilterConfig
 from dragoman.data.corpus import CorpusSpec, PairFilter, SentencePair, read_pairs
 from dragoman.data.languages import SCRIPTS, file_language
 from dragoman.data.precheck import likely_language
-from dragoman.data.readers.tables import TMX, key_languages, spread
+from dragoman.data.readers.tables import TMX
 from dragoman.data.words import letters
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import open_lines, read_chunks

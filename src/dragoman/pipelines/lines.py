@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from dragoman.data.languages import MIN_BYTES, language_probability
 from dragoman.data.literals import has_changed_numbers
@@ -376,26 +376,6 @@ class FlagReport:
         shown = [*map(str, first), *["..."] * (places[0] < places[1])]
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
         return [f"flags: {counts}"] * bool(counts) + [f"flagged: {'; '.join(shown)}"] * bool(shown)
-
-
-class ObservedTranslator:
-    """A translator that keeps what reports need: flags of each text, characters, and glossary terms."""
-
-    def __init__(self, translator: Any) -> None:
-        self._translator = translator
-        self.flags: list[tuple[str, ...]] = []
-        self.characters = 0
-        self.terms: Counter[Term] = Counter()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._translator, name)
-
-    def translate(self, texts: Sequence[str], **settings: Any) -> list[Translation]:
-        self.characters += sum(map(len, texts))
-        translations: list[Translation] = self._translator.translate(texts, **settings)
-        self.flags += [translation.flags for translation in translations]
-        self.terms.update(term for translation in translations for term in translation.terms)
-        return translations
 
 
 Form = Literal["text", "nbest", "jsonl", "verbose", "row"]

@@ -20,8 +20,9 @@ from babel import Locale
 from dragoman.data.languages import identified
 from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import UsageError
+from dragoman.markup.observed import ObservedTranslator
 from dragoman.pipelines.glossary import Glossary
-from dragoman.pipelines.lines import FLAGS, ObservedTranslator, Translation
+from dragoman.pipelines.lines import FLAGS, Translation
 from dragoman.pipelines.translation import Translator
 from dragoman.serve.admission import Admission, ThreadJob, Ticket
 from dragoman.serve.http import BadRequest

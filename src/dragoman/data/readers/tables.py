@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from dragoman.data.languages import SCRIPTS, language_code
 from dragoman.data.readers.arrow_tables import arrow_columns, arrow_rows
@@ -32,8 +32,6 @@ ACCEPTED = (
 )
 """The formats, for messages."""
 Log = Callable[[str], None]
-_SAMPLE = 1000
-_Item = TypeVar("_Item")
 
 
 class _Format(NamedTuple):
@@ -51,7 +49,7 @@ _ARROW = _Format(
     lambda path, keys, _: arrow_rows(path, keys),
     arrow_columns,
 )
-_FORMATS = {
+FORMATS = {
     ".tsv": _Format(
         "line must hold two tab-separated texts", "numbers of columns, counted from 0", tsv_rows, tsv_columns
     ),
@@ -78,7 +76,7 @@ def table_format(path: Path) -> str:
         return FOLDER
     suffix = plain_suffix(path).casefold()
     is_compressed = path.suffix in COMPRESSED_SUFFIXES
-    if (suffix in _FORMATS or suffix in (TMX, ZIP)) and not (is_compressed and suffix in (".parquet", ZIP)):
+    if (suffix in FORMATS or suffix in (TMX, ZIP)) and not (is_compressed and suffix in (".parquet", ZIP)):
         return suffix
     raise UsageError(f"{path}: accepted: {ACCEPTED}; or source and target for two text files")
 
@@ -90,8 +88,8 @@ def by_language(form: str) -> bool:
 
 def row_advice(form: str) -> str:
     """Return the final sentence of a message about invalid rows."""
-    row = _FORMATS[form].form
-    return f"Each {row}: repair these {row.split()[0]}s, or set source_key and target_key to {_FORMATS[form].keys}."
+    row = FORMATS[form].form
+    return f"Each {row}: repair these {row.split()[0]}s, or set source_key and target_key to {FORMATS[form].keys}."
 
 
 def read_rows(path: Path, keys: Sequence[Key], decode: Decode = decode_line, log: Log | None = None) -> Iterator[Row]:
@@ -104,7 +102,7 @@ def read_rows(path: Path, keys: Sequence[Key], decode: Decode = decode_line, log
     form = table_format(path)
     if form == TMX:
         return _tmx_rows(path, keys, log)
-    return _FORMATS[form].rows(path, keys, decode)
+    return FORMATS[form].rows(path, keys, decode)
 
 
 def _tmx_rows(path: Path, keys: Sequence[Key], log: Log | None) -> Iterator[Row]:
@@ -120,55 +118,6 @@ def _tmx_rows(path: Path, keys: Sequence[Key], log: Log | None) -> Iterator[Row]
         log(f"{path}: read {count.read:,} units = {kept:,} pairs + {missing}")
         if str(count):
             log(f"{path}: left out: {count}")
-
-
-def text_keys(path: Path, log: Callable[[str], None]) -> tuple[Key, Key]:
-    """Return the first two columns of text: most sampled values have letters, and most of these are distinct.
-
-    Downloads of Tatoeba have sentence numbers, languages or author names in other columns.  Raises DataError if there
-    are fewer, or if the start of the table cannot be read.
-    """
-    keys = _FORMATS[table_format(path)].columns(path)
-    rows = spread((row for row in read_rows(path, keys) if row.texts), _SAMPLE) if len(keys) > 1 else []
-    lettered: list[Key] = []
-    varied: list[Key] = []
-    for i, key in enumerate(keys):
-        values = [row.texts[i] for row in rows if any(map(str.isalpha, row.texts[i]))]
-        if 2 * len(values) > len(rows):
-            (varied if 2 * len(set(values)) > len(values) else lettered).append(key)
-    if len(varied) < 2:
-        first = clip("\t".join(rows[0].texts), 60) if rows else clip(", ".join(map(_shown_key, keys)), 60)
-        repeated = ", ".join(map(_shown_key, lettered))
-        raise DataError(
-            f"{path}: {len(varied)} column{'s' * (len(varied) != 1)} of text ({first!r}"
-            f"{'; mostly repeated values in column ' * bool(repeated)}{repeated}); accepted: a source text and a "
-            "target text per row, in two columns"
-        )
-    log(f"{path}: source text in column {_shown_key(varied[0])}, target text in column {_shown_key(varied[1])}")
-    return varied[0], varied[1]
-
-
-def spread(items: Iterable[_Item], size: int) -> list[_Item]:
-    """Return `size` to 2 `size` items at equal distances, because many corpora are sorted; all of fewer."""
-    kept: list[_Item] = []
-    step = 1
-    for number, item in enumerate(items):
-        if number % step == 0:
-            kept.append(item)
-        if len(kept) == 2 * size:
-            kept = kept[::2]
-            step *= 2
-    return kept
-
-
-def _shown_key(key: Key) -> str:
-    return str(key + 1) if isinstance(key, int) else key
-
-
-def key_languages(keys: Iterable[Key]) -> list[str | None]:
-    """Return the languages that keys name, such as `de` for `translation.de`; None for other keys."""
-    codes = [language_code(key.rpartition(".")[2]) if isinstance(key, str) else None for key in keys]
-    return [code if code in SCRIPTS else None for code in codes]
 
 
 def moses_files(path: Path, keys: tuple[Key, Key]) -> tuple[Path, Path]:

@@ -17,8 +17,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dragoman import Translator
-from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
@@ -51,17 +49,6 @@ def logits(folder: Path, dtype: torch.dtype, source: list[int], target: list[int
     with torch.no_grad():
         found: np.ndarray = network(torch.tensor([source]), None, torch.tensor([[BOS, *target]]))[0].numpy()
     return found
-
-
-def check_native_engine(folder: Path, lines: Sequence[str], tolerance: float = 1e-4, **options: Any) -> None:
-    """Both backends translate the lines alike, by greedy search and by beam search."""
-    if load_native() is None:
-        pytest.skip(f"no native engine: {unavailable_reason()}")
-    engine, reference = (Translator.load(folder, engine=name, quantize="none") for name in ("native", "pytorch"))
-    for width in (1, 4):
-        ours, theirs = (list(each.translate(lines, beam=width, **options)) for each in (engine, reference))
-        assert [each.text for each in ours] == [each.text for each in theirs]
-        assert [each.score for each in ours] == pytest.approx([each.score for each in theirs], abs=tolerance)
 
 
 def check_wrong_weight(

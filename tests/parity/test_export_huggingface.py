@@ -29,7 +29,7 @@ from imported_checks import check_wrong_weight
 from random_models import random_model
 from small_run import Cli, digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
-from transformers_checkpoints import MARIAN_LINES, marian_checkpoint, t5_checkpoint
+from transformers_checkpoints import t5_checkpoint
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its own use
@@ -137,33 +137,6 @@ def test_the_code_in_the_readme_of_marianmt_runs(
     assert capsys.readouterr().out.endswith("\n")
     facts = json.loads((marian / "there" / "export.json").read_text())
     assert facts["format"] == "huggingface" and facts["tokenizer"]["source"] == 0 and facts["transformers"]
-
-
-@pytest.mark.parametrize("name", ["tied", "two vocabularies"])
-def test_the_export_of_an_import_has_the_logits_of_the_checkpoint(name: str, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer, MarianMTModel
-
-    lines = write_lines(tmp_path / "lines.txt", [line for line in MARIAN_LINES if line][:4])
-    first = marian_checkpoint(tmp_path / "first", name)
-    import_model(first, tmp_path / "model", check=lines)
-    export(tmp_path / "model", tmp_path / "second", "huggingface", check=lines)
-    found = []
-    for folder in (first, tmp_path / "second"):
-        model: Any = MarianMTModel.from_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        given = tokenizer("A dog runs.", text_target="ein hund läuft", return_tensors="pt")
-        start = torch.tensor([[model.config.decoder_start_token_id, *given.labels[0, :-1].tolist()]])
-        with torch.no_grad():
-            logits = model(input_ids=given.input_ids, decoder_input_ids=start).logits[0]
-        names = getattr(tokenizer, "target_encoder", None) or tokenizer.encoder
-        found.append({piece: logits[:, i] for piece, i in names.items()})
-    assert found[0].keys() == found[1].keys()
-    # generation of "tied" excludes the start token from the softmax, so that its logit is not kept
-    kept = [piece for piece in found[0] if piece != "<pad>"]
-    assert max((found[0][piece] - found[1][piece]).abs().max() for piece in kept) < 1e-5
-    import_model(tmp_path / "second", tmp_path / "back", check=lines)
-    before, after = (unique_tensors(load_network(tmp_path / each)[0]) for each in ("model", "back"))
-    assert before.keys() == after.keys() and all(torch.equal(before[each], after[each]) for each in before)
 
 
 # ------------------------------------------------------------------------------------------------------ code of its own

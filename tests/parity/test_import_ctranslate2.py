@@ -26,7 +26,7 @@ from dragoman.formats.parity import ParityCase
 from dragoman.models.model_folder import build_for, load_network, read_config, save_model, unique_tensors
 from dragoman.tokenizers import BOS, EOS, Tokenizer
 from every_kind import TRANSFORMERS
-from imported_checks import check_native_engine, loaded, refusal, set_values
+from imported_checks import loaded, refusal, set_values
 from marian_files import LINES
 from small_run import digit_pairs, small_document, write_lines
 from tiny_translator import tiny_tokenizer
@@ -105,10 +105,6 @@ def test_probabilities_are_those_of_ctranslate2(imported: tuple[Path, Path]) -> 
             logits = network(torch.tensor([source]), None, torch.tensor([[BOS, *target[:-1]]]))[0]
         ours = logits.log_softmax(-1)[range(10), target].numpy()
         assert np.abs(ours - runtime.score(ParityCase(source, []), target)).max() < 2e-5
-
-
-def test_native_engine(imported: tuple[Path, Path]) -> None:
-    check_native_engine(imported[1], LINES)
 
 
 def test_ids_are_those_of_the_lists(imported: tuple[Path, Path]) -> None:

@@ -16,17 +16,14 @@ from torch import Tensor
 
 from dragoman.config import parse_config
 from dragoman.decoding import ModelStepper, SearchSettings, generate
-from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import UsageError
 from dragoman.formats import huggingface, huggingface_causal
 from dragoman.formats.export import export
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.comparison import CausalRuntime
 from dragoman.formats.importing.importer import Imported, _plan, import_model
-from dragoman.interpret.explain.explain import explain, write_explanation
 from dragoman.models.model_folder import load_network, save_model, unique_tensors
 from dragoman.models.seq2seq import Model
-from dragoman.nn.record import record
 from dragoman.pipelines.generation import TextGenerator
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from every_kind import covering
@@ -140,15 +137,6 @@ def test_tokens_that_the_checkpoint_lacks(imported: tuple[Path, Imported]) -> No
     assert all(torch.equal(weight[token], weight[EOS]) for token in lacked)
 
 
-def test_the_report_counts_no_difference(imported: tuple[Path, Imported]) -> None:
-    """Greedy search, and the targets of a given length that beam search finds."""
-    _, found = imported
-    assert found.parity.largest < 1e-4 and found.parity.width >= 4
-    assert found.parity.greedy.same == found.parity.cases and found.parity.beam.same >= 0.95 * found.parity.cases
-    assert found.parity.beam.different == 0 and found.parity.cases >= 15 and "prompts from lines" in found.parity.text
-    assert found.tokenizer.met and found.tokenizer.lines > 30
-
-
 def test_greedy_tokens_are_those_of_generate(imported: tuple[Path, Imported]) -> None:
     """Called as a user would, one prompt at a time."""
     source, _ = imported
@@ -183,24 +171,6 @@ def test_text_becomes_the_same_ids_and_the_same_text(imported: tuple[Path, Impor
         assert tokenizer.decode_target(ids) == text
 
 
-@pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")
-def test_the_native_engine_agrees(imported: tuple[Path, Imported]) -> None:
-    _, found = imported
-    engine = TextGenerator.load(found.folder, engine="native", quantize="none")
-    reference = TextGenerator.load(found.folder, engine="pytorch", quantize="none")
-    for settings in ({"beam": 1}, {"beam": 4}):
-        ours, theirs = (g.generate(PROMPTS, max_tokens=12, sample=False, **settings) for g in (engine, reference))
-        assert [each.text for each in ours] == [each.text for each in theirs]
-        assert [each.log_prob for each in ours] == pytest.approx([each.log_prob for each in theirs], abs=1e-4)
-    texts = ["A dog runs.", "two people\n"]
-    ours, theirs = engine.score(texts), reference.score(texts)
-    assert [each.log_prob for each in ours] == pytest.approx([each.log_prob for each in theirs], abs=1e-4)
-    quantized = TextGenerator.load(found.folder, engine="native", quantize="int8")
-    for exactly, nearly in zip(theirs, quantized.score(texts), strict=True):
-        assert nearly.log_prob == pytest.approx(exactly.log_prob, rel=0.1)
-    assert all(each.text.startswith(each.prompt) for each in quantized.generate(PROMPTS, max_tokens=12, sample=False))
-
-
 def test_a_continuation_keeps_the_space_before_its_first_word(imported: tuple[Path, Imported]) -> None:
     """The decoder of Llama drops the first space of a text, which is not that of a continuation."""
     _, _, tokenizer = both(imported)
@@ -215,19 +185,6 @@ def test_a_continuation_keeps_the_space_before_its_first_word(imported: tuple[Pa
 
     Hypothesis.tokens = tokens  # type: ignore[attr-defined]
     assert generator.continuation("two", prefix, Hypothesis()).text == "two dog"  # type: ignore[arg-type]
-
-
-def test_explain_and_record(imported: tuple[Path, Imported], tmp_path: Path) -> None:
-    _, found = imported
-    network = load_network(found.folder)[0]
-    with record(network, "layers.0.self_attn.weights") as recording, torch.no_grad():
-        network(torch.zeros(1, 0, dtype=torch.long), None, torch.tensor([[BOS, 5, 6]]))
-    (weights,) = recording["layers.0.self_attn.weights"]
-    assert torch.allclose(weights.sum(-1), torch.ones(1))
-    page = explain(found.folder, "A dog \N{GRINNING FACE}", "runs")
-    pieces = [piece for side in page.sides.values() for piece in side.pieces]
-    assert "▁dog" in pieces and not any("Ġ" in piece for piece in pieces)
-    assert write_explanation(tmp_path / "page.html", page).stat().st_size > 10_000
 
 
 def test_names_without_the_prefix_and_masks(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from dragoman.models.model_folder import build_for, load_network, read_config, s
 from dragoman.models.seq2seq import Model, Network
 from dragoman.tokenizers import BOS, EOS, PAD, UNK, Tokenizer
 from every_kind import covering
-from imported_checks import check_native_engine, check_wrong_weight, loaded
+from imported_checks import check_wrong_weight, loaded
 from marian_files import LINES, MODELS, lexical_shortlist, marian_model
 from random_models import random_model
 from small_run import digit_pairs, small_document, write_lines
@@ -78,10 +78,6 @@ def test_binary_files_hold_the_same_model(kind: str, tmp_path: Path) -> None:
         step = {"float": 0.0, "int8": expected[name].abs().max().item() / 127, "int16": 1 / 1024}[kind]
         kept = expected[name].abs() < 50  # without the logits of tokens that Marian does not have
         assert (tensor - expected[name])[kept].abs().max() <= 0.51 * step
-
-
-def test_native_engine_and_folder(imported: tuple[Path, Path]) -> None:
-    check_native_engine(imported[1], LINES)
 
 
 def test_a_list_of_pieces_beside_two_sentencepiece_models(tmp_path: Path) -> None:

@@ -78,12 +78,6 @@ def test_label_writes_tags_and_classes(cli: Cli, models: dict[str, Path]) -> Non
     assert code == 2 and "exceed the learned positions (max_len = 40 tokens)" in err
 
 
-@pytest.mark.parametrize(("name", "source"), [("masked", "a [MASK] runs"), ("labels", "a dog"), ("tags", "a dog runs")])
-def test_text_can_be_explained(name: str, source: str, cli: Cli, models: dict[str, Path], tmp_path: Path) -> None:
-    code, out, _ = cli("explain", models[name], source, "--out", tmp_path / "page.html")
-    assert code == 0 and out.strip() and "<html" in (tmp_path / "page.html").read_text()
-
-
 def test_an_image_can_be_explained(cli: Cli, models: dict[str, Path], tmp_path: Path) -> None:
     image = np.random.default_rng(1).integers(0, 256, (9, 9), dtype=np.uint8)
     np.save(tmp_path / "image.npy", image)
@@ -91,14 +85,6 @@ def test_an_image_can_be_explained(cli: Cli, models: dict[str, Path], tmp_path: 
     assert code == 0 and out.decode().strip() in ("crane", "dog", "crane (2)", "tabby, tabby cat")
     code, _, err = cli("explain", models["images"], "3", "--out", tmp_path / "page.html")
     assert code == 2 and "an imported model has no validation images" in err
-
-
-@pytest.mark.parametrize("name", ["masked", "labels", "tags"])
-def test_the_atlas_shows_every_head(name: str, cli: Cli, models: dict[str, Path], tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "lines.txt", ["a dog runs", "two people in the park"])
-    code, out, _ = cli("atlas", models[name], "--source", source, "--json")
-    heads = {"masked": 6, "labels": 9, "tags": 5}[name]
-    assert code == 0 and len(json.loads(out)["heads"]) == heads
 
 
 def test_taps_record_head_and_embedding_norm(models: dict[str, Path]) -> None:

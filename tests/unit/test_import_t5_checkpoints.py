@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman import Translator, record
+from dragoman import Translator
 from dragoman.decoding.native.library import load_native, unavailable_reason
 from dragoman.errors import DragomanError, UsageError
 from dragoman.formats.export import export
 from dragoman.formats.importing.importer import import_model
 from dragoman.formats.importing.name_tables import AxisOrder, Rule, converted, expanded
 from dragoman.models.model_folder import load_network, read_config
-from dragoman.models.seq2seq import Model
-from dragoman.tokenizers import BOS, PAD, Tokenizer
+from dragoman.tokenizers import PAD, Tokenizer
 from imported_checks import change_tensors, refusal, set_values
 from small_run import Cli, write_lines
 from transformers_checkpoints import T5_LINES, t5_checkpoint
@@ -128,22 +127,6 @@ def test_settings_of_the_model(model: Path) -> None:
         "d_key": 7, "d_value": 7, "n_heads": 3, "tie": "all", "scale_embeddings": False,
     }  # fmt: skip
     assert config.data.max_tokens == 512 and config.search.beam == 4
-
-
-def test_explain_atlas_and_record(model: Path, cli: Cli, tmp_path: Path) -> None:
-    code, _, err = cli("explain", model, "a dog runs <extra_id_0>", "--out", tmp_path / "page.html")
-    assert code == 0, err
-    assert "extra_id_0" in (tmp_path / "page.html").read_text()
-    lines = write_lines(tmp_path / "lines.txt", ["a dog runs", "two people sit"])
-    code, out, err = cli("atlas", model, "--source", lines, "--reference", lines, "--json")
-    assert code == 0, err
-    assert len(json.loads(out)["heads"]) == 9  # three attentions of three heads
-    network = load_network(model)[0]
-    assert isinstance(network, Model)
-    with torch.no_grad(), record(network, "*.self_attn.*") as seen:
-        network(torch.tensor([[9, 8, 3]]), None, torch.tensor([[BOS, 7]]))
-    assert seen.joined("encoder.layers.0.self_attn.values").shape == (1, 3, 3, 7)
-    assert seen.joined("decoder.layers.0.self_attn.heads").shape == (1, 3, 2, 7)
 
 
 @pytest.mark.skipif(load_native() is None, reason=f"no native engine: {unavailable_reason()}")

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from torch import nn
 from dragoman.config import load_config
 from dragoman.errors import ConfigError, DataError, DragomanError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
-from dragoman.io.run_log import Reporter, read_log
+from dragoman.io.run_log import read_log
 from dragoman.io.weights import load_file
 from dragoman.models.model_folder import (
     average_tensors,
@@ -34,7 +33,7 @@ from dragoman.training.run import average_run, open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.translation import TranslationTask
 from dragoman.training.trainer import train
-from small_run import Cli, Listener, largest_file, losses, small_config, weights, write_corpus, write_lines, write_toml
+from small_run import Cli, Listener, losses, small_config, weights, write_corpus, write_lines, write_toml
 
 
 @pytest.fixture
@@ -472,43 +471,6 @@ def test_a_device_that_cannot_be_used(device: str, words: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- disk full
-
-
-class FullFrom(Reporter):
-    """From step 14 on no file may grow beyond `limit` bytes."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-
-    def stepped(self, row: dict[str, Any], used: float) -> None:
-        if row["step"] == 15:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-
-@pytest.mark.parametrize("path", ["log.jsonl", "checkpoints/00000018"])
-def test_a_full_disk_keeps_the_last_checkpoint_valid(path: str, data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(small_config(data), tmp_path / "whole")
-    reporter = FullFrom(100 if path == "log.jsonl" else 20_000)
-    with largest_file(1 << 30), pytest.raises(TrainingError) as full:
-        train(small_config(data), run, reporter=reporter)
-    message = str(full.value)
-    assert f"{run / path} could not be written: " in message and "it exceeds the limit on file sizes" in message
-    if path == "log.jsonl":
-        assert f"The last good checkpoint is {run / 'checkpoints' / '00000012'}" in message
-        assert "Raise the limit (ulimit -f). Then run the same command again" in message
-    load_network(run / "last")
-    train(small_config(data), run)
-    assert weights(run) == weights(tmp_path / "whole")
-
-
-def test_a_disk_that_is_full_while_data_is_prepared(data: Path, tmp_path: Path) -> None:
-    with largest_file(300), pytest.raises(TrainingError) as full:
-        train(small_config(data), tmp_path / "run")
-    assert str(tmp_path / "prepared") in str(full.value) and "it exceeds the limit on file sizes" in str(full.value)
-    assert "Raise the limit (ulimit -f)" in str(full.value)
-    assert not (tmp_path / "run").exists()
-    assert train(small_config(data, "train.budget=2 steps"), tmp_path / "run").progress.step == 2
 
 
 def test_a_corpus_that_cannot_be_read_is_not_taken_for_a_full_disk(

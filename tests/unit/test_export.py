@@ -171,15 +171,6 @@ def test_export_of_a_language_model(
 
 
 @needs_ctranslate2
-def test_an_unsupported_model_is_refused_with_all_reasons(cli: Cli, tmp_path: Path) -> None:
-    model = untrained(tmp_path, position={"kind": "alibi"}, norm={"kind": "batch"})
-    code, out, err = cli("export", model, tmp_path / "out")
-    assert code == 2 and out == b""
-    assert "position.kind = 'alibi'" in err and "norm.kind = 'batch'" in err and "rotary" in err
-    assert not (tmp_path / "out").exists()
-
-
-@needs_ctranslate2
 def test_every_problem_of_a_request_is_named(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     code, _, err = cli("export", GOLDEN, tmp_path / "out", "--format", "tflite", "--quantization", "int4")

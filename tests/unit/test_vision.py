@@ -96,20 +96,6 @@ def test_an_image_of_another_size_is_refused(shape: tuple[int, ...]) -> None:
         vision()(torch.rand(shape, dtype=torch.float64), None, torch.zeros(2, 1, dtype=torch.long))
 
 
-def test_it_learns_where_an_image_is_bright() -> None:
-    def batch() -> tuple[Tensor, Tensor | None, Tensor]:
-        places = torch.randint(9, (48,))
-        src = torch.rand(48, 9, 4) * 0.5
-        src[torch.arange(48), places] += 0.5
-        return src, None, places[:, None] + 1
-
-    sizes = {"d_model": 32, "d_ff": 64, "n_heads": 4, "n_layers": 2, "dropout": 0.0, "order": "pre"}
-    network = build_model(VisionConfig.model_validate(sizes | {"image_size": 6, "patch": 2}), 4, 10)
-    learn(network, batch, 150)
-    src, mask, targets = batch()
-    assert int((network(src, mask, targets).argmax(-1) == targets).sum()) >= 46
-
-
 def test_it_learns_handwritten_digits() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     digits = datasets.load_digits()

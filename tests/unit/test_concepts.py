@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,11 @@ def page_text(link: str) -> str:
     return text
 
 
+def check_symbol(symbol: str) -> None:
+    module, _, name = symbol.rpartition(".")
+    assert hasattr(importlib.import_module(f"dragoman.{module}"), name), symbol
+
+
 def check_test(name: str, link: str) -> None:
     path = (LEARN / link).resolve()
     assert path.is_file() and path.is_relative_to(ROOT / "tests"), link
@@ -56,8 +62,7 @@ def test_a_concept_has_a_page_code_and_a_test(row: list[str]) -> None:
     names = [name for name in re.findall(r"[A-Z]\w*[A-Z]\w*|[一-鿿]", concept) if name.lower() not in text]
     assert not names and len(missing) <= len(words) / 2, f"{link} does not mention {names or missing}"
     (symbol,) = re.findall(r"^`([\w.]+)`$", code)
-    module, _, name = symbol.rpartition(".")
-    assert hasattr(importlib.import_module(f"dragoman.{module}"), name), symbol
+    check_symbol(symbol)
     ((function, file),) = TEST.findall(test)
     check_test(function, file)
 
@@ -69,6 +74,22 @@ def test_the_tables_hold_what_they_did() -> None:
     pages = {link for row in ROWS for link in re.findall(r"\((\w+)\.md", row[1])}
     lessons = set(re.findall(r"^\d\. \[.+?\]\((\w+)\.md\)", (LEARN / "README.md").read_text("utf-8"), flags=re.M))
     assert lessons <= pages, "every lesson explains a concept"
+
+
+def test_every_idea_of_the_texts_is_explained_in_both_languages_and_runs() -> None:
+    rows = [line.split("\t") for line in (LEARN / "coverage.tsv").read_text("utf-8").splitlines()[1:]]
+    assert Counter(row[0] for row in rows) == {"000": 87, "001": 10, "002": 11, "003": 15, "004": 22}
+    assert len([row for row in rows if row[4]]) <= 4
+    for _, idea, explained, runs, reason in rows:
+        assert bool(explained) != bool(reason) and (runs or reason or "errata.md#" in explained), idea
+        for link in explained.split():
+            heading = re.findall("^#+ (.+)", page_text(link), flags=re.M)[0].replace('"', '\\"')
+            page = (LEARN / link.partition("#")[0]).resolve().relative_to(ROOT).with_suffix(".po")
+            chinese = (ROOT / "docs/locale/zh_CN/LC_MESSAGES" / page).read_text("utf-8")
+            assert f'\nmsgid "{heading}"\nmsgstr "' in chinese and f'\nmsgid "{heading}"\nmsgstr ""' not in chinese, (
+                link
+            )
+        assert [*map(check_symbol, runs.split())] or not runs
 
 
 def test_every_erratum_names_its_test() -> None:

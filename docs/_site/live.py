@@ -39,7 +39,7 @@ def write(out: Path, demo: Path) -> None:
         commands.walkthrough(heads=1, learning_rate=0.01, out=page["walkthrough"])
         commands.walkthrough(worked=True, heads=1, learning_rate=0.01, out=page["worked"])
         commands.gallery(page["gallery"])
-        commands.explain(run, "twenty-four", out=page["explain"])
+        commands.explain(run, "twenty-four", out=page["explain"], index=True)
         for path in (files := [Path(folder, f"test.{side}") for side in ("en", "de")]):
             lines = (demo / "corpus" / path.name).read_text(encoding="utf-8").splitlines(keepends=True)
             path.write_text("".join(lines[:200]), encoding="utf-8")

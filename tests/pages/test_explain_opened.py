@@ -133,13 +133,13 @@ def test_a_selected_token_shows_its_alternatives(page: Page, tmp_path: Path) -> 
     bars = [float(bar.text.replace("<", "").split("%")[0].split()[-1]) for bar in page.all("#predictions .bars .bar")]
     want = [100 * p for _, p in explanation.predictions[1].alternatives]
     assert bars[: len(want)] == pytest.approx(want, abs=0.51)
+    assert len(page.all("#predictions .part")) == len(explanation.sides["source"].pieces)
 
 
 def test_the_walk_goes_forwards_and_back(page: Page, tmp_path: Path) -> None:
     explanation = explained("transformer")
     page.open(write_explanation(tmp_path / "explain.html", explanation))
-    steps = plain(explanation.walkthrough["steps"], 6)
-    assert page.run("return explanation.walkthrough.steps") == steps, "no number is lost by `compact`"
+    assert page.run("return explanation.walkthrough.steps") == plain(explanation.walkthrough["steps"], 6)
     count = int(page.text("#walk .walk-position").split("/")[1])
     assert page.text("#walk .walk-step h4") == explanation.walkthrough["steps"][0]["title"]["en"]
     page.focus("#walk .walk-bar button:nth-child(2)")

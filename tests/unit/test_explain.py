@@ -315,6 +315,12 @@ def test_occlusion_compares_with_the_source_without_a_token(kind: str) -> None:
     np.testing.assert_allclose(shares, costs / np.maximum(costs.sum(1, keepdims=True), 1e-9), atol=0.03)
 
 
+def test_attributions_add_up_to_the_change_of_the_score() -> None:
+    found: Any = translated("paper").attribution
+    for source, prefix, change, delta in zip(*(found[k] for k in ("source", "prefix", "change", "delta")), strict=True):
+        assert sum(source) + prefix - change == pytest.approx(delta, abs=1e-3) and abs(delta) < 0.1
+
+
 def test_occlusion_is_computed_in_parts_if_the_logits_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dragoman.interpret.explain.explain._MAX_LOGITS", 1)
 

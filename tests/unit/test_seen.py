@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,6 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.fixture
-def run(indexed: Path, tmp_path: Path) -> Path:
-    """A copy, whose corpus is gone."""
-    run = Path(shutil.copytree(indexed, tmp_path / "run"))
-    (run / "config.toml").write_text(dump_toml(small_config(tmp_path / "gone")), "utf-8")
-    return run
-
-
 def look_up(run: Path, source: str, target: str) -> dict[str, Any] | None:
     loaded = load_network(run)
     return seen_in_training(run, loaded[1], read_case(loaded, source, target, None))
@@ -56,21 +47,20 @@ def look_up(run: Path, source: str, target: str) -> dict[str, Any] | None:
 def test_counts_and_nearest_pairs_are_those_of_the_corpus(indexed: Path, cli: Cli, tmp_path: Path) -> None:
     sources, targets = ((indexed.parent / f"data/train.{side}").read_text().splitlines() for side in ("src", "tgt"))
     source, target = f"{sources[7]} samovar", targets[7]
-    found, words = look_up(indexed, source, target), Counter(" ".join(sources).split())
+    found, words = look_up(indexed, source, target), " ".join(sources).split()
     assert found is not None and found["pairs"] == 240
-    assert found["words"] == [(word, words[word]) for word in dict.fromkeys(source.split())]
-    encode = load_network(indexed)[1].encode_source  # type: ignore[union-attr]
-    pieces = Counter(piece for line in sources for piece in encode(line)[:-1])
-    assert found["pieces"] == [pieces[piece] for piece in encode(source)]
-    shares = [pair["share"] for pair in found["near"]]
-    assert len(shares) == 3 and shares == sorted(shares, reverse=True) and 0.3 < shares[0] < 1
+    assert dict(found["words"]) == {word: words.count(word) for word in source.split()}
+    encode: Any = load_network(indexed)[1].encode_source  # type: ignore[union-attr]
+    pieces = [piece for line in sources for piece in encode(line)[:-1]]
+    assert found["pieces"] == [pieces.count(piece) for piece in encode(source)]
+    assert 1 > found["near"][0]["share"] >= found["near"][1]["share"] >= found["near"][2]["share"] > 0.2
     for pair in found["near"]:
         assert targets[sources.index("".join(pair["source"]))] == "".join(pair["target"])
         for side, text in (("source", source), ("target", target)):
             marked, plain = pair[side][1::2], "".join(pair[side][::2]).split()
             assert marked and set(marked) <= set(text.split()) and not set(plain) & set(text.split())
-    code, _, err = cli("explain", indexed, source, "--index", "--out", tmp_path / "page.html")
-    assert code == 0 and "indexing 240 training pairs\n“samovar”: never seen in training. More text" in err
+    _, _, err = cli("explain", indexed, source, "--index", "--out", tmp_path / "page.html")
+    assert "indexing 240 training pairs\n“samovar”: never seen in training. More text" in err
     assert "The validation loss was still falling at the end of training. Longer training is likely to help." in err
     assert '"near":[{"source":[' in (tmp_path / "page.html").read_text(encoding="utf-8")
 
@@ -86,46 +76,33 @@ def test_counts_and_nearest_pairs_are_those_of_the_corpus(indexed: Path, cli: Cl
         ([("the", 900)], 1.0, None, "near unknown neither"),
     ],
 )
-def test_the_verdict_follows_from_the_rules(
-    words: list[tuple[str, int]], share: float, falling: bool | None, rules: str
-) -> None:
+def test_the_verdict_follows_from_the_rules(words: Any, share: float, falling: Any, rules: str) -> None:
     found = verdict(words, share, falling)
     assert [next(rule for rule, text in TEXTS.items() if text in sentence["en"]) for sentence in found] == rules.split()
     assert all(re.search("[\u4e00-\u9fff]", sentence["zh"]) for sentence in found)
     assert set(re.findall("“(.*?)”", str(found))) == {word for word, count in words if count < 10 and word.isalpha()}
 
 
-@pytest.mark.parametrize(
-    ("losses", "expected"),
-    [([3.0, 2.0], None), ([3.0, 2.0, 1.97], True), ([3.0, 2.0, 1.99], False), ([3.0, 2.0, 2.5, 1.9, 1.97], False)],
-)
-def test_a_loss_is_falling_by_one_per_cent(losses: list[float], expected: bool | None) -> None:
-    assert still_falling([(10 * i, loss) for i, loss in enumerate(losses, start=1)]) is expected
+def test_a_loss_is_falling_by_one_per_cent() -> None:
+    cases = {(3.0, 2.0): None, (3.0, 2.0, 1.97): True, (3.0, 2.0, 1.99): False, (3.0, 2.0, 2.5, 1.9, 1.97): False}
+    for losses, expected in cases.items():
+        assert still_falling([(10 * i, loss) for i, loss in enumerate(losses, start=1)]) is expected
 
 
 def test_words_of_any_script() -> None:
-    assert words_of("Don’t 我是学生。In 1987, कहानी naïve-ish") == [
-        "don’t",
-        *"我是学生",
-        "in",
-        "1987",
-        "कहानी",
-        "naïve",
-        "ish",
-    ]
+    assert " ".join(words_of("Don’t 我是。In 1987, कहानी naïve-ish")) == "don’t 我 是 in 1987 कहानी naïve ish"
 
 
-def test_a_run_without_its_files_keeps_its_index(run: Path) -> None:
+def test_what_is_gone_or_damaged_is_reported(indexed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Path(shutil.copytree(indexed, tmp_path / "run"))
+    (run / "config.toml").write_text(dump_toml(small_config(tmp_path / "gone")), "utf-8")
     assert look_up(run, "one two", "un") is not None
     (run / "training.sqlite").unlink()
     assert look_up(run, "one two", "un") is None
     with pytest.raises(UsageError, match=r"run: its text cannot be indexed: .*gone/train\.src; .* Restore the files"):
         index_training_text(run)
     with pytest.raises(UsageError, match="not a run, so its training text is unknown; specify the run folder"):
-        index_training_text(shutil.copytree(run / "checkpoints" / "8", run.parent / "model"))
-
-
-def test_damage_and_missing_search_are_reported(run: Path, indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        index_training_text(shutil.copytree(run / "checkpoints" / "8", tmp_path / "model"))
     (run / "training.sqlite").write_bytes(b"no database" * 99)
     with pytest.raises(DataError, match=r"training\.sqlite: cannot be read as an index: .* again with --index"):
         look_up(run, "one two", "un")

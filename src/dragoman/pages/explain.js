@@ -73,7 +73,7 @@ function showPredictions() {
   });
   const choose = (i) => {
     pressOnly(chips, chips[i]);
-    panel.replaceChildren(...alternativesOf(predictions[i], predicted[i]));
+    panel.replaceChildren(...alternativesOf(predictions[i], predicted[i]), ...attributionOf(i));
   };
   roving(chips);
   byId("predictions-body").append(...[el("div", { class: "chips", role: "group" }, ...chips), panel, total(predictions)].filter(Boolean));
@@ -99,6 +99,17 @@ function alternativesOf(prediction, text) {
   return [
     el("h3", {}, both([...subject(), `: ${percent(p)}, ${prediction.rank === 1 ? "the most probable" : `number ${count} by probability`}`], [...subject(), `：${percent(p)}，${prediction.rank === 1 ? "概率最大" : `按概率排第 ${count}`}`])),
     el("div", { class: "bars" }, ...rows)];
+}
+
+// Integrated gradients of output i: what each source token adds to its log-probability.
+function attributionOf(i) {
+  const { source, prefix, change, delta } = explanation.attribution ?? {};
+  if (!source) return [];
+  const signed = (x) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(2)}`, most = Math.max(...source[i].map(Math.abs), 0.01), pieces = readablePieces(explanation.sides.source.pieces);
+  const part = (x, s) => el("span", { class: "count part", role: "listitem", style: `--tint: var(--${x < 0 ? "second" : "first"}); --sure: ${Math.round(100 * Math.abs(x) / most)}%` }, el("b", {}, bothOf(pieces[s])), signed(x));
+  return [el("h3", {}, both("What each source token adds to its log-probability", "每个源词元对其对数概率的贡献")), el("div", { class: "counts", role: "list" }, ...source[i].map(part)),
+    el("p", { class: "hint" }, both(`Integrated gradients. With the tokens written before, ${signed(prefix[i])}, they add up to ${signed(change[i])}, the difference from a sentence of unknown words; error of the sum: ${significant(delta[i], 2)}.`,
+      `积分梯度。加上此前写出的词元的贡献 ${signed(prefix[i])}，总和为 ${signed(change[i])}，即与全由未知词组成的句子之差；总和的误差：${significant(delta[i], 2)}。`))];
 }
 
 const bar = (piece, p, chosen) => el("div", { class: chosen ? "bar chosen" : "bar" }, el("span", { class: "label" }, bothOf(alone(piece))), meter(p), el("span", { class: "p" }, percent(p)));

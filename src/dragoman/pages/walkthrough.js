@@ -163,7 +163,7 @@ function chooser(english, chinese, change) {
 // Undoes `compact` of build.py, except what heads have in common.
 function restore(data) {
   const { keys, values } = data.shared ?? { keys: [] }, tensors = data.steps.flatMap((step) => step.tensors);
-  const bytes = Uint8Array.from(atob(data.numbers ?? ""), (character) => character.charCodeAt(0)), all = Array.from(new Float32Array(bytes.buffer), plainNumber);
+  const all = Array.from(new Float32Array(unpack({ data: data.numbers ?? "" }).buffer), plainNumber);
   for (const one of [...data.steps, ...tensors]) for (const key of keys) if (key in one) one[key] = values[one[key]];
   for (const one of data.numbers ? tensors.flatMap((tensor) => [tensor, tensor.cells ?? {}]) : []) for (const key of ["values", "rest"]) {
     const [at, rows, columns] = one[key] ?? [], row = (i) => all.slice(at + i * columns, at + (i + 1) * columns);

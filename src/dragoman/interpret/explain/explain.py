@@ -21,6 +21,7 @@ from dragoman.config.section import Section
 from dragoman.data.batching import Batch
 from dragoman.data.profile import alphabets
 from dragoman.interpret.attentions import layer_number, record_pass, sides, stack_of, weight_taps
+from dragoman.interpret.attribution import attribute_batch
 from dragoman.interpret.explain.cases import Case, LoadedModel, Side, read_case
 from dragoman.interpret.explain.seen import seen_in_training
 from dragoman.interpret.walkthrough import Labels, compact, walkthrough
@@ -33,6 +34,9 @@ from dragoman.tokenizers import PAD, Tokenizer
 
 _ALTERNATIVES = 6
 _LENS_ALTERNATIVES = 3
+
+_MAX_WORK = 4e9
+"""Parameters x tokens x target tokens, above which integrated gradients would take more than a minute."""
 
 _MAX_LOGITS = 1 << 24
 """Logits of one batch of occluded sources."""
@@ -67,9 +71,9 @@ class Prediction:
 class Explanation:
     """The data of a page; see `Case` for what it shares with the case of the input.
 
-    flags: as in `Translation`, and `sentences`: the source has several.  maps, states, occlusion
-    (of a translation): see `_attention_maps`, `_state_maps`, `_occlusion`.  lens: per layer its "predictions", with the
-    most probable outputs "top", and "prob" and "rank" of each target.  seen: see `seen_in_training`.  walkthrough: see
+    flags: as in `Translation`, and `sentences`: the source has several.  maps, states, occlusion, attribution: see
+    `_attention_maps`, `_state_maps`, `_occlusion`, `_attribution`.  seen: see `seen_in_training`.  lens: per layer its
+    "predictions", with the most probable outputs "top", and "prob" and "rank" of each target.  walkthrough: see
     `interpret.walkthrough`.
     """
 
@@ -84,6 +88,7 @@ class Explanation:
     maps: list[dict[str, Any]]
     states: list[dict[str, Any]]
     occlusion: dict[str, Any] | None
+    attribution: dict[str, Any] | None
     lens: list[dict[str, Any]]
     tree: dict[str, Any] | None
     image: dict[str, Any] | None
@@ -136,6 +141,7 @@ def explain(
             maps=_attention_maps(network, recording),
             states=_state_maps(network, recording),
             occlusion=_occlusion(network, batch) if case.kind == "translation" else None,
+            attribution=_attribution(network, batch) if case.kind == "translation" else None,
             seen=seen_in_training(str(model), vocabulary, case) if in_run else None,
             lens=_lens(network, case, recording),
             walkthrough=_walkthrough(network, case, batch, config.train.label_smoothing),
@@ -222,6 +228,20 @@ def _occlusion(network: Network, batch: Batch) -> dict[str, Any]:
         "rows": "output", "columns": "source", "weights": packed(weights[None]),
         "drops": [[round(x, 3) for x in row] for row in drops.tolist()],
     }  # fmt: skip
+
+
+def _attribution(network: Network, batch: Batch) -> dict[str, Any] | None:
+    """Return the integrated gradients of each target (see `attribute_batch`); None above `_MAX_WORK`.
+
+    "source" (T, S); "prefix" (T), their sum over the target prefix; "change", "delta" (T): of what all add up to.
+    """
+    t = batch.tgt_out.numel()
+    if network.parameter_count() * t * (t + batch.src.numel()) > _MAX_WORK:
+        return None
+    source, prefix, score, baseline = attribute_batch(network, batch)
+    parts = {"source": source, "prefix": prefix.sum(1), "change": score - baseline}
+    parts["delta"] = source.sum(1) + parts["prefix"] - parts["change"]
+    return {name: (x.double() * 1e4).round().div(1e4).tolist() for name, x in parts.items()}
 
 
 def _state_taps(network: Network) -> list[str]:

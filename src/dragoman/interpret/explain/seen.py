@@ -163,10 +163,7 @@ def _marked(text: str, words: Collection[str]) -> list[str]:
 
 
 def still_falling(losses: Sequence[tuple[int, float]]) -> bool | None:
-    """Return whether validation losses, as (step, loss), fell by `FALLING` in the last tenth of the steps.
-
-    None for fewer than 3.
-    """
+    """Return whether losses (step, loss) fell by `FALLING` in the last tenth of the steps; None for fewer than 3."""
     if len(losses) < 3:
         return None
     early, late = ([x for step, x in losses if (step > 0.9 * losses[-1][0]) is is_late] for is_late in (False, True))
@@ -176,8 +173,7 @@ def still_falling(losses: Sequence[tuple[int, float]]) -> bool | None:
 def verdict(words: Sequence[tuple[str, int]], share: float, falling: bool | None) -> list[dict[str, str]]:
     """Return whether more text or longer training is likely to help, by the rules in docs/inside/explain.md.
 
-    words: with their occurrences; those without letters are not judged.  share: of the nearest pair.  falling: see
-    `still_falling`.
+    words: with occurrences; those without letters are not judged.  share: of the nearest pair.  falling: the loss.
     """
     judged = [(f"“{word}”", count) for word, count in words if re.search(r"[^\W\d_]", word)]
     named = {"unseen": [w for w, n in judged if n == 0], "rare": [w for w, n in judged if 0 < n < RARE]}

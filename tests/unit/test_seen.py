@@ -20,7 +20,7 @@ from dragoman.models.model_folder import load_network, save_model, unique_tensor
 from dragoman.training.run import prepare
 from small_run import Cli, small_config, write_corpus
 
-TEXTS = {"unseen": "never seen", "rare": "seen fewer", "far": "no training pair is near", "near": "there are near",
+TEXTS = {"unseen": "never seen", "rare": "seen fewer", "far": "no training pair is", "near": "there are near",
          "falling": "was still falling", "flat": "had stopped", "unknown": "too few", "neither": "Neither"}  # fmt: skip
 
 
@@ -60,8 +60,7 @@ def test_counts_and_nearest_pairs_are_those_of_the_corpus(indexed: Path, cli: Cl
             marked, plain = pair[side][1::2], "".join(pair[side][::2]).split()
             assert marked and set(marked) <= set(text.split()) and not set(plain) & set(text.split())
     _, _, err = cli("explain", indexed, source, "--index", "--out", tmp_path / "page.html")
-    assert "indexing 240 training pairs\n“samovar”: never seen in training. More text" in err
-    assert "The validation loss was still falling at the end of training. Longer training is likely to help." in err
+    assert "240 training pairs\n“samovar”: never seen" in err and "still falling at the end of training. Longer" in err
     assert '"near":[{"source":[' in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -85,8 +84,7 @@ def test_the_verdict_follows_from_the_rules(words: Any, share: float, falling: A
 
 def test_a_loss_is_falling_by_one_per_cent() -> None:
     cases = {(3.0, 2.0): None, (3.0, 2.0, 1.97): True, (3.0, 2.0, 1.99): False, (3.0, 2.0, 2.5, 1.9, 1.97): False}
-    for losses, expected in cases.items():
-        assert still_falling([(10 * i, loss) for i, loss in enumerate(losses, start=1)]) is expected
+    assert [still_falling([*zip(range(10, 60, 10), case)]) for case in cases] == [*cases.values()]  # noqa: B905
 
 
 def test_words_of_any_script() -> None:
@@ -96,9 +94,8 @@ def test_words_of_any_script() -> None:
 def test_what_is_gone_or_damaged_is_reported(indexed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Path(shutil.copytree(indexed, tmp_path / "run"))
     (run / "config.toml").write_text(dump_toml(small_config(tmp_path / "gone")), "utf-8")
-    assert look_up(run, "one two", "un") is not None
-    (run / "training.sqlite").unlink()
-    assert look_up(run, "one two", "un") is None
+    before, _ = look_up(run, "one two", "un"), (run / "training.sqlite").unlink()
+    assert before is not None and look_up(run, "one two", "un") is None
     with pytest.raises(UsageError, match=r"run: its text cannot be indexed: .*gone/train\.src; .* Restore the files"):
         index_training_text(run)
     with pytest.raises(UsageError, match="not a run, so its training text is unknown; specify the run folder"):
@@ -110,5 +107,5 @@ def test_what_is_gone_or_damaged_is_reported(indexed: Path, tmp_path: Path, monk
     with pytest.raises(DataError, match="the index of another training text"):
         look_up(indexed, "one two", "un")
     monkeypatch.setitem(seen._TEXTS, "tables", seen._TEXTS["tables"].replace("fts5(", "fts99("))
-    with pytest.raises(UsageError, match=r"the index needs FTS5, which SQLite 3\.[\d.]+ of this Python lacks"):
+    with pytest.raises(UsageError, match=r"SQLite 3\.[\d.]+ of this Python lacks FTS5"):
         index_training_text(indexed)

@@ -241,7 +241,7 @@ def _attribution(network: Network, batch: Batch) -> dict[str, Any] | None:
     source, prefix, score, baseline = attribute_batch(network, batch)
     parts = {"source": source, "prefix": prefix.sum(1), "change": score - baseline}
     parts["delta"] = source.sum(1) + parts["prefix"] - parts["change"]
-    return {name: (x.double() * 1e4).round().div(1e4).tolist() for name, x in parts.items()}
+    return {name: (1e4 * x.double()).round().div(1e4).tolist() for name, x in parts.items()}
 
 
 def _state_taps(network: Network) -> list[str]:

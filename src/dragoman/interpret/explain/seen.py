@@ -28,15 +28,11 @@ from dragoman.training.run import prepare, with_root_of_run
 
 INDEX = "training.sqlite"
 """Name of the index in a run folder."""
-RARE = 10
-"""Words with fewer occurrences are rare."""
-NEAR = 0.5
-"""A near pair contains this share of the words of the source, weighted by their rarity."""
-FALLING = 0.01
-"""A loss that is still falling fell by this share in the last tenth of the steps."""
+RARE, NEAR, FALLING = 10, 0.5, 0.01
+"""Words with fewer occurrences are rare.  A near pair has this share of the words of the source, weighted by their
+rarity.  A loss that is still falling fell by this share in the last tenth of the steps."""
 
-_SHOWN = 3
-_CANDIDATES = 50
+_SHOWN, _CANDIDATES = 3, 50
 _MOST_RANKED = 300_000
 """Pairs that a query ranks; the most frequent words of the source are left out if they are in more."""
 _SPACELESS = "\u3041-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
@@ -61,10 +57,8 @@ def _database(path: str | Path) -> Iterator[Any]:
             yield database
     except sqlite3.Error as error:
         if "no such module" in str(error):
-            raise UsageError(
-                f"the index needs FTS5, which SQLite {sqlite3.sqlite_version} of this Python lacks; use a Python that "
-                "has it, such as that of python.org or conda"
-            ) from None
+            lacks = f"SQLite {sqlite3.sqlite_version} of this Python lacks FTS5, which the index needs"
+            raise UsageError(f"{lacks}; use a Python that has it, such as that of conda") from None
         raise DataError(f"{path}: cannot be read as an index: {error}. Write it again with --index.") from None
 
 
@@ -111,8 +105,7 @@ def seen_in_training(model: str | Path, tokenizer: Any, case: Case) -> dict[str,
 
     "pairs": their number.  "words": [word, occurrences] of the source, each once.  "pieces": occurrences of those of
     the source.  "near": the nearest pairs by "share" (see `NEAR`); every second part of their "source" and "target" is
-    a word of the source, or of the translation.  "verdict": see `verdict`.  Raises DataError for the index of another
-    text.
+    a word of the source, or of the translation.  "verdict": see `verdict`.  Raises DataError for another text's index.
     """
     run = find_model(model).parent.parent
     if not (run / INDEX).is_file():

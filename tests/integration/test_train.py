@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch import nn
 from dragoman.config import load_config
 from dragoman.errors import ConfigError, DataError, DragomanError, TrainingError, UsageError
 from dragoman.io.lock import lock_run
-from dragoman.io.run_log import read_log
+from dragoman.io.run_log import Reporter, read_log
 from dragoman.io.weights import load_file
 from dragoman.models.model_folder import (
     average_tensors,
@@ -33,7 +34,7 @@ from dragoman.training.run import average_run, open_run
 from dragoman.training.step import TrainingStep
 from dragoman.training.tasks.translation import TranslationTask
 from dragoman.training.trainer import train
-from small_run import Cli, Listener, losses, small_config, weights, write_corpus, write_lines, write_toml
+from small_run import Cli, Listener, largest_file, losses, small_config, weights, write_corpus, write_lines, write_toml
 
 
 @pytest.fixture
@@ -471,6 +472,22 @@ def test_a_device_that_cannot_be_used(device: str, words: str) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- disk full
+
+
+class FullFrom(Reporter):
+    """From step 14 on no file may grow beyond 100 bytes."""
+
+    def stepped(self, row: dict[str, Any], used: float) -> None:
+        if row["step"] == 15:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def test_a_log_that_cannot_grow_names_the_last_good_checkpoint(data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    named = rf"{run / 'log.jsonl'} could not be written: .* The last good checkpoint is .*00000012\. Raise the limit"
+    with largest_file(1 << 30), pytest.raises(TrainingError, match=named):
+        train(small_config(data), run, reporter=FullFrom())
+    assert train(small_config(data), run).progress.step == 24
 
 
 def test_a_corpus_that_cannot_be_read_is_not_taken_for_a_full_disk(

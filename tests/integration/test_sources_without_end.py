@@ -105,15 +105,6 @@ def test_markup_is_aligned_by_attention(model: Path, monkeypatch: pytest.MonkeyP
     assert "<b>" in found and used
 
 
-def test_explain_and_atlas(model: Path, tmp_path: Path, cli: Cli) -> None:
-    code, _, err = cli("explain", model, "one three", "--out", tmp_path / "page.html")
-    assert code == 0, err
-    source = write_lines(tmp_path / "source", LINES)
-    code, _, err = cli("atlas", model, "--source", source, "--out", tmp_path / "atlas.html")
-    assert code == 0, err
-    assert (tmp_path / "page.html").stat().st_size and (tmp_path / "atlas.html").stat().st_size
-
-
 @pytest.mark.parametrize("format", ["huggingface", "marian", "onnx"])
 def test_other_exports_are_refused(model: Path, tmp_path: Path, format: str) -> None:
     pytest.importorskip({"huggingface": "transformers", "marian": "yaml", "onnx": "onnxruntime"}[format])

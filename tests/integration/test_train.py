@@ -227,14 +227,6 @@ def test_the_moving_average_is_what_is_saved(data: Path, tmp_path: Path) -> None
     assert all(torch.equal(p, saved[n]) for n, p in model.named_parameters() if n in saved)
 
 
-def test_bf16_on_the_cpu(data: Path, tmp_path: Path) -> None:
-    result = train(small_config(data, "train.precision=bf16", "train.budget=45 steps"), tmp_path / "run")
-    found = losses(tmp_path / "run")
-    assert result.progress.skipped == 0 and found[-1] < 0.85 * found[0]
-    tensors = load_file(list_checkpoints(tmp_path / "run")[-1] / "model.safetensors")
-    assert {t.dtype for t in tensors.values()} == {torch.float32}
-
-
 def spoil(monkeypatch: pytest.MonkeyPatch, steps: range, what: str) -> None:
     """The loss (or, with a finite loss, its gradient) is not finite in these steps."""
     real, backward = TrainingStep.forward, TrainingStep.backward

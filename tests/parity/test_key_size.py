@@ -166,11 +166,6 @@ def test_gradient_of_the_short_way_against_differences() -> None:
 # ------------------------------------------------------------------------------------------------------------ models
 
 
-def test_the_cache_stores_keys_of_their_size() -> None:
-    cache = SelfAttention(D, H, n_kv_heads=2, d_key=8).new_cache(N, 11, random(1))
-    assert cache.keys.shape == (N, 2, 11, 8) and cache.values.shape == (N, 2, 11, DH)
-
-
 @pytest.mark.parametrize("d_key", [4, 20])
 def test_parts_of_fused_matrices_are_initialized_as_matrices_of_their_own(d_key: int) -> None:
     """Glorot's bound of an (a x b) matrix is sqrt(6 / (a + b))."""

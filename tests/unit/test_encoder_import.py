@@ -17,7 +17,6 @@ from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.formats.importing import importer, name_tables
 from dragoman.formats.importing.importer import import_model
 from dragoman.models.model_folder import load_network, read_config, read_meta, verify
-from dragoman.nn.record import record
 from dragoman.tokenizers import BOS, EOS, PAD
 from dragoman.training.tasks.text import MaskedTask
 from imported_checks import change_tensors, refusal, set_values
@@ -85,14 +84,6 @@ def test_an_image_can_be_explained(cli: Cli, models: dict[str, Path], tmp_path: 
     assert code == 0 and out.decode().strip() in ("crane", "dog", "crane (2)", "tabby, tabby cat")
     code, _, err = cli("explain", models["images"], "3", "--out", tmp_path / "page.html")
     assert code == 2 and "an imported model has no validation images" in err
-
-
-def test_taps_record_head_and_embedding_norm(models: dict[str, Path]) -> None:
-    network = load_network(models["masked"])[0]
-    with torch.no_grad(), record(network, "head.*", "encoder.embedding_norm.*") as recording:
-        network(torch.tensor([[BOS, 7, 8, EOS]]), None, torch.zeros(1, 0, dtype=torch.long))
-    assert recording.joined("head.hidden").shape == (1, 4, 24)
-    assert recording.joined("head.norm.normed").shape == recording.joined("encoder.embedding_norm.normed").shape
 
 
 def test_masked_training_uses_the_mask_and_the_class_token(models: dict[str, Path]) -> None:

@@ -2,7 +2,7 @@
 
 A description for search engines; signatures of several lines without a `<dl>` that has no terms, which is not
 a valid list; lines that break where a reader would break them; emphasis of Chinese pages by what is emphasized; the
-size of pictures, so that the text below does not move when they appear.
+size of pictures, so that the text below does not move when they appear; the notebook of a lesson.
 """
 
 from __future__ import annotations
@@ -39,6 +39,10 @@ def _complete(app: Sphinx, page: str, template: str, context: dict[str, Any], tr
     if app.config.language == "zh_CN":
         body = body.replace("<summary>Answer ", "<summary>答案 ")  # of a lesson; HTML of a page is not translated
     body = _CELL.sub(lambda found: _QUANTITY.sub("\\1\u00a0", found[0]), body)  # a number and its unit
+    if page.startswith("docs/learn/") and "highlight-python" in body:
+        shown = {"en": "Download as a notebook", "zh_CN": "下载为 Jupyter notebook（英文）"}[app.config.language]
+        link = f'<p><a href="../../../notebooks/{page.rpartition("/")[2]}.ipynb" download>{shown}</a></p>'
+        body = body.replace("</h1>", f"</h1>{link}", 1)
     pictures = {name: Path(app.srcdir) / path for path, name in app.builder.images.items()}
     body = _PICTURE.sub(lambda found: found[1] + _size(pictures[found[2]]), body)
     context["body"] = _PARAMETERS.sub(_lines, body)

@@ -82,11 +82,10 @@ def test_lines_break_where_a_reader_would_break_them(site: Path) -> None:
         concepts = (site / folder / "docs" / "learn" / "concepts.html").read_text(encoding="utf-8")
         assert "nn.<wbr>linear_<wbr>attention.<wbr>LinearSelfAttention" in concepts
         lesson = (site / folder / "docs" / "learn" / "attention.html").read_text(encoding="utf-8")
-        assert (
-            lesson.count('<span class="formula"><math')
-            == len(re.findall("</math>[,.;:!?)，。；：、？！）」”]", lesson))
-            > 0
-        )
+        marks = len(re.findall("</math>[,.;:!?)，。；：、？！）」”]", lesson))
+        assert lesson.count('<span class="formula"><math') == marks > 0
+        notebook = re.findall(r'<a href="([^"]+attention\.ipynb)" download', lesson)[0]
+        assert (site / folder / "docs" / "learn" / notebook).is_file()
         budget = (site / folder / "docs" / "guides" / "size_and_budget.html").read_text(encoding="utf-8")
         assert re.search(r"<td><p>\d+\.\d\u00a0M</p>", budget)
     keys = (site / "zh" / "docs" / "reference" / "configuration.html").read_text(encoding="utf-8")

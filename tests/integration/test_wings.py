@@ -19,11 +19,11 @@ from small_run import write_corpus, write_toml
 ROOT = Path(dragoman.__file__).parent
 TESTS = Path(__file__).parents[1]
 COMMANDS = {
-    "adapt": {"prune"},
-    "advice": {"clean", "doctor", "new", "prune"},
+    "adapt": {"adapt", "prune"},
+    "advice": {"adapt", "clean", "doctor", "new", "prune"},
     "bulk": set[str](),
     "documents": {"serve", "keys"},  # the server translates documents
-    "formats": {"export", "import", "prune"},
+    "formats": {"adapt", "export", "import", "prune"},
     "interpret": {
         "demo", "compare", "explain", "atlas", "walkthrough", "gallery", "playground", "serve", "keys", "vectors",
     },

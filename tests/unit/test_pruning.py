@@ -191,7 +191,7 @@ def test_other_tokenizers_are_refused(tmp_path: Path) -> None:
 def test_the_commands_of_the_guide_run(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/adapt.md with a small model of OPUS-MT's layout, except the server."""
     page = (Path(__file__).parents[2] / "docs" / "adapt.md").read_text(encoding="utf-8")
-    block, layers = re.findall(r"```sh\n(.*?)```", page, flags=re.S)
+    _, block, layers = re.findall(r"```sh\n(.*?)```", page, flags=re.S)
     monkeypatch.chdir(tmp_path)
     marian_checkpoint(tmp_path / "usb" / "opus-mt-en-de")
     for name, count in (("talks", 300), ("valid", 20)):

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_sequence
 
 from dragoman.adapt.vocabulary import Coverage, Kept, keep_pieces
 from dragoman.config import Config, ParallelData, TransformerConfig
+from dragoman.data.batching import collate
 from dragoman.data.corpus import CorpusSpec, read_pairs
 from dragoman.data.precheck import likely_language
 from dragoman.decoding.shortlist import SHORTLIST, Shortlist
@@ -32,11 +31,12 @@ from dragoman.models import model_folder
 from dragoman.models.build import assemble
 from dragoman.models.seq2seq import Model
 from dragoman.models.size import check_memory
-from dragoman.tokenizers import BOS, PAD, Tokenizer, load_vocabulary
+from dragoman.tokenizers import Tokenizer, load_vocabulary
+from dragoman.training.loss import mean_loss
 
 STACKS = ("encoder", "decoder")
 _BLOCK = 8192  # rows of a matrix that are read at a time
-_PAIRS = 200  # validation pairs on which layers are compared
+PAIRS = 200  # validation pairs on which layers are compared
 _LOGITS = 1 << 25  # of a batch at most, if its sentences have 64 tokens
 _SAMPLE = 1000
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
@@ -144,12 +144,9 @@ class Pruning:
 
 
 def prune_model(
-    pruning: Pruning,
-    folder: str | Path,
-    log: Callable[[str], None] = lambda text: None,
-    replace: bool = False,
+    pruning: Pruning, folder: str | Path, log: Callable[[str], None] = lambda text: None, replace: bool = False,
     compare: bool = True,
-) -> Pruned:
+) -> Pruned:  # fmt: skip
     """Write a model with a part of the pieces and of the layers of another one.
 
     Texts whose pieces are all kept have the same tokens, and these have the same logits.  Matrices of the vocabulary
@@ -302,7 +299,7 @@ def validation_ids(tokenizer: Tokenizer, valid: tuple[Path, Path], longest: int)
     Raises UsageError if there is none.
     """
     pairs = _pairs(valid)
-    some = pairs[:: max(1, len(pairs) // _PAIRS)][:_PAIRS]
+    some = pairs[:: max(1, len(pairs) // PAIRS)][:PAIRS]
     ids = [(tokenizer.encode_source(source), tokenizer.encode_target(target)) for source, target in some]
     if not (ids := [pair for pair in ids if max(map(len, pair)) <= longest]):
         raise UsageError(f"valid = {valid[0]}, {valid[1]}: no pair of at most {longest} tokens per side")
@@ -315,17 +312,7 @@ def _pairs(valid: tuple[Path, Path]) -> list[tuple[str, str]]:
     return [(pair.source, pair.target) for pair in pairs if pair.source.strip() and pair.target.strip()]
 
 
-@torch.inference_mode()
 def loss_of(model: Any, pairs: Pairs) -> float:
     """Return the cross-entropy of the targets in nats per token."""
-    total = count = 0.0
     size = max(1, _LOGITS // (len(model.output.weight) * 64))
-    for begin in range(0, len(pairs), size):
-        src, tgt = (
-            pad_sequence([torch.tensor(pair[side]) for pair in pairs[begin : begin + size]], batch_first=True)
-            for side in (0, 1)
-        )
-        logits = model(src, src != PAD, F.pad(tgt[:, :-1], (1, 0), value=BOS))
-        total += float(F.cross_entropy(logits.flatten(0, 1), tgt.flatten(), ignore_index=PAD, reduction="sum"))
-        count += int((tgt != PAD).sum())
-    return total / count
+    return mean_loss(model, [collate([*pairs[begin : begin + size]]) for begin in range(0, len(pairs), size)])

@@ -20,10 +20,17 @@ def pruning_of(stage: Stage, model: Path | None = None) -> Pruning:
     assert rules is not None
     source, target = ([resolve_path(path, data.root) for path in side] for side in (rules.source, rules.target))
     valid = [] if data.valid is None else [resolve_path(path, data.root) for path in data.valid.paths().values()]
-    languages = stage.languages if any(getattr(_tokenizer(model), "languages", ())) else (None, None)
+    languages = direction(_tokenizer(model), stage.languages)
     pair = (valid[0], valid[1]) if len(valid) == 2 else None
     layers = rules.encoder_layers, rules.decoder_layers
     return Pruning(model, source, target, pair, rules.min_count, rules.scripts, *layers, languages)
+
+
+def direction(tokenizer: object, codes: tuple[str, str]) -> tuple[str | None, str | None]:
+    """Return those codes that must be named for a model of several languages."""
+    if not isinstance(tokenizer, Tokenizer) or tokenizer.models[3] is None:
+        return None, None
+    return codes[0] if tokenizer.languages[0] else None, codes[1] if tokenizer.languages[1] else None
 
 
 def _tokenizer(model: Path) -> Tokenizer | None:

@@ -289,7 +289,7 @@ def duration(seconds: float) -> str:
 
 _WIDTH = 100
 _TABLES = ("data", "data.valid", "data.test", "data.augment", "tokenizer", "tokenizer.target", "model", "train",
-           "train.optimizer", "train.schedule", "search", "back_translate")  # fmt: skip
+           "train.lora", "train.optimizer", "train.schedule", "search", "back_translate", "prune")  # fmt: skip
 
 
 def nested(settings: Iterable[Setting]) -> dict[str, Any]:

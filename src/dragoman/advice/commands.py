@@ -15,27 +15,30 @@ Languages = Annotated[
     tuple[str, str] | None,
     typer.Option(help="Codes of the source and target language, such as en fr or en,fr; default: detected."),
 ]
+Source = Annotated[
+    Path, typer.Argument(help="Source text, one sentence per line; or one file or folder with both sides.")
+]
+Target = Annotated[Path | None, typer.Argument(help="Translations of SOURCE, one per line.")]
+Budget = Annotated[str, typer.Option(help="Training time, at least 30 s, such as 20min, or '20 min' in quotes.")]
+Out = Annotated[
+    Path | None, typer.Option(help="Output: CONFIG.toml; default: <source>-<target>.toml, such as en-fr.toml.")
+]
+Valid = Annotated[
+    tuple[Path, Path] | None, typer.Option(help="Validation text; default: drawn from SOURCE and TARGET.")
+]
+Test = Annotated[tuple[Path, Path] | None, typer.Option(help="Test text; default: drawn from SOURCE and TARGET.")]
+Clean = Annotated[bool, typer.Option("--clean", help="Leave out the pairs that 'dragoman clean' rejects.")]
 
 
 def new(
-    source: Annotated[
-        Path, typer.Argument(help="Source text, one sentence per line; or one file or folder with both sides.")
-    ],
-    target: Annotated[Path | None, typer.Argument(help="Translations of SOURCE, one per line.")] = None,
-    budget: Annotated[
-        str, typer.Option(help="Training time, at least 30 s, such as 20min, or '20 min' in quotes.")
-    ] = "20 min",
-    out: Annotated[
-        Path | None, typer.Option(help="Output: CONFIG.toml; default: <source>-<target>.toml, such as en-fr.toml.")
-    ] = None,
+    source: Source,
+    target: Target = None,
+    budget: Budget = "20 min",
+    out: Out = None,
     languages: Languages = None,
-    valid: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Validation text; default: drawn from SOURCE and TARGET.")
-    ] = None,
-    test: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Test text; default: drawn from SOURCE and TARGET.")
-    ] = None,
-    clean: Annotated[bool, typer.Option("--clean", help="Leave out the pairs that 'dragoman clean' rejects.")] = False,
+    valid: Valid = None,
+    test: Test = None,
+    clean: Clean = False,
     monolingual: Annotated[
         Path | None, typer.Option(help="Text in the target language, one sentence per line, which is translated back.")
     ] = None,
@@ -84,10 +87,8 @@ def doctor(
 
 
 def clean(
-    source: Annotated[
-        Path, typer.Argument(help="Source text, one sentence per line; or one file or folder with both sides.")
-    ],
-    target: Annotated[Path | None, typer.Argument(help="Translations of SOURCE, one per line.")] = None,
+    source: Source,
+    target: Target = None,
     out: Annotated[
         Path | None, typer.Option(help="New folder for the result; default: <source>-clean, such as train-clean.")
     ] = None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dragoman.config.train import ConstantSchedule, InverseSqrtSchedule
 from dragoman.errors import UsageError
 from dragoman.io.model_files import find_model, read_meta
 from dragoman.models.model_folder import read_config, read_profile
-from dragoman.tokenizers import load_vocabulary
+from dragoman.tokenizers import Tokenizer, Vocabulary, load_vocabulary
 from dragoman.training.run import with_root_of_run
 
 REPLAY_SHARE = 1 / 3
@@ -23,33 +24,52 @@ _RATE_SHARE = 1 / 4
 _IMPORTED_RATE = 0.05
 """Peak of the learning rate of an imported model, times d_model: 1e-4 for the base model of Vaswani et al. (2017)."""
 _BATCH_TOKENS = 2048
+_ADAPTER_RATE = 4
+"""Factor of the rate for adapters, which need a higher one (docs/finetuning.md)."""
 
 
 @dataclass(frozen=True)
 class Initial:
-    """A model to fine-tune.  imported: how it was trained is unknown.  pairs: training pairs, 0 if unknown."""
+    """A model to fine-tune.  imported: how it was trained is unknown.  pairs: training pairs, 0 if unknown.
+
+    vocabulary: of the model.  stages: of the document.  measured: the model that is fine-tuned, unless it is `path`.
+    """
 
     path: Path
     config: Config
     imported: bool
     pairs: int
+    vocabulary: Vocabulary
+    stages: Sequence[Sequence[Setting]] = ()
+    measured: Path | None = None
 
     @classmethod
-    def of(cls, path: Path, languages: tuple[str, str]) -> Initial:
-        """Read a model.  Raises UsageError if it does not translate between these languages."""
+    def of(cls, path: Path) -> Initial:
         folder = find_model(path)
         config, profile = with_root_of_run(read_config(folder), folder), read_profile(folder)
-        data = config.data
-        if not isinstance(data, ParallelData):
-            raise UsageError(f"from = {path}: a model of data.kind = {data.kind!r}; accepted: a model that translates")
-        known, given = (data.source_language, data.target_language), languages
-        several = any(getattr(load_vocabulary(folder), "languages", ()))
-        if not several and any(a.split("-")[0] != b.split("-")[0] for a, b in zip(known, given, strict=True)):
+        pairs = 0 if profile is None else profile.lines
+        return cls(path, config, "imported" in read_meta(folder), pairs, load_vocabulary(folder))
+
+    def check(self, given: tuple[str, str]) -> None:
+        """Raise UsageError if the model does not translate between these languages."""
+        data, where = self.config.data, f"from = {self.path}"
+        if not isinstance(data, ParallelData) or not isinstance(self.vocabulary, Tokenizer):
+            raise UsageError(f"{where}: a model of data.kind = {data.kind!r}; accepted: a model that translates")
+        known = data.source_language, data.target_language
+        if any(self.vocabulary.languages):
+            self.vocabulary.with_default(*given)
+        elif any(a.split("-")[0] != b.split("-")[0] for a, b in zip(known, given, strict=True)):
             raise UsageError(
-                f"from = {path}: the model translates {known[0]} to {known[1]}, but the text is {given[0]} to "
-                f"{given[1]}; specify another model, or the text in this order, or its languages with --languages"
+                f"{where}: the model translates {known[0]} to {known[1]}, but the text is {given[0]} to {given[1]}; "
+                "specify another model, or the text in this order, or its languages with --languages"
             )
-        return cls(path, config, "imported" in read_meta(folder), 0 if profile is None else profile.lines)
+
+    def prepared(
+        self, languages: tuple[str, str], folder: Path, scratch: Path, path: Path, stack: ExitStack,
+        log: Callable[[str], None],
+    ) -> Initial:  # fmt: skip
+        """Return the model with its stages.  folder: with the split.  path: of the document.  stack: told of errors."""
+        return self
 
     @property
     def rate(self) -> float:
@@ -125,3 +145,10 @@ class Initial:
             Setting("train.schedule.warmup", "5%", "A twentieth of the budget."),
             Setting("train.schedule.decay", 0.8, "Share of the budget during which the learning rate decays."),
         ]  # fmt: skip
+
+
+def with_adapters(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings of a fine-tuning with LoRA."""
+    reason = "Adapters, because the memory does not suffice for the gradients of all weights; with a higher rate."
+    peak, rank = "train.schedule.peak", Setting("train.lora.rank", 8, reason)
+    return [*(replace(one, value=_ADAPTER_RATE * one.value) if one.key == peak else one for one in settings), rank]

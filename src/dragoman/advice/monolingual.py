@@ -83,14 +83,9 @@ def read_monolingual(
 
 
 def limit_lines(
-    text: Monolingual,
-    facts: CorpusFacts,
-    vocabulary: Sequence[Setting],
-    speed: Speed,
-    seconds: float,
-    scratch: Path,
+    text: Monolingual, facts: CorpusFacts, vocabulary: Sequence[Setting], speed: Speed, seconds: float, scratch: Path,
     log: Callable[[str], None],
-) -> Monolingual:
+) -> Monolingual:  # fmt: skip
     """Return the text with as many lines, evenly drawn, as can be translated in a share of `seconds`.
 
     vocabulary, speed: of the model of the other direction, whose speed of translation is measured.
@@ -118,14 +113,9 @@ def all_pairs(facts: CorpusFacts, text: Monolingual) -> tuple[CorpusFacts, float
 
 
 def stages_of(
-    base: Sequence[Setting],
-    facts: CorpusFacts,
-    speeds: Sequence[Speed],
-    seconds: float,
-    text: Monolingual,
-    weight: float,
-    validated: int,
-) -> list[list[Setting]]:
+    base: Sequence[Setting], facts: CorpusFacts, speeds: Sequence[Speed], seconds: float, text: Monolingual,
+    weight: float, validated: int,
+) -> list[list[Setting]]:  # fmt: skip
     """Return the settings of the stages of a document.
 
     base: the settings of the document, which are those of the last stage.  facts: of the given pairs.  seconds: for

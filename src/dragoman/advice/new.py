@@ -29,8 +29,8 @@ from dragoman.advice.choice import (
 )
 from dragoman.advice.clean import clean_corpus
 from dragoman.advice.examine import examine
-from dragoman.advice.finetune import Initial
-from dragoman.advice.measurement import corpus_facts, measure_speeds, time_steps
+from dragoman.advice.finetune import Initial, with_adapters
+from dragoman.advice.measurement import StepTiming, corpus_facts, measure_speeds, time_steps
 from dragoman.advice.monolingual import FILE, REVERSE_SHARE, all_pairs, limit_lines, read_monolingual, stages_of
 from dragoman.advice.text import NAMES, TEST, TRAIN, VALID, ParallelText, Split, check_text_files, open_text, split_text
 from dragoman.config import Config, load_config, parse_config, read_document
@@ -39,7 +39,6 @@ from dragoman.config.stages import load_stages
 from dragoman.data.precheck import replaced_characters
 from dragoman.errors import DataError, UsageError
 from dragoman.io.lines import read_lines
-from dragoman.io.model_files import find_model
 from dragoman.io.run_log import Reporter
 from dragoman.io.writing import atomic_folder, write_file, writing
 from dragoman.training.forecast import Forecast, is_insufficient, overfits
@@ -55,6 +54,7 @@ class TrainingPlan:
     """A configuration written by `plan_training`.
 
     path: the TOML file.  settings: each with its reason.  speeds: measured.  forecast: expected epochs and steps.
+    memory: of the measured steps of a fine-tuning, in bytes.  initial: the model that is fine-tuned.
     """
 
     path: Path
@@ -63,22 +63,17 @@ class TrainingPlan:
     facts: CorpusFacts
     speeds: list[Speed]
     forecast: Training
+    memory: float = 0.0
+    initial: Initial | None = None
 
 
 def plan_training(
-    source: str | Path,
-    target: str | Path | None = None,
-    *,
-    budget: str = "20 min",
-    languages: Sequence[str] | None = None,
-    valid: Sequence[str | Path] | None = None,
-    test: Sequence[str | Path] | None = None,
-    out: str | Path | None = None,
-    clean: bool = False,
-    monolingual: str | Path | None = None,
-    from_: str | Path | None = None,
+    source: str | Path, target: str | Path | None = None, *, budget: str = "20 min",
+    languages: Sequence[str] | None = None, valid: Sequence[str | Path] | None = None,
+    test: Sequence[str | Path] | None = None, out: str | Path | None = None, clean: bool = False,
+    monolingual: str | Path | None = None, from_: str | Path | Initial | None = None,
     log: Callable[[str], None] = lambda text: None,
-) -> TrainingPlan:
+) -> TrainingPlan:  # fmt: skip
     """Inspect a parallel text, measure the speed of this machine, and write a commented configuration.
 
     source, target: two text files; source alone: one file or folder with both.  budget: a time, such as "20 min".
@@ -102,8 +97,8 @@ def plan_training(
         )
     if out is not None:
         _output_folder(Path(out))  # before the text is read
-    if from_ is not None:
-        find_model(from_)
+    initial = from_ if isinstance(from_, Initial) or from_ is None else Initial.of(Path(from_))
+    memory = 0.0
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
         given, title = (Path(source), None if target is None else Path(target)), ""
@@ -116,7 +111,8 @@ def plan_training(
         text = replace(text, title=title or text.title)
         codes = {"source_language": text.languages[0], "target_language": text.languages[1]}
         parse_config({"data": {**codes, "train": [{"path": "text.tsv"}]}}, where="languages")  # used in file names, too
-        initial = None if from_ is None else Initial.of(Path(from_), text.languages)
+        if initial is not None:
+            initial.check(text.languages)
         path = Path(out) if out is not None else Path(f"{'-'.join(text.languages)}.toml")
         folder = _output_folder(path)
         log(f"checking {source if target is None else f'{source} and {target}'} ({' to '.join(text.languages)})")
@@ -130,11 +126,25 @@ def plan_training(
             facts = corpus_facts(split.sample, split.counts[TRAIN], text.languages)
             data = _data_settings(text.languages, folder, split, held_out)
             if initial is not None:
+                initial = initial.prepared(text.languages, unfinished, scratch, path, stack, log)
                 settings = initial.with_replay(data, facts.pairs) + initial.training(seconds, split.counts[VALID])
-                speeds, forecast, heading = _fine_tuning(settings, unfinished, scratch, path, budget)
+                try:
+                    timing, epoch = _fine_tuning(settings, unfinished, scratch, initial.measured)
+                except UsageError as error:  # the memory does not suffice
+                    log(f"all weights: {error}")
+                    settings = with_adapters(settings)
+                    timing, epoch = _fine_tuning(settings, unfinished, scratch, initial.measured)
+                tokens, batch = (
+                    SHARE_TRAINED * seconds * timing.tokens_per_second,
+                    nested(settings)["train"]["batch_tokens"],
+                )
+                forecast, memory = Training(tokens, tokens / epoch, batch, max(1, round(tokens / batch))), timing.memory
+                size = Size(initial.config.model.d_model, getattr(initial.config.model, "encoder_layers", 0))
+                speeds = [Speed(size, timing.tokens_per_second, timing.parameters)]
                 expected = f"{forecast.epochs:.1f} epochs, {forecast.steps:,} steps"
-                log(f"choice: fine-tuning of {from_}; expected in {budget}: {expected}")
-                content = render(heading, settings)
+                log(f"choice: fine-tuning of {initial.path}; expected in {budget}: {expected}")
+                heading = _title(path, text.languages, epoch, speeds[0], forecast, budget)
+                content = render(heading, settings, initial.stages)
             else:
                 document = nested(data)
                 document["data"]["root"] = str(unfinished.resolve())
@@ -165,26 +175,19 @@ def plan_training(
             (scratch / path.name).write_text(content, encoding="utf-8")
             _read(scratch / path.name)  # nothing is written if it is invalid
         write_file(path, content.encode())
-    return TrainingPlan(path, _read(path), settings, facts, speeds, forecast)
+    return TrainingPlan(path, _read(path), settings, facts, speeds, forecast, memory, initial)
 
 
-def _fine_tuning(
-    settings: Sequence[Setting], data: Path, scratch: Path, path: Path, budget: str
-) -> tuple[list[Speed], Training, list[str]]:
-    """Measure the steps of a fine-tuning; return the speed, what to expect, and the title of the document.
+def _fine_tuning(settings: list[Setting], data: Path, scratch: Path, model: Path | None) -> tuple[StepTiming, float]:
+    """Measure the steps of a fine-tuning; return also the tokens of an epoch.
 
-    data: the folder of the training files.
+    data: the folder of the training files.  model: instead of train.init_from.
     """
     probe = scratch / "probe.toml"
     probe.write_text(render(["Probe."], settings), encoding="utf-8")
-    run = open_run(load_config(probe, [f"data.root={data.resolve()}"]), scratch / "probe", Reporter())
-    timing, model = time_steps(run), run.config.model
-    tokens, epoch = SHARE_TRAINED * _seconds(budget) * timing.tokens_per_second, run.task.tokens()
-    forecast = Training(tokens, tokens / epoch, run.task.batch_tokens, max(1, round(tokens / run.task.batch_tokens)))
-    layers = getattr(model, "encoder_layers", 0)
-    speed = Speed(Size(model.d_model, layers), timing.tokens_per_second, timing.parameters)
-    languages = run.config.parallel.source_language, run.config.parallel.target_language
-    return [speed], forecast, _title(path, languages, epoch, speed, forecast, budget)
+    overrides = [f"data.root={data.resolve()}", *([] if model is None else [f"train.init_from={model}"])]
+    run = open_run(load_config(probe, overrides), scratch / "probe", Reporter())
+    return time_steps(run), run.task.tokens()
 
 
 def _read(path: Path) -> Config:
@@ -305,7 +308,7 @@ def _title(
     """tokens: per epoch."""
     source, target = languages
     return [
-        f"{source} to {target}, written by 'dragoman new' for a budget of {budget}. Train with: "
+        f"{source} to {target}, written by Dragoman for a budget of {budget}. Train with: "
         f"{shlex.join(['dragoman', 'train', str(path)])}",
         f"Expected: {forecast.epochs:.1f} epochs of {tokens:,.0f} tokens (source + target) and "
         f"{forecast.steps:,} steps, at the measured speed of {speed.tokens_per_second:,.0f} tokens/s. If other "

@@ -29,6 +29,7 @@ COMMANDS = {
     "new": "dragoman.advice.commands:new",
     "doctor": "dragoman.advice.commands:doctor",
     "clean": "dragoman.advice.commands:clean",
+    "adapt": "dragoman.adapt.commands:adapt",
     "prune": "dragoman.adapt.commands:prune",
     "config": "dragoman.cli.config:config",
     "prepare": "dragoman.cli.training:prepare",

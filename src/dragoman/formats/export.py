@@ -55,13 +55,9 @@ class Export(Comparison):
 
 
 def export(
-    model: str | Path,
-    folder: str | Path,
-    format: str = "ctranslate2",
-    quantization: str = "float32",
-    check: str | Path | None = None,
-    reference: str | Path | None = None,
-) -> Export:
+    model: str | Path, folder: str | Path, format: str = "ctranslate2", quantization: str = "float32",
+    check: str | Path | None = None, reference: str | Path | None = None,
+) -> Export:  # fmt: skip
     """Export the model of a run or model folder, and check that the other program computes the same (parity).
 
     format: a key of `FORMATS`.  quantization: "float32" or "int8".  check: text of which the first 200 lines are
@@ -167,14 +163,10 @@ def _write_description(done: Export, target: Format, model: ExportSource, format
     from dragoman.models.model_folder import read_meta
 
     facts: dict[str, Any] = {
-        "format": format,
-        "quantization": done.quantization,
-        "dragoman": __version__,
-        **target.versions(),
-        "model": read_meta(origin)["sha256"]["model.safetensors"],
-        "parity": asdict(done.parity),
+        "format": format, "quantization": done.quantization, "dragoman": __version__, **target.versions(),
+        "model": read_meta(origin)["sha256"]["model.safetensors"], "parity": asdict(done.parity),
         "quantized": None if done.quantized is None else asdict(done.quantized),
         **({} if done.tokenizer is None else {"tokenizer": asdict(done.tokenizer)}),
-    }
+    }  # fmt: skip
     (done.folder / "README.md").write_text(target.page(model, done.quantization), encoding="utf-8")
     (done.folder / "export.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")

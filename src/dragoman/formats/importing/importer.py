@@ -121,6 +121,12 @@ def import_model(
     return Imported(comparison.parity, comparison.tokenizer, folder, name)
 
 
+def plan_import(source: Path) -> Plan:
+    """Return how a checkpoint is imported.  Raises UsageError with all reasons if it cannot be."""
+    _check_request(source, source / "model", [])
+    return _plan(opened(source))[1]
+
+
 def opened(source: Path) -> Checkpoint:
     """Return the files of a checkpoint, whose format is recognized by its files.  Raises UsageError."""
     if is_ctranslate2(source):

@@ -171,13 +171,10 @@ def qkv_order(heads: int, groups: int, size: int) -> AxisOrder:
 
 _QKV = "self_attn.qkv"
 _LAYER = {
-    _QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "self_attn.out": ("self_attn.o_proj",),
-    "ffn.inner": ("mlp.gate_proj", "mlp.up_proj"),
-    "ffn.outer": ("mlp.down_proj",),
-    "around_self_attn.norm": ("input_layernorm",),
-    "around_ffn.norm": ("post_attention_layernorm",),
-}
+    _QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.out": ("self_attn.o_proj",),
+    "ffn.inner": ("mlp.gate_proj", "mlp.up_proj"), "ffn.outer": ("mlp.down_proj",),
+    "around_self_attn.norm": ("input_layernorm",), "around_ffn.norm": ("post_attention_layernorm",),
+}  # fmt: skip
 MATRICES = tuple(part for part in _LAYER if not part.endswith("norm"))
 """Our names of the products of a layer."""
 

@@ -90,11 +90,12 @@ class Adapted(Initial):
 
 def checked(pruning: Pruning) -> Adapted:
     """Return the model.  Raises UsageError with all problems that can be found before the text is read."""
-    if is_checkpoint := (pruning.model / "config.json").exists() and not (pruning.model / "meta.json").exists():
-        plan = plan_import(pruning.model)
-        initial = Initial(pruning.model, plan.config, True, 0, plan.vocabulary.tokenizer)
+    path = pruning.model
+    if is_checkpoint := (path / "config.json").exists() and not (path / "meta.json").exists():
+        plan = plan_import(path)
+        initial = Initial(path, plan.config, True, 0, plan.vocabulary.tokenizer)
     else:
-        initial = Initial.of(pruning.model)
+        initial = Initial.of(path)
     problems, codes = list[str](), pruning.languages
     with collecting(problems):
         initial.check((codes[0], codes[1])) if codes[0] and codes[1] else None

@@ -149,13 +149,11 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     config = checkpoint.config(document(vocabulary, longest, model))
     layers = settings["num_hidden_layers"]
     return Plan(
-        config=config,
-        vocabulary=vocabulary,
+        config=config, vocabulary=vocabulary,
         table=name_table(settings, layers, tied=model["tie"] == "all", biases=biases),
         orders={**vocabulary_orders(vocabulary), "qkv": qkv_order(heads, _groups(settings), size)},
-        unused=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
-        positions=config.data.max_tokens,
-    )
+        unused=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", positions=config.data.max_tokens,
+    )  # fmt: skip
 
 
 def qkv_order(heads: int, groups: int, size: int) -> AxisOrder:
@@ -197,8 +195,6 @@ def name_table(settings: Mapping[str, Any], layers: int, tied: bool, biases: Seq
     embedding, output = "model.embed_tokens.weight", "lm_head.weight"
     return {
         "embedding.weight": Rule((f"{embedding}|{output}" if tied else embedding,), ("token", "")),
-        **expanded(layer, layers),
-        "final_norm.weight": Rule(("model.norm.weight",), ("",)),
-        **({} if tied else {"output.weight": Rule((output,), ("token", ""))}),
-        **OUTPUT_BIAS,
-    }
+        **expanded(layer, layers), "final_norm.weight": Rule(("model.norm.weight",), ("",)),
+        **({} if tied else {"output.weight": Rule((output,), ("token", ""))}), **OUTPUT_BIAS,
+    }  # fmt: skip

@@ -43,10 +43,8 @@ from dragoman.models.vision import patches
 from dragoman.tokenizers import LabelVocabulary
 
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
-    "architectures": (["ViTForImageClassification"],),
-    "hidden_act": tuple(ACTIVATIONS),
-    "qkv_bias": (True, False),
-}
+    "architectures": (["ViTForImageClassification"],), "hidden_act": tuple(ACTIVATIONS), "qkv_bias": (True, False),
+}  # fmt: skip
 _SIZES = ("image_size", "patch_size", "num_channels")
 _PREPROCESSOR = "preprocessor_config.json"
 _IMAGES = 32
@@ -94,12 +92,10 @@ def plan(checkpoint: Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
     labels = vocabulary.target
     config = checkpoint.config(_document(checkpoint))
     return Plan(
-        config=config,
-        vocabulary=vocabulary,
-        table=_table(settings),
+        config=config, vocabulary=vocabulary, table=_table(settings),
         orders={"labels": AxisOrder(labels, len(labels) - 1)},
         positions=1 + (settings["image_size"] // settings["patch_size"]) ** 2,
-    )
+    )  # fmt: skip
 
 
 def _document(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -92,17 +92,26 @@ def save_model(
     vocabulary: Vocabulary,
     tensors: Mapping[str, Tensor],
     meta: Mapping[str, Any],
-    training: Mapping[str, bytes] | None = None,
+    training: Mapping[str, bytes | Mapping[str, Tensor]] | None = None,
     profile: TrainingProfile | None = None,
 ) -> None:
-    """Write a model folder.  training: files with the state of the optimizer, which resuming needs."""
+    """Write a model folder.
+
+    training: files with the state of the optimizer, which resuming needs; of tensors, safetensors files are made.
+    """
     if registered := parts_of(config):
         meta = {"parts": registered, **meta}
-    files = {**described_files(config, vocabulary, profile), **(training or {})}
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    files, groups = described_files(config, vocabulary, profile), {"model.safetensors": tensors}
+    for name, content in (training or {}).items():
+        if isinstance(content, bytes):
+            files[name] = content
+        else:
+            groups[name] = content
+    size = sum(tensor.numel() * tensor.element_size() for group in groups.values() for tensor in group.values())
     with unfinished_folder(folder, files, meta, size) as (unfinished, sha256):
-        parts = (tensors[name].contiguous().cpu() for name in tensor_order(tensors))
-        sha256["model.safetensors"] = write_tensors(unfinished / "model.safetensors", tensors, parts)
+        for file, group in groups.items():  # without a copy of all tensors as bytes
+            parts = (group[name].contiguous().cpu() for name in tensor_order(group))
+            sha256[file] = write_tensors(unfinished / file, group, parts)
 
 
 def described_files(config: Config, vocabulary: Vocabulary, profile: TrainingProfile | None) -> dict[str, bytes]:

@@ -40,15 +40,14 @@ _AGAIN = "Copy the folder again, or use an earlier checkpoint."
 
 def training_files(
     model: nn.Module, optimizer: Optimizer, progress: Progress, data_hash: str, ema: Mapping[str, Tensor] | None
-) -> dict[str, bytes]:
-    """Return the optimizer's moments, the progress and the weights that the saved model does not contain, as files.
+) -> dict[str, bytes | Mapping[str, Tensor]]:
+    """Return the optimizer's moments, the progress and the weights that the saved model does not contain, by file.
 
     With a moving average the saved model is the average, so that all trained weights are stored here, too.  With
     adapters, the saved model contains merged weights, and those of the adapted layers are stored here.
     """
-    tensors = {name: value.cpu().contiguous() for name, value in moments(model, optimizer, ema is not None).items()}
     return {
-        "training.safetensors": safetensors.torch.save(tensors),
+        "training.safetensors": moments(model, optimizer, ema is not None),
         "training.json": training_json(progress, data_hash),
     }
 

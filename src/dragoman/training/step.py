@@ -268,17 +268,16 @@ def swapped_weights(model: Network, weights: Mapping[str, Tensor] | None) -> Gen
     if weights is None:
         yield
         return
-    own = {name: p.clone() for name, p in unique_tensors(model).items()}
-    _copy_into(model, weights)
+    current = unique_tensors(model)
+    # Beside adapters, most weights are the same tensors, which are not held twice.
+    own = {name: p.clone() for name, p in current.items() if p.data_ptr() != weights[name].data_ptr()}
+    for name in own:
+        current[name].copy_(weights[name])
     try:
         yield
     finally:
-        _copy_into(model, own)
-
-
-def _copy_into(model: Network, weights: Mapping[str, Tensor]) -> None:
-    for name, parameter in unique_tensors(model).items():
-        parameter.copy_(weights[name])
+        for name, before in own.items():
+            current[name].copy_(before)
 
 
 def _restore(kept: Sequence[tuple[Tensor, Tensor]]) -> None:

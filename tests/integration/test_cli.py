@@ -281,8 +281,9 @@ def test_help(cli: Cli) -> None:
     assert code == 0
     names = re.findall(r"^  ([a-z]+)", out.decode().partition("Commands:")[2], flags=re.M)
     expected = (
-        "demo new doctor clean adapt prune config prepare train tune average info translate score evaluate generate chat "
-        "label parse compare explain atlas walkthrough gallery playground serve vectors shortlist export import keys"
+        "demo new doctor clean adapt prune config prepare train tune average info translate score evaluate generate "
+        "chat label parse compare explain atlas walkthrough gallery playground serve vectors shortlist export import "
+        "keys"
     )
     assert names == expected.split()
     for command in ([], ["translate"], ["train"]):

@@ -78,14 +78,8 @@ class Adapted(Initial):
         yield "small", what, *sizes, f"{(self.seconds + compared) / 60:.1f}", ""
         how = "all weights" if plan.config.train.lora is None else "LoRA"
         what = f"{how}, {plan.forecast.epochs:.1f} epochs, {plan.forecast.steps:,} steps"
-        yield (
-            "final",
-            what,
-            f"{after / 4e6:,.1f}",
-            f"{after / 1e6:,.1f}",
-            f"{plan.config.train.budget.amount / 60:.1f}",
-            f"{plan.memory / 1e9:.1f}",
-        )
+        numbers = after / 4e6, after / 1e6, plan.config.train.budget.amount / 60, plan.memory / 1e9
+        yield "final", what, *(f"{number:,.1f}" for number in numbers)
 
 
 def checked(pruning: Pruning) -> Adapted:

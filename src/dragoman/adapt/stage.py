@@ -9,6 +9,7 @@ from typing import Any
 from dragoman.adapt.pruning import Pruned, Pruning, prune_model
 from dragoman.config import resolve_path
 from dragoman.config.stages import Stage
+from dragoman.errors import ModelFolderError
 from dragoman.io.model_files import find_model
 from dragoman.io.reading import hash_file
 from dragoman.tokenizers import Tokenizer, load_vocabulary
@@ -20,7 +21,7 @@ def pruning_of(stage: Stage, model: Path | None = None) -> Pruning:
     assert rules is not None
     source, target = ([resolve_path(path, data.root) for path in side] for side in (rules.source, rules.target))
     valid = [] if data.valid is None else [resolve_path(path, data.root) for path in data.valid.paths().values()]
-    languages = direction(_tokenizer(model), stage.languages)
+    languages = direction(_tokenizer(stage, model), stage.languages)
     pair = (valid[0], valid[1]) if len(valid) == 2 else None
     layers = rules.encoder_layers, rules.decoder_layers
     return Pruning(model, source, target, pair, rules.min_count, rules.scripts, *layers, languages)
@@ -33,15 +34,20 @@ def direction(tokenizer: object, codes: tuple[str, str]) -> tuple[str | None, st
     return codes[0] if tokenizer.languages[0] else None, codes[1] if tokenizer.languages[1] else None
 
 
-def _tokenizer(model: Path) -> Tokenizer | None:
-    """Return the tokenizer of a model; None before an earlier stage has made it."""
-    tokenizer = load_vocabulary(find_model(model)) if model.is_dir() else None
+def _tokenizer(stage: Stage, model: Path) -> Tokenizer | None:
+    """Return the tokenizer of a model; None before an earlier stage has its first checkpoint."""
+    try:
+        tokenizer = load_vocabulary(find_model(model)) if model.is_dir() else None
+    except ModelFolderError:
+        if model.parent != stage.folder.parent:
+            raise
+        return None
     return tokenizer if isinstance(tokenizer, Tokenizer) else None
 
 
 def stage_problems(stage: Stage) -> list[str]:
     """Return what is wrong with the files, the layers and the vocabulary; the model may not exist yet."""
-    return pruning_of(stage).problems(stage.config, _tokenizer(stage.models[0]))
+    return pruning_of(stage).problems(stage.config, _tokenizer(stage, stage.models[0]))
 
 
 def stage_settings(stage: Stage) -> dict[str, Any]:

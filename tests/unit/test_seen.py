@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.config import dump_toml
-from dragoman.errors import DataError, UsageError
+from dragoman.errors import DataError, DragomanError, UsageError
 from dragoman.interpret.explain import seen
 from dragoman.interpret.explain.cases import read_case
 from dragoman.interpret.explain.seen import index_training_text, seen_in_training, still_falling, verdict, words_of
@@ -109,3 +109,12 @@ def test_what_is_gone_or_damaged_is_reported(indexed: Path, tmp_path: Path, monk
     monkeypatch.setitem(seen._TEXTS, "tables", seen._TEXTS["tables"].replace("fts5(", "fts99("))
     with pytest.raises(UsageError, match=r"SQLite 3\.[\d.]+ of this Python lacks FTS5"):
         index_training_text(indexed)
+
+
+def test_a_full_disk_while_an_index_is_written(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (indexed / seen.INDEX).read_bytes()
+    full = {**seen._TEXTS, "tables": "PRAGMA max_page_count = 1;" + seen._TEXTS["tables"]}
+    monkeypatch.setattr(seen, "_TEXTS", full)
+    with pytest.raises(DragomanError, match="could not be written: the disk is full"):
+        index_training_text(indexed)
+    assert (indexed / seen.INDEX).read_bytes() == before

@@ -35,9 +35,14 @@ class Adapted(Initial):
     seconds: float = 0.0
 
     def prepared(
-        self, languages: tuple[str, str], folder: Path, scratch: Path, path: Path, stack: ExitStack,
+        self,
+        languages: tuple[str, str],
+        folder: Path,
+        scratch: Path,
+        path: Path,
+        stack: ExitStack,
         log: Callable[[str], None],
-    ) -> Adapted:  # fmt: skip
+    ) -> Adapted:
         model = path.with_name(f"{path.stem}-model") if self.is_checkpoint else find_model(self.path)
         if self.is_checkpoint:
             log("\n".join(import_model(self.path, model).lines()))
@@ -83,7 +88,7 @@ class Adapted(Initial):
 
 
 def checked(pruning: Pruning) -> Adapted:
-    """Return the model.  Raises UsageError with all problems that can be found before the text is read."""
+    """Return the model to adapt.  Raises UsageError with all problems that can be found before the text is read."""
     path = pruning.model
     if is_checkpoint := (path / "config.json").exists() and not (path / "meta.json").exists():
         plan = plan_import(path)

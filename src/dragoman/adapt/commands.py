@@ -13,7 +13,7 @@ from dragoman.cli.options import Model, SourceLanguage, TargetLanguage
 from dragoman.cli.streams import log
 
 Layers = Annotated[int | None, typer.Option(help="Number of layers that are kept; default: all.")]
-MinCount = Annotated[int, typer.Option(help="Keep the pieces that occur at least so often.")]
+MinCount = Annotated[int, typer.Option(help="Keep the pieces that occur at least this many times.")]
 Script = Annotated[list[str] | None, typer.Option(help="Also keep all pieces of a script: Latin, Han, ...")]
 
 
@@ -21,39 +21,60 @@ def adapt(
     model: Annotated[Path, typer.Argument(help="Run, model folder, or checkpoint that 'dragoman import' accepts.")],
     source: Annotated[Path, typer.Argument(help="Source text, one sentence per line.")],
     target: Annotated[Path, typer.Argument(help="Translations of SOURCE, one per line.")],
-    budget: Budget = "20 min", out: Out = None, languages: Languages = None, valid: Valid = None, test: Test = None,
-    clean: Clean = False, min_count: MinCount = 1, script: Script = None, encoder_layers: Layers = None,
+    budget: Budget = "20 min",
+    out: Out = None,
+    languages: Languages = None,
+    valid: Valid = None,
+    test: Test = None,
+    clean: Clean = False,
+    min_count: MinCount = 1,
+    script: Script = None,
+    encoder_layers: Layers = None,
     decoder_layers: Layers = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a document that makes a model smaller and fine-tunes it on your own text, for this machine and a time.
 
     A checkpoint is imported first. The stages, their sizes and their cost are printed; 'dragoman train' runs them.
     """
-    from dragoman.adapt.adaptation import checked
+    from dragoman.adapt.adaptation import Adapted, checked
     from dragoman.adapt.pruning import Pruning
     from dragoman.advice.new import plan_training
     from dragoman.cli.console import console, plain_table, print_table
 
     how = min_count, script or (), encoder_layers, decoder_layers, languages or (None, None)
     plan = plan_training(
-        source, target, budget=budget, languages=languages, valid=valid, test=test, out=out, clean=clean,
-        from_=checked(Pruning(model, [source], [target], valid, *how)), log=log,
-    )  # fmt: skip
+        source,
+        target,
+        budget=budget,
+        languages=languages,
+        valid=valid,
+        test=test,
+        out=out,
+        clean=clean,
+        from_=checked(Pruning(model, [source], [target], valid, *how)),
+        log=log,
+    )
     table = plain_table("stage", "what", "million weights", "MB", "min", "GB of memory", left=("what",))
-    for row in plan.initial.rows(plan):  # type: ignore[union-attr]
+    assert isinstance(plan.initial, Adapted)
+    for row in plan.initial.rows(plan):
         table.add_row(*row)
     print_table(console(), table)
     typer.echo(f"dragoman train {shlex.quote(str(plan.path))}")
 
 
 def prune(
-    model: Model, out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],
+    model: Model,
+    out: Annotated[Path, typer.Argument(help="Output: model folder; must not exist.")],
     source: Annotated[list[Path] | None, typer.Option(help="Source text of the corpus; can be repeated.")] = None,
     target: Annotated[list[Path] | None, typer.Option(help="Target text of the corpus; can be repeated.")] = None,
     valid: Annotated[tuple[Path, Path] | None, typer.Option(help="Validation text: source and target.")] = None,
-    min_count: MinCount = 1, script: Script = None, encoder_layers: Layers = None, decoder_layers: Layers = None,
-    source_language: SourceLanguage = None, target_language: TargetLanguage = None,
-) -> None:  # fmt: skip
+    min_count: MinCount = 1,
+    script: Script = None,
+    encoder_layers: Layers = None,
+    decoder_layers: Layers = None,
+    source_language: SourceLanguage = None,
+    target_language: TargetLanguage = None,
+) -> None:
     """Make a model smaller: keep the pieces that a corpus needs, drop the layers that matter least.
 
     Texts whose pieces are all kept are translated as before. Layers are compared by the loss of the validation text.

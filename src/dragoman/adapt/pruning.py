@@ -138,15 +138,18 @@ class Pruning:
                 yield f"{stack}_layers = {count}; accepted: {what}"
         if self.layers and self.valid is None:
             yield "layers are compared on validation pairs: give two files with valid (of a stage: data.valid)"
-        missing = [str(file) for file in (*self.source, *self.target, *(self.valid or ())) if not file.is_file()]
-        if missing:
+        files = dict.fromkeys((*self.source, *self.target, *(self.valid or ())))
+        if missing := [str(file) for file in files if not file.is_file()]:
             yield f"no such file: {', '.join(missing)}"
 
 
 def prune_model(
-    pruning: Pruning, folder: str | Path, log: Callable[[str], None] = lambda text: None, replace: bool = False,
+    pruning: Pruning,
+    folder: str | Path,
+    log: Callable[[str], None] = lambda text: None,
+    replace: bool = False,
     compare: bool = True,
-) -> Pruned:  # fmt: skip
+) -> Pruned:
     """Write a model with a part of the pieces and of the layers of another one.
 
     Texts whose pieces are all kept have the same tokens, and these have the same logits.  Matrices of the vocabulary

@@ -98,10 +98,16 @@ class _Task:
 
 
 def clean_corpus(
-    source: str | Path, target: str | Path | None = None, *, out: str | Path, languages: Sequence[str] | None = None,
-    allow: Collection[str] = (), workers: int | None = None, log: Callable[[str], None] = lambda text: None,
+    source: str | Path,
+    target: str | Path | None = None,
+    *,
+    out: str | Path,
+    languages: Sequence[str] | None = None,
+    allow: Collection[str] = (),
+    workers: int | None = None,
+    log: Callable[[str], None] = lambda text: None,
     progress: Callable[[Iterator[int]], Iterator[int]] = iter,
-) -> CleanReport:  # fmt: skip
+) -> CleanReport:
     """Write the pairs that pass all checks, and the others, into the new folder `out`.
 
     source, target: as for `plan_training`.  languages: of source and target; default: detected.  allow: reasons (see

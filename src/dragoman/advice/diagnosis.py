@@ -293,9 +293,11 @@ def _side_findings(diagnosis: Diagnosis, side: SideReport) -> None:
         )
     if side.unknown_rate:
         diagnosis.add(
-            "warning" if side.unknown_rate > 0.001 else "info", f"unknown tokens: {side.unknown_rate:.3%}", side.name,
+            "warning" if side.unknown_rate > 0.001 else "info",
+            f"unknown tokens: {side.unknown_rate:.3%}",
+            side.name,
             "Train the tokenizer with byte fallback or a higher character coverage.",
-        )  # fmt: skip
+        )
 
 
 def _pair_findings(diagnosis: Diagnosis, corpus: CorpusReport) -> None:
@@ -332,9 +334,11 @@ def add_findings(diagnosis: Diagnosis, *, kept: int) -> None:
             diagnosis.add("error", "empty corpus", corpus.name, "Provide files that contain text.")
         if not any(side.language for side in (corpus.source, corpus.target)):
             diagnosis.add(
-                "info", "unknown languages: lines in a wrong language cannot be detected", corpus.name,
+                "info",
+                "unknown languages: lines in a wrong language cannot be detected",
+                corpus.name,
                 "Set the languages, or use file suffixes such as .en and .de.",
-            )  # fmt: skip
+            )
     if ambiguous := [corpus for corpus in diagnosis.corpora if corpus.other_targets.count]:
         pairs = sum(corpus.other_targets.count for corpus in ambiguous)
         diagnosis.add(

@@ -33,9 +33,11 @@ _LINES = 2000
 
 
 def diagnose(
-    config_or_source: Path, target: Path | None = None, overrides: Sequence[str] = (),
+    config_or_source: Path,
+    target: Path | None = None,
+    overrides: Sequence[str] = (),
     languages: Sequence[str] | None = None,
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     """Examine two text files, one file or folder, or the corpora of a configuration; without errors, time a few steps.
 
     overrides: `key=value` settings of the configuration.  languages: of text files; default: detected.  Raises
@@ -165,10 +167,12 @@ def _examined(config: Config, run: TrainingRun | None) -> Diagnosis:
     diagnosis = examine(
         [corpus_spec(config, c) for c in data.train],
         valid=None if data.valid is None else corpus_spec(config, data.valid),
-        test=None if data.test is None else corpus_spec(config, data.test), source_language=data.source_language,
+        test=None if data.test is None else corpus_spec(config, data.test),
+        source_language=data.source_language,
         target_language=data.target_language,
-        encode=None if tokenizer is None else (tokenizer.encode_source, tokenizer.encode_target), rules=data.filter,
-    )  # fmt: skip
+        encode=None if tokenizer is None else (tokenizer.encode_source, tokenizer.encode_target),
+        rules=data.filter,
+    )
     with suppress(DataError):  # the examination reports files that cannot be read
         for key, what, advice in replaced_characters(config):
             diagnosis.add("warning", what, key, advice)

@@ -349,9 +349,15 @@ def _scan(spec: CorpusSpec, role: Role, examination: _Examination, several: bool
 
 
 def examine(
-    specs: list[CorpusSpec], *, valid: CorpusSpec | None, test: CorpusSpec | None, source_language: str | None,
-    target_language: str | None, encode: Encode | None = None, rules: FilterConfig | None = None,
-) -> Diagnosis:  # fmt: skip
+    specs: list[CorpusSpec],
+    *,
+    valid: CorpusSpec | None,
+    test: CorpusSpec | None,
+    source_language: str | None,
+    target_language: str | None,
+    encode: Encode | None = None,
+    rules: FilterConfig | None = None,
+) -> Diagnosis:
     """Examine training and held-out corpora.  Problems become findings; no exception is raised.
 
     encode: text -> ids of source and target.  Languages that are not given are inferred from the suffixes of the files.

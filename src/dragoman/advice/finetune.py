@@ -45,6 +45,7 @@ class Initial:
 
     @classmethod
     def of(cls, path: Path) -> Initial:
+        """Read a model.  Raises ModelFolderError."""
         folder = find_model(path)
         config, profile = with_root_of_run(read_config(folder), folder), read_profile(folder)
         pairs = 0 if profile is None else profile.lines
@@ -65,10 +66,19 @@ class Initial:
             )
 
     def prepared(
-        self, languages: tuple[str, str], folder: Path, scratch: Path, path: Path, stack: ExitStack,
+        self,
+        languages: tuple[str, str],
+        folder: Path,
+        scratch: Path,
+        path: Path,
+        stack: ExitStack,
         log: Callable[[str], None],
-    ) -> Initial:  # fmt: skip
-        """Return the model with its stages.  folder: with the split.  path: of the document.  stack: told of errors."""
+    ) -> Initial:
+        """Return the model with the stages that precede its fine-tuning; here none.
+
+        folder: of the split text.  scratch: for temporary models.  path: of the document.  stack: its callbacks undo
+        what was written if a later step fails.
+        """
         return self
 
     @property

@@ -63,10 +63,13 @@ def corpus_facts(sample: Sequence[tuple[str, str]], pairs: int, languages: tuple
     shared = sum(count for letter, count in letters[1].items() if letter in letters[0])
     common = shared >= _COMMON * max(1, letters[1].total())
     return CorpusFacts(
-        pairs, languages, (round(growth * len(words[0])), round(growth * len(words[1]))),
-        (len(characters[0]), len(characters[1])), common,
+        pairs,
+        languages,
+        (round(growth * len(words[0])), round(growth * len(words[1]))),
+        (len(characters[0]), len(characters[1])),
+        common,
         sum(len(text.encode()) for pair in sample for text in pair) / max(1, len(sample)),
-    )  # fmt: skip
+    )
 
 
 def measure_speeds(
@@ -106,9 +109,12 @@ def measure_speeds(
 
 
 def probe(
-    facts: CorpusFacts, vocabulary: Sequence[Setting], size: Size, folder: Path,
+    facts: CorpusFacts,
+    vocabulary: Sequence[Setting],
+    size: Size,
+    folder: Path,
     files: tuple[str, str] = ("sample.source", "sample.target"),
-) -> Config:  # fmt: skip
+) -> Config:
     """Return the configuration of a model of a size, for measuring its speed on training files in `folder`."""
     document = nested([*vocabulary, *model_settings(size), *optimizer_settings()])
     document["data"] = {

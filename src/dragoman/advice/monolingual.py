@@ -83,9 +83,14 @@ def read_monolingual(
 
 
 def limit_lines(
-    text: Monolingual, facts: CorpusFacts, vocabulary: Sequence[Setting], speed: Speed, seconds: float, scratch: Path,
+    text: Monolingual,
+    facts: CorpusFacts,
+    vocabulary: Sequence[Setting],
+    speed: Speed,
+    seconds: float,
+    scratch: Path,
     log: Callable[[str], None],
-) -> Monolingual:  # fmt: skip
+) -> Monolingual:
     """Return the text with as many lines, evenly drawn, as can be translated in a share of `seconds`.
 
     vocabulary, speed: of the model of the other direction, whose speed of translation is measured.
@@ -113,9 +118,14 @@ def all_pairs(facts: CorpusFacts, text: Monolingual) -> tuple[CorpusFacts, float
 
 
 def stages_of(
-    base: Sequence[Setting], facts: CorpusFacts, speeds: Sequence[Speed], seconds: float, text: Monolingual,
-    weight: float, validated: int,
-) -> list[list[Setting]]:  # fmt: skip
+    base: Sequence[Setting],
+    facts: CorpusFacts,
+    speeds: Sequence[Speed],
+    seconds: float,
+    text: Monolingual,
+    weight: float,
+    validated: int,
+) -> list[list[Setting]]:
     """Return the settings of the stages of a document.
 
     base: the settings of the document, which are those of the last stage.  facts: of the given pairs.  seconds: for

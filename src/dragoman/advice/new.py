@@ -68,12 +68,19 @@ class TrainingPlan:
 
 
 def plan_training(
-    source: str | Path, target: str | Path | None = None, *, budget: str = "20 min",
-    languages: Sequence[str] | None = None, valid: Sequence[str | Path] | None = None,
-    test: Sequence[str | Path] | None = None, out: str | Path | None = None, clean: bool = False,
-    monolingual: str | Path | None = None, from_: str | Path | Initial | None = None,
+    source: str | Path,
+    target: str | Path | None = None,
+    *,
+    budget: str = "20 min",
+    languages: Sequence[str] | None = None,
+    valid: Sequence[str | Path] | None = None,
+    test: Sequence[str | Path] | None = None,
+    out: str | Path | None = None,
+    clean: bool = False,
+    monolingual: str | Path | None = None,
+    from_: str | Path | Initial | None = None,
     log: Callable[[str], None] = lambda text: None,
-) -> TrainingPlan:  # fmt: skip
+) -> TrainingPlan:
     """Inspect a parallel text, measure the speed of this machine, and write a commented configuration.
 
     source, target: two text files; source alone: one file or folder with both.  budget: a time, such as "20 min".

@@ -284,9 +284,13 @@ def _pairs(files: Files) -> list[tuple[str, str]]:
 
 
 def _write_parts(
-    split: Split, pairs: Iterator[tuple[int, SentencePair]], fixed: dict[int, list[tuple[str, str]]], folder: Path,
-    languages: tuple[str, str], step: int,
-) -> None:  # fmt: skip
+    split: Split,
+    pairs: Iterator[tuple[int, SentencePair]],
+    fixed: dict[int, list[tuple[str, str]]],
+    folder: Path,
+    languages: tuple[str, str],
+    step: int,
+) -> None:
     """Write the pairs of all parts; add every `step`-th training pair to the sample."""
     with ExitStack() as stack:
         files = {

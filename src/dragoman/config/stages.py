@@ -63,7 +63,7 @@ class PruneConfig(Section):
     model: str = field(..., "model to prune: `stage:NAME`, a run or a model folder", example="en-de")
     source: _Texts = field((), "text whose pieces are kept: files, relative to `data.root`", example=["talks.en"])
     target: _Texts = field((), "the same in the target language", example=["talks.de"])
-    min_count: limits.Sentences = field(1, "keep the pieces that occur at least so often", example=2)
+    min_count: limits.Sentences = field(1, "keep the pieces that occur at least this many times", example=2)
     scripts: _Texts = field((), "also keep all pieces of these scripts", example=["Latin"])
     encoder_layers: limits.Layers | None = field(None, "layers that are kept; default: all", example=4)
     decoder_layers: limits.Layers | None = field(None, "layers that are kept; default: all", example=2)
@@ -162,7 +162,7 @@ class Stage:
 
     @property
     def kind(self) -> str:
-        """The table of the stage that says what it makes."""
+        """What the stage does, by the name of its table: "train", "translate", "back_translate" or "prune"."""
         text = "back_translate" if self.back else "translate"
         return text if self.text else "prune" if self.prune else "train"
 

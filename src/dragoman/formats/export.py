@@ -55,9 +55,13 @@ class Export(Comparison):
 
 
 def export(
-    model: str | Path, folder: str | Path, format: str = "ctranslate2", quantization: str = "float32",
-    check: str | Path | None = None, reference: str | Path | None = None,
-) -> Export:  # fmt: skip
+    model: str | Path,
+    folder: str | Path,
+    format: str = "ctranslate2",
+    quantization: str = "float32",
+    check: str | Path | None = None,
+    reference: str | Path | None = None,
+) -> Export:
     """Export the model of a run or model folder, and check that the other program computes the same (parity).
 
     format: a key of `FORMATS`.  quantization: "float32" or "int8".  check: text of which the first 200 lines are

@@ -99,8 +99,8 @@ def explain(
 ) -> None:
     """Write a page with every step of the model on one input.
 
-    With --index, once per run, it also tells how often each word was seen in training, the nearest training pairs, and
-    whether more text or longer training is likely to help.
+    With --index, once per run, the page also shows how often each word was seen in training and the nearest training
+    pairs, and says whether more text or longer training is likely to help.
     """
     from dragoman.device import resolve_device
     from dragoman.interpret.explain.explain import explain as explain_input

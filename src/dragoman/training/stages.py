@@ -177,7 +177,7 @@ def _refuse_other(stage: Stage, is_last: bool) -> None:
     if stage.kind == "train" and is_finished(stage):
         refuse_changes(stage.config, stage.folder, finished=not is_last)
     elif stage.kind != "train" and (stage.folder / _SETTINGS).is_file():
-        _refuse_other_text(stage, with_models=is_finished(stage))
+        _refuse_other_settings(stage, with_models=is_finished(stage))
         if stage.text is not None and is_finished(stage):
             hashes = _read(stage.folder / _ABOUT)["files"]
             found = {path.name: hash_file(path, "blake2b") if path.is_file() else "" for path in stage.files}
@@ -188,7 +188,7 @@ def _refuse_other(stage: Stage, is_last: bool) -> None:
                 )
 
 
-def _refuse_other_text(stage: Stage, with_models: bool = True) -> None:
+def _refuse_other_settings(stage: Stage, with_models: bool = True) -> None:
     before, after = (flatten(one) for one in (_read(stage.folder / _SETTINGS), _settings(stage, with_models)))
     problems = [
         f"{key}: the stage has {before.get(key)!r}, the document {after.get(key)!r}"
@@ -246,7 +246,7 @@ def make_text(stage: Stage, reporter: Reporter) -> FilterStats:
     with writing(folder):
         shards.mkdir(parents=True, exist_ok=True)
     if (folder / _SETTINGS).is_file():
-        _refuse_other_text(stage)
+        _refuse_other_settings(stage)
     else:
         write_file(folder / _SETTINGS, json.dumps(_settings(stage), indent=1).encode())
     total = sum(1 for _ in _lines(stage))

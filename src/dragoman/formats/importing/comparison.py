@@ -389,9 +389,13 @@ def compare_with_definition(
 
 
 def compare_toolkit(
-    toolkit: str, model: NumpyTransformer, lists: Sequence[TokenList],
-    compared: tuple[Checkpoint, Path, Plan, CheckText | None], restrict: bool = False, source_ends: bool = True,
-) -> Comparison:  # fmt: skip
+    toolkit: str,
+    model: NumpyTransformer,
+    lists: Sequence[TokenList],
+    compared: tuple[Checkpoint, Path, Plan, CheckText | None],
+    restrict: bool = False,
+    source_ends: bool = True,
+) -> Comparison:
     """Compare a model folder with the definition of its toolkit, and with its sentencepiece models.
 
     lists: of source and target.  compared: arguments of `Family.compare`.  restrict, source_ends: as in

@@ -68,9 +68,12 @@ def sentencepiece_models(folder: Path) -> tuple[Path, Path]:
 
 
 def listed_vocabulary(
-    checkpoint: Checkpoint, source: TokenList, target: TokenList | None, restrict: bool = False,
+    checkpoint: Checkpoint,
+    source: TokenList,
+    target: TokenList | None,
+    restrict: bool = False,
     source_ends: bool = True,
-) -> ImportedVocabulary:  # fmt: skip
+) -> ImportedVocabulary:
     """Return the vocabulary of lists of tokens; target None: one list for both sides.  Raises ProblemList.
 
     restrict: whether the sentencepiece models use only pieces that are listed (see `restricted`).  source_ends: whether
@@ -155,9 +158,12 @@ class ListedReference:
     """The sentencepiece models and lists of tokens of a checkpoint, on our ids."""
 
     def __init__(
-        self, models: Sequence[bytes], lists: Sequence[TokenList], vocabulary: ImportedVocabulary,
+        self,
+        models: Sequence[bytes],
+        lists: Sequence[TokenList],
+        vocabulary: ImportedVocabulary,
         source_ends: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.source_ends = source_ends
         self.models = [spm.SentencePieceProcessor(model_proto=model) for model in models]
         self.target, self.tokens = vocabulary.target, lists[1].tokens

@@ -55,9 +55,13 @@ class SearchedModel:
     """A model on our ids, with a greedy search and a beam search: a `formats.parity.ExternalRuntime`."""
 
     def __init__(
-        self, model: SearchableModel, name: str, ids: tuple[Sequence[int], Sequence[int]], end: int,
+        self,
+        model: SearchableModel,
+        name: str,
+        ids: tuple[Sequence[int], Sequence[int]],
+        end: int,
         never: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """ids: for each of our ids of source and target that of the model, -1 if it has none.
 
         end: the end of sentence.  never: ids whose logits become NEVER.
@@ -171,9 +175,12 @@ class NumpyTransformer:
     """
 
     def __init__(
-        self, names: TransformerNames, sizes: Sizes, tensors: Mapping[str, Any],
+        self,
+        names: TransformerNames,
+        sizes: Sizes,
+        tensors: Mapping[str, Any],
         dtype: type[np.floating[Any]] = np.float32,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.names, self.sizes, self.dtype = names, sizes, dtype
         self.p = {name: np.asarray(tensor, dtype) for name, tensor in tensors.items()}
         self.activation = _ACTIVATIONS[sizes.activation]

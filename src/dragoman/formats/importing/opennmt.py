@@ -172,11 +172,13 @@ def plan_of(
     content = text_sections(vocabulary) | {"model": model, "search": search}
     table = names.rules((model["encoder_layers"], model["decoder_layers"]), model["tie"])
     return Plan(
-        config=checkpoint.config(content), vocabulary=vocabulary,
+        config=checkpoint.config(content),
+        vocabulary=vocabulary,
         table=table | {"output.bias": Rule(("generator.bias",), ("target",), optional=True)},
         orders=vocabulary.orders(*(len(listed.tokens) for listed in token_lists(checkpoint.vocabulary))),
-        positions=MAX_TOKENS, unused=unused,
-    )  # fmt: skip
+        positions=MAX_TOKENS,
+        unused=unused,
+    )
 
 
 def opennmt_names(

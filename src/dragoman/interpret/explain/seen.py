@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -48,7 +50,7 @@ def words_of(text: str) -> list[str]:
 
 @contextmanager
 def _database(path: str | Path) -> Iterator[Any]:
-    """Open an SQLite file.  Raises UsageError if SQLite lacks FTS5, DataError if the file is damaged."""
+    """Open an SQLite file.  Raises UsageError without FTS5, OSError for a full disk, DataError for a damaged file."""
     import sqlite3  # here, because most pages need none
 
     try:
@@ -56,6 +58,8 @@ def _database(path: str | Path) -> Iterator[Any]:
             database.execute("PRAGMA trusted_schema = OFF")
             yield database
     except sqlite3.Error as error:
+        if "disk is full" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
         if "no such module" in str(error):
             lacks = f"SQLite {sqlite3.sqlite_version} of this Python lacks FTS5, which the index needs"
             raise UsageError(f"{lacks}; use a Python that has it, such as that of conda") from None

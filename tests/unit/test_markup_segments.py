@@ -13,9 +13,15 @@ from dragoman.errors import UsageError
 from dragoman.markup import Segment, Tag, plain_text, translate_segments
 from dragoman.markup.regions import align_regions
 from dragoman.markup.segment import _with_marks
-from dragoman.pipelines.projection import Region, find_units
+from dragoman.pipelines.projection import Copies, Region, find_units
 from tiny_translator import copying_translator, tiny_tokenizer, tiny_translator
 from word_translator import parse, reversed_order, word_translator, written
+
+
+def translated(translator: Any, source: str, **settings: Any) -> str:
+    (result,) = translate_segments(translator, [parse(source)], **settings)
+    return written(result)
+
 
 IN_ORDER = [
     ("a <b>red</b> dog.", "xa <b>xred</b> xdog."), ("<b>a</b> red dog.", "<b>xa</b> xred xdog."),
@@ -52,14 +58,12 @@ REVERSED = [
 
 @pytest.mark.parametrize(("source", "expected"), IN_ORDER)
 def test_tags_surround_the_same_words(source: str, expected: str) -> None:
-    (result,) = translate_segments(word_translator(), [parse(source)])
-    assert written(result) == expected
+    assert translated(word_translator(), source) == expected
 
 
 @pytest.mark.parametrize(("source", "expected"), REVERSED)
 def test_tags_follow_reordered_words(source: str, expected: str) -> None:
-    (result,) = translate_segments(word_translator(order=reversed_order), [parse(source)])
-    assert written(result) == expected
+    assert translated(word_translator(order=reversed_order), source) == expected
 
 
 LEXICON = [
@@ -83,20 +87,16 @@ LEXICON = [
 
 @pytest.mark.parametrize(("source", "lexicon", "expected"), LEXICON)
 def test_words_with_several_translations_or_none(source: str, lexicon: dict[str, str], expected: str) -> None:
-    (result,) = translate_segments(word_translator(lexicon), [parse(source)])
-    assert written(result) == expected
+    assert translated(word_translator(lexicon), source) == expected
 
 
-def test_a_range_contains_a_word_between_that_is_aligned_elsewhere() -> None:
-    translator = word_translator(order=lambda n: [0, 2, 1, 3])
-    (result,) = translate_segments(translator, [parse("<b>a big</b> red dog")])
-    assert written(result) == "<b>xa xred xbig</b> xdog"
-
-
-def test_a_range_does_not_extend_to_a_distant_word() -> None:
-    translator = word_translator(order=lambda n: [0, 1, 3, 4, 5, 6, 2])
-    (result,) = translate_segments(translator, [parse("<b>one two three</b> four five six seven")])
-    assert written(result) == "<b>xone xtwo</b> xfour xfive xsix xseven xthree"
+def test_a_range_contains_a_word_between_that_is_aligned_elsewhere_but_no_distant_word() -> None:
+    near, distant = (
+        word_translator(order=lambda n, order=order: order) for order in ([0, 2, 1, 3], [0, 1, 3, 4, 5, 6, 2])
+    )  # type: ignore[misc]
+    assert translated(near, "<b>a big</b> red dog") == "<b>xa xred xbig</b> xdog"
+    expected = "<b>xone xtwo</b> xfour xfive xsix xseven xthree"
+    assert translated(distant, "<b>one two three</b> four five six seven") == expected
 
 
 SENTENCES = [
@@ -114,13 +114,11 @@ SENTENCES = [
 
 @pytest.mark.parametrize(("source", "expected"), SENTENCES)
 def test_texts_of_several_sentences(source: str, expected: str) -> None:
-    (result,) = translate_segments(word_translator(), [parse(source)], split=True)
-    assert written(result) == expected
+    assert translated(word_translator(), source, split=True) == expected
 
 
 def test_line_ends_are_spaces_without_splitting() -> None:
-    (result,) = translate_segments(word_translator(), [parse("a\n<b>red\r\ndog</b>")], split=False)
-    assert written(result) == "xa <b>xred xdog</b>"
+    assert translated(word_translator(), "a\n<b>red\r\ndog</b>", split=False) == "xa <b>xred xdog</b>"
 
 
 def test_models_without_attention_use_relative_positions() -> None:
@@ -132,8 +130,7 @@ def test_models_without_attention_use_relative_positions() -> None:
 
 @pytest.mark.parametrize(("source", "expected"), IN_ORDER[:6] + IN_ORDER[26:30])
 def test_attention_that_all_words_pay_to_one_word_does_not_count(source: str, expected: str) -> None:
-    (result,) = translate_segments(word_translator(sink=3.0), [parse(source)])
-    assert written(result) == expected
+    assert translated(word_translator(sink=3.0), source) == expected
 
 
 def test_the_same_word_twice_is_aligned_with_the_nearer_one() -> None:
@@ -141,8 +138,7 @@ def test_the_same_word_twice_is_aligned_with_the_nearer_one() -> None:
     translator.backend.align = lambda pairs, batch_tokens: [  # type: ignore[method-assign]
         np.full((len(target), len(source)), 1 / len(source), np.float32) for source, target in pairs
     ]
-    (result,) = translate_segments(translator, [parse("3 dogs and <b>3</b> cats")])
-    assert written(result) == "3 xdogs xand <b>3</b> xcats"
+    assert translated(translator, "3 dogs and <b>3</b> cats") == "3 xdogs xand <b>3</b> xcats"
 
 
 def test_equal_words_are_preferred_where_the_attention_does_not_decide() -> None:
@@ -158,8 +154,7 @@ def test_equal_words_are_preferred_where_the_attention_does_not_decide() -> None
 
 def test_tags_in_long_copied_text_keep_their_positions() -> None:
     source = " ".join(f"{i} <b>{i + 1}</b>" for i in range(0, 2000, 2))
-    (result,) = translate_segments(word_translator(), [parse(source)], split=True)
-    assert written(result) == source
+    assert translated(word_translator(), source, split=True) == source
 
 
 def test_long_regions_without_attention_are_divided_into_blocks() -> None:
@@ -169,6 +164,13 @@ def test_long_regions_without_attention_are_divided_into_blocks() -> None:
     assert max(block.weights.size for block in blocks) <= 200 * 200
     assert [unit for block in blocks for unit in block.source] == find_units(text)
     assert [unit for block in blocks for unit in block.target] == find_units(target)
+    at = [[i + 3 * (i >= first) for i in range(2 * last + 1)] for first, last in ((1000, 900), (1444, 1300))]
+    for first, copied in ((1444, [1]), (144, [])):  # in the block of the source, and in another one
+        region = Region(0, text, 0, target, None, Copies(*at, [((1000, 1003), (first, first + 3))]))
+        (blocks,) = align_regions(translator.backend, translator.tokenizer, [[region]], [[]], 4000)
+        found = [block for block in blocks if (1000, 1003) in block.source and (first, first + 3) in block.target]
+        indices = [(block.target.index((first, first + 3)), block.source.index((1000, 1003))) for block in found]
+        assert [block.weights[cell] for block, cell in zip(found, indices, strict=True)] == copied
 
 
 def test_results_do_not_depend_on_the_other_segments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,8 +199,7 @@ def test_a_text_that_is_not_that_of_its_tokens_is_aligned_by_position() -> None:
         return [type(t)(**{**vars(t), "text": t.text.replace("x", "y")}) for t in original(texts, **settings)]
 
     translator.translate = with_changed_text  # type: ignore[method-assign]
-    (result,) = translate_segments(translator, [parse("a <b>red</b> dog")])
-    assert written(result) == "ya <b>yred</b> ydog"
+    assert translated(translator, "a <b>red</b> dog") == "ya <b>yred</b> ydog"
 
 
 INVALID: list[tuple[Segment, str]] = [

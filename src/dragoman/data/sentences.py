@@ -361,6 +361,6 @@ class JoinedParts:
 
 def is_spaceless(left: str, right: str) -> bool:
     """Return whether `left` ends or `right` begins in a script without spaces: Han, kana, full-width forms."""
-    # Quotation marks are the same characters in English and Chinese text.
-    ends = left.rstrip(_QUOTES)[-1:], right.lstrip(_QUOTES)[:1]
+    # Quotation marks are the same characters in English and Chinese text; a long row of them is not read to its end.
+    ends = left[-100:].rstrip(_QUOTES)[-1:], right[:100].lstrip(_QUOTES)[:1]
     return any(low <= end <= high for low, high in _SPACELESS for end in ends)

@@ -131,37 +131,44 @@ def _masked_region(
     return Region(start, part.mask.text, first, target, (tokens, ids) if (tokens := part.mask.ids) else None, copies)
 
 
-def _with_copies(region: Region, blocks: Sequence[Block], cuts: Collection[int]) -> list[Block]:
-    """Return the blocks of a region whose `start` and `first` are 0, with the copied spans as units.
+def _with_copies(region: Region, blocks: Sequence[Block], cuts: Collection[int]) -> Iterator[Block]:
+    """Yield the blocks of a region whose `start` and `first` are 0, with the copied spans as units.
 
-    cuts: positions of tags in the region; spans are divided there, such as the brackets around a link.
+    A span whose copy stands in another block is none.  cuts: positions of tags in the region; spans are divided there,
+    such as the brackets around a link.
     """
-    copies, start, first = region.copies, region.start, region.first
+    copies, ordered = region.copies, sorted(cuts)
     assert copies is not None
-    both = []
-    for units, at in (
-        ([unit for block in blocks for unit in block.source], copies.source),
-        ([unit for block in blocks for unit in block.target], copies.target),
-    ):
-        both.append([(at[a], at[b - 1] + 1) for a, b in units])
-    ours, theirs = both
-    weights = np.zeros((len(theirs), len(ours)))
-    row = column = 0
-    for block in blocks:
-        n, m = len(block.target), len(block.source)
-        weights[row : row + n, column : column + m] = block.weights.reshape(n, m)
-        row, column = row + n, column + m
+    begins = []  # of all blocks but the first; of an empty one, the begin of the next
+    for side, at in (([b.source for b in blocks], copies.source), ([b.target for b in blocks], copies.target)):
+        firsts = [at[units[0][0]] if units else math.inf for units in side[1:]]
+        begins.append([*itertools.accumulate(reversed(firsts), min)][::-1])
+    own: list[list[tuple[Span, Span]]] = [[] for _ in blocks]
+    for spans in copies.spans:
+        i, j = (bisect_right(begin, a) for begin, (a, _) in zip(begins, spans, strict=True))
+        if i == j:
+            own[i].append(spans)
+    for block, spans_of in zip(blocks, own, strict=True):
+        yield _block_with_copies(region, copies, block, spans_of, ordered)
+
+
+def _block_with_copies(
+    region: Region, copies: Copies, block: Block, copied: Sequence[tuple[Span, Span]], cuts: Sequence[int]
+) -> Block:
+    ours = [(copies.source[a], copies.source[b - 1] + 1) for a, b in block.source]
+    theirs = [(copies.target[a], copies.target[b - 1] + 1) for a, b in block.target]
     # Symbols are units, too; the spans that they stand for replace them.
-    spans = [[(-1, -1), *sorted(of_side)] for of_side in zip(*copies.spans, strict=True)]  # they do not overlap
+    spans = [[(-1, -1), *sorted(side)] for side in zip(*copied, strict=True)] or [[(-1, -1)]] * 2  # they do not overlap
     columns, rows = (
         [i for i, (a, b) in enumerate(units) if b > own[bisect_right(own, (a, math.inf)) - 1][1]]
         for units, own in zip((ours, theirs), spans, strict=True)
     )
     ours, theirs = [ours[i] for i in columns], [theirs[i] for i in rows]
-    weights = weights[rows][:, columns]
+    weights = block.weights.reshape(len(block.target), len(block.source))[rows][:, columns]
     sources, targets = [*ours], [*theirs]
-    for (a, end), (b, _) in copies.spans:
-        for low, high in itertools.pairwise(sorted({a, end, *(cut for cut in cuts if a < cut < end)})):
+    for (a, end), (b, _) in copied:
+        inside = cuts[bisect_right(cuts, a) : bisect_left(cuts, end)]
+        for low, high in itertools.pairwise([a, *(inside if len(inside) < MOST_UNITS else ()), end]):
             sources.append((low, high))
             targets.append((b + low - a, b + high - a))
     in_rows, in_columns = np.argsort([a for a, _ in targets]), np.argsort([a for a, _ in sources])
@@ -169,13 +176,11 @@ def _with_copies(region: Region, blocks: Sequence[Block], cuts: Collection[int])
     row_of, column_of = np.argsort(in_rows), np.argsort(in_columns)  # of each unit
     full[np.ix_(row_of[: len(theirs)], column_of[: len(ours)])] = weights
     full[row_of[len(theirs) :], column_of[len(ours) :]] = 1.0
-    return [
-        Block(
-            [(a + start, b + start) for a, b in (sources[i] for i in in_columns)],
-            [(a + first, b + first) for a, b in (targets[i] for i in in_rows)],
-            full,
-        )
-    ]
+    return Block(
+        [(a + region.start, b + region.start) for a, b in (sources[i] for i in in_columns)],
+        [(a + region.first, b + region.first) for a, b in (targets[i] for i in in_rows)],
+        full,
+    )
 
 
 def align_regions(
@@ -222,4 +227,4 @@ def _region_blocks(
 ) -> Sequence[Block]:
     if region.copies is None:
         return [*blocks_of(tokenizer, region, cuts, attention)]
-    return _with_copies(region, [*blocks_of(tokenizer, replace(region, start=0, first=0), cuts, attention)], inside)
+    return [*_with_copies(region, [*blocks_of(tokenizer, replace(region, start=0, first=0), cuts, attention)], inside)]

@@ -20,7 +20,6 @@ from babel import Locale
 from dragoman.data.languages import identified
 from dragoman.decoding.search_types import SearchSettings
 from dragoman.errors import UsageError
-from dragoman.markup.observed import ObservedTranslator
 from dragoman.pipelines.glossary import Glossary
 from dragoman.pipelines.lines import FLAGS, Translation
 from dragoman.pipelines.translation import Translator
@@ -489,6 +488,8 @@ def _markup_work(
     loop = asyncio.get_running_loop()
 
     def translate(translator: Translator, texts: list[str]) -> list[str]:
+        from dragoman.markup.observed import ObservedTranslator  # like `dragoman.documents`, see uploads.py
+
         is_last = translator.languages[1] == target
         settings: dict[str, Any] = {"split": options.split, "protect": options.protect}
         settings["glossary"] = options.glossary if is_last else None

@@ -23,7 +23,7 @@ from dragoman.errors import DragomanError, is_out_of_memory
 from dragoman.extras import extra_package
 from dragoman.formats.importing.checkpoint import Checkpoint
 from dragoman.formats.importing.family import NEVER, Comparison, ImportedVocabulary, Plan, TokenizerParity
-from dragoman.formats.importing.listed_vocabulary import ListedReference, TokenList, restricted, sentencepiece_models
+from dragoman.formats.importing.listed_vocabulary import ListedReference, TokenList, piece_models
 from dragoman.formats.importing.numpy_reference import NumpyTransformer, SearchedModel
 from dragoman.formats.parity import CheckText, ExternalRuntime, ParityCase, compare_models, parity_cases
 from dragoman.models.model_folder import load_network
@@ -393,19 +393,13 @@ def compare_toolkit(
     model: NumpyTransformer,
     lists: Sequence[TokenList],
     compared: tuple[Checkpoint, Path, Plan, CheckText | None],
-    restrict: bool = False,
-    source_ends: bool = True,
 ) -> Comparison:
     """Compare a model folder with the definition of its toolkit, and with its sentencepiece models.
 
-    lists: of source and target.  compared: arguments of `Family.compare`.  restrict, source_ends: as in
-    `listed_vocabulary`.
+    lists: of source and target.  compared: arguments of `Family.compare`.
     """
     checkpoint, folder, plan, check = compared
-    models = [checkpoint.bytes(path.name) for path in sentencepiece_models(checkpoint.folder)]
-    if restrict:
-        models = [restricted(model, listed.tokens) for model, listed in zip(models, lists, strict=True)]
-    reference = ListedReference(models, lists, plan.vocabulary, source_ends)
+    reference = ListedReference(piece_models(checkpoint, lists), lists, plan.vocabulary)
     ids = plan.vocabulary.source, plan.vocabulary.target
     runtime = SearchedModel(model, f"{toolkit}'s definition in NumPy, float32", ids, model.sizes.end)
     return compare_with_definition(runtime, reference, folder, plan, check)

@@ -102,16 +102,15 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
 def read_vocabulary(checkpoint: CTranslate2Checkpoint) -> ImportedVocabulary:
     """Read the tokenizer of an exported model, or sentencepiece models beside the lists of tokens."""
     lists = token_lists(checkpoint)
-    source_ends = bool(checkpoint.settings.get("add_source_eos", False))
     try:
         tokenizer = Tokenizer.load(checkpoint.folder)
     except DragomanError:
         tokenizer = None
-    if tokenizer is not None and tokenizer.sources_end is source_ends:
+    if tokenizer is not None and tokenizer.sources_end is lists[0].ends:
         sides = zip((lists[0], lists[-1]), pieces_of(tokenizer), strict=True)
         if all(side.order == list(range(len(pieces))) and list(side.tokens) == pieces for side, pieces in sides):
             return ImportedVocabulary(tokenizer, lists[0].order, lists[-1].order)
-    return listed_vocabulary(checkpoint, lists[0], lists[1] if len(lists) == 2 else None, source_ends=source_ends)
+    return listed_vocabulary(checkpoint, lists)
 
 
 def plan(checkpoint: CTranslate2Checkpoint, vocabulary: ImportedVocabulary) -> Plan:
@@ -214,7 +213,7 @@ def compare(checkpoint: CTranslate2Checkpoint, folder: Path, plan: Plan, check: 
     lists, tokenizer = token_lists(checkpoint), plan.vocabulary.tokenizer
     assert isinstance(tokenizer, Tokenizer)
     models = [model for model in tokenizer.models[:2] if model is not None]
-    theirs = ListedReference([models[0], models[-1]], [lists[0], lists[-1]], plan.vocabulary, tokenizer.sources_end)
+    theirs = ListedReference([models[0], models[-1]], [lists[0], lists[-1]], plan.vocabulary)
     return compare_with_definition(reference_runtime(checkpoint, plan), theirs, folder, plan, check)
 
 

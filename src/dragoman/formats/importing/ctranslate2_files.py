@@ -169,8 +169,8 @@ def token_lists(checkpoint: CTranslate2Checkpoint) -> list[TokenList]:
     special = unknown, begin, end, start = [settings.get(key, default) for key, default in TOKENS.items()]
     if not all(isinstance(token, str) for token in special):
         raise ProblemList([])  # reported by `unsupported`
-    sides, problems = checkpoint.vocabularies, []
-    lists = []
+    sides, ends = checkpoint.vocabularies, bool(settings.get("add_source_eos", False))
+    lists, problems = [], []
     for index, (name, tokens) in enumerate(sides):
         numbers = {token: i for i, token in enumerate(tokens)}
         if len(numbers) < len(tokens):
@@ -185,7 +185,7 @@ def token_lists(checkpoint: CTranslate2Checkpoint) -> list[TokenList]:
             first = None  # a vector of zeros
         ids = unk, bos, eos = tuple(numbers.get(token, -1) for token in (unknown, first, end))
         padding = [numbers[token] for token in _PADDING if token in numbers and numbers[token] not in ids]
-        lists.append(TokenList(tokens, (padding[0] if padding else -1, unk, bos, eos), name))
+        lists.append(TokenList(tokens, (padding[0] if padding else -1, unk, bos, eos), name, ends=ends))
     if problems:
         raise ProblemList(problems)
     return lists

@@ -110,7 +110,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
 
 def read_vocabulary(checkpoint: EoleCheckpoint) -> ImportedVocabulary:
     tied = SHARED if part(checkpoint.settings, "model").get("share_embeddings") else ""
-    return toolkit_vocabulary(checkpoint, token_lists(checkpoint.vocabulary), tied, source_ends=False)
+    return toolkit_vocabulary(checkpoint, token_lists(checkpoint.vocabulary), tied)
 
 
 def plan(checkpoint: EoleCheckpoint, vocabulary: ImportedVocabulary) -> Plan:
@@ -142,7 +142,7 @@ def _names() -> TransformerNames:
 
 def compare(checkpoint: EoleCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     lists, compared = token_lists(checkpoint.vocabulary), (checkpoint, folder, plan, check)
-    return compare_toolkit("eole", definition(checkpoint), lists, compared, source_ends=False)
+    return compare_toolkit("eole", definition(checkpoint), lists, compared)
 
 
 def definition(checkpoint: EoleCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:

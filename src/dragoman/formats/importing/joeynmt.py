@@ -87,7 +87,7 @@ def unsupported(settings: Mapping[str, Any]) -> list[str]:
 def read_vocabulary(checkpoint: JoeyCheckpoint) -> ImportedVocabulary:
     is_tied = part(checkpoint.settings, "model").get("tied_embeddings", False)
     tied = "model.tied_embeddings = True, but src_vocab.txt and trg_vocab.txt differ" if is_tied else ""
-    return toolkit_vocabulary(checkpoint, token_lists(checkpoint), tied, restrict=True)
+    return toolkit_vocabulary(checkpoint, token_lists(checkpoint), tied)
 
 
 def token_lists(checkpoint: JoeyCheckpoint) -> list[TokenList]:
@@ -105,7 +105,7 @@ def token_lists(checkpoint: JoeyCheckpoint) -> list[TokenList]:
     for side in _SIDES:
         file = f"{side}_vocab.txt"
         tokens = dict.fromkeys([*first, *checkpoint.text(file).removesuffix("\n").split("\n")])
-        lists.append(TokenList(list(tokens), (ids["pad"], ids["unk"], ids["bos"], ids["eos"]), file))
+        lists.append(TokenList(list(tokens), (ids["pad"], ids["unk"], ids["bos"], ids["eos"]), file, restrict=True))
     return lists
 
 
@@ -167,7 +167,7 @@ def _names(is_pre: bool) -> TransformerNames:
 
 def compare(checkpoint: JoeyCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     lists, compared = token_lists(checkpoint), (checkpoint, folder, plan, check)
-    return compare_toolkit("JoeyNMT", definition(checkpoint), lists, compared, restrict=True)
+    return compare_toolkit("JoeyNMT", definition(checkpoint), lists, compared)
 
 
 def definition(checkpoint: JoeyCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:

@@ -29,12 +29,15 @@ class TokenList:
     """The vocabulary of a side.
 
     tokens: by id.  special: ids of PAD, UNK, BOS and EOS, -1 for one that the checkpoint lacks; BOS may be EOS.  name:
-    of the file, for messages.
+    of the file, for messages.  restrict: whether sentencepiece uses only pieces that are listed (see `restricted`).
+    ends: whether sources have the end of sentence.
     """
 
     tokens: Sequence[str]
     special: tuple[int, int, int, int]
     name: str
+    restrict: bool = False
+    ends: bool = True
 
     @property
     def order(self) -> list[int]:
@@ -67,52 +70,46 @@ def sentencepiece_models(folder: Path) -> tuple[Path, Path]:
     )
 
 
-def listed_vocabulary(
-    checkpoint: Checkpoint,
-    source: TokenList,
-    target: TokenList | None,
-    restrict: bool = False,
-    source_ends: bool = True,
-) -> ImportedVocabulary:
-    """Return the vocabulary of lists of tokens; target None: one list for both sides.  Raises ProblemList.
+def piece_models(checkpoint: Checkpoint, lists: Sequence[TokenList]) -> list[bytes]:
+    """Return the sentencepiece models of source and target as they segment text.
 
-    restrict: whether the sentencepiece models use only pieces that are listed (see `restricted`).  source_ends: whether
-    sources have the end of sentence.
+    Raises ProblemList if they cannot be read, or do not belong to the lists of both sides.
     """
-    paths = sentencepiece_models(checkpoint.folder)
-    lists = (source, target or source)
     models: list[bytes] = []
     problems: list[str] = []
-    for path, listed in zip(paths, lists, strict=True):
+    for path, listed in zip(sentencepiece_models(checkpoint.folder), lists, strict=True):
         with collecting(problems):
-            models.append(checkpoint.bytes(path.name))
-            _check_belongs(models[-1], path, listed)
+            model = checkpoint.bytes(path.name)
+            _check_belongs(model, path, listed)
+            models.append(restricted(model, listed.tokens) if listed.restrict else model)
     if problems:
         raise ProblemList(list(dict.fromkeys(problems)))
-    if restrict:
-        models = [restricted(model, listed.tokens) for model, listed in zip(models, lists, strict=True)]
-    orders = [listed.order for listed in lists]
-    names = [renamed(listed.tokens, order) for listed, order in zip(lists, orders, strict=True)]
-    file = PieceLists(names[0], None if target is None else names[1], tags=False).file()
+    return models
+
+
+def listed_vocabulary(checkpoint: Checkpoint, lists: Sequence[TokenList]) -> ImportedVocabulary:
+    """Return the vocabulary of lists of tokens: of source and target, or one for both.  Raises ProblemList."""
+    sides = lists[0], lists[-1]
+    models = piece_models(checkpoint, sides)
+    orders = [listed.order for listed in sides]
+    names = [renamed(listed.tokens, order) for listed, order in zip(sides, orders, strict=True)]
+    file = PieceLists(names[0], None if len(lists) == 1 else names[1], tags=False).file()
     with reading_vocabulary():
-        frames = None if source_ends else NO_SOURCE_END.file()
+        frames = None if sides[0].ends else NO_SOURCE_END.file()
         tokenizer = Tokenizer(models[0], None if models[0] == models[1] else models[1], file, frames)
     return ImportedVocabulary(tokenizer, *orders)
 
 
-def toolkit_vocabulary(
-    checkpoint: Checkpoint, lists: Sequence[TokenList], tied: str, restrict: bool = False, source_ends: bool = True
-) -> ImportedVocabulary:
+def toolkit_vocabulary(checkpoint: Checkpoint, lists: Sequence[TokenList], tied: str) -> ImportedVocabulary:
     """Return the vocabulary of the lists of source and target, of which equal ones become one.  Raises ProblemList.
 
-    tied: the problem if the lists differ, because both sides have one embedding; "" if they have two.  restrict,
-    source_ends: as in `listed_vocabulary`.
+    tied: the problem if the lists differ, because both sides have one embedding; "" if they have two.
     """
     source, target = lists
     same = source.tokens == target.tokens and source.special == target.special
     if tied and not same:
         raise ProblemList([tied])
-    return listed_vocabulary(checkpoint, source, None if same else target, restrict, source_ends)
+    return listed_vocabulary(checkpoint, lists[:1] if same else lists)
 
 
 def _check_belongs(content: bytes, path: Path, listed: TokenList) -> None:
@@ -157,14 +154,8 @@ _NORMAL, _UNUSED, _FIXED_TYPES = 1, 5, (2, 3, 4)
 class ListedReference:
     """The sentencepiece models and lists of tokens of a checkpoint, on our ids."""
 
-    def __init__(
-        self,
-        models: Sequence[bytes],
-        lists: Sequence[TokenList],
-        vocabulary: ImportedVocabulary,
-        source_ends: bool = True,
-    ) -> None:
-        self.source_ends = source_ends
+    def __init__(self, models: Sequence[bytes], lists: Sequence[TokenList], vocabulary: ImportedVocabulary) -> None:
+        self.source_ends = lists[0].ends
         self.models = [spm.SentencePieceProcessor(model_proto=model) for model in models]
         self.target, self.tokens = vocabulary.target, lists[1].tokens
         self.ids = []

@@ -113,7 +113,7 @@ def tie_of(settings: Mapping[str, Any]) -> str:
 
 def read_vocabulary(checkpoint: OpenNMTCheckpoint) -> ImportedVocabulary:
     tied = SHARED if checkpoint.settings.get("share_embeddings") else ""
-    return toolkit_vocabulary(checkpoint, token_lists(checkpoint.vocabulary), tied, source_ends=False)
+    return toolkit_vocabulary(checkpoint, token_lists(checkpoint.vocabulary), tied)
 
 
 def token_lists(vocabulary: Mapping[str, Any]) -> list[TokenList]:
@@ -143,7 +143,7 @@ def token_lists(vocabulary: Mapping[str, Any]) -> list[TokenList]:
             problems.append(f"vocabulary, {side}: no {', '.join(missing)}; accepted: lists with special tokens")
         if bos == eos != -1:
             problems.append(f"decoder_start_token = {start!r}; accepted: another token than the end of sentence")
-        lists.append(TokenList(tokens, (pad, unk, bos, eos), f"the vocabulary {side}"))
+        lists.append(TokenList(tokens, (pad, unk, bos, eos), f"the vocabulary {side}", ends=False))
     if problems:
         raise ProblemList(problems)
     return lists
@@ -212,7 +212,7 @@ def _names() -> TransformerNames:
 
 def compare(checkpoint: OpenNMTCheckpoint, folder: Path, plan: Plan, check: CheckText | None) -> Comparison:
     lists, compared = token_lists(checkpoint.vocabulary), (checkpoint, folder, plan, check)
-    return compare_toolkit("OpenNMT-py", definition(checkpoint), lists, compared, source_ends=False)
+    return compare_toolkit("OpenNMT-py", definition(checkpoint), lists, compared)
 
 
 def definition(checkpoint: OpenNMTCheckpoint, dtype: type[np.floating[Any]] = np.float32) -> NumpyTransformer:
